@@ -11,6 +11,7 @@ import ast
 import importlib
 import inspect
 import re
+import runpy
 import subprocess
 import sys
 import textwrap
@@ -100,6 +101,7 @@ TOPICS = {
 }
 """Sections of the configuration reference, in the words in which a reader searches, and the keys in them."""
 LOOPS = {"steps": steps, "accumulate": Learner.accumulate}
+FORMULAS = runpy.run_path(str(Path(__file__).with_name("formulas.py")))  # not imported, because this file is also a script
 NAVIGATION = re.compile(r'(\{ "Policies" = \[\n).*?(    \] \},)', re.DOTALL)
 PART = re.compile(r"(<!-- generated: (?P<name>[\w /-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -124,17 +126,23 @@ def rules() -> str:
     return "\n".join(rows)
 
 
-def parts(shelf: Shelf[AdvantageEstimator] | Shelf[Correction]) -> str:
-    """Return a section for each estimator or correction, with its docstring and its settings."""
+def parts(shelf: Shelf[AdvantageEstimator] | Shelf[Correction], formulas: Mapping[str, str]) -> str:
+    """Return a section for each estimator or correction: its docstring, with the formula as mathematics, and its settings."""
     sections = []
     for name, kind in shelf.items():
-        also = ", ".join(f"`{alias}`" for alias, (of, _) in shelf.aliases.items() if of == name)
-        sections.append(f"### {name}\n\n```text\n{inspect.getdoc(kind)}\n```\n")
+        also = ", ".join(
+            f"`{alias}` ({', '.join(f'`{key}` = {value}' for key, value in preset.items())})"
+            for alias, (of, preset) in shelf.aliases.items()
+            if of == name
+        )
+        first, texts = docstring_sections(kind)
+        sections.append(f"### {name}\n\n{first}\n\n{formulas[name].strip()}\n")
+        sections += [f"*{title}:* {_flat(text)}\n" for title, text in texts.items() if title not in ("Formula", "Where")]
         if fields := settings(kind):
             rows = [f"| `{each['name']}` | {each['default']} | {each['allowed']} | {each['description']} |" for each in fields]
             sections.append("\n".join(["| setting | default | allowed | meaning |", "|---|---|---|---|", *rows, ""]))
         if also:
-            sections.append(f"Other names, which set them: {also}.\n")
+            sections.append(f"Aliases: {also}.\n")
     return "\n".join(sections).strip()
 
 
@@ -180,12 +188,21 @@ def watch(name: str) -> str:
 
 def docstring(name: str) -> str:
     """Return a policy's docstring as Markdown: its formula, which is code, and its other sections as prose that wraps."""
-    first, *sections = re.split(r"^(\w[\w ]*):$", inspect.getdoc(load_zoo()[name]) or "", flags=re.MULTILINE)
-    parts = [f"**{first.strip()}**"]
-    for title, text in zip(sections[::2], sections[1::2], strict=True):
-        body = inspect.cleandoc(text)
-        parts.append(f"```text\n{body}\n```" if title == "Formula" else f"*{title}:* {' '.join(body.split())}")
-    return "\n\n".join(parts)
+    first, texts = docstring_sections(load_zoo()[name])
+    formatted = (
+        f"```text\n{text}\n```" if title == "Formula" else f"*{title}:* {_flat(text)}" for title, text in texts.items()
+    )
+    return "\n\n".join([f"**{first}**", *formatted])
+
+
+def docstring_sections(kind: type) -> tuple[str, dict[str, str]]:
+    """Return the first line of a docstring, and its sections by title."""
+    first, *sections = re.split(r"^(\w[\w ]*):$", inspect.getdoc(kind) or "", flags=re.MULTILINE)
+    return first.strip(), {title: inspect.cleandoc(text) for title, text in zip(sections[::2], sections[1::2], strict=True)}
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())
 
 
 def excerpt(name: str) -> str:
@@ -368,8 +385,8 @@ def part(name: str) -> str:
         "functions": functions,
         "records": records,
         "trainers": trainers,
-        "advantages": lambda: parts(load_zoo().advantages),
-        "corrections": lambda: parts(load_zoo().corrections),
+        "advantages": lambda: parts(load_zoo().advantages, FORMULAS["ADVANTAGES"]),
+        "corrections": lambda: parts(load_zoo().corrections, FORMULAS["CORRECTIONS"]),
     }
     return plain[name]() if name in plain else ", ".join(f"`{config}`" for config in config_names())
 

@@ -1,0 +1,181 @@
+"""The formulas of the advantage estimators and the mismatch corrections, as the site shows them.
+
+Each text replaces the sections ``Formula`` and ``Where`` of a docstring, whose plain text is for the terminal.
+"""
+
+from __future__ import annotations
+
+ADVANTAGES = {
+    "batch_norm": r"""
+```math
+A = \frac{R - \mathrm{mean}(R)}{\mathrm{std}(R) + 10^{-6}}
+```
+
+The mean and the standard deviation (with $n - 1$) are taken over the batch.
+""",
+    "gigpo": r"""
+```math
+A_t = R - \bar{R} + w\,(G_k - \bar{G}_k), \qquad G_k = \sum_{j \ge k} \gamma^{\,j - k}\, r_j
+```
+
+$R$ is the total reward of the response, $\bar{R}$ is its mean over the group, and $k$ is the turn of token $t$. $w$ is `weight`
+and $\gamma$ is `discount`. $r_j$ is the reward of turn $j$: the sum of its per-token rewards, plus the reward of the response
+in the last turn. $\bar{G}_k$ is the mean over the group's turns that began in the same state as turn $k$. A state in which only
+one turn began adds 0.
+""",
+    "group_mean": r"""
+```math
+A = R - \mathrm{mean}(R)
+```
+
+The mean is taken over the group.
+""",
+    "group_norm": r"""
+```math
+A = \frac{R - \mathrm{mean}(R)}{\mathrm{std}(R) + 10^{-6}}
+```
+
+The mean and the standard deviation (with $n - 1$) are taken over the group.
+""",
+    "leave_one_out": r"""
+```math
+A_i = R_i - \frac{1}{G - 1} \sum_{j \ne i} R_j
+```
+
+$i$ and $j$ run over the $G$ responses in the group.
+""",
+    "max_rl": r"""
+```math
+A = \begin{cases}
+\dfrac{R - \mathrm{mean}(R)}{\mathrm{mean}(R)} & \text{if } \mathrm{mean}(R) > 0 \\
+0 & \text{otherwise}
+\end{cases}
+```
+
+The mean is taken over the group.
+""",
+    "optimal_token_baseline": r"""
+```math
+A_{i,t} = G_{i,t} - B_t, \qquad B_t = \frac{\sum_i G_{i,t} W_{i,t}}{\sum_i W_{i,t}}, \qquad
+W_{i,t} = \sum_{s \le t} \Bigl(1 - 2\, p_{i,s} + \sum_v p_{i,s}(v)^2\Bigr)
+```
+
+$G_{i,t}$ is the return of token $t$ of response $i$. The sums over $i$ run over the group's responses that have a token $t$; if
+there is only one, $B_t = 0$. $p_{i,s}$ is the probability of the token before the first update, and $p_{i,s}(v)$ is the
+probability of token $v$ in its place. Each term of $W$ is the squared norm of the gradient of $\log p_{i,s}$ with respect to
+the logits. $t$ and $s$ count the model's tokens.
+""",
+    "pass_at_k": r"""
+```math
+A_i = \frac{\mathop{\mathrm{mean}}_{K \ni i} M_K - \mathop{\mathrm{mean}}_{K} M_K}{\mathop{\mathrm{std}}_{K} M_K}, \qquad
+M_K = \max_{j \in K} R_j
+```
+
+$K$ runs over the subsets of `k` responses in the group. $A_i = 0$ if $M_K$ is the same for all subsets.
+""",
+    "process": r"""
+```math
+A_t = \sum_{s:\ e_s \ge t} \frac{r_s - \mathrm{mean}(r)}{\mathrm{std}(r) + 10^{-6}}
+```
+
+$r_s$ is the reward of step $s$, which ends at token $e_s$. Every non-zero per-token reward ends a step, and so does the last
+token, which also receives the reward of the whole response. The mean and the standard deviation (with $n - 1$) are taken over
+the step rewards of all responses in the group. If all step rewards in a group are equal, $A_t = 0$.
+""",
+    "raw": r"""
+```math
+A = R
+```
+""",
+}
+
+CORRECTIONS = {
+    "binary_kl_gate": r"""
+```math
+\begin{aligned}
+w_t &= \begin{cases}
+0 & \text{if } D_t > \delta \text{ and } A_t \log \rho_t > 0 \\
+\min(\rho_t,\ h) & \text{otherwise}
+\end{cases} \\
+D_t &= q_t \log \frac{q_t}{p_t} + (1 - q_t) \log \frac{1 - q_t}{1 - p_t}
+\end{aligned}
+```
+
+$p_t$ and $q_t$ are the probabilities of the sampled token under $\pi_{\mathrm{old}}$ and $\pi_{\mathrm{rollout}}$, and
+$\rho_t = p_t / q_t$. $D_t$ is the KL divergence between the two models on the binary event "this token or another", in nats.
+$\delta$ is `threshold` and $h$ is `high`.
+""",
+    "binary_tv_gate": r"""
+```math
+w_t = \begin{cases}
+0 & \text{if } \lvert p_t - q_t \rvert > \delta \text{ and } A_t \log \rho_t > 0 \\
+\min(\rho_t,\ h) & \text{otherwise}
+\end{cases}
+```
+
+$p_t$ and $q_t$ are the probabilities of the sampled token under $\pi_{\mathrm{old}}$ and $\pi_{\mathrm{rollout}}$, and
+$\rho_t = p_t / q_t$. $\lvert p_t - q_t \rvert$ is the total variation between the two models on the binary event "this token or
+another". $\delta$ is `threshold` and $h$ is `high`.
+""",
+    "icepop": r"""
+```math
+w = \begin{cases}
+\rho & \text{if } \ell \le \rho \le h \\
+0 & \text{otherwise}
+\end{cases}
+```
+
+$\ell$ is `low` and $h$ is `high`.
+""",
+    "length_fair": r"""
+```math
+w = \begin{cases}
+1 & \text{if } \Bigl\lvert \sum_t \log \rho_t \Bigr\rvert \le c \sqrt{L} \\
+0 & \text{otherwise}
+\end{cases}
+```
+
+$L$ is the length of the response in tokens, and $c$ is `width`.
+""",
+    "mis": r"""
+```math
+w = \begin{cases}
+\rho & \text{if } \rho \le h \\
+0 & \text{otherwise}
+\end{cases}
+```
+
+$h$ is `high`.
+""",
+    "tis": r"""
+```math
+w = \min(\rho,\ h)
+```
+
+$h$ is `high`.
+""",
+    "trm": r"""
+```math
+w = \begin{cases}
+1 & \text{if } \max_t \tfrac{1}{2} l_t^2 \le d_{\max} \text{ and }
+\mathop{\mathrm{mean}}_t\, (e^{l_t} - 1 - l_t) \le d_{\mathrm{mean}} \\
+0 & \text{otherwise}
+\end{cases}
+```
+
+$l_t = \log \rho_t$ is the log-ratio of the sampled token, $d_{\max}$ is `max_divergence`, and $d_{\mathrm{mean}}$ is
+`mean_divergence`. The paper computes the KL over the whole vocabulary. This correction estimates it from the sampled token,
+with k2 for the maximum and k3 for the mean, as the paper recommends.
+""",
+    "tv_gate": r"""
+```math
+w_t = \begin{cases}
+0 & \text{if } D > \delta \text{ and } A_t \log \rho_t > 0 \\
+\min(\rho_t,\ h) & \text{otherwise}
+\end{cases}
+\qquad D = \mathop{\mathrm{mean}}_t\, \lvert \rho_t - 1 \rvert
+```
+
+The mean is taken over the tokens of the response. $\delta$ is `threshold` and $h$ is `high`.
+""",
+}
