@@ -88,7 +88,7 @@ class MaxRL(AdvantageEstimator):
 
 
 class PassAtK(AdvantageEstimator):
-    """Measures how much a response improves the best of k responses drawn from its group; rewards may be any numbers.
+    """Measures how much a response improves the best of k responses drawn from its group; rewards need not be 0 or 1.
 
     Formula:
         A = (mean of M over the k-subsets that contain the response - E) / sd, or 0 if all subsets have the same M
@@ -151,7 +151,7 @@ class BatchNorm(AdvantageEstimator):
             return _normalised(inputs.rewards, torch.zeros_like(inputs.group_ids))
         returns = inputs.returns()
         values = returns[inputs.response_mask]
-        if bool((values == values[:1]).all()):  # equal returns must not become a signal because the mean is rounded
+        if bool((values == values[:1]).all()):  # rounding of the mean must not turn equal returns into a signal
             return torch.zeros_like(returns)
         return (returns - values.mean()) / (values.std() + STD_FLOOR)
 
@@ -207,7 +207,7 @@ class Process(AdvantageEstimator):
 
 
 class GiGPO(AdvantageEstimator):
-    """Adds to the group advantage a comparison between turns that began in the same environment state.
+    """Compares turns that began in the same environment state, in addition to whole responses.
 
     Formula:
         A_t = (R - mean of the group) + weight * (G - mean over the group's turns that began in the same state)
@@ -254,7 +254,7 @@ class GiGPO(AdvantageEstimator):
 
 
 class OptimalTokenBaseline(AdvantageEstimator):
-    """Subtracts a per-token baseline, which weights the group's returns by the variance of their gradients.
+    """Subtracts a per-token baseline: the group's mean return, weighted by the variance of the gradients.
 
     Formula:
         A_t = G_t - B_t,    B_t = sum_i G_it W_it / sum_i W_it over the group's responses that have a t-th token
@@ -272,7 +272,7 @@ class OptimalTokenBaseline(AdvantageEstimator):
     needs: ClassVar = frozenset({"old_log_probs", "collision_probs"})
     per_token, takes_token_rewards = True, True
     exempt: ClassVar = {
-        "equal_rewards_have_no_advantage": "if only the longest response has a t-th token, its return is compared with none"
+        "equal_rewards_have_no_advantage": "where only the longest response has a t-th token, no baseline is subtracted"
     }
 
     def estimate(self, inputs: AdvantageInputs) -> Tensor:

@@ -38,7 +38,7 @@ class AlphaBand(ClipPolicy):
         "fairness/lre_max": "compare values of alpha only at equal clip/fraction",
     }
 
-    alpha: float = Field(0.5, ge=0, le=2, description="power of the length in proportion to which the band grows")
+    alpha: float = Field(0.5, ge=0, le=2, description="exponent of the length: the band grows as L^alpha")
     width_low: Annotated[float, Width()] = Field(
         0.03, gt=0, le=100, description="width of the band below its centre, per token^alpha"
     )

@@ -58,7 +58,7 @@ class Truncate(Pooled):
 
 
 class Mask(Pooled):
-    """Drops tokens or responses whose ratio is too large, and weights the others by it (masked importance sampling).
+    """Masked importance sampling: drops tokens or responses whose ratio is too large, and weights the others by their ratio.
 
     Formula:
         w = rho where rho <= high, else 0
@@ -73,7 +73,7 @@ class Mask(Pooled):
 
 
 class IcePop(Pooled):
-    """Drops tokens or responses whose ratio is too large or too small, and weights the others by it.
+    """Drops tokens or responses whose ratio is too large or too small, and weights the others by their ratio.
 
     Formula:
         w = rho where low <= rho <= high, else 0
@@ -126,7 +126,7 @@ class TrustRegionMask(Correction):
 
     Reference:
         Trust Region Masking, arXiv 2512.23075, with the thresholds 0.1 and 0.002 from its combined criterion over the whole
-        vocabulary. In the paper, the mask follows the current model; here it is computed once, before the first update.
+        vocabulary. In the paper, the mask follows the current model; in rlzoo, it is computed once, before the first update.
     """
 
     name, paper = "trm", "arXiv 2512.23075"
@@ -150,7 +150,7 @@ class TrustRegionMask(Correction):
 
 
 class TVGate(Correction):
-    """In responses that are far from the sampler, drops the tokens that would increase the distance.
+    """Drops tokens that would increase the distance from the sampler, in responses that are already far from it.
 
     Formula:
         w_t = 0 where D > threshold and sign(log rho_t) A_t > 0, else min(rho_t, high)
@@ -159,14 +159,14 @@ class TVGate(Correction):
         D = mean over the response's tokens of |rho_t - 1|, with rho_t = pi_old / pi_rollout.
 
     Reference:
-        VACO, arXiv 2603.01365, in the form of TVPO, which open-instruct's code applies once before the update; the paper
-        filters with the current model. The cap of 2 is from that code. The threshold of 0.2 is quoted in a review; using it
-        is rlzoo's choice.
+        VACO, arXiv 2603.01365, as in open-instruct's TVPO, which applies the filter once before the update; the paper
+        filters with the current model. The cap of 2 is from open-instruct. The threshold of 0.2 is quoted in a review; using
+        it is rlzoo's choice.
     """
 
     name, paper, per_token = "tv_gate", "arXiv 2603.01365", True
 
-    threshold: float = Field(0.2, gt=0, description="mean |ratio - 1| of a response above which its tokens may be dropped")
+    threshold: float = Field(0.2, gt=0, description="largest mean distance of the ratios from 1 at which no token is dropped")
     high: float = Field(2.0, gt=0, description="cap on the ratio of the tokens that are kept")
 
     def weigh(self, inputs: CorrectionInputs) -> Tensor:

@@ -21,7 +21,7 @@ class ClipCov(ClipPolicy):
 
     Where:
         cov_t = (A_t - mean A) (log pi_t - mean log pi) with means taken over the step's tokens. It is the token's
-        contribution to the covariance that decreases the entropy. The draw is seeded by the step.
+        contribution to the covariance that decreases the entropy. The random draw depends on the step's seed.
 
     Differences from GRPO:
         The mask M is added, and the mean is over all tokens.
@@ -36,7 +36,7 @@ class ClipCov(ClipPolicy):
     scope = "batch"
     watch: ClassVar = {
         "learner/entropy": "the rule should keep it high",
-        "clip/fraction": "the fraction under grpo, plus the dropped tokens",
+        "clip/fraction": "as with grpo, plus the dropped tokens",
     }
     exempt: ClassVar = {
         "ratio_one_is_reinforce": "tokens are dropped at ratio 1 too",

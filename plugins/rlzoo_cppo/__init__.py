@@ -40,7 +40,7 @@ class CPPO(ClipPolicy):
     ratio_to_sampler = True
     watch: ClassVar = {
         "clip/fraction": "the share of tokens that were dropped",
-        "clip/fraction_length_bin_<k>": "if it rises with length, the prefix budget is the active limit rather than delta",
+        "clip/fraction_length_bin_<k>": "if this rises with length, the prefix budget is the active limit rather than delta",
     }
 
     reduction: Reduction = Field("constant_length", description="how the objective is reduced to a scalar")

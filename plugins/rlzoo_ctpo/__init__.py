@@ -49,7 +49,7 @@ class CTPO(ClipPolicy):
     width_ceiling: Annotated[float | None, Width()] = Field(
         None, gt=0, le=100, description="dual clip where A < 0: ceiling of the log-ratio per t^power; null for none"
     )
-    power: float = Field(0.5, ge=0, le=2, description="power of the token's position in proportion to which the band grows")
+    power: float = Field(0.5, ge=0, le=2, description="exponent of the token's position t: the band grows as t^power")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
         """Clip each prefix; shapes as in `ClipInputs`, objective ``(B, T)``."""

@@ -18,7 +18,7 @@ class DCPO(ClipPolicy):
 
     Where:
         q_t = pi_old_t is the token's probability before the update. The edges solve |(r - 1) r| q = eps, which bounds the
-        change of the probability, weighted by the ratio.
+        change in the probability, weighted by the ratio.
 
     Differences from GRPO:
         A token with probability 0.01 may become 5 times as likely, and one with probability 0.9 may become 1.19 times as

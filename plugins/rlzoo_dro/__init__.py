@@ -25,8 +25,8 @@ class DRO(ClipPolicy):
 
     Reference:
         Direct Reward Optimisation, arXiv 2405.19107, per token as in verl's implementation, which leaves beta to the user;
-        0.05 is the value used in an example in Tinker's documentation. The paper learns a value function, which the group's
-        mean replaces here.
+        0.05 is the value used in an example in Tinker's documentation. The paper learns a value function; here, the group's
+        mean replaces it.
     """
 
     name = "dro"

@@ -27,7 +27,8 @@ class FSPO(ClipPolicy):
 
     Reference:
         Length-fair sequence policy optimisation, arXiv 2509.09177. Version 1 centres the band on the drift; versions 2 and 3
-        set it to 0, the default here. The paper lists a dual clip, but we did not find its value; 0.09 is the rlzoo default.
+        set the drift to 0, the default here. The paper lists a dual clip, but we did not find its value; 0.09 is the rlzoo
+        default.
     """
 
     name = "fspo"
@@ -36,8 +37,8 @@ class FSPO(ClipPolicy):
     watch: ClassVar = {
         "clip/fraction_length_bin_<k>": "flat if the band suits the model; rises if log-ratios are correlated or drift",
         "fairness/lre_max": "compare rules only at equal clip/fraction",
-        "ratio/sigma_token": "a width divided by it is z; set drift if ratio/mu_token times L is not small in comparison",
-        "clip/fraction_dual": "how often the ceiling for A < 0 is active",
+        "ratio/sigma_token": "a width divided by this is z; set drift unless ratio/mu_token times sqrt(L) is far below the width",
+        "clip/fraction_dual": "the share of responses that are clipped at the ceiling for A < 0",
         "learner/grad_clipped": "close to 1, because the norm of a sum over tokens grows with L",
     }
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from rlzoo import ClipBand, ClipInputs, ClipPolicy, ClipResult, ClipStats, Width, hookimpl, ops
 
 BELOW, ABOVE = 0, 1  # columns of ClipStats, for advantages below and above zero
-INERT = 1e-4  # nats; smaller log-ratios do not show how far they spread
-USUAL = 1.5  # initial width, in root mean squares of the log-ratio
+INERT = 1e-4  # in nats; if all log-ratios are smaller, their spread is not yet known
+USUAL = 1.5  # initial width, as a multiple of the log-ratio's root mean square
 FOLLOW = 0.05  # fraction of the distance to the current lengths that knots move per update
 FURTHEST = 20.0  # maximum absolute offset, in nats
 HEAVIEST = 3.0  # maximum weight of a knot in an update; the mean over knots and signs is 1
@@ -36,12 +36,12 @@ class FSPOAdaptive(ClipPolicy):
 
     Where:
         L is the response's length, and A is its advantage. An offset is given at a few lengths, the knots, which follow the
-        mean lengths of the length bins; it is linear in log L between them. A response between two knots counts for both in
-        proportion to its closeness. clip fraction_j is the share weighted in this way. weight_j is the number of responses
-        counted for knot j, divided by the mean over knots and signs, and at most 3. This is the step of online quantile
-        regression: clipping too few responses narrows the band, and clipping too many widens it. For any distribution of S,
-        the weighted mean of clip fraction_j - target over many updates is (change of offset_j) / (rate sum of weight_j),
-        while the offset is within its limits of +-20.
+        mean lengths of the length bins; it is linear in log L between them. A response between two knots counts for both, in
+        proportion to its closeness. clip fraction_j is the clipped share with these weights. weight_j is the number of
+        responses counted for knot j, divided by the mean over knots and signs, and at most 3. This is a step of online
+        quantile regression: the band narrows if too few responses are clipped, and widens if too many are. As long as the
+        offset stays within its limits of +-20, the weighted mean of (clip fraction_j - target) over many updates is (change
+        in offset_j) / (rate sum of weight_j), for any distribution of S.
 
     Differences from GRPO:
         The ratio is that of the whole response, which is clipped as a unit. The main setting is the share to clip instead of
@@ -56,7 +56,7 @@ class FSPOAdaptive(ClipPolicy):
     paper = "arXiv 2509.09177"
     scope = "sequence"
     watch: ClassVar = {
-        "clip/fraction": "approaches target_clip_fraction within a few tens of updates",
+        "clip/fraction": "approaches target_clip_fraction within a few dozen updates",
         "clip/fraction_length_bin_<k>": "equal in all bins once the band has converged",
         "clip/band_high_length_bin_<k>": "the upper edge of the learned band; the lower edge is `clip/band_low_length_bin_<k>`",
     }
@@ -166,7 +166,7 @@ def hats(length: Tensor, knots: Sequence[float]) -> Tensor:
 
 
 def interpolated(length: Tensor, knots: Sequence[float], values: Sequence[float]) -> Tensor:
-    """Interpolate the knots' values at each length; has the shape of ``length``, and is 0 if there are no knots."""
+    """Interpolate the knots' values at each length; the result has the shape of ``length`` and is 0 if there are no knots."""
     if not knots:
         return torch.zeros_like(length)
     return (hats(length, knots) @ torch.tensor(values, dtype=torch.float64, device=length.device)).to(length.dtype)

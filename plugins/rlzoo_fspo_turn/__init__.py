@@ -39,7 +39,7 @@ class FSPOTurn(ClipPolicy):
     watch: ClassVar = {
         "clip/fraction_turn_<k>": "flat across the turns of an episode if the band suits the model",
         "fairness/lre_turn_max": "compare rules only at equal clip/fraction",
-        "ratio/sigma_token": "a width divided by it is z; set drift if ratio/mu_token times L_k is not small in comparison",
+        "ratio/sigma_token": "a width divided by this is z; set drift unless ratio/mu_token times sqrt(L_k) is far below it",
         "learner/grad_clipped": "close to 1, because the norm of a sum over tokens grows with L",
     }
 

@@ -33,7 +33,7 @@ class GRPO(ClipPolicy):
     scope = "token"
     watch: ClassVar = {
         "clip/fraction": "each response contributes its share of clipped tokens; usually a few per cent or less",
-        "clip/fraction_dual": "how often dual_clip is active, if it is set",
+        "clip/fraction_dual": "the share of tokens that are clipped by dual_clip, if it is set",
     }
 
     clip_low: Annotated[float, Width()] = Field(0.2, gt=0, lt=1, description="the ratio stays above 1 - clip_low where A < 0")

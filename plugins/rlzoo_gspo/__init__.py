@@ -24,7 +24,7 @@ class GSPO(ClipPolicy):
 
     Reference:
         Group Sequence Policy Optimization, arXiv 2507.18071, with widths of 3e-4 and 4e-4 as in its experiments. `dual_clip`
-        is an addition of rlzoo.
+        is an rlzoo addition.
     """
 
     name = "gspo"

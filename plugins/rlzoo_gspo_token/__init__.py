@@ -21,7 +21,7 @@ class GSPOToken(ClipPolicy):
         value exp(S / L), but only the gradient of its own token.
 
     Differences from GRPO:
-        The judged ratio is that of the response. Only the advantage and the gradient are per token.
+        The clipped ratio is that of the whole response. Only the advantage and the gradient are per token.
 
     Reference:
         Group Sequence Policy Optimization, arXiv 2507.18071, section 4.3, with widths of 3e-4 and 4e-4 as in its

@@ -26,8 +26,8 @@ class IPO(ClipPolicy):
         it back. Advantages are not divided by std, and the mean is over all tokens.
 
     Reference:
-        The loss of prime-rl (github.com/PrimeIntellect-ai/prime-rl), which has no paper; eps 0.3 is its default since
-        September 2026. The released code also has a penalty on the squared log-ratio, which is off by default.
+        The loss of prime-rl (github.com/PrimeIntellect-ai/prime-rl), which has no paper; its default for eps has been 0.3
+        since September 2026. The released code also has a penalty on the squared log-ratio, which is off by default.
     """
 
     name = "ipo"

@@ -37,7 +37,7 @@ class M2PO(ClipPolicy):
     scope = "batch"
     watch: ClassVar = {
         "clip/fraction": "0 while the policies are close, and the share of outliers otherwise",
-        "ratio/sigma_token": "the threshold bounds its square over the tokens that are pushed outwards",
+        "ratio/sigma_token": "over the tokens that are pushed outwards, the threshold bounds its square",
     }
 
     reduction: Reduction = Field("token_mean", description="how the objective is reduced to a scalar")

@@ -19,8 +19,8 @@ class OPSM(ClipPolicy):
         M = 0 where A < 0 and mean_t log(pi_rollout_t / pi_t) > delta, else 1
 
     Where:
-        pi_rollout is the sampler's probability, or pi_old if the sampler reported none. The mask therefore includes the
-        mismatch between sampler and trainer.
+        pi_rollout is the sampler's probability, or pi_old if the sampler reported none. The mask therefore also depends on
+        the mismatch between sampler and trainer.
 
     Differences from GRPO:
         The mask M is added. A response with a positive advantage is never dropped.

@@ -18,8 +18,8 @@ class REAL(ClipPolicy):
         s_i = mean_t log(pi_t / pi_old_t)
 
     Where:
-        A response is good if its reward is above `threshold`. Prompts that lack either kind contribute 0 but count in the
-        mean.
+        A response is good if its reward is above `threshold`. Prompts without both good and bad responses contribute 0 but
+        count in the mean.
 
     Differences from GRPO:
         A classification loss replaces the advantage. The weight of a response is a softmax of its score and at most 1 / tau.

@@ -1,4 +1,4 @@
-"""REC: REINFORCE with the clip as a mask: on one side, on both sides, or with a ring beyond the band."""
+"""REC: REINFORCE with the clip as a mask, on one side of the band, on both sides, or with a ring beyond it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class REC(ClipPolicy):
         r_t = pi_t / pi_old_t, sg[.] stops the gradient, and A = R - mean of the rewards R in the group.
 
     Differences from GRPO:
-        The clip is a mask, and the ratio is not a weight by default: the clip makes REINFORCE stable off-policy, and the
-        weight adds little. one-side with `importance` has GRPO's gradient. Advantages are not divided by std, and the mean
-        is over all tokens.
+        The clip is a mask, and by default the ratio is not used as a weight: the clip makes REINFORCE stable off-policy, and
+        the weight adds little. `one-side` with `importance` has GRPO's gradient. Advantages are not divided by std, and the
+        mean is over all tokens.
 
     Reference:
         Group-Relative REINFORCE Is Secretly an Off-Policy Algorithm, arXiv 2509.24203, with the clips of Trinity-RFT: 0.2

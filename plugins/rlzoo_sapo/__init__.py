@@ -34,7 +34,7 @@ class SAPO(ClipPolicy):
     scope = "token"
     watch: ClassVar = {
         "fairness/ess": "the share of responses that carry the gradient",
-        "ratio/log_ratio_max": "a token's weight is largest at a ratio of 2, and below 0.02 from a ratio of 9",
+        "ratio/log_ratio_max": "a token's weight is largest at a ratio of 2, and below 0.02 at ratios above 9",
     }
     exempt: ClassVar = {"clipped_means_no_gradient": "the gradient decreases and is never cut"}
 

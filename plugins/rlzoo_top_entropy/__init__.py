@@ -22,8 +22,8 @@ class TopEntropy(ClipPolicy):
         no gradient and does not count as clipped. A = (R - mean) / std of the rewards R in the group.
 
     Differences from GRPO:
-        Most tokens are left out, because they follow from earlier tokens and carry little signal. The ceiling is higher, as
-        in DAPO. The mean is over the tokens that learn.
+        Most tokens are left out, because they are determined by earlier tokens and carry little signal. The ceiling is
+        higher, as in DAPO. The mean is over the remaining tokens.
 
     Reference:
         Beyond the 80/20 Rule, arXiv 2506.01939, and the authors' code, with a top share of 0.2 and clips of 0.2 and 0.28.
@@ -47,7 +47,7 @@ class TopEntropy(ClipPolicy):
     }
 
     reduction: Reduction = Field("token_mean", description="how the objective is reduced to a scalar")
-    top_share: float = Field(0.2, gt=0, le=1, description="share of the step's tokens that learn")
+    top_share: float = Field(0.2, gt=0, le=1, description="share of the step's tokens to learn from")
     clip_low: Annotated[float, Width()] = Field(0.2, gt=0, lt=1, description="the ratio stays above 1 - clip_low where A < 0")
     clip_high: Annotated[float, Width()] = Field(
         0.28, gt=0, le=100, description="the ratio stays below 1 + clip_high where A > 0"

@@ -1,4 +1,4 @@
-"""TOPR: tapered off-policy REINFORCE, in which only wrong responses have importance ratios, which are truncated."""
+"""TOPR: tapered off-policy REINFORCE, which weights only wrong responses by an importance ratio, truncated at 1."""
 
 from __future__ import annotations
 
