@@ -51,7 +51,7 @@ class AlphaBand(ClipPolicy):
     )
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clip each response's summed log-ratio; shapes as in `ClipInputs`, objective ``(B, 1)``."""
+        """Clip each response's summed log-ratio, and return a ``(B, 1)`` objective."""
         length = ops.lengths(inputs.response_mask)
         centre, growth = self.drift * length, length**self.alpha
         band = ClipBand(

@@ -48,7 +48,7 @@ class ASPO(ClipPolicy):
     cap: float = Field(3.0, ge=1, le=1e6, description="largest weight of a token")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Weight each token; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        """Weight each token, and return a ``(B, T)`` objective."""
         log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
         band = ops.ratio_band(self.clip_low, self.clip_high, None, like=log_ratio)
         clamped, clipped = ops.clamp_by_advantage(log_ratio.detach(), advantages, band)

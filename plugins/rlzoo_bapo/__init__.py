@@ -54,7 +54,7 @@ class BAPO(ClipPolicy):
     high_step: float = Field(0.05, ge=1e-3, le=100, description="step of the ceiling")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clip within the chosen band; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        """Clip within the chosen band, and return a ``(B, T)`` objective."""
         log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
         ratio, now = ops.limited_exp(log_ratio.detach()).double(), ops.log_probs(inputs).detach()
         sampled = (now - ops.log_ratio(inputs, against="rollout").detach()).exp()

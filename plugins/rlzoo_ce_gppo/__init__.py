@@ -54,7 +54,7 @@ class CEGPPO(ClipPolicy):
     beta_high: float = Field(1.0, ge=0, le=100, description="scale of the gradient above the band; 0 gives GRPO")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Bound the weight of tokens beyond the band; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        """Bound the weight of tokens beyond the band, and return a ``(B, T)`` objective."""
         log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
         band = ops.ratio_band(self.clip_low, self.clip_high, None, like=log_ratio)
         below, above = (advantages < 0) & (log_ratio < band.low), (advantages > 0) & (log_ratio > band.high)

@@ -46,7 +46,7 @@ class CISPO(ClipPolicy):
     clip_high: Annotated[float, Width()] = Field(4.0, gt=0, le=1e6, description="the weight stays below 1 + clip_high")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clip each token's weight; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        """Clip each token's weight, and return a ``(B, T)`` objective."""
         floor = None if self.clip_low is None else 1 - self.clip_low
         return weighted_policy_gradient(inputs, floor, 1 + self.clip_high)
 
@@ -84,7 +84,7 @@ class CISPOAbsolute(ClipPolicy):
     cap: Annotated[float, Width()] = Field(5.0, gt=0, le=1e6, description="largest weight of a token")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Cap each token's weight; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        """Cap each token's weight, and return a ``(B, T)`` objective."""
         return weighted_policy_gradient(inputs, None, self.cap)
 
 

@@ -24,7 +24,7 @@ class ClipCov(ClipPolicy):
         contribution to the covariance that decreases the entropy. The random draw depends on the step's seed.
 
     Differences from GRPO:
-        The mask M is added, and the mean is over all tokens.
+        The objective has an additional mask M, and the mean is over all tokens.
 
     Reference:
         The Entropy Mechanism of Reinforcement Learning, arXiv 2505.22617, with a fraction of 2e-4 and bounds of 1 and 5, as
@@ -53,7 +53,7 @@ class ClipCov(ClipPolicy):
     cov_high: float = Field(5.0, ge=-1e6, le=1e6, description="only tokens with a covariance below this are dropped")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clip and drop tokens in the step; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        """Clip and drop tokens in the step, and return a ``(B, T)`` objective."""
         log_ratio = ops.log_ratio(inputs)
         band = ops.ratio_band(self.clip_low, self.clip_high, None, like=log_ratio)
         result = ops.clipped_surrogate(log_ratio, inputs.advantages, band)
@@ -106,7 +106,7 @@ class KLCov(ClipPolicy):
     kl_coef: float = Field(1.0, ge=0, le=1e6, description="weight of the penalty on |log r|")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Penalise tokens in the step; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        """Penalise tokens in the step, and return a ``(B, T)`` objective."""
         log_ratio, mask = ops.log_ratio(inputs), inputs.response_mask
         cov = torch.where(mask, covariance(inputs), -torch.inf)
         number = (self.fraction * mask.sum()).long().clamp(min=1)

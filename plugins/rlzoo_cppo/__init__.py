@@ -46,7 +46,7 @@ class CPPO(ClipPolicy):
     reduction: Reduction = Field("constant_length", description="how the objective is reduced to a scalar")
     delta: Annotated[float, Width()] = Field(0.15, gt=0, le=1, description="largest weighted divergence of a token")
     budget: Annotated[float, Width()] = Field(
-        0.02, gt=0, le=1, description="average divergence per token that the prefix may spend before delta shrinks"
+        0.02, gt=0, le=1, description="mean divergence of the prefix above which the limit of the next token shrinks"
     )
     quantile: float | None = Field(
         0.9,
@@ -57,7 +57,7 @@ class CPPO(ClipPolicy):
     weight_last: float = Field(0.8, ge=0, le=1, description="weight of the last token's divergence; the first token's is 1")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Drop tokens beyond the trust region; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        """Drop tokens beyond the trust region, and return a ``(B, T)`` objective."""
         mask, advantages = inputs.response_mask, inputs.advantages.detach().float()
         log_ratio, now = ops.log_ratio(inputs, against="rollout"), ops.log_probs(inputs).detach()
         moved = (now.exp() - (now - log_ratio.detach()).exp()).abs()

@@ -22,7 +22,7 @@ class CTPO(ClipPolicy):
 
     Differences from GRPO:
         A token's ratio is that of its whole prefix, which is the importance ratio of the state and the token together. The
-        band widens with the spread of a sum of t token log-ratios; `power` 1/2 is its standard deviation if they are
+        band widens like the spread of a sum of t token log-ratios, whose standard deviation grows as t^(1/2) if they are
         independent.
 
     Reference:
@@ -52,7 +52,7 @@ class CTPO(ClipPolicy):
     power: float = Field(0.5, ge=0, le=2, description="exponent of the token's position t: the band grows as t^power")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clip each prefix; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        """Clip each prefix, and return a ``(B, T)`` objective."""
         log_ratio = ops.log_ratio(inputs)
         prefix = ops.prefix_sum(log_ratio.detach(), inputs.response_mask)
         growth = ops.positions(inputs.response_mask) ** self.power

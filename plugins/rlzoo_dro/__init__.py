@@ -48,7 +48,7 @@ class DRO(ClipPolicy):
     beta: float = Field(0.05, gt=0, le=1e6, description="weight of the penalty")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Penalise each token's log-ratio; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        """Penalise each token's log-ratio, and return a ``(B, T)`` objective."""
         log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
         pull = self.beta * log_ratio.detach()
         reversed_ = ((advantages > 0) & (pull > advantages)) | ((advantages < 0) & (pull < advantages))

@@ -54,7 +54,7 @@ class FIPO(ClipPolicy):
     safety: float = Field(10.0, gt=1, le=1e6, description="a token with A < 0 and a larger ratio has weight 1")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Weight and clip each token; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        """Weight and clip each token, and return a ``(B, T)`` objective."""
         log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
         judged = log_ratio.detach()
         band = ops.ratio_band(self.clip_low, self.clip_high, self.dual_clip, like=log_ratio)

@@ -54,7 +54,7 @@ class FSPO(ClipPolicy):
     )
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clip each response's summed log-ratio; shapes as in `ClipInputs`, objective ``(B, 1)``."""
+        """Clip each response's summed log-ratio, and return a ``(B, 1)`` objective."""
         length = ops.lengths(inputs.response_mask)
         centre, root = self.drift * length, length.sqrt()
         band = ClipBand(

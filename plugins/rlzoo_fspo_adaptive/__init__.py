@@ -81,7 +81,7 @@ class FSPOAdaptive(ClipPolicy):
         return self
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clip each response's summed log-ratio; shapes as in `ClipInputs`, objective ``(B, 1)``."""
+        """Clip each response's summed log-ratio, and return a ``(B, 1)`` objective."""
         length = ops.lengths(inputs.response_mask)
         low = self.width_low * length.sqrt() * interpolated(length, self.lengths, self.offsets_low).exp()
         high = self.width_high * length.sqrt() * interpolated(length, self.lengths, self.offsets_high).exp()

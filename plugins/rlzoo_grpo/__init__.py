@@ -43,7 +43,7 @@ class GRPO(ClipPolicy):
     dual_clip: float | None = Field(None, gt=1, le=1e6, description="largest ratio where A < 0; null for none")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clip each token's log-ratio; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        """Clip each token's log-ratio, and return a ``(B, T)`` objective."""
         log_ratio = ops.log_ratio(inputs)
         band = ops.ratio_band(self.clip_low, self.clip_high, self.dual_clip, like=log_ratio)
         return ops.clipped_surrogate(log_ratio, inputs.advantages, band)

@@ -42,7 +42,7 @@ class GSPOToken(ClipPolicy):
     )
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clip each response's mean log-ratio, with per-token gradients; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        """Clip each response's mean log-ratio, with per-token gradients, and return a ``(B, T)`` objective."""
         log_ratio = ops.log_ratio(inputs)
         mean = ops.sequence_mean(log_ratio.detach(), inputs.response_mask)
         band = ops.ratio_band(self.clip_low, self.clip_high, None, like=mean)

@@ -51,7 +51,7 @@ class GVPO(ClipPolicy):
     beta: float = Field(0.1, gt=0, le=1e6, description="weight of the KL penalty whose optimum is fitted")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Fit each group; shapes as in `ClipInputs`, objective ``(B, 1)``."""
+        """Fit each group, and return a ``(B, 1)`` objective."""
         assert inputs.group_ids is not None, "gvpo needs group_ids: fill ClipInputs.group_ids"
         assert inputs.rewards is not None, "gvpo needs rewards: fill ClipInputs.rewards"
         total = ops.sequence_sum(ops.log_ratio(inputs), inputs.response_mask)

@@ -45,7 +45,7 @@ class IPO(ClipPolicy):
     eps: Annotated[float, Width()] = Field(0.3, gt=0, le=1, description="largest change of a token's probability")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Drop tokens that moved; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        """Drop tokens whose probability moved too far, and return a ``(B, T)`` objective."""
         log_ratio, now = ops.log_ratio(inputs, against="rollout"), ops.log_probs(inputs).detach()
         advantages = inputs.advantages.detach().float()
         dropped = (now.exp() - (now - log_ratio.detach()).exp()).abs() > self.eps

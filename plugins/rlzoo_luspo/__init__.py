@@ -42,7 +42,7 @@ class LUSPO(ClipPolicy):
     )
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clip each response's mean log-ratio; shapes as in `ClipInputs`, objective ``(B, 1)``."""
+        """Clip each response's mean log-ratio, and return a ``(B, 1)`` objective."""
         log_ratio = ops.sequence_mean(ops.log_ratio(inputs), inputs.response_mask)
         band = ops.ratio_band(self.clip_low, self.clip_high, None, like=log_ratio)
         result = ops.clipped_surrogate(log_ratio, inputs.advantages, band)

@@ -37,7 +37,7 @@ class M2PO(ClipPolicy):
     scope = "batch"
     watch: ClassVar = {
         "clip/fraction": "0 while the policies are close, and the share of outliers otherwise",
-        "ratio/sigma_token": "over the tokens that are pushed outwards, the threshold bounds its square",
+        "ratio/sigma_token": "the threshold bounds the square of this, taken over the tokens that are pushed outwards",
     }
 
     reduction: Reduction = Field("token_mean", description="how the objective is reduced to a scalar")
@@ -46,7 +46,7 @@ class M2PO(ClipPolicy):
     )
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clip the step's outliers; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        """Clip the step's outliers, and return a ``(B, T)`` objective."""
         log_ratio = ops.log_ratio(inputs)
         judged = log_ratio.detach()
         pushed_out = inputs.response_mask & (judged * inputs.advantages.detach().float() > 0)

@@ -23,8 +23,8 @@ class OPMD(ClipPolicy):
         There is no exponential and no clip; the penalty on the whole response acts as the trust region.
 
     Reference:
-        Kimi k1.5, arXiv 2501.12599, section 2.3.2, whose reference is the policy at the start of the iteration. The paper
-        does not state tau; 0.1 is the rlzoo default.
+        Kimi k1.5, arXiv 2501.12599, section 2.3.2. The reference model there is the policy at the start of the iteration.
+        The paper does not state tau; 0.1 is the rlzoo default.
     """
 
     name = "opmd"
@@ -44,7 +44,7 @@ class OPMD(ClipPolicy):
     tau: float = Field(0.1, gt=0, le=1e6, description="weight of the penalty")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Penalise each response's summed log-ratio; shapes as in `ClipInputs`, objective ``(B, 1)``."""
+        """Penalise each response's summed log-ratio, and return a ``(B, 1)`` objective."""
         total = ops.sequence_sum(ops.log_ratio(inputs), inputs.response_mask)
         advantages = inputs.advantages.detach().float()
         pull = self.tau * total.detach()

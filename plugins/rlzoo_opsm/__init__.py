@@ -23,7 +23,7 @@ class OPSM(ClipPolicy):
         the mismatch between sampler and trainer.
 
     Differences from GRPO:
-        The mask M is added. A response with a positive advantage is never dropped.
+        The objective has an additional mask M. A response with a positive advantage is never dropped.
 
     Reference:
         DeepSeek-V3.2, arXiv 2512.02556. The paper does not state delta; 0.5 is the starting point in TRL's documentation.
@@ -46,7 +46,7 @@ class OPSM(ClipPolicy):
     )
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clip each token and drop responses; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        """Clip each token and drop responses, and return a ``(B, T)`` objective."""
         log_ratio = ops.log_ratio(inputs)
         band = ops.ratio_band(self.clip_low, self.clip_high, None, like=log_ratio)
         result = ops.clipped_surrogate(log_ratio, inputs.advantages, band)

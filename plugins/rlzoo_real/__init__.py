@@ -52,7 +52,7 @@ class REAL(ClipPolicy):
     threshold: float = Field(0.5, ge=-1e6, le=1e6, description="responses with a larger reward are good, all others bad")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Classify each group; shapes as in `ClipInputs`, objective ``(B, 1)``: the J of each response's prompt."""
+        """Classify each group, and return a ``(B, 1)`` objective: the J of each response's prompt."""
         assert inputs.group_ids is not None, "real needs group_ids: fill ClipInputs.group_ids"
         assert inputs.rewards is not None, "real needs rewards: fill ClipInputs.rewards"
         score = ops.sequence_mean(ops.log_ratio(inputs), inputs.response_mask)

@@ -52,7 +52,7 @@ class REC(ClipPolicy):
     ring_high: float = Field(2.0, gt=0, le=1e4, description="ring: tokens with A < 0 above 1 + ring_high are kept")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Mask tokens beyond the band; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        """Mask tokens beyond the band, and return a ``(B, T)`` objective."""
         advantages, log_ratio = inputs.advantages.detach().float(), ops.log_ratio(inputs).detach()
         band = ops.ratio_band(self.clip_low, self.clip_high, None, like=log_ratio)
         good, bad = advantages > 0, advantages < 0

@@ -54,7 +54,7 @@ class TopEntropy(ClipPolicy):
     )
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clip the tokens with the highest entropy; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        """Clip the tokens with the highest entropy, and return a ``(B, T)`` objective."""
         assert inputs.old_entropy is not None, "top-entropy needs old_entropy: fill ClipInputs.old_entropy"
         mask, number = inputs.response_mask, inputs.response_mask.sum().clamp(min=1)
         ordered = inputs.old_entropy.float().masked_fill(~mask, -torch.inf).flatten().sort(descending=True).values

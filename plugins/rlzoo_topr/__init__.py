@@ -41,7 +41,7 @@ class TOPR(ClipPolicy):
     advantage: Advantage = Field("group_mean", description="how a group's rewards become advantages")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Weight each response; shapes as in `ClipInputs`, objective ``(B, 1)``."""
+        """Weight each response, and return a ``(B, 1)`` objective."""
         advantages = inputs.advantages.detach().float()
         total = ops.sequence_sum(ops.log_ratio(inputs).detach(), inputs.response_mask)
         weight = torch.where(advantages < 0, ops.limited_exp(total.clamp(max=0)), 1.0)

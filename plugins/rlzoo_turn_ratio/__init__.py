@@ -44,7 +44,7 @@ class TurnRatio(ClipPolicy):
     )
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clip each turn's mean log-ratio; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        """Clip each turn's mean log-ratio, and return a ``(B, T)`` objective."""
         assert inputs.turn_ids is not None, "turn-ratio needs turn_ids: fill ClipInputs.turn_ids"
         token = ops.log_ratio(inputs)
         log_ratio = ops.turn_mean(token.detach(), inputs.turn_ids) + token - token.detach()
