@@ -41,7 +41,7 @@ class BAPO(ClipPolicy):
     watch: ClassVar = {
         "clip/fraction_high": "tokens with A > 0 above the ceiling; falls when the ceiling rises",
         "clip/fraction_low": "tokens with A < 0 below the floor; rises when the floor rises",
-        "learner/entropy": "should stay high, because rare tokens with A > 0 learn",
+        "learner/entropy": "should stay high, because the model learns from rare tokens with A > 0",
     }
 
     reduction: Reduction = Field("token_mean", description="how the objective is reduced to a scalar")
