@@ -20,7 +20,7 @@ SIZE, SIZE_ON_GPU = 2048, 8192
 
 
 def seconds_of(work: Callable[[], object], repeats: int = 7) -> list[float]:
-    """Return the time of each repetition, after one that is not counted."""
+    """Return the time of each repetition, after an uncounted warm-up."""
     work()
     found = []
     for _ in range(repeats):
@@ -40,7 +40,7 @@ def product_rate(dtype: torch.dtype) -> float:
 
 
 def processor() -> str:
-    """Return the system's name of the CPU."""
+    """Return the name of the CPU, as the system reports it."""
     file = Path("/proc/cpuinfo")
     found = re.search(r"^model name\s*: *(.+)$", file.read_text(encoding="utf-8") if file.exists() else "", re.MULTILINE)
     return found[1] if found else platform.processor() or platform.machine()
