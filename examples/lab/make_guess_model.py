@@ -170,9 +170,10 @@ library_name: transformers
 
 # The guessing model that ships with rlzoo
 
-A Qwen3 of {parameters:,} parameters (2 layers, width 64, one token per character) that plays a multi-turn game: it
-guesses a hidden number, reads `higher` or `lower`, writes the bounds that are left and guesses again, `37-100:64`. It
-exists so that reinforcement learning on episodes can be tried in minutes on two CPU cores. It can do nothing else.
+This is a Qwen3 model with {parameters:,} parameters (2 layers, width 64, one token per character) that plays a multi-turn
+game: it guesses a hidden number, reads `higher` or `lower`, and writes the remaining range and the next guess, such as
+`37-100:64`. With this model, you can try reinforcement learning on episodes in minutes on two CPU cores. It can do nothing
+else.
 
     rlzoo train --config guess --clip fspo
 
@@ -180,30 +181,31 @@ exists so that reinforcement learning on episodes can be tried in minutes on two
 
     python examples/lab/make_guess_model.py --seed {options.seed} --steps {options.steps}
 
-Supervised learning from scratch on {options.steps * BATCH:,} games played by a program; no other data. **That player makes
-mistakes on purpose.** In every turn it forgets the last answer with probability {FORGETS}, takes it for its opposite with
-probability {CONFUSES}, and guesses anywhere with probability {STRAYS}. Otherwise it guesses any number between its bounds
-with equal probability, which takes more turns than guessing the middle. Where its bounds leave no number it starts over.
-Reinforcement learning takes away the slips first; how much a rule gains here says little about what it would gain on a model
-that lacks knowledge.
+The model was trained from scratch by supervised learning on {options.steps * BATCH:,} games that a program played. No
+other data was used. **The program makes mistakes on purpose.** In every turn, it forgets the last answer with probability
+{FORGETS}, confuses `higher` with `lower` with probability {CONFUSES}, and guesses any number with probability
+{STRAYS}. Otherwise, it guesses any number between its bounds with equal probability, which takes more turns than guessing the middle. If
+no number is left between its bounds, it starts again. Reinforcement learning first removes the mistakes. How much a rule gains
+here says little about how much it would gain with a model that lacks knowledge.
 
-One in eight pairs of a range and a hidden number is held out: these games were never trained on.
+One in eight pairs of a range and a hidden number is held out. These games were never trained on.
 
 ## What was measured
 
-One game for each of {len(problems):,} held-out problems, sampled at temperature 1 from the whole distribution (no top-k, no
-top-p). An episode pays 1 for the number and {-task.cost} for every turn that does not find it, of {task.turns} turns at most.
+The model played one game for each of {len(problems):,} held-out problems, sampled at temperature 1 from the whole distribution
+(without top-k and top-p). An episode gives a reward of 1 for the number and {-task.cost} for every other turn, with at most
+{task.turns} turns.
 
 | | mean reward |
 |---|---|
 | the model | {fmean(rewards):.3f} |
-| the player that it learned from | {fmean(player):.3f} |
+| the program that it learned from | {fmean(player):.3f} |
 | always guessing the middle | {fmean(bisect(task, problem) for problem in problems):.3f} |
 
 | of the model's games | |
 |---|---|
 | found the number | {found:.3f} |
-| share of turns that name no number between the bounds that are left | {wasted:.3f} |
+| share of turns without a guess in the remaining range | {wasted:.3f} |
 | turns: 5th, 50th, 95th percentile | {turns[0]:.0f}, {turns[9]:.0f}, {turns[-1]:.0f} |
 | tokens of the model: 5th, 50th, 95th percentile | {lengths[0]:.0f}, {lengths[9]:.0f}, {lengths[-1]:.0f} |
 """
