@@ -1,11 +1,11 @@
-"""Makes the tiny language model that ships with rlzoo for a guessing game: it knows the game, but plays it badly.
+"""Creates the tiny language model for a guessing game that ships with rlzoo: it knows the game, but plays badly.
 
     python examples/lab/make_guess_model.py [--output DIR] [--seed 0] [--steps 3000]
 
-The model is a two-layer Qwen3 of 0.1 million parameters that plays ``task.name=guess``. It learns from the games of a
-mediocre player, which writes the bounds that it believes and then guesses: ``37-100:64``. In every turn, that player forgets
-an answer, mistakes one for its opposite, or guesses outside its bounds, each with a small probability. Otherwise it guesses
-any number between its bounds with equal probability. Reinforcement learning can remove the slips and move the guesses to the
+The model is a two-layer Qwen3 of 0.1 million parameters that plays ``task.name=guess``. It learns from the games of a mediocre
+player, which writes its current bounds and then a guess: ``37-100:64``. In every turn, this player may forget an answer,
+confuse an answer with its opposite, or guess outside its bounds, each with a small probability. Otherwise, it guesses any
+number between its bounds with equal probability. Reinforcement learning can remove these mistakes and move the guesses to the
 middle.
 """
 
@@ -41,13 +41,13 @@ BATCH, POOL = 32, 512
 PEAK_LR, WARM_STEPS = 2.5e-3, 100
 
 Segments = list[tuple[str, bool]]
-"""Pieces of an episode's text, and for each whether the player wrote it."""
+"""Segments of an episode's text, and for each whether the player wrote it."""
 
 
 def mediocre_game(game: Guess, problem: Problem, generator: random.Random) -> Segments:
-    """Play one game of the player that the model learns from; the module's docstring describes its slips.
+    """Play one game as the player that the model learns from; the module's docstring describes its mistakes.
 
-    If its bounds leave no number, it starts over with the bounds of the question.
+    If no number is left between its bounds, the player starts again with the initial bounds.
     """
     text = game.reset(problem, 0)
     top = int(text.removeprefix("guess 0-").removesuffix(": "))
@@ -71,7 +71,7 @@ def mediocre_game(game: Guess, problem: Problem, generator: random.Random) -> Se
 
 
 def batches(task: GuessTask, generator: random.Random) -> Iterator[list[Segments]]:
-    """Yield batches of games of similar length, so that little computation is spent on padding."""
+    """Yield batches of games with similar lengths, so that little computation is spent on padding."""
     start = FIRST_PROBLEM
     while True:
         problems = task.train_problems(start, POOL)
@@ -96,7 +96,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, batch: list[Segments]) -> tuple[T
 
 
 def warm_up(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, task: GuessTask, options: argparse.Namespace) -> None:
-    """Train on games; the learning rate rises for 100 steps and falls linearly to zero."""
+    """Train on games; the learning rate rises for 100 steps and then falls linearly to zero."""
     steps = options.steps
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARM_STEPS) * (1 - step / steps))
@@ -146,7 +146,7 @@ def bisect(task: GuessTask, problem: Problem) -> float:
 
 
 def replayed(task: GuessTask, problem: Problem, segments: Segments) -> float:
-    """Return the reward of a game of the player that the model learns from."""
+    """Return the reward of a game that the player has played."""
     game = Guess(task.turns, task.cost)
     game.reset(problem, 0)
     return sum(game.step(text.removesuffix(EOS))[1] for text, own in segments if own)
@@ -184,9 +184,9 @@ else.
 The model was trained from scratch by supervised learning on {options.steps * BATCH:,} games that a program played. No
 other data was used. **The program makes mistakes on purpose.** In every turn, it forgets the last answer with probability
 {FORGETS}, confuses `higher` with `lower` with probability {CONFUSES}, and guesses any number with probability
-{STRAYS}. Otherwise, it guesses any number between its bounds with equal probability, which takes more turns than guessing the middle. If
-no number is left between its bounds, it starts again. Reinforcement learning first removes the mistakes. How much a rule gains
-here says little about how much it would gain with a model that lacks knowledge.
+{STRAYS}. Otherwise, it guesses any number between its bounds with equal probability, which takes more turns than guessing the
+middle. If no number is left between its bounds, it starts again. Reinforcement learning first removes the mistakes. How much
+a rule gains here says little about how much it would gain with a model that lacks knowledge.
 
 One in eight pairs of a range and a hidden number is held out. These games were never trained on.
 
@@ -212,16 +212,16 @@ The model played one game for each of {len(problems):,} held-out problems, sampl
 
 
 def parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Make the tiny guessing model that ships with rlzoo.")
+    parser = argparse.ArgumentParser(description="Create the tiny guessing model that ships with rlzoo.")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="folder to write (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of everything random (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all random numbers (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=3000, help="optimizer steps (default: %(default)s)")
     return parser.parse_args()
 
 
 def main() -> None:
     options = parse_options()
-    torch.set_num_threads(1)  # the same results on any number of cores
+    torch.set_num_threads(1)  # for the same results on any number of cores
     torch.manual_seed(options.seed)
     task = GuessTask(seed=options.seed)
     tokenizer = make_tokenizer(CHARACTERS, MAX_LENGTH)
