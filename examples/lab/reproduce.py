@@ -28,10 +28,7 @@ TUNING_SEED = 101  # not raced
 FRACTION = "0.1"
 RULES = ("fspo", "fspo-adaptive", "gspo", "rloo", "grpo")
 WITH_WIDTH = ("fspo", "gspo", "rloo", "grpo")
-NORMS = {
-    "always": "0.05",
-    "never": "null",
-}  # limits on the gradient norm: one that is below every norm in these runs, and no limit
+NORMS = {"always": "0.05", "never": "null"}  # limits on the gradient norm: one below every norm in these runs, and no limit
 BANDS = {  # exponent of the band, and the width from which calibration starts
     "alpha-0": (0.0, 0.075),
     "alpha-0.5": (0.5, 0.015),
@@ -68,7 +65,7 @@ class Lab:
             file.parent.mkdir(parents=True, exist_ok=True)
             pilots = ["--steps", "3", "--pilots", "2"] if self.quick else ["--steps", "20", "--pilots", "6"]
             rlzoo("calibrate", *arguments, "--seed", str(TUNING_SEED), *pilots, "--target-clip-fraction", FRACTION,
-                  "--output", str(file), accepted=1)  # fmt: skip # 1: the nearest pilot is not within 10% of the target share
+                  "--output", str(file), accepted=1)  # fmt: skip  # 1: the nearest pilot is not within 10% of the target share
         return file
 
     def sweep(self, name: str, clips: str, seeds: str, settings: Iterable[str], *arguments: str) -> Path:
