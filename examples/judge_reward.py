@@ -1,6 +1,6 @@
 """A judge: a language model on a server grades the responses, through OpenAI's chat completions API.
 
-With a server on this machine, such as vLLM's, and a copy of this file in the current folder, run::
+With a server on this machine, such as vLLM's, and a copy of examples/judge_reward.py in the current folder, run::
 
     export JUDGE_URL=http://127.0.0.1:8000/v1 JUDGE_MODEL=NAME
     rlzoo train --clip fspo --set task.reward=judge_reward:judge --set task.timeout=120
