@@ -129,7 +129,7 @@ def lengths_of(case: Case, folder: Path, tokens: int) -> tuple[list[int], list[i
 
 
 def growth(folder: Path) -> list[dict[str, Any]]:
-    """Measure rlzoo alone on the embedded model, along one axis at a time."""
+    """Measure rlzoo alone with the embedded model, and vary one axis at a time."""
     rows = []
     axes = [("completions", number, 128) for number in (32, 64, 128, 256, 512)]
     axes += [("length", 64, length) for length in (64, 128, 256, 512, 1024)]

@@ -67,8 +67,8 @@ def machine() -> dict[str, float]:
 def step_flops(case: Case, model: Path, prompt_lengths: list[int], lengths: list[int]) -> dict[str, float]:
     """Count the operations of a step's matrix products: sampling with a cache, which processes each prompt once, and learning.
 
-    Learning consists of the old log-probs of all responses but the first update's, a forward pass, and a backward pass that
-    costs twice as much. The head is needed only for response tokens.
+    Learning consists of the old log-probs of all responses except those of the first update, a forward pass, and a backward
+    pass that costs twice as much. The head is needed only for response tokens.
     """
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     hidden, layers, heads = config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]

@@ -1,6 +1,6 @@
 """Compares rlzoo's own decoding with vLLM on the same prompts and weights, in alternation.
 
-Needs an environment with both, such as the one of `nox -s vllm`.
+Needs an environment with both libraries, such as the environment of `nox -s vllm`.
 
 python -m examples.bench.samplers smollm2
 python -m examples.bench.samplers smollm2 --dtype bfloat16

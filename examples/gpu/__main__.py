@@ -48,7 +48,8 @@ PACKAGES = (
 def make_findable(folder: Path) -> None:
     """Make the plugins findable if rlzoo is not installed and there is only this checkout.
 
-    The entry points of pyproject.toml are written to the metadata of a distribution in ``folder``, which goes to PYTHONPATH.
+    The entry points of pyproject.toml are written to the metadata of a distribution in ``folder``, which is added to
+    PYTHONPATH.
     """
     paths = [str(ROOT), str(ROOT / "plugins")]
     try:

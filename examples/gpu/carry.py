@@ -233,7 +233,7 @@ def pack(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Pack, and print what to do with the pieces."""
+    """Pack the files, and print the commands that install them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("packages", type=Path, help="JSON list of the packages on the machine")
     parser.add_argument(

@@ -35,7 +35,7 @@ def gradient(setting: Setting, rule: str, dtype: str) -> Outcome:
 
 
 WIDE = {"width_low": 0.05, "width_high": 0.05, "width_ceiling": 0.15}
-"""A band of FSPO that bfloat16's rounding of the summed log-ratio does not cross."""
+"""An FSPO band that is wide enough that rounding to bfloat16 does not move a summed log-ratio across its edges."""
 OTHER_WAYS: dict[str, dict[str, Any]] = {
     "micro-batches": {"max_tokens_per_micro_batch": 64},
     "packing": {"packing": True},

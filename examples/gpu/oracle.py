@@ -1,4 +1,4 @@
-"""Four rules and a Qwen3 in float64 on the CPU, written from the formulas; shares no code with rlzoo or transformers.
+"""Four rules and a Qwen3 model in float64 on the CPU, written from the formulas without code from rlzoo or transformers.
 
 The gradient of a step is the sum over tokens of dJ/dlog_prob, which is computed here without automatic differentiation, times
 the gradient of the token's log-prob.
@@ -52,7 +52,7 @@ RULES = {
     "grpo": Rule("token", math.log(0.8), math.log(1.2)),
     "rloo": Rule("sum", math.log(0.8), math.log(1.2)),
 }
-"""The rules with rlzoo's defaults; all are averaged over responses."""
+"""The rules with rlzoo's default settings; all of them average over responses."""
 
 
 def _normed(values: Tensor, weight: Tensor, epsilon: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""The program of every process of `examples.gpu.several`: three updates of FSPO on one batch; process 0 writes the weights."""
+"""Runs in every process of `examples.gpu.several`: takes three FSPO updates on one batch; process 0 writes the weights."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def products(setting: Setting) -> Outcome:
 
 
 def utilisation(model: Path, batch: Any, seconds: float, autocast: str) -> float:
-    """Return the utilisation of learning from a scored batch: the model's FLOPs over the time and the measured rate.
+    """Return the utilisation of learning from a scored batch: the model's FLOPs divided by the time and the measured rate.
 
     Responses to one prompt are consecutive; those without an advantage only need a forward pass.
     """
@@ -201,7 +201,7 @@ def learning(setting: Setting, overrides: tuple[str, ...], *, ragged: bool = Fal
 
 
 def random_batch(case: BenchCase, model: Any, *, ragged: bool) -> Any:
-    """Return the case's number of responses, of its length or of ragged lengths from a sixteenth of it."""
+    """Return as many responses as in the case, all of its length or of ragged lengths from a sixteenth of it."""
     from rlzoo.learner.batch import Batch
 
     rng = torch.Generator().manual_seed(0)

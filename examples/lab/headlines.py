@@ -45,7 +45,7 @@ def read(file: Path) -> list[Row]:
 
 
 def over_seeds(what: str, by_seed: Mapping[int, Iterable[float]]) -> Headline:
-    """Return the mean over seeds of the mean for each seed."""
+    """Return the mean over seeds of the per-seed means."""
     means = np.array([fmean(values) for values in by_seed.values()])
     return Headline(what, float(means.mean()), t_interval(means), len(means))
 

@@ -1,4 +1,4 @@
-"""Compares the peak memory of a learner step that the planner predicts with measurements, for models with random weights.
+"""Compares the planner's forecast of a learner step's peak memory with measurements, for models with random weights.
 
 python examples/lab/measure_planner.py            all configurations, as a table
 python examples/lab/measure_planner.py --quick    three small ones, as JSON lines

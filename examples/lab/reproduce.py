@@ -180,7 +180,7 @@ def factorial(lab: Lab) -> None:
 
 
 def long_tail(lab: Lab) -> None:
-    """Experiment 3: three rules on a task whose responses have 7 to 1,750 tokens, with a model that is trained here."""
+    """Experiment 3: three rules on a task whose responses have 7 to 1,750 tokens, with a model that this script trains."""
     model = lab.runs / "long-model"
     if not (model / "config.json").exists():
         lab.file("make_long_model", "--output", str(model), *(["--steps", "20"] if lab.quick else []))
