@@ -1,4 +1,4 @@
-"""Part ``speed``: measures tokens per second by phase, utilisation of the device and peak memory, without requirements.
+"""Part ``speed``: measures tokens per second by phase, utilisation of the device and peak memory, without pass criteria.
 
 The FLOPs are those of the model (`roofline.step_flops`): matrix products and causal attention, three forward passes for
 learning, no recomputation, and the head on response tokens only. PaLM's formula of 6 N + 12 l h d T per token, which nanochat

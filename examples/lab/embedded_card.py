@@ -65,8 +65,8 @@ library_name: transformers
 # The model that ships with rlzoo
 
 This is a Qwen3 model with {parameters:,} parameters (2 layers, width 64, one token per character) that adds 2 to
-{OPERANDS_MAX} digits step by step. Given `3+5+9+6=`, it answers `8,17#23`: the running totals and, after `#`, the sum. With this
-model, you can try reinforcement learning in a minute on two CPU cores. It can do nothing else.
+{OPERANDS_MAX} digits step by step. Given `3+5+9+6=`, it answers `8,17#23`: the running totals and, after `#`, the sum. With
+this model, you can try reinforcement learning in a minute on two CPU cores. It can do nothing else.
 
 ## How it was made
 

@@ -185,8 +185,8 @@ The model was trained from scratch by supervised learning on {options.steps * BA
 other data was used. **The program makes mistakes on purpose.** In every turn, it forgets the last answer with probability
 {FORGETS}, confuses `higher` with `lower` with probability {CONFUSES}, and guesses any number with probability
 {STRAYS}. Otherwise, it guesses any number between its bounds with equal probability, which takes more turns than guessing the
-middle. If no number is left between its bounds, it starts again. Reinforcement learning first removes the mistakes. How much
-a rule gains here says little about how much it would gain with a model that lacks knowledge.
+middle. If no number is left between its bounds, it starts again. Reinforcement learning removes these mistakes first. How
+much a rule gains here says little about how much it would gain with a model that lacks knowledge.
 
 One in eight pairs of a range and a hidden number is held out. These games were never trained on.
 
