@@ -20,7 +20,7 @@ STEPS = 12
 
 
 def timed() -> dict[str, list[tuple[Any, str]]]:
-    """Return what is timed for each share: pairs of a module or class and the name of a function in it."""
+    """Return the functions to time for each share, as pairs of a module or class and the function's name."""
     from rlzoo.journal.run_directory import RunDirectory
     from rlzoo.journal.tracking.tracker import Tracker
     from rlzoo.learner import learner, minibatch
