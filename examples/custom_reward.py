@@ -1,10 +1,10 @@
-"""A custom reward: right answers earn 1, and every character costs a little.
+"""A custom reward: a right answer earns 1, and every character costs a little.
 
-``python examples/custom_reward.py`` trains with it for three steps, in under a minute. On the command line, the equivalent
-in this folder is ``rlzoo train --set task.reward=custom_reward:short_and_right --steps 3``.
+``python examples/custom_reward.py`` trains with this reward for three steps, in under a minute. The equivalent command, in this
+folder, is ``rlzoo train --set task.reward=custom_reward:short_and_right --steps 3``.
 
-A reward is a function of the problem and the text of the response. It runs in its own worker process. A call that hangs,
-crashes or returns no finite number counts as 0.
+A reward is a function of the problem and the text of the response. It runs in its own worker process. If a call hangs, crashes
+or does not return a finite number, the reward is 0.
 """
 
 import rlzoo
@@ -14,13 +14,13 @@ QUICK = ["rollout.num_prompts=8", "rollout.group_size=4", "eval.num_problems=0",
 
 
 def short_and_right(problem: Problem, response: str) -> float:
-    """Return 1 for the right number after the last ``#``, minus a hundredth for every character."""
+    """Return 1 for the right number after the last ``#``, minus 0.01 per character."""
     right = response.rpartition("#")[2].strip() == problem.answer
     return float(right) - 0.01 * len(response)
 
 
 def main() -> None:
-    """Train, and print the rewards."""
+    """Train for three steps and print the rewards."""
     settings = ["task.reward=custom_reward:short_and_right", *QUICK]
     result = rlzoo.train(rlzoo.RunConfig.compose(clip="fspo", overrides=settings, steps=3))
     for step, metrics in enumerate(result.metrics[1:], start=1):  # the first row is from before training

@@ -1,9 +1,9 @@
-"""A custom task: questions, answers and grades in one class, without changes to the library.
+"""A custom task: one class provides questions, answers and grades, without changes to the library.
 
-``python examples/custom_task.py`` trains the shipped model on it for three steps, in under a minute. On the command line,
-the equivalent in this folder is ``rlzoo train --set task.name=custom_task:LastDigit --set task.num_operands=4 --steps 3``.
+``python examples/custom_task.py`` trains the bundled model on this task for three steps, in under a minute. The equivalent
+command, in this folder, is ``rlzoo train --set task.name=custom_task:LastDigit --set task.num_operands=4 --steps 3``.
 
-The fields of the class are its settings. They are checked and saved in the run's ``config.yaml`` like all others.
+The fields of the class are its settings. They are validated and saved in the run's ``config.yaml`` like all other settings.
 """
 
 import random
@@ -25,7 +25,7 @@ class LastDigit(Task):
     num_operands: int = Field(default=3, ge=2, le=20, description="numbers in a sum")
 
     def train_problems(self, start: int, count: int) -> list[Problem]:
-        """Return sums from an endless sequence; each depends only on the seed and its index."""
+        """Return sums from an infinite sequence; each depends only on the seed and its index."""
         return [self._draw(f"{self.seed}:{index}", held_out=False) for index in range(start, start + count)]
 
     def held_out_problems(self, count: int) -> list[Problem]:
@@ -49,7 +49,7 @@ class LastDigit(Task):
 
 
 def main() -> None:
-    """Train, and print the rewards."""
+    """Train for three steps and print the rewards."""
     settings = ["task.name=custom_task:LastDigit", "task.num_operands=4", *QUICK]
     result = rlzoo.train(rlzoo.RunConfig.compose(clip="fspo", overrides=settings, steps=3))
     for step, metrics in enumerate(result.metrics):

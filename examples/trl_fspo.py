@@ -1,4 +1,4 @@
-"""Trains the rule fspo in TRL, with a KL penalty to the reference model and an entropy bonus, and records the rollouts.
+"""Trains a model with the rule fspo in TRL, with a KL penalty and an entropy bonus, and records the rollouts.
 
 pip install 'rlzoo-llm[trl]'
 python examples/trl_fspo.py && rlzoo replay trl-rollouts --clip fspo,gspo,grpo
@@ -34,7 +34,7 @@ def sums(model: str) -> Dataset:
 
 
 def right(completions: list, answer: list[str], **_: object) -> list[float]:
-    """Return 1 for each response whose last number is the answer, else 0."""
+    """Return 1 for each response whose last number is the answer, and 0 for the others."""
     texts = [text if isinstance(text, str) else text[0]["content"] for text in completions]
     return [float(re.findall(r"\d+", text)[-1:] == [given]) for text, given in zip(texts, answer, strict=True)]
 

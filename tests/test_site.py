@@ -78,7 +78,7 @@ def test_every_link_and_anchor_of_the_repositorys_pages_holds():
         ("missing.md", "no such file"),
         ("other.md#a-heading", "no such heading"),
         ("#there", "no such heading"),
-        ("https://", "no machine is named"),
+        ("https://", "the host is missing"),
         ("https://example/a", "'example' is not a host name"),
         ("htps://example.org", "unknown scheme 'htps'"),
         ("https://example.org:many/", "could not be cast"),

@@ -1,8 +1,7 @@
 """Writes the generated parts of the documentation from the code; with --check, only reports parts that are out of date.
 
 A generated part is between ``<!-- generated: NAME -->`` and ``<!-- end -->``, in README.md, a plugin's README.md or a page of
-docs. The policies' pages in the site's navigation come from the plugins' folders. The map of the package is drawn from its
-imports.
+docs. The site's navigation lists a page for each plugin folder. The map of the package is drawn from its imports.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from rlzoo.zoo import Shelf, load_zoo
 
 ROOT = Path(__file__).resolve().parents[2]
 MAP = ROOT / "docs" / "images" / "map.svg"
-ROW_HEIGHT, BOX, GAP = 46, 132, 8  # of the picture, in pixels
+ROW_HEIGHT, BOX, GAP = 46, 132, 8  # of the map, in pixels
 TASKS: dict[str, type[Task]] = {
     "environment": EnvironmentTask,
     "guess": GuessTask,
@@ -99,7 +98,7 @@ TOPICS = {
     "Processes, DeepSpeed, FSDP2 and offload": ("launch.*",),
     "Seed, steps and output": ("seed", "steps", "output"),
 }
-"""Sections of the configuration reference, in the words in which a reader searches, and the keys in them."""
+"""Sections of the configuration reference and their keys; the titles contain the words that readers search for."""
 LOOPS = {"steps": steps, "accumulate": Learner.accumulate}
 FORMULAS = runpy.run_path(str(Path(__file__).with_name("formulas.py")))  # not imported, because this file is also a script
 NAVIGATION = re.compile(r'(\{ "Policies" = \[\n).*?(    \] \},)', re.DOTALL)
@@ -147,12 +146,12 @@ def parts(shelf: Shelf[AdvantageEstimator] | Shelf[Correction], formulas: Mappin
 
 
 def parameters(name: str) -> str:
-    """Return a policy's settings."""
+    """Return a table of a policy's settings."""
     return _settings("clip", load_zoo()[name])
 
 
 def task(name: str) -> str:
-    """Return a task's settings, without those that are the same for every task."""
+    """Return a table of a task's settings, without the settings that all tasks share."""
     return _settings("task", TASKS[name], Task)
 
 
@@ -168,7 +167,7 @@ def _settings(section: str, kind: type[BaseModel], base: type[BaseModel] | None 
 
 
 def arguments(name: str) -> str:
-    """Return the arguments of a library's adapter, from its constructor."""
+    """Return a table of the constructor arguments of a library's adapter."""
     module = importlib.import_module(f"rlzoo.environments.{name}")
     (kind,) = (each for each in vars(module).values() if inspect.isclass(each) and each.__name__.lower() == name)
     described = dict(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", inspect.getdoc(kind.__init__) or "", re.MULTILINE))
@@ -182,12 +181,12 @@ def arguments(name: str) -> str:
 
 
 def watch(name: str) -> str:
-    """Return the metrics to watch with a policy."""
+    """Return a list of the metrics to watch with a policy."""
     return "\n".join(f"- `{metric}`: {text}." for metric, text in load_zoo()[name].watch.items())
 
 
 def docstring(name: str) -> str:
-    """Return a policy's docstring as Markdown: its formula, which is code, and its other sections as prose that wraps."""
+    """Return a policy's docstring as Markdown, with the formula as a code block and the other sections as paragraphs."""
     first, texts = docstring_sections(load_zoo()[name])
     formatted = (
         f"```text\n{text}\n```" if title == "Formula" else f"*{title}:* {_flat(text)}" for title, text in texts.items()
@@ -206,7 +205,7 @@ def _flat(text: str) -> str:
 
 
 def excerpt(name: str) -> str:
-    """Return the loop of a function in `LOOPS`, without the indentation of the function."""
+    """Return the source of the loop in a function in `LOOPS`, without indentation."""
     source = textwrap.dedent(inspect.getsource(LOOPS[name]))
     function = ast.parse(source)
     loop = next(node for node in ast.walk(function) if isinstance(node, ast.For))
@@ -222,7 +221,7 @@ def command_line() -> str:
 
 
 def configuration() -> str:
-    """Return every key of a run's configuration, except those of the policy and the task, in one section for each topic.
+    """Return a section for each topic with all keys of a run's configuration, except those of the policy and the task.
 
     Raises:
         ValueError: a key belongs to no topic or to several.
@@ -232,7 +231,7 @@ def configuration() -> str:
     for title, patterns in TOPICS.items():
         keys = [key for key in rows if any(fnmatchcase(key, pattern) for pattern in patterns)]
         if not keys or not left.keys() >= set(keys):
-            raise ValueError(f"TOPICS[{title!r}] has no key, or a key of another topic: {keys}")
+            raise ValueError(f"TOPICS[{title!r}] matches no key, or a key of another topic: {keys}")
         table = ["| key | default | meaning |", "|---|---|---|", *(left.pop(key) for key in keys)]
         sections.append("\n".join([f"### {title}\n", *table]))
     if left:
@@ -298,7 +297,7 @@ def structure() -> str:
 
 
 def draw_map() -> str:
-    """Draw the package, in which every part imports only from rows below its own; the core is blue."""
+    """Draw a map of the package, in which every part imports only from rows below its own and the core is blue."""
     core = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"][1]
     rows = levels(imports())
     width, height = max(map(len, rows)) * (BOX + GAP) + GAP, len(rows) * ROW_HEIGHT + GAP
@@ -319,15 +318,15 @@ def draw_map() -> str:
 
 def laws() -> str:
     """Return a table with one row per law of a clip policy."""
-    rows = ["| | law | what it says |", "|---|---|---|"]
+    rows = ["| | law | statement |", "|---|---|---|"]
     for number, law in enumerate(LAWS, start=1):
         rows.append(f"| {number} | `{law.name}` | {law.statement} |")
     return "\n".join(rows)
 
 
 def functions() -> str:
-    """Return a table with one row per function of `rlzoo.ops`: its signature and its result."""
-    rows = ["| function | what it gives |", "|---|---|"]
+    """Return a table with one row per function of `rlzoo.ops`: its signature and its description."""
+    rows = ["| function | description |", "|---|---|"]
     for name, function in inspect.getmembers(ops, inspect.isfunction):
         if function.__module__ == ops.__name__ and not name.startswith("_"):
             given = ", ".join(_parameter(each) for each in inspect.signature(function).parameters.values())
@@ -351,12 +350,12 @@ def records() -> str:
 
 
 def pages_of_policies() -> list[str]:
-    """Return the site's pages of clip policies, one for each plugin folder with a page."""
+    """Return the names of the site's policy pages, one for each plugin folder that has a page."""
     return [folder.parent.name.removeprefix("rlzoo_").replace("_", "-") for folder in (ROOT / "plugins").glob("*/README.md")]
 
 
 def trainers() -> str:
-    """Return the versions of other trainers with which rules were last tested."""
+    """Return a table of the versions of other trainers that the rules were last tested with."""
     rows = ["| trainer | version | what was run |", "|---|---|---|"]
     tested = tomllib.loads((ROOT / "tests" / "downstream" / "tested.toml").read_text(encoding="utf-8"))
     return "\n".join([*rows, *(f"| {name} | {each['seen']} | {each['how']} |" for name, each in tested.items())])
@@ -414,7 +413,7 @@ def main() -> int:
         stale.append(str(MAP.relative_to(ROOT)))
         if "--check" not in sys.argv:
             MAP.write_text(draw_map(), encoding="utf-8")
-    print("\n".join(stale) or "everything generated is up to date")
+    print("\n".join(stale) or "all generated parts are up to date")
     return 1 if stale and "--check" in sys.argv else 0
 
 

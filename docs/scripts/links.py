@@ -1,8 +1,8 @@
 """Checks every link of the pages, in the repository and in the built site.
 
 ``python -m docs.scripts.links`` reads README.md, SECURITY.md, CHANGELOG.md, the policies' pages, docs and ``build/site``.
-Nothing is fetched: for external addresses only the form is checked. The site may not load anything external, so that it is
-complete without a network.
+Nothing is fetched: for external addresses, only the form is checked. The site must not load external resources, so that it
+works without a network.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ INLINE_CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL)
 LINK = re.compile(r"\]\(<?(?P<target>[^()\s>]*)>?(?:\s+\"[^\"]*\")?\)")
 HEADING = re.compile(r"^#{1,6}\s+(?P<text>.*?)\s*#*$", re.MULTILINE)
 LOADED = {("script", "src"), ("img", "src"), ("link", "href"), ("iframe", "src"), ("source", "src"), ("video", "src")}
-"""Attributes that a browser fetches by itself."""
+"""Attributes whose targets a browser loads automatically."""
 
 
 def markdown_files() -> list[Path]:
-    """Return the pages of the repository."""
+    """Return the Markdown pages of the repository."""
     tops = [ROOT / name for name in ("README.md", "SECURITY.md", "CHANGELOG.md")]
     return [*tops, *sorted((ROOT / "plugins").glob("*/README.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def markdown_problems(files: Iterable[Path]) -> Iterator[str]:
-    """Yield problems with links of pages, as a repository browser shows them."""
+    """Yield problems with the links on pages, resolved as in a repository browser."""
     for file in files:
         text = FENCED.sub("", file.read_text(encoding="utf-8"))
         for link in LINK.finditer(INLINE_CODE.sub("", text)):
@@ -54,11 +54,11 @@ def _markdown_problem(file: Path, link: str) -> str | None:
 
 
 def malformed(link: str) -> str | None:
-    """Return what is wrong with the form of an external address, or None.
+    """Return the problem with the form of an external address, or None.
 
     Example:
         >>> malformed("https:/example.org"), malformed("https://example.org/a#b")
-        ('no machine is named', None)
+        ('the host is missing', None)
     """
     try:
         parts = urlsplit(link)
@@ -71,7 +71,7 @@ def malformed(link: str) -> str | None:
     if parts.scheme not in ("http", "https"):
         return f"unknown scheme {parts.scheme!r}"
     if not host:
-        return "no machine is named"
+        return "the host is missing"
     return None if re.fullmatch(r"[\w-]+(\.[\w-]+)+|localhost", host) else f"{host!r} is not a host name"
 
 
@@ -113,7 +113,7 @@ class _Page(HTMLParser):
 
 
 def site_problems(site: Path) -> Iterator[str]:
-    """Yield problems with links of the built site, and external resources that it would load."""
+    """Yield problems with the links of the built site, and external resources that it would load."""
     pages = {path: _Page(path.read_text(encoding="utf-8")) for path in sorted(site.rglob("*.html"))}
     if not pages:
         yield f"no pages in {site}"
@@ -147,7 +147,7 @@ def main() -> int:
     """Print all problems; the exit code is 1 if there are any."""
     files = markdown_files()
     problems = [*markdown_problems(files), *site_problems(SITE)]
-    print("\n".join(problems) or f"every link of {len(files)} files and {sum(1 for _ in SITE.rglob('*.html'))} pages works")
+    print("\n".join(problems) or f"all links of {len(files)} files and {sum(1 for _ in SITE.rglob('*.html'))} pages work")
     return 1 if problems else 0
 
 

@@ -16,12 +16,12 @@ from math_core import LatexError, LatexToMathML
 from pymdownx.superfences import SuperFencesException
 
 INLINE = r"(?<![\\$\w])\$(?![\s$])([^$\n]*?[^\s$\\]|[^\s$\\])\$(?![\w$])([.,;:)]*)"
-"""As on GitHub: no space within the dollars, and no letter or digit beside them. Punctuation stays on the formula's line."""
+"""As on GitHub: no space just inside the dollar signs, and no letter or digit just outside. Punctuation stays on the line."""
 CONVERTER = LatexToMathML()
 
 
 class Mathematics(Extension):
-    """Converts ``$...$``; code spans are left alone, because their pattern has a higher priority."""
+    """Converts ``$...$``; code spans do not change, because their pattern has a higher priority."""
 
     def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802
         """Register the pattern before the one for backslashes."""
@@ -35,7 +35,7 @@ class _Inline(InlineProcessor):
 
 
 def display(source: str, *_: Any, **__: Any) -> str:
-    """Return a fence's formula on a line of its own, which scrolls if it is too wide; the signature is superfences'."""
+    """Return a fence's formula on its own line, which scrolls if it is too wide; superfences defines the signature."""
     return f'<div class="formula">{mathml(source.strip(), display=True)}</div>'
 
 
@@ -52,5 +52,5 @@ def mathml(latex: str, *, display: bool = False) -> str:
 
 
 def makeExtension(**settings: Any) -> Mathematics:  # noqa: N802
-    """Return the extension, as Python-Markdown requests it."""
+    """Return the extension; Python-Markdown calls this function."""
     return Mathematics(**settings)

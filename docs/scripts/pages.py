@@ -1,7 +1,7 @@
-"""Collects the site's pages: those of docs and the policies, SECURITY.md and CHANGELOG.md, with links that work in the site.
+"""Collects the site's pages: docs, the policies, SECURITY.md and CHANGELOG.md, with links that work on the site.
 
 ``python -m docs.scripts.pages`` writes them to ``build/docs``, from where ``zensical build`` reads them. A link to another file
-of the repository leads to a page that shows this file, so the site needs no other address.
+of the repository leads to a page that shows this file, so the site depends on no other address.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ FENCED = re.compile(r"^(````*)[^`\n]*\n.*?^\1$", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"^ *<!--.*?-->$", re.MULTILINE)
 LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".json": "json"}
 HIDDEN = "---\nsearch:\n  exclude: true\n---\n\n"
-"""Front matter of pages that only show a file; they are reached by links and not by the search."""
+"""Front matter of pages that only show a file; it excludes them from the search."""
 
 
 def sources() -> list[Path]:
-    """Return the files that are pages themselves, and other files in docs, relative to the repository."""
+    """Return the pages and all other files in docs, as paths relative to the repository."""
     beside = [path for path in (ROOT / "docs").rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")]
     found = [*beside, *(ROOT / "plugins").glob("*/README.md"), ROOT / "SECURITY.md", ROOT / "CHANGELOG.md"]
     return sorted(path.relative_to(ROOT) for path in found)
 
 
 def home(source: Path) -> str:
-    """Return where a file or folder of the repository is in the site's folder of pages.
+    """Return the path of a file or folder of the repository within the site's folder of pages.
 
     Example:
         >>> home(Path("plugins/rlzoo_gspo_token/README.md")), home(Path("docs/how-to/vllm.md")), home(Path("configs/dapo.yaml"))
@@ -57,7 +57,7 @@ def stage(folder: Path = STAGE) -> None:
     """Write every page, and every file that a page links to."""
     shutil.rmtree(folder, ignore_errors=True)
     queue = sources()
-    seen = {*queue, Path("README.md")}  # its place in the site belongs to docs/index.md
+    seen = {*queue, Path("README.md")}  # docs/index.md takes its place on the site
     while queue:
         source = queue.pop()
         target = folder / home(source)
@@ -73,7 +73,7 @@ def stage(folder: Path = STAGE) -> None:
 
 
 def content(source: Path) -> str:
-    """Return a page's text: for a folder the list of its files, for other files their content."""
+    """Return the text of a page: a list of files for a folder, and the content for a file."""
     path = ROOT / source
     if path.is_dir():
         inner = sorted(file.relative_to(path) for file in path.rglob("*") if file.is_file() and _is_shown(file))
@@ -102,7 +102,7 @@ def _links(source: Path, text: str) -> Iterator[tuple[Path | None, str]]:
 
 
 def _target(source: Path, link: str) -> Path | None:
-    """Return the file that a link names, relative to the repository; None if it leads out of the repository."""
+    """Return the file that a link points to, relative to the repository; None if it is outside the repository."""
     if ":" in link:
         return None
     path = Path(os.path.normpath(ROOT / source.parent / link))
@@ -115,13 +115,13 @@ def prose(text: str) -> list[str]:
 
 
 def rewritten(source: Path, text: str) -> str:
-    """Return the page for the site: links point to the new places, and comments are removed, as they end lists and tables."""
+    """Return the page for the site, with links to the new paths and without comments, which would end lists and tables."""
     base = PurePosixPath(home(source)).parent
 
     def new(link: re.Match[str]) -> str:
         target = _target(source, link["target"])
         if target is None or not (ROOT / target).exists():
-            return link[0]  # out of the repository, or wrong: the build reports these
+            return link[0]  # outside the repository, or broken: the build reports these
         return os.path.relpath(home(target), base) + (link["anchor"] or "")
 
     blocks = [match[0] for match in FENCED.finditer(text)]
@@ -130,7 +130,7 @@ def rewritten(source: Path, text: str) -> str:
 
 
 def navigation() -> list[str]:
-    """Return the pages that the site's navigation names, in its order."""
+    """Return the pages in the site's navigation, in order."""
     settings = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))
     return list(_flat(settings["project"]["nav"]))
 

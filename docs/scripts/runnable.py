@@ -6,12 +6,12 @@ The line before a fence marks the block:
 - ``<!-- file: NAME -->``: write it to this file.
 - ``<!-- needs: NAME -->``: do not run it; `NEEDS` lists the names.
 
-``<!-- before: COMMAND -->`` on its own line is a command that readers do not see, which prepares what the page assumes. The
-blocks of a page share its folder, in which ``examples`` links to the repository's, and run in their order.
+``<!-- before: COMMAND -->`` on its own line is a hidden command that prepares what the page assumes. The blocks of a page run
+in order in the same folder, in which ``examples`` is a link to the repository's folder.
 
 ``python -m docs.scripts.runnable [--steps N] [--jobs N] [--fork] [PAGE...]`` reads the pages from the repository; by default
-the README and all pages of the navigation. With ``--steps`` all training is short (`SHORTER`). With ``--fork`` the command
-``rlzoo`` is forked from a process that has already imported everything (`tests.zygote`).
+the README and all pages of the navigation. With ``--steps``, training commands are shortened (`SHORTER`). With ``--fork``, the
+command ``rlzoo`` is forked from a process that has already imported everything (`tests.zygote`).
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ NEEDS = {
     "reasoning-gym": "the extra reasoning-gym",
     "sandbox": "the extra sandbox",
     "tinker": "Tinker",
-    "stop": "someone to stop it: a server or a user interface",
+    "stop": "somebody who stops it, because it is a server or a user interface",
     "trl": "TRL",
     "verl": "verl",
     "vllm": "vLLM",
 }
-"""What the blocks need that are not run."""
+"""Requirements of the blocks that are not run."""
 MARKED = re.compile(
     r"^<!-- (?:runnable|file: (?P<file>[\w./-]+)) -->\n(?P<fence>```+)(?P<language>\w*)\n(?P<text>.*?)^(?P=fence)$"
     r"|^<!-- before: (?P<before>[^\n]+) -->$",
@@ -81,15 +81,15 @@ SHORTER = """rlzoo() {{
   command rlzoo "${{words[@]}}"
 }}
 """
-"""Shadows the command, so that runs have few steps and held-out problems, two rules and one seed, and no MLflow.
+"""A shell function that replaces the command: runs have few steps and held-out problems, two rules, one seed and no MLflow.
 
-Hidden commands, Python's runs and runs with MLflow are not changed.
+It does not change hidden commands, runs that are started from Python, ``--dry-run`` and ``--resume``.
 """
 
 
 @dataclass(frozen=True)
 class Block:
-    """A marked block: the line of its fence, its kind, the name of its file, and whether readers see it."""
+    """A marked block: the line of its fence, its text and language, the file to write, and whether readers see it."""
 
     line: int
     text: str
@@ -98,7 +98,7 @@ class Block:
     hidden: bool = False
 
     def command(self, steps: int | None) -> list[str]:
-        """Return the command that runs it, shortened to this many steps; None and hidden blocks: as written."""
+        """Return the command that runs the block; training takes ``steps`` steps, unless it is None or the block is hidden."""
         if self.language == "python":
             return [sys.executable, "-c", self.text]
         shorter = SHORTER.format(steps=steps, settings=SHORT) if steps and not self.hidden else ""
@@ -126,12 +126,12 @@ def unmarked(text: str) -> list[int]:
 
 
 def run_page(page: Path, limit: float = LIMIT, steps: int | None = None) -> bool:
-    """Run a page's blocks in an empty folder and print each with its time; returns whether all succeeded.
+    """Run a page's blocks in an empty folder, print the time of each, and return whether all succeeded.
 
     Args:
-        page: its file.
+        page: file of the page.
         limit: time limit for a block in seconds.
-        steps: value of ``--steps`` for all training; None for what the page says.
+        steps: value of ``--steps`` for all training commands; None to run them as written.
     """
     blocks = marked(page.read_text(encoding="utf-8"))
     name = page.relative_to(ROOT) if page.is_relative_to(ROOT) else page
@@ -149,12 +149,12 @@ def run_page(page: Path, limit: float = LIMIT, steps: int | None = None) -> bool
             print(f"{problem or 'ran'} {name}:{block.line} in {time.monotonic() - start:.1f} s: {first}", flush=True)
             if problem:
                 print(block.text + output, flush=True)
-                return False  # the following blocks depend on it
+                return False  # later blocks depend on this one
     return True
 
 
 def _run(block: Block, folder: str, limit: float, steps: int | None) -> tuple[str | None, str]:
-    """Return what went wrong, or None, and the output of the block."""
+    """Return the problem, or None if there is none, and the output of the block."""
     process = subprocess.Popen(
         block.command(steps),
         cwd=folder,
@@ -179,11 +179,11 @@ def pages() -> list[Path]:
 
 
 def main() -> int:
-    """Run the named pages, or all; the exit code is 1 if a block failed or there was none."""
+    """Run the given pages, or all pages; the exit code is 1 if a block failed or no block was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pages", nargs="*", type=Path)
     parser.add_argument("--steps", type=int)
-    parser.add_argument("--jobs", type=int, default=1, help="pages at once")
+    parser.add_argument("--jobs", type=int, default=1, help="number of pages to run in parallel")
     parser.add_argument("--fork", action="store_true", help="fork the command rlzoo from one process")
     options = parser.parse_args()
     chosen = [page.resolve() for page in options.pages] or pages()

@@ -1,1 +1,1 @@
-"""Benchmarks against TRL's GRPOTrainer: both do the same work, taking turns step by step; ``nox -s bench`` runs them."""
+"""Benchmarks against TRL's GRPOTrainer: both libraries do the same work, in alternating steps. Run with ``nox -s bench``."""

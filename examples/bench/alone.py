@@ -1,4 +1,4 @@
-"""Compares rlzoo's ways of sampling and micro-batch sizes on one case, in turns.
+"""Compares rlzoo's sampling methods and micro-batch sizes on one case, in alternation.
 
 python -m examples.bench.alone long-tail
 python -m examples.bench.alone equal --profile          # the CPU time of a step, by operation
@@ -36,7 +36,7 @@ TURNS = 5
 
 
 def main(name: str) -> None:
-    """Print medians, without the first turn."""
+    """Print the median times, without the first turn."""
     case, folder = CASES[name], Path(tempfile.gettempdir()) / "rlzoo-bench-models"
     prompts = [case.prompt(index) for index in range(case.num_prompts)]
     run = make_run(case, folder)
@@ -56,7 +56,7 @@ def main(name: str) -> None:
 
 
 def steps(name: str, kind: str, *, compiles: bool) -> None:
-    """Print a step's medians, optionally with the learner's model compiled."""
+    """Print the median times of a step, optionally with the learner's model compiled."""
     run = make_run(CASES[name], Path(tempfile.gettempdir()) / "rlzoo-bench-models")
     if compiles:
         run.learner.language_model.base_model.compile(dynamic=True)
@@ -67,7 +67,7 @@ def steps(name: str, kind: str, *, compiles: bool) -> None:
 
 
 def profile(name: str, kind: str) -> None:
-    """Print the operations that take most of the time of sampling and of learning, as shares of their sum."""
+    """Print the operations that take most of the time in sampling and in learning, as shares of the total."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as recording
 
@@ -87,7 +87,7 @@ def profile(name: str, kind: str) -> None:
 
 
 def cost(name: str) -> None:
-    """Print the time of a forward and backward pass as a cost per token and a fixed cost, and the prediction of `overhead`."""
+    """Print the cost per token and the fixed cost of a forward and backward pass, and the fixed cost assumed by `overhead`."""
     run = make_run(CASES[name], Path(tempfile.gettempdir()) / "rlzoo-bench-models")
     sizes = run.learner.language_model.config.get_text_config()
     rows = (1, 2, 4, 8, 16, 24)
@@ -104,8 +104,8 @@ def cost(name: str) -> None:
     medians = [statistics.median(taken[number][1:]) for number in rows]
     slope, fixed = np.polyfit([64 * number for number in rows], medians, 1)
     assumed = overhead(is_cpu=True, depth=sizes.num_hidden_layers * sizes.hidden_size)
-    beside = f"{fixed * 1e3:.1f} ms beside: {fixed / slope:.0f} tokens; taken for {assumed}"
-    print(f"{name}: {slope * 1e6:.0f} microseconds a token, {beside}")
+    beside = f"fixed cost {fixed * 1e3:.1f} ms, as much as {fixed / slope:.0f} tokens (assumed: {assumed})"
+    print(f"{name}: {slope * 1e6:.0f} microseconds per token, {beside}")
 
 
 def _sample(run: Run, prompts: list[str], way: Way, seed: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""The benchmark cases: models, prompts, lengths and numbers of updates."""
+"""The benchmark cases: models, prompts, response lengths and numbers of updates."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Case:
     updates: int  # optimizer steps per rollout batch
     pairs: int = 5
     autocast: Literal["none", "bfloat16"] = "none"
-    rows: int | None = None  # of a micro-batch of TRL; None: a whole update
+    rows: int | None = None  # per micro-batch in TRL; None: a whole update
     settings: tuple[str, ...] = ()  # settings of rlzoo that differ from its defaults
 
     @property
@@ -43,30 +43,30 @@ class Case:
 
 
 def embedded(folder: Path) -> Path:
-    """Make the model that ships with rlzoo."""
+    """Create the model that ships with rlzoo."""
     import rlzoo
 
     return Path(rlzoo.__file__).parent / "assets" / "embedded"
 
 
 def embedded_endless(folder: Path) -> Path:
-    """Make the same model without an end token."""
+    """Create the same model without an end token."""
     return models.endless("embedded", folder / "embedded-endless")
 
 
 def countdown(folder: Path) -> Path:
-    """Make the model with 5 million parameters that counts down."""
+    """Create the model with 5 million parameters that counts down."""
     return models.countdown(folder / "countdown")
 
 
 def smollm2(folder: Path) -> Path:
-    """Make SmolLM2-135M-Instruct without an end token."""
+    """Create SmolLM2-135M-Instruct without an end token."""
     return models.endless("smollm2", folder / "smollm2-endless")
 
 
 @cache
 def sums() -> Task:
-    """Make the default task."""
+    """Create the default task."""
     return build_task({"name": "arithmetic", "seed": 0})
 
 
@@ -76,17 +76,17 @@ def addition(index: int) -> str:
 
 
 def qwen3(folder: Path) -> Path:
-    """Make a Qwen3 of the shape of Qwen3-1.7B with random weights and without an end token."""
+    """Create a Qwen3 model with the shape of Qwen3-1.7B, random weights and no end token."""
     return models.random_qwen3("qwen3-1.7b", folder / "qwen3-1.7b-shape")
 
 
 def tiny_qwen3(folder: Path) -> Path:
-    """Make a Qwen3 of two narrow layers with random weights and without an end token."""
+    """Create a Qwen3 model with two narrow layers, random weights and no end token."""
     return models.random_qwen3("tiny", folder / "tiny-qwen3-shape")
 
 
 def counts(start: int, every: int = 0, long: int = 0) -> Callable[[int], str]:
-    """Return prompts of 12 tokens with responses of ``start`` tokens; one in ``every`` has ``long`` tokens."""
+    """Return a function for prompts of 12 tokens; responses have ``start`` tokens, and one in ``every`` has ``long`` tokens."""
 
     def prompt(index: int) -> str:
         number = long if every and index % every == 0 else start
@@ -96,7 +96,7 @@ def counts(start: int, every: int = 0, long: int = 0) -> Callable[[int], str]:
 
 
 def words(number: int) -> Callable[[int], str]:
-    """Return prompts of so many words of the random models."""
+    """Return a function for prompts with this number of words from the vocabulary of the random models."""
     return lambda index: " ".join(f"t{2 + (7 * place + index) % 200}" for place in range(number))
 
 
@@ -109,7 +109,7 @@ CASES = {
     case.name: case
     for case in (
         Case("embedded", "0.1 M parameters, 64 x 128 tokens", embedded_endless, addition, 8, 128, 4, pairs=15),
-        Case("embedded-natural", "0.1 M parameters, 64 of their own lengths", embedded, addition, 8, 128, 4, pairs=15),
+        Case("embedded-natural", "0.1 M parameters, 64 responses of natural lengths", embedded, addition, 8, 128, 4, pairs=15),
         Case("long-tail", "5 M parameters, 72 responses of 32 tokens, 8 of 256", countdown, counts(32, 10, 256), 10, 256, 4),
         Case("equal", "5 M parameters, 64 x 128 tokens", countdown, counts(1000), 8, 128, 1),
         Case("equal-off-policy", "the same", countdown, counts(1000), 8, 128, 4),
@@ -129,9 +129,9 @@ ON_GPU = {
              "bfloat16", rows=4, settings=("learner.max_tokens_per_micro_batch=176",)),
     )
 }  # fmt: skip
-"""Cases of `examples.gpu`, and the same in small."""
+"""Cases of `examples.gpu`, and the same cases at a small scale."""
 
 
 def find(name: str) -> Case:
-    """Return the case of this name."""
+    """Return the case with this name."""
     return {**CASES, **ON_GPU}[name]

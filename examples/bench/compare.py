@@ -1,4 +1,4 @@
-"""Runs cases with both libraries, in turns, and writes the measurements.
+"""Runs cases with both libraries in alternation, and writes the measurements.
 
 python -m examples.bench.compare --json bench.json
 python -m examples.bench.compare --quick --json bench.json
@@ -72,7 +72,7 @@ class Worker:
 
 
 def compare(case: Case, folder: Path, pairs: int) -> list[dict[str, Any]]:
-    """Return a row per phase of a case; the machine's rate is measured before every pair."""
+    """Return one row per phase of a case; the machine's rate is measured before every pair."""
     dtype = torch.bfloat16 if case.autocast == "bfloat16" else torch.float32
     rates: list[float] = []
     seen: dict[str, list[dict[str, Any]]] = {"rlzoo": [], "trl": []}
@@ -118,7 +118,7 @@ def row(case: Case, phase: str, seen: dict[str, list[dict[str, Any]]], flops: fl
 
 
 def lengths_of(case: Case, folder: Path, tokens: int) -> tuple[list[int], list[int]]:
-    """Return the tokens of each prompt and of each response; if the model ends on its own, all have the mean length."""
+    """Return the number of tokens of each prompt and response; if responses end on their own, all have the mean length."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(case.model(folder))
@@ -129,7 +129,7 @@ def lengths_of(case: Case, folder: Path, tokens: int) -> tuple[list[int], list[i
 
 
 def growth(folder: Path) -> list[dict[str, Any]]:
-    """Measure rlzoo alone on the embedded model, along one axis at a time."""
+    """Measure rlzoo alone with the embedded model, and vary one axis at a time."""
     rows = []
     axes = [("completions", number, 128) for number in (32, 64, 128, 256, 512)]
     axes += [("length", 64, length) for length in (64, 128, 256, 512, 1024)]
@@ -142,12 +142,12 @@ def growth(folder: Path) -> list[dict[str, Any]]:
         per_token = {phase: statistics.median(step[phase] for step in steps) / tokens * 1e6 for phase in PHASES}
         peak = max(step["learner_peak"] for step in steps)
         rows.append({"axis": axis, "completions": number, "length": length, "microseconds_per_token": per_token, "peak": peak})
-        print(f"growth in {axis}, {number} x {length}: {per_token['step']:.1f} microseconds a token", flush=True)
+        print(f"growth in {axis}, {number} x {length}: {per_token['step']:.1f} microseconds per token", flush=True)
     return rows
 
 
 def measure(name: str, folder: Path, pairs: int, report: dict[str, Any]) -> None:
-    """Add one case, or one measurement of rlzoo alone, to the report."""
+    """Add one case, or one measurement with rlzoo alone, to the report."""
     if name == "growth":
         report["growth"] = growth(folder)
     elif name == "overhead":

@@ -1,4 +1,4 @@
-"""Models whose responses have known lengths in any library, because the model itself ends them or never does."""
+"""Models whose responses have known lengths in any library, because the model decides when a response ends, if ever."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from transformers import Qwen3Config
 
 HIDDEN, LAYERS, INNER, HEADS, KEY_HEADS, HEAD_SIZE = 256, 6, 768, 8, 4, 32
-LONGEST = 1200  # counters; a prompt that ends in a counter far above the length limit gives a response of that limit
+LONGEST = 1200  # counters; if the last counter of a prompt is far above the length limit, the response reaches the limit
 SPECIAL = 2  # padding and end token
 
 
 def qwen3(shape: tuple[int, int, int, int, int, int, int], **settings: Any) -> Qwen3Config:
-    """Return the configuration of a Qwen3; the shape is in the order of `SHAPES`, and token 0 is the padding."""
+    """Return the configuration of a Qwen3 model; the shape is in the order of `SHAPES`, and token 0 is the padding."""
     from transformers import Qwen3Config
 
     vocabulary, hidden, inner, layers, heads, key_heads, head_size = shape
@@ -35,11 +35,11 @@ def qwen3(shape: tuple[int, int, int, int, int, int, int], **settings: Any) -> Q
 
 
 def countdown(folder: Path) -> Path:
-    """Make a Qwen3 of 5 million parameters that counts down from its prompt's last token and then ends.
+    """Create a Qwen3 model with 5 million parameters that counts down from its prompt's last token and then ends.
 
-    After "c32", for example, it writes 32 tokens. Every count is one of two tokens with equal probability, so that sampling
-    has work to do. The embeddings and the head make it count; the layers between them are computed as usual, but contribute
-    little.
+    After "c32", for example, it writes 32 tokens. Each count can be written as either of two tokens with equal probability, so
+    that sampling is not trivial. The embeddings and the head do the counting; the layers between them are computed as usual,
+    but contribute little.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
@@ -76,11 +76,11 @@ SHAPES = {
     "qwen3-1.7b": (151_936, 2048, 6144, 28, 16, 8, 128),
     "tiny": (1024, 64, 128, 2, 4, 2, 16),
 }
-"""Vocabulary, width, width of the MLP, layers, heads, key heads and size of a head, of Qwen3s with tied embeddings."""
+"""Shapes of Qwen3 models with tied embeddings: vocabulary, width, MLP width, layers, heads, key-value heads, head size."""
 
 
 def random_qwen3(name: str, folder: Path) -> Path:
-    """Make a Qwen3 of one of `SHAPES` with random bfloat16 weights and without an end token; its words are t0, t1, ..."""
+    """Create a Qwen3 model with one of `SHAPES`, random bfloat16 weights and no end token; its words are t0, t1, ..."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 

@@ -1,4 +1,4 @@
-"""Measures what a step of the default run spends outside sampling and learning, and how long it takes to start."""
+"""Measures the time that a step of the default run spends outside sampling and learning, and the time to start a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS = 12
 
 
 def timed() -> dict[str, list[tuple[Any, str]]]:
-    """Return what is timed for each share: pairs of a module or class and the name of a function in it."""
+    """Return the functions to time for each share, as pairs of a module or class and the function's name."""
     from rlzoo.journal.run_directory import RunDirectory
     from rlzoo.journal.tracking.tracker import Tracker
     from rlzoo.learner import learner, minibatch
@@ -36,9 +36,9 @@ def timed() -> dict[str, list[tuple[Any, str]]]:
 
 
 def beside_the_model(case: str | None = None) -> dict[str, float]:
-    """Return shares of a step as medians over steps: the rule, the measurements, the journal and MLflow.
+    """Return the median shares of a step's time that the rule, the measurements, the journal and MLflow take.
 
-    A separate process sends metrics to MLflow; its share is the time to check on that process.
+    A separate process sends metrics to MLflow; its share is the time that the run spends on checking that process.
 
     Args:
         case: one of `CASES`; None for the default run.
@@ -82,7 +82,7 @@ def beside_the_model(case: str | None = None) -> dict[str, float]:
 
 
 def seconds_to_the_first_step(repeats: int = 3) -> list[float]:
-    """Return the seconds from the command to the beginning of its first step, including the MLflow store."""
+    """Return the seconds from the command to the beginning of the first step, including the creation of the MLflow store."""
     found = []
     for _ in range(repeats):
         folder = Path(tempfile.mkdtemp(prefix="rlzoo-bench-"))

@@ -20,7 +20,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def comparison(report: dict[str, Any]) -> str:
-    """Format one row per case: how many times as long TRL takes."""
+    """Format a table with one row per case: how many times as long TRL takes."""
     rows = []
     for name in dict.fromkeys(row["case"] for row in report["rows"]):
         phases = {row["phase"]: row for row in report["rows"] if row["case"] == name}
@@ -37,7 +37,7 @@ def comparison(report: dict[str, Any]) -> str:
 
 
 def roofline(report: dict[str, Any]) -> str:
-    """Format one row per case and phase: the time that the matrix products need at the measured rates, and its share."""
+    """Format a table with one row per case and phase: the bound by the rate of matrix products, and the shares of the rate."""
     machine = report["machine"]
     gain = machine["onednn_float32"] / machine["matmul_float32"]
     rows = [
@@ -52,12 +52,12 @@ def roofline(report: dict[str, Any]) -> str:
         ]
         for row in report["rows"]
     ]
-    takes = ["rlzoo takes x bound", "x bound at oneDNN's rate"]
-    return table(["case", "phase", "bound, seconds", *takes, "rlzoo's share of the rate", "TRL's"], rows)
+    takes = ["rlzoo's time / bound", "rlzoo's time / bound at oneDNN's rate"]
+    return table(["case", "phase", "bound, seconds", *takes, "rlzoo's share of the rate", "TRL's share"], rows)
 
 
 def growth(report: dict[str, Any]) -> str:
-    """Format one row per size."""
+    """Format a table with one row per size."""
     rows = [
         [
             str(row["completions"]),
@@ -67,18 +67,18 @@ def growth(report: dict[str, Any]) -> str:
         ]
         for row in report["growth"]
     ]
-    return table(["completions", "tokens each", "sampling, µs a token", "learning", "whole step", "peak, GB"], rows)
+    return table(["completions", "tokens each", "sampling, µs per token", "learning", "whole step", "peak, GB"], rows)
 
 
 def beside(report: dict[str, Any]) -> str:
-    """Format one row per run."""
+    """Format a table with one row per run."""
     parts = ("rule", "metrics", "journal", "mlflow", "sum")
     rows = [[name, *(f"{shares[part]:.1%}" for part in parts)] for name, shares in report["beside"].items()]
-    return table(["of a step of", "rule", "metrics", "journal", "MLflow", "together"], rows)
+    return table(["share of a step in", "rule", "metrics", "journal", "MLflow", "total"], rows)
 
 
 def machine_part(report: dict[str, Any]) -> str:
-    """Format the results from one machine."""
+    """Format the results of one machine."""
     machine, packages = report["machine"], report["packages"]
     values = {
         "processor": report["processor"],

@@ -1,4 +1,4 @@
-"""rlzoo's side of a case, as ``rlzoo train --clip grpo`` runs it."""
+"""rlzoo's part of a case, as ``rlzoo train --clip grpo`` runs it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from rlzoo.types import Problem
 
 
 class BenchTask(Task):
-    """The case's prompts; every second response is right."""
+    """A task with the case's prompts, in which every second response is right."""
 
     case: str
 
     @property
     def name(self) -> str:
-        """The name of the task."""
+        """Return the name of the task."""
         return "bench"
 
     def train_problems(self, start: int, count: int) -> list[Problem]:
@@ -41,7 +41,7 @@ class BenchTask(Task):
 
 
 def make_run(case: Case, folder: Path, *overrides: str) -> Run:
-    """Make a run of the case, ready for its first step."""
+    """Create a run of the case that is ready for its first step."""
     settings = [
         f"model.path={case.model(folder)}",
         f"rollout.num_prompts={case.num_prompts}",
@@ -63,7 +63,7 @@ def make_run(case: Case, folder: Path, *overrides: str) -> Run:
 
 
 def main(name: str, folder: str, *overrides: str) -> None:
-    """Run steps in turn."""
+    """Run a step in each turn."""
     case = find(name)
     run = make_run(case, Path(folder), *overrides)
     memory: dict[str, int] = {}

@@ -20,7 +20,7 @@ SIZE, SIZE_ON_GPU = 2048, 8192
 
 
 def seconds_of(work: Callable[[], object], repeats: int = 7) -> list[float]:
-    """Return the time of each repetition, after one that is not counted."""
+    """Return the time of each repetition, after an uncounted warm-up."""
     work()
     found = []
     for _ in range(repeats):
@@ -40,7 +40,7 @@ def product_rate(dtype: torch.dtype) -> float:
 
 
 def processor() -> str:
-    """Return the system's name of the CPU."""
+    """Return the name of the CPU, as the system reports it."""
     file = Path("/proc/cpuinfo")
     found = re.search(r"^model name\s*: *(.+)$", file.read_text(encoding="utf-8") if file.exists() else "", re.MULTILINE)
     return found[1] if found else platform.processor() or platform.machine()
@@ -67,8 +67,8 @@ def machine() -> dict[str, float]:
 def step_flops(case: Case, model: Path, prompt_lengths: list[int], lengths: list[int]) -> dict[str, float]:
     """Count the operations of a step's matrix products: sampling with a cache, which processes each prompt once, and learning.
 
-    Learning consists of the old log-probs of all responses but the first update's, a forward pass, and a backward pass that
-    costs twice as much. The head is needed only for response tokens.
+    Learning consists of the old log-probs of all responses except those of the first update, a forward pass, and a backward
+    pass that costs twice as much. The head is needed only for response tokens.
     """
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     hidden, layers, heads = config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]

@@ -1,6 +1,6 @@
-"""Compares rlzoo's own decoding with vLLM on the same prompts and weights, in turns.
+"""Compares rlzoo's own decoding with vLLM on the same prompts and weights, in alternation.
 
-Needs an environment with both, such as the one of `nox -s vllm`.
+Needs an environment with both libraries, such as the environment of `nox -s vllm`.
 
 python -m examples.bench.samplers smollm2
 python -m examples.bench.samplers smollm2 --dtype bfloat16
@@ -20,7 +20,7 @@ from examples.bench.rlzoo_worker import make_run
 
 
 def main(name: str, dtype: str, pairs: int) -> None:
-    """Print tokens per second as medians over pairs, after one turn of each that is not counted."""
+    """Print the median tokens per second over pairs, after an uncounted warm-up of each sampler."""
     case, folder = CASES[name], Path(tempfile.gettempdir()) / "rlzoo-bench-models"
     prompts = [case.prompt(index) for index in range(case.num_prompts)]
     autocast = f"learner.autocast={'none' if dtype == 'float32' else dtype}"

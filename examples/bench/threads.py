@@ -1,10 +1,10 @@
-"""Times steps with libgomp's default waiting and with rlzoo's, alone and next to busy processes, in turns.
+"""Times steps with libgomp's default wait policy and with rlzoo's, alone and next to busy processes.
 
 python -m examples.bench.threads                         # embedded, 5 M and SmolLM2, five pairs of each
 python -m examples.bench.threads --case embedded --pairs 3
 
-"old" waits as libgomp does by default, and "new" as `rlzoo train` does. Both have as many threads as there are cores, stay
-loaded and take turns. A turn consists of several steps; the order changes with every pair.
+"old" uses libgomp's default, and "new" uses the wait policy of `rlzoo train`. Both have as many threads as there are cores,
+stay loaded and take turns. A turn consists of several steps, and the order changes with every pair.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SPIN = "while True: pass"
 
 
 def main(cases: Sequence[str], pairs: int) -> None:
-    """Print medians over pairs, and their ratios."""
+    """Print the medians over pairs of the times and of their ratios."""
     for case in cases:
         found: dict[tuple[str, str], list[dict[str, float]]] = {(one, load): [] for one in SETTINGS for load in LOADS}
         with _workers(case) as workers:
@@ -52,7 +52,7 @@ def _print(case: str, found: dict[tuple[str, str], list[dict[str, float]]]) -> N
     medians = {
         key: {phase: statistics.median(turn[phase] for turn in turns) for phase in PHASES} for key, turns in found.items()
     }
-    print(f"{case}: {STEPS[case]} steps a turn, {len(found['old', 'alone'])} pairs, {os.cpu_count()} cores, seconds (median)")
+    print(f"{case}: {STEPS[case]} steps per turn, {len(found['old', 'alone'])} pairs, {os.cpu_count()} cores, seconds (median)")
     for (setting, load), phases in medians.items():
         print(f"  {setting} {load:5}  " + "  ".join(f"{phase} {seconds:.2f}" for phase, seconds in phases.items()))
     for name, over, under in (
@@ -72,7 +72,7 @@ def _print(case: str, found: dict[tuple[str, str], list[dict[str, float]]]) -> N
 
 @contextmanager
 def _workers(case: str) -> Iterator[dict[str, subprocess.Popen[str]]]:
-    """Start a process for each setting, and run a first turn that is not counted."""
+    """Start a process for each setting, and run an uncounted first turn."""
     taken = (*WAITING, "OMP_NUM_THREADS", "MKL_NUM_THREADS")
     environment = {name: value for name, value in os.environ.items() if name not in taken}
     command = [sys.executable, "-m", "examples.bench.threads", "--case", case, "--worker"]
@@ -92,7 +92,7 @@ def _workers(case: str) -> Iterator[dict[str, subprocess.Popen[str]]]:
 
 @contextmanager
 def _busy(number: int) -> Iterator[None]:
-    """Run processes inside the block that each keep a core busy."""
+    """Run processes that each keep a core busy inside the block."""
     processes = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(number)]
     try:
         if number:
@@ -144,7 +144,7 @@ def _cpu() -> float:
 
 
 def _run(case: str) -> Any:
-    """Make a run, ready for its first step; the embedded model's is that of `rlzoo train`."""
+    """Create a run that is ready for its first step; for the embedded model, it is the default run of `rlzoo train`."""
     if case in CASES:
         from examples.bench.cases import CASES as BENCH_CASES
         from examples.bench.rlzoo_worker import make_run

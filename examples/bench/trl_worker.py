@@ -1,4 +1,4 @@
-"""TRL's side of a case: its GRPOTrainer, configured for the same work."""
+"""TRL's part of a case: its GRPOTrainer, configured for the same work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from examples.bench.cases import GROUP, Case, find
 
 
 def main(name: str, folder: str) -> None:
-    """Run steps in turn: one generation and the case's number of optimizer steps."""
+    """Run a step in each turn: one generation and the case's number of optimizer steps."""
     from datasets import Dataset
     from transformers import TrainerCallback
     from trl import GRPOTrainer
@@ -31,7 +31,7 @@ def main(name: str, folder: str) -> None:
     rollout = turns.Clock()
 
     class Turns(TrainerCallback):
-        """Lets a step begin only in this worker's turn."""
+        """Delays each step until it is this worker's turn."""
 
         started = 0.0
 

@@ -1,4 +1,4 @@
-"""A worker's side of taking turns: it waits for its turn, runs one step, reports, and waits again."""
+"""The worker's part in taking turns: the worker waits for its turn, runs one step, reports, and waits again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def take_standard_output() -> None:
 
 
 def wait() -> None:
-    """Wait for this worker's turn; exits when the parent process is gone."""
+    """Wait for this worker's turn, and exit if the parent process has ended."""
     if not sys.stdin.readline():
         os._exit(0)
 
@@ -33,7 +33,7 @@ def report(**measured: Any) -> None:
 
 
 def settle() -> None:
-    """Wait until the GPU has finished, if there is one, so that a clock can be read."""
+    """Wait until the GPU, if there is one, has finished, so that times are correct."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
@@ -47,7 +47,7 @@ def forget_peak() -> None:
 
 
 def peak_bytes() -> int:
-    """Return the peak of resident memory since `forget_peak`; on a GPU, of the memory that torch has allocated."""
+    """Return the peak of resident memory since `forget_peak`; on a GPU, the peak of the memory that torch has allocated."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     line = next(line for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines() if line.startswith("VmHWM"))
@@ -81,6 +81,6 @@ class Clock:
         return timed
 
     def take(self) -> float:
-        """Return the seconds so far, and reset."""
+        """Return the total time in seconds, and reset it."""
         seconds, self.seconds = self.seconds, 0.0
         return seconds

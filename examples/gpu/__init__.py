@@ -1,1 +1,1 @@
-"""One command that proves rlzoo on a GPU: ``python -m examples.gpu``. See docs/reference/gpu.md."""
+"""One command that validates rlzoo on a GPU: ``python -m examples.gpu``. See docs/reference/gpu.md."""

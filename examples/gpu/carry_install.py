@@ -1,9 +1,9 @@
-"""Checks and joins the pieces that lie beside this file, and installs them without a network; needs only Python and pip.
+"""Checks and joins the pieces next to this file, and installs their contents without a network; needs only Python and pip.
 
     python carried/install.py [--to FOLDER]
 
-FOLDER (default: the current one) gets ``rlzoo``, which is the checkout, ``models``, and ``gpu-environment``, an environment on
-top of the packages of the Python that runs this. Installed packages are neither changed nor removed.
+FOLDER (default: the current one) will contain ``rlzoo`` (the checkout), ``models``, and ``gpu-environment``, an environment on
+top of the packages of the Python that runs this script. Installed packages are neither changed nor removed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def join(manifest: dict[str, Any], to: Path) -> None:
 
 
 def unpack(archive: tarfile.TarFile, to: Path) -> None:
-    """Unpack files and folders; anything that could be written outside of ``to``, such as a link, ends the installation."""
+    """Unpack files and folders; any member that could write outside ``to``, such as a link, ends the installation."""
     for member in archive.getmembers():
         parts = Path(member.name).parts
         if not (member.isfile() or member.isdir()) or ".." in parts or Path(member.name).is_absolute():
@@ -50,8 +50,8 @@ def unpack(archive: tarfile.TarFile, to: Path) -> None:
 
 
 def make_environment(folder: Path) -> str:
-    """Make an environment that also has the packages of this Python, and return its Python."""
-    # not --system-site-packages: this Python may itself be an environment. Nor pip, which would bring its own setuptools
+    """Create an environment that includes the packages of this Python, and return its Python."""
+    # without --system-site-packages, because this Python may itself be in an environment; without pip, which adds setuptools
     subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)], check=True)
     python = str(folder / "bin" / "python")
     own_user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
@@ -63,7 +63,7 @@ def make_environment(folder: Path) -> str:
 
 
 def main() -> None:
-    """Install everything."""
+    """Check, join and install the pieces."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--to", type=Path, default=Path())
     to = parser.parse_args().to.resolve()
@@ -71,10 +71,10 @@ def main() -> None:
     manifest = json.loads((HERE / "manifest.json").read_text(encoding="utf-8"))
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     if here != manifest["python"]:
-        sys.exit(f"this is Python {here}, and the wheels are for {manifest['python']}; pack again with --python {here}")
+        sys.exit(f"this is Python {here}, but the wheels are for {manifest['python']}; pack again with --python {here}")
     join(manifest, to)
     python = make_environment(to / "gpu-environment")
-    # without the user's settings, which may name an index; without dependencies, which were resolved when this was packed
+    # without the user's settings, which may name an index; without dependencies, which were resolved when packing
     pip = [python, "-m", "pip", "--isolated", "install", "--no-index", "--find-links", str(to / "wheels"), "--no-deps"]
     subprocess.run([*pip, *manifest["install"]], check=True)
     subprocess.run([python, "-c", "import rlzoo; print('rlzoo', rlzoo.__file__)"], check=True, cwd=to / "wheels")

@@ -1,4 +1,4 @@
-"""Part ``correctness``: gradients, log-probs, resuming and memory, each within a tolerance."""
+"""Part ``correctness``: checks that gradients, log-probs, resumed runs and memory are within tolerances."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ DTYPES: dict[str, dict[str, Any]] = {"float32": {}, "bfloat16": {"autocast": "bf
 ORACLE = {"float32": 1e-4, "bfloat16": 5e-2}
 """Relative L2 error of the gradient. Float32 must not be TF32; bfloat16 keeps 8 bits, a relative error of 4e-3 per product."""
 INVARIANCE = {"float32": 1e-5, "bfloat16": 1e-1}
-"""The same between two ways of one learner. In bfloat16, log-ratios differ too, and so does each response's weight."""
+"""The same for two configurations of one learner. In bfloat16, log-ratios also differ, and so do the responses' weights."""
 LOG_PROBS = {"float32": 1e-3, "bfloat16": 5e-2}
 """Mean absolute difference of a token's log-prob, in nats."""
 FORECAST = 0.2
-"""Share by which the measured peak of memory may differ from the planner's."""
+"""Relative difference allowed between the measured peak of memory and the planner's forecast."""
 
 
 def gradient(setting: Setting, rule: str, dtype: str) -> Outcome:
-    """Compare the learner's gradient with the oracle's, on off-policy data of which the rule clips a part."""
+    """Compare the learner's gradient with the oracle's on off-policy data that the rule partly clips."""
     model, data = make_model(setting.quick), make_data(rule, setting.quick)
     named, advantages = dict(model.named_parameters()), data.batch.advantages[:, 0].tolist()
     wanted = oracle.gradient(oracle.RULES[rule], named, model.config, data.rows(), data.packed_log_ratios(), advantages)
@@ -35,7 +35,7 @@ def gradient(setting: Setting, rule: str, dtype: str) -> Outcome:
 
 
 WIDE = {"width_low": 0.05, "width_high": 0.05, "width_ceiling": 0.15}
-"""A band of FSPO that bfloat16's rounding of the summed log-ratio does not cross."""
+"""An FSPO band that is wide enough that rounding to bfloat16 does not move a summed log-ratio across its edges."""
 OTHER_WAYS: dict[str, dict[str, Any]] = {
     "micro-batches": {"max_tokens_per_micro_batch": 64},
     "packing": {"packing": True},
@@ -44,7 +44,7 @@ OTHER_WAYS: dict[str, dict[str, Any]] = {
 
 
 def invariance(setting: Setting, way: str, dtype: str) -> Outcome:
-    """Compare the gradient of one padded micro-batch with that of another way to compute the same."""
+    """Compare the gradient of one padded micro-batch with the gradient from another way to compute it."""
     band = oracle.Rule("sum", -WIDE["width_low"], WIDE["width_high"], WIDE["width_ceiling"], grows=True)
     model, data = make_model(setting.quick), make_data("fspo", setting.quick, band)
     plain = make_learner("fspo", model, WIDE, max_tokens_per_micro_batch=10**6, **DTYPES[dtype])
@@ -55,12 +55,12 @@ def invariance(setting: Setting, way: str, dtype: str) -> Outcome:
 
 
 def judged(what: str, error: float, allowed: float) -> Outcome:
-    """Return an outcome that is passed if the error is within what is allowed; NaN is not."""
+    """Return an outcome that passes if the error is within the tolerance; NaN fails."""
     return Outcome(f"{what} {error:.1e}", {"error": error, "allowed": allowed}, passed=error <= allowed)
 
 
 def log_probs(setting: Setting, engine: str, dtype: str) -> Outcome:
-    """Compare the log-probs that the sampler reports with the learner's of the same tokens."""
+    """Compare the log-probs that the sampler reports with the learner's log-probs of the same tokens."""
     from examples.bench.cases import find
     from examples.bench.rlzoo_worker import make_run
     from rlzoo.learner.batch import collate
@@ -83,7 +83,7 @@ def log_probs(setting: Setting, engine: str, dtype: str) -> Outcome:
 
 
 def resume(setting: Setting) -> Outcome:
-    """Train 4 steps twice, and 2 steps and after resuming 2 more, and compare weights and metrics."""
+    """Train for 4 steps twice, and for 2 steps and 2 more after resuming, and compare weights and metrics."""
     folder = Path(tempfile.mkdtemp(prefix="rlzoo-gpu-resume-"))
     whole, again = _trained(folder / "whole", 4), _trained(folder / "again", 4)
     _trained(folder / "parts", 2)
@@ -99,7 +99,7 @@ def resume(setting: Setting) -> Outcome:
 
 
 def _trained(folder: Path, steps: int, *, resumed: bool = False) -> tuple[dict[str, Any], list[dict[str, float]]]:
-    """Return the weights of a run of the embedded model, and its metrics that are no times."""
+    """Return the weights of a run of the embedded model, and its metrics except times."""
     from safetensors.torch import load_file
 
     import rlzoo
@@ -150,4 +150,4 @@ CASES = [
     Case("memory-checkpointing", "the same with gradient checkpointing", f"{FORECAST:.0%} of the forecast",
          partial(memory, checkpointing=True)),
 ]  # fmt: skip
-"""In the order in which they are run."""
+"""The cases, in the order in which they run."""

@@ -17,7 +17,7 @@ from rlzoo.learner.batch import ScoredBatch
 from rlzoo.learner.learner import Learner
 
 KEPT = ((0.0, 0.8), (1.25, 2.6), (3.4, 4.0))
-"""Log-ratios that are drawn, in widths of the band: none is near an edge or the ceiling, where rounding would decide."""
+"""Log-ratios to draw, in units of the band's width; none is near an edge or the ceiling, where rounding could decide."""
 
 
 def make_model(quick: bool, seed: int = 0) -> Any:
@@ -47,19 +47,19 @@ def make_model(quick: bool, seed: int = 0) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """A batch, and what an oracle needs to know of it."""
+    """A batch, and the data that an oracle needs about it."""
 
     batch: ScoredBatch  # old log-probs are 0 until `off_policy` sets them
-    log_ratios: Tensor  # (B, T) float64, at the places of the mask
+    log_ratios: Tensor  # (B, T) float64, at the positions of the mask
     rule: str
 
     def rows(self) -> list[tuple[Tensor, Tensor]]:
-        """Return each response's tokens, and the places among them that the model chose."""
+        """Return each response's tokens, and the positions of the tokens that the model chose."""
         numbered = zip(self.batch.sequences, self.batch.prompt_lengths, self.batch.response_mask, strict=True)
         return [(tokens, prompt + mask.nonzero()[:, 0]) for tokens, prompt, mask in numbered]
 
     def packed_log_ratios(self) -> Tensor:
-        """Return the log-ratios at the beginning of each row."""
+        """Return the log-ratios, moved to the beginning of each row."""
         packed = torch.zeros_like(self.log_ratios)
         for row, mask in enumerate(self.batch.response_mask):
             packed[row, : int(mask.sum())] = self.log_ratios[row, mask]
@@ -67,15 +67,15 @@ class Data:
 
 
 def make_data(rule: str, quick: bool, band: Rule | None = None, seed: int = 1) -> Data:
-    """Draw responses to prompts of different lengths, and log-ratios of which a part is beyond the rule's band.
+    """Draw responses to prompts of different lengths, and log-ratios, some of which are outside the rule's band.
 
     Every third response has a hole in its mask, as between two turns of an episode.
 
     Args:
         rule: name of the rule.
-        quick: draw less.
-        band: a band in place of that of `RULES`.
-        seed: seeds everything.
+        quick: draw fewer and shorter responses.
+        band: replaces the rule's band in `RULES`.
+        seed: seed of all random numbers.
     """
     rng = torch.Generator().manual_seed(seed)
     number, longest, vocabulary = (12, 24, 512) if quick else (32, 160, 8192)
@@ -110,7 +110,7 @@ def make_data(rule: str, quick: bool, band: Rule | None = None, seed: int = 1) -
 
 
 def _log_ratios(rule: Rule, mask: Tensor, rng: torch.Generator) -> Tensor:
-    """Return log-ratios whose pooled value is one of `KEPT`, times the band's width on that side."""
+    """Return log-ratios whose pooled value is one of `KEPT` times the width of the band on that side."""
 
     def draw(length: int) -> float:
         start, end = KEPT[int(torch.randint(len(KEPT), (), generator=rng))]
@@ -132,7 +132,7 @@ def _log_ratios(rule: Rule, mask: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def make_learner(rule: str, model: Any, clip: dict[str, Any] | None = None, **settings: Any) -> Learner:
-    """Return a learner of a copy of the model."""
+    """Return a learner with a copy of the model."""
     padding = settings.pop("padding_side", "right")
     policy = load_zoo()[rule](**(clip or {}))
     config = LearnerConfig(lr=1e-3, **settings)
@@ -140,9 +140,9 @@ def make_learner(rule: str, model: Any, clip: dict[str, Any] | None = None, **se
 
 
 def off_policy(learner: Learner, data: Data) -> ScoredBatch:
-    """Return the batch with old log-probs that differ from the learner's by the log-ratios.
+    """Return the batch with old log-probs that differ from the learner's log-probs by the log-ratios.
 
-    The learner's log-probs come from the passes that it will learn with, so that the log-ratios are exact in any type.
+    The learner's log-probs come from the same passes that it learns with, so that the log-ratios are exact in any type.
     """
     current = torch.zeros(data.batch.response_mask.shape)
     rows = torch.arange(len(data.batch))
@@ -153,7 +153,7 @@ def off_policy(learner: Learner, data: Data) -> ScoredBatch:
 
 
 def gradient_of(learner: Learner, batch: ScoredBatch) -> dict[str, Tensor]:
-    """Return the gradient of one step on the whole batch, on the CPU in float64, by weight."""
+    """Return the gradient of one step on the whole batch by weight, on the CPU in float64."""
     learner.accumulate(batch, torch.arange(len(batch)))
     found = {
         name: torch.zeros_like(each) if each.grad is None else each.grad

@@ -1,7 +1,7 @@
-"""Four rules and a Qwen3 in float64 on the CPU, written from the formulas; shares no code with rlzoo or transformers.
+"""Four rules and a Qwen3 model in float64 on the CPU, written from the formulas without code from rlzoo or transformers.
 
-The gradient of a step is the sum over tokens of dJ/dlog_prob, worked out here without automatic differentiation, times the
-gradient of the token's log-prob.
+The gradient of a step is the sum over tokens of dJ/dlog_prob, which is computed here without automatic differentiation, times
+the gradient of the token's log-prob.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A band on ratios that are pooled over a response; ``low``, ``high`` and ``ceiling`` are edges of the log-ratio."""
+    """A band on pooled log-ratios of a response; ``low``, ``high`` and ``ceiling`` are its edges."""
 
     pool: Literal["token", "mean", "sum"]
     low: float
     high: float
     ceiling: float | None = None  # where the advantage is negative
-    grows: bool = False  # whether the edges are per square root of the length
+    grows: bool = False  # whether the edges grow with the square root of the length
 
     def edges(self, length: int) -> tuple[float, float, float]:
-        """Return floor, upper edge and ceiling of the log-ratio for a response of so many tokens."""
+        """Return the lower edge, upper edge and ceiling of the log-ratio for a response with this number of tokens."""
         scale = math.sqrt(length) if self.grows else 1.0
         return self.low * scale, self.high * scale, math.inf if self.ceiling is None else self.ceiling * scale
 
     def slope(self, log_ratio: float, advantage: float, length: int) -> float:
-        """Return the derivative in the log-ratio of min(r A, clip(r) A), or of max(that, c A) where A is negative."""
+        """Return the derivative by the log-ratio of min(r A, clip(r) A), or of the maximum of that and c A where A < 0."""
         low, high, ceiling = self.edges(length)
         kept = log_ratio <= high if advantage > 0 else low <= log_ratio <= ceiling
         return math.exp(log_ratio) * advantage if kept else 0.0
 
     def derivative(self, log_ratios: Sequence[float], advantage: float) -> list[float]:
-        """Return dJ/dlog_prob of every token of a response, for a J that is the mean over the response's terms."""
+        """Return dJ/dlog_prob for every token of a response, where J is the mean over the terms of the response."""
         length = len(log_ratios)
         if self.pool == "token":
             return [self.slope(one, advantage, length) / length for one in log_ratios]
@@ -52,7 +52,7 @@ RULES = {
     "grpo": Rule("token", math.log(0.8), math.log(1.2)),
     "rloo": Rule("sum", math.log(0.8), math.log(1.2)),
 }
-"""The rules with rlzoo's defaults; all are averaged over responses."""
+"""The rules with rlzoo's default settings; all of them average over responses."""
 
 
 def _normed(values: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -69,10 +69,10 @@ def _rotated(values: Tensor, base: float) -> Tensor:
 
 
 def log_probs(weights: Mapping[str, Tensor], config: Any, tokens: Tensor) -> Tensor:
-    """Return the log-probs of all tokens but the first, of one row, in a Qwen3 with tied embeddings.
+    """Return the log-probs of all tokens of a row but the first, in a Qwen3 model with tied embeddings.
 
     Args:
-        weights: float64, by transformers' names.
+        weights: float64 weights, by their names in transformers.
         config: transformers' configuration.
         tokens: ``(T,)``.
     """
@@ -113,14 +113,15 @@ def gradient(
     log_ratios: Tensor,
     advantages: Sequence[float],
 ) -> dict[str, Tensor]:
-    """Return the gradient of the loss, which is -J, by weight.
+    """Return the gradient of the loss -J, by weight.
 
     Args:
         rule: the rule.
-        weights: by transformers' names, in any type.
+        weights: weights of any type, by their names in transformers.
         config: transformers' configuration of the model.
-        rows: for each response its tokens with its prompt's, and the places among them that the model chose.
-        log_ratios: ``(B, T)``; those of the places, in order, are at the beginning of each row.
+        rows: for each response, the tokens of the prompt and the response, and the positions of the tokens that the model
+        chose.
+        log_ratios: ``(B, T)``; the log-ratios at these positions, in order, are at the beginning of each row.
         advantages: one for each response.
     """
     own = {name: tensor.detach().cpu().double().requires_grad_() for name, tensor in weights.items()}

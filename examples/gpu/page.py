@@ -16,24 +16,24 @@ from examples.gpu.rows import Row
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "reference" / "gpu.md"
 DATA = PAGE.with_suffix(".json")
-NOT_YET = "**Not yet run on a GPU.** Every row below is from a CPU, at a small scale. The following command changes this:"
-RUN = "The rows of GPUs below come from this command:"
+NOT_YET = "**Not yet run on a GPU.** Every row below was measured on a CPU at a small scale. To measure on a GPU, run:"
+RUN = "The following command produced the rows for GPUs below:"
 TITLES = {
     "correctness": "Correctness",
     "speed": "Speed and memory",
-    "trl": "Beside TRL",
+    "trl": "Compared with TRL",
     "several": "Several processes",
 }
-WORDS = {"absent": "not there", "measured": ""}
+WORDS = {"absent": "not available", "measured": ""}
 
 
 def is_on_gpu(report: dict[str, Any]) -> bool:
-    """Return whether the report is of a GPU."""
+    """Return whether the report is from a machine with a GPU."""
     return "gpus" in report["machine"]
 
 
 def part_table(rows: Sequence[Row]) -> str:
-    """Format the rows of a part."""
+    """Format a table with the rows of a part."""
     head = ["row", "what", "found", *(["allowed", ""] if any(row.allowed for row in rows) else [""])]
     lines = []
     for row in rows:
@@ -45,7 +45,7 @@ def part_table(rows: Sequence[Row]) -> str:
 
 
 def section(report: dict[str, Any]) -> str:
-    """Format the rows of one device."""
+    """Format a section with the rows of one device."""
     machine = report["machine"]
     hardware = ", ".join(dict.fromkeys(machine.get("gpus", [machine["processor"]])))
     number = f"{len(machine['gpus'])} x " if "gpus" in machine else f"{machine['cores']} cores of "
@@ -73,7 +73,7 @@ def published() -> list[dict[str, Any]]:
 
 
 def publish(file: Path) -> None:
-    """Add a report to the documentation, in place of an earlier one of the same device and size."""
+    """Add a report to the documentation; it replaces an earlier report with the same device and size."""
     new = records.read(file)
     reports = [report for report in published() if report["mark"] != new["mark"]] + [new]
     plain = [report | {"rows": [asdict(row) for row in report["rows"]]} for report in reports]

@@ -1,4 +1,4 @@
-"""The cases of a part, their outcomes, and the file that stores them, from which an interrupted command resumes."""
+"""The cases of a part, their outcomes, and the file that stores them and from which an interrupted command resumes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any, Literal
 
 Status = Literal["passed", "failed", "measured", "absent", "stopped", "not run"]
 DONE: tuple[Status, ...] = ("passed", "measured")
-"""States that are kept when the command is run again."""
+"""States of rows that are not run again when the command is repeated."""
 
 
 class AbsentError(Exception):
-    """The case needs something that this machine does not have."""
+    """Raised if a case needs something that this machine does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Where cases run, and in which size."""
+    """The device that cases run on, and their size."""
 
     device: Literal["cuda", "cpu"]
     quick: bool
@@ -27,7 +27,7 @@ class Setting:
 
     @property
     def mark(self) -> str:
-        """What every row of the page is marked with."""
+        """Return the device and the size, which identify the report."""
         import torch
 
         where = torch.cuda.get_device_name(0) if self.device == "cuda" else "CPU"
@@ -36,16 +36,16 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a case came to."""
+    """The result of a case."""
 
     found: str  # for the page
     values: dict[str, Any] = field(default_factory=dict)
-    passed: bool | None = None  # None: a measurement, which nothing is required of
+    passed: bool | None = None  # None: a measurement, which has no requirement
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One row of the page.
+    """A case, which becomes one row of the page.
 
     Example:
         ``Case("resume", "4 steps against 2 and 2", "bit for bit", resume)``
@@ -53,13 +53,13 @@ class Case:
 
     name: str
     about: str
-    allowed: str  # what is required of it; empty for a measurement
+    allowed: str  # the requirement; empty for a measurement
     run: Callable[[Setting], Outcome]
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A case with its outcome, as it is written."""
+    """A case with its outcome, as it is stored."""
 
     part: str
     name: str
@@ -81,7 +81,7 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def write(file: Path, report: dict[str, Any]) -> None:
-    """Write a report so that a reader never sees half of it."""
+    """Write a report atomically, so that a reader never sees a partial file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(".partial")
     plain = report | {"rows": [asdict(row) for row in report["rows"]]}

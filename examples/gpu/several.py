@@ -1,4 +1,4 @@
-"""Part ``several``: several processes give the weights of one, however the model's states are shared among them."""
+"""Part ``several``: checks that several processes give the same weights as one, however they share the model's states."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ LAUNCHES: dict[str, dict[str, Any]] = {
     "zero3": {"deepspeed": "zero3"},
     "fsdp2": {"fsdp": True},
 }
-"""The settings under ``launch`` of every way; those that this version does not have give a row that says so."""
+"""Settings under ``launch`` for each case; if this version lacks a setting, the row says so."""
 ALLOWED = 1e-3
 """Distance between the weights, relative to how far one process moved them."""
 AT_MOST = 8
 
 
 def shared(setting: Setting, launch: str) -> Outcome:
-    """Take three updates on all GPUs, or on two processes on a CPU, and on one process, and compare the weights."""
+    """Take three updates on all GPUs (or with two processes on a CPU) and with one process, and compare the weights."""
     settings = LAUNCHES[launch]
     unknown = settings.keys() - LaunchConfig.model_fields.keys()
     if unknown:
@@ -48,7 +48,7 @@ def shared(setting: Setting, launch: str) -> Outcome:
     from safetensors.torch import load_file
 
     found, wanted, before = load_file(file), three_updates({}, setting.quick), start(setting.quick)
-    # relative to how far they moved; relative to the weights themselves, no training at all would pass
+    # relative to the distance that they moved; relative to the weights, even a run without training would pass
     moved = {name: wanted[name].double() - before[name].double() for name in found}
     error = {name: found[name].double() - before[name].double() for name in found}
     apart = distance(error, moved)
@@ -57,13 +57,13 @@ def shared(setting: Setting, launch: str) -> Outcome:
 
 
 def launched(file: Path, processes: int, settings: dict[str, Any], setting: Setting) -> None:
-    """Run the worker in several processes, as ``rlzoo train --processes`` starts them."""
+    """Run the worker in several processes, which are started as by ``rlzoo train --processes``."""
     options = ["--multi_gpu", "--num_processes", str(processes), "--num_machines", "1", "--main_process_port", "0"]
     plain = ["--mixed_precision", "no", "--dynamo_backend", "no"]
     launch = json.dumps({"processes": processes, **settings})
     worker = ["-m", "examples.gpu.several_worker", str(file), launch, json.dumps(setting.quick)]
     command = [sys.executable, "-m", "accelerate.commands.launch", *options, *plain, *worker]
-    extensions = setting.models / "torch-extensions"  # of DeepSpeed; a build that was killed leaves a lock that nobody opens
+    extensions = setting.models / "torch-extensions"  # of DeepSpeed; a build that was killed leaves a lock that nobody releases
     for lock in extensions.glob("**/lock"):
         lock.unlink()
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

@@ -1,8 +1,8 @@
-"""Part ``speed``: tokens per second by phase, utilisation of the device and peak memory; nothing is required of them.
+"""Part ``speed``: measures tokens per second by phase, utilisation of the device and peak memory, without pass criteria.
 
-The FLOPs are those of the model (`roofline.step_flops`): matrix products and causal attention, three forward passes' worth for
-learning, no recomputation, and the head on response tokens only. PaLM's 6 N + 12 l h d T per token, which nanochat and
-torchtitan use, counts attention in full and the head on all tokens, and so gives a higher utilisation for the same time.
+The FLOPs are those of the model (`roofline.step_flops`): matrix products and causal attention, three forward passes for
+learning, no recomputation, and the head on response tokens only. PaLM's formula of 6 N + 12 l h d T per token, which nanochat
+and torchtitan use, counts full attention and the head on all tokens, so it gives a higher utilisation for the same time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from examples.bench.cases import Case as BenchCase
 from examples.gpu.rows import AbsentError, Case, Outcome, Setting
 
 MEASURED = 2
-"""Repetitions after one that is not counted."""
+"""Number of repetitions, after an uncounted warm-up."""
 
 
 def shape(setting: Setting) -> BenchCase:
@@ -36,12 +36,12 @@ def shape(setting: Setting) -> BenchCase:
 
 @cache
 def rate(dtype: torch.dtype) -> float:
-    """Return the FLOP/s of a large product in this type, measured once."""
+    """Return the FLOP/s of a large matrix product in this type, measured once."""
     return roofline.product_rate(dtype)
 
 
 def products(setting: Setting) -> Outcome:
-    """Measure matrix products, which utilisation refers to."""
+    """Measure the rate of matrix products, to which utilisation is relative."""
     rates = {str(dtype)[6:]: rate(dtype) / 1e12 for dtype in (torch.float32, torch.bfloat16)}
     values: dict[str, Any] = {f"{name}_teraflops": value for name, value in rates.items()}
     values["tf32"] = torch.backends.cuda.matmul.allow_tf32
@@ -49,12 +49,12 @@ def products(setting: Setting) -> Outcome:
 
 
 def utilisation(model: Path, batch: Any, seconds: float, autocast: str) -> float:
-    """Return the model's FLOPs of learning from a scored batch, over the time and the measured rate.
+    """Return the utilisation of learning from a scored batch: the model's FLOPs divided by the time and the measured rate.
 
     Responses to one prompt are consecutive; those without an advantage only need a forward pass.
     """
     learns = (batch.advantages != 0).any(dim=-1).tolist()
-    passes = [0.0, 0.0]  # FLOPs of learning from the responses without an advantage, and with one
+    passes = [0.0, 0.0]  # FLOPs of learning from the responses without an advantage, and from those with one
     for start in range(0, len(batch), GROUP):
         for learning in (False, True):
             lengths = [int(batch.lengths[row]) for row in range(start, start + GROUP) if learns[row] == learning]
@@ -65,7 +65,7 @@ def utilisation(model: Path, batch: Any, seconds: float, autocast: str) -> float
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:
-    """Return what the work gives, and its seconds."""
+    """Return the result of the work and its time in seconds."""
     turns.settle()
     started = time.perf_counter()
     result = work()
@@ -131,7 +131,7 @@ def steps(run: Any) -> Outcome:
 
 
 def whole(setting: Setting, name: str) -> Outcome:
-    """Measure whole steps of the default run, of SmolLM2's sums, or of the shape."""
+    """Measure whole steps of the default run, of SmolLM2 on sums, or of the Qwen3 shape."""
     from examples.bench.rlzoo_worker import make_run
     from rlzoo import RunConfig
     from rlzoo.training.run import Run
@@ -155,7 +155,7 @@ def needs(*modules: str) -> None:
 
 
 def sampling(setting: Setting, engine: str) -> Outcome:
-    """Measure a way to sample, on its own."""
+    """Measure a sampling method on its own."""
     from examples.bench.rlzoo_worker import make_run
 
     if engine == "vllm":
@@ -190,7 +190,7 @@ def learning(setting: Setting, overrides: tuple[str, ...], *, ragged: bool = Fal
     tokens = int(batch.lengths.sum())
     scored = learner.score(batch)
     learner.update(scored)
-    learner.log_probs(batch)  # compiled without gradients, it is another graph
+    learner.log_probs(batch)  # without gradients, it is compiled to another graph
     turns.forget_peak()
     scoring = [timed(lambda: learner.log_probs(batch))[1] for _ in range(MEASURED)]
     taken = [timed(lambda: learner.update(scored))[1] for _ in range(MEASURED)]
@@ -201,7 +201,7 @@ def learning(setting: Setting, overrides: tuple[str, ...], *, ragged: bool = Fal
 
 
 def random_batch(case: BenchCase, model: Any, *, ragged: bool) -> Any:
-    """Return as many responses as the case has, of its length, or of a sixteenth of it and more."""
+    """Return as many responses as in the case, all of its length or of ragged lengths from a sixteenth of it."""
     from rlzoo.learner.batch import Batch
 
     rng = torch.Generator().manual_seed(0)
@@ -226,7 +226,7 @@ def random_batch(case: BenchCase, model: Any, *, ragged: bool) -> Any:
 
 
 def packing(setting: Setting, attention: str) -> Outcome:
-    """Measure learning from packed rows, with one of transformers' attentions."""
+    """Measure learning from packed rows with one of transformers' attention implementations."""
     if attention == "flash_attention_2":
         if setting.device == "cpu":
             raise AbsentError("flash-attn needs a GPU")
@@ -237,13 +237,13 @@ def packing(setting: Setting, attention: str) -> Outcome:
 
 
 def eight_bit(setting: Setting) -> Outcome:
-    """Measure learning with 8-bit moments."""
+    """Measure learning with 8-bit optimizer moments."""
     needs("bitsandbytes")
     return learning(setting, ("learner.optimizer=adamw_8bit",))
 
 
 def low_rank(setting: Setting) -> Outcome:
-    """Measure learning a low-rank update; its FLOPs are counted as if all weights were trained."""
+    """Measure learning with LoRA; its FLOPs are counted as if all weights were trained."""
     needs("peft")
     return learning(setting, ("learner.lora.rank=16",))
 
@@ -265,10 +265,10 @@ CASES = [
         Case(f"ragged-packed-{name}", f"the shape: ragged responses, packed, `{name}`", "", partial(packing, attention=name))
         for name in ("sdpa", "flash_attention_2", "flex_attention")
     ),
-    Case("learn-compiled", "the shape: torch.compile (in small: `aot_eager`)", "",
+    Case("learn-compiled", "the shape: torch.compile (at a small scale: `aot_eager`)", "",
          partial(learning, overrides=(), compiles=True)),
     Case("sample-generate", "the shape: sampling with transformers' `generate`", "", partial(sampling, engine="generate")),
     Case("sample-vllm", "the shape: sampling with vLLM", "", partial(sampling, engine="vllm")),
     Case("step-shape", "the shape: whole steps", "", partial(whole, name="shape")),
 ]  # fmt: skip
-"""In the order in which they are run; "the shape" is Qwen3-1.7B's, with 64 responses of 1,024 tokens."""
+"""The cases, in the order in which they run; "the shape" is that of Qwen3-1.7B, with 64 responses of 1,024 tokens."""

@@ -24,7 +24,7 @@ def cases(part: str) -> list[Case]:
 
 
 def run_case(part: str, case: Case, setting: Setting) -> Row:
-    """Run a case; whatever it raises becomes its row."""
+    """Run a case and return its row; if it raises an exception, the row contains the message."""
     import torch
 
     from rlzoo.errors import UserError
@@ -51,7 +51,7 @@ def run_case(part: str, case: Case, setting: Setting) -> Row:
 
 
 def main() -> None:
-    """Run the named cases, one after the other; a line with a name says that a case has begun."""
+    """Run the named cases one after the other; before each case, write a line with its name."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("names")

@@ -1,8 +1,8 @@
-"""Decomposes the length error of `fspo-adaptive` on recorded runs: its bound, term by term.
+"""Computes the terms of the bound on the length error of `fspo-adaptive` for recorded runs.
 
 ``python examples/lab/adaptive_bound.py RUN [RUN ...]`` replays the rule on every run. It prints four maxima over all knots and
-both signs: the weighted mean of clip fraction - target, the same computed from the offsets alone (both must agree), the value
-that the range of the offsets allows, and the error of a sixth of the pooled lengths with its two parts. See
+both signs: the weighted mean of the clip fraction minus the target, the same value computed from the offsets alone (both must
+agree), the value that the range of the offsets allows, and the error of a sixth of the pooled lengths with its two parts. See
 docs/explanation/adaptive-bound.md.
 """
 
@@ -58,7 +58,7 @@ class Ledger:
         return torch.tensor(policy.offsets_high if self.sign == ABOVE else policy.offsets_low, dtype=torch.float64)
 
     def found(self, last: FSPOAdaptive, edges: Tensor) -> tuple[list[float], Tensor, Tensor]:
-        """Return the maximum of each column but the last, and the counts and clipped rows in the bins of the pooled lengths."""
+        """Return the maxima of all columns but the last, and the counts and clipped rows in the bins of the pooled lengths."""
         offsets = torch.stack([*self.offsets, self.offsets_of(last)])
         weight, length, excess = (
             torch.stack(self.weights).sum(0).clamp(min=1e-9),
@@ -107,7 +107,7 @@ def replayed(run: RecordedRun, policy: ClipPolicy, skip: int) -> list[float]:
 
 
 def main() -> None:
-    """Print a row for each run, and their mean."""
+    """Print a row for each run, and the mean of the rows."""
     parser = argparse.ArgumentParser()
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--skip-steps", type=int, default=10)

@@ -1,4 +1,4 @@
-"""Writes the model card of the tiny language model that ships with rlzoo, from the responses that were used to measure it.
+"""Writes the model card of the tiny language model that ships with rlzoo, from measurements of its responses.
 
 python examples/lab/make_embedded_model.py    # writes the card
 """
@@ -25,7 +25,7 @@ class Sample:
 
     question: str  # without the equals sign of the prompt
     text: str
-    length: int  # tokens, with the end token
+    length: int  # tokens, including the end token
     finished: bool
     reward: float
 
@@ -36,13 +36,13 @@ class Sample:
 
     @property
     def well_formed(self) -> bool:
-        """Whether the response ends and has one total per operand after the first, right or wrong."""
+        """Whether the response ends and has one total, right or wrong, for each operand after the first."""
         totals = self.text.replace("#", ",").lstrip(",").count(",") + 1
         return self.finished and bool(WELL_FORMED.fullmatch(self.text)) and totals == self.num_operands - 1
 
 
 def accuracy_table(samples: list[Sample]) -> str:
-    """Return accuracy by number of operands, as a Markdown table."""
+    """Return a Markdown table of the accuracy by number of operands."""
     rewards = defaultdict(list)
     for sample in samples:
         rewards[sample.num_operands].append(sample.reward)
@@ -64,34 +64,36 @@ library_name: transformers
 
 # The model that ships with rlzoo
 
-A Qwen3 of {parameters:,} parameters (2 layers, width 64, one token per character) that adds 2 to {OPERANDS_MAX} digits in
-writing: asked `3+5+9+6=` it answers `8,17#23`, the running totals and, after `#`, the sum. It exists so that
-reinforcement learning can be tried in a minute on two CPU cores. It can do nothing else.
+This is a Qwen3 model with {parameters:,} parameters (2 layers, width 64, one token per character) that adds 2 to
+{OPERANDS_MAX} digits step by step. Given `3+5+9+6=`, it answers `8,17#23`: the running totals and, after `#`, the sum. With
+this model, you can try reinforcement learning in a minute on two CPU cores. It can do nothing else.
 
 ## How it was made
 
     {command}
 
-Supervised learning from scratch on {solutions:,} worked solutions made by the program itself; no other data.
-**The solutions contain mistakes on purpose**: each total is off by one with probability {options.slip}, and the later totals
-continue from it. So the model can add (see greedy accuracy) but slips when sampled, at about the same rate in every step, and
-the loss of accuracy with length is a property of the data. Reinforcement learning mostly takes these slips away; how much a
-rule gains here says little about what it would gain on a model that lacks knowledge.
+The model was trained from scratch by supervised learning on {solutions:,} worked solutions, which the script generated. No
+other data was used. **The solutions contain mistakes on purpose**: each total is off by one with probability
+{options.slip}, and the later totals continue from the wrong one. The model can therefore add (see the greedy
+accuracy), but it makes mistakes when sampled, at about the same rate in every step. The decrease of the accuracy with length
+is a property of the data. Reinforcement learning mostly removes these mistakes. How much a rule gains here says little about
+how much it would gain with a model that lacks knowledge.
 
-Sums whose text has `zlib.crc32(b"3+5+9+6") % 8 == 0` (without the equals sign) are held out: they were never trained on.
+A sum such as `3+5+9+6` is held out if `zlib.crc32(b"3+5+9+6") % 8 == 0`. Held-out sums were never trained on.
 
 ## What was measured
 
-Responses to held-out sums, sampled at temperature 1 from the whole distribution (no top-k, no top-p).
+The responses to held-out sums were sampled at temperature 1 from the whole distribution (without top-k and top-p).
 
 | | |
 |---|---|
 {measured}
 
-"Well-formed" means one total per operand after the first, the last of them after `#`, then the end token; right or wrong.
-Response length in tokens, with the end token: 5th percentile {percentiles[0]:.0f}, 95th percentile {percentiles[-1]:.0f}.
+A response is well-formed if it has one total for each operand after the first, the last one after `#`, and then the end
+token. The totals may be right or wrong. The 5th and the 95th percentile of the response length, including the end token, are
+{percentiles[0]:.0f} and {percentiles[-1]:.0f} tokens.
 
 {accuracy_table(samples)}
 
-There are few distinct short sums, hence their small counts.
+The counts for short sums are small because there are few distinct short sums.
 """

@@ -3,8 +3,8 @@
     rlzoo train --config guess --clip fspo --output runs/guess
     python examples/lab/episode_picture.py runs/guess docs/images/episodes.svg
 
-The first picture is the first game of the first step that the model lost. The second is the first game of the last step with
-more than four turns that the model won in a range at least as wide.
+The first game in the picture is the first one in the first step that the model lost. The second game is the first one in the
+last step that the model won after more than four turns, in a range at least as wide.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def games(run: Path) -> list[tuple[int, int, dict[str, Any]]]:
 
 
 def tokens(run: Path, step: int, index: int) -> list[tuple[str, bool]]:
-    """Return the tokens of a game as text, and whether the model generated them."""
+    """Return the tokens of a game as text, and for each whether the model generated it."""
     config = RunConfig.compose([run / "config.yaml"])
     _, tokenizer = load_named(config.model)
     kept = RecordedStep.load(run / "rollouts" / f"{step:06d}.safetensors")
@@ -56,7 +56,7 @@ def tokens(run: Path, step: int, index: int) -> list[tuple[str, bool]]:
 
 
 def drawn(found: list[tuple[str, bool]], top: float) -> tuple[list[str], float]:
-    """Return SVG of the tokens, from ``top`` down, and the y where it ends; lines break at `COLUMNS` and between writers."""
+    """Return SVG of the tokens below ``top``, and the y at which it ends; lines break at `COLUMNS` and between writers."""
     parts, column = [], 0
     for chosen, run in itertools.groupby(found, key=lambda token: token[1]):
         texts = [text.replace("<eos>", END) for text, _ in run]

@@ -1,9 +1,9 @@
-"""Measures how evenly rules clip lengths in recorded runs, with the three parts of the length reweighting error, as CSV.
+"""Measures how evenly rules clip lengths in recorded runs, and prints the parts of the length reweighting error as CSV.
 
-``python -m examples.lab.evenness FOLDER [FOLDER ...] > evenness.csv`` replays every run under the folders with every rule.
-All widths of a rule are scaled to clip a tenth of the responses, once by one factor (``overall``) and once by a factor for
-each sign of the advantage (``by sign``). Each row is one rule on one run. Rows with ``seed`` "all" pool the runs that one
-rule made. ``--by-update`` adds a row for each update of a batch: update 2 learns from responses that are one update old.
+``python -m examples.lab.evenness FOLDER [FOLDER ...] > evenness.csv`` replays every run under the folders with every rule. All
+widths of a rule are scaled to clip a tenth of the responses, once by one factor (``overall``) and once by a factor for each
+sign of the advantage (``by sign``). Each row is for one rule on one run. Rows with ``seed`` "all" pool the runs of one training
+rule. ``--by-update`` adds a row for each update of a batch: update 2 learns from responses that are one update old.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from rlzoo.measure.response_table import ResponseTable, pooled_runs
 
 RULES = "fspo,fspo-adaptive,gspo,rloo"
 FRACTION = 0.1
-SETTLING = 10  # initial steps that are left out while adaptive rules settle
+SETTLING = 10  # initial steps that are skipped, in which adaptive rules settle
 
 Cell = tuple[str, str, str, str]
-"""The rule that made a run, how the clip fraction was matched, the part of the run, and the rule that judged it."""
+"""The training rule of a run, how the clip fraction was matched, the part of the run, and the rule that was applied."""
 
 
 def tables(path: Path, names: Sequence[str], options: argparse.Namespace) -> dict[Cell, ResponseTable]:
-    """Return the rows of one run as judged by every rule, by how the clip fraction was matched and by update."""
+    """Return the response tables of one run, for every rule, way of matching the clip fraction, and part of the run."""
     torch.set_num_threads(1)
     run = RecordedRun.read(path)
     policies = [RunConfig.compose(options.config, clip=name).clip for name in names]
@@ -53,7 +53,7 @@ def tables(path: Path, names: Sequence[str], options: argparse.Namespace) -> dic
 
 
 def parts(run: RecordedRun, *, by_update: bool) -> Iterator[tuple[str, RecordedRun]]:
-    """Yield the whole run, and each update of its batches separately; the first is at ratio 1, where nothing can be clipped."""
+    """Yield the whole run, and each update of its batches except the first, which has ratio 1 and clips nothing."""
     yield "all", run
     for index in sorted({update.index for update in run.updates}) if by_update else ():
         if index > 0:
@@ -94,7 +94,7 @@ def row(cell: Cell, seed: object, table: ResponseTable) -> dict[str, Any]:
 
 
 def evenness(records: Sequence[RunRecord], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield the rows of every run, then those of all runs of a rule together."""
+    """Yield the rows of every run, then the pooled rows of all runs of each training rule."""
     pooled: dict[Cell, list[ResponseTable]] = {}
     names = [name for name in options.clip.split(",") if name]
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
@@ -114,11 +114,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure how evenly rules clip lengths in recorded runs.")
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--clip", default=RULES, help="rules to replay on every run (default: %(default)s)")
-    parser.add_argument("--config", action="append", default=[], help="config that the rules take their settings from")
+    parser.add_argument("--config", action="append", default=[], help="config with the settings of the rules")
     parser.add_argument("--fraction", type=float, default=FRACTION)
     parser.add_argument("--skip-steps", type=int, default=SETTLING)
     parser.add_argument("--by-update", action="store_true")
-    parser.add_argument("--jobs", type=int, default=None, help="runs at once (default: one for each core)")
+    parser.add_argument("--jobs", type=int, default=None, help="number of runs to process in parallel (default: one per core)")
     options = parser.parse_args()
     records, notes = find_runs(options.folders)
     print(*notes, sep="\n", end="\n" if notes else "", file=sys.stderr)

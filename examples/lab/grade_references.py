@@ -1,8 +1,8 @@
-"""Grades the reference solutions and answers of the mathematics suites, and answers that were changed to be wrong.
+"""Grades the reference solutions and answers of the mathematics suites, and answers that were made wrong on purpose.
 
 RLZOO_DATA=FOLDER python examples/lab/grade_references.py
 
-FOLDER has the files that `rlzoo eval --data FOLDER` reads; suites without a file there are skipped.
+FOLDER contains the files that `rlzoo eval --data FOLDER` reads; suites without a file are skipped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def raised(answer: str, which: int) -> str | None:
 
 
 def other_letter(answer: str) -> str | None:
-    """Return a different letter for an answer without a number."""
+    """Return the answer with one letter changed, or None if it contains a number or no letter."""
     letter = LETTER.search(answer)
     if NUMBER.search(answer) or letter is None:
         return None
@@ -49,7 +49,7 @@ CHANGES: dict[str, Callable[[str], str | None]] = {
 
 
 def graded(grader: MathGrader, pairs: list[tuple[Problem, str]], should_be: float) -> tuple[str, list[str]]:
-    """Return the number of correct judgements and the total, and the wrong judgements."""
+    """Return the number of correct judgements, the total, and the wrong judgements."""
     rewards = grader.grade([problem for problem, _ in pairs], [response for _, response in pairs])
     others = [
         f"{problem.answer} | {response[-60:]}"
@@ -80,17 +80,17 @@ def rows_of(grader: MathGrader, name: str, folder: Path) -> dict[str, tuple[str,
 
 
 def by_library(grader: MathGrader, problems: list[Problem]) -> tuple[str, list[str]]:
-    """Compare answers with themselves, without the text comparison that usually comes first."""
+    """Compare answers with themselves, but skip the text comparison that grading usually does first."""
     rewards = grader.worker.grade([(problem.answer, problem.answer, True) for problem in problems])
     others = [problem.answer for problem, reward in zip(problems, rewards, strict=True) if not reward]
     return f"{len(problems) - len(others)} of {len(problems)}", others
 
 
 def main() -> None:
-    """Print the counts, and print every wrong judgement on stderr."""
+    """Print the counts, and print every wrong judgement to stderr."""
     folder = Path(os.environ.get("RLZOO_DATA", ""))
     if "RLZOO_DATA" not in os.environ or not folder.is_dir():
-        sys.exit("set RLZOO_DATA to the folder of the suites' files")
+        sys.exit("set RLZOO_DATA to the folder that contains the files of the suites")
     grader = MathGrader(math_worker_process(timeout=5))
     print("| suite | what | count |")
     print("|---|---|---|")

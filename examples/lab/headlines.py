@@ -1,8 +1,8 @@
 """Prints the headline numbers of docs/explanation/which-rule-wins.md from its CSV files.
 
 ``python -m examples.lab.headlines docs/explanation/which-rule-wins`` prints each number with its 95% interval. Runs with the
-same seed share the order of the questions, so their mean is taken first, and the interval is Student's t over seeds. The
-docstring of `rlzoo.measure.comparison.estimate` gives its simulated coverage.
+same seed share the order of the questions, so they are averaged first, and the interval is a Student's t interval over seeds.
+The docstring of `rlzoo.measure.comparison.estimate` gives its simulated coverage.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def read(file: Path) -> list[Row]:
 
 
 def over_seeds(what: str, by_seed: Mapping[int, Iterable[float]]) -> Headline:
-    """Return the mean over seeds of the mean for each seed."""
+    """Return the mean over seeds of the per-seed means."""
     means = np.array([fmean(values) for values in by_seed.values()])
     return Headline(what, float(means.mean()), t_interval(means), len(means))
 
 
 def evenness(rows: Sequence[Row]) -> list[Headline]:
-    """Return how the rules differ in length error on the rollouts of both kinds of learners."""
+    """Return the differences between rules in length error, on the rollouts of both kinds of learners."""
     single = [row for row in rows if row["seed"] != "all" and row["part"] == "all"]
 
     def gap(part: str, matched: str, learners: Sequence[str], first: str, second: str) -> Headline:
@@ -81,7 +81,7 @@ def evenness(rows: Sequence[Row]) -> list[Headline]:
 
 
 def flat(rows: Sequence[Row]) -> dict[str, tuple[int, int]]:
-    """Return for each rule the runs whose error given the sign is indistinguishable from 0 (matched by sign), and all runs."""
+    """Return, for each rule, the number of runs with an error indistinguishable from 0 (matched by sign), and of all runs."""
     found: dict[str, tuple[int, int]] = {}
     for row in rows:
         if row["seed"] != "all" and row["part"] == "all" and row["matched"] == "by sign":
@@ -91,7 +91,7 @@ def flat(rows: Sequence[Row]) -> dict[str, tuple[int, int]]:
 
 
 def factorial(rows: Sequence[Row]) -> list[Headline]:
-    """Return the differences in accuracy between bands, and between clipping the norm of every gradient and of none."""
+    """Return the differences in accuracy between bands, and between clipping all gradient norms and none."""
     scores: dict[str, dict[int, float]] = {}
     for row in rows:
         scores.setdefault(row["cell"], {})[int(row["seed"])] = float(row["accuracy"])
@@ -131,7 +131,7 @@ def staleness(rows: Sequence[Row]) -> list[Headline]:
                 errors = {int(r["part"].split()[1]): float(r["conditional"]) for r in own if r["part"] != "all"}
                 late, early = (fmean(errors[update] for update in updates) for updates in (range(10, 17), range(2, 9)))
                 by_seed.setdefault(int(seed), []).append(late - early)
-        found.append(over_seeds(f"{rule}, updates 10 to 16 less updates 2 to 8", by_seed))
+        found.append(over_seeds(f"{rule}, updates 10 to 16 minus updates 2 to 8", by_seed))
     return found
 
 
@@ -152,7 +152,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     print(*headlines(folder), sep="\n")
     for rule, (held, number) in flat(read(folder / "evenness.csv")).items():
-        print(f"{rule}: cannot be told from flat on {held} of {number} runs")
+        print(f"{rule}: indistinguishable from an even clip on {held} of {number} runs")
 
 
 if __name__ == "__main__":

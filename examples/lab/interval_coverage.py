@@ -1,9 +1,9 @@
-"""Measures how often the confidence intervals of a run's clip contain the truth, on windows of prompts from a recorded run.
+"""Measures how often the confidence intervals of clip metrics contain the truth, on windows of a recorded run.
 
 ``python examples/lab/interval_coverage.py RUN --steps 1,10,40`` takes all responses of the run as the population and draws
-windows with as many prompts as this number of steps. It counts how often the 95% intervals contain the population's clip
-fraction by length and its length reweighting error, both in the window's own bins. The second table is for a clip that
-treats all lengths equally: among responses of about the same length, it cuts those that moved furthest. There ``noise``
+windows with as many prompts as in this number of steps. It counts how often the 95% intervals contain the population's clip
+fraction by length and its length reweighting error, both in the window's own bins. The second table is for a clip that treats
+all lengths equally: among responses of about the same length, it clips those that moved furthest. In that table, ``noise``
 should equal ``lre_max``.
 """
 

@@ -2,18 +2,18 @@
 
     python -m examples.lab.length_law --output FOLDER [--results FOLDER] [--quick]
 
-SmolLM2-135M-Instruct writes documents. Its weights take one step of a given kind, and the log-ratio of every token is
-measured in float32. A response of L tokens is a window of a document, and its prompt is the text before it, so windows of
-every length have the same mix of positions. The steps, each scaled to the same spread of token log-ratios:
+SmolLM2-135M-Instruct writes documents. Its weights take one step of a given kind, and the log-ratio of every token is measured
+in float32. A response of L tokens is a window of a document, and its prompt is the text before it, so windows of every length
+have the same mix of positions. All steps are scaled to the same spread of token log-ratios:
 
-- ``random``: every weight moves by the same amount up or down, at random.
+- ``random``: every weight moves up or down by the same amount, at random.
 - ``mean``: the first Adam step (the sign of the gradient) of a policy gradient that takes the mean over a response's tokens.
-- ``sum``: the same with the sum over its tokens, which weights a response by its length.
+- ``sum``: the same with the sum over a response's tokens, which weights the response by its length.
 
-The gradients come from other responses of 16 to 512 tokens to other prompts, whose reward is their share of commas and full
-stops. The model of the variance is ``Var(S | L) = a L + b L^2``: a is the variance of a token, increased by the covariance
-with its neighbours, and b is the variance of what all tokens of a response have in common. The model is fitted on every
-other length and tested on those between. Results are kept in FOLDER, and the same command resumes.
+The gradients come from other responses of 16 to 512 tokens to other prompts; the reward of a response is its share of commas
+and full stops. The model of the variance is ``Var(S | L) = a L + b L^2``: a is the variance of a token, increased by the
+covariance with its neighbours, and b is the variance of the component that all tokens of a response have in common. The model
+is fitted on every other length and tested on the lengths in between. Results are kept in FOLDER; to resume, repeat the command.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ PER_DOCUMENT = 8  # maximum number of windows of one length from one document
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is measured."""
+    """Settings of the experiment."""
 
     model: str = "smollm2"
     prompt: str = "Write a long text about {topic}."
     topics: tuple[str, ...] = TOPICS
     length: int = 2048  # tokens of a document
-    training_length: int = 512  # of the longest response that gives a gradient
-    probe: int = 512  # of two documents, on which the size of a step is set
+    training_length: int = 512  # tokens of the longest response for the gradients
+    probe: int = 512  # tokens of the two documents that set the size of a step
     batch: int = 12  # number of prompts that are sampled together
     kinds: tuple[str, ...] = KINDS
 
@@ -78,7 +78,7 @@ QUICK = Settings("embedded", "{topic}=", tuple(f"{1 + i % 9}+{1 + i // 9}+7+3" f
 
 
 def documents(folder: Path, options: Settings) -> tuple[list[Document], list[Document]]:
-    """Return the documents for the gradients and those to measure, sampled at temperature 1 without an end."""
+    """Return the documents for the gradients and the documents to measure, sampled at temperature 1 without an end token."""
     model, tokenizer = load_pretrained(options.model)
     prompts = [options.prompt.format(topic=topic) for topic in options.topics]
     chat = options.model != "embedded"
@@ -110,7 +110,7 @@ def log_probs(model: PreTrainedModel, document: Document) -> Tensor:
 
 
 def lessons(training: Sequence[Document], tokenizer: PreTrainedTokenizerBase) -> list[tuple[Document, float]]:
-    """Return the responses that give the gradients, cut to lengths from 16 tokens to the longest, with their advantages."""
+    """Return the responses for the gradients, cut to lengths from 16 tokens to the maximum, and their advantages."""
     punctuation = torch.tensor([any(c in tokenizer.decode([i]) for c in ",.#") for i in range(len(tokenizer))])
     longest = len(training[0][1])
     lengths = [round(16 * (longest / 16) ** (index / (GROUP - 1))) for index in range(GROUP)]
@@ -121,7 +121,7 @@ def lessons(training: Sequence[Document], tokenizer: PreTrainedTokenizerBase) ->
 
 
 def directions(model: PreTrainedModel, given: Sequence[tuple[Document, float]]) -> dict[str, list[Tensor]]:
-    """Return the direction of each kind of step, a sign for every weight."""
+    """Return the direction of each kind of step, as a sign for every weight."""
     generator = torch.Generator().manual_seed(0)
     parameters = list(model.parameters())
     found = {"random": [torch.randn(p.shape, generator=generator).sign() for p in parameters]}
@@ -146,7 +146,7 @@ def move(model: PreTrainedModel, direction: Sequence[Tensor], size: float) -> No
 def measured(
     folder: Path, options: Settings, documents: Sequence[Document], training: Sequence[Document]
 ) -> tuple[dict[str, Array], list[Row]]:
-    """Return the token log-ratios ``(D, T)`` of every kind of step, and the sums for the responses that gave the gradients."""
+    """Return the token log-ratios ``(D, T)`` for every kind of step, and the sums for the responses of the gradients."""
     model, tokenizer = load_pretrained(options.model)
     weights = [p.clone() for p in model.parameters()]
 
@@ -246,7 +246,7 @@ def write(file: Path, rows: Sequence[Row]) -> None:
 
 
 def main() -> None:
-    """Sample, step, measure, and write the windows."""
+    """Sample documents, take the steps, measure the log-ratios, and write the windows."""
     parser = argparse.ArgumentParser(description="Measure how the variance of the summed log-ratio grows with length.")
     parser.add_argument("--output", type=Path, required=True, help="folder for results, from which the command resumes")
     parser.add_argument("--results", type=Path, help="folder for the CSV file (default: --output)")

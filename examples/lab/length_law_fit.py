@@ -1,12 +1,12 @@
-"""Fits the law of the summed log-ratio to the windows from `length_law.py`, and tests it on lengths that were left out.
+"""Fits the law of the summed log-ratio to the windows from `length_law.py`, and tests it on held-out lengths.
 
     python -m examples.lab.length_law_fit length-law.csv --results FOLDER [--figure length-law.svg]
 
-It writes ``length-law-fit.csv``, with a row for each kind of step and split of the lengths. A row has the coefficients with
-95% intervals, and the error of the predicted variance at the lengths left out, beside the errors of a pure square root, a
-pure straight line and a free power. It also has how often the predicted clip fraction of three bands lies in the 95%
-interval of the measured one. ``between`` leaves out every other length, and ``beyond`` leaves out the longer half. Intervals
-resample whole documents.
+It writes ``length-law-fit.csv``, with a row for each kind of step and split of the lengths. A row contains the coefficients
+with 95% intervals, and the errors of the predicted variance at the held-out lengths for this law, a pure square root, a pure
+straight line and a free power. It also contains how often the predicted clip fraction of three bands lies in the 95% interval
+of the measured clip fraction. ``between`` holds out every other length, and ``beyond`` holds out the longer half. Intervals are
+computed by resampling whole documents.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BANDS: dict[str, float] = {
     "constant": 0.0,
     "sqrt(L)": 0.5,
     "L": 1.0,
-}  # powers of the length in proportion to which a band grows
+}  # exponents of the length with which the bands grow
 MODELS = ("a L + b L^2", "a L", "b L^2", "c L^p")
 SPLITS: dict[str, Callable[[Array], Array]] = {
     "between": lambda lengths: np.arange(len(lengths)) % 2 == 0,
@@ -65,7 +65,7 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Every model of the variance, fitted to some lengths."""
+    """All models of the variance, fitted at some of the lengths."""
 
     a: float
     b: float
@@ -75,7 +75,7 @@ class Fit:
 
     @classmethod
     def of(cls, lengths: Array, variances: Array) -> Fit:
-        """Fit by the relative error of the variance at each length."""
+        """Fit the models by minimizing the relative error of the variance over the lengths."""
         columns = np.stack([lengths, lengths**2], 1) / variances[:, None]
         a, b = nnls(columns, np.ones(len(lengths)))[0]
         root, line = (float(column.sum() / np.square(column).sum()) for column in columns.T)
@@ -90,12 +90,12 @@ class Fit:
 
     @property
     def crossover(self) -> float:
-        """The length at which both parts of the variance are equal, in tokens."""
+        """The length in tokens at which both parts of the variance are equal."""
         return self.a / self.b if self.b > 0 else np.inf
 
 
 def width(windows: Windows, power: float) -> float:
-    """Return the width c of a band ``+- c L^power`` that excludes a tenth of the windows, all lengths counting the same."""
+    """Return the width c of a band ``+- c L^power`` that excludes a tenth of the windows, with equal weight for all lengths."""
     scaled = np.abs(windows.total) / windows.length**power
     number = np.array([(windows.length == length).sum() for length in windows.length])
     order = np.argsort(-scaled)
@@ -104,13 +104,13 @@ def width(windows: Windows, power: float) -> float:
 
 
 def clipped(windows: Windows, edge: float, power: float) -> Array:
-    """Return the share outside a band at each length."""
+    """Return the share of windows outside a band at each length."""
     outside = np.abs(windows.total) > edge * windows.length**power
     return np.array([outside[windows.length == length].mean() for length in windows.lengths])
 
 
 def predicted_clip(windows: Windows, fit: Fit, fitted: Array, edge: float, power: float) -> Array:
-    """Return the predicted share outside a band at each length, from the fit's variance and the shape at the fitted lengths."""
+    """Return the predicted share outside a band at each length: the fitted variance, and the shape at the fitted lengths."""
     lengths, inside = windows.lengths, np.isin(windows.length, windows.lengths[fitted])
     shape = np.abs(windows.total[inside]) / np.sqrt(fit.variance(MODELS[0], windows.length[inside]))
     spread = np.sqrt(fit.variance(MODELS[0], lengths))
@@ -118,7 +118,7 @@ def predicted_clip(windows: Windows, fit: Fit, fitted: Array, edge: float, power
 
 
 def error(predicted: Array, measured: Array) -> float:
-    """Return the RMS log ratio of two variances, as a factor minus 1: .1 means a tenth too much or too little."""
+    """Return the RMS log ratio of two variances as a factor minus 1: .1 means about 10% too much or too little."""
     return float(np.expm1(np.sqrt(np.square(np.log(predicted / measured)).mean())))
 
 
@@ -150,7 +150,7 @@ def analysed(kind: str, windows: Windows) -> list[dict[str, Any]]:
                            for windows_variances in (one.variances() for one in resamples)])  # fmt: skip
         row["sampling_error"] = float(
             np.median(errors)
-        )  # the error that a perfect prediction would have, from the choice of documents alone
+        )  # the error that a perfect prediction would have, due to the choice of documents
         for model in MODELS:
             row[f"error of {model}"] = error(fit.variance(model, lengths[~fitted]), variances[~fitted])
         for band, power in BANDS.items():
@@ -170,7 +170,7 @@ def columns(windows: Windows) -> tuple[Array, Array, Array]:
 
 
 def words(values: Sequence[float] | Array) -> str:
-    """Join numbers with spaces."""
+    """Format numbers, separated by spaces."""
     return " ".join(f"{value:.3g}" if value < 1 else f"{value:g}" for value in np.asarray(values).tolist())
 
 
@@ -184,7 +184,7 @@ def read(file: Path) -> dict[str, Windows]:
 
 
 def draw(found: dict[str, Windows], target: Path) -> None:
-    """Draw the standard deviation of S per square root of the length, measured and fitted, for every kind of step."""
+    """Draw the standard deviation of S divided by sqrt(L), measured and fitted, for every kind of step."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -217,7 +217,7 @@ def draw(found: dict[str, Windows], target: Path) -> None:
 
 
 def main() -> None:
-    """Fit, test, and write the results."""
+    """Fit and test the law, and write the results."""
     parser = argparse.ArgumentParser(description="Fit the law of the summed log-ratio, and test it on other lengths.")
     parser.add_argument("windows", type=Path)
     parser.add_argument("--results", type=Path, default=Path())

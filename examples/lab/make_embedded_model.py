@@ -1,12 +1,12 @@
-"""Makes the tiny language model that ships with rlzoo: a competent adder with a small, steady rate of slips.
+"""Creates the tiny language model that ships with rlzoo: it can add, but makes mistakes at a small, constant rate.
 
     python examples/lab/make_embedded_model.py [--output DIR] [--seed 0] [--steps 9000] [--slip 0.07]
 
 The model is a two-layer Qwen3 of 0.1 million parameters that answers ``3+5+9+6=`` with running totals, ``8,17#23``. It learns
 from worked solutions in which every total is off by one with probability ``--slip``, and later totals continue from the wrong
-one. It therefore knows how to add, but errs about equally often at every step of a sampled solution: short sums are mostly
-right and long ones mostly wrong, which reinforcement learning can improve. It needs all 9000 steps: after 5000 steps with a
-slip of 0.09, it was as accurate when sampled, but 40 steps of reinforcement learning gained no more than 0.05.
+one. It therefore knows how to add, but makes mistakes about equally often at every step of a sampled solution: short sums are
+mostly right and long ones mostly wrong, which reinforcement learning can improve. All 9000 steps are needed: after 5000 steps
+with a slip of 0.09, the sampled accuracy was the same, but 40 steps of reinforcement learning gained no more than 0.05.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PEAK_LR, WARM_STEPS = 2.5e-3, 100
 
 
 def make_tokenizer(characters: str = "0123456789+=,#", max_length: int = MAX_LENGTH) -> PreTrainedTokenizerFast:
-    """Make a tokenizer with one token per character; a character outside the vocabulary is an error and never dropped."""
+    """Create a tokenizer with one token per character; a character outside the vocabulary is an error and is never dropped."""
     vocabulary = {token: index for index, token in enumerate([PAD, EOS, *characters])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
@@ -55,7 +55,7 @@ def make_tokenizer(characters: str = "0123456789+=,#", max_length: int = MAX_LEN
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast, num_layers: int = 2) -> Qwen3ForCausalLM:
-    """Make an untrained model; the short rotary base lets two layers find the i-th operand."""
+    """Create an untrained model; with the small rotary base, two layers can find the i-th operand."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=64,
@@ -103,7 +103,7 @@ def solution_with_slips(question: str, slip: float, generator: random.Random) ->
 
 
 def training_problems(task: Task, generator: random.Random) -> Iterator[Problem]:
-    """Yield training problems without end; the longest are kept four times as often as the shortest."""
+    """Yield an infinite sequence of training problems; the longest are kept four times as often as the shortest."""
     start = FIRST_PROBLEM
     while True:
         for problem in task.train_problems(start, POOL):
@@ -114,7 +114,7 @@ def training_problems(task: Task, generator: random.Random) -> Iterator[Problem]
 
 
 def batches(task: Task, slip: float, generator: random.Random) -> Iterator[list[tuple[str, str]]]:
-    """Yield batches of (prompt, solution) of similar length, so that little computation is spent on padding."""
+    """Yield batches of (prompt, solution) pairs with similar lengths, so that little computation is spent on padding."""
     problems = training_problems(task, generator)
     while True:
         pool = sorted((next(problems) for _ in range(POOL)), key=lambda problem: len(problem.question))
@@ -136,7 +136,7 @@ def response_loss(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, b
 
 
 def warm_up(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, task: Task, options: argparse.Namespace) -> None:
-    """Train on worked solutions; the learning rate rises for 100 steps and falls linearly to zero."""
+    """Train on worked solutions; the learning rate rises for 100 steps and then falls linearly to zero."""
     steps = options.steps
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARM_STEPS) * (1 - step / steps))
@@ -170,7 +170,7 @@ def sample_all(
     seed: int,
     greedy: bool = False,
 ) -> list[Sample]:
-    """Sample one response per problem, at temperature 1 from the whole distribution unless ``greedy``."""
+    """Sample one response per problem, at temperature 1 from the whole distribution, or greedily if ``greedy``."""
     torch.manual_seed(seed)
     samples = []
     for start in range(0, len(problems), 256):
@@ -187,9 +187,9 @@ def sample_all(
 
 
 def parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Make the tiny language model that ships with rlzoo.")
+    parser = argparse.ArgumentParser(description="Create the tiny language model that ships with rlzoo.")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="folder to write (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of everything random (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all random numbers (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=9000, help="optimizer steps (default: %(default)s)")
     parser.add_argument("--slip", type=float, default=0.07, help="probability of a wrong total (default: %(default)s)")
     return parser.parse_args()
@@ -198,7 +198,7 @@ def parse_options() -> argparse.Namespace:
 def measure(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, task: Task, seed: int
 ) -> tuple[list[Sample], dict[str, float]]:
-    """Sample four responses for each of 1000 held-out problems, and return the accuracies and shares for the card."""
+    """Sample four responses to each of 1000 held-out problems, and return the accuracies and shares for the card."""
     problems = task.held_out_problems(1000)
     samples = sample_all(model, tokenizer, task, problems * 4, seed=seed)
     greedy = sample_all(model, tokenizer, task, problems, seed=seed, greedy=True)
@@ -211,7 +211,7 @@ def measure(
 
 def main() -> None:
     options = parse_options()
-    torch.set_num_threads(1)  # the same results on any number of cores
+    torch.set_num_threads(1)  # for the same results on any number of cores
     torch.manual_seed(options.seed)
     assert solution_with_slips("3+5+9+6", 0.0, random.Random(0)) == worked_solution("3+5+9+6")
     task = build_task({"name": "arithmetic", "num_operands_min": 2, "num_operands_max": OPERANDS_MAX, "seed": options.seed})

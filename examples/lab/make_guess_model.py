@@ -1,11 +1,11 @@
-"""Makes the tiny language model that ships with rlzoo for a guessing game: it knows the game, but plays it badly.
+"""Creates the tiny language model for a guessing game that ships with rlzoo: it knows the game, but plays badly.
 
     python examples/lab/make_guess_model.py [--output DIR] [--seed 0] [--steps 3000]
 
-The model is a two-layer Qwen3 of 0.1 million parameters that plays ``task.name=guess``. It learns from the games of a
-mediocre player, which writes the bounds that it believes and then guesses: ``37-100:64``. In every turn, that player forgets
-an answer, mistakes one for its opposite, or guesses outside its bounds, each with a small probability. Otherwise it guesses
-any number between its bounds with equal probability. Reinforcement learning can remove the slips and move the guesses to the
+The model is a two-layer Qwen3 of 0.1 million parameters that plays ``task.name=guess``. It learns from the games of a mediocre
+player, which writes its current bounds and then a guess: ``37-100:64``. In every turn, this player may forget an answer,
+confuse an answer with its opposite, or guess outside its bounds, each with a small probability. Otherwise, it guesses any
+number between its bounds with equal probability. Reinforcement learning can remove these mistakes and move the guesses to the
 middle.
 """
 
@@ -41,13 +41,13 @@ BATCH, POOL = 32, 512
 PEAK_LR, WARM_STEPS = 2.5e-3, 100
 
 Segments = list[tuple[str, bool]]
-"""Pieces of an episode's text, and for each whether the player wrote it."""
+"""Segments of an episode's text, and for each whether the player wrote it."""
 
 
 def mediocre_game(game: Guess, problem: Problem, generator: random.Random) -> Segments:
-    """Play one game of the player that the model learns from; the module's docstring describes its slips.
+    """Play one game as the player that the model learns from; the module's docstring describes its mistakes.
 
-    If its bounds leave no number, it starts over with the bounds of the question.
+    If no number is left between its bounds, the player starts again with the initial bounds.
     """
     text = game.reset(problem, 0)
     top = int(text.removeprefix("guess 0-").removesuffix(": "))
@@ -71,7 +71,7 @@ def mediocre_game(game: Guess, problem: Problem, generator: random.Random) -> Se
 
 
 def batches(task: GuessTask, generator: random.Random) -> Iterator[list[Segments]]:
-    """Yield batches of games of similar length, so that little computation is spent on padding."""
+    """Yield batches of games with similar lengths, so that little computation is spent on padding."""
     start = FIRST_PROBLEM
     while True:
         problems = task.train_problems(start, POOL)
@@ -96,7 +96,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, batch: list[Segments]) -> tuple[T
 
 
 def warm_up(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, task: GuessTask, options: argparse.Namespace) -> None:
-    """Train on games; the learning rate rises for 100 steps and falls linearly to zero."""
+    """Train on games; the learning rate rises for 100 steps and then falls linearly to zero."""
     steps = options.steps
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARM_STEPS) * (1 - step / steps))
@@ -146,7 +146,7 @@ def bisect(task: GuessTask, problem: Problem) -> float:
 
 
 def replayed(task: GuessTask, problem: Problem, segments: Segments) -> float:
-    """Return the reward of a game of the player that the model learns from."""
+    """Return the reward of a game that the player has played."""
     game = Guess(task.turns, task.cost)
     game.reset(problem, 0)
     return sum(game.step(text.removesuffix(EOS))[1] for text, own in segments if own)
@@ -170,9 +170,10 @@ library_name: transformers
 
 # The guessing model that ships with rlzoo
 
-A Qwen3 of {parameters:,} parameters (2 layers, width 64, one token per character) that plays a multi-turn game: it
-guesses a hidden number, reads `higher` or `lower`, writes the bounds that are left and guesses again, `37-100:64`. It
-exists so that reinforcement learning on episodes can be tried in minutes on two CPU cores. It can do nothing else.
+This is a Qwen3 model with {parameters:,} parameters (2 layers, width 64, one token per character) that plays a multi-turn
+game: it guesses a hidden number, reads `higher` or `lower`, and writes the remaining range and the next guess, such as
+`37-100:64`. With this model, you can try reinforcement learning on episodes in minutes on two CPU cores. It can do nothing
+else.
 
     rlzoo train --config guess --clip fspo
 
@@ -180,46 +181,47 @@ exists so that reinforcement learning on episodes can be tried in minutes on two
 
     python examples/lab/make_guess_model.py --seed {options.seed} --steps {options.steps}
 
-Supervised learning from scratch on {options.steps * BATCH:,} games played by a program; no other data. **That player makes
-mistakes on purpose.** In every turn it forgets the last answer with probability {FORGETS}, takes it for its opposite with
-probability {CONFUSES}, and guesses anywhere with probability {STRAYS}. Otherwise it guesses any number between its bounds
-with equal probability, which takes more turns than guessing the middle. Where its bounds leave no number it starts over.
-Reinforcement learning takes away the slips first; how much a rule gains here says little about what it would gain on a model
-that lacks knowledge.
+The model was trained from scratch by supervised learning on {options.steps * BATCH:,} games that a program played. No
+other data was used. **The program makes mistakes on purpose.** In every turn, it forgets the last answer with probability
+{FORGETS}, confuses `higher` with `lower` with probability {CONFUSES}, and guesses any number with probability
+{STRAYS}. Otherwise, it guesses any number between its bounds with equal probability, which takes more turns than guessing the
+middle. If no number is left between its bounds, it starts again. Reinforcement learning removes these mistakes first. How
+much a rule gains here says little about how much it would gain with a model that lacks knowledge.
 
-One in eight pairs of a range and a hidden number is held out: these games were never trained on.
+One in eight pairs of a range and a hidden number is held out. These games were never trained on.
 
 ## What was measured
 
-One game for each of {len(problems):,} held-out problems, sampled at temperature 1 from the whole distribution (no top-k, no
-top-p). An episode pays 1 for the number and {-task.cost} for every turn that does not find it, of {task.turns} turns at most.
+The model played one game for each of {len(problems):,} held-out problems, sampled at temperature 1 from the whole distribution
+(without top-k and top-p). An episode gives a reward of 1 for the number and {-task.cost} for every other turn, with at most
+{task.turns} turns.
 
 | | mean reward |
 |---|---|
 | the model | {fmean(rewards):.3f} |
-| the player that it learned from | {fmean(player):.3f} |
+| the program that it learned from | {fmean(player):.3f} |
 | always guessing the middle | {fmean(bisect(task, problem) for problem in problems):.3f} |
 
 | of the model's games | |
 |---|---|
 | found the number | {found:.3f} |
-| share of turns that name no number between the bounds that are left | {wasted:.3f} |
+| share of turns without a guess in the remaining range | {wasted:.3f} |
 | turns: 5th, 50th, 95th percentile | {turns[0]:.0f}, {turns[9]:.0f}, {turns[-1]:.0f} |
 | tokens of the model: 5th, 50th, 95th percentile | {lengths[0]:.0f}, {lengths[9]:.0f}, {lengths[-1]:.0f} |
 """
 
 
 def parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Make the tiny guessing model that ships with rlzoo.")
+    parser = argparse.ArgumentParser(description="Create the tiny guessing model that ships with rlzoo.")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="folder to write (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of everything random (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all random numbers (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=3000, help="optimizer steps (default: %(default)s)")
     return parser.parse_args()
 
 
 def main() -> None:
     options = parse_options()
-    torch.set_num_threads(1)  # the same results on any number of cores
+    torch.set_num_threads(1)  # for the same results on any number of cores
     torch.manual_seed(options.seed)
     task = GuessTask(seed=options.seed)
     tokenizer = make_tokenizer(CHARACTERS, MAX_LENGTH)

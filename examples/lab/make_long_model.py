@@ -1,12 +1,12 @@
-"""Makes a language model with a million parameters whose task has solutions of 7 to 1,750 tokens: a testbed with a long tail.
+"""Creates a language model with 1.1 million parameters for a long-tail task, with solutions of 7 to 1,750 tokens.
 
     python examples/lab/make_long_model.py --output FOLDER [--seed 0] [--steps 1600] [--ratio 0.6] [--slip 0.02]
 
 The model is a three-layer Qwen3 that learns ``task.name=recurrence`` from worked solutions. The multipliers are not equally
-frequent in them: each is ``--ratio`` times as frequent as the one below it. The model therefore makes few mistakes with
-multiplier 1 and many with multiplier 9. In reinforcement learning, all multipliers are equally frequent, so the model needs
-skills that it lacks. Each term of a solution is off by one with probability ``--slip``, so the model, when sampled, errs at
-every length, and nearly always in long solutions.
+frequent in the solutions: each is ``--ratio`` times as frequent as the next smaller one. The model therefore makes few mistakes
+with multiplier 1 and many with multiplier 9. In reinforcement learning, all multipliers are equally frequent, so the model
+needs skills that it lacks. Each term of a solution is off by one with probability ``--slip``. The sampled model therefore makes
+mistakes at every length, and nearly always in long solutions.
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ FIRST_PROBLEM = 10_000_000  # far from the training problems that reinforcement 
 POOL = 256
 BATCH_TOKENS = 2048
 PEAK_LR, WARM_STEPS = 2e-3, 100
-WINDOW = 168  # tokens; most solutions are cut off here, where attention costs little
-SHARE_SHORT, SHARE_WHOLE = 0.15, 0.05  # shares of the batches: problems that end within the window, and solutions in full
+WINDOW = 168  # tokens; most solutions are cut off here, so that attention is cheap
+SHARE_SHORT, SHARE_WHOLE = (
+    0.15,
+    0.05,
+)  # shares of the batches with problems that end within the window, and with complete solutions
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
@@ -62,12 +65,12 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
 
 
 def multiplier(question: str) -> int:
-    """Return the multiplier that a question names."""
+    """Return the multiplier in a question."""
     return next(ord(character) - ord("a") + 1 for character in question if character.isalpha())
 
 
 def solution_with_slips(question: str, slip: float, generator: random.Random) -> str:
-    """Return the worked solution, with each term off by one with probability ``slip``; later terms follow from the wrong one.
+    """Return the worked solution; each term is off by one with probability ``slip``, and later terms use the wrong value.
 
     Example:
         >>> solution_with_slips("004c17,003c42,", 0.0, random.Random(0))
@@ -85,7 +88,7 @@ def solution_with_slips(question: str, slip: float, generator: random.Random) ->
 
 
 def texts(task: Task, ratio: float, slip: float, generator: random.Random) -> Iterator[tuple[str, int]]:
-    """Yield questions with solutions, and question lengths; multiplier k is kept with probability ``ratio ** (k - 1)``."""
+    """Yield questions with solutions, and the question lengths; multiplier k is kept with probability ``ratio ** (k - 1)``."""
     start = FIRST_PROBLEM
     while True:
         for problem in task.train_problems(start, POOL):
@@ -95,7 +98,7 @@ def texts(task: Task, ratio: float, slip: float, generator: random.Random) -> It
 
 
 def batches(ratio: float, slip: float, seed: int) -> Iterator[tuple[list[tuple[str, int]], int]]:
-    """Yield batches of one of three kinds, all with about as many tokens, and the length at which their texts are cut off."""
+    """Yield batches of three kinds, with about the same number of tokens, and the length at which their texts are cut off."""
     generator = random.Random(seed)
     short, long = (
         texts(build_task({"name": "recurrence", "seed": seed, **limits}), ratio, slip, generator)
@@ -112,7 +115,7 @@ def batches(ratio: float, slip: float, seed: int) -> Iterator[tuple[list[tuple[s
 
 
 def warm_up(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, options: argparse.Namespace) -> None:
-    """Train on worked solutions; the learning rate rises for 100 steps and falls linearly to zero."""
+    """Train on worked solutions; the learning rate rises for 100 steps and then falls linearly to zero."""
     steps = options.steps
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARM_STEPS) * (1 - step / steps))
@@ -135,13 +138,13 @@ def warm_up(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, options
         recent.append(loss.item())
         if step % 50 == 0 or step == steps:
             elapsed = time.perf_counter() - began
-            print(f"step {step}  loss {fmean(recent):.4f} nats a token  {elapsed:.0f} s", flush=True)
+            print(f"step {step}  loss {fmean(recent):.4f} nats per token {elapsed:.0f} s", flush=True)
             recent.clear()
 
 
 @torch.no_grad()
 def step_accuracy(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> dict[int, float]:
-    """Return the share of terms in which every token is right, by multiplier, given the text before them in the solution."""
+    """Return, by multiplier, the share of terms whose tokens are all the most likely ones, given the text before them."""
     task = build_task({"name": "recurrence", "steps_min": 24, "steps_max": 250})
     found = defaultdict(list)
     for problem in task.held_out_problems(144):
@@ -153,9 +156,9 @@ def step_accuracy(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -
 
 
 def parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Make a language model whose task has a long tail.")
+    parser = argparse.ArgumentParser(description="Create a language model for a long-tail task.")
     parser.add_argument("--output", type=Path, required=True, help="folder to write")
-    parser.add_argument("--seed", type=int, default=0, help="seed of everything random (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all random numbers (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=1600, help="optimizer steps (default: %(default)s)")
     parser.add_argument("--ratio", type=float, default=0.6, help="frequency of a multiplier, relative to the one below it")
     parser.add_argument("--slip", type=float, default=0.02, help="probability of a wrong term (default: %(default)s)")
@@ -164,7 +167,7 @@ def parse_options() -> argparse.Namespace:
 
 def main() -> None:
     options = parse_options()
-    torch.set_num_threads(1)  # the same results on any number of cores
+    torch.set_num_threads(1)  # for the same results on any number of cores
     torch.manual_seed(options.seed)
     tokenizer = make_tokenizer(CHARACTERS, MAX_LENGTH)
     model = make_model(tokenizer)

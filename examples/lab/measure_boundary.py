@@ -1,9 +1,9 @@
-"""Measures the cost of the plugin boundary: the policy call and the checks of its result, as shares of a learner step.
+"""Measures the overhead of the plugin interface: the policy call and the checks of its result, as shares of a learner step.
 
-``python examples/lab/measure_boundary.py [NAME ...]`` times optimizer steps of the default run's model and batch. For each
-step it also times the policy call alone, and everything on the policy's side of the model: the call, checks, reduction and
-gradient with respect to the log-probs, all repeated at ratio 1 for the metrics. It uses one thread and prints the medians of
-the pairwise shares.
+``python examples/lab/measure_boundary.py [NAME ...]`` times optimizer steps with the model and batch of the default run. For
+each step, it also times the policy call alone, and everything that depends on the policy: the call, the checks, the reduction
+and the gradient with respect to the log-probs, all repeated at ratio 1 for the metrics. It uses one thread and prints the
+medians of the pairwise shares.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def shares(name: str) -> tuple[float, float, float]:
-    """Return a step's median seconds, and two median shares of it: the policy call; call, checks, reduction and gradient."""
+    """Return the median time of a step, and the median shares of the policy call alone and of everything that depends on it."""
     with tempfile.TemporaryDirectory() as folder:
         config = RunConfig.compose(clip=name, overrides=["eval.num_problems=0"], steps=1, output=Path(folder) / "run")
         task = config.task.model_copy(update={"seed": 0})

@@ -1,9 +1,9 @@
-"""Measures the cost of `rlzoo train`'s display: its CPU time while it shows a run's steps, as a share of their duration.
+"""Measures the cost of the display of `rlzoo train`: its CPU time as a share of the duration of the steps that it shows.
 
 python examples/lab/measure_display.py runs/mine
 
-It draws on its own terminal with 80 columns, at the pace of the run; nothing else runs meanwhile. The cost is the CPU time of
-the whole process minus the CPU time of the same loop without a display.
+The script draws to a separate terminal of 80 columns, at the pace of the run, and does nothing else. The cost is the CPU time
+of the whole process minus the CPU time of the same loop without a display.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ Row = dict[str, float]
 
 
 def spent(rows: list[Row], pause: float, *, is_quiet: bool) -> tuple[float, float]:
-    """Return the CPU time and the duration of a loop that shows the rows repeatedly, or nothing."""
+    """Return the CPU time and the duration of a loop that repeatedly shows the rows, or shows nothing."""
     started, begun, step = time.perf_counter(), time.process_time(), 0
     with shown(Plain(), "a run", 10**6, is_quiet=is_quiet) as view:
         while time.perf_counter() - started < SECONDS:
@@ -34,7 +34,7 @@ def spent(rows: list[Row], pause: float, *, is_quiet: bool) -> tuple[float, floa
 
 
 def read(terminal: int) -> None:
-    """Read what is written to a terminal, as its window would."""
+    """Read the output of a terminal, as its window would."""
     with contextlib.suppress(OSError):  # at the end of the stream
         while True:
             os.read(terminal, 65536)

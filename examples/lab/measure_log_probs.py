@@ -1,4 +1,4 @@
-"""Measures what chunking the log-probs saves in peak memory and time; each variant runs in its own process.
+"""Measures how much peak memory and time chunking the log-probs saves; each variant runs in its own process.
 
 python examples/lab/measure_log_probs.py --model smollm2 --rows 8 --tokens 512
 """
@@ -20,7 +20,7 @@ PARTS = (
 
 
 def measure(model_path: str, rows: int, tokens: int, chunked: bool, part: str) -> dict[str, Any]:
-    """Return the additional peak memory in MB, and seconds, for one way of computing."""
+    """Return the additional peak memory in MB, and the time in seconds, of one way to compute the log-probs."""
     import torch
 
     from rlzoo.learner.log_probs import ResponseLogProbs, chunked_log_probs
@@ -63,7 +63,7 @@ def measure(model_path: str, rows: int, tokens: int, chunked: bool, part: str) -
 
 
 def main() -> None:
-    """Measure both ways of every part and print the ratios."""
+    """Measure both ways for every part, and print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--rows", type=int, default=8)

@@ -1,4 +1,4 @@
-"""Measures accuracy and pass@k of models on held-out problems of ``task.name=recurrence``, by length and multiplier, as CSV.
+"""Prints the accuracy and pass@k of models on held-out problems of ``task.name=recurrence``, by length and multiplier, as CSV.
 
     python examples/lab/measure_long_model.py MODEL [MODEL ...] [--problems 48] [--k 16] > long.csv
 
@@ -59,7 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure models on the recurrence task.")
     parser.add_argument("models", nargs="+", metavar="MODEL", help="folders")
     parser.add_argument("--problems", type=int, default=48, help="held-out problems (default: %(default)s)")
-    parser.add_argument("--k", type=int, default=16, help="responses to a problem (default: %(default)s)")
+    parser.add_argument("--k", type=int, default=16, help="responses per problem (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the responses (default: %(default)s)")
     options = parser.parse_args()
     task = build_task({"name": "recurrence"})

@@ -1,12 +1,11 @@
-"""Compares the planner's predicted peak memory of a learner step with measurements, for models with random weights.
+"""Compares the planner's forecast of a learner step's peak memory with measurements, for models with random weights.
 
 python examples/lab/measure_planner.py            all configurations, as a table
 python examples/lab/measure_planner.py --quick    three small ones, as JSON lines
 
 The measurement uses torch's profiler, which records every allocation and release by torch's CPU allocator, including those
-inside operators and in the backward pass. The peak of their running sum is exact to the byte. The size of the process is
-less precise: it changes by pages, and includes memory that the allocator has not returned, the interpreter and its
-libraries.
+inside operators and in the backward pass. The peak of their running sum is exact to the byte. The size of the process is less
+precise: it changes by pages, and includes the interpreter, its libraries, and memory that the allocator has not returned.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ def measure(
     config = RunConfig.compose(clip="grpo", overrides=[*base, *(settings or [])])
     plan = Plan(config, architecture, Devices("CPU", 1, 2**40, is_cpu=True), Prompts(prompt, True))
     assert plan.memory is not None
-    gc.collect()  # objects that are freed during the measurement must have been allocated in it
+    gc.collect()  # objects that are freed during the measurement must also have been allocated during it
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiled:
         model = _model(architecture, kind).to(getattr(torch, config.model.dtype)).train()
         if config.learner.gradient_checkpointing:

@@ -1,8 +1,8 @@
-"""Runs the comparison in docs/explanation/fair-by-turns.md: rules for episodes, on the game `guess`, at one clip fraction.
+"""Runs the comparison in docs/explanation/fair-by-turns.md: rules for episodes, on the game `guess`, at the same clip fraction.
 
-``python examples/lab/race_turns.py FOLDER`` first runs ``rlzoo calibrate`` to find the width with which each policy clips a
-tenth, on a separate seed. Then ``rlzoo sweep`` runs every policy with five other seeds, and the policies that accept
-per-token advantages also with the estimator `gigpo`. Parts that are finished in FOLDER are not repeated.
+``python examples/lab/race_turns.py FOLDER`` first runs ``rlzoo calibrate`` with a separate seed, to find the width with which
+each policy clips a tenth. Then ``rlzoo sweep`` runs every policy with five other seeds. Policies that accept per-token
+advantages are also run with the estimator `gigpo`. Finished parts in FOLDER are not repeated.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ def rlzoo(*arguments: object) -> int:
 
 
 def main(folder: Path) -> None:
-    """Calibrate and run."""
+    """Calibrate the widths and run the sweeps."""
     widths: dict[str, object] = {}
     for clip in (*BY_RESPONSE, *BY_TURN_OR_TOKEN):
         file = folder / "widths" / f"{clip}.yaml"
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
-            # with exit code 1 it has written its nearest pilot
+            # with exit code 1, it has written the nearest pilot
             rlzoo("calibrate", "--config", "guess", "--clip", clip, "--seed", TUNING_SEED, "--steps", 20, "--output", file)
         found = yaml.safe_load(file.read_text())["clip"]
         widths[clip] = {"clip": {name: value for name, value in found.items() if name != "name"}}

@@ -1,9 +1,9 @@
-"""Runs every experiment behind docs/explanation/which-rule-wins.md, with one command that can be interrupted and restarted.
+"""Runs every experiment behind docs/explanation/which-rule-wins.md with one command, which can be interrupted and resumed.
 
     python -m examples.lab.reproduce [--quick] [--output FOLDER] [--results FOLDER] [--only NAME,NAME]
 
 Runs go to ``--output``, and the page's CSV files and figures go to ``--results``. Finished work is not repeated. ``--quick``
-runs everything at a small scale within minutes, with one or two seeds and few steps. Its numbers mean nothing.
+runs everything at a small scale within minutes, with one or two seeds and few steps. Its results are meaningless.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TUNING_SEED = 101  # not raced
 FRACTION = "0.1"
 RULES = ("fspo", "fspo-adaptive", "gspo", "rloo", "grpo")
 WITH_WIDTH = ("fspo", "gspo", "rloo", "grpo")
-NORMS = {"always": "0.05", "never": "null"}  # limits on the gradient norm: one below every norm in these runs, and none
+NORMS = {"always": "0.05", "never": "null"}  # limits on the gradient norm: one below every norm in these runs, and no limit
 BANDS = {  # exponent of the band, and the width from which calibration starts
     "alpha-0": (0.0, 0.075),
     "alpha-0.5": (0.5, 0.015),
@@ -55,7 +55,7 @@ class Lab:
         return ["--steps", str(steps), "--set", "eval.num_problems=32"] if self.quick else []
 
     def skip_steps(self) -> list[str]:
-        """Return the initial steps that a replay leaves out."""
+        """Return the number of initial steps that a replay skips."""
         return ["--skip-steps", "1"] if self.quick else []
 
     def calibrated(self, name: str, *arguments: str) -> Path:
@@ -65,11 +65,11 @@ class Lab:
             file.parent.mkdir(parents=True, exist_ok=True)
             pilots = ["--steps", "3", "--pilots", "2"] if self.quick else ["--steps", "20", "--pilots", "6"]
             rlzoo("calibrate", *arguments, "--seed", str(TUNING_SEED), *pilots, "--target-clip-fraction", FRACTION,
-                  "--output", str(file), accepted=1)  # fmt: skip  # 1: the nearest pilot is not within a tenth of the share
+                  "--output", str(file), accepted=1)  # fmt: skip  # 1: the nearest pilot is not within 10% of the target share
         return file
 
     def sweep(self, name: str, clips: str, seeds: str, settings: Iterable[str], *arguments: str) -> Path:
-        """Finish the runs of a sweep, and return their folder."""
+        """Finish the runs of a sweep, and return its folder."""
         folder = self.runs / name
         words = [word for setting in settings for word in ("--set", setting)]
         rlzoo("sweep", "--clip", clips, "--seeds", seeds, *words, *arguments, *self.short(), "--output", str(folder), "--quiet")
@@ -86,11 +86,11 @@ class Lab:
                 writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()})
 
     def file(self, name: str, *arguments: str, to: str | None = None) -> None:
-        """Run a script by its path; ``to`` names the result file that gets its output."""
+        """Run a script by its path; ``to`` names the result file for its output."""
         self._run([sys.executable, str(ROOT / "examples" / "lab" / f"{name}.py"), *arguments], to)
 
     def script(self, module: str, *arguments: str, to: str | None = None) -> None:
-        """Run another script of the lab; ``to`` names the result file that gets its output."""
+        """Run another script of the lab; ``to`` names the result file for its output."""
         self._run([sys.executable, "-m", f"examples.lab.{module}", *arguments], to)
 
     def _run(self, command: list[str], to: str | None) -> None:
@@ -103,7 +103,7 @@ class Lab:
 
 
 def rlzoo(*arguments: str, accepted: int = 0) -> None:
-    """Run an rlzoo command; an exit code above ``accepted`` is a failure, which ends the script with the command's message."""
+    """Run an rlzoo command; an exit code above ``accepted`` ends the script with the command's message."""
     print("rlzoo", *arguments, flush=True)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-P", "-m", "rlzoo", *arguments], env=environment, check=False)
@@ -112,7 +112,7 @@ def rlzoo(*arguments: str, accepted: int = 0) -> None:
 
 
 def merged(files: Mapping[str, Path], to: Path) -> Path:
-    """Write one config with the widths of several rules under ``per_clip``."""
+    """Write a config with the widths of several rules under ``per_clip``."""
     found = {name: {"clip": {**yaml.safe_load(file.read_text())["clip"]}} for name, file in files.items()}
     for settings in found.values():
         settings["clip"].pop("name")
@@ -121,7 +121,7 @@ def merged(files: Mapping[str, Path], to: Path) -> Path:
 
 
 def trained(record: RunRecord) -> dict[str, Any]:
-    """Return a run's results, with the settings that differ between the runs on the page."""
+    """Return a run's results, and its values of the settings that differ between the runs on the page."""
     settings, accuracies = record.settings, record.accuracies
     names = ("clip.alpha", "clip.width_low", "clip.width_high", "clip.width_ceiling", "clip.clip_low", "clip.clip_high")
     return {
@@ -180,14 +180,14 @@ def factorial(lab: Lab) -> None:
 
 
 def long_tail(lab: Lab) -> None:
-    """Experiment 3: three rules on a task whose responses have 7 to 1,750 tokens, with a model that is trained here."""
+    """Experiment 3: three rules on a task whose responses have 7 to 1,750 tokens, with a model that this script trains."""
     model = lab.runs / "long-model"
     if not (model / "config.json").exists():
         lab.file("make_long_model", "--output", str(model), *(["--steps", "20"] if lab.quick else []))
     small = ["--problems", "8", "--k", "2"] if lab.quick else []
     lab.file("measure_long_model", str(model), *small, to="long-model.csv")
     settings = [*NO_WEIGHTS, f"model.path={model}"]
-    if lab.quick:  # a model trained for 20 steps solves nothing, so nothing would be learned
+    if lab.quick:  # after only 20 steps, the model solves no problem, so nothing could be learned
         settings += ["model.path=embedded", "task.name=arithmetic", "rollout.num_prompts=8", "rollout.max_new_tokens=80"]
     folder = lab.sweep(
         "long", "fspo,gspo,rloo", lab.seeds(3), settings, "--config", str(ROOT / "examples" / "lab" / "long.yaml")
@@ -203,11 +203,11 @@ MASKS = {
     "icepop-sum": ("correction=icepop", "correction.pool=sum"),
     "icepop-mean": ("correction=icepop", "correction.pool=mean"),
 }
-"""Corrections for a stale sampler, each of which judges whole responses."""
+"""Corrections for a stale sampler; each of them judges whole responses."""
 
 
 def masks(lab: Lab) -> None:
-    """Experiment 5, second part: which responses that are 16 to 31 updates old the corrections keep, by length."""
+    """Experiment 5, second part: which responses with an age of 16 to 31 updates the corrections keep, by length."""
     settings = (*NO_WEIGHTS, "eval.num_problems=0", "rollout.num_prompts=64", "learner.num_minibatches=16")
     words = [] if lab.quick else ["--steps", "20"]
     rows = []
@@ -226,11 +226,11 @@ KEPT = (
     *("rollouts_of", "matched", "part", "rule", "seed", "responses", "clip_fraction"),
     *("conditional", "conditional_low", "conditional_high", "noise", "clip_by_length"),
 )
-"""Columns of the results by update, which have many rows."""
+"""Columns of the results by update; fewer than elsewhere, because there are many rows."""
 
 
 def staleness(lab: Lab) -> None:
-    """Experiment 5: batches of 512 responses and sixteen updates, the last of which learns from responses 15 updates old."""
+    """Experiment 5: batches of 512 responses with sixteen updates; in the last one, the responses are 15 updates old."""
     settings = (*NO_WEIGHTS, "eval.num_problems=0", "rollout.num_prompts=64", "learner.num_minibatches=16")
     words = [] if lab.quick else ["--steps", "20"]
     folder = lab.sweep("stale", "fspo,gspo", lab.seeds(3), settings, *words)
@@ -242,7 +242,7 @@ def staleness(lab: Lab) -> None:
 
 
 def widths(lab: Lab) -> None:
-    """Experiment 7: how much the width matters, for every rule with a width, replayed on one run of each of three rules."""
+    """Experiment 7: how much the width matters, for every rule with a width, in replays of one run for each of three rules."""
     rows = []
     for made in ("fspo", "gspo", "grpo"):
         run = lab.runs / "race" / f"{made}-0"
@@ -274,12 +274,12 @@ def law(lab: Lab) -> None:
 
 
 def figures(lab: Lab) -> None:
-    """Draw the page's pictures from the CSV files."""
+    """Draw the figures of the page from the CSV files."""
     lab.script("evenness_picture", str(lab.results / "evenness.csv"), str(lab.results / "evenness.svg"))
 
 
 def every_width() -> str:
-    """Return the rules that have a width and can judge recorded rollouts of any rule."""
+    """Return the rules that have a width and can be applied to recorded rollouts of any rule."""
     from rlzoo.zoo import load_zoo
 
     zoo = load_zoo()

@@ -1,4 +1,4 @@
-"""Prints a line per run directory: held-out accuracy before and after, clip fraction, and clip profile over six length bins.
+"""Prints a line per run directory: held-out accuracy before and after training, clip fraction, and clip fraction by length.
 
 python examples/lab/summarise_runs.py runs/*
 """

@@ -1,4 +1,4 @@
-"""Draws what `rlzoo train` shows at the end of the default run, on a terminal of 80 columns, by running it.
+"""Runs the default run, and draws the final output of `rlzoo train` on a terminal of 80 columns.
 
 python examples/lab/terminal_picture.py docs/images/train-terminal.svg
 """
@@ -19,7 +19,7 @@ from rlzoo.cli.console import Plain, folded
 from rlzoo.cli.progress import Curves
 
 FONTS = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
-# no fonts from another server: a picture in a page must not fetch anything
+# no fonts from another server, because a picture on a page must not load anything
 FORMAT = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL).replace("Fira Code, monospace", FONTS)
 
 

@@ -1,8 +1,8 @@
-"""Draws how a model learns to use a tool: scores and calls over the steps of a run.
+"""Draws how a model learns to use a tool: rewards and calls over the steps of a run.
 
 ``python examples/lab/tool_curve.py RUN picture.svg`` reads ``metrics.jsonl`` and ``rollouts`` in the run directory. It draws
-the held-out accuracy, the mean reward of the sampled episodes, and the number of answered calls per episode, and prints them as
-a table. A call in a turn that was cut off is not answered and does not count.
+the held-out accuracy, the mean reward of the sampled episodes, and the number of answered calls per episode, and prints the
+values as a table. A call in a turn that was cut off is not answered and does not count.
 """
 
 import json

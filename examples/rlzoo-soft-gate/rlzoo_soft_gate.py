@@ -23,7 +23,7 @@ class SoftGate(ClipPolicy):
         No token is ever cut off, so nothing counts as clipped.
 
     Reference:
-        An example of a plugin. The bundled rule `sapo` (arXiv 2511.20347) has a gate for each sign of the advantage.
+        An example plugin. The bundled rule `sapo` (arXiv 2511.20347) has a separate gate for each sign of the advantage.
     """
 
     name = "soft-gate"
