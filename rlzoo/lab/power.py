@@ -24,7 +24,7 @@ DIFFERENCES = (0.01, 0.02, 0.05)
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """The plan of a comparison, and what it can detect; all differences are in accuracy."""
+    """The plan for a comparison, and what it can detect; all differences are in accuracy."""
 
     num_seeds: int
     num_pairs: int
@@ -33,7 +33,7 @@ class Power:
     evaluation_error: float  # standard error of one run's accuracy due to sampling responses
     detects: float  # smallest true difference that is detected with probability `POWER`
     seeds_needed: Mapping[float, int | None]  # by difference
-    samples_needed: int  # samples per problem for evaluation noise of at most half the variance between seeds
+    samples_needed: int  # samples per problem at which evaluation noise is at most half of the variance between seeds
     level: float = LEVEL
     power: float = POWER
 
@@ -52,7 +52,7 @@ def plan(config: RunConfig, num_rules: int, num_seeds: int, records: Sequence[Ru
             `USUAL_DEVIATION` is used.
 
     Raises:
-        UserError: there is no evaluation, there are fewer than two rules or seeds, or the records have too little in common.
+        UserError: there is no evaluation, there are fewer than two rules or seeds, or the records share too few seeds.
     """
     if config.eval.num_problems == 0:
         raise UserError("--power needs an evaluation: the run has eval.num_problems=0; set e.g. eval.num_problems=1000")

@@ -54,7 +54,7 @@ def has_adapter(model: PreTrainedModel) -> bool:
 
 @contextlib.contextmanager
 def without_adapter(model: PreTrainedModel) -> Iterator[None]:
-    """Disable the adapter inside the block, so that the model computes what the starting model would."""
+    """Disable the adapter inside the block, so that the model computes the outputs of the starting model."""
     model.disable_adapters()
     try:
         yield

@@ -1,4 +1,4 @@
-"""MLflow tracking: a separate process sends new contents of the run directory, each exactly once."""
+"""MLflow tracking: a separate process sends everything in the run directory exactly once."""
 
 import os
 
