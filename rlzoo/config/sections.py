@@ -88,7 +88,8 @@ class RolloutConfig(Section):
         1024,
         ge=1,
         le=1_000_000,
-        description="maximum number of tokens that an environment writes between two turns; with more, the episode fails",
+        description="maximum number of tokens that an environment writes between two turns; if it writes more, the "
+        "episode fails",
     )
     temperature: float = Field(
         1.0, gt=0, le=10, description="sampling temperature, which also applies to the model's log-probs"
@@ -143,7 +144,7 @@ class RewardConfig(Section):
         0.5,
         ge=0,
         le=1,
-        description="maximum share of responses whose grading may fail; a failure counts as reward 0, and the run ends if more fail",
+        description="maximum share of responses whose grading may fail, with a reward of 0; if more fail, the run ends",
     )
 
 
@@ -169,7 +170,7 @@ class LearnerConfig(Section):
     max_nonfinite: int = Field(
         10,
         ge=1,
-        description="number of consecutive updates with a non-finite gradient after which the run ends; such updates are skipped",
+        description="number of consecutive updates with a non-finite gradient, which are skipped, after which the run ends",
     )
     rollback_above: float | None = Field(
         None,
@@ -187,8 +188,8 @@ class LearnerConfig(Section):
     max_tokens_per_micro_batch: int | None = Field(
         None,
         ge=1,
-        description="maximum number of tokens in a forward pass, including padding (rows x longest row); null: 16384 on a GPU, 512 to "
-        "3072 on a CPU",
+        description="maximum number of tokens in a forward pass, including padding (rows x longest row); null: 16384 on a GPU, "
+        "512 to 3072 on a CPU",
     )
     autocast: Literal["none", "bfloat16"] = Field("none", description="data type of matrix products")
     kl_coef: float = Field(0.0, ge=0, le=100, description="weight of the KL to the starting model in the loss; 0: none")

@@ -213,7 +213,7 @@ def _buffers(weights: float, gradients: float, element: int, sharding: Sharding)
 
 
 def _fsdp_buffers(architecture: Architecture, element: int) -> float:
-    """Return the size in bytes of FSDP2's buffers: the embeddings, this layer and the next, and the largest of their gradients."""
+    """Return the size of FSDP2's buffers in bytes: the embeddings, this layer and the next, and the largest gradient."""
     layer, layers = architecture.layer_parameters, architecture.num_layers
     rest = architecture.num_parameters - layers * layer
     return (rest + min(2, layers) * layer) * element + max(rest, layer) * FLOAT
