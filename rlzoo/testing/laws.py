@@ -373,7 +373,7 @@ def rollout_log_probs_are_optional(policy: ClipPolicy, inputs: ClipInputs) -> No
 
 @law(example=data.on_policy_inputs)
 def ratio_is_to_the_old_model(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """9. At ratio 1, rollout_log_probs change nothing (violations warn); with `ratio_to_sampler`, higher ones raise no weight."""
+    """9. rollout_log_probs are ignored at ratio 1 (violations warn); with `ratio_to_sampler`, raising them raises no weight."""
     if policy.ratio_to_sampler:
         _assert_likelier_weighs_no_more(policy, inputs)
         return
