@@ -55,7 +55,7 @@ def shown(value: object) -> str:
 class RunError(RuntimeError):
     """Raised when a run cannot continue, for example because the disk is full. The message says why, and how to resume.
 
-    As with `UserError`, the command line prints the message as one line, but it exits with code 1.
+    The command line prints the message as one line, as for `UserError`, and exits with code 1.
     """
 
     def __init__(self, message: str) -> None:
@@ -65,7 +65,7 @@ class RunError(RuntimeError):
 class PolicyError(RuntimeError):
     """Raised when a clip policy breaks its contract during a run. The message names the policy and the problem.
 
-    As with `UserError`, the command line prints the message as one line, but it exits with code 1.
+    The command line prints the message as one line, as for `UserError`, and exits with code 1.
     """
 
     def __init__(self, policy: str, problem: str) -> None:

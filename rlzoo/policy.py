@@ -177,7 +177,7 @@ NEEDS = (
 """The fields of `ClipInputs` that a policy may list in its `needs`."""
 
 OVERRIDABLE = frozenset({"scaled", "targeting", "updated", "model_config", "model_post_init"})
-"""Names of `ClipPolicy` that a subclass may override, besides its class variables and Python's own methods."""
+"""Attributes of `ClipPolicy` that a subclass may override, besides class variables and Python's own methods."""
 
 NAMED = ("advantage", "reduction")
 """The fields of every policy that select another part by name."""

@@ -89,7 +89,7 @@ class RecordedStep:
     max_length: int | None = None  # maximum number of model tokens in a response
     num_steps: int | None = None  # number of rollout steps in the whole run, from which progress is computed
     seed: int = 0  # seed of the first update; update k has seed + k
-    rule: Mapping[str, Any] = field(default_factory=dict)  # name and settings of the training rule, if it is one of rlzoo's
+    rule: Mapping[str, Any] = field(default_factory=dict)  # name and settings of the training rule, if it comes from rlzoo
     model: str = ""  # name or path of the trained model
     writer: str = ""  # program and version, such as "trl 1.16.0"
 

@@ -112,7 +112,7 @@ class Rollout:
     rollout_log_probs: tuple[float, ...]  # one per response token, from the sampler; 0 if the model did not choose it
     text: str
     finished: bool  # False if cut off at a limit
-    policy_version: int  # optimizer-step count of the weights that sampled it, or its first token
+    policy_version: int  # optimizer-step count of the weights that sampled its first token
     reward: float = 0.0
     turns: tuple[Turn, ...] = ()  # turns of an episode, in order; empty for a single-turn response
     opening: str = ""  # in an episode, the environment's first message
@@ -163,7 +163,7 @@ class RolloutGroup:
 class QueuedBatch:
     """A batch that was sampled ahead, as stored in a checkpoint."""
 
-    first: int  # number of training problems before this batch's
+    first: int  # number of training problems in earlier batches
     rollouts: list[Rollout] | None  # of all processes, without rewards; None: not sampled yet
 
 

@@ -48,7 +48,7 @@ class VLLMConfig(Section):
     )
     timeout: float = Field(600.0, gt=0, le=86400, description="maximum time for one reply from the server, in seconds")
     dtype: Literal["float32", "bfloat16"] | None = Field(
-        None, description="data type of vLLM's weights; null: that of the trained model"
+        None, description="data type of vLLM's weights; null: the data type of the trained model"
     )
     max_model_len: int | None = Field(
         None, ge=1, description="maximum number of tokens in prompt and response together; null: the model's limit"

@@ -622,7 +622,7 @@ def use_policy(
         raise UserError(f"policy={shown(policy)} is {what}")
     elif settings:
         raise UserError(
-            f"{', '.join(settings)}: settings can only be passed with the name of a rule; use policy.replace() for an instance"
+            f"{', '.join(settings)}: settings can be passed only with the name of a rule; use policy.replace() for an instance"
         )
     refuse_unfit(trainer, policy)
     _become(trainer, ClipPolicyTrainer)

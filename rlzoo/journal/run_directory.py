@@ -179,7 +179,7 @@ class RunDirectory:
         """Open the directory of a run, and clean up after a process that was killed.
 
         Raises:
-            UserError: there is no run, another process has the lock, or a path of the run has the wrong kind.
+            UserError: there is no run, another process has the lock, or a path is a folder instead of a file, or vice versa.
         """
         if not (path / "config.yaml").is_file():
             raise UserError(f"--resume: {str(path)!r} is not a run directory: it has no config.yaml")

@@ -59,7 +59,7 @@ def cosines(
         run: a run with ``replay/`` in its directory, see `has_weights`.
         replayed: rules by label.
         edges: ``(K + 1,)`` edges of the length bins, in tokens.
-        told: called after each update with the number done and the total.
+        told: called after each update with the number of finished updates and the total number.
 
     Raises:
         UserError: the weights do not match the recorded log-probs.

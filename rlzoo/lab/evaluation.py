@@ -68,8 +68,8 @@ class EvaluationConfig(Section):
     rollout: RolloutConfig = Field(default_factory=RolloutConfig, description="how responses are sampled; group_size is k")
     seed: int = Field(0, ge=0, lt=2**32, description="seed for sampling")
     suites: tuple[str, ...] = Field(min_length=1, description="names of suites")
-    limit: int | None = Field(None, ge=1, description="maximum number of problems per suite, from the first; null for all")
-    data: Path | None = Field(None, description="folder with local copies; null for the hub")
+    limit: int | None = Field(None, ge=1, description="maximum number of problems per suite, from the first; null: all")
+    data: Path | None = Field(None, description="folder with local copies of the suites; null: the hub")
 
     @classmethod
     def compose(cls, model: str, overrides: Sequence[str], **settings: Any) -> Self:

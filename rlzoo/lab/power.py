@@ -55,7 +55,7 @@ def plan(config: RunConfig, num_rules: int, num_seeds: int, records: Sequence[Ru
         UserError: there is no evaluation, there are fewer than two rules or seeds, or the records share too few seeds.
     """
     if config.eval.num_problems == 0:
-        raise UserError("--power needs an evaluation: the run has eval.num_problems=0; set e.g. eval.num_problems=1000")
+        raise UserError("--power needs an evaluation, but eval.num_problems=0; set it, for example to 1000")
     if num_rules < 2 or num_seeds < 2:
         raise UserError(f"--power compares rules across seeds; it needs at least 2 of each, not {num_rules} and {num_seeds}")
     deviation, response, source = USUAL_DEVIATION, math.sqrt(USUAL_ACCURACY * (1 - USUAL_ACCURACY)), "that of the default run"

@@ -21,7 +21,7 @@ from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable, pooled_runs
 
 REPETITION = ("seed", "output", "plugins", "tracking.", "checkpoint.")  # settings that may differ between repetitions
-LONGEST_VALUE = 80  # maximum number of characters of a setting in a label
+LONGEST_VALUE = 80  # maximum length of a setting in a label, in characters
 SCORES = {
     "eval/accuracy": "held-out accuracy at the end",
     "reward/mean": "mean reward over the last quarter of the steps",

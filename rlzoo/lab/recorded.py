@@ -144,8 +144,7 @@ def rollout_files(paths: Sequence[Path], *, named_by_step: bool = False) -> list
     """Return the rollout files among the given paths, including those in run directories and other folders.
 
     Args:
-        paths: files and folders. Only the folder ``rollouts`` of a run directory is searched; subfolders of other folders are
-            not.
+        paths: files and folders. In a run directory, only ``rollouts`` is searched. Subfolders of other folders are ignored.
         named_by_step: reject files whose names do not have the form ``STEP.safetensors``, such as ``000001.safetensors``.
 
     Raises:

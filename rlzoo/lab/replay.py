@@ -45,7 +45,7 @@ def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replaye
     Args:
         run: the recording. The recorded advantages are used, whatever estimator the policy names. The run's mismatch correction
             weights the objective of every rule, except rules whose ratio is relative to the sampler.
-        policy: any rule.
+        policy: the rule to apply.
         skip_steps: number of initial steps, in which adaptive rules settle, to exclude from the result.
 
     Raises:
@@ -249,7 +249,7 @@ def _bracket(policy: ClipPolicy, target: float, fraction: Callable[[ClipPolicy],
                 ends = sorted((step**power, step ** (power + 1)))
                 return ends[0], ends[1]
     raise UserError(
-        f"clip policy {policy.name!r} clips {min(seen):.3g} to {max(seen):.3g} of these responses at any width, not {target}"
+        f"clip policy {policy.name!r} can clip {min(seen):.3g} to {max(seen):.3g} of these responses, but not {target}"
     )
 
 

@@ -167,7 +167,7 @@ def _summary(study: Study) -> ReportSection:
     columns = ["policy", "clip fraction", *lre_columns, "ess", "cosine", "widths"]
     paragraphs = [
         "Every rule was applied to the same recorded log-probs, update by update. `lre_max` is the largest relative error of "
-        f"the weight that remains in a length bin after clipping. {PARTS} `noise` is the `lre_max` to expect with this number "
+        f"the weight that remains in a length bin after clipping. {PARTS} `noise` is the expected `lre_max` with this number "
         "of prompts if every length were clipped equally, and `corrected` is `lre_max` without the contribution of noise. The "
         "interval comes from the variation between prompts, each with all its responses and epochs.",
         *(f"{rule.label}: {rule.note}" for rule in study.rules if rule.note),

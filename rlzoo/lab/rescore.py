@@ -20,7 +20,7 @@ from rlzoo.recording import RecordedStep, UpdateLogProbs
 FARTHEST = 3.0
 """Largest mean difference, in nats per token, between recorded log-probs and log-probs under a checkpoint of the same model."""
 SAMPLER = "sampler"
-"""Name to give in place of a checkpoint, for the log-probs that the sampler reported."""
+"""Selects the log-probs that the sampler reported, if given in place of a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Scores:
 
 
 Reach = Callable[[str, int, int], None]
-"""Called with the current activity, the number done and the total."""
+"""Called with the current activity, the number of finished items and the total number."""
 
 
 def rescore(

@@ -17,7 +17,7 @@ from rlzoo.lab.replay import Replayed, clip_fraction_of, match_by_sign, match_cl
 from rlzoo.measure.turns import TurnProfile
 from rlzoo.policy import ClipPolicy
 
-FACTORS = tuple(2.0**power for power in range(-4, 5))  # widths of a sweep, relative to the rule's own
+FACTORS = tuple(2.0**power for power in range(-4, 5))  # widths of a sweep, relative to the rule's own width
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Study:
 
 
 Told = Callable[[str, int, int], None]
-"""Called with the current activity, the number done and the total."""
+"""Called with the current activity, the number of finished items and the total number."""
 
 
 def study(

@@ -94,7 +94,7 @@ def _trimmed_interval(values: Array) -> Interval | None:
 
 def probability_of_improvement(first: Array, second: Array, axis: int = -1) -> Array:
     """Compute P(first > second) + P(equal) / 2 over all pairs of scores: the normalised Mann-Whitney U (arXiv 2108.13264)."""
-    wins = stats.mannwhitneyu(first, second, axis=axis, method="asymptotic").statistic  # `method` only affects the p-value
+    wins = stats.mannwhitneyu(first, second, axis=axis, method="asymptotic").statistic  # `method` affects only the p-value
     return np.asarray(wins / (first.shape[axis] * second.shape[axis]))
 
 

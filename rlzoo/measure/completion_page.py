@@ -35,11 +35,11 @@ class Completion:
     """A response with the rule's clip decisions at its last update."""
 
     prompt: int  # number of the prompt in its step, from 1
-    response: int  # number of the response among those to its prompt, from 1
+    response: int  # number of the response among its prompt's responses, from 1
     question: str
     answer: str
     tokens: Sequence[Token]
-    hidden: int  # number of further tokens, which are not shown
+    hidden: int  # number of further tokens that are not shown
     length: int  # number of tokens that the model chose
     finished: bool
     reward: float

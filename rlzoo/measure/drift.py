@@ -33,7 +33,7 @@ class Drift:
     sigma: tuple[float, ...]  # standard deviation of S, in nats
     sigma_root: tuple[float, ...]  # standard deviation of S / sqrt(L)
     sigma_mean: tuple[float, ...]  # standard deviation of S / L
-    mismatch: tuple[float, ...]  # standard deviation of the summed log-ratio of the old model to the sampler; NaN if unknown
+    mismatch: tuple[float, ...]  # standard deviation of the summed log-ratio, old model to sampler; NaN if unknown
     exponent: float  # slope of log sd(S) against log L, over bins with at least `FEWEST` responses; NaN for fewer than two bins
     moved: float  # share of responses with a non-zero advantage that an earlier optimizer step moved
 

@@ -55,7 +55,7 @@ class TurnProfile:
         )
 
     def bin_labels(self) -> list[str]:
-        """Return the range of the number of turns in each bin of `by_number`, such as ``"4-6"``."""
+        """Return the range of turn counts in each bin of `by_number`, such as ``"4-6"``."""
         return labels(self.edges)
 
     def metrics(self) -> dict[str, float]:

@@ -41,7 +41,7 @@ def _add_lora(model: PreTrainedModel, config: LoraConfig) -> None:
     settings = peft.LoraConfig(r=config.rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=config.target)
     try:
         with quiet(), torch.random.fork_rng():
-            torch.manual_seed(0)  # LoRA's random initial matrix must be equal on all processes and in all runs
+            torch.manual_seed(0)  # LoRA's random initial matrix must be the same on all processes and in all runs
             model.add_adapter(settings)
     except ValueError as error:
         raise UserError(f"learner.lora.target={config.target!r}: {str(error).splitlines()[0]}") from error

@@ -170,7 +170,7 @@ def weight_bytes(architecture: Architecture, config: RunConfig) -> int:
 
 
 def trained_parameters(architecture: Architecture, config: RunConfig) -> int:
-    """Return the number of trained parameters: all of them, or those of the LoRA adapter."""
+    """Return the number of trained parameters: all parameters, or the parameters of the LoRA adapter."""
     lora = config.learner.lora
     if not lora.rank:
         return architecture.num_parameters

@@ -68,7 +68,7 @@ SPREADS: dict[tuple[type[ClipPolicy], str, int, int, int], float] = {}
 
 def _searched_spread(policy: ClipPolicy, with_spread: Callable[[float], ClipInputs]) -> float:
     """Return a spread at which 10 to 40% of the responses are clipped, or 0.1 if there is none."""
-    spread, low, high = 0.1, 1e-6, 8.0  # start in the middle: rules that only look at signs accept any spread
+    spread, low, high = 0.1, 1e-6, 8.0  # start in the middle: rules that look only at signs accept any spread
     for _ in range(40):
         fraction = clip_fraction(policy, with_spread(spread))
         if 0.2 <= fraction <= 0.3:

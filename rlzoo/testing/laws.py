@@ -1036,7 +1036,7 @@ def updates_go_by_shares(policy: ClipPolicy, inputs: ClipInputs) -> None:
     once = _sums(policy, inputs, 0.02)
     sums = ("num_responses", "num_clipped", "log_ratio", "log_ratio_squared", "length")
     twice = dataclasses.replace(once, **{name: 2 * getattr(once, name) for name in sums})
-    warm = policy.updated(once)  # the first update may only initialise an average
+    warm = policy.updated(once)  # the first update may do no more than initialise an average
     got, expected = (torch.tensor(_numbers(warm.updated(each).model_dump())) for each in (twice, once))
     _assert_close(got, expected, "twice as many of the same responses give a different update")
 

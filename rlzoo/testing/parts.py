@@ -143,7 +143,7 @@ def advantages_follow_their_rows(estimator: AdvantageEstimator) -> None:
 
 
 def prompts_are_independent(estimator: AdvantageEstimator) -> None:
-    """The advantages of a prompt's responses do not depend on those of another prompt."""
+    """The advantages of a prompt's responses do not depend on the responses to other prompts."""
     inputs = advantage_inputs(estimator)
     first = inputs.group_ids == 0
     changed = replace(inputs, rewards=torch.where(first, inputs.rewards, 7 * inputs.rewards + 3))

@@ -2,5 +2,5 @@
 
 import os
 
-# MLflow sends usage data by default; rlzoo only contacts servers that the user configured
+# MLflow sends usage data by default; rlzoo contacts only servers that the user configured
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")

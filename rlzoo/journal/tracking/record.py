@@ -29,7 +29,7 @@ PARENT_RUN = "RLZOO_MLFLOW_PARENT_RUN"
 """Environment variable with the ID of the parent run in MLflow; a sweep sets it for its runs."""
 
 FOLDER = "tracking"
-LONGEST_PARAM = 6000  # characters, MLflow's own limit
+LONGEST_PARAM = 6000  # maximum number of characters; MLflow's own limit
 
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 
@@ -61,7 +61,7 @@ class Record:
     data: tuple[Data, ...] = ()
     curves: Curves = "all"
     machine_every: float = 0.0  # seconds between samples of the machine's load; 0: none
-    max_model_mb: float = 0.0  # largest final model that is logged
+    max_model_mb: float = 0.0  # maximum size of a final model that is logged
     status: Status = "RUNNING"
     ended: float | None = None
     step: int = 0  # step at which `metrics` are logged
@@ -105,7 +105,7 @@ class Sent:
     id: str  # ID of the record
     run_id: str | None = None
     files: dict[str, list[int]] = field(default_factory=dict)  # size and modification time when the file was sent
-    trouble: str | None = None  # the error of the last attempt to reach the store
+    trouble: str | None = None  # the error from the last attempt to reach the store
 
     @classmethod
     def read(cls, directory: Path, uri: str) -> Sent:

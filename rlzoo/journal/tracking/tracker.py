@@ -43,7 +43,7 @@ class Tracker:
             )
 
     def begin(self, directory: Path, record: Record) -> None:
-        """Start to track a directory. A directory that was already tracked keeps its run in MLflow."""
+        """Start tracking a directory. A directory that was already tracked keeps its run in MLflow."""
         if self._process is None:
             return
         former = Record.read(directory)
