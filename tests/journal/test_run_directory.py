@@ -484,7 +484,7 @@ def test_metrics_that_end_before_the_checkpoint_are_refused(run, rows):
     file = run / "metrics.jsonl"
     kept = file.read_text().splitlines(keepends=True)[:rows]
     file.unlink() if rows is None else file.write_text("".join(kept))
-    refuses(run, "the checkpoint is from step 4", "metrics.jsonl' " + ("lacks rows" if rows else "is missing or empty"))
+    refuses(run, "the checkpoint is from step 4", "metrics.jsonl' " + ("has only" if rows else "is missing or empty"))
 
 
 def test_a_last_row_without_its_newline_counts(run, whole):
@@ -499,7 +499,7 @@ def test_what_is_behind_the_checkpoint_is_kept_in_another_place(run, whole, capl
     before = tree(run)
     with caplog.at_level(logging.INFO, "rlzoo"):
         result = resume(run, after=2)
-    assert f"moved what the run wrote after step 2 to {run}/superseded/1" in caplog.text
+    assert f"moved everything that the run wrote after step 2 to {run}/superseded/1" in caplog.text
     kept = run / "superseded" / "1"
     assert [row["step"] for row in lines(kept / "metrics.jsonl")] == [3, 4]
     for step in (3, 4):
@@ -515,8 +515,8 @@ def test_what_is_behind_the_checkpoint_is_kept_in_another_place(run, whole, capl
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"step": 10**9}, "is named after step 4 and holds step 1000000000"),
-        ({"step": 3}, "is named after step 4 and holds step 3"),
+        ({"step": 10**9}, "has the name of step 4, but the state of step 1000000000"),
+        ({"step": 3}, "has the name of step 4, but the state of step 3"),
         ({"run": "another"}, "is a checkpoint of another run; move it away"),
         ({"next_problem": 31}, "has sampled 31 problems"),
         ({"next_problem": 10**15}, "has sampled 1000000000000000 problems"),
