@@ -435,7 +435,7 @@ class ClipPolicyTrainer(RecordingTrainer):
         self._high_entropy = None
         others = super()._compute_loss(model, self._without_advantages(inputs))
         for name in [name for name in metrics if name.startswith("clip_ratio/")]:
-            del metrics[name]  # from TRL's own rule, at advantages of 0
+            del metrics[name]  # from TRL's own rule, with advantages of 0
         assert self._passed is not None, "checked by super()"
         log_probs, entropies = self._passed
         counts, read = self._counts(inputs), self._clip_inputs(inputs, log_probs, entropies)

@@ -73,7 +73,7 @@ class Architecture:
 
     @property
     def embedding_parameters(self) -> int:
-        """Number of weights in the embedding; the head has equally many."""
+        """Number of weights in the embedding, and also in the head."""
         return self.vocab_size * self.hidden_size
 
     @property

@@ -192,13 +192,13 @@ def _keeps_masters(config: RunConfig, has_deepspeed: bool) -> bool:
 
 
 def _trained_bytes(config: RunConfig, has_deepspeed: bool) -> int:
-    """Return the bytes per optimized parameter."""
+    """Return the number of bytes per optimized parameter."""
     in_float32 = has_deepspeed or config.learner.lora.rank or _keeps_masters(config, has_deepspeed)
     return FLOAT if in_float32 else BYTES[config.model.dtype]
 
 
 def _moment_bytes(config: RunConfig, has_deepspeed: bool) -> float:
-    """Return the bytes per parameter of one AdamW moment."""
+    """Return the number of bytes per parameter for one AdamW moment."""
     is_8bit = config.learner.optimizer == "adamw_8bit"
     return _MOMENT_BYTES_8BIT if is_8bit else _trained_bytes(config, has_deepspeed)
 
@@ -220,7 +220,7 @@ def _fsdp_buffers(architecture: Architecture, element: int) -> float:
 
 
 def _compute_bytes(config: RunConfig) -> int:
-    """Return the bytes per element in matrix multiplications."""
+    """Return the number of bytes per element in matrix multiplications."""
     return 2 if config.learner.autocast == "bfloat16" else BYTES[config.model.dtype]
 
 
@@ -230,7 +230,7 @@ def _has_mask(config: RunConfig) -> bool:
 
 
 def layer_activations(architecture: Architecture, config: RunConfig, batch: PassShape) -> float:
-    """Return the bytes that one layer's forward pass on a micro-batch stores for its backward pass.
+    """Return the memory, in bytes, that one layer's forward pass on a micro-batch keeps for its backward pass.
 
     The count follows transformers. An RMS norm stores its input in float32, the normalised input and its output. Attention
     stores query, key, value (repeated per query head if rows are packed) and output. The MLP stores four inner tensors.

@@ -23,7 +23,7 @@ Change = Callable[[Tensor], Tensor]
 
 
 def off_policy_inputs(policy: ClipPolicy, seed: int = 0, num_responses: int = 24, max_length: int = 40) -> ClipInputs:
-    """Return ragged data in which each sixth advantage is 0, and the policy clips 10 to 40% of the responses with A != 0.
+    """Return ragged data in which every sixth advantage is 0, and the policy clips 10 to 40% of the responses with A != 0.
 
     The spread of the token log-ratios is found by a search with this policy. For a policy that never clips, the spread is 0.1.
     """

@@ -153,8 +153,8 @@ def names_are_known(policy: ClipPolicy, inputs: ClipInputs) -> None:
     assert problem is None, problem
     known = [each.name for each in LAWS]
     for name, reason in policy.exempt.items():
-        assert name in known, f"opts out of {name!r}, which is not a law"
-        assert reason.strip(), f"opts out of {name!r} without a reason"
+        assert name in known, f"the rule opts out of {name!r}, which is not a law"
+        assert reason.strip(), f"the rule opts out of {name!r} without a reason"
 
 
 @law(example=data.ragged_inputs)
@@ -373,7 +373,7 @@ def rollout_log_probs_are_optional(policy: ClipPolicy, inputs: ClipInputs) -> No
 
 @law(example=data.on_policy_inputs)
 def ratio_is_to_the_old_model(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """9. rollout_log_probs are ignored at ratio 1 (violations warn); with `ratio_to_sampler`, raising them raises no weight."""
+    """9. rollout_log_probs are ignored at ratio 1 (warning only); with `ratio_to_sampler`, raising them raises no weight."""
     if policy.ratio_to_sampler:
         _assert_likelier_weighs_no_more(policy, inputs)
         return
@@ -1050,7 +1050,7 @@ def _numbers(settings: Any) -> list[float]:
 
 @law(shrinks=False)
 def updates_pull_back(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """35. After five updates with everything clipped, the rule clips no more than after five with nothing (violations warn)."""
+    """35. After five updates with everything clipped, the rule clips no more than after five with nothing (warning only)."""
     if not policy.is_adaptive:
         return
     after = []
@@ -1061,7 +1061,7 @@ def updates_pull_back(policy: ClipPolicy, inputs: ClipInputs) -> None:
         after.append([data.clip_fraction(current, given) for given in _spread_out(policy, inputs)])
     pairs = list(zip(*after, strict=True))
     if any(full > none for none, full in pairs) and not any(full < none for none, full in pairs):
-        what = "clips more after updates in which everything was clipped than after updates in which nothing was"
+        what = "the rule clips more after updates in which everything was clipped than after updates in which nothing was"
         warnings.warn(f"{what}: does its feedback have the wrong sign?", LawWarning, stacklevel=2)
 
 
@@ -1136,7 +1136,7 @@ def _switched_on(policy: ClipPolicy) -> Iterator[ClipPolicy]:
 
 @law(shrinks=False)
 def compiles(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """37. ``torch.compile(fullgraph=True, backend="aot_eager")`` gives the same values (violations warn)."""
+    """37. ``torch.compile(fullgraph=True, backend="aot_eager")`` gives the same values (warning only)."""
     given = {name: values for name in data.ALL_FIELDS if (values := getattr(inputs, name)) is not None}
     constants: dict[str, Any] = {name: getattr(inputs, name) for name in ("max_length", "progress")}
 
@@ -1153,9 +1153,8 @@ def compiles(policy: ClipPolicy, inputs: ClipInputs) -> None:
             got = traced(**given)
     except Exception as error:  # the rule is correct, but slower than it could be
         reason = str(error).strip().partition("\n")[0]
-        warnings.warn(
-            f"does not compile to one graph and runs uncompiled: {type(error).__name__}: {reason}", LawWarning, stacklevel=2
-        )
+        what = f"the rule does not compile to one graph and runs uncompiled: {type(error).__name__}: {reason}"
+        warnings.warn(what, LawWarning, stacklevel=2)
         return
     _assert_close(got, expected, "compiled objective")
 

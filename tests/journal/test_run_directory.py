@@ -320,8 +320,8 @@ def test_what_a_removal_left_is_looked_at_before_it_is_removed(run, content):
 def test_a_run_whose_checkpoints_are_gone_is_refused_and_stays(run):
     shutil.rmtree(run / "checkpoints")
     (run / "checkpoints").mkdir()
-    assert "start another run with another --output" in refuses(run, "has steps up to 4, and no checkpoint to resume from")
-    refuses(run, "has steps up to 4, and no checkpoint to resume from", steps=8)
+    assert "start another run with another --output" in refuses(run, "has steps up to 4, but its checkpoints/ has no")
+    refuses(run, "has steps up to 4, but its checkpoints/ has no checkpoint", steps=8)
 
 
 @pytest.mark.parametrize("left", ["a row", "rollouts"])
@@ -332,7 +332,7 @@ def test_a_single_step_without_a_checkpoint_is_refused_too(run, left):
     for file in (run / "rollouts").iterdir():
         if left == "a row" or file.stem != "000001":
             file.unlink()
-    refuses(run, "has steps up to 1, and no checkpoint to resume from")
+    refuses(run, "has steps up to 1, but its checkpoints/ has no checkpoint")
 
 
 def test_a_run_without_a_step_starts(run, whole, caplog):
