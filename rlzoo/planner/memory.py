@@ -284,7 +284,7 @@ def _sampler(architecture: Architecture, config: RunConfig, sharding: Sharding, 
     """Return the sampler's memory in bytes: vLLM's share of the device, or the key-value cache and logits of `decode`.
 
     `decode` also copies a small model's matrices to fuse them, and packs them on a CPU. A sampler that samples ahead has its
-    own weights. On a CPU, each batch that waits for it holds another copy of the weights.
+    own weights. On a CPU, each batch that waits in its queue holds another copy of the weights.
     """
     from rlzoo.rollout.decode import GROWTH
 

@@ -158,7 +158,7 @@ class Plan:
         kept = config.steps // settings.keep_for_replay * self.updates if settings.keep_for_replay else 0
         log_probs = 2 + config.learner.num_epochs  # log-probs of the sampler, the old policy, and each epoch
         response = self.batch.response * (log_probs * _LOG_PROB_BYTES + _TEXT_BYTES) + self.batch.length * _ID_BYTES
-        if config.rollout.top_k is not None:  # the tokens that each was drawn from; how many top-p keeps is not known before
+        if config.rollout.top_k is not None:  # the tokens kept by top-k; the number kept by top-p is not known in advance
             response += self.batch.response * (config.rollout.top_k + 1) * _KEPT_ID_BYTES
         if config.task.host is not None:  # turn ids, the transcript, and the text of each turn
             behind = self.batch.response + self.observed
