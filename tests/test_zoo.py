@@ -137,7 +137,7 @@ def test_two_outside_plugins_with_one_name_are_both_left_out(install):
     zoo = load_zoo()
     assert "free" not in zoo
     with pytest.raises(
-        UserError, match=r"'free' cannot be used: first-party 1\.2 has the same name; .* \(plugin .* of second-party 1\.2\)"
+        UserError, match=r"'free' cannot be used: first-party 1\.2 has the same name; .* \(plugin .* from second-party 1\.2\)"
     ):
         zoo["free"]
 
