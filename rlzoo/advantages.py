@@ -25,7 +25,7 @@ class AdvantageInputs:
     """Inputs to an estimator for B responses of up to T tokens; per-response values are ``(B, 1)`` columns.
 
     Example:
-        Two responses to one prompt, of 3 and 2 tokens, with rewards 1 and 0:
+        Two responses to one prompt have 3 and 2 tokens, and rewards 1 and 0:
 
         >>> inputs = AdvantageInputs(
         ...     rewards=torch.tensor([[1.0], [0.0]]),
@@ -77,9 +77,9 @@ class AdvantageEstimator(BaseModel, ABC):
     aliases: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # other names, and the settings that each implies
     needs: ClassVar[frozenset[str]] = frozenset()  # names in `NEEDS`: the optional inputs that it requires
     per_token: ClassVar[bool] = False  # whether it always returns per-token values
-    takes_token_rewards: ClassVar[bool] = False  # whether it accepts token rewards; if given, it returns per-token values
+    takes_token_rewards: ClassVar[bool] = False  # whether it accepts token rewards, with which it returns per-token values
     compares: ClassVar[bool] = True  # whether it compares the responses to one prompt
-    takes_one: ClassVar[bool] = False  # whether a prompt's only response gets 0 instead of an error
+    takes_one: ClassVar[bool] = False  # whether a single response to a prompt gets advantage 0 instead of raising an error
     exempt: ClassVar[Mapping[str, str]] = {}  # laws of `rlzoo.testing` that it breaks on purpose, and why
 
     @property
@@ -105,7 +105,7 @@ class AdvantageEstimator(BaseModel, ABC):
         if missing := sorted(need for need in self.needs if getattr(inputs, need) is None):
             raise UserError(f"advantage {self.name!r} needs {missing[0]}, which this run does not have")
         if inputs.token_rewards is not None and not self.takes_token_rewards:
-            raise UserError(f"advantage {self.name!r} does not accept per-token rewards, but this run has some")
+            raise UserError(f"advantage {self.name!r} does not accept per-token rewards, but this run has them")
         advantages = self.estimate(_in_float64(inputs)).detach()
         if advantages.shape[-1] != 1:
             advantages = torch.where(inputs.response_mask, advantages, 0.0)
@@ -113,7 +113,7 @@ class AdvantageEstimator(BaseModel, ABC):
 
     @abstractmethod
     def estimate(self, inputs: AdvantageInputs) -> Tensor:
-        """Estimate the advantages, float64 ``(B, 1)`` or ``(B, T)``; all floating-point inputs are float64 and detached."""
+        """Return float64 advantages of shape ``(B, 1)`` or ``(B, T)``; floating-point inputs are float64 and detached."""
 
 
 NEEDS = ("turn_ids", "token_rewards", "state_ids", "old_log_probs", "collision_probs")

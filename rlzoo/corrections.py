@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CorrectionInputs:
-    """Inputs to a correction before the first optimizer step on a batch of B responses of up to T tokens; log-probs in nats.
+    """Inputs to a correction for B responses of up to T tokens, before the first optimizer step on them; log-probs in nats.
 
     Example:
         >>> mask = torch.tensor([[True, True]])
@@ -32,7 +32,7 @@ class CorrectionInputs:
 
     @property
     def log_ratio(self) -> Tensor:
-        """Per-token log-ratio of trainer to sampler, ``log pi_old - log pi_rollout``, float32 ``(B, T)``; 0 where masked."""
+        """Per-token log-ratio of trainer to sampler, ``log pi_old - log pi_rollout``, float32 ``(B, T)``; 0 if masked."""
         difference = self.old_log_probs.float() - self.rollout_log_probs.float()
         return torch.where(self.response_mask, difference, 0.0)
 

@@ -36,7 +36,7 @@ class Plugin:
     source: str  # distribution and version, or a path
     load: Callable[[], Any]
     bundled: bool
-    asked_for: bool  # named by the user for this run, so that any problem is an error
+    asked_for: bool  # whether the user named it for this run, which turns any problem into an error
     module: str  # a plugin that the user named replaces an installed one with the same module
     distribution: str = ""  # normalized name of the distribution that installed it
     file: Path | None = None  # file of its module, if the user named the plugin
@@ -57,11 +57,11 @@ class Plugin:
         return Path(next(iter(spec.submodule_search_locations))) if spec and spec.submodule_search_locations else None
 
     def __str__(self) -> str:
-        return f"plugin {self.source!r}" if self.asked_for else f"plugin {self.name!r} of {self.source}"
+        return f"plugin {self.source!r}" if self.asked_for else f"plugin {self.name!r} from {self.source}"
 
 
 def distinct(paths: Sequence[str | Path]) -> tuple[str, ...]:
-    """Return the absolute paths of plugins, omitting each path whose plugins are all contained in earlier paths.
+    """Return the absolute paths of plugins, omitting any path whose plugins are all contained in earlier paths.
 
     Two paths name the same plugin if they resolve to the same file, or to copies with the same content.
 
@@ -128,7 +128,7 @@ def _identity(plugin: Plugin) -> tuple[str, str]:
 
 
 def installed_plugins() -> list[Plugin]:
-    """Return the plugins of installed distributions: first the bundled ones, then the others, each sorted by name."""
+    """Return the plugins from installed distributions: first the bundled ones, then the others, each group sorted by name."""
     named = functools.cache(
         operator.attrgetter("name", "version")
     )  # cached: most plugins come from one distribution, and reading its metadata is slow
@@ -148,7 +148,7 @@ def _normal(name: str) -> str:
 
 
 def _resolved(path: str | Path) -> Path:
-    """Return the absolute path of a plugin that the user named, which stays valid if the working directory changes.
+    """Return the absolute path of a user-named plugin; it stays valid if the working directory changes.
 
     Raises:
         UserError: the path is not a valid file name.
@@ -164,7 +164,7 @@ def _resolved(path: str | Path) -> Path:
 
 
 def _from_path(path: Path) -> Iterator[Plugin]:
-    """Yield the plugins in a distribution's folder, a package, a file, or the files of any other folder."""
+    """Yield the plugins in a file, a package, a distribution's folder, or the files of any other folder."""
     if (path / "pyproject.toml").is_file():
         modules = _entry_points(path)
         if not modules:
@@ -185,7 +185,7 @@ def _from_path(path: Path) -> Iterator[Plugin]:
 
 
 def _entry_points(folder: Path) -> list[str]:
-    """Return the modules of the plugin entry points in a folder's ``pyproject.toml``.
+    """Return the modules named by the plugin entry points in a folder's ``pyproject.toml``.
 
     Raises:
         UserError: the file cannot be read.
@@ -198,7 +198,7 @@ def _entry_points(folder: Path) -> list[str]:
 
 
 def _roots(folder: Path) -> list[Path]:
-    """Return the folders in which a distribution's modules may be, in order of precedence."""
+    """Return the folders that may contain a distribution's modules, in order of precedence."""
     return [root.resolve() for root in (folder / "src", folder) if root.is_dir()]
 
 
@@ -243,7 +243,7 @@ def _import_file(file: Path, modified: int) -> ModuleType:
     assert spec, "a .py file has a spec"
     assert spec.loader, "and a loader"
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # pydantic resolves the annotations of the module's classes there
+    sys.modules[name] = module  # pydantic looks up the annotations of the module's classes in sys.modules
     try:
         spec.loader.exec_module(module)
     except BaseException:

@@ -20,7 +20,7 @@ _shortened.maxdict = _shortened.maxlist = _shortened.maxtuple = _shortened.maxse
 
 
 class UserError(ValueError):
-    """A mistake in the user's input. The message says what was given, what is allowed and what to do.
+    """Raised for a mistake in the user's input. The message says what was given, what is allowed and what to do.
 
     The command line prints the message and exits with code 2. The message is always a single line: control characters are
     escaped, and the middle of a message longer than `LONGEST_MESSAGE` is left out.
@@ -53,9 +53,9 @@ def shown(value: object) -> str:
 
 
 class RunError(RuntimeError):
-    """A run cannot continue, for example because the disk is full. The message says why, and how to resume the run.
+    """Raised when a run cannot continue, for example because the disk is full. The message says why, and how to resume.
 
-    As with `UserError`, the command line prints the message as one line, but it exits with code 1.
+    The command line prints the message as one line, as for `UserError`, and exits with code 1.
     """
 
     def __init__(self, message: str) -> None:
@@ -63,9 +63,9 @@ class RunError(RuntimeError):
 
 
 class PolicyError(RuntimeError):
-    """A clip policy broke its contract during a run. The message names the policy and the problem.
+    """Raised when a clip policy breaks its contract during a run. The message names the policy and the problem.
 
-    As with `UserError`, the command line prints the message as one line, but it exits with code 1.
+    The command line prints the message as one line, as for `UserError`, and exits with code 1.
     """
 
     def __init__(self, policy: str, problem: str) -> None:
@@ -80,7 +80,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
-    """Format the first mistake of a pydantic error as one line: the key, what was given and what is allowed.
+    """Format the first mistake in a pydantic error as one line: the key, what was given and what is allowed.
 
     Args:
         error: an error raised by ``model``.
@@ -108,7 +108,7 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
 
 
 def first_mistake(error: ValidationError) -> str:
-    """Format the first mistake of a pydantic error in data that a program wrote: where it is, and what is expected."""
+    """Format the first mistake in a pydantic error about program-written data: its location, and what is expected there."""
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     message = str(first["msg"])
@@ -129,11 +129,11 @@ OTHER_NAMES = {
     "num_generations": "group_size",
     "ppo_epochs": "num_epochs",
 }
-"""Names of settings in other libraries, with the corresponding keys here."""
+"""Maps names of settings in other libraries to the corresponding keys in rlzoo."""
 
 
 def keys_called(name: str, model: type[BaseModel], prefix: str = "") -> list[str]:
-    """Return the dotted keys of the settings that have this name, either here or in other libraries."""
+    """Return the dotted keys of the settings that have this name in rlzoo or in another library."""
     wanted = {name, OTHER_NAMES.get(name, name)}
     found: list[str] = []
     for key, field in model.model_fields.items():

@@ -24,12 +24,12 @@ def bin_edges(lengths: Tensor, num_bins: int = NUM_BINS) -> Tensor:
 
 
 def bin_index(lengths: Tensor, edges: Tensor) -> Tensor:
-    """Return the bin of each length, ``(n,)``: bin k has ``edges[k] < length <= edges[k + 1]``; the shortest is in bin 0."""
+    """Return the bin of each length, ``(n,)``: bin k has ``edges[k] < length <= edges[k + 1]``, and bin 0 has the shortest."""
     return torch.bucketize(lengths.float().contiguous(), edges[1:-1].contiguous(), right=False)
 
 
 def bin_sums(index: Tensor, values: Tensor, num_bins: int = NUM_BINS) -> Tensor:
-    """Sum the ``(n,)`` values in each bin, float64 ``(num_bins,)``; ``index`` comes from `bin_index`."""
+    """Return the sum of the ``(n,)`` values in each bin, float64 ``(num_bins,)``; ``index`` comes from `bin_index`."""
     return torch.zeros(num_bins, dtype=torch.float64).index_add_(0, index, values.double())
 
 
@@ -37,7 +37,7 @@ def bin_sums(index: Tensor, values: Tensor, num_bins: int = NUM_BINS) -> Tensor:
 class LengthWeights:
     """Weight of each length bin after clipping, relative to its share of the responses, float64 ``(..., K)``.
 
-    A weight of 0.8 means that a bin's responses count one fifth less than their share of the samples. Responses are grouped
+    A weight of 0.8 means that a bin's responses count 20% less than their share of the samples. Responses are grouped
     by bin k and advantage sign s: n_ks is their number, and a_ks is their acceptance rate, the share that was not clipped.
     p_k is the share of responses in bin k, and p_s is the share with sign s. a_s is the acceptance rate for sign s over all
     lengths, and a is the overall acceptance rate.
@@ -46,7 +46,7 @@ class LengthWeights:
     - ``composition``: w_k = sum_s (n_ks / n_k) a_s / a. This would be the weight if each sign were clipped equally at every
       length. Long responses are wrong more often, and wrong ones are clipped more often; this weight isolates that effect.
     - ``conditional``: w_k is proportional to sum_s p_s a_ks, with sum_k p_k w_k = 1. This would be the weight if every bin
-      had the same mix of signs as the run (direct standardisation). If a bin has no responses with sign s, a_ks is a_s.
+      had the same mix of signs as the run (direct standardisation). If a bin has no responses with sign s, a_ks is set to a_s.
 
     An empty bin has weight 1. If every response is clipped, all weights are NaN.
     """
@@ -92,15 +92,15 @@ def length_reweighting_error(weight: Tensor, share: Tensor) -> tuple[Tensor, Ten
     fraction.
 
     Args:
-        weight: ``(..., K)``, one of the weights of `LengthWeights`.
-        share: ``(..., K)``.
+        weight: ``(..., K)``, one of the weights in `LengthWeights`.
+        share: ``(..., K)`` shares of the responses.
 
     Returns:
         ``lre_max``, the largest |w_k - 1|, and ``lre_mean``, the sum of p_k |w_k - 1|, float64 ``(...)``.
 
     Example:
-        Each of two bins holds half of the responses, and their clip fractions are 0 and 0.5. Their acceptance rates are 1
-        and 0.5, with a mean of 0.75:
+        Two bins hold half of the responses each, and their clip fractions are 0 and 0.5. Their acceptance rates are
+        therefore 1 and 0.5, with a mean of 0.75:
 
         >>> import torch
         >>> weight, share = torch.tensor([1 / 0.75, 0.5 / 0.75]), torch.tensor([0.5, 0.5])

@@ -17,10 +17,10 @@ hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
 API_VERSION = (1, 1)
-"""Major and minor version of the plugin interface. Minor versions only add to it; major versions may break plugins.
+"""Major and minor version of the plugin interface. Minor versions extend it; major versions may break plugins.
 
-A plugin declares the version it needs with ``RLZOO_API = "1.1"`` in the module that defines its hooks. It is not loaded if
-this rlzoo does not support that version.
+A plugin declares the version it needs with ``RLZOO_API = "1.1"`` in the module that defines its hooks. The
+plugin is not loaded if this version of rlzoo does not support that interface version.
 """
 
 
@@ -49,12 +49,12 @@ def rlzoo_tasks() -> Mapping[str, str]:
 
 
 def api_problem(wanted: object) -> str | None:
-    """Return why a plugin that needs the interface version ``wanted``, such as ``"1.0"``, cannot be used; None if it can."""
+    """Return why a plugin cannot be used if it needs interface version ``wanted``, such as ``"1.0"``; None if it can."""
     major, minor = API_VERSION
     try:
         wanted_major, wanted_minor = map(int, str(wanted).split("."))
     except ValueError:
-        return f"RLZOO_API = {wanted!r} is not of the form '{major}.{minor}'"
+        return f"RLZOO_API = {wanted!r} is not a version such as '{major}.{minor}'"
     if wanted_major == major and wanted_minor <= minor:
         return None
-    return f"it needs plugin interface {wanted}, but this rlzoo has {major}.{minor}; install matching versions"
+    return f"it needs plugin interface {wanted}, but this version of rlzoo has {major}.{minor}; install matching versions"

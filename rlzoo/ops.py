@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LOG_RATIO_LIMIT = 20.0
-"""Log-ratios are clamped to this absolute value before ``exp``. exp(20) = 4.9e8 is outside any band in use."""
+"""Maximum absolute log-ratio: larger ones are clamped before ``exp``. exp(20) = 4.9e8 is far outside the band of any rule."""
 
 
 def log_probs(inputs: ClipInputs) -> Tensor:
@@ -65,7 +65,7 @@ def sequence_mean(values: Tensor, response_mask: Tensor) -> Tensor:
 
 
 def per_response(values: Tensor, response_mask: Tensor) -> Tensor:
-    """Return per-response values, ``(B, 1)``: per-token values ``(B, T)`` are averaged, per-response values are unchanged."""
+    """Average per-token values ``(B, T)`` over each response, to ``(B, 1)``; return per-response values unchanged."""
     return values if values.shape[-1] == 1 else sequence_mean(values, response_mask)
 
 
@@ -75,7 +75,7 @@ def positions(response_mask: Tensor) -> Tensor:
 
 
 def prefix_sum(values: Tensor, response_mask: Tensor) -> Tensor:
-    """Compute the cumulative sum over each response's tokens, ``(B, T)``; masked values are ignored, masked tokens get 0."""
+    """Compute the cumulative sum over each response's tokens, ``(B, T)``; masked tokens are ignored and get 0."""
     inside = torch.where(response_mask, values, torch.zeros_like(values))
     return torch.where(response_mask, inside.cumsum(dim=-1), torch.zeros_like(values))
 
@@ -121,7 +121,7 @@ def _numbered(group_ids: Tensor) -> Tensor:
 
 
 def step_mean(values: Tensor, response_mask: Tensor) -> Tensor:
-    """Average over all response tokens of the step, as a scalar; only rules with scope "batch" may use it."""
+    """Average over all response tokens of the step; only rules with scope "batch" may call this function."""
     return torch.where(response_mask, values, torch.zeros_like(values)).sum() / response_mask.sum().clamp(min=1)
 
 
@@ -129,8 +129,8 @@ def clamp_by_advantage(log_ratio: Tensor, advantages: Tensor, band: ClipBand | N
     """Clamp a log-ratio on the side towards which the advantage pushes it.
 
     A ratio is positive and monotone in its logarithm. Therefore ``min(r A, clip(r) A)`` equals ``exp(clamped) A`` in value and
-    gradient, with ``clamped = min(log_ratio, high)`` where A > 0 and ``max(log_ratio, low)`` where A < 0. Unlike the ratio, it
-    cannot overflow. A dual-clip ceiling (arXiv 1912.09729) additionally caps the log-ratio where A < 0.
+    gradient, with ``clamped = min(log_ratio, high)`` where A > 0 and ``max(log_ratio, low)`` where A < 0. Unlike the
+    ratio, the clamped log-ratio cannot overflow. A dual-clip ceiling (arXiv 1912.09729) also caps the log-ratio where A < 0.
 
     Args:
         log_ratio: ``(B, T)`` or ``(B, 1)``.
@@ -176,9 +176,9 @@ def ratio_band(clip_low: float, clip_high: float, dual_clip: float | None, like:
         clip_low: 0 <= clip_low < 1.
         clip_high: non-negative.
         dual_clip: largest ratio where the advantage is negative; None sets no ceiling.
-        like: a tensor on the device on which to create the edges, which are float32 scalars.
+        like: a tensor whose device is used for the edges, which are float32 scalars.
     """
-    # take the logarithm in float64: in float32, 1 + 3e-4 has already lost half of its digits
+    # take the logarithm in float64: in float32, 1 + 3e-4 keeps only half of the digits of 3e-4
     values = [math.log1p(-clip_low), math.log1p(clip_high), math.log(dual_clip or 1.0)]
     edges = torch.tensor(values, dtype=torch.float32, device=like.device)
     return ClipBand(low=edges[0], high=edges[1], ceiling=None if dual_clip is None else edges[2])

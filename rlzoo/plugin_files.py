@@ -50,7 +50,7 @@ def plugin_files(path: Path) -> dict[str, Path]:
 
 
 def _files_below(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
-    """Yield the plugin's files in a folder; ``above`` holds its parent folders, so that links to them are not followed."""
+    """Yield the plugin's files in a folder; links to its parent folders, ``above``, are not followed."""
     here = folder.resolve()
     if here in above or (folder / "pyvenv.cfg").exists() or (above and _is_run_directory(folder)):
         return

@@ -36,7 +36,7 @@ class Width:
 class ClipStats:
     """Statistics for one update, summed over micro-batches and ranks, from which a rule can track drift and spread.
 
-    All tensors but `bin_edges` are ``(num_bins, 2)``: one row per length bin, and columns for negative and positive advantages.
+    All tensors but `bin_edges` are ``(num_bins, 2)``: rows are length bins, and columns are negative and positive advantages.
     """
 
     bin_edges: Tensor  # (num_bins + 1,) response lengths in tokens
@@ -115,7 +115,7 @@ class ClipPolicy(BaseModel, ABC):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Copy the descriptions of `advantage` and `reduction` to subclasses that only change the default."""
+        """Copy the descriptions of `advantage` and `reduction` to subclasses that change only the default."""
         for name in ("advantage", "reduction"):
             if (field := cls.model_fields.get(name)) is not None:
                 field.description = field.description or ClipPolicy.model_fields[name].description
@@ -128,7 +128,7 @@ class ClipPolicy(BaseModel, ABC):
     def _reduction_suits_scope(self) -> Self:
         if self.scope == "sequence" and self.reduction == "token_mean":
             raise ValueError(
-                f"reduction 'token_mean' needs a per-token objective, but that of {self.name} is per response; "
+                f"reduction 'token_mean' needs a per-token objective, but {self.name} has a per-response objective; "
                 "use 'sequence_mean'"
             )
         return self
@@ -174,17 +174,17 @@ class ClipPolicy(BaseModel, ABC):
 NEEDS = (
     "group_ids", "turn_ids", "old_entropy", "ref_log_probs", "rewards", "token_ids", "finished", "max_length", "progress",
 )  # fmt: skip
-"""The fields of `ClipInputs` that a policy may ask for in its `needs`."""
+"""The fields of `ClipInputs` that a policy may list in its `needs`."""
 
 OVERRIDABLE = frozenset({"scaled", "targeting", "updated", "model_config", "model_post_init"})
-"""Names of `ClipPolicy` that a subclass may override, besides its class variables and Python's own methods."""
+"""Attributes of `ClipPolicy` that a subclass may override, besides class variables and Python's own methods."""
 
 NAMED = ("advantage", "reduction")
 """The fields of every policy that select another part by name."""
 
 
 def contract_problem(policy: type[ClipPolicy]) -> str | None:
-    """Return which declaration of a policy class would fail or be ignored during training, or None."""
+    """Describe the first declaration in a policy class that would fail or be ignored during training; None without one."""
     for name in policy.model_fields.keys() & ClipPolicy.__class_vars__:
         return f"declares {name!r} as a field, but it is a class variable: write {name} = ... without an annotation"
     settable = OVERRIDABLE | ClipPolicy.__class_vars__ | {*NAMED}
@@ -217,7 +217,7 @@ def _name_problem(policy: type[ClipPolicy], name: str) -> str | None:
     field = policy.model_fields.get(name)
     names = _literals(field.annotation) if field else None
     known = get_args(Reduction) if name == "reduction" else None
-    narrowed = f"it may only be narrowed to {'some of ' + ', '.join(known) if known else 'a Literal of estimator names'}"
+    narrowed = f"it may only be narrowed to {'a subset of ' + ', '.join(known) if known else 'a Literal of estimator names'}"
     if field is None or (names is None and (known or field.annotation != Advantage)):
         return f"declares {name!r} with a different type; {narrowed}"
     if unknown := [value for value in names or () if (value not in known if known else not isinstance(value, str))]:

@@ -33,12 +33,12 @@ STAGES = {"zero2": 2, "zero3": 3}
 
 
 def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str = "float32") -> Accelerator:
-    """Return this process's accelerator, connected to those of the other processes.
+    """Return this process's accelerator, connected to the accelerators of the other processes.
 
     Args:
         launch: requested launch settings.
-        learner: with autocast, matrix products are in bfloat16; under DeepSpeed, so are the weights, and the master weights
-            are in float32.
+        learner: learner settings. With autocast, matrix products use bfloat16. DeepSpeed then also keeps the weights in
+            bfloat16, in addition to float32 master weights.
         dtype: data type of the model's weights.
 
     Raises:
@@ -177,7 +177,7 @@ def deepspeed_settings(launch: LaunchConfig, *, bf16: bool, max_grad_norm: float
 
 
 def zero_settings(launch: LaunchConfig) -> dict[str, Any]:
-    """Return DeepSpeed's section ``zero_optimization``, extended by ``launch.offload``; empty without DeepSpeed.
+    """Return the ``zero_optimization`` section for DeepSpeed, including ``launch.offload``; empty without DeepSpeed.
 
     Raises:
         UserError: ``launch.deepspeed`` is neither a stage nor a DeepSpeed configuration file.
@@ -193,7 +193,7 @@ def zero_settings(launch: LaunchConfig) -> dict[str, Any]:
 
 
 def shards_weights(launch: LaunchConfig) -> bool:
-    """Return whether the weights are sharded among processes (ZeRO-3, FSDP2)."""
+    """Return whether the weights are sharded across processes (ZeRO-3, FSDP2)."""
     return launch.fsdp or zero_settings(launch).get("stage") == 3
 
 
@@ -212,10 +212,12 @@ def _settings(name: str) -> dict[str, Any]:
     except UnreadableError as error:
         raise UserError(f"launch.deepspeed={name!r}: not JSON: {error} ({allowed})") from error
     if not isinstance(settings, dict) or not isinstance(settings.setdefault("zero_optimization", {"stage": 0}), dict):
-        raise UserError(f"launch.deepspeed={name!r}: the file must contain DeepSpeed's settings as one object")
+        raise UserError(f"launch.deepspeed={name!r}: the file must contain DeepSpeed's settings as one JSON object")
     for key in ("optimizer", "scheduler", "fp16"):
         if key in settings:
-            raise UserError(f"launch.deepspeed={name!r}: the file sets {key!r}, which the learner's settings decide; remove it")
+            raise UserError(
+                f"launch.deepspeed={name!r}: the file sets {key!r}, which the learner's settings determine; remove it"
+            )
     return settings
 
 
@@ -246,15 +248,15 @@ def _check(accelerator: Accelerator, launch: LaunchConfig) -> None:
     asked, got, kind = launch.processes or started, accelerator.num_processes, accelerator.distributed_type
     if got != asked:
         raise UserError(
-            f"launch.processes={asked}, but {got} train together ({kind.value}, {started} started); start it with "
-            f"rlzoo train --processes {asked}, or with a launcher that starts {asked}"
+            f"launch.processes={asked}, but the training group has {got} ({kind.value}, {started} started); use "
+            f"rlzoo train --processes {asked}, or a launcher that starts {asked}"
         )
     if launch.deepspeed is not None and kind is not DistributedType.DEEPSPEED:
         raise UserError(f"launch.deepspeed={launch.deepspeed!r}, but Accelerate chose {kind.value}")
 
 
 def deal(rows: Tensor, lengths: Sequence[int], num_shares: int) -> list[Tensor]:
-    """Split rows among processes so that their total lengths are as even as possible.
+    """Split rows among processes so that the processes' total lengths are as even as possible.
 
     Args:
         rows: ``(R,)`` row numbers.

@@ -52,7 +52,7 @@ class RecordedStep:
     All tensors are flat: the responses are concatenated. Values that a trainer does not provide are None.
 
     Example:
-        A two-token response to a three-token prompt:
+        The model answers a three-token prompt with two tokens:
 
         >>> step = RecordedStep(
         ...     step=1,
@@ -69,7 +69,7 @@ class RecordedStep:
 
     step: int  # rollout step, from 1
     token_ids: Tensor  # (N,) int64
-    sequence_lengths: Tensor  # (R,) int64: tokens of each prompt and its response
+    sequence_lengths: Tensor  # (R,) int64: number of tokens in each prompt and its response
     response_mask: Tensor  # (N,) bool: True on tokens that the model chose
     group_ids: Tensor  # (R,) int64: responses to the same prompt share an ID
     rewards: Tensor | None = None  # (R,) float32
@@ -81,15 +81,15 @@ class RecordedStep:
     old_log_probs: Tensor | None = None  # (M,) under the trainer's model before the first update on the batch
     ref_log_probs: Tensor | None = None  # (M,) under the reference model
     old_entropy: Tensor | None = None  # (M,) in nats, under the same model as old_log_probs
-    kept_ids: Tensor | None = None  # (K,) int32: the sets of tokens from which top-k and top-p drew, token by token
-    kept_sizes: Tensor | None = None  # (M,) int32: size of each token's set; 0 for the whole vocabulary
+    kept_ids: Tensor | None = None  # (K,) int32: the token ids that top-k and top-p kept for each token, concatenated
+    kept_sizes: Tensor | None = None  # (M,) int32: number of ids kept for each token; 0 for the whole vocabulary
     updates: tuple[UpdateLogProbs, ...] = ()
-    learner_version: int | None = None  # optimizer-step count before the first update; less policy_versions: staleness
-    temperature: float = 1.0  # the logits behind all log-probs are divided by it
+    learner_version: int | None = None  # optimizer-step count before the first update; minus policy_versions: staleness
+    temperature: float = 1.0  # sampling temperature; all log-probs come from logits divided by it
     max_length: int | None = None  # maximum number of model tokens in a response
     num_steps: int | None = None  # number of rollout steps in the whole run, from which progress is computed
     seed: int = 0  # seed of the first update; update k has seed + k
-    rule: Mapping[str, Any] = field(default_factory=dict)  # name and settings of the training rule, if rlzoo has it
+    rule: Mapping[str, Any] = field(default_factory=dict)  # name and settings of the training rule, if it comes from rlzoo
     model: str = ""  # name or path of the trained model
     writer: str = ""  # program and version, such as "trl 1.16.0"
 
@@ -253,7 +253,7 @@ def _read_facts(text: str) -> dict[str, Any]:
     if not isinstance(facts, dict):
         raise ValueError(f"metadata {FORMAT}={shown(text)} is not a JSON object")
     if (found := facts.pop("version", None)) != VERSION:
-        raise ValueError(f"it has format version {shown(found)}, but this rlzoo reads version {VERSION}")
+        raise ValueError(f"it has format version {shown(found)}, but only version {VERSION} is supported")
     if "step" not in facts:
         raise ValueError(f"metadata {FORMAT} has no step")
     if unknown := sorted(set(facts) - set(FACTS)):
@@ -281,7 +281,7 @@ def _read_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def _converted(name: str, tensor: Tensor) -> Tensor:
-    """Convert a tensor from one of the accepted data types to that of its field."""
+    """Convert a tensor from one of the accepted data types to the data type of its field."""
     read: tuple[torch.dtype, ...]
     if name in KEPT:
         read, dtype = (torch.int32,), torch.int32
@@ -322,7 +322,8 @@ def _check(step: RecordedStep) -> None:
     _require(not bool(first.any()), "response_mask is true on the first token of a sequence, but no earlier token predicts it")
     num_chosen = int(step.response_mask.sum())
     widest = int((sizes - step.prompt_lengths).max())
-    _require(number * widest <= MOST_CELLS, f"{number} responses of up to {widest} tokens are too many for one step")
+    what = f"{number} responses of up to {widest} tokens exceed the maximum of {MOST_CELLS:,} padded tokens per step"
+    _require(number * widest <= MOST_CELLS, what)
     for name in ("group_ids", "rewards", "finished"):
         value = getattr(step, name)
         _require(

@@ -64,7 +64,7 @@ def reduce_objective(
         response_mask: ``(B, T)`` bool.
         reduction: one of the four reductions above.
         counts: denominators of the whole step, never of the micro-batch.
-        max_length: the constant of ``constant_length`` (arXiv 2503.20783), in tokens.
+        max_length: the divisor for ``constant_length`` (arXiv 2503.20783), in tokens.
 
     Raises:
         UserError: the reduction is unknown, token_mean gets a per-response objective, or constant_length lacks max_length.
@@ -73,7 +73,7 @@ def reduce_objective(
         raise UserError(f"unknown reduction {reduction!r} (known: {', '.join(get_args(Reduction))})")
     per_response = is_per_response(objective, response_mask)
     if reduction == "token_mean" and per_response:
-        raise UserError("reduction 'token_mean' needs a per-token objective, but this policy's is per response")
+        raise UserError("reduction 'token_mean' needs a per-token objective, but this policy has a per-response objective")
     num_responses = max(counts.num_responses, 1)
     if per_response:
         total = torch.where(response_mask.any(-1, keepdim=True), objective, torch.zeros_like(objective)).sum()
@@ -93,16 +93,17 @@ def reduce_objective(
 def kl_estimate(
     log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator, old_log_probs: Tensor | None = None
 ) -> Tensor:
-    """Estimate the per-token KL to a reference in nats, in the shape of ``log_probs`` and differentiable with respect to it.
+    """Estimate the per-token KL to a reference model in nats; the result has the shape of ``log_probs`` and is differentiable.
 
     k1 is unbiased with high variance, k2 is biased with low variance, and k3 is unbiased with low variance and never negative.
-    This does not carry over to the gradients when an estimator is used as a *loss*. In expectation, the gradient of k2 is that
-    of the KL, the gradient of k1 is zero (arXiv 2510.01555), and the gradient of k3 is that of the reverse KL. The ratio in
-    ``unbiased_k3`` carries a gradient, so its value and gradient are those of KL(pi || pi_ref) under any sampling policy.
+    This does not carry over to the gradients when an estimator is used as a *loss*. In expectation, the gradient of k2
+    equals the gradient of the KL, the gradient of k1 is zero (arXiv 2510.01555), and the gradient of k3 equals the gradient
+    of the reverse KL. The ratio in ``unbiased_k3`` carries a gradient, so both its value and its gradient are unbiased for
+    KL(pi || pi_ref) under any sampling policy.
 
     Args:
         log_probs: log-probs of the current model.
-        ref_log_probs: log-probs of the reference model, same shape.
+        ref_log_probs: log-probs of the reference model, with the same shape.
         estimator: name of the estimator.
         old_log_probs: log-probs of the sampling model; required by ``unbiased_k3``, whose log-ratio is clamped to
             +-`rlzoo.ops.LOG_RATIO_LIMIT`.

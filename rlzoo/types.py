@@ -47,9 +47,9 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class KeptSets:
-    """For each token of a response, the ids of the tokens from which the sampler drew it, as packed int32 numbers.
+    """The candidate tokens from which the sampler drew each token of a response, as packed int32 ids.
 
-    A size of 0 means the whole vocabulary, or a token that the model did not choose.
+    A size of 0 stands for the whole vocabulary, or for a token that the model did not choose.
 
     Example:
         The first of two tokens was drawn from the tokens 4 and 9, and the second from the whole vocabulary:
@@ -60,7 +60,7 @@ class KeptSets:
 
     __pydantic_config__: ClassVar[Mapping[str, str]] = {"ser_json_bytes": "base64", "val_json_bytes": "base64"}
 
-    ids: bytes  # the sets, one after another
+    ids: bytes  # the ids of all sets, concatenated
     sizes: bytes  # number of ids in each token's set
 
     @classmethod
@@ -97,7 +97,7 @@ class Rollout:
     """One sampled response, as reported by the sampler. In an episode, some of its tokens come from the environment.
 
     Example:
-        The response "8#17" with its end token, and one id and one log-probability (in nats) per token:
+        The response is "8#17" with its end token. Each token has an id and a log-probability in nats:
 
         >>> rollout = Rollout(
         ...     prompt_ids=(5, 12, 7), response_ids=(10, 14, 3, 9, 1), rollout_log_probs=(-0.1, -0.2, -0.1, -0.9, 0.0),
@@ -112,11 +112,11 @@ class Rollout:
     rollout_log_probs: tuple[float, ...]  # one per response token, from the sampler; 0 if the model did not choose it
     text: str
     finished: bool  # False if cut off at a limit
-    policy_version: int  # optimizer-step count of the weights that sampled it, or its first token
+    policy_version: int  # optimizer-step count of the weights that sampled its first token
     reward: float = 0.0
     turns: tuple[Turn, ...] = ()  # turns of an episode, in order; empty for a single-turn response
     opening: str = ""  # in an episode, the environment's first message
-    failure: str = ""  # in an episode whose environment failed, the reason
+    failure: str = ""  # if the environment of an episode failed, the reason
     numbers: Mapping[str, float] = field(default_factory=dict)  # metrics from an episode's environment
     kept: KeptSets | None = None  # one set per response token; None if responses were sampled from the whole vocabulary
     token_versions: tuple[int, ...] = ()  # policy_version of each response token; empty if they are all the same
@@ -136,7 +136,7 @@ class Rollout:
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """Optimizer steps of the weights that sampled each token that the model chose."""
+        """Optimizer-step count of the weights that sampled each of the model's tokens."""
         every = self.token_versions or (self.policy_version,) * len(self.response_ids)
         return tuple(version for start, end in self.spans for version in every[start:end])
 
@@ -161,9 +161,9 @@ class RolloutGroup:
 
 @dataclass(frozen=True, slots=True)
 class QueuedBatch:
-    """A batch that was sampled ahead, as a checkpoint stores it."""
+    """A batch that was sampled ahead, as stored in a checkpoint."""
 
-    first: int  # number of training problems before its own
+    first: int  # number of training problems in earlier batches
     rollouts: list[Rollout] | None  # of all processes, without rewards; None: not sampled yet
 
 
@@ -172,10 +172,10 @@ class ClipInputs:
     """Inputs to a clip policy for B responses of up to T tokens; log-probabilities are in nats.
 
     The engine fills the fields below ``seed`` only for rules that name them in `ClipPolicy.needs`; otherwise they are None.
-    They carry no gradient. Values at masked positions are arbitrary, and a rule must ignore them.
+    These fields carry no gradient. Values at masked positions are arbitrary, and a rule must ignore them.
 
     Example:
-        Two responses of 3 and 2 tokens, with advantages +1 and -1:
+        Two responses have 3 and 2 tokens, and advantages +1 and -1:
 
         >>> import torch
         >>> inputs = ClipInputs(
@@ -210,7 +210,7 @@ class ClipBand:
     """Range of log-ratios in which the gradient flows; each edge is broadcastable to the log-ratio.
 
     Example:
-        A band whose width is 0.03 times the square root of the length, for responses of 100 and 400 tokens:
+        The width of a band is 0.03 times the square root of the length; the responses have 100 and 400 tokens:
 
         >>> import torch
         >>> edge = 0.03 * torch.tensor([[100.0], [400.0]]).sqrt()
@@ -231,7 +231,7 @@ class ClipResult:
     Decisions may be per token while the objective is per response, because a rule may clip tokens before it pools them.
 
     Example:
-        A ratio of 1.5 under a ceiling of 1.2, with advantage 2:
+        The ratio is 1.5, the upper edge of the band is 1.2, and the advantage is 2:
 
         >>> import torch
         >>> from rlzoo import ops
@@ -245,5 +245,5 @@ class ClipResult:
     objective: Tensor  # (B, T) or (B, 1), float32: unreduced, to be maximised
     log_ratio: Tensor  # (B, T) or (B, 1), detached: the quantity the policy judged
     clipped: Tensor  # (B, T) or (B, 1), bool: where the gradient was cut, or capped or reversed in rules that never cut it
-    band: ClipBand | None = None  # for rules that have one; distinguishes cuts at the ceiling from those at the low edge
+    band: ClipBand | None = None  # for rules that have one; distinguishes cuts at the ceiling from cuts at the low edge
     metrics: Mapping[str, Tensor] = field(default_factory=dict)  # (B, T) or (B, 1); their means are logged as rule/<name>

@@ -73,7 +73,7 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
                 raise UserError(problem if problem.startswith(label) else label + problem)
         if any(name in (plugin.name, plugin.name.replace("_", "-")) for plugin in self.excluded):
             raise UserError(f"{self.what} {name!r} cannot be used: {_excluded(self.excluded)}")
-        left_out = "".join(f"; left out: {problem}" for problem in self.problems)
+        left_out = "".join(f"; not loaded: {problem}" for problem in self.problems)
         left_out += f"; {_excluded(self.excluded)}" if self.excluded else ""
         known = [*self.entries, *self.aliases]
         raise UserError(f"unknown {self.what} {name!r} (installed: {', '.join(known)}){did_you_mean(name, known)}{left_out}")
@@ -130,7 +130,7 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
             self.aliases |= {alias: (kind.name, settings) for alias, settings in getattr(kind, "aliases", {}).items()}
             return
         other = taken.source if taken else "another plugin"
-        problem = f"{other} has the same name; rename or uninstall one"
+        problem = f"{other} has the same name; rename or uninstall one of them"
         self.refuse(plugin, f"{label} cannot be used: {problem} ({plugin})", kind.name)
         if taken and not taken.plugin.bundled:  # it is ambiguous which of the two was meant
             self._contested.add(kind.name)
@@ -261,11 +261,12 @@ def _answers(plugin: Plugin, manager: pluggy.PluginManager) -> dict[str, Any]:
     known, unknown = ([caller for caller in ours if caller.has_spec() is wanted] for wanted in (True, False))
     strange = [caller.name for caller in unknown]  # from a later version, or misspelt
     if not known and strange:
-        raise _UnusableError(f"has no hook that this rlzoo knows, only {strange[0]!r}{did_you_mean(strange[0], HOOKS)}")
+        hint = did_you_mean(strange[0], HOOKS)
+        raise _UnusableError(f"has no hook that this version of rlzoo knows, only {strange[0]!r}{hint}")
     if not known:
         raise _UnusableError("has no hook: add '@hookimpl def rlzoo_clip_policies(): return [YourPolicy]'")
     for name in strange:
-        _warn_once(f"{plugin} has a hook {name!r}, which this rlzoo does not know; the rest of the plugin is loaded")
+        _warn_once(f"{plugin} has a hook {name!r}, which this version of rlzoo does not know; the rest of the plugin is loaded")
     answers: dict[str, Any] = {}
     for caller in known:
         (implementation,) = (each for each in caller.get_hookimpls() if each.plugin is module)
@@ -367,7 +368,7 @@ def _advantage_problem(zoo: Zoo, policy: type[ClipPolicy]) -> str | None:
     try:
         zoo.advantages.build("its default advantage", field.get_default(call_default_factory=True))
     except UserError as error:
-        return str(error).partition("; left out: ")[0]  # other skipped plugins are reported separately
+        return str(error).partition("; not loaded: ")[0]  # other skipped plugins are reported separately
     return None
 
 

@@ -86,5 +86,5 @@ def test_equal_returns_give_exactly_zero():
 
 
 def test_estimators_that_compare_groups_have_no_values_per_token():
-    with pytest.raises(UserError, match="'group_norm' does not accept per-token rewards, but this run has some"):
+    with pytest.raises(UserError, match="'group_norm' does not accept per-token rewards, but this run has them"):
         with_kl("group_norm", *ragged_kl(), 0.1)

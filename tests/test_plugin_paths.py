@@ -141,7 +141,7 @@ def test_a_working_copy_replaces_the_installed_distribution(working_copy, caplog
     assert zoo["flat"].paper == "working copy"
     assert zoo.problems == {}
     assert [record.getMessage() for record in caplog.records] == [
-        f"plugin 'flat' of RLZOO.Flat 0.1 is not loaded: plugin '{named}' replaces it"
+        f"plugin 'flat' from RLZOO.Flat 0.1 is not loaded: plugin '{named}' replaces it"
     ]
     assert [policy.paper for policy in find_policies(str(named))] == ["working copy"]  # rlzoo clips check
     assert RunConfig.compose(clip="flat", plugins=[named]).clip.paper == "working copy"

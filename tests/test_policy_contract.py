@@ -34,7 +34,7 @@ REFUSED = {
     "advantage: Advantage = {'name': 'pass_at_k', 'k': 1}": "its default advantage.k=1: input should be greater than",
     "advantage: Literal['raw', 3] = 'raw'": "it allows 3 for 'advantage'; it may only be narrowed to a Literal of",
     "advantage: Literal['raw'] = 'group_norm'": "it has the default 'group_norm' for 'advantage' (known: raw)",
-    "reduction: str = 'my_mean'": "it declares 'reduction' with a different type; it may only be narrowed to some of",
+    "reduction: str = 'my_mean'": "it declares 'reduction' with a different type; it may only be narrowed to a subset of",
     "reduction: Reduction = Field('my_mean')": "it has the default 'my_mean' for 'reduction' (known: token_mean,",
     "reduction: Reduction = Field(default_factory=lambda: 'my_mean')": "it has the default 'my_mean' for 'reduction'",
     "scaled: float = 1.0": "it declares 'scaled', which is reserved in every policy; choose another name",

@@ -80,12 +80,12 @@ BROKEN = {
     "yields and raises": (SOUND.replace("return [Third]", "yield 1 / 0"), r"raises in its hook .*ZeroDivisionError"),
     "misspells the hook": (
         SOUND.replace("clip_policies", "clip_polices"),
-        r"no hook that this rlzoo knows, only 'rlzoo_clip_polices'; did you mean 'rlzoo_clip_policies'",
+        r"no hook that this version of rlzoo knows, only 'rlzoo_clip_polices'; did you mean 'rlzoo_clip_policies'",
     ),
     "takes an argument": (SOUND.replace("policies():", "policies(zoo):"), r"is not valid: .*zoo"),
     "has no hook": (SOUND.replace("@hookimpl\n", ""), r"has no hook: add '@hookimpl"),
-    "wants a newer interface": (NEWER, r"needs plugin interface 1.99, but this rlzoo has 1.1"),
-    "names no version": ('RLZOO_API = "new"\n' + SOUND, r"RLZOO_API = 'new' is not of the form '1.1'"),
+    "wants a newer interface": (NEWER, r"needs plugin interface 1.99, but this version of rlzoo has 1.1"),
+    "names no version": ('RLZOO_API = "new"\n' + SOUND, r"RLZOO_API = 'new' is not a version such as '1.1'"),
     "takes a bundled name": (
         SOUND.replace('"free"', '"fspo"'),
         r"clip policy 'fspo' cannot be used: rlzoo-llm .* has the same name",
@@ -117,16 +117,17 @@ def test_a_broken_plugin_is_named_and_left_out_and_the_others_load(install, capl
     assert "free" not in zoo
     assert zoo.entries["fspo"].source.startswith("rlzoo-llm ")
     (record,) = caplog.records  # only once, however often the zoo is loaded
-    assert "plugin 'third' of third-party 1.2" in record.getMessage()
+    assert "plugin 'third' from third-party 1.2" in record.getMessage()
     assert RunConfig.compose(clip="fspo").clip.name == "fspo"
     with pytest.raises(UserError, match=reason) as told:
         zoo["third"]
-    assert "plugin 'third' of third-party 1.2" in str(told.value)
+    assert "plugin 'third' from third-party 1.2" in str(told.value)
 
 
 def test_asking_for_what_a_broken_plugin_would_have_brought_is_an_error_that_says_why(install):
     install("third-party", "third", SOUND.replace('"token"', '"word"'))
-    with pytest.raises(UserError, match=r"'free' cannot be used: it has scope 'word'.* \(plugin 'third' of third-party 1\.2\)"):
+    reason = r"'free' cannot be used: it has scope 'word'.* \(plugin 'third' from third-party 1\.2\)"
+    with pytest.raises(UserError, match=reason):
         RunConfig.compose(clip="free")
 
 
@@ -136,7 +137,7 @@ def test_two_outside_plugins_with_one_name_are_both_left_out(install):
     zoo = load_zoo()
     assert "free" not in zoo
     with pytest.raises(
-        UserError, match=r"'free' cannot be used: first-party 1\.2 has the same name; .* \(plugin .* of second-party 1\.2\)"
+        UserError, match=r"'free' cannot be used: first-party 1\.2 has the same name; .* \(plugin .* from second-party 1\.2\)"
     ):
         zoo["free"]
 
@@ -301,7 +302,8 @@ def test_a_plugin_may_bring_estimators_corrections_and_tasks(install, caplog):
     install("third-party", "third", PARTS)
     with caplog.at_level(logging.WARNING, logger="rlzoo"):
         zoo = load_zoo()
-    assert "has a hook 'rlzoo_samplers', which this rlzoo does not know; the rest of the plugin is loaded" in caplog.text
+    unknown = "has a hook 'rlzoo_samplers', which this version of rlzoo does not know; the rest of the plugin is loaded"
+    assert unknown in caplog.text
     assert zoo.advantages.entries["twice"].source == "third-party 1.2"
     assert zoo.corrections.outside() == {"third-party 1.2": ["halved"]}
     overrides = ["clip.advantage=thrice", "correction=halved"]

@@ -43,7 +43,7 @@ def read_config(config: str | Path, plugins: Sequence[str | Path] = ()) -> dict[
     except (OSError, ValueError) as error:  # the file is missing or not text, or the name is not a valid file name
         names = [*config_names(), *plugin_configs(plugins)]
         hint = did_you_mean(str(config), names)
-        raise UserError(f"no config {shown(str(config))} (a file, or one of: {', '.join(names)}){hint}") from error
+        raise UserError(f"no config {shown(str(config))} (expected a file, or one of: {', '.join(names)}){hint}") from error
     try:
         content = parse_yaml(text)
     except UnreadableError as error:
@@ -106,7 +106,7 @@ def for_clip(layer: Mapping[str, Any], name: str | None) -> dict[str, Any]:
     per_clip = layer.get("per_clip") or {}
     changed = per_clip.get(name) or {} if isinstance(per_clip, dict) else None
     if not isinstance(changed, dict):
-        raise UserError(f"per_clip must map policy names to the settings that each changes, not {shown(per_clip)}")
+        raise UserError(f"per_clip must map the names of policies to settings, not {shown(per_clip)}")
     return merge(own, changed)
 
 
@@ -115,7 +115,7 @@ NAMED = ("task", "correction", "advantage")
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge two layers: sections are merged key by key, and any other value of ``above`` replaces that of ``below``."""
+    """Merge two layers: sections are merged key by key, and any other value in ``above`` replaces the one in ``below``."""
     merged = dict(below)
     for key, value in above.items():
         old, new = merged.get(key), value

@@ -43,7 +43,7 @@ from rlzoo.tasks.task import task_names
 from rlzoo.zoo import load_zoo
 
 DEFAULT_RUN = "arithmetic"
-SAME_CONTEST = ("task.", "model.", "eval.", "steps")  # settings that must agree for the scores of runs to be comparable
+SAME_CONTEST = ("task.", "model.", "eval.", "steps")  # settings that must be equal for the scores of runs to be comparable
 """The config that serves as the base if no config file sets a model."""
 
 
@@ -91,7 +91,7 @@ def _build_correction(value: object, info: ValidationInfo) -> Correction | None:
 
 
 def _usual_correction(clip: ClipPolicy | None, rollout: RolloutConfig | None) -> dict[str, Any] | None:
-    """Return the settings of the correction for ``correction=auto``: none unless responses are several steps old."""
+    """Return the settings for ``correction=auto``: no correction unless responses may be several steps old."""
     if clip is None or rollout is None or rollout.max_staleness < 2 or clip.ratio_to_sampler:
         return None
     return {"name": "tis", "pool": "token" if clip.scope == "token" else "sum"}
@@ -138,7 +138,7 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="when the model is saved")
     tracking: TrackingConfig = Field(default_factory=TrackingConfig, description="what is logged to MLflow")
     launch: LaunchConfig = Field(default_factory=LaunchConfig, description="number of processes, and how states are sharded")
-    seed: int = Field(0, ge=0, lt=2**32, description="seed of sampling and of the data order")
+    seed: int = Field(0, ge=0, lt=2**32, description="seed for sampling and for the data order")
     steps: int = Field(40, ge=1, le=10_000_000, description="number of rollout batches to learn from")
     output: Path | None = Field(None, description="run directory; null: runs/<clip>-<task>-<seed>-<time>")
 
@@ -193,8 +193,8 @@ class RunConfig(Section):
             )
         if rollout.vllm.in_flight and self.task.host is not None:
             raise UserError(
-                f"rollout.vllm.in_flight=true: task {self.task.name!r} has several turns, which are played one batch after the "
-                "other; use rollout.vllm.in_flight=false"
+                f"rollout.vllm.in_flight=true: task {self.task.name!r} has several turns, and such tasks are sampled one batch "
+                "at a time; use rollout.vllm.in_flight=false"
             )
         return self
 
@@ -203,7 +203,7 @@ class RunConfig(Section):
         correction = self.correction
         if correction is not None and correction.is_per_token and self.clip.scope == "sequence":
             raise UserError(
-                f"correction={correction.name!r} has one weight per token with these settings, but {self.clip.name} has one "
+                f"correction={correction.name!r} gives one weight per token with these settings, but {self.clip.name} has one "
                 "objective per response; choose a correction with one weight per response (see `rlzoo corrections show`)"
             )
         if correction is not None and self.clip.ratio_to_sampler:
@@ -232,7 +232,7 @@ class RunConfig(Section):
         if self.estimator.per_token and self.clip.scope == "sequence":
             raise UserError(
                 f"clip.advantage={name!r}: its values differ between tokens, but {self.clip.name} accepts one per response; "
-                "choose another advantage, or a clip policy of scope token or batch"
+                "choose another advantage, or a clip policy with scope token or batch"
             )
         return self
 
@@ -271,7 +271,7 @@ class RunConfig(Section):
             configs: names of shipped configs, or files.
             clip: name of the policy; takes precedence over the configs.
             overrides: ``"section.key=value"`` strings, with values in YAML.
-            plugins: plugin files and folders, in addition to those that the configs name.
+            plugins: plugin files and folders, in addition to those listed in the configs.
             settings: top-level fields such as ``seed=1``; None is ignored.
 
         Raises:

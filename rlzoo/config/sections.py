@@ -43,11 +43,12 @@ class VLLMConfig(Section):
     )
     sync_folder: str | None = Field(
         None,
-        description="folder for new weights that both trainer and server can access; null: a temporary one, on one machine",
+        description="folder for new weights that both trainer and server can access; null: a temporary folder, which works "
+        "only if both run on one machine",
     )
     timeout: float = Field(600.0, gt=0, le=86400, description="maximum time for one reply from the server, in seconds")
     dtype: Literal["float32", "bfloat16"] | None = Field(
-        None, description="data type of vLLM's weights; null: that of the trained model"
+        None, description="data type of vLLM's weights; null: the data type of the trained model"
     )
     max_model_len: int | None = Field(
         None, ge=1, description="maximum number of tokens in prompt and response together; null: the model's limit"
@@ -63,7 +64,7 @@ class VLLMConfig(Section):
 
 
 LARGEST_VLLM_TOP_K = 512
-"""Largest ``rollout.top_k`` with vLLM, which returns the kept tokens as log-probs, about twice ``top_k`` of them per token."""
+"""Maximum ``rollout.top_k`` with vLLM, which reports the kept tokens in about ``2 * top_k`` log-probs per token."""
 
 
 class RolloutConfig(Section):
@@ -71,13 +72,13 @@ class RolloutConfig(Section):
 
     engine: Literal["hf", "generate", "vllm"] = Field(
         "hf",
-        description="the sampler: the transformers model decoded row by row, its generate method, or vLLM",
+        description="the sampler: rlzoo's decoding of the transformers model (hf), the model's generate method, or vLLM",
     )
 
     num_prompts: int = Field(16, ge=1, le=65536, description="prompts per step")
     group_size: int = Field(8, ge=1, le=4096, description="responses per prompt")
     max_new_tokens: int = Field(
-        256, ge=1, le=1_000_000, description="maximum number of tokens that the model writes in a response, over all turns"
+        256, ge=1, le=1_000_000, description="maximum number of tokens that the model generates in a response, over all turns"
     )
     max_turns: int = Field(
         8, ge=1, le=1000, description="maximum number of model turns in an episode, for a task with an environment"
@@ -87,7 +88,8 @@ class RolloutConfig(Section):
         1024,
         ge=1,
         le=1_000_000,
-        description="maximum number of tokens that an environment writes between two turns; with more, the episode fails",
+        description="maximum number of tokens that an environment writes between two turns; if it writes more, the "
+        "episode fails",
     )
     temperature: float = Field(
         1.0, gt=0, le=10, description="sampling temperature, which also applies to the model's log-probs"
@@ -100,18 +102,18 @@ class RolloutConfig(Section):
         "are renormalized over the same tokens",
     )
     top_k: int | None = Field(
-        None, ge=1, le=2**31 - 1, description="sample only among this number of most probable tokens; null: no limit"
+        None, ge=1, le=2**31 - 1, description="sample only among this number of the most probable tokens; null: no limit"
     )
     batch_size: int = Field(256, ge=1, le=65536, description="responses sampled at once")
     dynamic_sampling: int = Field(
-        0, ge=0, le=1000, description="maximum number of extra rounds to replace groups with equal rewards"
+        0, ge=0, le=1000, description="maximum number of extra sampling rounds that replace groups whose rewards are all equal"
     )
     max_staleness: int = Field(
         0,
         ge=0,
         le=1000,
         description="number of batches that are sampled ahead while the learner works: the batch of a step is sampled with "
-        "the weights from this many steps before; 0: none",
+        "the weights from this many steps earlier; 0: none",
     )
     vllm: VLLMConfig = Field(default_factory=VLLMConfig, description="how vLLM is run")
 
@@ -121,7 +123,7 @@ class RolloutConfig(Section):
         if self.engine == "vllm" and ((top_k or 0) > LARGEST_VLLM_TOP_K or (top_p < 1 and top_k is None)):
             given = f"top_p={top_p:g}" if top_k is None else f"top_k={top_k}"
             raise UserError(
-                f"rollout.{given}: vLLM returns the kept tokens only with rollout.top_k of at most {LARGEST_VLLM_TOP_K}; "
+                f"rollout.{given}: vLLM reports the kept tokens only if rollout.top_k is at most {LARGEST_VLLM_TOP_K}; "
                 "set it, or use rollout.engine=hf"
             )
         return self
@@ -142,7 +144,7 @@ class RewardConfig(Section):
         0.5,
         ge=0,
         le=1,
-        description="maximum share of responses whose grading may fail; each counts as reward 0, and the run ends if more fail",
+        description="maximum share of responses whose grading may fail, with a reward of 0; if more fail, the run ends",
     )
 
 
@@ -150,7 +152,7 @@ class LoraConfig(Section):
     """Train a low-rank update instead of all weights (arXiv 2106.09685), with PEFT."""
 
     rank: int = Field(0, ge=0, le=4096, description="rank of the update; 0: train all weights")
-    alpha: float | None = Field(None, gt=0, description="scale of the update times its rank; null: twice the rank")
+    alpha: float | None = Field(None, gt=0, description="scale of the update, multiplied by its rank; null: twice the rank")
     target: str = Field("all-linear", description="modules to adapt: a name for PEFT's target_modules, or 'all-linear'")
 
 
@@ -168,7 +170,7 @@ class LearnerConfig(Section):
     max_nonfinite: int = Field(
         10,
         ge=1,
-        description="number of consecutive updates with a non-finite gradient after which the run ends; each is skipped",
+        description="number of consecutive updates with a non-finite gradient, which are skipped, after which the run ends",
     )
     rollback_above: float | None = Field(
         None,
@@ -186,7 +188,8 @@ class LearnerConfig(Section):
     max_tokens_per_micro_batch: int | None = Field(
         None,
         ge=1,
-        description="maximum number of rows x longest row in a forward pass; null: 16384 on a GPU, 512 to 3072 on a CPU",
+        description="maximum number of tokens in a forward pass, including padding (rows x longest row); null: 16384 on a GPU, "
+        "512 to 3072 on a CPU",
     )
     autocast: Literal["none", "bfloat16"] = Field("none", description="data type of matrix products")
     kl_coef: float = Field(0.0, ge=0, le=100, description="weight of the KL to the starting model in the loss; 0: none")
@@ -250,7 +253,7 @@ class CheckpointConfig(Section):
     )
     keep: int = Field(2, ge=1, description="number of checkpoints to keep, in addition to the one with the best evaluation")
     keep_for_replay: int = Field(
-        0, ge=0, description="steps between those in which the weights before each update are saved for replay; 0: none"
+        0, ge=0, description="interval in steps at which the weights before each update are saved for replay; 0: never"
     )
 
 
@@ -262,11 +265,13 @@ class TrackingConfig(Section):
     figure_every: int = Field(
         10,
         ge=0,
-        description="steps between figures of the clip fraction by length and pages of completions, in addition to the last "
-        "step; 0: only the last",
+        description="steps between figures of the clip fraction by length and pages of completions, in addition to those of "
+        "the last step; 0: only those",
     )
     completions: int = Field(
-        4, ge=0, description="prompts of a step on its page of completions, and in the table of first responses; 0: neither"
+        4,
+        ge=0,
+        description="number of prompts per step on the page of completions and in the table of first responses; 0: neither",
     )
     metrics: Literal["curated", "all"] = Field(
         "curated", description="metrics to send to MLflow (docs/reference/metrics.md); metrics.jsonl has all of them"
@@ -278,5 +283,7 @@ class TrackingConfig(Section):
         description="seconds between samples of CPU, memory, disk, network and GPU usage; 0: none",
     )
     max_model_mb: float = Field(
-        100.0, ge=0, description="largest final model to log to MLflow as a loadable copy, in megabytes; 0: never"
+        100.0,
+        ge=0,
+        description="maximum size of a final model that is logged to MLflow as a loadable copy, in megabytes; 0: never",
     )

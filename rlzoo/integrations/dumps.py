@@ -1,6 +1,6 @@
 """Reads other trainers' rollout dumps as recorded steps.
 
-Field names are those of verl 0.9.1, and of prime-rl 559b447, NeMo-RL 7ea279a, SkyRL a956457 and slime 624b824 from August 2026.
+Field names follow verl 0.9.1 and the commits prime-rl 559b447, NeMo-RL 7ea279a, SkyRL a956457 and slime 624b824 (August 2026).
 Pickles are read without running the code to which they refer.
 """
 
@@ -37,19 +37,19 @@ class Response:
     token_ids: Tensor  # (n,)
     chosen: Tensor  # (n,) bool: True on tokens that the model generated
     values: Mapping[str, Tensor] = field(default_factory=dict)  # (n,) each: log-probs and advantages, by field of RecordedStep
-    current: Tensor | None = None  # (n,) log-probs at the only optimizer step
-    group: str | None = None  # identifies the prompt; None if the prompt's tokens do
+    current: Tensor | None = None  # (n,) log-probs at the optimizer step, if there is exactly one
+    group: str | None = None  # identifies the prompt; None to identify it by its tokens
     reward: float | None = None
     finished: bool | None = None
 
     def __post_init__(self) -> None:
-        """Reject values with mismatched shapes by a ValueError that names the first of them."""
+        """Raise a ValueError that names the first value with a wrong type or shape."""
         size = tuple(self.token_ids.shape)
         if self.token_ids.is_floating_point() or self.token_ids.is_complex() or len(size) != 1:
-            raise ValueError(f"token ids of type {self.token_ids.dtype} and shape {size}")
-        for name, value in {"mask": self.chosen, **self.values, "current log-probs": self.current}.items():
+            raise ValueError(f"token ids have type {self.token_ids.dtype} and shape {size}, but must be integers of shape (n,)")
+        for name, value in {"mask values": self.chosen, **self.values, "current log-probs": self.current}.items():
             if value is not None and tuple(value.shape) != size:
-                raise ValueError(f"{name} of shape {tuple(value.shape)} for {len(self.token_ids)} tokens")
+                raise ValueError(f"{name} have shape {tuple(value.shape)}, but there are {len(self.token_ids)} tokens")
 
     @property
     def prompt(self) -> str:
@@ -166,7 +166,7 @@ def _verl_step(file: Path) -> int:
 
 def _read_verl(file: Path) -> list[Response]:
     if importlib.util.find_spec("tensordict") is None:
-        raise UserError("tensordict is not installed, which verl's dumps need: pip install tensordict")
+        raise UserError("verl's dumps need tensordict, which is not installed: pip install tensordict")
     import tensordict  # noqa: F401  this registers its classes as safe to load
 
     if file.name == "tq_batch.pt":
@@ -216,11 +216,12 @@ def _read_prime_rl(file: Path) -> list[Response]:
     responses = []
     for line in _json_lines(file):
         if line.get("schema_version") != 1:
-            raise UserError(f"{str(file)!r} has schema_version {shown(line.get('schema_version'))}, but this rlzoo reads 1")
+            found = shown(line.get("schema_version"))
+            raise UserError(f"{str(file)!r} has schema_version {found}, but only version 1 is supported")
         chosen = torch.tensor(line["loss_mask"]).bool()
         weights = line.get("rl_weights") or [None]
         if None not in weights:
-            chosen &= torch.tensor(weights) != 0  # weight 0: tokens that belong to another loss
+            chosen &= torch.tensor(weights) != 0  # tokens with weight 0 belong to another loss
         if not bool(chosen.any()):
             continue
         sampler = _floats(line["inference_logprobs"], chosen, file)
@@ -376,7 +377,7 @@ class Reader:
 
 
 def _numbered(pattern: str) -> Callable[[Path], int]:
-    """Return a function that finds the step number in the name of a file or of its folder."""
+    """Return a function that finds the step number in the name of a file or its folder."""
 
     def step(file: Path) -> int:
         found = re.search(pattern, str(file.absolute()))
@@ -448,7 +449,7 @@ def _torch_load(source: Path | io.BytesIO) -> Any:
     file: Any = source if isinstance(source, io.BytesIO) else opened(source, MOST_BYTES)
     try:
         with file, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about a pickle with another protocol, which is then rejected or read
+            warnings.simplefilter("ignore")  # torch warns about other pickle protocols before it reads or rejects them
             return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         what = "it is not a torch file of plain values, so reading it could run code"

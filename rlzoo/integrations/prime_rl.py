@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rlzoo.policy import ClipPolicy
 
 INSTEAD = {
-    "reduction": "nothing, because prime-rl divides by the number of tokens in the step",
+    "reduction": "no reduction, because prime-rl divides by the number of tokens in the step",
     "advantage": "the algorithm of prime-rl's orchestrator",
 }
 
@@ -65,9 +65,9 @@ class LossOutputs(NamedTuple):
 def loss(inputs: LossInputs, rule: str = "fspo", **settings: Any) -> LossOutputs:
     """Compute a rule's loss for one sample.
 
-    The ratio is relative to the sampler's log-probs, because prime-rl has no others. prime-rl divides the sum of all losses by
-    the number of tokens in the step, whatever the rule's ``reduction``. Rules with a per-token objective are therefore reduced
-    with ``token_mean``, and rules with a per-response objective with ``sequence_mean`` multiplied by the number of responses
+    The ratio is relative to the sampler's log-probs, because prime-rl provides no other. prime-rl divides the sum of all losses
+    by the number of tokens in the step, whatever the rule's ``reduction``. Rules with a per-token objective are therefore
+    reduced with ``token_mean``, and rules with a per-response objective with ``sequence_mean`` times the number of responses
     per token.
 
     Args:

@@ -34,7 +34,7 @@ def installed() -> Zoo:
 
 
 def parse(name: str) -> tuple[str, dict[str, Any]]:
-    """Split a name from its settings, such as ``"rlzoo:fspo/width_low:0.02/width_high:0.1"``.
+    """Split a rule's name from its settings, such as ``"rlzoo:fspo/width_low:0.02/width_high:0.1"``.
 
     The name needs no quoting in a shell, in YAML or in a Hydra override. Values are parsed as YAML.
 
@@ -64,7 +64,7 @@ def rule(name: str, /, instead: Mapping[str, str] | None = None, **settings: Any
 
     Args:
         name: name of the rule, with or without settings, such as ``"fspo"`` or ``"rlzoo:fspo/width_low:0.02"``.
-        instead: fields that the trainer determines, each with the trainer's setting that replaces it.
+        instead: fields that the trainer determines, each with the trainer's setting to use instead.
         **settings: settings of the rule, such as ``width_low=0.02``.
 
     Raises:
@@ -87,7 +87,7 @@ def rule(name: str, /, instead: Mapping[str, str] | None = None, **settings: Any
 
 
 def check_supported(policy: ClipPolicy, trainer: str, given: Iterable[str] = ()) -> None:
-    """Reject a rule that would behave differently in a trainer than in rlzoo.
+    """Reject a rule that would not behave in a trainer as it does in rlzoo.
 
     Args:
         policy: the rule.
@@ -123,7 +123,7 @@ def per_response(values: Tensor, response_mask: Tensor, what: str) -> Tensor:
 def clipped_by_length(result: ClipResult, advantages: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
     """Return the number of responses and the sum of their clip decisions in each bin of `LENGTH_EDGES`.
 
-    Only responses with a nonzero advantage count. For a token rule, a response counts with its share of clipped tokens.
+    Only responses with a nonzero advantage count. For a token rule, a response contributes its share of clipped tokens.
 
     Args:
         result: result of the rule.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rlzoo.types import ClipResult
 
 KEYS = ("logprobs", "advantages", "mask")
-"""The keys of ``Datum.loss_fn_inputs`` that are read; the names are tinker-cookbook's."""
+"""The keys of ``Datum.loss_fn_inputs`` that are read, as named by tinker-cookbook."""
 INSTEAD = {"advantage": 'the values of loss_fn_inputs["advantages"]'}
 
 CustomLoss = Callable[[list[Any], list[Any]], tuple[Any, dict[str, float]]]
@@ -94,7 +94,7 @@ def _padded(data: list[Any], logprobs: list[Any], key: str) -> Tensor:
     """Return the values of each datum for a key, padded with 0 to ``(B, T)``, on the log-probs' device.
 
     Raises:
-        UserError: a datum lacks the key, or has a different number of values than of log-probs.
+        UserError: a datum lacks the key, or its values and its log-probs differ in number.
     """
     rows = []
     for index, (datum, current) in enumerate(zip(data, logprobs, strict=True)):

@@ -136,7 +136,7 @@ class RolloutRecorder:
                 continue
             if not RecordedStep.load(file).writer.startswith("trl "):
                 raise UserError(
-                    f"{where} contains {name!r}, which is later than the checkpoint's {done} and not from TRL; move it away"
+                    f"{where} contains {name!r}, which comes after the checkpoint's {done} and is not from TRL; move it away"
                 )
             free = (file.with_suffix(f".superseded-{index}") for index in itertools.count(1))
             file.rename(next(path for path in free if not path.exists()))
@@ -331,15 +331,15 @@ class RecordingTrainer(GRPOTrainer):  # type: ignore[misc]  # untyped
 
 @dataclasses.dataclass(slots=True)
 class _Judged:
-    """What a rule has done since some point in time: one row per response, and sums over them of the rule's own metrics."""
+    """A rule's results over some period: one row per response, and sums of the rule's own metrics over the responses."""
 
     tables: list[ResponseTable] = dataclasses.field(default_factory=list)
     sums: dict[str, float] = dataclasses.field(default_factory=dict)
     num_updates: int = 0
-    num_at_ratio_1: int = 0  # updates on weights that had not changed since sampling
+    num_at_ratio_1: int = 0  # updates before which the weights had not changed since sampling
 
     def add(self, tables: Sequence[ResponseTable], sums: Mapping[str, float]) -> None:
-        """Add responses and the sums over them."""
+        """Add responses, and sums of metrics over them."""
         self.tables.extend(tables)
         for name, value in sums.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
@@ -393,7 +393,7 @@ class ClipPolicyTrainer(RecordingTrainer):
 
         Args:
             *args: arguments of `GRPOTrainer`.
-            policy: the rule, or the name of an installed rule for its default settings.
+            policy: the rule, or the name of an installed rule, which then has its default settings.
             record_to: folder for one rollout file per generation batch, see `RolloutRecorder`.
             **kwargs: keyword arguments of `GRPOTrainer`.
 
@@ -435,7 +435,7 @@ class ClipPolicyTrainer(RecordingTrainer):
         self._high_entropy = None
         others = super()._compute_loss(model, self._without_advantages(inputs))
         for name in [name for name in metrics if name.startswith("clip_ratio/")]:
-            del metrics[name]  # from TRL's own rule, at advantages of 0
+            del metrics[name]  # from TRL's own rule, with advantages of 0
         assert self._passed is not None, "checked by super()"
         log_probs, entropies = self._passed
         counts, read = self._counts(inputs), self._clip_inputs(inputs, log_probs, entropies)
@@ -509,11 +509,11 @@ class ClipPolicyTrainer(RecordingTrainer):
 
     @property
     def _progress(self) -> float:
-        """The share of the run's optimizer steps that have been taken."""
+        """The completed share of the run's optimizer steps."""
         return min(float(self.state.global_step / max(self.state.max_steps, 1)), 1.0)
 
     def _weights(self, inputs: Mapping[str, Any], read: ClipInputs) -> Tensor | None:
-        """Return the factors that TRL's settings put on the rule's objective, ``(B, 1)`` or ``(B, T)``, or None."""
+        """Return the factors by which TRL's settings multiply the rule's objective, ``(B, 1)`` or ``(B, T)``, or None."""
         factors: list[Tensor] = []
         if "importance_sampling_ratio" in inputs and not self.policy.ratio_to_sampler:
             factors.append(inputs["importance_sampling_ratio"])
@@ -569,7 +569,7 @@ class ClipPolicyTrainer(RecordingTrainer):
         self.policy, self._on_policy = policy, OnPolicyGradient(policy)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log the metrics, including the rule's for the optimizer steps since the last call."""
+        """Log the metrics, including the rule's metrics for the optimizer steps since the last call."""
         if self.model.training and self._logged.num_updates:
             metrics = self._logged.metrics(self.policy.watch) | policy_settings(self.policy, self._configured)
             self._logged = _Judged()
@@ -622,7 +622,7 @@ def use_policy(
         raise UserError(f"policy={shown(policy)} is {what}")
     elif settings:
         raise UserError(
-            f"{', '.join(settings)}: settings can only be passed with the name of a rule; use policy.replace() for an instance"
+            f"{', '.join(settings)}: settings can be passed only with the name of a rule; use policy.replace() for an instance"
         )
     refuse_unfit(trainer, policy)
     _become(trainer, ClipPolicyTrainer)
@@ -686,7 +686,7 @@ def _refuse_generations(trainer: GRPOTrainer) -> None:
 
 
 def refuse_unfit(trainer: GRPOTrainer, policy: ClipPolicy) -> None:
-    """Reject a rule that would behave differently in a trainer than in rlzoo, and settings that would be ignored.
+    """Reject a rule that would not behave in a trainer as it does in rlzoo, and settings that would be ignored.
 
     Raises:
         UserError: the rule or a setting is rejected; the message names the first problem and its reason.

@@ -1,4 +1,4 @@
-"""Makes installed rules and advantage estimators usable in verl: ``loss_mode=rlzoo:fspo``, ``adv_estimator=rlzoo:group_norm``.
+"""Makes installed rules and estimators available in verl: ``loss_mode=rlzoo:fspo``, ``adv_estimator=rlzoo:group_norm``.
 
 verl imports this module through the entry-point group ``verl.plugins``, or if ``VERL_USE_EXTERNAL_MODULES`` names it. Names of
 the form ``rlzoo:...`` are resolved when verl looks them up, and may include settings, as in ``rlzoo:fspo/width_low:0.02``.
@@ -142,8 +142,9 @@ def _denominators(policy: ClipPolicy, mask: Tensor, mode: str, config: Any) -> t
 def advantage_estimator(estimator: AdvantageEstimator) -> Callable[..., tuple[Tensor, Tensor]]:
     """Create a verl advantage estimator from one of rlzoo's.
 
-    verl puts an outcome reward on one token of a response; it becomes the reward of the response. Rewards on several tokens,
-    such as those from ``use_kl_in_reward``, are passed to estimators that accept them and summed for the others.
+    verl assigns an outcome reward to one token of a response; the estimator uses it as the reward of the response. Rewards
+    on several tokens, for example from ``use_kl_in_reward``, are passed to estimators that accept them; for other
+    estimators, they are summed.
 
     Args:
         estimator: an estimator whose `needs` include at most ``turn_ids`` and ``token_rewards``.
@@ -183,7 +184,8 @@ def advantage_estimator(estimator: AdvantageEstimator) -> Callable[..., tuple[Te
 
 
 def _on_chosen_tokens(rewards: Tensor, mask: Tensor) -> Tensor:
-    """Move rewards ``(B, T)`` back to the last generated token, or to the first if none precedes: environments reward later."""
+    """Move each reward, ``(B, T)``, back to the last generated token before it, or to the first one if there is none."""
+    # environments may give a reward on their own tokens
     places = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape)
     last = torch.where(mask, places, -1).cummax(1).values
     first = mask.int().argmax(1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Rotation of checkpoints, and cleanup after a process that was killed while writing or removing one.
+"""Rotates checkpoints, and cleans up after a process that was killed while writing or removing one.
 
 `RunDirectory.begin_checkpoint` writes a checkpoint under a temporary name, and `finish_checkpoint` renames it. Only
 checkpoints with the ID of this run are removed, and only their sealed files.
@@ -35,13 +35,13 @@ FILES = re.compile(
     + UNFINISHED_TENSORS.pattern,
     re.VERBOSE,
 )
-"""Relative paths of the files in a checkpoint that rlzoo, transformers, PEFT, DeepSpeed, torch or safetensors may write."""
+"""Relative paths of files that rlzoo, transformers, PEFT, DeepSpeed, torch or safetensors may write to a checkpoint."""
 
 logger = logging.getLogger("rlzoo")
 
 
 def own_state(folder: Path, run: Path) -> RunState | None:
-    """The state of a complete checkpoint of this run; None for any other folder."""
+    """Return the state of a complete checkpoint of this run; None for any other folder."""
     try:
         if folder.is_symlink() or STATE not in sealed_files(folder):
             return None
@@ -53,7 +53,7 @@ def own_state(folder: Path, run: Path) -> RunState | None:
 
 
 def own_checkpoints(run: Path, until: int) -> list[tuple[RunState, Path]]:
-    """The complete checkpoints of this run up to the given step, in order."""
+    """Return the complete checkpoints of this run up to the given step, in order."""
     found = [(own_state(folder, run), folder) for step, folder in numbered(run) if step <= until]
     return [(state, folder) for state, folder in found if state is not None]
 
@@ -77,8 +77,8 @@ def rotate(run: Path, newest: int, keep: int, scores: Mapping[int, float]) -> No
 def discard(folder: Path, run: Path) -> None:
     """Remove the files that rlzoo wrote into a checkpoint, and the folder if it is then empty.
 
-    The folder is renamed first. If the process is killed in between, no partial checkpoint keeps the name, and `tidy`
-    removes the rest.
+    The folder is renamed first. If the process is killed in between, no partial checkpoint has the old name, and
+    `tidy` removes the rest.
     """
     doomed = temporary_path(folder.with_name(folder.name + DISCARDED), identity(run))
     if os.path.lexists(doomed):
@@ -111,7 +111,7 @@ def put_in_place(temporary: Path, folder: Path, run: Path) -> None:
 
 
 def tidy(run: Path) -> None:
-    """Remove the temporary and partially removed files and checkpoints of a killed process of this run.
+    """Remove temporary and partially removed files and checkpoints that killed processes of this run left behind.
 
     Only paths whose names contain the ID of this run are removed. User files may have any other name.
     """
@@ -147,11 +147,11 @@ def forget_older_stops(run: Path, newest: Path) -> None:
 
 
 def set_aside(path: Path, name: str = "") -> None:
-    """Rename a path that rlzoo did not write, which frees its name; ``name`` replaces that name as the stem of the new one."""
+    """Rename a path that rlzoo did not write, to free its name; the new name starts with ``name``, by default the old name."""
     others = (path.with_name(f"{name or path.name}.aside-{number}") for number in itertools.count(1))
     other = next(other for other in others if not os.path.lexists(other))
     path.rename(other)
-    logger.warning("%s contains files that this run did not write, or is damaged: renamed to %s", path, other.name)
+    logger.warning("%s is damaged, or contains files that this run did not write; it was renamed to %s", path, other.name)
 
 
 def _is_own_stop(folder: Path, run: Path) -> bool:

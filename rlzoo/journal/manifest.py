@@ -18,7 +18,7 @@ def seal(folder: Path, is_own: Callable[[str], bool] = lambda name: True) -> Non
 
     Args:
         folder: the complete folder.
-        is_own: whether to seal a file, given its path relative to the folder. Other files stay in the folder unsealed.
+        is_own: decides whether to seal a file, given its path relative to the folder. Other files remain unsealed.
     """
     names = {str(path.relative_to(folder)): path for path in _files(folder)}
     files = {name: _checksum(path) for name, path in names.items() if is_own(name)}

@@ -24,8 +24,8 @@ def recorded_step(
 ) -> RecordedStep:
     """Build the contents of a rollout file.
 
-    The rewards are the shaped ones, from which the advantages were computed. The old log-probs are omitted if the step
-    failed before its first update had computed them.
+    The rewards are the shaped rewards, from which the advantages were computed. The old log-probs are omitted if the step
+    failed before they were computed.
     """
     mask, advantages = batch.response_mask, batch.advantages
     whole_rows = [torch.zeros(size, dtype=torch.bool) for size in batch.sizes]
@@ -61,7 +61,7 @@ def recorded_step(
 
 
 def policy_versions(rollouts: Sequence[Rollout]) -> Tensor:
-    """Return the version of the weights that sampled each response, or each token if one response has several."""
+    """Return the version of the weights that sampled each response, or each token if any response has several."""
     if any(rollout.token_versions for rollout in rollouts):
         return torch.tensor([version for rollout in rollouts for version in rollout.versions])
     return torch.tensor([rollout.policy_version for rollout in rollouts])
@@ -96,7 +96,7 @@ def transcripts(groups: Sequence[RolloutGroup], batch: ScoredBatch, updates: Seq
 
 
 def clipped_shares(batch: ScoredBatch, updates: Sequence[Update]) -> list[float]:
-    """Return the clipped share of each response's tokens at the last update with the response; 0 without one."""
+    """Return the clipped share of each response's tokens at its last update; 0 for a response without updates."""
     shares = torch.zeros(len(batch))
     for update in updates:
         shares[update.rows] = ops.per_response(update.clipped.float(), batch.response_mask[update.rows])[:, 0]

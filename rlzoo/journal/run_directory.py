@@ -52,17 +52,17 @@ NOTHING = re.compile(r"\.lock|lost\+found|\.rlzoo-\w+\.part")
 """Names that an empty directory may contain: a lock, ``lost+found``, and temporary folders of killed processes."""
 
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO, errno.EFBIG)
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # torch.save raises EIO without a reason
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # `_code` returns EIO for torch.save
 
 logger = logging.getLogger("rlzoo")
 
 
 class UnwritableError(OSError):
-    """A file in a run directory could not be written; the message gives the cause, and the space needed and free."""
+    """Raised if a file in a run directory cannot be written; the message gives the cause, and the space needed and free."""
 
 
 def why_not_written(error: Exception) -> str | None:
-    """The reason why a file could not be written, such as a full disk; None for errors of any other kind."""
+    """Return why a file could not be written, such as a full disk; None for errors of any other kind."""
     code = _code(error)
     if code is None or not (isinstance(error, UnwritableError) or code in CANNOT_WRITE):
         return None
@@ -71,7 +71,7 @@ def why_not_written(error: Exception) -> str | None:
 
 
 def _code(error: Exception) -> int | None:
-    """The ``errno`` of an error; None if it does not come from the operating system."""
+    """Return the ``errno`` of an error; None if it does not come from the operating system."""
     if isinstance(error, OSError):
         return error.errno
     if found := re.search(r"\(os error (\d+)\)", str(error)):  # from safetensors, which is written in Rust
@@ -84,7 +84,7 @@ def writing(file: Path, size: int = 0) -> Iterator[None]:
     """Re-raise errors in the block that come from writing files as `UnwritableError`.
 
     Args:
-        file: the file or folder that is written.
+        file: the file or folder that is being written.
         size: approximate number of bytes that are needed; 0 if unknown.
     """
     try:
@@ -131,7 +131,7 @@ class RunDirectory:
         try:
             path.mkdir(parents=True, exist_ok=True)
             lock = Lock(path)
-            cls.check_free(path)  # another process may have created it meanwhile
+            cls.check_free(path)  # another process may have created a run in the meantime
             made = Path(tempfile.mkdtemp(prefix=".rlzoo-", suffix=".part", dir=path))
             with writing(made):
                 for name in FOLDERS:
@@ -139,7 +139,7 @@ class RunDirectory:
                 (made / "config.yaml").write_text(config_yaml, encoding="utf-8")
                 (made / IDENTITY).write_text(json.dumps({"id": uuid.uuid4().hex}) + "\n", encoding="utf-8")
                 copy_plugins(plugins, made / "plugins")
-            for part in sorted(made.iterdir(), key=lambda part: part.name == "config.yaml"):  # last: it marks a run
+            for part in sorted(made.iterdir(), key=lambda part: part.name == "config.yaml"):  # the config marks a run
                 part.replace(path / part.name)
             made.rmdir()
         except BaseException as error:
@@ -179,7 +179,7 @@ class RunDirectory:
         """Open the directory of a run, and clean up after a process that was killed.
 
         Raises:
-            UserError: there is no run, another process has the lock, or a path of the run has the wrong kind.
+            UserError: there is no run, another process has the lock, or a path is a folder instead of a file, or vice versa.
         """
         if not (path / "config.yaml").is_file():
             raise UserError(f"--resume: {str(path)!r} is not a run directory: it has no config.yaml")
@@ -270,9 +270,9 @@ class RunDirectory:
     ) -> Path:
         """Write weights and tokenizer for ``from_pretrained`` to a temporary folder, and return the folder.
 
-        The settings of the rule go to ``clip.json``; those of an adaptive rule include its state. A LoRA adapter is also
-        saved alone, in ``adapter/``; ``adapter`` holds its weights if those of the model are sharded. The caller may add files.
-        `finish_checkpoint` makes the folder a checkpoint.
+        The settings of the rule go to ``clip.json``; for an adaptive rule, they include its state. A LoRA adapter is
+        also saved alone, in ``adapter/``; ``adapter`` holds its weights if the model is sharded. The caller may add files.
+        `finish_checkpoint` turns the folder into a checkpoint.
         """
         temporary = temporary_path(self.path / "checkpoints" / name, self.identity)
         if not self.is_writer:
@@ -304,7 +304,7 @@ class RunDirectory:
             checkpoints.rotate(self.path, int(folder.name.removeprefix("step-")), keep, scores or {})
 
     def finish_stopped(self, temporary: Path, step: int) -> None:
-        """Seal weights from the middle of a step, give them their final name, and remove those of earlier steps."""
+        """Seal weights from the middle of a step, give them their final name, and remove such weights from earlier steps."""
         if not self.is_writer:
             return
         with writing(temporary):
@@ -335,14 +335,14 @@ class RunDirectory:
         """Move everything written after a step to ``superseded/``, and return the metrics up to that step.
 
         Raises:
-            UserError: ``metrics.jsonl`` is damaged, or lacks a step up to ``step``.
+            UserError: ``metrics.jsonl`` is damaged, or does not have every step up to ``step``.
         """
         file = self.path / "metrics.jsonl"
         # the last line may be incomplete
         rows = read_metrics(file) if file.exists() else []
         kept = [row for row in rows if row["step"] <= step]
         if [row["step"] for row in kept] != list(range(step + 1)):
-            has = f"lacks rows up to it: it has {len(kept)} of {step + 1}" if rows else "is missing or empty"
+            has = f"has only {len(kept)} of the {step + 1} rows up to that step" if rows else "is missing or empty"
             raise UserError(
                 f"--resume: the checkpoint is from step {step}, but {str(file)!r} {has}; "
                 "nothing was changed; restore the file, or start another run with another --output"
@@ -369,7 +369,7 @@ class RunDirectory:
         for file in later:
             (folder / file.parent.name).mkdir(exist_ok=True)
             shutil.move(file, folder / file.parent.name / file.name)  # works across disks
-        logger.info("moved what the run wrote after step %d to %s", step, folder)
+        logger.info("moved everything that the run wrote after step %d to %s", step, folder)
 
     def _replace(self, file: Path, text: str) -> None:
         """Replace a file atomically, and flush it to disk."""
@@ -398,7 +398,7 @@ def read_metrics(file: Path) -> list[dict[str, float]]:
     """Read the rows of a ``metrics.jsonl``. An incomplete last line is skipped.
 
     Raises:
-        UserError: the file cannot be read, or a line is not a step with numbers. The message gives the line number.
+        UserError: the file cannot be read, or a line does not hold the metrics of a step. The message gives the line number.
     """
     try:
         lines = read_text(file, RECORDS).split("\n")

@@ -1,4 +1,4 @@
-"""The training state in a checkpoint besides weights and optimizer, and the search for the newest checkpoint."""
+"""Stores the training state other than weights and optimizer in a checkpoint, and finds the newest checkpoint."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RunState:
     step: NonNegativeInt
     num_optimizer_steps: NonNegativeInt
     next_problem: NonNegativeInt  # training problems sampled so far
-    num_nonfinite: NonNegativeInt  # latest updates in a row without a finite gradient
+    num_nonfinite: NonNegativeInt  # consecutive updates without a finite gradient, up to the latest update
     scheduler: dict[str, Any]
     alarms: dict[str, Any]
     data: str  # hash of the training problems
@@ -74,7 +74,7 @@ class RunState:
 
 
 def identity(run: Path) -> str:
-    """The random ID of a run directory, which is set when the directory is created.
+    """Return the random ID of a run, which is set when its directory is created.
 
     Raises:
         UserError: ``run.json`` is missing or damaged.
@@ -92,7 +92,7 @@ def identity(run: Path) -> str:
 
 
 def numbered(run: Path) -> list[tuple[int, Path]]:
-    """The steps and folders of the checkpoints, in order. Folders with other names are ignored."""
+    """Return the steps and folders of the checkpoints, in order. Folders with other names are ignored."""
     folder = run / "checkpoints"
     found = list(folder.iterdir()) if folder.is_dir() else []
     steps = [(int(path.name[5:]), path) for path in found if NAME.fullmatch(path.name) and path.is_dir()]
@@ -103,7 +103,7 @@ def newest_state(run: Path) -> Path | None:
     """Find the state in the newest intact checkpoint of a run, and log a warning for each damaged one.
 
     Returns:
-        The folder of the state; None if the run was stopped before its first step, so that there is nothing to lose.
+        The folder of the state; None if the run was stopped before its first checkpoint and must start over.
 
     Raises:
         UserError: there is no run, its checkpoints are missing or all damaged, or the newest belongs to another run.
@@ -117,7 +117,7 @@ def newest_state(run: Path) -> Path | None:
         if what is None:
             state = RunState.read(folder / "state")
             if state.step != step:  # the folder was renamed by hand
-                holds = f"is named after step {step} and holds step {state.step}"
+                holds = f"has the name of step {step}, but the state of step {state.step}"
                 raise UserError(f"--resume: {str(folder)!r} {holds}; move it away")
             if state.run != own:
                 raise UserError(f"--resume: {str(folder)!r} is a checkpoint of another run; move it away")
@@ -132,14 +132,14 @@ def newest_state(run: Path) -> Path | None:
     last = _last_step(run)
     if numbered(run) or last > 0:
         raise UserError(
-            f"--resume: {str(run)!r} has steps up to {last}, and no checkpoint to resume from in its checkpoints/; "
+            f"--resume: {str(run)!r} has steps up to {last}, but its checkpoints/ has no checkpoint to resume from; "
             "nothing was changed; restore a checkpoint, or start another run with another --output"
         )
     return None
 
 
 def _last_step(run: Path) -> int:
-    """The last step with metrics or recorded rollouts; 0 if there is none."""
+    """Return the last step with metrics or recorded rollouts; 0 if there is none."""
     file = run / "metrics.jsonl"
     lines = file.read_bytes().count(b"\n") - 1 if file.is_file() else 0  # the first line is step 0
     stems = [file.stem for file in (run / "rollouts").glob("[0-9]*.safetensors")]

@@ -17,12 +17,12 @@ from rlzoo.policy import ClipPolicy
 from rlzoo.training.after_step import Observer
 from rlzoo.training.train import train
 
-NEAR = 0.1  # relative deviation from the target up to which a clip fraction counts as met
+NEAR = 0.1  # a clip fraction matches the target if it deviates from it by at most this share
 
 
 @dataclass(frozen=True, slots=True)
 class Pilot:
-    """One pilot run."""
+    """A pilot run and its result."""
 
     policy: ClipPolicy
     clip_fraction: float  # over all its updates
@@ -43,7 +43,7 @@ def calibrate(
     with the width that would have hit the target in the previous pilot.
 
     Args:
-        config: configuration of the pilots, whose evaluation, checkpoints and MLflow tracking are switched off.
+        config: configuration of the pilots; evaluation, checkpoints and MLflow tracking are disabled.
         target: target share of the responses with a non-zero advantage, over all steps of a pilot.
         max_pilots: maximum number of pilots.
         told: called after each pilot.
@@ -93,7 +93,7 @@ def overlay(pilot: Pilot, config: RunConfig) -> str:
 
 
 def _pilot(config: RunConfig, policy: ClipPolicy, output: Path) -> RunConfig:
-    """Return the configuration with another policy, without evaluation, checkpoints or MLflow."""
+    """Return the configuration of a pilot with this policy, without evaluation, checkpoints or MLflow."""
     off = {"eval": {"num_problems": 0}, "checkpoint": {"every": 0, "keep_for_replay": 0}, "tracking": {"mlflow": False}}
     sections = {name: getattr(config, name).model_copy(update=settings) for name, settings in off.items()}
     return config.model_copy(update={**sections, "clip": policy, "output": output})

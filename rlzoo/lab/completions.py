@@ -46,7 +46,7 @@ class EvaluationDirectory:
     path: Path
 
     def check(self, settings: Mapping[str, Any]) -> None:
-        """Before any work starts, reject a directory with other content or with an evaluation that has different settings."""
+        """Reject a directory that has other content, or an evaluation with different settings, before any work starts."""
         file = self.path / "settings.yaml"
         try:
             unfinished = temporary_path(file, _KEY)  # left by an evaluation that was killed
@@ -73,7 +73,7 @@ class EvaluationDirectory:
             raise UserError(f"--output {str(self.path)!r} cannot be written: {error.strerror or error}") from error
 
     def read(self, suite: str, problems: Sequence[Problem]) -> list[Answered]:
-        """Read those of the given problems that have been answered; an incomplete last line is removed from the file.
+        """Read the completions of all answered problems; an incomplete last line is removed from the file.
 
         Raises:
             UserError: a line is damaged, or belongs to a different problem.
@@ -96,9 +96,7 @@ class EvaluationDirectory:
                 ) from error
             completions, size = answered[-1].completions, len(answered[0].completions)
             if len(completions) != size or not all((one.answer_group or 0) < size for one in completions) or size == 0:
-                raise UserError(
-                    f"{file} line {number} has completions that do not match the first line's; remove the file to start over"
-                )
+                raise UserError(f"{file} line {number} is inconsistent with line 1; remove the file to start over")
             if (answered[-1].question, answered[-1].answer) != (problem.question, problem.answer):
                 raise UserError(f"{file} line {number} does not match the problem in suite {suite!r}; choose another --output")
         return answered

@@ -26,14 +26,14 @@ from rlzoo.measure.intervals import Interval, bootstrap
 from rlzoo.models.pretrained import load_named
 from rlzoo.types import ClipInputs
 
-SAME = 0.02  # nats; largest allowed difference between recorded log-probs and those recomputed from kept weights
+SAME = 0.02  # nats; maximum difference between recorded log-probs and log-probs recomputed from kept weights
 
 _KEPT = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
 
 
 @dataclass(frozen=True, slots=True)
 class Cosine:
-    """The cosine of one rule, averaged over the updates whose weights were kept."""
+    """The cosine for one rule, averaged over the updates whose weights were kept."""
 
     mean: float
     # 95%, bootstrapped over rollout batches, because updates on a batch share responses; None for fewer than two batches
@@ -52,14 +52,14 @@ def cosines(
 
     The reference is the gradient of ``mean over responses of exp(S) A``, where S is the summed log-ratio. Unclipped importance
     sampling follows this gradient for the recorded advantages (the theorem in arXiv 2509.09177 bounds the angle). A rule's own
-    length weighting, such as a mean over tokens, also turns its gradient, even at ratio 1. If the run corrected for its
+    length weighting, such as a mean over tokens, also rotates its gradient, even at ratio 1. If the run corrected for its
     sampler, the same weights apply to the reference and to every rule that does not correct for the sampler itself.
 
     Args:
         run: a run with ``replay/`` in its directory, see `has_weights`.
         replayed: rules by label.
         edges: ``(K + 1,)`` edges of the length bins, in tokens.
-        told: called after each update with the number done and the total.
+        told: called after each update with the number of finished updates and the total number.
 
     Raises:
         UserError: the weights do not match the recorded log-probs.
@@ -94,7 +94,7 @@ def has_weights(run: RecordedRun) -> bool:
 
 
 def unclipped(inputs: ClipInputs) -> Tensor:
-    """Return d/dlog_probs of the mean over responses of exp(S) A, ``(B, T)``."""
+    """Return the gradient, ``(B, T)``, of the mean over responses of exp(S) A with respect to the log-probs."""
     log_ratio = ops.sequence_sum(ops.log_ratio(inputs), inputs.response_mask)
     number = int(inputs.response_mask.any(-1).sum())
     weight = ops.limited_exp(log_ratio) * inputs.advantages / max(number, 1)

@@ -51,8 +51,10 @@ class EvaluatedModel(Section):
     path: str = Field(
         "embedded", description="'embedded', 'embedded-guess', 'smollm2', a folder, a run directory, or a hub name"
     )
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="type of the weights")
-    attn_implementation: str | None = Field(None, description="attention implementation of transformers; null: its default")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="data type of the weights")
+    attn_implementation: str | None = Field(
+        None, description="attention implementation in transformers; null: transformers' default"
+    )
     chat_template: bool | None = Field(
         None, description="wrap prompts in the chat template; null: only if the tokenizer has one"
     )
@@ -66,8 +68,8 @@ class EvaluationConfig(Section):
     rollout: RolloutConfig = Field(default_factory=RolloutConfig, description="how responses are sampled; group_size is k")
     seed: int = Field(0, ge=0, lt=2**32, description="seed for sampling")
     suites: tuple[str, ...] = Field(min_length=1, description="names of suites")
-    limit: int | None = Field(None, ge=1, description="maximum number of problems per suite, from the first; null for all")
-    data: Path | None = Field(None, description="folder with local copies; null for the hub")
+    limit: int | None = Field(None, ge=1, description="maximum number of problems per suite, from the first; null: all")
+    data: Path | None = Field(None, description="folder with local copies of the suites; null: the hub")
 
     @classmethod
     def compose(cls, model: str, overrides: Sequence[str], **settings: Any) -> Self:
@@ -104,7 +106,7 @@ class SuiteResult:
     suite: str
     num_problems: int
     estimates: dict[str, AtK]
-    by_length: tuple[LengthBin, ...]  # from short to long
+    by_length: tuple[LengthBin, ...]  # shortest first
     response_length_mean: float  # in tokens
     truncated: float  # share of the responses that reached the length limit
     no_answer: float  # share of the responses without an answer
@@ -125,7 +127,7 @@ class SuiteResult:
         )
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics by their MLflow names, which may not contain an @."""
+        """Return the metrics, keyed by their MLflow names, which cannot contain an @."""
         found = {key: getattr(self, key) for key in ("response_length_mean", "truncated", "no_answer")}
         named = list(self.estimates.items())
         for place, length_bin in enumerate(self.by_length):
@@ -163,12 +165,12 @@ def evaluate(
 
     Args:
         config: the complete configuration.
-        output: directory of the evaluation; None for one named after the model.
+        output: directory of the evaluation; None for a directory named after the model.
         experiment: MLflow experiment for the results; None to log nothing.
         told: called to report progress.
 
     Raises:
-        UserError: the evaluation cannot start as configured; in this case nothing has been written.
+        UserError: the evaluation cannot start as configured; nothing has been written in that case.
     """
     suites = [find_suite(name, config.data) for name in dict.fromkeys(config.suites)]
     problems = {suite.name: suite.problems(config.data, config.limit) for suite in suites}
@@ -199,7 +201,7 @@ def evaluate(
 
 
 def _open_sampler(model: EvaluatedModel, rollout: RolloutConfig, prompts: Mapping[str, Sequence[str]]) -> Sampler:
-    """Open the sampler of ``rollout.engine`` with the model's weights, after checking the ``prompts`` of each suite."""
+    """Open the sampler for ``rollout.engine`` with the model's weights, after checking the ``prompts`` of each suite."""
     from accelerate import PartialState
 
     named = ModelConfig(**{**model.model_dump(), "chat_template": False})

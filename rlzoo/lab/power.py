@@ -24,7 +24,7 @@ DIFFERENCES = (0.01, 0.02, 0.05)
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """The plan of a comparison, and what it can detect; all differences are in accuracy."""
+    """The plan for a comparison, and what it can detect; all differences are in accuracy."""
 
     num_seeds: int
     num_pairs: int
@@ -33,7 +33,7 @@ class Power:
     evaluation_error: float  # standard error of one run's accuracy due to sampling responses
     detects: float  # smallest true difference that is detected with probability `POWER`
     seeds_needed: Mapping[float, int | None]  # by difference
-    samples_needed: int  # samples per problem for evaluation noise of at most half the variance between seeds
+    samples_needed: int  # samples per problem at which evaluation noise is at most half of the variance between seeds
     level: float = LEVEL
     power: float = POWER
 
@@ -52,10 +52,10 @@ def plan(config: RunConfig, num_rules: int, num_seeds: int, records: Sequence[Ru
             `USUAL_DEVIATION` is used.
 
     Raises:
-        UserError: there is no evaluation, there are fewer than two rules or seeds, or the records have too little in common.
+        UserError: there is no evaluation, there are fewer than two rules or seeds, or the records share too few seeds.
     """
     if config.eval.num_problems == 0:
-        raise UserError("--power needs an evaluation: the run has eval.num_problems=0; set e.g. eval.num_problems=1000")
+        raise UserError("--power needs an evaluation, but eval.num_problems=0; set it, for example to 1000")
     if num_rules < 2 or num_seeds < 2:
         raise UserError(f"--power compares rules across seeds; it needs at least 2 of each, not {num_rules} and {num_seeds}")
     deviation, response, source = USUAL_DEVIATION, math.sqrt(USUAL_ACCURACY * (1 - USUAL_ACCURACY)), "that of the default run"

@@ -52,7 +52,7 @@ def log_race(race: Race, page: Path) -> None:
 
 
 def _report_run(client: Any, race: Race, page: Path, runs: Mapping[Any, Any]) -> str:
-    """Return the ID of the run for the report, nested like the compared runs; a repeated comparison reuses the run."""
+    """Return the ID of the run that holds the report, nested like the compared runs; repeated comparisons reuse it."""
     (experiment, *_) = {run.info.experiment_id for run in runs.values()}
     mark = hashlib.sha256(str(page.resolve()).encode()).hexdigest()[:16]
     for known in client.search_runs([experiment], f"tags.{TAG} = '{mark}'"):

@@ -21,7 +21,7 @@ from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable, pooled_runs
 
 REPETITION = ("seed", "output", "plugins", "tracking.", "checkpoint.")  # settings that may differ between repetitions
-LONGEST_VALUE = 80  # maximum number of characters of a setting in a label
+LONGEST_VALUE = 80  # maximum length of a setting in a label, in characters
 SCORES = {
     "eval/accuracy": "held-out accuracy at the end",
     "reward/mean": "mean reward over the last quarter of the steps",
@@ -32,7 +32,7 @@ SCORES = {
 class Contender:
     """The runs of one policy with the same settings."""
 
-    label: str  # the policy, and its settings that differ between runs
+    label: str  # the policy, and the settings that differ between its runs
     runs: tuple[RunRecord, ...]
     score: Estimate
     profile: LengthProfile | None  # over the responses of all its runs; None without recorded rollouts
@@ -57,13 +57,13 @@ class Contender:
 
     @property
     def matched_noise(self) -> float | None:
-        """The length error that even clipping would show at the matched clip fraction, averaged over the runs."""
+        """The length error expected at the matched clip fraction if clipping were even, averaged over the runs."""
         noise = [profile.lre_noise for profile in self.matched.values() if profile.lre_noise is not None]
         return fmean(noise) if noise else None
 
     @property
     def sampling_share(self) -> float | None:
-        """The share of the accuracy's variance between seeds that is due to the sampled evaluation responses."""
+        """The share of the variance of accuracy between seeds that is due to sampling the evaluation responses."""
         errors = [error for run in self.runs if (error := run.accuracy_error) is not None]
         scores = [run.accuracies[-1] for run in self.runs if run.accuracies]
         if len(errors) < 2 or len(scores) < 2 or variance(scores) == 0:
@@ -95,8 +95,8 @@ class Race:
         errors = [(error, c) for c in self.contenders if (error := c.matched_lre_max) is not None]
         if len(errors) > 1:
             error, even = min(errors, key=lambda pair: pair[0])
-            noise = "" if even.matched_noise is None else f" ({even.matched_noise:.3f} if even)"
-            found.append(f"Most even with {self.match:g} clipped: {even.label}, lre_max {error:.3f}{noise}.")
+            noise = "" if even.matched_noise is None else f" ({even.matched_noise:.3f} expected if even)"
+            found.append(f"Most even at clip fraction {self.match:g}: {even.label}, lre_max {error:.3f}{noise}.")
         return found
 
     def as_dict(self) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def race(
 
 
 def labelled(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
-    """Group runs by policy, and by settings other than the seed that differ between the runs of a policy.
+    """Group runs by policy, and by the settings (other than the seed) that differ between runs of the same policy.
 
     Raises:
         UserError: two runs with the same label have the same seed.
@@ -211,7 +211,7 @@ def _varied(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 
 
 def _not_comparable(records: Sequence[RunRecord]) -> list[str]:
-    """Return notes on differences between the runs other than their policies."""
+    """Return notes on the differences between the runs, apart from the policy."""
     notes = []
     for key, values in _varied([record.settings for record in records]).items():
         if not key.startswith("clip."):

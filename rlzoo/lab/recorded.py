@@ -29,7 +29,7 @@ from rlzoo.support.reading import opened
 from rlzoo.types import ClipInputs
 from rlzoo.zoo import load_zoo
 
-LONGEST_STEP = 9  # digits of a step in a file name
+LONGEST_STEP = 9  # maximum number of digits of the step in a file name
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,13 @@ class RecordedUpdate:
     index: int  # within the step, from 0
     edges: Tensor  # (K + 1,) length bins of the rollout batch, in tokens
     inputs: ClipInputs
-    group: Tensor  # (R,) int64, the prompt that each response answers, numbered within the step
+    group: Tensor  # (R,) int64, index of each response's prompt within the step
     sequences: tuple[Tensor, ...]  # R ragged rows of prompt and response token ids
     weights: Tensor | None = None  # (R, 1) or (R, T) factors on the objective, if the run corrected for its sampler
-    kept: RaggedSets | None = None  # kept sets of the tokens that the model chose, row by row; only with top-k or top-p
+    kept: RaggedSets | None = None  # ids kept by top-k or top-p for the tokens that the model chose, row by row
 
     def weights_for(self, policy: ClipPolicy) -> Tensor | None:
-        """Return the factors on a rule's objective; None if its ratio is to the sampler and thus already corrects for it."""
+        """Return the factors on a rule's objective; None if its ratio, relative to the sampler, already corrects for it."""
         return None if policy.ratio_to_sampler else self.weights
 
     @property
@@ -62,7 +62,7 @@ class RecordedRun:
     path: Path  # the run directory, or the first path given
     steps: tuple[RecordedStep, ...]
     updates: tuple[RecordedUpdate, ...]
-    max_length: int  # maximum response length in tokens; that of the longest response if no limit was recorded
+    max_length: int  # maximum response length in tokens; if not recorded, length of the longest response
     splits_prompts: bool  # whether an update had only some of a prompt's responses
     rule: ClipPolicy | None = None  # the rule of the training run; None for another trainer's own rule
     config: RunConfig | None = None  # only for runs by rlzoo
@@ -73,7 +73,7 @@ class RecordedRun:
 
         Args:
             paths: paths to read.
-            plugins: plugin files and folders that provide the rule named in rollout files; a run directory names its own.
+            plugins: plugin files and folders that provide the rule named in rollout files; a run directory lists its own.
 
         Raises:
             UserError: there is no recording, it is damaged, or it has no updates.
@@ -144,7 +144,7 @@ def rollout_files(paths: Sequence[Path], *, named_by_step: bool = False) -> list
     """Return the rollout files among the given paths, including those in run directories and other folders.
 
     Args:
-        paths: files and folders; in a run directory, only ``rollouts`` is searched; in other folders, no subfolders are.
+        paths: files and folders. In a run directory, only ``rollouts`` is searched. Subfolders of other folders are ignored.
         named_by_step: reject files whose names do not have the form ``STEP.safetensors``, such as ``000001.safetensors``.
 
     Raises:
@@ -175,7 +175,7 @@ def rollout_files(paths: Sequence[Path], *, named_by_step: bool = False) -> list
 
 @contextmanager
 def readable(file: Path) -> Iterator[None]:
-    """Turn an error in a block that reads a safetensors file into a `UserError`."""
+    """Convert an error from reading the safetensors file inside the block to a `UserError`."""
     try:
         with opened(file, sys.maxsize):  # rejects anything but a regular file; safetensors maps it, whatever its size
             yield

@@ -44,12 +44,12 @@ def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replaye
 
     Args:
         run: the recording. The recorded advantages are used, whatever estimator the policy names. The run's mismatch correction
-            weights the objective of every rule, except those whose ratio is relative to the sampler.
-        policy: any rule.
+            weights the objective of every rule, except rules whose ratio is relative to the sampler.
+        policy: the rule to apply.
         skip_steps: number of initial steps, in which adaptive rules settle, to exclude from the result.
 
     Raises:
-        UserError: the rule does not support the recorded advantages or weights, or no responses are left to report.
+        UserError: the rule does not support the recorded advantages or weights, or no responses remain.
     """
     if policy.scope == "sequence" and run.updates[0].inputs.advantages.shape[-1] != 1:
         raise UserError(f"{str(run.path)!r} has per-token advantages, but {policy.name} needs one per response")
@@ -75,7 +75,7 @@ def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replaye
 
 
 def replay_by_sign(run: RecordedRun, below: ClipPolicy, above: ClipPolicy, skip_steps: int = 0) -> Replayed:
-    """Apply one policy to the responses with A < 0 and another to those with A > 0, such as one rule with two widths.
+    """Apply one policy to responses with A < 0 and another to responses with A > 0, such as the same rule with two widths.
 
     Raises:
         UserError: as in `replay`.
@@ -114,8 +114,8 @@ def _nothing_left(run: RecordedRun, skip_steps: int) -> UserError:
 def clip_fraction_of(run: RecordedRun, skip_steps: int = 0, sign: int = 0) -> Callable[[ClipPolicy], float]:
     """Return a function that maps a policy to its clip fraction on a run, much faster than `replay` does.
 
-    The first call for a rule evaluates the policy twice, update by update and on stacks of updates. If the decisions agree,
-    later calls use only the stacks. The function is meant to be called with one rule at different widths.
+    The first call for a rule evaluates the policy twice: on individual updates, and on stacks of updates. If the decisions
+    agree, later calls use only the stacks. The function is meant to be called with one rule at different widths.
 
     Args:
         run: the recording.
@@ -123,7 +123,7 @@ def clip_fraction_of(run: RecordedRun, skip_steps: int = 0, sign: int = 0) -> Ca
         sign: -1 or 1 for the responses with a negative or a positive advantage, 0 for both.
     """
     updates = [update.inputs for update in run.updates if not skip_steps or update.step > skip_steps]
-    stacks: dict[type[ClipPolicy], list[ClipInputs]] = {}  # by rule, the inputs on which to evaluate it
+    stacks: dict[type[ClipPolicy], list[ClipInputs]] = {}  # inputs on which to evaluate each rule
 
     def fraction(policy: ClipPolicy) -> float:
         refuse_missing(run, policy)
@@ -218,10 +218,10 @@ def match_clip_fraction(policy: ClipPolicy, target: float, fraction: Callable[[C
 
 
 def match_by_sign(run: RecordedRun, policy: ClipPolicy, target: float, skip_steps: int = 0) -> Replayed:
-    """Replay a policy with widths scaled separately for each sign of the advantage, so that each sign clips a target share.
+    """Replay a policy with widths scaled separately for each sign of the advantage, to clip the target share of each sign.
 
     With equal widths for both signs, rules clip negative advantages several times as often as positive ones, by a factor that
-    differs between rules. A rule that adapts to a target share already applies it to each sign.
+    differs between rules. A rule that adapts to a target share already adapts for each sign separately.
 
     Raises:
         UserError: no width gives this share for one of the signs; the message says which shares are possible.
@@ -239,7 +239,7 @@ def match_by_sign(run: RecordedRun, policy: ClipPolicy, target: float, skip_step
 
 
 def _bracket(policy: ClipPolicy, target: float, fraction: Callable[[ClipPolicy], float]) -> tuple[float, float]:
-    """Return two width factors: the policy clips more than the target with the first, and no more with the second."""
+    """Return two width factors: the first makes the policy clip more than the target, and the second does not."""
     seen = [fraction(policy)]
     step = 4.0 if seen[0] > target else 0.25
     with suppress(ValidationError):  # a width that its field does not allow
@@ -249,7 +249,7 @@ def _bracket(policy: ClipPolicy, target: float, fraction: Callable[[ClipPolicy],
                 ends = sorted((step**power, step ** (power + 1)))
                 return ends[0], ends[1]
     raise UserError(
-        f"clip policy {policy.name!r} clips {min(seen):.3g} to {max(seen):.3g} of these responses at any width, not {target}"
+        f"clip policy {policy.name!r} can clip {min(seen):.3g} to {max(seen):.3g} of these responses, but not {target}"
     )
 
 

@@ -64,8 +64,8 @@ def _pairs(race: Race) -> ReportSection:
         rows.append([pair.first, pair.second, pair.num_seeds, *difference, *better, pair.adjusted_p_value, pair.verdict])
     columns = ["first", "second", "seeds", "difference", "95%", "P(first > second)", "95%", "p, Holm", "verdict"]
     text = (
-        f"Differences are paired by seed: both runs have the same problems and the same initial model. Each 95% interval is "
-        f"for its pair alone. {TEST}"
+        f"Differences are paired by seed: both runs have the same problems and the same initial model. Each 95% interval "
+        f"is for a single pair, without correction. {TEST}"
     )
     return ReportSection("Pairs", [text], (), [Table("Every pair", columns, rows)])
 
@@ -167,7 +167,7 @@ def _summary(study: Study) -> ReportSection:
     columns = ["policy", "clip fraction", *lre_columns, "ess", "cosine", "widths"]
     paragraphs = [
         "Every rule was applied to the same recorded log-probs, update by update. `lre_max` is the largest relative error of "
-        f"the weight that remains in a length bin after clipping. {PARTS} `noise` is the `lre_max` to expect with this number "
+        f"the weight that remains in a length bin after clipping. {PARTS} `noise` is the expected `lre_max` with this number "
         "of prompts if every length were clipped equally, and `corrected` is `lre_max` without the contribution of noise. The "
         "interval comes from the variation between prompts, each with all its responses and epochs.",
         *(f"{rule.label}: {rule.note}" for rule in study.rules if rule.note),
@@ -207,9 +207,9 @@ def _cosine(study: Study) -> ReportSection:
             series[rule.label] = Series(rule.replayed.profile.median_length, rule.cosine.by_length)
             rows.append([rule.label, rule.cosine.mean, rule.cosine.interval, rule.cosine.num_updates])
     text = (
-        "The cosine is between each rule's gradient and the gradient of the mean of exp(S) A, which is the unclipped "
+        "The cosine compares each rule's gradient with the gradient of the mean of exp(S) A, which is the unclipped "
         "importance-weighted objective. Both are computed with the model weights that the run kept. A rule's length weighting "
-        "also turns its gradient, even without any clipping."
+        "also rotates its gradient, even without any clipping."
     )
     table = Table("Over the updates whose weights were kept", ["policy", "cosine", "95%", "updates"], rows)
     return ReportSection("Cosine to the unclipped gradient", [text], [profile(series, ylabel="cosine")], [table])

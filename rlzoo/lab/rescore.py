@@ -18,9 +18,9 @@ from rlzoo.models.pretrained import load_named
 from rlzoo.recording import RecordedStep, UpdateLogProbs
 
 FARTHEST = 3.0
-"""Largest mean difference, in nats per token, between recorded log-probs and those of a checkpoint of the same model."""
+"""Largest mean difference, in nats per token, between recorded log-probs and log-probs under a checkpoint of the same model."""
 SAMPLER = "sampler"
-"""Can be given in place of a checkpoint, to use the log-probs that the sampler reported."""
+"""Selects the log-probs that the sampler reported, if given in place of a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Scores:
 
 
 Reach = Callable[[str, int, int], None]
-"""Called with the current activity, the number done and the total."""
+"""Called with the current activity, the number of finished items and the total number."""
 
 
 def rescore(
@@ -45,7 +45,7 @@ def rescore(
     dtype: str = "float32",
     reach: Reach = lambda what, done, total: None,
 ) -> list[Path]:
-    """Write copies of rollout files with log-probs under other checkpoints.
+    """Write copies of rollout files with log-probs computed under other checkpoints.
 
     Args:
         paths: rollout files and folders with rollout files.
@@ -54,7 +54,7 @@ def rescore(
             there are none, the recorded updates are kept.
         old: checkpoint for ``old_log_probs`` and ``old_entropy``, or `SAMPLER`; None keeps the recorded ones.
         ref: checkpoint for ``ref_log_probs``; None keeps the recorded ones.
-        dtype: type of the weights, ``"float32"`` or ``"bfloat16"``.
+        dtype: data type of the weights, ``"float32"`` or ``"bfloat16"``.
         reach: called to report progress.
 
     Returns:
@@ -94,8 +94,8 @@ def _check(steps: Mapping[Path, RecordedStep], output: Path, models: Sequence[st
             raise UserError(f"{str(file)!r} has no rollout_log_probs: --old {SAMPLER} needs them; name a checkpoint instead")
         if models and old is None and step.old_log_probs is None:
             raise UserError(
-                f"{str(file)!r} has no old_log_probs, the denominator of the ratio: name the checkpoint that sampled the batch "
-                f"with --old, or use the log-probs that the sampler reported with --old {SAMPLER}"
+                f"{str(file)!r} has no old_log_probs, the denominator of the ratio: give --old with the checkpoint that "
+                f"sampled the batch, or --old {SAMPLER} to use the log-probs that the sampler reported"
             )
 
 
@@ -111,8 +111,8 @@ def _scores(name: str, steps: Mapping[Path, RecordedStep], dtype: str, reach: Re
         largest = max(int(ids.max()) for ids in (step.token_ids, step.kept_ids) if ids is not None and len(ids))
         if largest >= vocabulary:
             raise UserError(
-                f"{str(file)!r} has token {largest}, but {name!r} has a vocabulary of {vocabulary}: "
-                "it is a checkpoint of another model"
+                f"{str(file)!r} has token {largest}, but {name!r} has a vocabulary of {vocabulary}; "
+                "give a checkpoint of the model that wrote the rollouts"
             )
         found[file] = score(step, ResponseLogProbs(model, step.temperature))
         _check_same_model(name, file, step, found[file])
@@ -129,7 +129,7 @@ def _check_same_model(name: str, file: Path, step: RecordedStep, scores: Scores)
     if apart > FARTHEST:
         raise UserError(
             f"{name!r} gives the tokens in {str(file)!r} log-probs that differ from the recorded ones by {apart:.1f} nats on "
-            "average: it is a checkpoint of another model, or has another tokenizer"
+            "average; give a checkpoint of the model that wrote the rollouts, with the same tokenizer"
         )
 
 

@@ -34,7 +34,7 @@ class RunRecord:
 
     @property
     def accuracy_error(self) -> float | None:
-        """The standard error of the last accuracy that is due to sampling responses; None if it was not logged."""
+        """The standard error of the last accuracy due to sampling the responses; None if it was not logged."""
         errors = [row["eval/accuracy_se"] for row in self.metrics if "eval/accuracy_se" in row]
         return errors[-1] if errors else None
 
@@ -52,7 +52,7 @@ class RunRecord:
 
     @property
     def seconds(self) -> float:
-        """The run's duration; if none was recorded, the time spent on sampling and learning."""
+        """The run's duration in seconds; if none was recorded, the time spent on sampling and learning."""
         spent = sum(row.get("time/rollout", 0.0) + row.get("time/learner", 0.0) for row in self.metrics)
         noted = self.summary.get("seconds")
         return float(noted) if isinstance(noted, int | float) and 0 < noted < math.inf else spent

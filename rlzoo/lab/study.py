@@ -1,4 +1,4 @@
-"""A replay study: replays several rules on one run's rollouts, as configured, at one clip fraction, or at many widths."""
+"""A replay study: applies several rules to one run's rollouts, as configured, at a matched clip fraction, or at many widths."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlzoo.lab.replay import Replayed, clip_fraction_of, match_by_sign, match_cl
 from rlzoo.measure.turns import TurnProfile
 from rlzoo.policy import ClipPolicy
 
-FACTORS = tuple(2.0**power for power in range(-4, 5))  # widths of a sweep, relative to the rule's own
+FACTORS = tuple(2.0**power for power in range(-4, 5))  # widths of a sweep, relative to the rule's own width
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Study:
 
 
 Told = Callable[[str, int, int], None]
-"""Called with the current activity, the number done and the total."""
+"""Called with the current activity, the number of finished items and the total number."""
 
 
 def study(
@@ -110,11 +110,11 @@ def study(
     Args:
         run: the recording.
         policies: the rules with their settings; names must differ.
-        match: clip fraction to which every rule's widths are scaled; a rule without a width stays as it is and gets a note.
+        match: clip fraction to which every rule's widths are scaled; a rule without a width is left unchanged and gets a note.
         by_sign: match negative and positive advantages separately. Width sweeps and cosines are then unavailable.
         skip_steps: number of initial steps to exclude from the results.
         sweep_width: also replay every rule that has a width with that width multiplied by each of `FACTORS`.
-        with_cosine: measure the angle to the unclipped gradient, if the run kept weights.
+        with_cosine: also measure the cosine to the unclipped gradient, if the run kept weights.
         told: called to report progress.
     """
     sweep_width, with_cosine = sweep_width and not by_sign, with_cosine and not by_sign
@@ -153,7 +153,7 @@ def _widths(policy: ClipPolicy) -> str:
 def _matched(
     run: RecordedRun, policy: ClipPolicy, match: float | None, *, by_sign: bool, skip_steps: int
 ) -> tuple[Replayed, str]:
-    """Replay the rule at the clip fraction, or unchanged, with a note that says why."""
+    """Replay the rule at the clip fraction, or replay it unchanged and return a note that says why."""
     note = ""
     if match is not None:
         try:

@@ -1,4 +1,4 @@
-"""A sweep: runs several policies, settings and seeds as processes, whose runs are nested under one MLflow run."""
+"""A sweep: runs all combinations of policies, settings and seeds in separate processes, nested under one MLflow run."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from rlzoo.support.parsing import parse_json, parse_yaml
 from rlzoo.support.reading import RECORDS, read_text
 
 LAUNCHER = "RLZOO_LAUNCHER"
-"""Environment variable with the ID of the process that started this one, if it is a sweep or rlzoo's launcher."""
+"""Environment variable that a sweep and rlzoo's launcher set for their children; holds the ID of the parent process."""
 
 POLL = 0.5  # seconds between polls of the children
 SETTLED = 20.0  # seconds after which a child's memory use has roughly settled
-SPARE = 1.2  # free memory required for another child, relative to the largest child so far
+SPARE = 1.2  # free memory required for another child, relative to the memory of the largest child so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         seeds = ()
     if not seeds or len(set(seeds)) < len(seeds):
         raise UserError(
-            f"--seeds {text!r}: expected a number of seeds, such as 5 for 0 to 4, or distinct seeds, such as 101,102"
+            f"--seeds {text!r}: expected a number of seeds, such as 5 for seeds 0 to 4, or distinct seeds, such as 101,102"
         )
     return seeds
 
@@ -159,7 +159,7 @@ def run_children(
 
     Args:
         children: in the order in which to start them.
-        jobs: number of children to run at once; None for one per GPU, or without GPUs one per core, as far as memory allows.
+        jobs: number of children to run at once; None for one per GPU or, without GPUs, one per core, as far as memory allows.
         parent_run: ID of the MLflow run to which they belong.
         look: called every half second with the running children.
         ended: called with each child that ended, and its exit code.
@@ -196,7 +196,7 @@ def run_children(
 
 
 def slots(jobs: int | None) -> list[dict[str, str]]:
-    """Return the environment variables of each slot for a child, which select a GPU and the child's share of the cores."""
+    """Return the environment variables for each child slot, which select a GPU and a share of the cores."""
     import torch
 
     gpus = torch.cuda.device_count()
@@ -217,7 +217,7 @@ def _start(child: Child, environment: dict[str, str], parent_run: str | None) ->
     variables = os.environ | environment | {LAUNCHER: str(os.getpid())} | ({PARENT_RUN: parent_run} if parent_run else {})
     command = [sys.executable, "-P", "-m", "rlzoo", "train", *child.arguments, *(["--resume"] if child.is_begun else [])]
     with log.open("ab") as file:
-        # a separate session: Ctrl-C only reaches the sweep, which signals each child once
+        # a separate session: Ctrl-C reaches only the sweep, which signals each child once
         process = subprocess.Popen(
             command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=variables, start_new_session=True
         )
@@ -225,6 +225,6 @@ def _start(child: Child, environment: dict[str, str], parent_run: str | None) ->
 
 
 def _has_room(running: Sequence[SweepProcess], largest: int) -> bool:
-    """Whether memory suffices for another child, if all children grow as large as the largest so far."""
+    """Whether memory suffices for another child if every child grows as large as the largest one so far."""
     missing = sum(max(0, largest - worker.memory()) for worker in running)
     return not running or 0 < SPARE * largest < psutil.virtual_memory().available - missing

@@ -12,11 +12,11 @@ from scipy import optimize, stats
 from rlzoo.measure.intervals import CONFIDENCE, Array, Interval
 
 MIN_SEEDS = 5
-"""Minimum number of common seeds for a winner to be named."""
+"""Minimum number of common seeds that is required to name a winner."""
 LEVEL = 0.05
 """Family-wise significance level of the tests of all pairs, after Holm's correction."""
 POWER = 0.8
-"""Probability of finding a true difference as large as the one that `detectable` returns."""
+"""Probability of detecting a true difference as large as the one that `detectable` returns."""
 TEST = (
     f"A winner is named if the p-value of the paired t-test is at most {LEVEL} after Holm's correction over all pairs. "
     f"If all rules are equal, at most one comparison in {round(1 / LEVEL)} names a winner. At least {MIN_SEEDS} common seeds "
@@ -93,8 +93,8 @@ def _trimmed_interval(values: Array) -> Interval | None:
 
 
 def probability_of_improvement(first: Array, second: Array, axis: int = -1) -> Array:
-    """Compute P(first > second) + P(equal) / 2 over all pairs of scores, the Mann-Whitney U as a share (arXiv 2108.13264)."""
-    wins = stats.mannwhitneyu(first, second, axis=axis, method="asymptotic").statistic  # `method` only affects the p-value
+    """Compute P(first > second) + P(equal) / 2 over all pairs of scores: the normalised Mann-Whitney U (arXiv 2108.13264)."""
+    wins = stats.mannwhitneyu(first, second, axis=axis, method="asymptotic").statistic  # `method` affects only the p-value
     return np.asarray(wins / (first.shape[axis] * second.shape[axis]))
 
 
@@ -179,7 +179,7 @@ def _paired_t(gap: Array) -> float | None:
 
 
 def detectable(deviation: float, num_seeds: int, num_pairs: int = 1) -> float:
-    """Return the smallest true difference that a paired test finds with probability `POWER`.
+    """Return the smallest true difference that a paired test detects with probability `POWER`.
 
     Args:
         deviation: standard deviation over seeds of the difference between two rules, including evaluation noise.
@@ -203,7 +203,7 @@ def detectable(deviation: float, num_seeds: int, num_pairs: int = 1) -> float:
 
 
 def seeds_for(difference: float, deviation: float, num_pairs: int = 1, most: int = 10_000) -> int | None:
-    """Return how many seeds are needed to find a true difference with probability `POWER`; None if more than ``most``."""
+    """Return how many seeds are needed to detect a true difference with probability `POWER`; None if more than ``most``."""
     low, high = MIN_SEEDS - 1, MIN_SEEDS
     while detectable(deviation, high, num_pairs) > difference:
         low, high = high, 2 * high

@@ -17,7 +17,7 @@ from rlzoo.measure.report import Cell, number
 from rlzoo.support.printable import printable
 
 EDGES = (0.003, 0.01, 0.03, 0.1, 0.3)
-"""Absolute log-ratios in nats at which the colour gets stronger. They are fixed, so that pages of steps and rules compare."""
+"""Absolute log-ratios in nats at which the colour gets stronger. They are fixed, so that pages can be compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +27,19 @@ class Token:
     text: str
     log_ratio: float | None = None  # None: the model did not choose it
     clipped: bool = False
-    special: bool = False  # such as the end of a sequence
+    special: bool = False  # whether it is a special token, such as the end of a sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A response with the rule's decision on it at its last update."""
+    """A response with the rule's clip decisions at its last update."""
 
     prompt: int  # number of the prompt in its step, from 1
-    response: int  # number of the response to its prompt, from 1
+    response: int  # number of the response among its prompt's responses, from 1
     question: str
     answer: str
     tokens: Sequence[Token]
-    hidden: int  # number of further tokens, which are not shown
+    hidden: int  # number of further tokens that are not shown
     length: int  # number of tokens that the model chose
     finished: bool
     reward: float
@@ -51,14 +51,14 @@ class Completion:
 
     @property
     def decision(self) -> str:
-        """What was clipped, in words."""
+        """A short description of what was clipped."""
         if self.clipped in (0, self.length):
             return "whole response" if self.clipped else "no"
         return f"{self.clipped} of {self.length} tokens"
 
 
 def render(title: str, facts: Mapping[str, str], completions: Sequence[Completion]) -> str:
-    """Render a self-contained HTML page with ``facts`` at the top; all input is escaped, and only its own script may run."""
+    """Render a self-contained HTML page with ``facts`` at the top; all input is escaped, and only the page's script may run."""
     environment = Environment(loader=PackageLoader("rlzoo", "assets"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(number=number, token=_token, plain=lambda text: printable(text, keep="\n"))
     script = files("rlzoo").joinpath("assets", "completions.js").read_text(encoding="utf-8")
@@ -90,7 +90,7 @@ def shade(log_ratio: float | None) -> str:
 
 
 def _token(token: Token) -> Markup:
-    """Render a token; a newline is visible, so that its colour is."""
+    """Render a token; a newline gets a visible symbol, so that its colour can be seen."""
     names = " ".join(name for name in (shade(token.log_ratio), "c" * token.clipped, "s" * token.special) if name)
     text = escape(printable(token.text, keep="\n\t").replace("\n", "↵\n"))
     kind = Markup(' class="{}"').format(names) if names else ""

@@ -1,4 +1,4 @@
-"""Measures how far recorded updates moved responses, by length and independently of any rule."""
+"""Measures how far recorded updates moved the log-probs of responses, by length and independently of any rule."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rlzoo.measure.profile import MOVED, labels
 from rlzoo.types import ClipInputs
 
 FEWEST = 10
-"""Minimum number of responses in a bin for it to be used in the fit of the exponent."""
+"""Minimum number of responses in a bin that is used to fit the exponent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Drift of responses with a non-zero advantage in updates that had moved them; tuples have one entry per length bin.
+    """Drift of the responses that have an advantage and that earlier updates moved; tuples have one entry per length bin.
 
     S is a response's log-ratio to the old model, summed over its L tokens. If tokens moved independently, sd(S) would
     grow with sqrt(L), and ``sigma_root`` would be equal in all bins. If they moved together, ``sigma_mean`` would be equal.
@@ -33,7 +33,7 @@ class Drift:
     sigma: tuple[float, ...]  # standard deviation of S, in nats
     sigma_root: tuple[float, ...]  # standard deviation of S / sqrt(L)
     sigma_mean: tuple[float, ...]  # standard deviation of S / L
-    mismatch: tuple[float, ...]  # standard deviation of the summed log-ratio of the old model to the sampler; NaN if unknown
+    mismatch: tuple[float, ...]  # standard deviation of the summed log-ratio, old model to sampler; NaN if unknown
     exponent: float  # slope of log sd(S) against log L, over bins with at least `FEWEST` responses; NaN for fewer than two bins
     moved: float  # share of responses with a non-zero advantage that an earlier optimizer step moved
 
@@ -82,7 +82,7 @@ class Drift:
 
 
 def _rows(inputs: ClipInputs) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return ``(n,)`` columns for responses with an advantage: length, S, whether A < 0, mismatch, whether it moved."""
+    """Return ``(n,)`` columns for responses with an advantage: length, S, whether A < 0, mismatch, and whether it moved."""
     mask = inputs.response_mask
     log_ratio = torch.where(mask, inputs.log_probs - inputs.old_log_probs, 0.0).double()
     sampled = inputs.rollout_log_probs

@@ -20,7 +20,7 @@ from rlzoo.support.colours import rule_colour
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 STYLES = ("-", "--", ":", "-.")
-LONGEST_LABEL, LONGEST_TITLE = 36, 80  # characters; longer ones leave no room for the data
+LONGEST_LABEL, LONGEST_TITLE = 36, 80  # characters; longer labels leave no room for the data
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def lines(series: Mapping[str, Series], *, xlabel: str, ylabel: str, title: str 
 def profile(series: Mapping[str, Series], *, ylabel: str = "clip fraction", title: str = "") -> Figure:
     """Plot a quantity against response length on a logarithmic axis, with error bars side by side."""
     figure, axes = _canvas(title, "response length in tokens", ylabel)
-    step = min(0.012, 0.1 / max(1, len(series)))  # the points of a bin stay within a tenth of the bin's length
+    step = min(0.012, 0.1 / max(1, len(series)))  # the points of a bin are spread over at most 10% of its length
     for number, ((label, points), style) in enumerate(zip(series.items(), _looks(series), strict=True)):
         shift = 1 + step * (number - (len(series) - 1) / 2)
         x, y = np.array(points.x), np.array(points.y, dtype=float)
@@ -74,7 +74,7 @@ def profile(series: Mapping[str, Series], *, ylabel: str = "clip fraction", titl
 
 
 def forest(rows: Sequence[tuple[str, float, tuple[float, float] | None]], *, xlabel: str) -> Figure:
-    """Plot a point and an interval for each label, the first label on top."""
+    """Plot a point and an interval for each label, with the first label on top."""
     figure, axes = _canvas("", xlabel, "", height=1.1 + 0.28 * max(1, len(rows)))
     places = list(range(len(rows), 0, -1))
     for place, (label, value, interval) in zip(places, rows, strict=True):
@@ -113,11 +113,11 @@ def edges_and_weights(edges: Mapping[str, tuple[Series, Series]], weights: Mappi
 
 
 def svg(figure: Figure) -> str:
-    """Render the figure as an ``<svg>`` element whose text remains text; equal figures give equal bytes."""
+    """Render the figure as an ``<svg>`` element that stores text as text; equal figures give equal bytes."""
     stream = io.StringIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "rlzoo"}):
         figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # a second layout would differ by rounding errors
+        figure.set_layout_engine("none")  # repeating the layout would give slightly different coordinates
         figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     text = stream.getvalue()
     text = text[text.index("<svg") :]

@@ -79,8 +79,8 @@ class Clusters:
         The method is Wilson's interval with an effective number of rows ``p (1 - p) / v`` and a quantile of Student's t, as for
         clustered samples (Korn and Graubard, Survey Methodology 24 (1998), 193; Franco et al., Journal of Survey Statistics
         and Methodology 7 (2019), 334). ``v`` is the variance between prompts. With few prompts, its design effect is shrunk
-        towards that of all bins together (Smyth, Statistical Applications in Genetics 3 (2004), 3). In a bin with a fraction
-        of 0 or 1, every prompt counts as one row.
+        towards the design effect of all bins together (Smyth, Statistical Applications in Genetics 3 (2004), 3). In a bin
+        with a fraction of 0 or 1, every prompt counts as one row.
         """
         count, clipped = self.count.sum(-1), self.clipped.sum(-1)
         number = count.sum(0)
@@ -99,7 +99,7 @@ class Clusters:
     def reweighting(self) -> Decomposition | None:
         """Compute the length reweighting errors with a correction for noise; None if everything is clipped.
 
-        The influence of a prompt on a weight is twice the change in the weight when half of the prompt is left out. It lies
+        The influence of a prompt on a weight is twice the change in the weight when the prompt counts only half. It lies
         between the infinitesimal jackknife, which is too small with few prompts, and the delete-one jackknife, which is too
         large. It is close to the CR2 estimator of Bell and McCaffrey (Survey Methodology 28 (2002), 169).
         """
@@ -169,7 +169,7 @@ class Reweighting:
 
     value: float
     corrected: float
-    interval: Interval | None  # 95%; None if all prompts are alike
+    interval: Interval | None  # 95%; None if all prompts have the same values
     noise: float  # expected error with this many prompts if every length were clipped equally
 
 
@@ -181,7 +181,7 @@ def _reweighting(deviation: Array, noise: Array, error: Callable[[Array], Array]
     shape = deviation / value if value > 0 else deviation
 
     def at(chance: float) -> float:
-        """Return the true error for which a measured error is at most ``value`` with this probability, or 0."""
+        """Return the true error at which the measured error is at most ``value`` with this probability; 0 without one."""
         if value == 0 or np.mean(alone <= value) <= chance:
             return 0.0
         low, middle, above = 0.0, 0.0, value
@@ -224,7 +224,7 @@ def _t_quantile(prompts: Array) -> Array:
 def _draws(influence: Array) -> Array:
     """Draw normal noise ``(n, K)`` with the covariance of sums over prompts, in antithetic pairs."""
     values, vectors = np.linalg.eigh(influence.T @ influence)
-    values = np.where(values > 1e-12 * values[-1], values, 0.0)  # set rounding errors back to exact zeros
+    values = np.where(values > 1e-12 * values[-1], values, 0.0)  # replace rounding errors with exact zeros
     drawn = np.random.default_rng(0).standard_normal((NUM_DRAWS // 2, NUM_BINS)) * np.sqrt(values) @ vectors.T
     return np.concatenate([drawn, -drawn])
 
@@ -236,7 +236,7 @@ def bootstrap(
 
     Args:
         samples: arrays ``(n,)``.
-        statistic: statistic of the samples along ``axis``.
+        statistic: function that computes the statistic of the samples along ``axis``.
         paired: resample all samples with the same indices.
         seed: seed of the resampling.
     """
@@ -267,7 +267,7 @@ def bootstrap_mean(sums: Array, counts: Array, seed: int = 0) -> Interval:
 
     Args:
         sums: ``(n,)`` sum of each problem's values, which are between 0 and 1.
-        counts: ``(n,)`` number of values of each problem; problems without values are left out.
+        counts: ``(n,)`` number of values for each problem; problems without values are ignored.
         seed: seed of the resampling.
     """
     sums, counts = sums[counts > 0], counts[counts > 0]

@@ -52,7 +52,7 @@ ALARMS = (
         "clip/fraction",
         lambda value: value > 0.5,
         3,
-        "clip is saturated: {value:.0%} is clipped, and over half for {patience} steps; widen {widths}, find a width "
+        "clip is saturated: {value:.0%} is clipped (more than half for {patience} steps); widen {widths}, find a width "
         "with `rlzoo calibrate`, or lower learner.lr",
     ),
     Alarm(
@@ -60,24 +60,24 @@ ALARMS = (
         "fairness/ess",
         lambda value: value < 0.2,
         3,
-        "effective sample size collapsed: {value:.0%} of the responses carry the gradient, less than 20% for {patience} steps; "
-        "lower learner.lr or take fewer updates per rollout batch (learner.num_minibatches, learner.num_epochs)",
+        "effective sample size collapsed: {value:.0%} of the responses carry the gradient (under 20% for {patience} steps); "
+        "lower learner.lr or use fewer updates per rollout batch (learner.num_minibatches, learner.num_epochs)",
     ),
     Alarm(
         "drift",
         "ratio/drift_long",
         lambda value: abs(value) > 0.5,
         5,
-        "drift is no longer negligible: log-ratios of long responses are centred {value:+.2f} standard deviations from 0, "
-        "more than 0.5 for {patience} steps; lower learner.lr, or centre the band if the policy has a drift setting",
+        "drift is no longer negligible: log-ratios of long responses are centred {value:+.2f} standard deviations from 0 "
+        "(more than 0.5 for {patience} steps); lower learner.lr, or centre the band if the policy has a drift setting",
     ),
     Alarm(
         "mismatch",
         "mismatch/log_ratio_abs_mean",
         lambda value: value > 0.1,
         3,
-        "sampler and trainer have drifted apart: their log-probs differ by {value:.2f} nats per token, more than 0.1 for "
-        "{patience} steps; lower rollout.max_staleness or learner.lr; with rollout.max_staleness=0, compare "
+        "sampler and trainer have drifted apart: their log-probs differ by {value:.2f} nats per token (more than 0.1 for "
+        "{patience} steps); lower rollout.max_staleness or learner.lr; with rollout.max_staleness=0, compare "
         "model.dtype and rollout.vllm.dtype",
     ),
 )
@@ -103,7 +103,7 @@ class Alarms:
         bad_steps, raised = dict(state["bad_steps"]), list(state["raised"])
         known = {alarm.name for alarm in ALARMS}
         if not {*bad_steps, *raised} <= known or not all(type(number) is int for number in bad_steps.values()):
-            raise ValueError(f"alarms {bad_steps} and {raised} (known: {', '.join(sorted(known))})")
+            raise ValueError(f"invalid alarms: {bad_steps} and {raised} (known: {', '.join(sorted(known))})")
         self._bad_steps, self.raised = bad_steps, raised
 
     def after_step(self, metrics: Mapping[str, float]) -> list[str]:

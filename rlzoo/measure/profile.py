@@ -110,7 +110,7 @@ class LengthProfile:
 
     @property
     def other_errors(self) -> tuple[float | None, float | None]:
-        """The largest error of the composition, and the largest total error."""
+        """The largest composition error, and the largest total error."""
         return (None, None) if self.lre is None else (self.lre.composition.max.value, self.lre.total.max.value)
 
     @property

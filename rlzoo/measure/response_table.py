@@ -40,7 +40,7 @@ class ResponseTable:
     token_log_ratio_max: Tensor
     entropy_sum: Tensor
     kl_sum: Tensor
-    group: Tensor  # int64, prompt within the run from `prompt_ids`, equal in all epochs and minibatches
+    group: Tensor  # int64, id of the prompt from `prompt_ids`, the same in all epochs and minibatches
     turns: Tensor  # number of the model's turns; 1 outside episodes
     turn_tokens: Tensor  # (n, NUM_BINS) tokens of each turn; the last column pools all later turns
     turn_clipped: Tensor  # (n, NUM_BINS) sum of their clip decisions
@@ -71,7 +71,7 @@ class ResponseTable:
             result: result of the policy.
             gradient: ``(B, T)`` g = dJ/dlog_probs of the policy's objective alone.
             on_policy_gradient: ``(B, T)`` the same gradient at ``log_probs = old_log_probs``.
-            group: ``(B,)`` int64, prompt of each response from `prompt_ids`.
+            group: ``(B,)`` int64, id of each response's prompt from `prompt_ids`.
             entropy: ``(B, T)`` in nats; None means 0.
             kl: ``(B, T)`` in nats; None means 0.
             turn_ids: ``(B, T)`` int64; None means that a response is one turn.
@@ -158,7 +158,7 @@ def _by_edge(result: ClipResult, advantages: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def _multiple(gradient: Tensor, on_policy_gradient: Tensor) -> Tensor:
-    """Return w ``(B, 1)`` for which ``w * on_policy_gradient`` is closest to the gradient; 0 if the former gradient is 0."""
+    """Return w ``(B, 1)`` for which ``w * on_policy_gradient`` is closest to ``gradient``; 0 if ``on_policy_gradient`` is 0."""
     # float64, because the values are of order 1 / tokens, and their squares lose digits in float32
     gradient, on_policy_gradient = gradient.double(), on_policy_gradient.double()
     square = on_policy_gradient.square().sum(-1, keepdim=True)

@@ -31,7 +31,8 @@ class Evenness:
 class TurnProfile:
     """The fairness of a rule over turns, measured on episodes with a non-zero advantage.
 
-    A turn's clip fraction is that of its tokens. A rule that judges whole responses clips all turns of an episode equally.
+    A turn's clip fraction is the clipped share of its tokens. A rule that judges whole responses clips all turns of an
+    episode equally.
     """
 
     by_turn: Evenness  # bin k holds the tokens of turn k + 1; the last bin pools all later turns
@@ -54,7 +55,7 @@ class TurnProfile:
         )
 
     def bin_labels(self) -> list[str]:
-        """Return the range of the number of turns in each bin of `by_number`, such as ``"4-6"``."""
+        """Return the range of turn counts in each bin of `by_number`, such as ``"4-6"``."""
         return labels(self.edges)
 
     def metrics(self) -> dict[str, float]:

@@ -41,7 +41,7 @@ def _add_lora(model: PreTrainedModel, config: LoraConfig) -> None:
     settings = peft.LoraConfig(r=config.rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=config.target)
     try:
         with quiet(), torch.random.fork_rng():
-            torch.manual_seed(0)  # LoRA's random initial matrix must be equal on all processes and in all runs
+            torch.manual_seed(0)  # LoRA's random initial matrix must be the same on all processes and in all runs
             model.add_adapter(settings)
     except ValueError as error:
         raise UserError(f"learner.lora.target={config.target!r}: {str(error).splitlines()[0]}") from error
@@ -54,7 +54,7 @@ def has_adapter(model: PreTrainedModel) -> bool:
 
 @contextlib.contextmanager
 def without_adapter(model: PreTrainedModel) -> Iterator[None]:
-    """Disable the adapter inside the block, so that the model computes what the starting model would."""
+    """Disable the adapter inside the block, so that the model computes the outputs of the starting model."""
     model.disable_adapters()
     try:
         yield

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rlzoo")
 
 EMBEDDED = ("embedded", "embedded-guess")
-"""Names of the models that ship with the package, which are also their folders."""
+"""Names of the models that ship with the package, and of their folders."""
 
 ALLOWED = "'embedded', 'embedded-guess', 'smollm2', a folder, or a hub name that is cached or can be downloaded"
 

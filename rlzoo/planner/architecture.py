@@ -41,7 +41,7 @@ class Architecture:
 
     @property
     def kv_size(self) -> int:
-        """Total width of all key heads, which equals that of all value heads."""
+        """Total width of all key heads, which equals the total width of all value heads."""
         return self.num_kv_heads * self.head_dim
 
     @property
@@ -73,7 +73,7 @@ class Architecture:
 
     @property
     def embedding_parameters(self) -> int:
-        """Number of weights in the embedding, which equals that in the head."""
+        """Number of weights in the embedding, and also in the head."""
         return self.vocab_size * self.hidden_size
 
     @property
@@ -140,7 +140,7 @@ def find_architecture(path: str) -> Architecture | None:
 
 
 def model_file(path: str, name: str, *, download: bool = True) -> Path | None:
-    """Find a small file of the model at ``model.path``, in its folder, the hub's cache or the hub; None if it is missing."""
+    """Find a small file of the model at ``model.path``, in its folder, the hub's cache or on the hub; None if it is missing."""
     folder = local_model(path)
     if folder is not None:
         return folder / name if (folder / name).is_file() else None

@@ -24,13 +24,13 @@ class Devices:
 
     name: str
     count: int
-    memory: int  # bytes of one device
+    memory: int  # memory of one device in bytes
     flops: float | None = None  # dense bfloat16 FLOP/s of one device; None if unknown
     bandwidth: float | None = None  # memory bandwidth of one device in bytes per second; None if unknown
     is_cpu: bool = False  # if so, all processes share the machine's memory
 
     def share(self, processes: int) -> float:
-        """Return the bytes that each process may use."""
+        """Return the memory that each process may use, in bytes."""
         return self.memory / processes if self.is_cpu else self.memory
 
 

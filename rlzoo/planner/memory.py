@@ -20,9 +20,9 @@ from rlzoo.support.draws import Truncation
 FLOAT = 4  # bytes of a float32
 BYTES = {"float32": 4, "bfloat16": 2}
 _MOMENT_BYTES_8BIT = 1 + FLOAT / 256  # one byte, and one scale per block of 256
-_SAMPLER_BYTES_PER_LOGIT = 5 * FLOAT  # `draw` holds logits, scaled, shifted and exponentiated logits, and blocks
+_SAMPLER_BYTES_PER_LOGIT = 5 * FLOAT  # `draw` holds the logits, their scaled, shifted and exponentiated copies, and blocks
 _TOP_K_BYTES_PER_LOGIT = FLOAT + 1  # the masked logits and the mask, when sampling and in the learner
-_TOP_P_BYTES_PER_LOGIT = 4 * FLOAT  # sorted logits, their order (int64) and a mask, beside float64 probabilities
+_TOP_P_BYTES_PER_LOGIT = 4 * FLOAT  # sorted logits, their order (int64) and a mask, in addition to float64 probabilities
 _BUCKET = 5e8  # DeepSpeed's reduce_bucket_size, in elements
 _LIVE = 1e9  # DeepSpeed's stage3_max_live_parameters
 
@@ -43,7 +43,7 @@ class PassShape:
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """How the model's states are sharded among processes."""
+    """How the model's states are sharded across processes."""
 
     processes: int
     stage: int = 0  # ZeRO stage; 0 is plain data parallelism, without DeepSpeed or sharding
@@ -130,9 +130,9 @@ def memory(architecture: Architecture, config: RunConfig, sharding: Sharding, ba
     trained, element = trained_parameters(architecture, config), BYTES[config.model.dtype]
     whole = weight_bytes(architecture, config)
     own = trained * FLOAT if is_low_rank else 0  # PEFT keeps its matrices in float32, in addition to the weights
-    has_both = processes > 1 and not sharding.is_fsdp  # DDP needs both gradients until the step
+    has_both = processes > 1 and not sharding.is_fsdp  # DDP keeps gradients in both data types until the step
     number = FLOAT + (element if has_both else 0) if keeps else element
-    owned = 1 / processes if has_deepspeed or sharding.is_fsdp else 1  # the optimizer is sharded among processes
+    owned = 1 / processes if has_deepspeed or sharding.is_fsdp else 1  # the optimizer is sharded across processes
     on_device = 0.0 if sharding.offloads_optimizer else owned
     weights = float(whole + own)
     if sharding.shards_weights:
@@ -165,12 +165,12 @@ def memory(architecture: Architecture, config: RunConfig, sharding: Sharding, ba
 
 
 def weight_bytes(architecture: Architecture, config: RunConfig) -> int:
-    """Return the bytes of one copy of the model's weights."""
+    """Return the size of one copy of the model's weights in bytes."""
     return architecture.num_parameters * BYTES[config.model.dtype]
 
 
 def trained_parameters(architecture: Architecture, config: RunConfig) -> int:
-    """Return the number of trained parameters: all of them, or those of the LoRA adapter."""
+    """Return the number of trained parameters: all parameters, or the parameters of the LoRA adapter."""
     lora = config.learner.lora
     if not lora.rank:
         return architecture.num_parameters
@@ -179,7 +179,7 @@ def trained_parameters(architecture: Architecture, config: RunConfig) -> int:
 
 
 def resume_bytes(architecture: Architecture, config: RunConfig, has_deepspeed: bool) -> float:
-    """Return the bytes that a checkpoint adds to the model, over all processes: trained parameters and both moments."""
+    """Return the size in bytes, over all processes, of what a checkpoint adds to the model: trained parameters and moments."""
     number = _trained_bytes(config, has_deepspeed) + 2 * _moment_bytes(config, has_deepspeed)
     more = weight_bytes(architecture, config) if has_deepspeed else 0
     return more + trained_parameters(architecture, config) * number
@@ -192,13 +192,13 @@ def _keeps_masters(config: RunConfig, has_deepspeed: bool) -> bool:
 
 
 def _trained_bytes(config: RunConfig, has_deepspeed: bool) -> int:
-    """Return the bytes per optimized parameter."""
+    """Return the number of bytes per optimized parameter."""
     in_float32 = has_deepspeed or config.learner.lora.rank or _keeps_masters(config, has_deepspeed)
     return FLOAT if in_float32 else BYTES[config.model.dtype]
 
 
 def _moment_bytes(config: RunConfig, has_deepspeed: bool) -> float:
-    """Return the bytes per parameter of one AdamW moment."""
+    """Return the number of bytes per parameter for one AdamW moment."""
     is_8bit = config.learner.optimizer == "adamw_8bit"
     return _MOMENT_BYTES_8BIT if is_8bit else _trained_bytes(config, has_deepspeed)
 
@@ -213,14 +213,14 @@ def _buffers(weights: float, gradients: float, element: int, sharding: Sharding)
 
 
 def _fsdp_buffers(architecture: Architecture, element: int) -> float:
-    """Return the bytes that FSDP2 gathers and reduces: the embeddings, this layer and the next, and one part's gradient."""
+    """Return the size of FSDP2's buffers in bytes: the embeddings, this layer and the next, and the largest gradient."""
     layer, layers = architecture.layer_parameters, architecture.num_layers
     rest = architecture.num_parameters - layers * layer
     return (rest + min(2, layers) * layer) * element + max(rest, layer) * FLOAT
 
 
 def _compute_bytes(config: RunConfig) -> int:
-    """Return the bytes per element in matrix multiplications."""
+    """Return the number of bytes per element in matrix multiplications."""
     return 2 if config.learner.autocast == "bfloat16" else BYTES[config.model.dtype]
 
 
@@ -230,7 +230,7 @@ def _has_mask(config: RunConfig) -> bool:
 
 
 def layer_activations(architecture: Architecture, config: RunConfig, batch: PassShape) -> float:
-    """Return the bytes that one layer's forward pass on a micro-batch stores for its backward pass.
+    """Return the memory, in bytes, that one layer's forward pass on a micro-batch keeps for its backward pass.
 
     The count follows transformers. An RMS norm stores its input in float32, the normalised input and its output. Attention
     stores query, key, value (repeated per query head if rows are packed) and output. The MLP stores four inner tensors.
@@ -253,7 +253,7 @@ def layer_activations(architecture: Architecture, config: RunConfig, batch: Pass
 
 
 def activations(architecture: Architecture, config: RunConfig, batch: PassShape) -> tuple[float, float]:
-    """Return the bytes of activations at the two peaks of the backward pass, in the head and in the last layer."""
+    """Return the size of the activations in bytes at the two peaks of the backward pass: in the head and in the last layer."""
     element, layers, hidden = _compute_bytes(config), architecture.num_layers, architecture.hidden_size
     layer = layer_activations(architecture, config, batch)
     in_backward = (3 * architecture.intermediate_size + 2 * hidden) * element * batch.tokens
@@ -269,7 +269,7 @@ def activations(architecture: Architecture, config: RunConfig, batch: PassShape)
 
 
 def log_prob_bytes(architecture: Architecture, config: RunConfig, batch: PassShape) -> float:
-    """Return the bytes of one chunk of logits, with its log-probs, its probabilities and their product in float32."""
+    """Return the size in bytes of one chunk of logits, with log-probs, probabilities and their product in float32."""
     chunk = max(1, LOGITS_PER_CHUNK // architecture.vocab_size)
     tokens = min(chunk, batch.rows * batch.response)
     per_logit = 3 * FLOAT + _compute_bytes(config) + (_TOP_K_BYTES_PER_LOGIT if _truncation(config) else 0)
@@ -281,10 +281,10 @@ def _truncation(config: RunConfig) -> Truncation | None:
 
 
 def _sampler(architecture: Architecture, config: RunConfig, sharding: Sharding, batch: PassShape, devices: Devices) -> float:
-    """Return the bytes of the sampler: vLLM's share of the device, or the key-value cache and logits of `decode`.
+    """Return the sampler's memory in bytes: vLLM's share of the device, or the key-value cache and logits of `decode`.
 
     `decode` also copies a small model's matrices to fuse them, and packs them on a CPU. A sampler that samples ahead has its
-    own weights. On a CPU, each batch that waits for it holds another copy of the weights.
+    own weights. On a CPU, each batch that waits in its queue holds another copy of the weights.
     """
     from rlzoo.rollout.decode import GROWTH
 

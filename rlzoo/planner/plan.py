@@ -21,8 +21,8 @@ from rlzoo.planner.memory import (
     weight_bytes,
 )
 
-LEARNER_UTILISATION = 0.4  # assumed share of a device's FLOP/s in forward and backward passes
-SAMPLER_UTILISATION = 0.5  # assumed share of a device's memory bandwidth in decoding
+LEARNER_UTILISATION = 0.4  # assumed share of a device's FLOP/s that forward and backward passes reach
+SAMPLER_UTILISATION = 0.5  # assumed share of a device's memory bandwidth that decoding reaches
 
 _TEXT_BYTES = 5  # bytes of JSON text per response token, about right for English and LaTeX
 _TURN_BYTES = 128  # bytes of JSON per turn, besides its text
@@ -52,7 +52,7 @@ class Plan:
 
     @cached_property
     def sharding(self) -> Sharding:
-        """How the model's states are sharded among processes."""
+        """How the model's states are sharded across processes."""
         return Sharding.of(self.config.launch, self.processes)
 
     @cached_property
@@ -100,10 +100,10 @@ class Plan:
 
     @cached_property
     def flops(self) -> dict[str, float] | None:
-        """FLOPs of one step over all devices, by "learner" and "rollout".
+        """FLOPs of one step over all devices, for "learner" and "rollout".
 
-        A product of (m, k) and (k, n) counts 2 m k n. A backward pass counts as two forward passes. Attention counts all pairs
-        of tokens in a row, including masked ones.
+        A product of (m, k) and (k, n) matrices counts as 2 m k n. A backward pass counts as two forward passes. Attention
+        counts all pairs of tokens in a row, including masked ones.
         """
         if self.architecture is None:
             return None
@@ -147,18 +147,18 @@ class Plan:
 
     @cached_property
     def disk(self) -> dict[str, float] | None:
-        """Maximum size of the run directory in bytes, by checkpoints, rollouts and weights for replay."""
+        """Maximum size of the run directory in bytes, split into checkpoints, rollouts and weights for replay."""
         if self.architecture is None:
             return None
         config, weights, settings = self.config, weight_bytes(self.architecture, self.config), self.config.checkpoint
         saved = 1 + (config.steps - 1) // settings.every if settings.every else 1
         most = (
             settings.keep + 1 + bool(config.eval.num_problems and config.eval.every)
-        )  # plus the one being written and the best one
+        )  # plus the checkpoint being written and the best one
         kept = config.steps // settings.keep_for_replay * self.updates if settings.keep_for_replay else 0
-        log_probs = 2 + config.learner.num_epochs  # of the sampler, the old policy, and each epoch
+        log_probs = 2 + config.learner.num_epochs  # log-probs of the sampler, the old policy, and each epoch
         response = self.batch.response * (log_probs * _LOG_PROB_BYTES + _TEXT_BYTES) + self.batch.length * _ID_BYTES
-        if config.rollout.top_k is not None:  # the tokens that each was drawn from; how many top-p keeps is not known before
+        if config.rollout.top_k is not None:  # the tokens kept by top-k; the number kept by top-p is not known in advance
             response += self.batch.response * (config.rollout.top_k + 1) * _KEPT_ID_BYTES
         if config.task.host is not None:  # turn ids, the transcript, and the text of each turn
             behind = self.batch.response + self.observed

@@ -1,4 +1,4 @@
-"""Checks a run before it starts, and reports each mistake as one line that says what to do."""
+"""Checks a run before it starts, and reports the first mistake in one line that says what to do."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from rlzoo.rollout.prompts import encoded
 from rlzoo.training.checks import check_run, num_processes
 
 LOOKED_AT = 2000  # maximum number of training prompts to read, so that planning is fast
-_COUNTED = 16  # number of the longest texts to tokenize, one of which should be the longest prompt
-_BYTES_PER_TOKEN = 2  # if there is no tokenizer; below that of English (4) and LaTeX (3), so that lengths are overestimated
+_COUNTED = 16  # how many of the longest texts are tokenized to find the longest prompt
+_BYTES_PER_TOKEN = 2  # without a tokenizer; less than in English (4) or LaTeX (3), so that lengths are overestimated
 _TEMPLATE_TOKENS = 64  # allowance for a chat template's own tokens
 
 
@@ -48,7 +48,7 @@ def check(config: RunConfig, named: Devices | None = None, *, resume: bool = Fal
 
 
 def longest_prompt(config: RunConfig) -> Prompts:
-    """Return the length of the longest prompt among the first `LOOKED_AT` training prompts and those of the evaluation.
+    """Return the length of the longest prompt among the first `LOOKED_AT` training prompts and all evaluation prompts.
 
     Tokens are counted if the model's tokenizer is available locally, and otherwise estimated from the text.
     """
@@ -76,8 +76,8 @@ def check_length(config: RunConfig, architecture: Architecture | None, prompts: 
     needed = f"with prompts of up to {about}{prompts.longest} tokens, a sequence length of {prompts.longest + new} is needed"
     if architecture is not None and prompts.longest + new > architecture.max_length:
         left = architecture.max_length - prompts.longest
-        advice = f"set it to {left} at most" if left > 0 else "the prompts alone are too long"
-        has = f"model {config.model.path!r} has a maximum of {architecture.max_length}"
+        advice = f"set it to at most {left}" if left > 0 else "the prompts alone are too long"
+        has = f"model {config.model.path!r} accepts at most {architecture.max_length}"
         raise UserError(f"rollout.max_new_tokens={new}: {needed}, but {has}; {advice}")
     if config.rollout.engine == "vllm" and limit is not None and prompts.longest + new > limit:
         raise UserError(f"rollout.vllm.max_model_len={limit}: {needed}; raise it, or remove it to use the model's own limit")
@@ -110,7 +110,7 @@ def check_memory(plan: Plan) -> None:
         most = ", ".join(f"{name} {shown(size)}" for name, size in largest)
         raise UserError(
             f"model.path={config.model.path!r}: a process needs {shown(memory.peak)}, but {plan.devices.name} has "
-            f"{shown(there)} for it (most: {most}); {_remedy(plan)}"
+            f"{shown(there)} for it (the largest parts: {most}); {_remedy(plan)}"
         )
     if config.rollout.engine == "vllm" and not config.rollout.vllm.server:
         weights = weight_bytes(plan.architecture, config)

@@ -34,7 +34,7 @@ class Outcome:
 
 
 def check(policy: ClipPolicy) -> list[Outcome]:
-    """Check one policy against every law, without pytest, in the order of `LAWS`; start with the first failure."""
+    """Check one policy against every law without pytest, in the order of `LAWS`; the first failure often causes others."""
     return [_outcome(policy, law) for law in LAWS]
 
 
@@ -63,7 +63,7 @@ def _outcome(policy: ClipPolicy, law: Law) -> Outcome:
 def _error(policy: ClipPolicy, law: Law, inputs: ClipInputs) -> Exception | None:
     try:
         law(policy, inputs)
-    except Exception as error:  # see above
+    except Exception as error:  # raising any exception fails the law
         return error
     return None
 

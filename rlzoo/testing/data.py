@@ -23,9 +23,9 @@ Change = Callable[[Tensor], Tensor]
 
 
 def off_policy_inputs(policy: ClipPolicy, seed: int = 0, num_responses: int = 24, max_length: int = 40) -> ClipInputs:
-    """Return ragged data with every sixth advantage 0, on which 10 to 40% of the responses with A != 0 are clipped.
+    """Return ragged data in which every sixth advantage is 0, and the policy clips 10 to 40% of the responses with A != 0.
 
-    The spread of the token log-ratios is found by a search with this policy. For a policy that never clips, it is 0.1.
+    The spread of the token log-ratios is found by a search with this policy. For a policy that never clips, the spread is 0.1.
     """
     with_spread = partial(ragged_inputs, policy, seed=seed, num_responses=num_responses, max_length=max_length)
     key = (
@@ -67,8 +67,8 @@ SPREADS: dict[tuple[type[ClipPolicy], str, int, int, int], float] = {}
 
 
 def _searched_spread(policy: ClipPolicy, with_spread: Callable[[float], ClipInputs]) -> float:
-    """Return a spread at which 10 to 40% is clipped, or 0.1 if there is none."""
-    spread, low, high = 0.1, 1e-6, 8.0  # start in the middle: rules that only look at signs accept any spread
+    """Return a spread at which 10 to 40% of the responses are clipped, or 0.1 if there is none."""
+    spread, low, high = 0.1, 1e-6, 8.0  # start in the middle: rules that look only at signs accept any spread
     for _ in range(40):
         fraction = clip_fraction(policy, with_spread(spread))
         if 0.2 <= fraction <= 0.3:
@@ -79,7 +79,7 @@ def _searched_spread(policy: ClipPolicy, with_spread: Callable[[float], ClipInpu
 
 
 def on_policy_inputs(policy: ClipPolicy) -> ClipInputs:
-    """Return `off_policy_inputs` at ratio 1: every log-probability is as at sampling time."""
+    """Return `off_policy_inputs` at ratio 1: every log-probability equals the one at sampling time."""
     inputs = off_policy_inputs(policy)
     return replace(inputs, log_probs=inputs.old_log_probs, rollout_log_probs=inputs.old_log_probs)
 
@@ -134,7 +134,7 @@ def optional_fields(inputs: ClipInputs) -> dict[str, Any]:
 
 
 def clip_fraction(policy: ClipPolicy, inputs: ClipInputs) -> float:
-    """Return the clipped share of the responses with A != 0; each response counts with its share of clipped tokens."""
+    """Return the clipped share of the responses with A != 0; each response contributes its share of clipped tokens."""
     clipped = ops.per_response(answer(policy, inputs).clipped.float(), inputs.response_mask)[:, 0]
     rows = (inputs.advantages != 0).any(dim=-1)
     return float(clipped[rows].mean()) if bool(rows.any()) else 0.0

@@ -44,7 +44,7 @@ class Law:
 
 
 class LawWarning(UserWarning):
-    """Advice from a law to a policy that obeys it."""
+    """Advice from a law about a policy that obeys it."""
 
 
 def law(*, example: Example = data.off_policy_inputs, shrinks: bool = True) -> Callable[[Callable[..., None]], Law]:
@@ -69,7 +69,7 @@ def _assert_close(got: Tensor, expected: Tensor, what: str, tolerance: float = 1
 
 
 class LawError(AssertionError):
-    """A failure on inputs other than the given ones; it holds the inputs on which the law failed."""
+    """A failure on inputs other than those given; the error holds the inputs on which the law failed."""
 
     def __init__(self, what: str, inputs: ClipInputs) -> None:
         super().__init__(what)
@@ -77,7 +77,7 @@ class LawError(AssertionError):
 
 
 def _assert_nowhere(places: Tensor, what: str, inputs: ClipInputs | None = None) -> None:
-    """Raise if any position of ``(B, T)`` is True, naming the first; if ``inputs`` are given, keep that row of them."""
+    """Raise an error that names the first True position of ``(B, T)``, with that row of ``inputs`` if they are given."""
     if places.any():
         row, token = places.nonzero()[0].tolist()
         what = f"{what} (row {row}, token {token})"
@@ -153,8 +153,8 @@ def names_are_known(policy: ClipPolicy, inputs: ClipInputs) -> None:
     assert problem is None, problem
     known = [each.name for each in LAWS]
     for name, reason in policy.exempt.items():
-        assert name in known, f"opts out of {name!r}, which is not a law"
-        assert reason.strip(), f"opts out of {name!r} without a reason"
+        assert name in known, f"the rule opts out of {name!r}, which is not a law"
+        assert reason.strip(), f"the rule opts out of {name!r} without a reason"
 
 
 @law(example=data.ragged_inputs)
@@ -212,7 +212,7 @@ def draws_follow_the_seed(policy: ClipPolicy, inputs: ClipInputs) -> None:
         len(other) == len(first) and all(torch.equal(one, two) for one, two in zip(first, other, strict=True))
         for other in drawn[1:]
     )
-    few = sum(each.numel() for each in first) < 8  # so few values may coincide by chance
+    few = sum(each.numel() for each in first) < 8  # so few values may be equal by chance
     assert few or not same, "every seed gives the same draws; use torch.Generator().manual_seed(inputs.seed)"
 
 
@@ -339,7 +339,7 @@ def runs_on_another_device(policy: ClipPolicy, inputs: ClipInputs) -> None:
     try:
         with _Devices(calls.seen) as devices:
             result = policy(without_values)
-    except Exception:  # a rule that passes values to another library is only checked up to that call
+    except Exception:  # a rule that passes values to another library is checked only up to that call
         assert devices.mixed is None, f"{devices.mixed} mixes the inputs' device with the CPU; {advice}"
         return
     assert devices.mixed is None, f"{devices.mixed} mixes the inputs' device with the CPU; {advice}"
@@ -373,7 +373,7 @@ def rollout_log_probs_are_optional(policy: ClipPolicy, inputs: ClipInputs) -> No
 
 @law(example=data.on_policy_inputs)
 def ratio_is_to_the_old_model(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """9. At ratio 1, rollout_log_probs have no effect (or it warns); with `ratio_to_sampler`, likelier tokens weigh no more."""
+    """9. rollout_log_probs are ignored at ratio 1 (warning only); with `ratio_to_sampler`, raising them raises no weight."""
     if policy.ratio_to_sampler:
         _assert_likelier_weighs_no_more(policy, inputs)
         return
@@ -609,7 +609,7 @@ def advantages_scale_the_gradient(policy: ClipPolicy, inputs: ClipInputs) -> Non
 
 @law()
 def token_advantages_are_honoured(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """22. With (B, T) advantages, each token uses its own; equal ones in a row act as (B, 1) (per-token objectives)."""
+    """22. With (B, T) advantages, each token uses its own; equal values in a row act like (B, 1) (per-token objectives)."""
     expected, expected_gradient = evaluate(policy, inputs)
     if policy.scope == "sequence" or expected.objective.shape[-1] == 1 != inputs.log_probs.shape[-1]:
         return
@@ -631,7 +631,7 @@ def token_advantages_are_honoured(policy: ClipPolicy, inputs: ClipInputs) -> Non
 
 
 def _token_advantages(inputs: ClipInputs) -> Tensor:
-    """Return advantages ``(B, T)`` with both signs in every row; one in five is 0, as is every one in a row with A = 0."""
+    """Return advantages ``(B, T)`` with both signs in every row; one in five is 0, and so are all in a row with A = 0."""
     noise = torch.randn(inputs.response_mask.shape, generator=torch.Generator().manual_seed(1))
     noise[:, 2::5] = 0
     return torch.where(inputs.response_mask & (inputs.advantages != 0), noise, 0.0)
@@ -732,7 +732,7 @@ def clipped_means_held_back(policy: ClipPolicy, inputs: ClipInputs) -> None:
             warnings.warn(what, LawWarning, stacklevel=2)
         _assert_nowhere(relevant & ~clipped & capped, "the weight is capped, but the position does not count as clipped", given)
         held = flat | is_flat(given, gradient, -1) & ~flat_at_one | reversed_ | (gradient == 0)
-        if policy.learns_without_advantages:  # the restoring force of a penalty counts as well
+        if policy.learns_without_advantages:  # the restoring force of a penalty also holds back the policy
             unclipped = gradient_at_one * ops.limited_exp(given.log_probs - given.old_log_probs)
             held = held | ((gradient - unclipped) * log_ratio < 0)
         _assert_nowhere(
@@ -768,7 +768,7 @@ def only_cuts_outward(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 
 def _wrong_cut(cuts: list[tuple[bool, bool]], advantage: float, way: float) -> tuple[str, int] | None:
-    """Return the first wrong decision on the way out from ratio 1, and its index; None if all are right."""
+    """Return a description and the index of the first wrong decision, moving away from ratio 1; None if all are right."""
     decisions = [clipped for clipped, _ in cuts]
     if advantage > 0 > way and any(decisions):
         return "a positive advantage is cut below ratio 1", decisions.index(True)
@@ -965,7 +965,7 @@ def _assert_null_is_no_band(policy: ClipPolicy, name: str, examples: list[ClipIn
 
 
 def _valid(policy: ClipPolicy, name: str, values: Iterable[Any]) -> Iterator[ClipPolicy]:
-    """Yield the policy with each value of a setting that its class allows."""
+    """Yield the policy with each given value of a setting, except values that its class does not allow."""
     for value in values:
         try:
             yield policy.replace(**{name: value})
@@ -974,7 +974,7 @@ def _valid(policy: ClipPolicy, name: str, values: Iterable[Any]) -> Iterator[Cli
 
 
 def _other_widths(policy: ClipPolicy, name: str, width: float) -> Iterator[ClipPolicy]:
-    """Yield the policy with other values of one width, within its bounds."""
+    """Yield the policy with other values for one width, within its bounds."""
     return _valid(policy, name, (width * factor for factor in (0.5, 2.0, 0.1, 10.0, 0.01, 100.0)))
 
 
@@ -1036,7 +1036,7 @@ def updates_go_by_shares(policy: ClipPolicy, inputs: ClipInputs) -> None:
     once = _sums(policy, inputs, 0.02)
     sums = ("num_responses", "num_clipped", "log_ratio", "log_ratio_squared", "length")
     twice = dataclasses.replace(once, **{name: 2 * getattr(once, name) for name in sums})
-    warm = policy.updated(once)  # the first update may only initialise an average
+    warm = policy.updated(once)  # the first update may do no more than initialise an average
     got, expected = (torch.tensor(_numbers(warm.updated(each).model_dump())) for each in (twice, once))
     _assert_close(got, expected, "twice as many of the same responses give a different update")
 
@@ -1050,7 +1050,7 @@ def _numbers(settings: Any) -> list[float]:
 
 @law(shrinks=False)
 def updates_pull_back(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """35. After five updates with everything clipped, the rule clips no more than after five with nothing (or it warns)."""
+    """35. After five updates with everything clipped, the rule clips no more than after five with nothing (warning only)."""
     if not policy.is_adaptive:
         return
     after = []
@@ -1061,7 +1061,7 @@ def updates_pull_back(policy: ClipPolicy, inputs: ClipInputs) -> None:
         after.append([data.clip_fraction(current, given) for given in _spread_out(policy, inputs)])
     pairs = list(zip(*after, strict=True))
     if any(full > none for none, full in pairs) and not any(full < none for none, full in pairs):
-        what = "clips more after updates in which everything was clipped than after updates in which nothing was"
+        what = "the rule clips more after updates in which everything was clipped than after updates in which nothing was"
         warnings.warn(f"{what}: does its feedback have the wrong sign?", LawWarning, stacklevel=2)
 
 
@@ -1097,7 +1097,7 @@ ONCE = {"settings_are_complete", "names_are_known", "every_need_matters", "every
 
 
 def _options(policy: ClipPolicy) -> Iterator[tuple[str, ClipPolicy]]:
-    """Yield the policy with each word, switch or null changed, where the class allows it."""
+    """Yield variants of the policy, each with one word, switch or null changed, if the class allows the change."""
     for name, field in type(policy).model_fields.items():
         if name in NAMED:
             continue
@@ -1128,7 +1128,7 @@ def _some_numbers(field: Any) -> list[float]:
 
 
 def _switched_on(policy: ClipPolicy) -> Iterator[ClipPolicy]:
-    """Yield the policy with each number that is 0 set above 0, which enables parts that are off by default."""
+    """Yield variants of the policy, each with one number raised above 0, which enables parts that are off by default."""
     for name, field in type(policy).model_fields.items():
         if getattr(policy, name) == 0 and not isinstance(getattr(policy, name), bool):
             yield from islice(_valid(policy, name, _some_numbers(field)), 1)
@@ -1136,7 +1136,7 @@ def _switched_on(policy: ClipPolicy) -> Iterator[ClipPolicy]:
 
 @law(shrinks=False)
 def compiles(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """37. ``torch.compile(fullgraph=True, backend="aot_eager")`` gives the same values (or it warns)."""
+    """37. ``torch.compile(fullgraph=True, backend="aot_eager")`` gives the same values (warning only)."""
     given = {name: values for name in data.ALL_FIELDS if (values := getattr(inputs, name)) is not None}
     constants: dict[str, Any] = {name: getattr(inputs, name) for name in ("max_length", "progress")}
 
@@ -1153,9 +1153,8 @@ def compiles(policy: ClipPolicy, inputs: ClipInputs) -> None:
             got = traced(**given)
     except Exception as error:  # the rule is correct, but slower than it could be
         reason = str(error).strip().partition("\n")[0]
-        warnings.warn(
-            f"does not compile to one graph and runs uncompiled: {type(error).__name__}: {reason}", LawWarning, stacklevel=2
-        )
+        what = f"the rule does not compile to one graph and runs uncompiled: {type(error).__name__}: {reason}"
+        warnings.warn(what, LawWarning, stacklevel=2)
         return
     _assert_close(got, expected, "compiled objective")
 

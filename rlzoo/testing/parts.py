@@ -143,11 +143,11 @@ def advantages_follow_their_rows(estimator: AdvantageEstimator) -> None:
 
 
 def prompts_are_independent(estimator: AdvantageEstimator) -> None:
-    """The advantages of a prompt's responses do not depend on those of another prompt."""
+    """The advantages of a prompt's responses do not depend on the responses to other prompts."""
     inputs = advantage_inputs(estimator)
     first = inputs.group_ids == 0
     changed = replace(inputs, rewards=torch.where(first, inputs.rewards, 7 * inputs.rewards + 3))
-    _assert_close(estimator(changed)[:SIZE], estimator(inputs)[:SIZE], "changed rewards of another prompt")
+    _assert_close(estimator(changed)[:SIZE], estimator(inputs)[:SIZE], "advantages with changed rewards of another prompt")
 
 
 def the_better_response_has_the_larger_advantage(estimator: AdvantageEstimator) -> None:
@@ -173,7 +173,7 @@ def padding_is_ignored(estimator: AdvantageEstimator) -> None:
         if value is not None and value.shape[1] != 1
     }
     got = estimator(replace(inputs, **wide))
-    _assert_close(got[:, : expected.shape[-1]], expected, "three extra columns of padding")
+    _assert_close(got[:, : expected.shape[-1]], expected, "advantages with three extra columns of padding")
 
 
 ADVANTAGE_LAWS: tuple[PartLaw[AdvantageEstimator], ...] = tuple(

@@ -1,4 +1,4 @@
-"""Measures a rule: where it cuts at several response lengths, and how it weights the gradient at several ratios."""
+"""Measures where a rule cuts the gradient, by response length, and how it weights the gradient, by ratio."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Portrait:
 
 
 def portrait(policy: ClipPolicy, lengths: Sequence[int] = LENGTHS, ratios: Sequence[float] = RATIOS) -> Portrait:
-    """Measure a policy on single responses whose tokens share a log-ratio; all ratios are those that the rule judges.
+    """Measure a policy on single responses whose tokens share a log-ratio; all ratios are the ratios that the rule judges.
 
     The tokens have probability exp(-4) = 0.018 at sampling time, which matters for rules whose band depends on the probability.
     For rules that judge individual tokens, the last token is measured.

@@ -67,7 +67,7 @@ def test_group_of_one_with_leave_one_out(refused):
 
 def test_token_mean_with_a_sequence_policy(refused):
     assert refused("train", "--clip", "gspo", "--set", "clip.reduction=token_mean") == (
-        "clip: reduction 'token_mean' needs a per-token objective, but that of gspo is per response; use 'sequence_mean'"
+        "clip: reduction 'token_mean' needs a per-token objective, but gspo has a per-response objective; use 'sequence_mean'"
     )
 
 
@@ -92,7 +92,7 @@ def test_shaping_out_of_range(refused):
 
 def test_missing_config_file(refused):
     line = refused("train", "--config", "arithmetics")
-    assert line.startswith("no config 'arithmetics' (a file, or one of: arithmetic, dapo, ")
+    assert line.startswith("no config 'arithmetics' (expected a file, or one of: arithmetic, dapo, ")
     assert line.endswith("; did you mean 'arithmetic'?")
 
 

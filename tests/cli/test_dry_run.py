@@ -107,9 +107,9 @@ def test_responses_beyond_the_models_positions_are_refused(refused, model):
     # prompts of the task have up to 57 letters, about 29 tokens without a tokenizer; 4,096 - 29 remain
     line = refused("train", "--dry-run", *settings(f"model.path={model}", "rollout.max_new_tokens=4090"))
     assert line.startswith("rollout.max_new_tokens=4090: with prompts of up to about ")
-    assert f"but model {str(model)!r} has a maximum of 4096; set it to 40" in line
+    assert f"but model {str(model)!r} accepts at most 4096; set it to at most 40" in line
     embedded = refused("train", "--dry-run", *settings("rollout.max_new_tokens=5000"))
-    assert "with prompts of up to 40 tokens, a sequence length of 5040 is needed, but model 'embedded' has" in embedded
+    assert "with prompts of up to 40 tokens, a sequence length of 5040 is needed, but model 'embedded' accepts" in embedded
 
 
 def test_responses_beyond_vllms_limit_are_refused(refused):
@@ -218,7 +218,7 @@ def test_a_model_that_cannot_fit_is_refused(rlzoo, model):
     line = failing_plan(rlzoo, "--devices", "1xRTX4090", *settings(f"model.path={model}", "model.dtype=bfloat16"))
     # 8.03 billion parameters: 16.1 GB of weights, 64.2 GB of moments, 32.1 GB each of master weights and gradients
     assert line.startswith(f"model.path={str(model)!r}: a process needs ")
-    assert "but RTX4090 has 24.0 GB for it (most: " in line
+    assert "but RTX4090 has 24.0 GB for it (the largest parts: " in line
     assert "optimizer states 64.2 GB" in line
     assert "set learner.gradient_checkpointing=true" in line
     assert "learner.lora.rank=32, or plan for more devices, such as --devices 8xH100" in line

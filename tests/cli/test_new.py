@@ -149,11 +149,11 @@ def test_train_refuses_a_plugin_without_a_hook(refused, plugin):
 
 def test_train_refuses_a_plugin_whose_policy_has_a_name_that_is_taken(refused, plugin):
     file = plugin(SOUND.replace('"plain"', '"fspo"'), returned="Plain")
-    taken = f"clip policy 'fspo' cannot be used: {OURS} has the same name; rename or uninstall one"
+    taken = f"clip policy 'fspo' cannot be used: {OURS} has the same name; rename or uninstall one of them"
     assert refused("train", "--plugin", file, "--clip", "fspo") == f"{taken} (plugin '{file}')"
     first, second = (plugin(SOUND, returned="Plain", name=name) for name in ("first.py", "second.py"))
     line = refused("train", "--plugin", first, "--plugin", second, "--clip", "plain")
-    taken = f"{first} has the same name; rename or uninstall one"
+    taken = f"{first} has the same name; rename or uninstall one of them"
     assert line == f"clip policy 'plain' cannot be used: {taken} (plugin '{second}')"
 
 

@@ -92,7 +92,7 @@ def test_python_and_yaml_say_the_same():
 def test_python_mistakes_are_value_errors():
     with pytest.raises(ValueError, match="unknown clip policy 'fsop'"):
         RunConfig(clip="fsop")
-    with pytest.raises(UserError, match=r"per_clip must map policy names"):
+    with pytest.raises(UserError, match=r"per_clip must map the names of policies"):
         RunConfig.compose(per_clip=[1])
 
 
@@ -101,7 +101,7 @@ def test_python_mistakes_are_value_errors():
     [
         ("clip: 5\nper_clip: {}\n", "clip=5: expected a policy name, or settings with a name"),
         ("clip: {name: [1]}\n", "clip="),
-        ("clip: fspo\nper_clip: {fspo: [1]}\n", "per_clip must map policy names"),
+        ("clip: fspo\nper_clip: {fspo: [1]}\n", "per_clip must map the names of policies"),
         ("? \n", "odd.yaml': None is not a key"),
         ("clip: fspo\ntask: {1: 2}\n", "task: 1 is not the name of a setting"),
         ('clip: fspo\nplugins: ["a\\0b"]\n', "cannot be accessed"),

@@ -124,7 +124,7 @@ def test_a_sample_without_tokens_has_a_loss_to_go_back_from():
     ("rule", "settings", "message"),
     [("m2po", {}, "rlzoo:m2po needs a whole step, but prime-rl passes one sample at a time to a loss"),
      ("fspo-adaptive", {}, "fspo-adaptive adapts its band"), ("gvpo", {}, "gvpo needs group_ids, rewards"),
-     ("grpo", {"reduction": "token_mean"}, "would be ignored; set nothing, because prime-rl divides"),
+     ("grpo", {"reduction": "token_mean"}, "would be ignored; set no reduction, because prime-rl divides"),
      ("grpo", {"width": 1}, "unknown key 'rlzoo:grpo/width'"), ("grop", {}, "did you mean 'grpo'")],
 )  # fmt: skip
 def test_what_would_be_wrong_or_ignored_is_refused(rule, settings, message):

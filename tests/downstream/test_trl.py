@@ -493,7 +493,7 @@ def test_more_that_is_refused(model, trainers, tmp_path):
     trainer = with_model(tmp_path, model)
     with pytest.raises(UserError, match=r"unknown key 'policy\.width'"):
         use_policy(trainer, "fspo", width=0.1)
-    with pytest.raises(UserError, match="width_low: settings can only be passed with the name of a rule"):
+    with pytest.raises(UserError, match="width_low: settings can be passed only with the name of a rule"):
         use_policy(trainer, ZOO["fspo"](), width_low=0.1)
     with pytest.raises(UserError, match="the trainer is a Qwen3ForCausalLM; it must be TRL's GRPOTrainer"):
         record(model, tmp_path)
@@ -677,7 +677,7 @@ def test_a_folder_with_anything_in_it_is_refused_and_a_resumed_run_goes_on_in_it
     foreign = dataclasses.replace(RecordedStep.load(folder / "000002.safetensors"), writer="another trainer")
     foreign.save(folder / "000002.safetensors")
     with pytest.raises(
-        UserError, match=r"contains '000002\.safetensors', which is later than the checkpoint's \d+ and not from TRL"
+        UserError, match=r"contains '000002\.safetensors', which comes after the checkpoint's \d+ and is not from TRL"
     ):
         ClipPolicyTrainer(policy="fspo", record_to=folder, **arguments(tmp_path, **settings)).train(
             resume_from_checkpoint=str(tmp_path / "checkpoint-2")

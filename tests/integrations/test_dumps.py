@@ -76,10 +76,11 @@ def test_tokens_that_prime_rl_learns_from_by_another_loss_are_left_out(tmp_path)
 
 @pytest.mark.parametrize(
     ("replaced", "message"),
-    [({"schema_version": 2}, "schema_version 2, but this rlzoo reads 1"),
+    [({"schema_version": 2}, "schema_version 2, but only version 1 is supported"),
      ({"inference_logprobs": [0, 0, None, 0, -1]}, "null log-prob or advantage on a token that was trained on"),
      ({"trainer_logprobs": [1.0]}, "is it a dump from prime-rl"), ({"token_ids": "x"}, "is it a dump from prime-rl"),
-     ({"token_ids": [1, 2]}, r"mask of shape \(5,\) for 2 tokens"), ({"advantages": [1e39] * 5}, "advantages has a value"),
+     ({"token_ids": [1, 2]}, r"mask values have shape \(5,\), but there are 2 tokens"),
+     ({"advantages": [1e39] * 5}, "advantages has a value"),
      ({"token_ids": [7, 8, 3, 5, -4]}, "cannot be converted to a rollout file: token_ids has a negative value")],
 )  # fmt: skip
 def test_a_token_export_that_does_not_fit_is_refused(replaced, message, tmp_path):

@@ -320,8 +320,8 @@ def test_what_a_removal_left_is_looked_at_before_it_is_removed(run, content):
 def test_a_run_whose_checkpoints_are_gone_is_refused_and_stays(run):
     shutil.rmtree(run / "checkpoints")
     (run / "checkpoints").mkdir()
-    assert "start another run with another --output" in refuses(run, "has steps up to 4, and no checkpoint to resume from")
-    refuses(run, "has steps up to 4, and no checkpoint to resume from", steps=8)
+    assert "start another run with another --output" in refuses(run, "has steps up to 4, but its checkpoints/ has no")
+    refuses(run, "has steps up to 4, but its checkpoints/ has no checkpoint", steps=8)
 
 
 @pytest.mark.parametrize("left", ["a row", "rollouts"])
@@ -332,7 +332,7 @@ def test_a_single_step_without_a_checkpoint_is_refused_too(run, left):
     for file in (run / "rollouts").iterdir():
         if left == "a row" or file.stem != "000001":
             file.unlink()
-    refuses(run, "has steps up to 1, and no checkpoint to resume from")
+    refuses(run, "has steps up to 1, but its checkpoints/ has no checkpoint")
 
 
 def test_a_run_without_a_step_starts(run, whole, caplog):
@@ -484,7 +484,7 @@ def test_metrics_that_end_before_the_checkpoint_are_refused(run, rows):
     file = run / "metrics.jsonl"
     kept = file.read_text().splitlines(keepends=True)[:rows]
     file.unlink() if rows is None else file.write_text("".join(kept))
-    refuses(run, "the checkpoint is from step 4", "metrics.jsonl' " + ("lacks rows" if rows else "is missing or empty"))
+    refuses(run, "the checkpoint is from step 4", "metrics.jsonl' " + ("has only" if rows else "is missing or empty"))
 
 
 def test_a_last_row_without_its_newline_counts(run, whole):
@@ -499,7 +499,7 @@ def test_what_is_behind_the_checkpoint_is_kept_in_another_place(run, whole, capl
     before = tree(run)
     with caplog.at_level(logging.INFO, "rlzoo"):
         result = resume(run, after=2)
-    assert f"moved what the run wrote after step 2 to {run}/superseded/1" in caplog.text
+    assert f"moved everything that the run wrote after step 2 to {run}/superseded/1" in caplog.text
     kept = run / "superseded" / "1"
     assert [row["step"] for row in lines(kept / "metrics.jsonl")] == [3, 4]
     for step in (3, 4):
@@ -515,8 +515,8 @@ def test_what_is_behind_the_checkpoint_is_kept_in_another_place(run, whole, capl
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"step": 10**9}, "is named after step 4 and holds step 1000000000"),
-        ({"step": 3}, "is named after step 4 and holds step 3"),
+        ({"step": 10**9}, "has the name of step 4, but the state of step 1000000000"),
+        ({"step": 3}, "has the name of step 4, but the state of step 3"),
         ({"run": "another"}, "is a checkpoint of another run; move it away"),
         ({"next_problem": 31}, "has sampled 31 problems"),
         ({"next_problem": 10**15}, "has sampled 1000000000000000 problems"),

@@ -44,7 +44,7 @@ def test_a_correct_rule_is_not_refused(rule):
 def test_a_loop_that_leaves_the_graph_is_advised_against_and_not_refused():
     outcomes = {outcome.law: outcome for outcome in testing.check(Loop())}
     assert outcomes["compiles"].status == "warn"
-    assert outcomes["compiles"].detail.startswith("does not compile to one graph and runs uncompiled: ")
+    assert outcomes["compiles"].detail.startswith("the rule does not compile to one graph and runs uncompiled: ")
     with pytest.warns(LawWarning, match="does not compile to one graph"):
         next(law for law in testing.LAWS if law.name == "compiles")(Loop())
 

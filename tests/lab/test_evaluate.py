@@ -172,5 +172,5 @@ def test_a_damaged_line_of_completions_is_named(tmp_path):
             directory.read("mine", problems)
     rows = [Answered("1+1?", "2", (Completion("2", 1.0, 0, 1, True),) * (1 + place)) for place in range(2)]
     (tmp_path / "completions" / "mine.jsonl").write_text("".join(row.to_line(0) for row in rows))
-    with pytest.raises(UserError, match=r"mine.jsonl line 2 has completions that do not match the first line's"):
+    with pytest.raises(UserError, match=r"mine.jsonl line 2 is inconsistent with line 1"):
         directory.read("mine", problems * 2)

@@ -177,7 +177,7 @@ def test_a_rule_without_a_width_or_with_a_share_out_of_reach_says_so(recorded):
     with pytest.raises(UserError, match="'gpg' has no width"):
         match_clip_fraction(load_zoo()["gpg"](), 0.1, fraction)
     # the first of four updates has ratio 1, so at most about three quarters are clipped
-    with pytest.raises(UserError, match=r"'fspo' clips .* at any width, not 0.89"):
+    with pytest.raises(UserError, match=r"'fspo' can clip .* of these responses, but not 0.89"):
         match_clip_fraction(load_zoo()["fspo"](), 0.89, fraction)
 
 
@@ -243,5 +243,5 @@ def test_a_rule_that_adapts_to_a_share_is_matched_by_sign_as_it_is(recorded):
 
 
 def test_a_rule_that_never_clips_one_sign_is_refused_with_that_sign(recorded):
-    with pytest.raises(UserError, match="for A < 0: clip policy 'cispo' clips 0 to 0 of these responses at any width"):
+    with pytest.raises(UserError, match="for A < 0: clip policy 'cispo' can clip 0 to 0 of these responses"):
         match_by_sign(recorded, load_zoo()["cispo"](), 0.2)

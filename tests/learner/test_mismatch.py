@@ -137,7 +137,7 @@ def test_metrics_say_what_was_kept_by_length(model):
 
 
 def test_a_rule_of_whole_responses_refuses_a_weight_per_token():
-    with pytest.raises(UserError, match=r"correction='tis' has one weight per token with these settings, but fspo has one"):
+    with pytest.raises(UserError, match=r"correction='tis' gives one weight per token with these settings, but fspo has one"):
         RunConfig.compose(clip="fspo", overrides=["correction=tis"])
     assert RunConfig.compose(clip="grpo", overrides=["correction=tis"]).correction == correction("tis", pool="token")
     RunConfig.compose(clip="fspo", overrides=["correction=length_fair"])

@@ -251,7 +251,7 @@ def test_two_processes_where_one_was_started_are_one_clear_line(zygote, tmp_path
     words = ["train", "--processes", "2", "--output", "run"]
     done = zygote.run(*words, folder=tmp_path, environment={**environment("ddp"), **told})
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("rlzoo: launch.processes=2, but 1 train together")
+    assert done.stderr.splitlines()[-1].startswith("rlzoo: launch.processes=2, but the training group has 1")
     assert not (tmp_path / "run").exists()
 
 
@@ -299,7 +299,7 @@ def test_what_the_learner_decides_is_refused_in_deepspeeds_settings(tmp_path):
     pytest.importorskip("deepspeed")
     file = tmp_path / "ds.json"
     file.write_text(json.dumps({"zero_optimization": {"stage": 1}, "optimizer": {"type": "Adam"}}))
-    with pytest.raises(UserError, match="holds 'optimizer', which the learner's settings decide"):
+    with pytest.raises(UserError, match="the file sets 'optimizer', which the learner's settings determine"):
         deepspeed_settings(LaunchConfig(deepspeed=str(file)), bf16=False, max_grad_norm=1.0)
     file.write_text(json.dumps({"zero_optimization": {"stage": 1}}))
     assert deepspeed_settings(LaunchConfig(deepspeed=str(file)), bf16=True, max_grad_norm=None)["gradient_clipping"] == 0.0

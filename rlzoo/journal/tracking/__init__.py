@@ -1,6 +1,6 @@
-"""MLflow tracking: a separate process sends new contents of the run directory, each exactly once."""
+"""MLflow tracking: a separate process sends everything in the run directory exactly once."""
 
 import os
 
-# MLflow sends usage data by default; rlzoo only contacts servers that the user configured
+# MLflow sends usage data by default; rlzoo contacts only servers that the user configured
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")

@@ -16,14 +16,14 @@ from rlzoo.support.redaction import REDACTED, redact, redact_settings
 
 COMMAND = "RLZOO_COMMAND"  # environment variable with the user's command, for processes that a launcher starts
 NOTE = "mlflow.note.content"  # the tag that MLflow shows as a run's description
-LONGEST = 7900  # characters of a description; the limit of MLflow is 8000
+LONGEST = 7900  # maximum number of characters in a description; MLflow's limit is 8000
 
 LONGEST_COMMAND = 1500
 ABSENT = "-"
 
 
 def describe_run(title: str, usual: str, differences: Mapping[str, tuple[Any, Any]], directory: Path) -> str:
-    """Describe a run in Markdown, with the settings that differ from those of its default command ``usual``."""
+    """Describe a run in Markdown, with the settings in which it differs from the command ``usual``."""
     place = shlex.quote(str(directory))
     paragraphs = [
         title,
@@ -42,7 +42,7 @@ def describe_run(title: str, usual: str, differences: Mapping[str, tuple[Any, An
 
 
 def differences(usual: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The usual and the current value of each setting that differs; keys that are only in ``usual`` are ignored."""
+    """Return the usual and the current value of each setting that differs; keys that occur only in ``usual`` are ignored."""
     return {key: (usual.get(key, ABSENT), value) for key, value in here.items() if key not in usual or usual[key] != value}
 
 
@@ -51,12 +51,12 @@ def _as_it_is(*lines: str) -> str:
 
 
 def typed_command() -> str:
-    """The command line of this process, or of its launcher, without secrets."""
+    """Return the command line of this process, or of its launcher, without secrets."""
     return os.environ.get(COMMAND) or shlex.join(redact_words([*_program(sys.argv[0]), *sys.argv[1:]]))
 
 
 def source_name() -> str:
-    """The source of a run in MLflow: the command, such as ``rlzoo train``, or the script's file."""
+    """Return the source of a run for MLflow: the command, such as ``rlzoo train``, or the script's file."""
     words = shlex.split(typed_command())
     if words[:1] == ["rlzoo"]:
         return " ".join(word for word in words[:2] if not word.startswith("-"))
@@ -64,7 +64,7 @@ def source_name() -> str:
 
 
 def redact_words(words: Sequence[str]) -> list[str]:
-    """Redact the secrets in a command, including values of ``KEY=VALUE`` and ``--option VALUE`` with a secret's name.
+    """Redact the secrets in a command, including the values in ``KEY=VALUE`` and ``--key VALUE`` if the key names a secret.
 
     Example:
         >>> redact_words(["--set", "judge.api_key=my key", "--password", "abc"])
@@ -94,7 +94,7 @@ def _is_secret(name: str, text: str) -> bool:
 
 
 def _program(path: str) -> list[str]:
-    """The words that started the current program, given its path."""
+    """Return the words of the command that started the current program, given its path."""
     file = Path(path)
     if file.name == "__main__.py":
         return ["rlzoo"] if file.parent.name == "rlzoo" else ["python", "-m", file.parent.name]

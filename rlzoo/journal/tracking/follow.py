@@ -1,7 +1,7 @@
 """The follower process, which sends a run to MLflow while it trains: ``python -m rlzoo.journal.tracking.follow``.
 
-It reads the run directory from stdin. Its stdin closes when the training process ends for any reason. The follower then
-has `LONGEST_END` seconds to send the rest.
+It reads the path of the run directory from stdin. Its stdin closes when the training process ends for any reason. The
+follower then has `LONGEST_END` seconds to send the rest.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from rlzoo.support.redaction import redact
 
 POLL = 1.0  # seconds between checks of the directory
 LONGEST_PAUSE = 30.0  # maximum seconds between attempts while the store cannot be reached
-PATIENCE = 15.0  # seconds without success after the run's end before the rest is left to `rlzoo sync`
-LONGEST_END = 60.0  # seconds after the run's end before the rest is left to `rlzoo sync`, even if the store responds
+PATIENCE = 15.0  # seconds without success after the run's end until the rest is left to `rlzoo sync`
+LONGEST_END = 60.0  # seconds after the run's end until the rest is left to `rlzoo sync`, even if the store responds
 
 
 def follow(sync: Sync, is_over: Callable[[float], bool], uri: str) -> bool:
@@ -58,7 +58,7 @@ def follow(sync: Sync, is_over: Callable[[float], bool], uri: str) -> bool:
 
 
 def main() -> int:
-    """Follow the directory in the first line of stdin; do nothing if there is none."""
+    """Follow the directory named in the first line of stdin; do nothing if there is none."""
     parent = os.getppid()
     collect_seldom()
     with bounded_store():  # loads MLflow while the run loads its model

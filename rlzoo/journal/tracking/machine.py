@@ -1,4 +1,4 @@
-"""Samples the load of the machine with MLflow's monitors, and writes it to a file of the run directory."""
+"""Samples the load of the machine with MLflow's monitors, and writes it to a file in the run directory."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SOON = 1.0  # seconds to the first sample, so that short runs have one
 
 
 class Machine:
-    """Samples the load in a thread until `end` is called; ``every`` 0 disables it.
+    """Samples the load in a thread until `end` is called; ``every=0`` disables sampling.
 
-    MLflow's own sampling thread is not used: it queries the store before every sample, and ends if the store is down.
+    MLflow's own sampling thread is not used: it queries the store before every sample, and stops if the store is down.
     """
 
     def __init__(self, directory: Path, every: float) -> None:
@@ -32,7 +32,7 @@ class Machine:
             self._thread.start()
 
     def end(self) -> None:
-        """Take a last sample and stop."""
+        """Take a final sample and stop."""
         self._over.set()
         if self._every > 0:
             self._thread.join(timeout=5)
@@ -42,7 +42,7 @@ class Machine:
         step = max((int(row["step"]) for row in former.added()), default=-1) + 1
         if self._file.exists():
             os.truncate(self._file, former.offset)  # drop an incomplete line
-        _measure(monitors)  # load is measured since the previous call
+        _measure(monitors)  # each call measures the load since the previous call
         pause, is_over = min(SOON, self._every), False
         while not is_over:
             is_over, pause = self._over.wait(pause), self._every
@@ -56,7 +56,7 @@ class Machine:
 
 
 def _monitors() -> list[Any]:
-    """Monitors of CPU, memory, disk and network, and of NVIDIA or AMD GPUs if their library is installed."""
+    """Return monitors for CPU, memory, disk and network, and for NVIDIA or AMD GPUs if their library is installed."""
     from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
     from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
     from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor

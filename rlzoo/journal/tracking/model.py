@@ -19,7 +19,7 @@ NOT_ITS_FILES = ("manifest.json", "clip.json")
 
 
 def final_checkpoint(directory: Path, step: int, max_mb: float) -> Path | None:
-    """The checkpoint of the last step; None if it does not exist or its model is larger than ``max_mb`` megabytes."""
+    """Return the checkpoint of the last step; None if it does not exist or its model is larger than ``max_mb`` megabytes."""
     folder = directory / "checkpoints" / f"step-{step:06d}"
     # a link in an untrusted run directory could point to any folder
     files = model_files(folder) if folder.resolve().is_relative_to(directory.resolve()) else []
@@ -28,7 +28,7 @@ def final_checkpoint(directory: Path, step: int, max_mb: float) -> Path | None:
 
 
 def model_files(folder: Path) -> list[Path]:
-    """The files of a checkpoint that ``from_pretrained`` reads, excluding symbolic links."""
+    """Return the files of a checkpoint that ``from_pretrained`` reads, excluding symbolic links."""
     found = sorted(folder.iterdir()) if folder.is_dir() else []
     return [file for file in found if file.is_file() and not file.is_symlink() and file.name not in NOT_ITS_FILES]
 
@@ -42,7 +42,7 @@ def send_model(client: Any, run: Any, record_id: str, checkpoint: Path, step: in
     if found and found[0].status == LoggedModelStatus.READY:
         return
     name = re.sub(r"[/:.%\"']", "-", run.info.run_name)
-    # an unready model was left by a killed process
+    # a killed process leaves a model that is not ready
     model = found[0] if found else client.create_logged_model(
         run.info.experiment_id, name=name, source_run_id=run.info.run_id, tags={TAG: mark}
     )  # fmt: skip
@@ -58,8 +58,8 @@ def send_model(client: Any, run: Any, record_id: str, checkpoint: Path, step: in
 def write_model(folder: Path, checkpoint: Path, model: Any, run_id: str) -> None:
     """Write an MLflow model of the transformers flavour, with links to the files of the checkpoint.
 
-    ``mlflow.transformers.save_model`` would copy the weights and load the tokenizer, which takes seconds and memory. For a
-    tokenizer with its own code, it would fail or run that code.
+    ``mlflow.transformers.save_model`` would copy the weights and load the tokenizer, which takes time and memory. If a
+    tokenizer comes with its own code, it would fail or run that code.
     """
     from mlflow.models import Model, ModelSignature
     from mlflow.types.schema import ColSpec, Schema

@@ -29,7 +29,7 @@ PARENT_RUN = "RLZOO_MLFLOW_PARENT_RUN"
 """Environment variable with the ID of the parent run in MLflow; a sweep sets it for its runs."""
 
 FOLDER = "tracking"
-LONGEST_PARAM = 6000  # characters, MLflow's own limit
+LONGEST_PARAM = 6000  # maximum number of characters; MLflow's own limit
 
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 
@@ -41,7 +41,7 @@ class Data:
     name: str
     digest: str  # hash of the questions
     context: Literal["train", "eval"]
-    source_type: Literal["code", "local", "hugging_face"]  # MLflow's names of sources
+    source_type: Literal["code", "local", "hugging_face"]  # MLflow's names for source types
     source: dict[str, Any]  # keys as in MLflow's source of that type
     num_questions: int
 
@@ -50,18 +50,18 @@ class Data:
 class Record:
     """What is logged to MLflow for a run directory, besides the rows of its ``metrics.jsonl``."""
 
-    id: str  # tag that identifies the run in every store
+    id: str  # value of the tag that identifies the run in every store
     experiment: str
     name: str
     tags: dict[str, str]
     params: dict[str, str]  # dotted keys, as in --set
     started: float  # seconds since 1970
     files: tuple[str, ...] = ()  # logged as artifacts, together with figures/
-    completions: int = 0  # prompts of each step whose first response is logged
+    completions: int = 0  # number of prompts per step whose first response is logged
     data: tuple[Data, ...] = ()
     curves: Curves = "all"
     machine_every: float = 0.0  # seconds between samples of the machine's load; 0: none
-    max_model_mb: float = 0.0  # largest final model that is logged
+    max_model_mb: float = 0.0  # maximum size of a final model that is logged
     status: Status = "RUNNING"
     ended: float | None = None
     step: int = 0  # step at which `metrics` are logged
@@ -94,7 +94,7 @@ class Record:
         return _read(directory / FOLDER / "record.json", _RECORD)
 
     def write(self, directory: Path) -> None:
-        """Write the record to a directory, and replace an older one."""
+        """Write the record to a directory; an older record is replaced."""
         _write(directory / FOLDER / "record.json", asdict(self), self.id)
 
 
@@ -105,7 +105,7 @@ class Sent:
     id: str  # ID of the record
     run_id: str | None = None
     files: dict[str, list[int]] = field(default_factory=dict)  # size and modification time when the file was sent
-    trouble: str | None = None  # the error of the last attempt to reach the store
+    trouble: str | None = None  # the error from the last attempt to reach the store
 
     @classmethod
     def read(cls, directory: Path, uri: str) -> Sent:
@@ -115,37 +115,37 @@ class Sent:
         return found if found is not None and found.id == own_id else cls(own_id)
 
     def write(self, directory: Path, uri: str) -> None:
-        """Save to the directory, for the process that sends the rest."""
+        """Save this object in the directory, for the process that sends the rest."""
         stores = sent_to(directory) | {without_password(uri): self}
         _write(directory / FOLDER / "sent.json", {store: asdict(sent) for store, sent in stores.items()}, self.id)
 
 
 def sent_to(directory: Path) -> dict[str, Sent]:
-    """What each store has received; empty if the file is damaged, because the stores can be queried."""
+    """Return what each store has received; empty if the file is damaged, because the stores can be queried."""
     with suppress(UserError):
         return _read(directory / FOLDER / "sent.json", _SENT) or {}
     return {}
 
 
 def run_id_of(directory: Path) -> str | None:
-    """The ID of the directory's run in the current store; None if the store has none."""
+    """Return the ID of the directory's run in the current store; None if the store has none."""
     return Sent.read(directory, tracking_uri()).run_id
 
 
 def tracking_uri() -> str:
-    """``MLFLOW_TRACKING_URI`` if it is set, else a SQLite file in the current directory."""
+    """Return ``MLFLOW_TRACKING_URI`` if it is set, and otherwise a SQLite file in the current directory."""
     return os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_STORE
 
 
 def without_password(uri: str) -> str:
-    """The address of a store without its password; the default store with its absolute path."""
+    """Return the address of a store without its password, or the absolute path of the default store."""
     if uri == DEFAULT_STORE:
         return f"sqlite:///{Path('mlflow.db').resolve()}"
     return without_userinfo(uri.encode(errors="backslashreplace").decode())  # the variable may not be valid text
 
 
 def git_commit() -> str:
-    """The git commit of the current directory; empty outside a repository."""
+    """Return the git commit of the current directory; empty outside a repository."""
     try:
         answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     except OSError:
@@ -174,7 +174,7 @@ def _read(file: Path, kind: TypeAdapter[T]) -> T | None:
         return None
     except (OSError, ValidationError) as error:
         what = first_mistake(error) if isinstance(error, ValidationError) else error.strerror
-        raise UserError(f"{str(file)!r} is not valid: {what}; without it, the run is logged to MLflow again") from error
+        raise UserError(f"{str(file)!r} is not valid: {what}; if you remove it, the run is logged to MLflow again") from error
 
 
 def _write(file: Path, content: Mapping[str, Any], key: str) -> None:

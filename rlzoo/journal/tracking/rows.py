@@ -1,4 +1,4 @@
-"""Sends the rows of metrics that a run appends to a file, in order and each once."""
+"""Sends the rows of metrics that a run appends to a file, in order and exactly once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-LARGEST_CALL = 1000  # metrics, MLflow's own limit
+LARGEST_CALL = 1000  # metrics in one call; MLflow's own limit
 
 Curves = Literal["curated", "all"]
 """Which metrics of a step are sent: all, or only those that are useful as curves."""
@@ -16,10 +16,10 @@ LEFT_OUT = (
     *("ratio/standardised_", "learner/objective", "eval/accuracy_se"),
     *("fairness/lre_composition_mean", "fairness/lre_total_mean"),
 )
-"""Prefixes of metrics that are not curated. Ends of intervals are not curated either."""
+"""Prefixes of metrics that are not curated. Interval bounds are not curated either."""
 
 BY_BIN = ("clip/fraction_length_bin_", "clip/fraction_num_turns_bin_", "clip/band_", "fairness/ess_length_bin_")
-"""Prefixes of the metrics by length and by number of turns that are curated; the others are in ``metrics.jsonl``."""
+"""Prefixes of the curated metrics by length and by number of turns; all others are only in ``metrics.jsonl``."""
 
 
 class Lines:
@@ -43,8 +43,8 @@ class Lines:
 class Points:
     """Sends the rows that a store does not have yet.
 
-    The last step in the store tells which rows are missing. After an error it is unknown which rows arrived, so create a
-    new object, which queries the store again.
+    The last step of a metric in the store determines which rows are missing. After an error, it is unknown which rows have
+    arrived. In that case, create a new object, which queries the store again.
     """
 
     def __init__(self, client: Any, run_id: str, kind: Curves) -> None:
@@ -55,7 +55,7 @@ class Points:
         """Send the rows that the store does not have, and return their number. Rows must be in order."""
         new = [points(row, self._kind) for row in rows if self._is_new(row)]
         size = max(1, LARGEST_CALL // max(map(len, new), default=1))
-        for start in range(0, len(new), size):  # a call may fail, so it has whole rows
+        for start in range(0, len(new), size):  # each call sends whole rows, because it may fail
             self._client.log_batch(self._run_id, metrics=[point for row in new[start : start + size] for point in row])
         return len(new)
 
@@ -68,7 +68,7 @@ class Points:
 
 
 def curves(row: Mapping[str, float], kind: Curves) -> dict[str, float]:
-    """The metrics of a row that are sent."""
+    """Return the metrics of a row that are sent."""
     own = ("step", "time/clock")
     return {key: row[key] for key in row if key not in own and (kind == "all" or is_curated(key))}
 

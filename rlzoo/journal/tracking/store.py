@@ -1,4 +1,4 @@
-"""Connects to an MLflow store, with limits in case the store is slow, sends without end, or is not MLflow."""
+"""Connects to an MLflow store, with limits in case the store is slow, sends endless replies, or is not MLflow."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from rlzoo.journal.tracking.views import write_view
 from rlzoo.support.replies import bounded_replies
 
 LARGEST_REPLY = 16 * 2**20
-"""Maximum bytes of a reply. The largest request, the history of a metric, has about 90 bytes per step."""
+"""Maximum size of a reply in bytes. The largest reply, the history of a metric, has about 90 bytes per step."""
 
-LONGEST_REPLY = 60.0  # maximum seconds of a reply
+LONGEST_REPLY = 60.0  # maximum duration of a reply in seconds
 
 SPARE_MEMORY = 2**30
-"""Bytes that the process may allocate on top: a compressed reply can grow a thousandfold when it is read."""
+"""Bytes that the process may allocate in addition: a compressed reply can grow a thousandfold when it is read."""
 
 KIND = "mlflow.experimentKind"  # tag that makes MLflow's pages show runs and models instead of traces and judges
 
 _DEFAULTS = {
-    "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # otherwise a new store logs every table, and a failing one a traceback
+    "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # otherwise a new store logs every table, and a failing store logs a traceback
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # the default retries take minutes
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }
@@ -38,7 +38,7 @@ def bounded_store() -> Iterator[None]:
     """Limit the time and size of the store's replies, and the memory of this process, within the block."""
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
-    import mlflow  # noqa: F401  (its own memory does not count)
+    import mlflow  # noqa: F401  (the limit does not include MLflow's own memory)
 
     former, most = resource.getrlimit(resource.RLIMIT_DATA)
     limit = psutil.Process().memory_info().data + SPARE_MEMORY
@@ -59,7 +59,7 @@ def experiment_id(client: Any, name: str) -> str:
         return str(found.experiment_id)
     try:
         made = str(client.create_experiment(name, tags={KIND: "custom_model_development"}))
-    except MlflowException:  # another run created it meanwhile
+    except MlflowException:  # another run created it in the meantime
         if found := client.get_experiment_by_name(name):
             return str(found.experiment_id)
         raise
@@ -68,7 +68,7 @@ def experiment_id(client: Any, name: str) -> str:
 
 
 def latest_experiment() -> str | None:
-    """Return the ID of the experiment with the newest run, and ensure that it has the saved view; None without one."""
+    """Return the ID of the experiment with the newest run, and ensure that it has the saved view; None if there is none."""
     with connected() as client:
         found = client.search_experiments(order_by=["last_update_time DESC"])
         own = [experiment for experiment in found if experiment.experiment_id != "0"]  # 0 is MLflow's "Default"
@@ -83,7 +83,7 @@ def latest_experiment() -> str | None:
 def differing_settings(experiment: str) -> list[str]:
     """Return the settings in `SAME_CONTEST` in which the runs of an experiment differ; reads up to 1,000 runs.
 
-    The saved view averages all runs of a rule, so its charts do not compare rules where these settings differ.
+    The saved view averages all runs of a rule, so its charts do not allow a comparison of rules if these settings differ.
     """
     with connected() as client:
         runs = client.search_runs([experiment], max_results=1000)
@@ -110,7 +110,7 @@ def open_parent(experiment: str, run_name: str, tags: Mapping[str, str]) -> str:
 
 @contextmanager
 def connected() -> Iterator[Any]:
-    """Yield an MLflow client of the current store, with the limits of `bounded_store`."""
+    """Yield an MLflow client for the current store, with the limits of `bounded_store`."""
     with bounded_store():
         from mlflow import MlflowClient
 

@@ -22,10 +22,10 @@ from rlzoo.support.redaction import redact
 ID_TAG = "rlzoo_id"
 CONTEXT = "mlflow.data.context"
 SCHEMA = json.dumps({"mlflow_colspec": [{"name": name, "type": "string", "required": True} for name in ("question", "answer")]})
-SHOWN_DIGEST = 12  # characters: enough to distinguish data sets, and fits into MLflow's table of runs
+SHOWN_DIGEST = 12  # characters: enough to distinguish data sets, and few enough for MLflow's table of runs
 TABLE = "completions.json"
 COLUMNS = ("question", "answer", "response", "reward", "advantage", "clipped", "length")
-SHOWN = (".png", ".html")  # files of figures/ that are logged
+SHOWN = (".png", ".html")  # files in figures/ that are logged
 LOGGED = "mlflow.loggedArtifacts"  # tag that marks artifacts as tables for MLflow
 
 IN_MEMORY = ("sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite://:memory:")
@@ -47,10 +47,10 @@ class Sync:
         """Send everything that is new.
 
         Args:
-            is_over: whether the run has ended; then the final metrics, tables and model are sent as well.
+            is_over: whether the run has ended; if so, the final metrics, tables and model are also sent.
 
         Raises:
-            Exception: any error of the store. The next call reconnects and sends what is missing.
+            Exception: any error from the store. The next call reconnects and sends what is missing.
         """
         record = Record.read(self.directory)
         assert record is not None, "a directory is tracked after its record is written"
@@ -80,7 +80,7 @@ class Sync:
 
         if self._uri in IN_MEMORY:
             raise UserError(
-                f"{self._uri!r} is an in-memory database, which ends with its process; use a file, as in sqlite:///mlflow.db"
+                f"{self._uri!r} is an in-memory database, which ends with the process; use a file, such as sqlite:///mlflow.db"
             )
         client = MlflowClient(self._uri)
         run = self._find(client, record)
@@ -139,7 +139,7 @@ class Sync:
             self.num_files += 1
 
     def _send_end(self, record: Record) -> None:
-        """Send what is known at the end of a run: the completions table, the metrics of the run, the model and the status."""
+        """Send what is complete at the end of a run: the completions table, the run's metrics, the model and the status."""
         client, run_id = self._client, str(self.sent.run_id)
         rows = [list(row.values()) for row in sampled_completions(self.directory, record.completions)]
         table = json.dumps({"columns": ["step", *COLUMNS], "data": rows})
@@ -159,9 +159,9 @@ class Sync:
 
 
 def describe(error: Exception, uri: str) -> str:
-    """Format an error of the store as one line, without passwords."""
-    text = str(error)[:LONGEST_ERROR].replace(uri, without_password(uri))  # replies can have megabytes
-    printable = "".join(char if char.isprintable() else " " for char in text)  # and contain control characters
+    """Format an error from the store as one line, without passwords."""
+    text = str(error)[:LONGEST_ERROR].replace(uri, without_password(uri))  # a reply can have megabytes
+    printable = "".join(char if char.isprintable() else " " for char in text)  # and control characters
     return f"{type(error).__name__}: {redact(' '.join(printable.split()))[:300]}".rstrip(": ")
 
 

@@ -1,4 +1,4 @@
-"""The part of MLflow tracking in the training process: starts the follower process, and records how the run ended."""
+"""The part of MLflow tracking that runs in the training process: starts the follower process, and records how the run ended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlzoo.journal.tracking.record import Record, Sent, Status, sent_to, trackin
 
 logger = logging.getLogger("rlzoo")
 
-QUIET_END = 5.0  # seconds to wait at the end of a run before logging that it waits
+QUIET_END = 5.0  # seconds to wait at the end of a run before logging a message about the wait
 
 
 class Tracker:
@@ -35,15 +35,15 @@ class Tracker:
         self._record: Record | None = None
         self._trouble: str | None = None
         self._process: subprocess.Popen[str] | None = None
-        if is_on:  # started early, because it loads as long as the run
+        if is_on:  # started early, because it takes as long to load as the run
             command = [sys.executable, "-P", "-m", "rlzoo.journal.tracking.follow"]
-            # in its own session, so that Ctrl-C only reaches the run
+            # in its own session, so that Ctrl-C reaches only the run
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True
             )
 
     def begin(self, directory: Path, record: Record) -> None:
-        """Start to track a directory. A directory that was tracked before keeps its run in MLflow."""
+        """Start tracking a directory. A directory that was already tracked keeps its run in MLflow."""
         if self._process is None:
             return
         former = Record.read(directory)
@@ -106,11 +106,11 @@ class Tracker:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(QUIET_END)
         if process.returncode is None:
-            logger.info("sending the rest to MLflow; Ctrl-C skips this, then send it with: rlzoo sync %s", directory)
+            logger.info("sending the rest to MLflow; press Ctrl-C to skip, then send it with: rlzoo sync %s", directory)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, LONGEST_END - QUIET_END))
         if process.returncode != 0:
             late = f"it did not accept everything within {LONGEST_END:g} s"
-            ended = f"the process that sends to it exited with code {process.returncode}"
+            ended = f"the process that sends the data exited with code {process.returncode}"
             trouble = self._sent().trouble or (late if process.returncode in (None, -signal.SIGALRM) else ended)
             logger.warning("MLflow did not receive everything (%s); send the rest with: rlzoo sync %s", trouble, directory)

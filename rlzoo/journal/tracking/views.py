@@ -1,7 +1,7 @@
-"""The saved view of MLflow's runs page that compares rules side by side.
+"""The saved view that compares rules side by side on MLflow's runs page.
 
 MLflow stores a saved view in an experiment tag, lists it in the *Views* menu of the runs page, and opens it by its key in
-the address. The tag's format is undocumented. This module writes that of the pinned version, which the browser tests check.
+the address. The tag's format is undocumented. This module writes the format of the pinned version; browser tests check it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from rlzoo.support.colours import RULE_TAG
 TAG_PREFIX = "mlflow.sharedViewState."
 KEY = "rlzoo-rules-1"  # increase the number for a new layout, so that views edited by users are kept
 NAME = "Rules side by side"
-MOST_RUNS = 100  # lines or bars of a chart
+MOST_RUNS = 100  # maximum number of lines or bars in a chart
 REPORT = "report"
-"""Rule tag of the runs with a comparison's report. The charts hide this group; the table shows it."""
+"""Rule tag of the runs that hold a comparison's report. The charts hide this group, but the table shows it."""
 
 COLUMNS = (
     *("params.`seed`", "metrics.`accuracy`", "metrics.`gain`", "metrics.`lre_at_0.1`", "metrics.`lre_noise_at_0.1`"),
@@ -34,8 +34,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         *("fairness/lre_max", "learner/entropy", "response/length_mean"),
     ),
 }
-"""The metrics of each section's charts: bars for metrics of whole runs, lines for metrics of steps."""
-MOST_COLUMNS = 3  # charts in a row
+"""The metrics of each section's charts: bars for whole-run metrics, lines for per-step metrics."""
+MOST_COLUMNS = 3  # maximum number of charts in a row
 
 
 def write_view(client: Any, experiment_id: str) -> None:
@@ -46,19 +46,19 @@ def write_view(client: Any, experiment_id: str) -> None:
 
 
 def view_path(experiment_id: str) -> str:
-    """The path and query of the address that opens the charts of the view."""
+    """Return the path and query of the URL that opens the charts of the view."""
     where = f"viewStateShareKey={KEY}&compareRunsMode=CHART&workflowType=machine_learning"
     return f"/#/experiments/{quote(experiment_id)}/runs?{where}"
 
 
 def view() -> str:
-    """The value of the view's tag."""
+    """Return the value of the view's tag."""
     now = int(time.time() * 1000)
     return json.dumps({"name": NAME, "createdAt": now, "updatedAt": now, "state": json.dumps(_state())})
 
 
 def _state() -> dict[str, Any]:
-    """The state of the page in MLflow's format."""
+    """Return the state of the page in MLflow's format."""
     return {
         "searchFilter": "",
         "orderByKey": "attributes.start_time",
@@ -86,13 +86,13 @@ def _state() -> dict[str, Any]:
 
 
 def _section(name: str, num_charts: int) -> dict[str, Any]:
-    """A section in MLflow's format."""
+    """Return a section in MLflow's format."""
     kept = {"display": True, "isReordered": True, "deleted": False, "isGenerated": False}
     return {"uuid": name, "name": name, **kept, "columns": min(num_charts, MOST_COLUMNS)}
 
 
 def _chart(section: str, metric: str) -> dict[str, Any]:
-    """A chart in MLflow's format: lines for a metric of steps, which has a prefix with ``/``, else bars."""
+    """Return a chart in MLflow's format: lines for a per-step metric, which has a ``/`` in its name, and bars for others."""
     chart = {
         "uuid": f"{KEY}-{metric}",
         "type": "BAR",

@@ -98,7 +98,7 @@ def test_a_run_whose_follower_is_killed_goes_on(directory, caplog):
         tracker.look()
 
     tracked(directory, work)
-    assert "the process that sends to it exited with code -9" in caplog.text
+    assert "the process that sends the data exited with code -9" in caplog.text
     assert f"rlzoo sync {directory}" in caplog.text
 
 
