@@ -16,9 +16,9 @@ _ABOUT = ("done", "reward", "metadata")  # fields of every observation
 
 
 class OpenEnv:
-    """A session with an OpenEnv server: its reset takes the seed, and a field of its actions takes the model's text.
+    """A session with an OpenEnv server, which receives the seed at reset and the model's text in a field of each action.
 
-    Whether the same seed begins the same episode depends on the server's environment.
+    The server's environment determines whether the same seed begins the same episode.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class OpenEnv:
         Args:
             url: address of the server, such as ``http://127.0.0.1:8000``.
             action: field of the action for the model's text; by default the only required one.
-            observation: field of the observation for the model; by default the only text in the observation, or else the whole
+            observation: field of the observation to show to the model; by default the only text field, or else the whole
                 observation as JSON.
             fields: further fields of every action.
             reset: further arguments to the environment's reset.

@@ -105,7 +105,7 @@ class ToolEnvironment:
 
 
 def find_calls(text: str) -> list[str]:
-    """Return the text between the tags of each call in a turn; calls before the end of the model's thoughts are ignored.
+    """Return the text between the tags of each call in a turn; calls before the end of the model's reasoning are ignored.
 
     Example:
         >>> find_calls('<think>a <tool_call>?</think>Let me see. <tool_call>{"name": "f"}</tool_call> <tool_call>{')
@@ -145,7 +145,7 @@ def call_tool(tools: Mapping[str, Tool], name: str, arguments: Mapping[str, Any]
         ToolError: there is no such tool, the arguments are wrong, or the tool raised an error.
     """
     if name not in tools:
-        raise ToolError(f"there is no tool {name!r} (there is: {', '.join(tools)})")
+        raise ToolError(f"there is no tool {name!r} (available: {', '.join(tools)})")
     try:
         value = checked(tools[name])(**arguments)
         return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)

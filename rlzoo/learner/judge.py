@@ -23,7 +23,7 @@ METRIC = re.compile(r"[a-z][a-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The evaluation of a rule on some responses."""
+    """The result of evaluating a rule on some responses."""
 
     inputs: ClipInputs  # the rule's inputs, detached
     result: ClipResult  # detached
@@ -129,7 +129,7 @@ def judge(policy: ClipPolicy, inputs: ClipInputs) -> ClipResult:
 
 @contextmanager
 def watched(policy: ClipPolicy, inputs: ClipInputs) -> Iterator[None]:
-    """Convert exceptions raised by a rule in this block, and changes to its inputs, to a `PolicyError`.
+    """Raise a `PolicyError` if the rule raises an exception or changes its inputs inside the block.
 
     Raises:
         PolicyError: the rule raised an exception or changed its inputs.

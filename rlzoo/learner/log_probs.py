@@ -29,11 +29,11 @@ logger = logging.getLogger("rlzoo")
 class ResponseLogProbs(nn.Module):
     """Wraps a causal language model to compute log-probabilities and entropies of response tokens only.
 
-    The head runs on chunks of response tokens only, and the backward pass recomputes each chunk. Logits of shape
-    (B, T, vocabulary) therefore never exist. For models that transform the logits after the head, the constructor disables
+    The head runs on chunks of response tokens only, and the backward pass recomputes each chunk. Logits of shape (B, T,
+    vocabulary) are therefore never materialized. For models that transform the logits after the head, the constructor disables
     chunking.
 
-    Where tokens were drawn from a truncated distribution, probabilities are renormalized over the tokens that the sampler kept.
+    If tokens were drawn from a truncated distribution, probabilities are renormalized over the tokens that the sampler kept.
     Log-probs, statistics and gradients are then those of the truncated distribution.
 
     ``statistic`` selects the second output: entropies, or collision probabilities, which are sums of squared probabilities over
@@ -145,7 +145,7 @@ def _log_probs_of_logits(
 
 @torch.no_grad()
 def head_gives_the_logits(model: PreTrainedModel) -> bool:
-    """Test on 8 tokens whether ``head(base_model(x))`` equals the model's logits (no soft cap, no scale)."""
+    """Test on 8 tokens whether ``head(base_model(x))`` equals the model's logits (no soft-capping or scaling)."""
     head = model.get_output_embeddings()
     if head is None or model.base_model is model or getattr(head, "bias", None) is not None:
         return False

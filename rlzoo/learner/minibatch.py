@@ -34,7 +34,7 @@ class Measured:
     entropy: Tensor | None  # (R, T) from the same pass; None unless the rule needs it
     clipped: Tensor  # (R, T) bool: the model's tokens whose gradient the rule cut, on the CPU
     table: ResponseTable
-    table_rows: Tensor  # (R,) for each row of the table, its row in the batch
+    table_rows: Tensor  # (R,) the batch row that each row of the table measures
     rule_metrics: Mapping[str, float]  # means of the rule's metrics over the responses
     objective: float
     learns: bool  # whether there is a gradient to apply

@@ -1,7 +1,7 @@
 """Decodes with a transformers model: computes each prompt once for all of its responses, and skips responses that have ended.
 
 Transformers runs the forward passes, except those after the prompt in models that `fused` supports. This module provides
-the loop and a cache from which rows can be removed. `quickest_way` selects how a model is decoded.
+the loop and a cache from which rows can be removed. `quickest_way` selects the decoding method for a model.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Decoded:
     tokens: Tensor  # (B, T) int64
     log_probs: Tensor  # (B, T) float32, under the sampling distribution
     caches: Caches | None = None  # None unless they are kept for the next turn
-    kept: list[RaggedSets] | None = None  # for each response, the kept sets of its tokens; None without truncation
+    kept: list[RaggedSets] | None = None  # sets of kept tokens for each response; None without truncation
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def decode(
         uniforms: float64 ``(B, T)`` in [0, 1), one random number per token; T is the maximum length of a response.
         end_ids: tokens that end a response.
         pad_id: token id that pads prompts on the left and responses on the right.
-        temperature: divisor of the logits.
+        temperature: sampling temperature.
         truncation: restricts which tokens are drawn.
         fuses: whether `FusedStep` computes the tokens after the prompt, which requires `can_fuse`.
         places: indices under which the prompts' caches are kept for the next turn; None keeps no caches.
@@ -377,7 +377,7 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
 
 
 Way = Literal["fused", "rows", "generate"]
-"""How responses are decoded: by rows with `FusedStep` or with the model's forward pass, or with transformers' `generate`."""
+"""How responses are decoded: row by row with `FusedStep` or the model's forward pass, or with transformers' `generate`."""
 
 
 def quickest_way(model: PreTrainedModel) -> Way:

@@ -42,7 +42,7 @@ class Sampled:
     num_rounds: int  # rounds of sampling
     num_dropped: int  # groups with equal rewards that were dropped
     failed: float = 0.0  # share of all sampled responses whose grading failed
-    learner_version: int = 0  # optimizer steps that the learner had taken before it trained on them
+    learner_version: int = 0  # optimizer steps taken before training on this batch
 
 
 def collect(sample_round: Callable[[int], list[RolloutGroup]], num_groups: int, extra_rounds: int) -> Sampled:
@@ -68,16 +68,16 @@ def collect(sample_round: Callable[[int], list[RolloutGroup]], num_groups: int, 
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """A batch in the queue, which the background thread samples."""
+    """A queued batch, which the background thread samples."""
 
     step: int  # the step that trains on it
-    first: int  # number of training problems that precede its own
+    first: int  # number of training problems before its first one
     problems: list[Problem]  # for all processes
     rollouts: Future[list[Rollout]] | None = None  # for this process; None: sampling has not begun
 
     @property
     def is_sampled(self) -> bool:
-        """Whether its rollouts are available; if sampling has begun, waits for it to end."""
+        """Whether the rollouts are available; if sampling has begun, waits for it to end."""
         if self.rollouts is None:
             return False
         wait([self.rollouts])
@@ -112,8 +112,8 @@ class Rollouts:
 
         Args:
             step: number of the step, starting at 1.
-            newest: gives the sampler the newest weights, and returns their version in optimizer steps. It is called before
-                any sampling that the queue has not done: without a queue, and for the extra rounds of dynamic sampling.
+            newest: gives the sampler the newest weights, and returns their version in optimizer steps. It is called before any
+                sampling outside the queue: if there is no queue, and for the extra rounds of dynamic sampling.
         """
         settings, self._failed = self.config.rollout, []
         sampled = collect(lambda turn: self._round(step, turn, newest), settings.num_prompts, settings.dynamic_sampling)
@@ -155,7 +155,7 @@ class Rollouts:
         wait([batch.rollouts for batch in self._queue if batch.rollouts is not None])
 
     def forget_ahead(self) -> None:
-        """Drop all responses that were sampled ahead; their problems are sampled again with other weights."""
+        """Drop all responses that were sampled ahead; their problems are sampled again with different weights."""
         for batch in self._queue:
             if batch.rollouts is not None:
                 batch.rollouts.cancel()
@@ -337,10 +337,10 @@ class Rollouts:
         if len(failures) / number > limit:
             raise RunError(
                 f"{what} failed for {len(failures)} of {number} responses (reward.max_failed={limit:g}); "
-                f"the last one: {failures[-1]}"
+                f"the last failure: {failures[-1]}"
             )
         if self.player is not None and failures:
-            logger.warning("%d of %d environments failed; the last one: %s", len(failures), number, failures[-1])
+            logger.warning("%d of %d environments failed; the last failure: %s", len(failures), number, failures[-1])
 
     def _share(self, number: int) -> tuple[int, int]:
         """Return the start and end indices of this process's share of the problems."""

@@ -36,7 +36,7 @@ T = TypeVar("T")
 CONNECT_SECONDS = 10
 PAUSES = (1, 2, 4, 8, 16, 32, 64)  # seconds between retries if the server does not answer or fails
 REPLY_BYTES, BYTES_PER_TOKEN, BYTES_PER_LOG_PROB = 2**22, 2**10, 2**7
-"""Terms of the maximum reply size, in bytes; a response token takes about 100, and another token's log-prob about 40."""
+"""Terms of the maximum reply size, in bytes. A response token takes about 100 bytes, and each additional log-prob about 40."""
 START_IT = "start it as described in docs/how-to/vllm.md"
 
 
@@ -73,7 +73,7 @@ class Gate:
 
     @contextmanager
     def closed(self, abort: Callable[[], None]) -> Iterator[None]:
-        """Block new entries, call ``abort`` until everything inside has ended, and then run the block."""
+        """Block new entries, call ``abort`` until all requests inside have ended, and then run the block."""
         with self._changing:
             with self._condition:
                 self._is_open = False
@@ -110,7 +110,7 @@ class ServerSampler(AnyVLLMSampler):
         self.in_flight = settings.in_flight
         self.version = 0  # version of the server's weights, in optimizer steps
         self.gate = Gate()
-        self.restarts = 0  # number of times that the weights were reloaded because the server had not answered
+        self.restarts = 0  # number of weight reloads after the server failed to respond
         self.gone: RunError | None = None
         # no keep-alive: the server would close the connection while the learner works
         self.http = bounded_pool(
@@ -166,7 +166,7 @@ class ServerSampler(AnyVLLMSampler):
                 if truncates:
                     kept.append(self._kept(_by_token_id(each) for each in choice["logprobs"]["top_logprobs"]))
             versions += [version] * (len(tokens) - len(versions))
-            seed = request_seed(seed, 0, 1)  # draw the remaining tokens with other random numbers
+            seed = request_seed(seed, 0, 1)  # draw the remaining tokens with different random numbers
             is_done = choice.get("finish_reason") != "abort" or len(tokens) >= limit
         return Drawn(tokens, log_probs, KeptSets.join(kept) if truncates else None, versions if self.in_flight else ())
 
@@ -289,7 +289,7 @@ class ServerSampler(AnyVLLMSampler):
                 return work()
             except SilentServerError as error:
                 reason = error
-                if PartialState().num_processes > 1:  # only one of them could restore the weights
+                if PartialState().num_processes > 1:  # only one process could restore the weights
                     break
                 if tries < len(PAUSES):
                     logger.warning("%s; retrying in %d s", error, PAUSES[tries])

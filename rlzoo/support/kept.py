@@ -1,4 +1,4 @@
-"""Sets of token ids with different sizes: for each drawn token, the tokens among which the sampler drew it."""
+"""Sets of token ids with different sizes: for each drawn token, the tokens that top-k and top-p kept."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RaggedSets:
 
     @classmethod
     def concat(cls, parts: Iterable[RaggedSets]) -> RaggedSets:
-        """Concatenate sets, of which there is at least one part."""
+        """Concatenate one or more parts."""
         pairs = [(part.ids, part.sizes) for part in parts]
         return cls(torch.cat([ids for ids, _ in pairs]), torch.cat([sizes for _, sizes in pairs]))
 

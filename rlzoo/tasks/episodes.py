@@ -25,7 +25,7 @@ class EpisodeTask(Task):
         default=4,
         ge=0,
         le=256,
-        description="number of processes for environments; 0: the training process runs them, without limits",
+        description="number of processes for environments; 0 runs them in the training process, with no time or memory limits",
     )
     timeout: float = Field(
         default=5.0,
@@ -53,7 +53,7 @@ class EpisodeTask(Task):
         return Host(self.make, workers=self.workers, timeout=self.timeout)
 
     def train_problems(self, start: int, count: int) -> list[Problem]:
-        """Return ``count`` training episodes, from index ``start`` on."""
+        """Return ``count`` training episodes, starting at index ``start``."""
         return [Problem(f"episode {self.seed}:{index}", "") for index in range(start, start + count)]
 
     def held_out_problems(self, count: int) -> list[Problem]:
@@ -96,7 +96,7 @@ class EnvironmentTask(EpisodeTask):
         if missing:
             raise UserError(f"{key}: has no method {missing[0]!r}; an environment has reset(problem, seed) and step(message)")
         if not callable(made):
-            raise UserError(f"{key}: expected a class or a function, but this is of type {type(made).__name__}")
+            raise UserError(f"{key}: expected a class or a function, got an object of type {type(made).__name__}")
 
     @property
     def make(self) -> Callable[[], Environment]:

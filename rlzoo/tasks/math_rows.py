@@ -41,7 +41,7 @@ def is_file_name(path: str) -> bool:
             return False  # datasets reads a folder as a dataset
         is_file = Path(path).is_file()
     except OSError:  # longer than any valid name
-        is_file = True  # reading it reports what is wrong
+        is_file = True  # reading the file reports the error
     return is_file or path.endswith(_FILE_ENDINGS) or not _HUB_NAME.fullmatch(path)
 
 
@@ -132,7 +132,7 @@ def _used(place: str, columns: Sequence[str]) -> list[str]:
 
 def _problem(place: str, row: Any) -> Problem:
     if not isinstance(row, Mapping):
-        raise UserError(f"{place}: expected an object with columns, but this is a {type(row).__name__}")
+        raise UserError(f"{place}: expected an object with columns, got a {type(row).__name__}")
     question = _first(row, _ASKING)
     if isinstance(question, list):  # a list of messages
         asked = _said(question, "user")

@@ -35,7 +35,7 @@ _TASKS = {
 }
 _OWN = "<module>:<Class>"
 _FINGERPRINTED = 256  # problems
-_HELD_OUT_SHARE = 8  # one question in eight is kept for evaluation
+_HELD_OUT_SHARE = 8  # one in eight questions is held out for evaluation
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Task(BaseModel, ABC):
 
     @abstractmethod
     def held_out_problems(self, count: int) -> list[Problem]:
-        """Return distinct problems, never trained on and the same for every seed; may return fewer than ``count``."""
+        """Return distinct problems that are never trained on and do not depend on the seed; may return fewer than ``count``."""
 
     @abstractmethod
     def _grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
@@ -115,7 +115,7 @@ class Task(BaseModel, ABC):
         return self.template.replace("{question}", problem.question)
 
     def prompts(self, problems: Sequence[Problem]) -> list[str]:
-        """Return the first prompts of those problems whose prompts are known before a run starts."""
+        """Return the first prompts of the problems whose prompts are known before a run starts."""
         return [self.prompt(problem) for problem in problems]
 
     def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
@@ -132,12 +132,12 @@ class Task(BaseModel, ABC):
 
     @cached_property
     def _grader(self) -> Grader | None:
-        """The worker process of a task whose answers may make the grader hang or crash; None if it needs none."""
+        """The worker process that grades, if answers may make the grader hang or crash; None otherwise."""
         return None
 
     @property
     def graders(self) -> list[Worker]:
-        """The worker processes that grade; they count failures."""
+        """The worker processes that grade and count failures."""
         return [grader for grader in (self._own_reward, self._grader) if grader is not None]
 
     @property

@@ -162,7 +162,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 
 
 def reward_metrics(batch: ScoredBatch, settings: RewardConfig) -> dict[str, float]:
-    """Compute metrics of the reward shaping of one step; empty if rewards are not shaped."""
+    """Compute the reward-shaping metrics of one step; empty if rewards are not shaped."""
     metrics = {}
     if settings.overlong_buffer > 0:
         metrics["reward/shaped_mean"] = float(batch.rewards.double().mean())
@@ -179,7 +179,7 @@ def log_mismatch(batch: ScoredBatch) -> Tensor:
 
 
 def mismatch_metrics(batch: ScoredBatch) -> dict[str, float]:
-    """Compute the mismatch between sampler and trainer, and the share that the correction keeps in each length bin."""
+    """Compute the sampler-trainer mismatch, and the share of tokens that the correction keeps in each length bin."""
     log_ratio, mask = log_mismatch(batch).double(), batch.response_mask
     total = log_ratio.sum(-1)
     metrics = {

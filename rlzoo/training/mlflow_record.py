@@ -96,7 +96,7 @@ def _data(task: Task, digest: str, context: Literal["train", "eval"], number: in
         task: the task that provides the problems.
         digest: hash of the problems.
         context: whether the problems are used for training or evaluation.
-        number: number of problems that are used, in case the task generates them endlessly.
+        number: number of problems used, which is the size of the data set if the task generates problems endlessly.
     """
     origin = task.origin(held_out=context == "eval")
     size = number if origin.size is None or context == "eval" else origin.size

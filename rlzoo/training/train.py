@@ -131,17 +131,16 @@ def _report_staleness(config: RunConfig) -> None:
             f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
             for name, value in correction.model_dump().items()
         )
-        applied = f"correction={correction.name} ({settings}) weights them; correction=none switches it off"
+        applied = f"correction={correction.name} ({settings}) reweights them; correction=none turns it off"
     elif config.clip.ratio_to_sampler:
-        applied = f"the ratio of {config.clip.name} is to the sampler, so no correction is needed"
+        applied = f"the ratio of {config.clip.name} is relative to the sampler, so no correction is needed"
     else:
-        applied = "no correction weights them (correction=none)"
+        applied = "no correction reweights them (correction=none)"
     logger.info("rollout.max_staleness=%d: responses are up to %d steps old; %s", steps, steps, applied)
 
 
 def _warn_of_an_inert_clip(config: RunConfig) -> None:
     if config.learner.num_minibatches * config.learner.num_epochs == 1:
         logger.warning(
-            "clip is inert: one update per rollout, so every ratio is 1; "
-            "raise learner.num_minibatches or learner.num_epochs for the clip to act"
+            "clip is inert: one update per rollout, so every ratio is 1; raise learner.num_minibatches or learner.num_epochs"
         )

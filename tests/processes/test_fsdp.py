@@ -118,7 +118,7 @@ def rewrite(file, keep):
 def test_shards_that_do_not_fit_are_refused(two, tmp_path):
     shutil.copytree(two / "float32", tmp_path / "state")
     folder = tmp_path / "state"
-    assert "it has taken 3 steps, expected 2" in refused(folder, steps=2)
+    assert "the optimizer has taken 3 steps, expected 2" in refused(folder, steps=2)
     assert "was saved with launch.fsdp=true; resume with launch.fsdp=true" in refused(folder, launch=LaunchConfig())
     whole = shard(folder, 2).read_bytes()
     rewrite(shard(folder, 2), lambda name: name != "parameter/0")

@@ -243,7 +243,7 @@ def test_episodes_that_fail_on_one_process_alone_end_neither(zygote, tmp_path):
     told = {name: value for name, value in environment("ddp").items() if name not in ON_A_CPU["ddp"]}
     done = zygote.run(*words, folder=tmp_path, environment=told, timeout=120)
     assert done.returncode == 0
-    assert "8 of 28 environments failed; the last one: ValueError: reset returned no text" in done.stderr
+    assert "8 of 28 environments failed; the last failure: ValueError: reset returned no text" in done.stderr
 
 
 def test_two_processes_where_one_was_started_are_one_clear_line(zygote, tmp_path):

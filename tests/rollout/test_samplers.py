@@ -101,7 +101,7 @@ def test_heads_are_padded_with_zeros_and_scaled_to_the_same_scores():
 def test_heads_that_cannot_be_padded_are_refused():
     assert cpu_head_size(MODEL.config) == 32
     assert cpu_head_size(LlamaConfig(hidden_size=64, num_attention_heads=1)) == 64
-    with pytest.raises(UserError, match=r"on the CPU, vLLM needs heads 32, 64, .* wide, not 16; use rollout.engine=hf"):
+    with pytest.raises(UserError, match=r"vLLM supports head sizes 32, 64, .* on the CPU, not 16; use rollout.engine=hf"):
         cpu_head_size(LlamaConfig(hidden_size=64, num_attention_heads=4))
 
 

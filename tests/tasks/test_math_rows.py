@@ -110,7 +110,7 @@ def test_each_mistake_in_a_file_is_told_with_its_place(tmp_path, gsm8k):
         return error_of(file).removeprefix(f"{file} line 3: ")
 
     assert message('{"question": ') == "not JSON: Expecting value at column 14"
-    assert message("[1, 2]") == "expected an object with columns, but this is a list"
+    assert message("[1, 2]") == "expected an object with columns, got a list"
     assert message('{"text": "q", "answer": "1"}') == f"no column with the question (columns found: text, answer; {ALLOWED})"
     assert message('{"question": "q", "level": 3}') == f"no column with the answer (columns found: question, level; {ALLOWED})"
     assert message("{}") == f"no column with the question (columns found: none; {ALLOWED})"

@@ -128,7 +128,7 @@ def test_each_mistake_is_told_in_one_line():
     )
     assert error_of("chain_sum", options={"max_terms": "many"}).startswith("task.options={'max_terms': 'many'}: ")
     assert error_of("chain_sum", options={"seed": 3}) == (
-        "task.options.seed is set by rlzoo; remove it (task.seed orders the training problems)"
+        "task.options.seed is set by rlzoo; remove it (task.seed determines the order of problems)"
     )
     assert error_of("chain_sum", dataset="gcd") == (
         "task.dataset='gcd' contradicts task.name='reasoning_gym:chain_sum': remove task.dataset"
