@@ -33,7 +33,7 @@ _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DO
 
 
 class ToolError(Exception):
-    """Why a call failed; the model reads the text."""
+    """A call failed; the model reads the error's text."""
 
 
 def prepared_by(prepare: Callable[[], object]) -> Callable[[F], F]:

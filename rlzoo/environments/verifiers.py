@@ -217,7 +217,7 @@ class _Interaction:
 
 
 class _Tasks:
-    """The tasks of a taskset, read only as far as needed."""
+    """The tasks of a taskset, loaded lazily."""
 
     def __init__(self, taskset: Any) -> None:
         self._left: Iterator[Any] = iter(taskset)

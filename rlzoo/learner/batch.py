@@ -128,11 +128,11 @@ class ScoredBatch(Batch):
         """Build a rule's inputs for the given rows, on the device of ``log_probs``.
 
         Args:
-            rows: ``(R,)``, either all or none of them unscored.
+            rows: ``(R,)`` row indices, either all unscored or all scored.
             log_probs: ``(R, T)`` from the current model.
             seed: seed of the optimizer step.
             needs: the optional fields to fill.
-            entropy: ``(R, T)`` from the forward pass of ``log_probs``; it is the old entropy of unscored rows.
+            entropy: ``(R, T)`` from the same forward pass as ``log_probs``; used as the old entropy of unscored rows.
             max_length: the run's maximum length of a response, in tokens.
             progress: fraction of the run's updates that precede this one.
         """

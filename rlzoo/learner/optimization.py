@@ -60,7 +60,7 @@ class PlainOptimization:
                 hooked.register_post_accumulate_grad_hook(partial(_hand_over, master))
 
     def micro_batch(self, is_last: bool) -> AbstractContextManager[Any]:
-        """Wrap a micro-batch's forward and backward pass; processes exchange gradients at the end of the last one."""
+        """Wrap a micro-batch's forward and backward pass; processes exchange gradients at the end of the last micro-batch."""
         return nullcontext() if is_last else self.accelerator.no_sync(self.model)
 
     def backward(self, loss: Tensor) -> None:

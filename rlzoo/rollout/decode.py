@@ -301,7 +301,7 @@ def cache_name(model: PreTrainedModel) -> str:
 
 
 class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
-    """Keys and values of one layer: a row per open response and a column per token, in buffers that can grow.
+    """Keys and values of one layer: one row per open response and one column per token, in growable buffers.
 
     The first update has one row per prompt, which is repeated for each of its responses.
     """

@@ -39,14 +39,14 @@ class Sampled:
     """The groups of one step, with statistics about how they were sampled."""
 
     groups: list[RolloutGroup]
-    num_rounds: int  # rounds of sampling
-    num_dropped: int  # groups with equal rewards that were dropped
+    num_rounds: int  # number of sampling rounds
+    num_dropped: int  # number of groups that were dropped because their rewards were equal
     failed: float = 0.0  # share of all sampled responses whose grading failed
     learner_version: int = 0  # optimizer steps taken before training on this batch
 
 
 def collect(sample_round: Callable[[int], list[RolloutGroup]], num_groups: int, extra_rounds: int) -> Sampled:
-    """Sample until ``num_groups`` groups each contain rewards that differ (dynamic sampling, arXiv 2503.14476).
+    """Sample until ``num_groups`` groups have rewards that are not all equal (dynamic sampling, arXiv 2503.14476).
 
     If there are too few such groups, groups with equal rewards complete the batch. Minibatches therefore have the same size,
     and the same gradient noise, even when the task is too easy or too hard.

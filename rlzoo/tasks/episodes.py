@@ -19,7 +19,7 @@ TRIED = 4
 
 
 class EpisodeTask(Task):
-    """Episodes in an environment: the fields are the settings, and each problem starts an episode."""
+    """Episodes in an environment: the fields hold the settings, and each problem starts an episode."""
 
     workers: int = Field(
         default=4,

@@ -50,7 +50,7 @@ class Origin:
 
 
 class Task(BaseModel, ABC):
-    """Prompts with verifiable rewards: the fields are the settings, and the methods are the behaviour.
+    """Prompts with verifiable rewards: the fields hold the settings, and the methods define the behaviour.
 
     ``build_task({"name": task.name, **task.model_dump()})`` returns an equal task.
     """
@@ -100,7 +100,7 @@ class Task(BaseModel, ABC):
 
     @abstractmethod
     def train_problems(self, start: int, count: int) -> list[Problem]:
-        """Return ``count`` training problems, from index ``start`` on; they never run out and depend only on (seed, index)."""
+        """Return ``count`` training problems, beginning at ``start``; they never run out and depend only on (seed, index)."""
 
     @abstractmethod
     def held_out_problems(self, count: int) -> list[Problem]:
@@ -252,7 +252,7 @@ def draw_trained(draw: Callable[[str], Drawn], held_out: Callable[[Drawn], bool]
 
 
 def is_held_out(question: str) -> bool:
-    """Whether a question is held out for evaluation. A hash of its text decides, so training never uses it.
+    """Whether a question is held out for evaluation. This depends only on a hash of its text, so training never uses it.
 
     Example:
         >>> is_held_out("1+1"), is_held_out("2+4")

@@ -1,4 +1,4 @@
-"""Collects the responses of a step, with the rule's decision on every token, for the page in MLflow."""
+"""Collects the responses of a step, with the rule's decision on every token, for the completions page in MLflow."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ def policy_settings(policy: ClipPolicy, configured: ClipPolicy) -> dict[str, flo
 def run_metrics(steps: Sequence[Mapping[str, float]], profile: LengthProfile | None, window: int) -> dict[str, float]:
     """Compute the metrics of a whole run, rounded to four significant digits.
 
-    Runs are compared by these metrics, because those of single steps are too noisy.
+    Runs are compared by these metrics, because the metrics of single steps are too noisy.
 
     Args:
         steps: the metrics of every step, starting with step 0.

@@ -59,7 +59,7 @@ def train(
         observer: called with the metrics of each step, for progress displays.
         resume: resume from the newest checkpoint in ``config.output``.
         stage: called before work outside the training steps, such as an evaluation, for progress displays.
-        allow_changed_plugin: log a warning instead of an error if a plugin has changed since the run was started.
+        allow_changed_plugin: log a warning instead of raising an error if a plugin has changed since the run was started.
 
     Raises:
         UserError: the run cannot start with this configuration; nothing has been written.
@@ -103,7 +103,7 @@ def _run(run: Run, tracker: Tracker, stop: StopRequest, observer: Observer | Non
         for step, row, updates in steps(run):
             after(step, row, updates)
     except (PolicyError, RunError) as error:
-        error.add_note(f"step {run.attempted}, everything so far in {run.directory.path}")
+        error.add_note(f"step {run.attempted} (everything so far is in {run.directory.path})")
         raise
     except (OSError, SafetensorError) as error:
         reason = why_not_written(error)

@@ -1,4 +1,4 @@
-"""A plugin that was edited between stop and resume is named, and rejected unless this is requested."""
+"""A plugin that was edited between stop and resume is reported and rejected, unless the change is allowed."""
 
 import logging
 import shutil

@@ -1,4 +1,4 @@
-"""Commands that read or make runs, on directories with unexpected content and with output that nobody reads."""
+"""Commands that read or create runs, with unexpected content in directories and with output that nobody reads."""
 
 import os
 import shutil

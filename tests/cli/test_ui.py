@@ -25,7 +25,7 @@ PORT = "5987"
 
 
 def answer(path, host=f"127.0.0.1:{PORT}", method="GET", **headers):
-    """Return status and body of one request to the server, with that name as its host."""
+    """Send one request with the given host name to the server; returns the status and body of the response."""
     body = b"{}" if method == "POST" else None
     request = urllib.request.Request(f"http://127.0.0.1:{PORT}{path}", body, {"Host": host, **headers}, method=method)
     try:
@@ -99,7 +99,7 @@ def in_group(process, group):
 
 
 class Started(Exception):  # noqa: N818
-    """Raised when the server would run."""
+    """Raised instead of starting the server."""
 
 
 @pytest.fixture(autouse=True)

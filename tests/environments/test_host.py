@@ -1,4 +1,4 @@
-"""Environments in parallel: a mistake of one fails its own episode and no other."""
+"""Environments in parallel: an error in one environment fails only its own episode."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Threads of one operation sleep while they wait if other processes are busy, and spin otherwise, unless the user decides."""
+"""Threads of one operation wait asleep if other processes are busy, and spin otherwise, unless the user configures it."""
 
 import os
 import subprocess

@@ -49,7 +49,7 @@ def whole(tmp_path_factory):
 
 @pytest.fixture
 def run(whole, tmp_path):
-    """A copy of it."""
+    """A copy of that run."""
     return shutil.copytree(whole.path, tmp_path / "run")
 
 
@@ -765,7 +765,7 @@ def test_where_folders_cannot_be_locked_the_file_is(tmp_path, monkeypatch):
 
 
 class Full:
-    """Limits the size of files, and removes the limit: a full disk without root rights."""
+    """Simulates a full disk without root rights, by limiting the size of files until `free` is called."""
 
     def __init__(self):
         self.before = resource.getrlimit(resource.RLIMIT_FSIZE)

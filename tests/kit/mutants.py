@@ -612,7 +612,7 @@ class NoDescription(Token):
 
 @register
 class NarrowsWhenScaled(Token):
-    """Multiplies a field that is one divided by a width."""
+    """Multiplies a field that is the reciprocal of a width."""
 
     name = "narrows-when-scaled"
     sharpness: Annotated[float, Width()] = Field(5.0, gt=0, le=1e6, description="one over the half-width of the band")

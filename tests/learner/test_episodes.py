@@ -1,4 +1,4 @@
-"""Learning from episodes that were really played: the gradient is the oracle's, and environment tokens have none."""
+"""Learning from actually played episodes: the gradient equals the oracle's, and environment tokens have no gradient."""
 
 import dataclasses
 

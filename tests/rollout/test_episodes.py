@@ -26,7 +26,7 @@ PROBLEMS = [Problem(f"episode {index}", "") for index in range(12)]
 
 
 class Plain(HFSampler):
-    """Recomputes the whole of every episode in each turn."""
+    """Recomputes every episode in full in each turn."""
 
     def conversation(self):
         return Conversation(self)

@@ -197,7 +197,7 @@ def truncating(server):
 
 
 def reported(finite):
-    """Return 20 log-probs, of which some are of tokens that were kept."""
+    """Return 20 log-probs, some of which belong to kept tokens."""
     return {f"token_id:{(5 * place) % 97 + 1}": -1.0 if place < finite else -9999.0 for place in range(20)}
 
 

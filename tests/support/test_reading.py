@@ -23,7 +23,7 @@ KINDS = {"pipe": OTHER, "socket": OTHER, "device": OTHER, "folder": "is a folder
 
 @pytest.fixture
 def odd(request, tmp_path):
-    """Make something under a name that is not a readable file."""
+    """Create something that is not a readable file."""
     opened = []
 
     def make(kind, name):

@@ -1,4 +1,4 @@
-"""How a run is stopped: after the current step, by files that cannot be written, by gradients that stay infinite."""
+"""What stops a run: a signal, after the current step; files that cannot be written; and gradients that stay infinite."""
 
 import json
 import logging

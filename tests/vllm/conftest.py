@@ -59,7 +59,7 @@ class Pair:
 
     @contextlib.contextmanager
     def cached(self):
-        """Return a list to which the number of tokens is added that vLLM finds in its prefix cache inside the block."""
+        """Return a list that receives the number of tokens that vLLM finds in its prefix cache inside the block."""
         found, server = [], self.sampler.settings.server
         if server:
             before = cache_hits(server)

@@ -129,7 +129,7 @@ def test_one_batch_ahead_is_sampled_by_the_weights_before(tmp_path, where, reque
 
 
 def check_episodes(run):
-    """Check that responses contain the tokens of both, and that the log-probs of the model's tokens agree."""
+    """Check that responses contain tokens of the model and the game, and that the log-probs of the model's tokens agree."""
     responses = check(run)
     for step in (1, 2):
         rows = [json.loads(line) for line in (run / "rollouts" / f"{step:06d}.jsonl").read_text().splitlines()]
