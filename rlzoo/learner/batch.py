@@ -38,7 +38,7 @@ class Batch:
     # (B, T) rewards of all turns but the last, each at its turn's last token; included in `rewards`
     turn_rewards: Tensor | None = field(default=None, kw_only=True)
     state_ids: Tensor | None = field(default=None, kw_only=True)  # (B, T) int64: state at the start of the token's turn
-    # tokens kept by top-k and top-p, one set per model token, row by row; None: the whole vocabulary
+    # tokens kept by top-k and top-p, one set per model token, row by row; None for the whole vocabulary
     kept: RaggedSets | None = field(default=None, kw_only=True)
 
     def __len__(self) -> int:

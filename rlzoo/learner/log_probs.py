@@ -102,7 +102,7 @@ def chunked_log_probs(
         temperature: logits are divided by it.
         entropy_gradient: whether the entropies carry a gradient.
         statistic: which statistic to return as the second output.
-        kept: N sets of tokens, over which probabilities are renormalized; None: the whole vocabulary.
+        kept: N sets of tokens over which probabilities are renormalized; None for the whole vocabulary.
 
     Returns:
         Two float32 ``(N,)`` tensors: the log-probabilities and the statistic.

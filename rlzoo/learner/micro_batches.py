@@ -36,7 +36,7 @@ class ModelInputs:
     attention_mask: Tensor | None  # (R, S) 1 on tokens, 0 on padding; None if causal attention needs no mask
     position_ids: Tensor | None  # (R, S) from 0 at each row's first token; None if rows start at position 0
     predicts: Tensor  # (R, S) bool: positions whose next token the model chose
-    kept: RaggedSets | None = None  # one set of kept tokens per such position; None: the whole vocabulary
+    kept: RaggedSets | None = None  # one set of kept tokens per such position; None for the whole vocabulary
 
     def to(self, device: torch.device) -> ModelInputs:
         """Move the inputs to a device."""

@@ -213,12 +213,12 @@ class Player:
         try:
             ids = self.dialogue.behind(episode.first, seen.messages)
         except PromptError as error:
-            episode.is_open, episode.failure = False, f"answered {shown(seen.text)}: {error.reason}"
+            episode.is_open, episode.failure = False, f"step returned {shown(seen.text)}: {error.reason}"
             return
         if len(ids) > self.limits.observation_tokens:
             limit = self.limits.observation_tokens
             episode.is_open = False
-            episode.failure = f"answered {len(ids)} tokens (rollout.max_observation_tokens={limit})"
+            episode.failure = f"step returned {len(ids)} tokens (at most rollout.max_observation_tokens={limit})"
         elif len(episode.turns) < self.limits.turns:
             episode.ids += ids
             episode.log_probs += [0.0] * len(ids)

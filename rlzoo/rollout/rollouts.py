@@ -73,7 +73,7 @@ class Ahead:
     step: int  # the step that trains on it
     first: int  # number of training problems before its first one
     problems: list[Problem]  # for all processes
-    rollouts: Future[list[Rollout]] | None = None  # for this process; None: sampling has not begun
+    rollouts: Future[list[Rollout]] | None = None  # for this process; None if sampling has not begun
 
     @property
     def is_sampled(self) -> bool:

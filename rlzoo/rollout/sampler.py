@@ -47,7 +47,7 @@ class Draws:
     limit: int  # maximum number of tokens in a turn
     temperature: float = 1.0  # logits are divided by it
     turn: int = 0  # from 0; each turn has its own random numbers
-    truncation: Truncation | None = None  # None: the whole distribution
+    truncation: Truncation | None = None  # None for the whole distribution
 
 
 class Sampler(ABC):

@@ -34,7 +34,7 @@ class Truncation:
     """
 
     top_p: float = 1.0  # in (0, 1]
-    top_k: int | None = None  # at least 1; None: no limit
+    top_k: int | None = None  # at least 1; None for no limit
 
     @classmethod
     def of(cls, top_p: float, top_k: int | None) -> Truncation | None:

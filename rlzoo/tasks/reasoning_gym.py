@@ -124,7 +124,7 @@ def _check_options(dataset: str, options: dict[str, Any]) -> None:
 
     if dataset not in DATASETS:
         close = did_you_mean(dataset, DATASETS)
-        raise UserError(f"unknown reasoning-gym dataset {dataset!r} (it has {len(DATASETS)}){close}")
+        raise UserError(f"unknown reasoning-gym dataset {dataset!r} ({len(DATASETS)} are available){close}")
     allowed = [field.name for field in fields(DATASETS[dataset][1]) if field.name not in _SET_BY_TASK]
     for key in options:
         if key in _SET_BY_TASK:

@@ -41,7 +41,7 @@ class Suite:
     """
 
     name: str
-    source: str | None = None  # dataset on the hub; None: the held-out sums of the arithmetic task
+    source: str | None = None  # dataset on the hub; None for the held-out sums of the arithmetic task
     subset: str | None = None
     split: str = "test"
     files: tuple[str, ...] = ()  # file names of a local copy, in addition to <name>.jsonl

@@ -46,7 +46,7 @@ class Origin:
     is_file: bool = False
     subset: str | None = None
     split: str | None = None
-    size: int | None = None  # None: endless
+    size: int | None = None  # None if endless
 
 
 class Task(BaseModel, ABC):

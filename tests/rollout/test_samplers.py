@@ -126,7 +126,7 @@ def test_a_server_that_fits_is_taken_and_its_folder_removed(server, tmp_path):
 
 
 def test_a_server_that_is_not_there_is_refused():
-    assert "the server failed to answer /v1/models" in refusal("rollout.vllm.server=http://127.0.0.1:9")
+    assert "the server failed to respond to /v1/models" in refusal("rollout.vllm.server=http://127.0.0.1:9")
     assert "start it as described in docs/how-to/vllm.md" in refusal("rollout.vllm.server=http://127.0.0.1:9")
 
 
@@ -170,7 +170,7 @@ def test_a_server_with_too_little_room_is_refused(server):
 def test_a_server_that_does_not_answer_is_an_error_after_the_time_out(server):
     server.by_path["/v1/models"] = None
     line = refusal(f"rollout.vllm.server={server.address}", "rollout.vllm.timeout=0.3")
-    assert line.endswith("the server did not answer /v1/models within 0.3 s (rollout.vllm.timeout)")
+    assert line.endswith("the server did not respond to /v1/models within 0.3 s (rollout.vllm.timeout)")
 
 
 @pytest.mark.parametrize(

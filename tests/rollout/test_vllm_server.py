@@ -59,7 +59,7 @@ def test_a_server_that_stays_away_ends_in_one_line(server, sampler):
     server.failures = ["error"] * 1000
     with pytest.raises(
         RunError,
-        match=r"rollout.vllm.server='http://127.0.0.1:\d+': the server answered /v1/completions with status 500: .*dead",
+        match=r"rollout.vllm.server='http://127.0.0.1:\d+': the server returned status 500 for /v1/completions: .*dead",
     ):
         sampler.sample(["3+5="], 1, seed=1)
 
@@ -119,7 +119,7 @@ def test_a_server_that_stays_away_in_flight_ends_in_one_line(server, in_flight):
     with ThreadPoolExecutor(2) as pool:
         batches = [pool.submit(in_flight.sample, ["3+5="], 1, seed=seed) for seed in (1, 2)]
         for batch in batches:
-            with pytest.raises(RunError, match=r"answered /collective_rpc with status 500: .*dead"):
+            with pytest.raises(RunError, match=r"returned status 500 for /collective_rpc: .*dead"):
                 batch.result(20)
 
 
