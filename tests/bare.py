@@ -1,6 +1,6 @@
 """Hides from an environment what rlzoo does not require; run by the environment's interpreter: ``python tests/bare.py``.
 
-The environment `installed` borrows the project's libraries, which include those of the extras and of developers. With
+The environment `installed` borrows the project's libraries, which include the libraries of extras and of developers. With
 ``RLZOO_BARE`` set, an interpreter of the environment finds only what ``pip install rlzoo-llm`` would install.
 """
 

@@ -95,7 +95,7 @@ class ToolEnvironment:
         name = "unknown"
         try:
             if number >= MOST_CALLS:
-                raise ToolError(f"a turn may have {MOST_CALLS} calls, this is number {number + 1}")
+                raise ToolError(f"a turn may have at most {MOST_CALLS} calls; this is call {number + 1}")
             name, arguments = parse_call(text)
             content = call_tool(self.tools, name, arguments)
         except ToolError as error:

@@ -50,7 +50,7 @@ def judgement(
     """Evaluate a rule once, and differentiate its objective with respect to the log-probs.
 
     Args:
-        policy: any rule.
+        policy: the rule.
         inputs: inputs of the rule, for the whole step if its scope is "batch"; no gradient flows into them.
         counts: denominators for the whole step.
         max_length: constant of the reduction ``constant_length``, in tokens.
@@ -208,7 +208,7 @@ def updated(policy: ClipPolicy, stats: ClipStats) -> ClipPolicy:
 
 
 def _form_problem(policy: ClipPolicy, inputs: ClipInputs, result: object) -> str | None:
-    """Return what is wrong with the shapes and types of a result, or None."""
+    """Return the first problem with a result's shapes and types, or None."""
     if not isinstance(result, ClipResult):
         return f"returned a {type(result).__name__}, expected a ClipResult"
     size, length = inputs.log_probs.shape
@@ -227,7 +227,7 @@ def _form_problem(policy: ClipPolicy, inputs: ClipInputs, result: object) -> str
 
 
 def _metrics_problem(metrics: object, shapes: tuple[tuple[int, int], ...]) -> str | None:
-    """Return what is wrong with the metrics of a result, or None."""
+    """Return the first problem with a result's metrics, or None."""
     if not isinstance(metrics, Mapping):
         return f"returned metrics of type {type(metrics).__name__}, expected a dictionary of tensors"
     for name, values in metrics.items():

@@ -172,7 +172,7 @@ class Learner:
         """Compute all of the rule's inputs except the current model's log-probs.
 
         Args:
-            batch: the same on every process.
+            batch: batch, identical on every process.
             seed: seed for the split into minibatches and for rules that sample. Rows of the first minibatch are not scored; see
                 `ScoredBatch`.
         """
@@ -238,7 +238,7 @@ class Learner:
         return self.micro_batches.log_probs(self.model, batch, rows if where is None else rows[where])
 
     def collision_probs(self, batch: Batch) -> Tensor:
-        """Compute the sum over the vocabulary of the model's squared probabilities, ``(B, T)``, in a separate forward pass."""
+        """Compute collision probabilities ``(B, T)``, sums of squared probabilities over the vocabulary, in a separate pass."""
         self._module.statistic = "collision"
         try:
             return self.log_probs_and_entropy(batch)[1]
@@ -257,7 +257,7 @@ class Learner:
     def minibatches(self, batch: Batch, seed: int) -> list[Tensor]:
         """Draw the minibatches at random: one tensor of rows per optimizer step, epoch by epoch.
 
-        With ``learner.minibatch_by=prompts``, whole groups are drawn instead of single rows.
+        With ``learner.minibatch_by=prompts``, whole groups are drawn instead of individual rows.
         """
         rng = torch.Generator().manual_seed(seed)
         by_prompts = minibatches_by_prompts(self.config, self.policy)
@@ -272,7 +272,7 @@ class Learner:
         """Take all optimizer steps on one batch.
 
         Args:
-            batch: the same on every process.
+            batch: batch, identical on every process.
             before_update: called with the index of each update, from 0, just before it changes the weights.
 
         Returns:
@@ -349,7 +349,7 @@ class Learner:
             if self.num_nonfinite >= self.config.max_nonfinite:
                 raise RunError(
                     f"the gradient was not finite in {self.num_nonfinite} consecutive updates (learner.max_nonfinite); "
-                    "lower learner.lr, or check the rewards and the model's dtype for infinities"
+                    "lower learner.lr, or check for infinite rewards and for overflow in the model's dtype"
                 )
         return Update(
             rows,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rlzoo.support.kept import RaggedSets
 
 LOGITS_PER_CHUNK = 2**24
-"""Maximum number of logits in memory at once: 64 MB in float32, whatever the size of the vocabulary."""
+"""Maximum number of logits in memory at once: 64 MB in float32, regardless of the vocabulary size."""
 
 Statistic = Literal["entropy", "collision"]
 """Statistic of the distribution that a token was drawn from."""
@@ -34,7 +34,7 @@ class ResponseLogProbs(nn.Module):
     chunking.
 
     If tokens were drawn from a truncated distribution, probabilities are renormalized over the tokens that the sampler kept.
-    Log-probs, statistics and gradients are then those of the truncated distribution.
+    Log-probs, statistics and gradients then refer to the truncated distribution.
 
     ``statistic`` selects the second output: entropies, or collision probabilities, which are sums of squared probabilities over
     the vocabulary.
@@ -58,7 +58,7 @@ class ResponseLogProbs(nn.Module):
 
         Returns:
             Two float32 ``(N,)`` tensors, row by row: differentiable log-probabilities in nats, and the statistic. Entropies are
-            in nats and carry a gradient if ``entropy_gradient`` is set; collision probabilities never do.
+            in nats and carry a gradient if ``entropy_gradient`` is set; collision probabilities never carry one.
         """
         given = {
             "input_ids": inputs.input_ids,

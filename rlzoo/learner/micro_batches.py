@@ -51,7 +51,7 @@ class ModelInputs:
 
 
 def padded(batch: Batch, rows: Tensor, pad_id: int, padding_side: PaddingSide = "right") -> ModelInputs:
-    """Pad rows to the length of the longest; right padding needs no attention mask, because attention is causal."""
+    """Pad rows to the longest row's length; right padding needs no attention mask, because attention is causal."""
     sequences = [batch.sequences[row] for row in rows.tolist()]
     sizes = torch.tensor([sequence.numel() for sequence in sequences])
     input_ids = pad_sequence(sequences, batch_first=True, padding_value=pad_id, padding_side=padding_side)
@@ -189,10 +189,10 @@ def overhead(*, is_cpu: bool, depth: int) -> int:
 def cut(sizes: Sequence[int], rows: Tensor, max_tokens: int, *, packing: bool = False, overhead: int = 256) -> list[Tensor]:
     """Split rows into micro-batches of at most ``max_tokens`` tokens, longest first; a single row may exceed the limit.
 
-    A padded micro-batch has ``rows x longest row`` tokens; a packed one has the sum of its rows.
+    A padded micro-batch has ``rows x longest row`` tokens; a packed one has the sum of its rows' lengths.
 
     Args:
-        sizes: number of tokens of every row of the batch.
+        sizes: number of tokens in every row of the batch.
         rows: ``(R,)``.
         max_tokens: maximum number of tokens in a micro-batch.
         packing: whether rows are packed.

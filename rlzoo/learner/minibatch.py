@@ -122,7 +122,7 @@ class Minibatch:
             raise PolicyError(
                 self.policy.name,
                 f"returned metrics {sorted(names)} for some responses and {sorted(before)} for others; "
-                "return the same metrics for all",
+                "return the same metrics for all responses",
             )
         gradient, kl = self._less_kl(judged.gradient, rows, inputs)
         self._judged.append((rows, judged, entropy.detach(), kl))

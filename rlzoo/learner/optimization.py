@@ -55,7 +55,7 @@ class PlainOptimization:
         self.model, self._prepared = accelerator.prepare(module, optimizer)
         self._masters = masters  # module parameters with the float32 copies that are optimized
         if accelerator.num_processes == 1:
-            hooked: Any  # torch does not type the method
+            hooked: Any  # torch provides no type for the method
             for hooked, master in masters:
                 hooked.register_post_accumulate_grad_hook(partial(_hand_over, master))
 
@@ -72,7 +72,8 @@ class PlainOptimization:
         """Clip the gradient's norm, update the weights and reset the gradient.
 
         Returns:
-            The norm over all processes before clipping, and whether it was finite; if not, the weights are unchanged.
+            The gradient's norm over all processes before clipping, and whether it was finite; if not, the weights are
+            unchanged.
         """
         for parameter, master in self._masters:
             _hand_over(master, parameter)
@@ -350,7 +351,7 @@ Optimization = PlainOptimization | DeepSpeedOptimization | FSDPOptimization
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, config: LearnerConfig, num_updates: int) -> Any:
-    """Return transformers' learning-rate scheduler of the configured name, over ``num_updates`` updates."""
+    """Return the configured learning-rate scheduler of transformers, over ``num_updates`` updates."""
     from transformers import get_scheduler
 
     return get_scheduler(
@@ -401,7 +402,7 @@ def _adamw(config: LearnerConfig) -> Any:
 def named_weights(model: PreTrainedModel, rounded_to: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
     """Yield every current weight of the model, unsharded; all processes must iterate over all weights.
 
-    Names are those of the model without adapters, and low-rank updates are merged into their weights. ``rounded_to`` is the
+    Names match the model without adapters, and low-rank updates are merged into their weights. ``rounded_to`` is the
     data type of weights for which the model holds float32 masters.
     """
     for name, parameter in model.named_parameters():
@@ -440,7 +441,7 @@ def _gathered(tensor: Tensor) -> Tensor:
 
 
 def _whole(parameters: list[nn.Parameter]) -> AbstractContextManager[Any]:
-    """Gather parameters that ZeRO-3 has sharded, for the duration of the block."""
+    """Gather parameters that ZeRO-3 has sharded, inside the block."""
     if not any(hasattr(parameter, "ds_id") for parameter in parameters):
         return nullcontext()
     import deepspeed

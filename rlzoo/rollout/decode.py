@@ -47,7 +47,7 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class Caches:
-    """Keys and values of episodes after a turn, by index in the batch, excluding those of the last drawn token."""
+    """Keys and values of episodes after a turn, by index in the batch, excluding the last drawn token."""
 
     layers: list[RowLayer]
     rows: dict[int, int]  # row in the buffers
@@ -194,9 +194,9 @@ class OpenResponses:
         return logits[:, -1]
 
     def close(self, ended: Tensor, tokens: Tensor) -> Tensor:
-        """Remove the responses where ``ended`` ``(B,)`` is True, and return the tokens ``(B,)`` of the others.
+        """Remove the responses where ``ended`` ``(B,)`` is True, and return the tokens ``(B,)`` of the rest.
 
-        The last responses move into the freed rows, so that at most one response is copied for each that ends.
+        The last responses move into the freed rows, so that at most one response is copied for each response that ends.
         """
         num_open = len(ended) - int(ended.sum())
         if num_open == len(ended):

@@ -123,7 +123,7 @@ class Player:
             seed: seed for drawing tokens; equal seeds and weights give equal episodes.
             temperature: sampling temperature.
             truncation: top-k and top-p; None samples from the whole distribution.
-            policy_version: recorded in every rollout.
+            policy_version: version number to record in every rollout.
             first_row: number of episodes in the batch that come before these, on other processes.
         """
         rollouts: list[Rollout] = []

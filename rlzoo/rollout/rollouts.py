@@ -144,7 +144,10 @@ class Rollouts:
             self._queue[place] = replace(batch, rollouts=self._thread.submit(self._sample_ahead, batch, version, copied))
 
     def update_weights(self, version: int, weights: Weights) -> None:
-        """Give the sampler these weights unless it has them; waits for background sampling, unless it updates in flight."""
+        """Give the sampler these weights, unless it already has them.
+
+        Waits for background sampling to end, unless the sampler updates in flight.
+        """
         if not self.sampler.in_flight:
             self.settle()
         if self.sampler.needs_weights and version != self._loaded:

@@ -111,7 +111,7 @@ class Sampler(ABC):
             seed: equal seeds and weights give equal responses; the global random state does not change.
             temperature: sampling temperature.
             truncation: top-k and top-p; None samples from the whole distribution.
-            policy_version: recorded in every rollout.
+            policy_version: version number to record in every rollout.
             first_row: number of responses in the batch that come before these, on other processes; offsets the random numbers.
         """
         with self._tokenizing:
@@ -157,7 +157,7 @@ class Sampler(ABC):
 
     @abstractmethod
     def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int = 0) -> None:
-        """Replace the weights; names and shapes are those of the model's ``state_dict``.
+        """Replace the weights; names and shapes match the model's ``state_dict``.
 
         Args:
             weights: names and tensors.

@@ -106,7 +106,7 @@ def _first_above(sums: Tensor, wanted: Tensor) -> Tensor:
 class OwnDraws:
     """A logits processor that draws every token with `draw` and records its log-probability.
 
-    It applies the temperature and the truncation, so that the log-probabilities are those of the sampling distribution.
+    It applies the temperature and the truncation, so that the log-probabilities refer to the sampling distribution.
     """
 
     def __init__(self, uniforms: Tensor, temperature: float, truncation: Truncation | None = None) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class RaggedSets:
-    """N sets of token ids, one after another; an empty set stands for the whole vocabulary.
+    """N sets of token ids, stored consecutively; an empty set stands for the whole vocabulary.
 
     Example:
         >>> sets = RaggedSets(torch.tensor([2, 0, 3], dtype=torch.int32), torch.tensor([1, 0, 2]))

@@ -40,7 +40,7 @@ class StopRequest:
 
 @contextlib.contextmanager
 def requested_stop() -> Iterator[StopRequest]:
-    """Record the first Ctrl-C, SIGTERM or SIGHUP inside the block; a second one takes effect at once."""
+    """Record the first Ctrl-C, SIGTERM or SIGHUP inside the block; a second one takes effect immediately."""
     stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -55,7 +55,7 @@ def requested_stop() -> Iterator[StopRequest]:
     def note(number: int, frame: FrameType | None) -> None:
         if stop.signal is None:
             stop.signal, stop.since = number, time.monotonic()
-            logger.warning("stopping after this step; interrupt again to stop at once")
+            logger.warning("stopping after this step; interrupt again to stop immediately")
         elif time.monotonic() - stop.since > ONE_PRESS:
             release()
             signal.raise_signal(number)

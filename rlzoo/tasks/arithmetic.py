@@ -26,7 +26,7 @@ class ArithmeticTask(Task):
     num_operands_min: int = Field(default=2, ge=2, le=1000, description="minimum number of operands in a sum")
     num_operands_max: int = Field(default=20, ge=2, le=1000, description="maximum number of operands in a sum")
     answer_marker: str = Field(
-        default="#", description="the answer is the integer after the last marker; empty: the last integer of the response"
+        default="#", description="the answer is the integer after the last marker; if empty, the last integer in the response"
     )
 
     def model_post_init(self, context: Any) -> None:

@@ -28,7 +28,7 @@ class ToolTask(EpisodeTask):
     problems: dict[str, Any] = Field(description="name and settings of the task that asks the questions and grades the answers")
     tools: list[str] = Field(min_length=1, max_length=64, description="functions that the model may call, as module:function")
     timeout: float = Field(
-        default=60.0, gt=0, le=3600, description="time limit in seconds for all calls of a turn; a timeout ends the episode"
+        default=60.0, gt=0, le=3600, description="time limit in seconds for all calls in a turn; a timeout ends the episode"
     )
 
     def model_post_init(self, context: Any) -> None:
@@ -149,7 +149,7 @@ def make_environment(references: Sequence[str]) -> Environment:
 
 
 def import_tool(reference: str) -> Tool:
-    """Return the function named by ``module:function``; modules in the current directory are found as well.
+    """Return the function named by ``module:function``; modules in the current directory are also found.
 
     Raises:
         UserError: it is not found, or is not a function.

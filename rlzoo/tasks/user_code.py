@@ -51,7 +51,7 @@ def import_named(setting: str, reference: str, form: str) -> Any:
 
 
 def import_reward(reference: str) -> RewardFunction:
-    """Return the function named by ``module:function``; modules in the current directory are found as well.
+    """Return the function named by ``module:function``; modules in the current directory are also found.
 
     Raises:
         UserError: the module or function is not found, or cannot be called with (problem, response).

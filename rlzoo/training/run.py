@@ -121,7 +121,7 @@ class Run:
         self._began, self._before = time.perf_counter(), 0.0
         self.saved = -1  # step of the last checkpoint
         self.attempted = 0  # last step that was started
-        self.is_clean = True  # the state is still that of the last completed step
+        self.is_clean = True  # the state has not changed since the last completed step
 
     def _restore(self, folder: Path | None) -> None:
         """Restore the state from a checkpoint, or start at step 0 if there is none."""
@@ -209,7 +209,7 @@ class Run:
             self.directory.save_weights(self.attempted, index, kept_weights(self.learner.weights(), keep=self.is_main))
 
     def sample(self, step: int) -> Sampled:
-        """Sample and grade the responses of a step, and start sampling those of later steps.
+        """Sample and grade the responses of a step, and start sampling for later steps.
 
         If the responses were sampled ahead, only the groups that dynamic sampling adds are sampled now. A checkpoint waits for
         batches whose sampling has begun, so it does not store older weights.
@@ -293,8 +293,8 @@ class Run:
     def leave(self) -> None:
         """End the run, and save its weights if a step was not completed.
 
-        If the step had made no update, the state is that of the previous step, and a normal checkpoint is saved. Otherwise
-        the weights are saved as ``stopped-step-...`` for debugging. A run cannot resume from them.
+        If the step made no update, the state has not changed since the previous step, and a normal checkpoint is saved.
+        Otherwise the weights are saved as ``stopped-step-...`` for debugging. A run cannot resume from them.
         """
         try:
             # gathering sharded weights needs all processes, and the others may have failed elsewhere

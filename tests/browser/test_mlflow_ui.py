@@ -1,7 +1,7 @@
 """A sweep as users see it in MLflow's own pages, in a real browser.
 
 With ``RLZOO_SCREENSHOTS`` set to a folder, screenshots are saved there. With ``RLZOO_SWEEP_STORE`` set to a tracking URI, the
-sweep of that store is tested instead of a small one made here.
+sweep of that store is tested instead of a small one created here.
 """
 
 import os

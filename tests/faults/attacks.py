@@ -403,7 +403,7 @@ def read_all(descriptor: int) -> None:
 
 
 def after_seconds(seconds: float, number: int):
-    """Send a signal a fixed time after the start, whatever the run is doing."""
+    """Send a signal a fixed time after the start, regardless of what the run is doing."""
 
     def do(case: Case) -> None:
         command = case.start(*case.training())

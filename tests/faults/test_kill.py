@@ -148,7 +148,7 @@ def assert_store_is_complete(store, killed):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, zygote):
-    """Uninterrupted runs, made on first use."""
+    """Uninterrupted runs, created on first use."""
     made = {}
 
     def make(case, processes=1):

@@ -631,7 +631,7 @@ class UnknownLaw(Token):
 
 @register
 class DriftsToInvalid(Adaptive):
-    """Updates its width without validation; it falls below zero after some tens of updates."""
+    """Updates its width without validation; it falls below zero after a few dozen updates."""
 
     name = "drifts-to-invalid"
 
@@ -643,7 +643,7 @@ class DriftsToInvalid(Adaptive):
 
 @register
 class GrowsWithoutEnd(Adaptive):
-    """Its width exceeds the bound of its field after some tens of updates."""
+    """Its width exceeds the bound of its field after a few dozen updates."""
 
     name = "grows-without-end"
 

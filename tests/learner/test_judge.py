@@ -133,7 +133,7 @@ def test_each_fault_is_named_and_the_weights_stay(kind, scope):
 
 
 class Sound2(ClipPolicy):
-    """Clips nothing; only used to make data."""
+    """Clips nothing; only used to create data."""
 
     name, paper, scope = "data", "none", "token"
     exempt: ClassVar = {"clipped_means_no_gradient": "never clips"}

@@ -1,4 +1,4 @@
-"""A rule receives every response in inputs of one width, whatever the micro-batch."""
+"""A rule receives every response in inputs of one width, regardless of the micro-batch."""
 
 import dataclasses
 from typing import ClassVar
