@@ -63,7 +63,7 @@ class Host:
         return self.call([Move(number, message) for number, message in messages.items()])
 
     def end(self, numbers: Sequence[int]) -> None:
-        """Fiscard finished episodes."""
+        """Discard finished episodes."""
         for number in numbers:
             self._own.pop(number, None)
             for seat in self._seats:
@@ -143,7 +143,7 @@ _EPISODES: dict[int, Environment] = {}
 
 
 def _answer(make: Make, move: Move, open_ones: Sequence[int]) -> str:
-    """Run in a worker: call an environment, and fiscard finished episodes."""
+    """Run in a worker: call an environment, and discard finished episodes."""
     for number in _EPISODES.keys() - {*open_ones, move.episode}:
         del _EPISODES[number]
     if move.problem is None and move.episode not in _EPISODES:

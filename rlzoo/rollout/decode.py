@@ -381,7 +381,7 @@ Way = Literal["fused", "rows", "generate"]
 
 
 def quickest_way(model: PreTrainedModel) -> Way:
-    """Return the fastest way to decode that reproduces the model's log-probabilities in a test on two prompts."""
+    """Return the fastest decoding method that reproduces the model's log-probabilities in a test on two prompts."""
     layers = DynamicCache(config=model.config).layers
     if all(type(layer) is DynamicLayer for layer in layers) and model.config._attn_implementation in ("eager", "sdpa"):
         if can_fuse(model) and _agrees(model, fuses=True):

@@ -59,7 +59,7 @@ class ToolStyle:
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]]) -> Self:
-        """Determine the style by rendering test messages; templates with another call format are not used to describe tools."""
+        """Determine the style by rendering test messages; templates with a different call format are not used for tools."""
         told = _try(tokenizer, [_USER], [_PROBE])
         if all(part in told for part in ("probe_of_tools", "<tool_call>", '"arguments"')):
             answer = {"role": "tool", "name": "probe_of_tools", "content": "an answer"}

@@ -15,7 +15,7 @@ ASK_FOR_A_BOX = "{question}\n\nPlease reason step by step, and put your final an
 
 # in characters; references are less than a tenth as long, and math-verify takes minutes for much longer texts
 LONGEST_ANSWER = 5_000
-LONGEST_SEARCHED = 100_000  # characters at the end of a response in which math-verify looks for an answer
+LONGEST_SEARCHED = 100_000  # number of characters at the end of a response that math-verify searches for an answer
 
 _THOUSANDS = re.compile(r"-?[0-9]{1,3}(?:,[0-9]{3})+")
 _IN_A_BASE = re.compile(r"-?[0-9]+\s*_\s*(?:\{\s*)?([0-9]+)\s*\}?")  # 52_8, 52_{8}

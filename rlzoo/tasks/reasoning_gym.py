@@ -133,7 +133,7 @@ def _check_options(dataset: str, options: dict[str, Any]) -> None:
             raise UserError(f"unknown key 'task.options.{key}' (allowed: {', '.join(allowed)}){did_you_mean(key, allowed)}")
     try:
         _make_dataset(dataset, json.dumps(options, sort_keys=True), 0)
-    except Exception as error:  # the dataset configurations check themselves with assertions
+    except Exception as error:  # the dataset configurations validate themselves with assertions
         raise UserError(f"task.options={options}: {error or type(error).__name__}") from error
 
 

@@ -67,7 +67,7 @@ def description(config: RunConfig, path: Path) -> str:
 
 
 def usual_run(config: RunConfig) -> tuple[str, RunConfig]:
-    """The command and configuration of the rule's default run; for a rule defined in Python, those of ``rlzoo train``."""
+    """The command and configuration of the rule's default run, or of ``rlzoo train`` for a rule defined in Python."""
     plugins = [word for plugin in config.plugins for word in ("--plugin", plugin)]
     words = ["rlzoo", "train", *plugins, "--clip", config.clip.name]
     try:
