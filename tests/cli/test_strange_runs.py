@@ -32,7 +32,7 @@ def litter(run):
 
 
 def replaced(name):
-    """Replace a file by a folder, or a folder by a file."""
+    """Replace a file with a folder, or a folder with a file."""
 
     def replace(run):
         path = run / name

@@ -73,7 +73,7 @@ def test_ui_serves_the_store_on_loopback_only(server):
 def test_mlflow_answers_to_no_name_but_this_machines(server):
     path = "/api/2.0/mlflow/experiments/get?experiment_id=0"
     assert answer(path)[0] == 200
-    status, body = answer(path, host="evil.example")  # somebody else can point this name at this machine
+    status, body = answer(path, host="evil.example")  # an attacker can make this name resolve to this machine
     assert (status, b"Invalid Host header" in body) == (403, True)
 
 

@@ -496,7 +496,7 @@ def problems_of(case: Case, command: Command, *, kills_a_rank: bool = False) -> 
 
 
 def left_over(case: Case) -> list[str]:
-    """Return processes that still exist after a while."""
+    """Return the processes that still exist after a grace period."""
     until = time.monotonic() + PATIENCE
     while (alive := case.children()) and time.monotonic() < until:
         time.sleep(0.1)

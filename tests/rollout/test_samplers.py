@@ -191,6 +191,6 @@ def test_weights_that_do_not_arrive_are_an_error_and_leave_nothing(server, tmp_p
 
 
 def test_a_server_on_another_machine_needs_a_folder_that_both_see():
-    # rejected before anything is sent to that address, which nobody has
+    # rejected before anything is sent to that address, which is unused
     line = refusal("rollout.vllm.server=http://192.0.2.1:8000")
     assert line.endswith("is on another machine; set rollout.vllm.sync_folder to a folder that both machines share")
