@@ -89,7 +89,7 @@ class Observation:
 
     @classmethod
     def checked(cls, messages: Any, reward: Any = 0.0, done: Any = False, info: Any = None) -> Observation:
-        """Check what an environment has returned.
+        """Check the values that an environment returned.
 
         Raises:
             ValueError: it does not match the `Environment` interface.

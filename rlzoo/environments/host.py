@@ -36,7 +36,7 @@ class Host:
 
         Args:
             make: returns an environment; must be importable by name.
-            workers: number of worker processes; 0: run the environments in this process, without any limit.
+            workers: number of worker processes; 0 runs the environments in this process, with no limits.
             timeout: time limit for one call, in seconds.
             tools: JSON schemas of the functions that the model may call, for its prompt.
         """
@@ -134,7 +134,7 @@ class Seat:
 
 
 def _start(make: Make) -> None:
-    """Run in a worker: make an environment, so that its imports do not count against a call's time limit."""
+    """Run in a worker: create an environment, so that its imports do not count against a call's time limit."""
     make()
 
 

@@ -56,7 +56,7 @@ class OpenEnv:
 
     def reset(self, problem: Problem, seed: int) -> Messages:
         """Open a session and begin the episode with the given seed."""
-        # a session is a connection, and the server limits their number: it is closed as soon as the episode is over
+        # the server limits the number of connections, so the session is closed as soon as the episode is over
         self._client = self._kind(base_url=self.url, message_timeout_s=self.timeout).sync()
         self._client.connect()
         return self._text(self._client.reset(seed=seed, **self.reset_arguments).observation)

@@ -296,7 +296,7 @@ class _CompileLock:
             self.file = self.path.open("w")
         except OSError as error:
             raise UserError(
-                f"cannot write {shown(str(self.path))} (RLZOO_CACHE names another folder): {error.strerror}"
+                f"cannot write {shown(str(self.path))} (set RLZOO_CACHE to use another folder): {error.strerror}"
             ) from error
         fcntl.flock(self.file, fcntl.LOCK_EX)
 

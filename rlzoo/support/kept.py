@@ -33,7 +33,7 @@ class RaggedSets:
 
     @classmethod
     def concat(cls, parts: Iterable[RaggedSets]) -> RaggedSets:
-        """Concatenate one or more parts."""
+        """Concatenate one or more collections of sets."""
         pairs = [(part.ids, part.sizes) for part in parts]
         return cls(torch.cat([ids for ids, _ in pairs]), torch.cat([sizes for _, sizes in pairs]))
 

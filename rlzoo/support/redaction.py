@@ -123,7 +123,7 @@ class RedactingFilter(logging.Filter):
     """Redacts secrets in log records."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Redact the record's message and let the record pass."""
+        """Redact the record's message, and accept the record."""
         message = record.getMessage()
         cleaned = redact(message)
         if cleaned != message:

@@ -30,7 +30,7 @@ class ArithmeticTask(Task):
     )
 
     def model_post_init(self, context: Any) -> None:
-        """Also reject settings that leave no questions for training or none for evaluation."""
+        """Also reject settings that leave no questions for training or for evaluation."""
         super().model_post_init(context)
         if self.num_operands_max < self.num_operands_min:
             raise UserError(

@@ -94,7 +94,7 @@ class EnvironmentTask(EpisodeTask):
         made = import_named("task.environment", self.environment, "module:Class, for example my_game:Guess")
         missing = [name for name in ("reset", "step") if isinstance(made, type) and not callable(getattr(made, name, None))]
         if missing:
-            raise UserError(f"{key}: has no method {missing[0]!r}; an environment has reset(problem, seed) and step(message)")
+            raise UserError(f"{key}: has no method {missing[0]!r}; an environment needs reset(problem, seed) and step(message)")
         if not callable(made):
             raise UserError(f"{key}: expected a class or a function, got an object of type {type(made).__name__}")
 

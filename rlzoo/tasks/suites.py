@@ -24,7 +24,7 @@ SuiteGrader = MathGrader | ArithmeticTask
 
 
 def math_grader() -> SuiteGrader:
-    """Return a grader that compares answers as mathematics, with math-verify in a worker process.
+    """Return a grader that compares answers mathematically, with math-verify in a worker process.
 
     Raises:
         UserError: math-verify is not installed.

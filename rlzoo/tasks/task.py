@@ -203,7 +203,7 @@ def _task_class(name: object, fields: dict[str, Any]) -> type[Task]:
 
 
 def _own_class(reference: str) -> type[Task]:
-    """Return a task class that the user wrote."""
+    """Return a user-defined task class."""
     key = f"task.name={reference!r}"
     cls = import_named("task.name", reference, "module:Class, for example my_task:Reversal")
     if not (isinstance(cls, type) and issubclass(cls, Task)):

@@ -38,7 +38,7 @@ def check_run(config: RunConfig, *, processes: int | None = None, resume: bool =
     Args:
         config: configuration of the run.
         processes: number of processes that will take part in the run; None for `num_processes`.
-        resume: whether the run is resumed, so that its directory exists.
+        resume: whether the run is resumed, in which case its directory exists.
         here: whether the run will use this machine; False skips checks of this machine.
 
     Raises:

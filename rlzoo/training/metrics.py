@@ -183,7 +183,7 @@ def mismatch_metrics(batch: ScoredBatch) -> dict[str, float]:
     log_ratio, mask = log_mismatch(batch).double(), batch.response_mask
     total = log_ratio.sum(-1)
     metrics = {
-        "mismatch/kl": float(-log_ratio[mask].mean()),  # k1 under the sampler, nats per token
+        "mismatch/kl": float(-log_ratio[mask].mean()),  # k1 estimate under the sampler, in nats per token
         "mismatch/log_ratio_abs_mean": float(log_ratio[mask].abs().mean()),
         "mismatch/log_ratio_abs_max": float(log_ratio.abs().max()),
         "mismatch/sum_abs_mean": float(total.abs().mean()),

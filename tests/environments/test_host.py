@@ -122,7 +122,7 @@ def test_an_answer_is_checked_and_a_text_is_a_message_of_the_user():
     [
         ("tests.environments.games:Nothing", "has no 'Nothing'"),
         ("tests.environments.games", "expected module:Class"),
-        ("random:Random", "has no method 'reset'; an environment has reset(problem, seed) and step(message)"),
+        ("random:Random", "has no method 'reset'; an environment needs reset(problem, seed) and step(message)"),
         ("tests.environments.games:os", "expected a class or a function, got an object of type module"),
     ],
 )
