@@ -66,7 +66,7 @@ def test_a_server_that_stays_away_ends_in_one_line(server, sampler):
 
 def test_what_the_server_refuses_is_not_asked_again(server, sampler):
     server.failures = ["refuse"] * 1000
-    with pytest.raises(UserError, match=r"with status 400: .*too long"):
+    with pytest.raises(UserError, match=r"returned status 400 for .*too long"):
         sampler.sample(["3+5="], 1, seed=1)
     assert server.asked == 1
 
