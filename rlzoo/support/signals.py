@@ -55,7 +55,7 @@ def requested_stop() -> Iterator[StopRequest]:
     def note(number: int, frame: FrameType | None) -> None:
         if stop.signal is None:
             stop.signal, stop.since = number, time.monotonic()
-            logger.warning("stopping after this step; interrupt again to stop immediately")
+            logger.warning("stopping after this step; interrupt again to stop at once")
         elif time.monotonic() - stop.since > ONE_PRESS:
             release()
             signal.raise_signal(number)

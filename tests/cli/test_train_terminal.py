@@ -76,7 +76,7 @@ def test_ctrl_c_on_a_small_terminal_without_colours(on_a_terminal):
     code, screen = on_a_terminal(60, 8, *arguments, interrupted_at=r"[1-9]\d*/500", NO_COLOR="1")
     assert code == 130, screen.text
     lines = screen.text.split("\n")
-    assert "stopping after this step; interrupt again to stop immediately" in lines
+    assert "stopping after this step; interrupt again to stop at once" in lines
     assert "rlzoo train --resume --output out" in screen.text
     assert "Traceback" not in screen.text
     assert any(re.fullmatch(r"\d+ of 500 steps in \d:\d\d:\d\d", line) for line in lines)

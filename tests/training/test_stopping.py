@@ -268,6 +268,6 @@ def test_it_says_what_it_does(caplog):
     with pytest.raises(SystemExit):
         stopped()
     assert [record.getMessage() for record in caplog.records] == [
-        "stopping after this step; interrupt again to stop immediately",
+        "stopping after this step; interrupt again to stop at once",
         "over",
     ]
