@@ -38,10 +38,10 @@ EXCEPTIONS = {
     "skops": "MIT by the licence it ships; its metadata says no more than 'OSI Approved'",
     "zss": "BSD style by the licence it ships; its metadata does not say",
 }
-"""Distributions with other licences, or without a named one, and why they are used nevertheless."""
+"""Distributions with another licence or without a named licence, and why they are still used."""
 
 ACCEPTED: dict[str, str] = {}
-"""Advisories that do not affect rlzoo, by identifier, and why."""
+"""Advisories that do not affect rlzoo, by identifier, each with the reason."""
 
 _CLASSIFIERS = {
     "Apache Software License": "Apache-2.0",
@@ -85,8 +85,8 @@ def needed() -> dict[str, str]:
 
 
 def licence(distribution: metadata.Distribution) -> str:
-    """Return the licence as an SPDX expression if the distribution has one, else as its own text."""
-    told = dict(distribution.metadata)  # MLflow brings another importlib.metadata, which raises an error for a missing key
+    """Return the licence as an SPDX expression if the distribution has one, else the text of its licence field."""
+    told = dict(distribution.metadata)  # MLflow installs another importlib.metadata, which raises an error for a missing key
     if "License-Expression" in told:
         return str(told["License-Expression"])
     classifiers = [

@@ -1,6 +1,6 @@
-"""Hides libraries that rlzoo does not require from an environment: ``python tests/bare.py``, run by its interpreter.
+"""Hides from an environment what rlzoo does not require; run by the environment's interpreter: ``python tests/bare.py``.
 
-The environment `installed` borrows the project's libraries, which include those of the extras and of developers. With
+The environment `installed` borrows the project's libraries, which include the libraries of extras and of developers. With
 ``RLZOO_BARE`` set, an interpreter of the environment finds only what ``pip install rlzoo-llm`` would install.
 """
 
@@ -33,7 +33,7 @@ if "RLZOO_BARE" in os.environ:
 
 
 def closure(name: str) -> set[str]:
-    """Return the distributions that one requires without extras, recursively."""
+    """Return the distributions that a distribution requires without extras, recursively."""
     seen: set[tuple[str, str]] = set()
     waiting = [(canonicalize_name(name), "")]
     while waiting:

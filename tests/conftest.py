@@ -1,4 +1,4 @@
-"""Fixtures for every test: a separate MLflow store and no hub; and runs that many tests use."""
+"""Fixtures: for every test, a separate MLflow store and no hub; and runs that many tests share."""
 
 import logging
 import os
@@ -33,7 +33,7 @@ def empty_store(pytestconfig, tmp_path_factory):
 
         made = tmp_path_factory.mktemp("empty") / "mlflow.db"
         MlflowClient(f"sqlite:///{made}").search_experiments()
-        beside = kept.with_name(f"{os.getpid()}.db")  # several workers may each make one
+        beside = kept.with_name(f"{os.getpid()}.db")  # several workers may each create one
         shutil.copy(made, beside)
         beside.replace(kept)
     return kept

@@ -1,4 +1,4 @@
-"""Checks the wheel and the sdist in the given folder: they contain everything that is needed, and nothing else."""
+"""Checks the wheel and the sdist in the given folder: they contain everything needed, and nothing else."""
 
 import sys
 import tarfile

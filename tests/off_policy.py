@@ -46,7 +46,7 @@ def clip_fraction(policy, inputs):
 
 
 def off_policy_batch(model, policy, num_responses=18, seed=1, *, holes=True):
-    """Return ragged rows with old log-probs so far from the model's that 10 to 40 % is clipped; every sixth A is 0.
+    """Return ragged rows with old log-probs so far from the model's that 10 to 40% is clipped; every sixth A is 0.
 
     Rules that never cut get the final spread of the search. Every third row has two turns with three environment tokens between
     them.

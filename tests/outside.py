@@ -1,7 +1,7 @@
 """Tests and trains installed plugin distributions: ``python tests/outside.py REPORT NAME=FOLDER ...``.
 
-Each runs its own tests, the laws, and a run of two steps, with the interpreter of its environment. The report is pip's, on what
-it would install with them into an empty environment; it must not contain the other project named `rlzoo`.
+Each runs its own tests, the laws, and a run of two steps, with the interpreter of its environment. The report lists what pip
+would install with them into an empty environment; it must not contain the other project named `rlzoo`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from zygote import Zygote
 
 
 def check_names(report: Path, plugins: list[str]) -> None:
-    """Check that only the given wheel satisfies the plugins' requirements, and that `rlzoo` is installed from nothing else."""
+    """Check that only the given wheel satisfies the plugins' requirements, and that `rlzoo` comes from no other source."""
     found = {each["metadata"]["name"]: each["download_info"]["url"] for each in json.loads(report.read_text())["install"]}
     assert {"rlzoo-llm", "torch", *(f"rlzoo-{plugin}" for plugin in plugins)} <= found.keys(), sorted(found)
     assert "rlzoo" not in found, found["rlzoo"]

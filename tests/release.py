@@ -1,4 +1,4 @@
-"""Reports what prevents a release of this checkout: ``python -m tests.release [TAG]`` exits with 1 if it prints any.
+"""Reports problems that prevent a release of this checkout: ``python -m tests.release [TAG]`` exits with 1 if there are any.
 
 `nox -s release` runs this first, and then builds, installs and trains. Nothing here publishes.
 """
@@ -19,7 +19,7 @@ HEADING = re.compile(r"^## (?P<version>\S+)(?: \((?P<date>[^)]*)\))?$", re.MULTI
 
 
 def problems(root: Path = ROOT, tag: str | None = None) -> list[str]:
-    """Return one line for each thing that has to be done before a release.
+    """Return one line for each task that remains before a release.
 
     Args:
         root: the checkout.

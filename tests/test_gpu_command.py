@@ -1,4 +1,4 @@
-"""The command that proves rlzoo on a GPU (`examples.gpu`), on the CPU: its rows, page, exit codes, and what is carried."""
+"""The command that tests rlzoo on a GPU (`examples.gpu`), run on the CPU: its rows, page, exit codes, and packed pieces."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Reductions use the step's counts, whatever the micro-batch; KL estimators match hand-worked numbers."""
+"""Reductions use the step's counts, regardless of the micro-batch; KL estimators match hand-worked numbers."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""All imports are required: at the top of a module by the project itself, within a function by it or one of its extras."""
+"""Every imported library is required: at the top of a module by the project, within a function by the project or an extra."""
 
 import ast
 import re

@@ -41,7 +41,7 @@ OPTIONAL = ("peft",)
 
 
 def become(request):
-    """Turn into the command, or into a script, in a new session, and exit with its exit code."""
+    """Run the command or a script in this process, in a new session, and exit with its exit code."""
     os.setsid()
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -106,7 +106,7 @@ def ended(pid):
 
 
 class Zygote:
-    """Starts commands by forking a process that has everything imported."""
+    """Starts commands by forking a process that has already imported everything."""
 
     def __init__(self):
         self._lock = threading.Lock()

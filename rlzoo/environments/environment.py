@@ -18,13 +18,13 @@ Messages = str | Message | Sequence[Message]
 """What an environment may return: messages, a single message, or the text of a single user message."""
 
 LONGEST_TEXT = 200_000
-"""Maximum length of an observation, in characters. An environment that returns more has failed."""
+"""Maximum length of an observation, in characters. An environment that returns a longer observation fails."""
 
 
 class Environment(Protocol):
     """One episode, in which the model and the environment take turns.
 
-    Any class with these two methods is an environment. One object is made per episode, with the arguments from the run's
+    Any class with these two methods is an environment. One object is created per episode, with the arguments from the run's
     configuration, and is reset once. The same problem and seed must begin the same episode, because the responses to one
     problem are compared with each other.
 
@@ -42,8 +42,8 @@ class Environment(Protocol):
         """Begin the episode.
 
         Args:
-            problem: what the episode is about.
-            seed: seed for everything random in the episode.
+            problem: the problem of the episode.
+            seed: seed for all randomness in the episode.
 
         Returns:
             The first messages for the model.
@@ -55,8 +55,8 @@ class Environment(Protocol):
 
         Returns:
             The next messages for the model, the reward of this turn, whether the episode is over, and an info mapping. Its
-            ``state`` is a string that is equal for turns that begin in the same state; the default is the observation. The last
-            values of its finite numbers are averaged over the episodes and logged as ``env/<name>``. Other entries are ignored.
+            ``state`` is a string that is equal for turns that begin in the same state; the default is the observation. For each
+            finite number, the last value is averaged over the episodes and logged as ``env/<name>``. Other entries are ignored.
         """
         ...
 
@@ -89,7 +89,7 @@ class Observation:
 
     @classmethod
     def checked(cls, messages: Any, reward: Any = 0.0, done: Any = False, info: Any = None) -> Observation:
-        """Check what an environment has returned.
+        """Check the values that an environment returned.
 
         Raises:
             ValueError: it does not match the `Environment` interface.

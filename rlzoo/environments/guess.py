@@ -18,8 +18,8 @@ class Guess:
     """The model guesses a number between two bounds, and the environment replies whether the hidden number is higher or lower.
 
     A turn is either the guess alone, or any text, a colon and the guess: ``37-100:64``. The reply to a turn without a guess is
-    ``what?``. The turn that finds the number has the reward 1, and every other turn has ``-cost``. An episode therefore earns 1
-    minus ``cost`` for each turn before the last; an episode that never finds the number earns ``-cost * turns``.
+    ``what?``. The turn that finds the number has reward 1, and every other turn has reward ``-cost``. An episode therefore
+    earns 1 minus ``cost`` for each turn before the last; an episode that never finds the number earns ``-cost * turns``.
 
     Example:
         >>> game = Guess(turns=3, cost=0.05)
@@ -44,7 +44,7 @@ class Guess:
         self.number = self.low = self.high = 0
 
     def reset(self, problem: Problem, seed: int) -> str:
-        """Hide the problem's answer between the bounds in its question; nothing is random.
+        """Hide the problem's answer between the bounds in its question; the game is deterministic.
 
         Raises:
             ValueError: the question has no bounds, or the answer is not a number between them.
@@ -77,7 +77,7 @@ class Guess:
         return self._answer(" lower ", -self.cost)
 
     def _answer(self, text: str, reward: float, *, found: bool = False) -> Answer:
-        """Return a reply with the remaining bounds as the state, and with the counts as numbers.
+        """Return a reply, with the remaining bounds as the state and the counts as metrics.
 
         ``wasted`` is the share of turns that could not find the number, because they named no number between the bounds.
         """

@@ -16,7 +16,7 @@ from rlzoo.types import Problem
 MEMORY = 4 * 2**30
 """Memory limit of a worker process for environments, in bytes."""
 
-LOST = "lost"  # reply of a worker that does not know the episode, because it replaced a worker that was stopped
+LOST = "lost"  # reply of a replacement worker that does not know the episode
 
 Make = Callable[[], Environment]
 
@@ -36,7 +36,7 @@ class Host:
 
         Args:
             make: returns an environment; must be importable by name.
-            workers: number of worker processes; 0: run the environments in this process, without any limit.
+            workers: number of worker processes; 0 runs the environments in this process, with no limits.
             timeout: time limit for one call, in seconds.
             tools: JSON schemas of the functions that the model may call, for its prompt.
         """
@@ -63,7 +63,7 @@ class Host:
         return self.call([Move(number, message) for number, message in messages.items()])
 
     def end(self, numbers: Sequence[int]) -> None:
-        """Forget finished episodes."""
+        """Discard finished episodes."""
         for number in numbers:
             self._own.pop(number, None)
             for seat in self._seats:
@@ -134,7 +134,7 @@ class Seat:
 
 
 def _start(make: Make) -> None:
-    """Run in a worker: make an environment, so that its imports do not count against a call's time limit."""
+    """Run in a worker: create an environment, so that its imports do not count against a call's time limit."""
     make()
 
 
@@ -143,7 +143,7 @@ _EPISODES: dict[int, Environment] = {}
 
 
 def _answer(make: Make, move: Move, open_ones: Sequence[int]) -> str:
-    """Run in a worker: call an environment, and forget finished episodes."""
+    """Run in a worker: call an environment, and discard finished episodes."""
     for number in _EPISODES.keys() - {*open_ones, move.episode}:
         del _EPISODES[number]
     if move.problem is None and move.episode not in _EPISODES:

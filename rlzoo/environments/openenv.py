@@ -16,9 +16,9 @@ _ABOUT = ("done", "reward", "metadata")  # fields of every observation
 
 
 class OpenEnv:
-    """A session with an OpenEnv server: its reset takes the seed, and a field of its actions takes the model's text.
+    """A session with an OpenEnv server, which receives the seed at reset and the model's text in a field of each action.
 
-    Whether the same seed begins the same episode depends on the server's environment.
+    The server's environment determines whether the same seed begins the same episode.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class OpenEnv:
         Args:
             url: address of the server, such as ``http://127.0.0.1:8000``.
             action: field of the action for the model's text; by default the only required one.
-            observation: field of the observation for the model; by default the only text in the observation, or else the whole
+            observation: field of the observation to show to the model; by default the only text field, or else the whole
                 observation as JSON.
             fields: further fields of every action.
             reset: further arguments to the environment's reset.
@@ -56,7 +56,7 @@ class OpenEnv:
 
     def reset(self, problem: Problem, seed: int) -> Messages:
         """Open a session and begin the episode with the given seed."""
-        # a session is a connection, and the server limits their number: it is closed as soon as the episode is over
+        # the server limits the number of connections, so the session is closed as soon as the episode is over
         self._client = self._kind(base_url=self.url, message_timeout_s=self.timeout).sync()
         self._client.connect()
         return self._text(self._client.reset(seed=seed, **self.reset_arguments).observation)
@@ -93,7 +93,7 @@ class OpenEnv:
         if action is None:
             required = [name for name in schema.get("required", []) if name not in self.fields]
             if len(required) != 1:
-                raise UserError(f"task.arguments.action: name the field that takes the model's text, one of {', '.join(names)}")
+                raise UserError(f"task.arguments.action: set the field for the model's text, one of {', '.join(names)}")
             return str(required[0])
         for name in (action, *self.fields):
             if name not in names:

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 class OwnRandom:
     """A state of Python's global random generator that belongs to one episode.
 
-    Libraries that draw from the global generator then depend only on the seed and the moves of the episode, whatever else the
-    process runs between two of its turns.
+    Libraries that draw from the global generator then depend only on the seed and the moves of the episode, regardless of what
+    else the process runs between turns.
 
     Example:
         >>> first, second = OwnRandom(7), OwnRandom(7)

@@ -39,14 +39,14 @@ class Retries:
             prompt: returns the prompt for a problem.
             tries: maximum number of answers.
             again: message to the model after a wrong answer.
-            discount: factor on the reward for each earlier try.
-            solved: an answer with at least this reward is right.
+            discount: factor that multiplies the reward once for each earlier try.
+            solved: minimum reward of a right answer.
         """
         self.grade, self.prompt = grade, prompt
         self.tries, self.again, self.discount, self.solved = tries, again, discount, solved
 
     def reset(self, problem: Problem, seed: int) -> Messages:
-        """Ask the problem; nothing is random."""
+        """Return the problem's prompt; nothing is random."""
         self._problem, self._tries = problem, 0
         return self.prompt(problem)
 

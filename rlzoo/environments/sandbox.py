@@ -39,14 +39,14 @@ WORK = 10_000_000_000
 """Limit of a program in units of WebAssembly fuel, about one per instruction, including the start of the interpreter."""
 
 CALLS = 20_000
-"""Limit on calls of the functions in `_Program.calls`, whose time the fuel does not count."""
+"""Limit on calls to the functions in `_Program.calls`, because the fuel does not count their time."""
 
 PRINTED = 20_000
 """Limit on printed bytes; a program that prints more is stopped."""
 
 OUTPUT = 800
-"""Number of printed bytes that are returned, half from the beginning and half from the end. They make at most as many tokens,
-which is fewer than `rollout.max_observation_tokens` allows."""
+"""Number of printed bytes that are returned, half from the beginning and half from the end. A token has at least one byte, so
+the output stays below the default limit `rollout.max_observation_tokens`."""
 
 CODE = 20_000
 """Maximum size of a program, in bytes."""
@@ -60,7 +60,7 @@ TERMINAL = 2  # WASI's file type; output arrives line by line
 
 
 class _StoppedError(Exception):
-    """Why a program was stopped, or None if it ended on its own."""
+    """The program was stopped for the reason ``why``, or ended on its own if ``why`` is None."""
 
     def __init__(self, why: str | None) -> None:
         self.why = why
@@ -234,7 +234,7 @@ def _compile(engine: Engine, path: Path) -> None:
     import wasmtime
 
     content = _interpreter()
-    logger.info("compiling the sandbox's Python into %s: about ten seconds, once", path)
+    logger.info("compiling the sandbox's Python into %s (once, about ten seconds)", path)
     compiled = wasmtime.Module(engine, content).serialize()
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -247,7 +247,7 @@ def _compile(engine: Engine, path: Path) -> None:
 
 
 def _interpreter() -> bytes:
-    """Return CPython for WASI, as published by others, after checking its SHA-256."""
+    """Return the third-party build of CPython for WASI after checking its SHA-256."""
     try:
         files = metadata.distribution(PACKAGE).files or []
     except metadata.PackageNotFoundError:
@@ -277,7 +277,7 @@ def _cache() -> Path:
 
 
 def _is_ours(path: Path) -> bool:
-    """Return whether the file exists and no other user can have written it; its content runs with the user's rights."""
+    """Return whether the file exists and no other user can have written it; its content runs with the user's permissions."""
     try:
         found = path.lstat()
     except OSError:
@@ -296,7 +296,7 @@ class _CompileLock:
             self.file = self.path.open("w")
         except OSError as error:
             raise UserError(
-                f"cannot write {shown(str(self.path))} (RLZOO_CACHE names another folder): {error.strerror}"
+                f"cannot write {shown(str(self.path))} (set RLZOO_CACHE to use another folder): {error.strerror}"
             ) from error
         fcntl.flock(self.file, fcntl.LOCK_EX)
 

@@ -14,7 +14,7 @@ from rlzoo.types import Problem
 
 
 class TextArena:
-    """A game from TextArena, which gives its reward at the end.
+    """A game from TextArena, with a single reward at the end.
 
     The games draw from Python's global random generator. Each episode therefore keeps its own state of that generator, so that
     its game depends only on the seed and the moves.
@@ -95,7 +95,7 @@ def _imported(game: str) -> None:
 
 @contextmanager
 def _no_download(game: str) -> Iterator[None]:
-    """Prevent downloads: word games ask for NLTK's data whenever they are made, and only installed data is used."""
+    """Prevent downloads: word games request NLTK data whenever they are created, but only installed data is used."""
     import nltk
 
     def downloaded(name: str, *_: Any, **__: Any) -> bool:

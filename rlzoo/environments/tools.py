@@ -33,7 +33,7 @@ _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DO
 
 
 class ToolError(Exception):
-    """Why a call failed; the model reads the text."""
+    """A call failed; the model reads the error's text."""
 
 
 def prepared_by(prepare: Callable[[], object]) -> Callable[[F], F]:
@@ -95,7 +95,7 @@ class ToolEnvironment:
         name = "unknown"
         try:
             if number >= MOST_CALLS:
-                raise ToolError(f"a turn may have {MOST_CALLS} calls, this is number {number + 1}")
+                raise ToolError(f"a turn may have at most {MOST_CALLS} calls; this is call {number + 1}")
             name, arguments = parse_call(text)
             content = call_tool(self.tools, name, arguments)
         except ToolError as error:
@@ -105,7 +105,7 @@ class ToolEnvironment:
 
 
 def find_calls(text: str) -> list[str]:
-    """Return the text between the tags of each call in a turn; calls before the end of the model's thoughts are ignored.
+    """Return the text between the tags of each call in a turn; calls before the end of the model's reasoning are ignored.
 
     Example:
         >>> find_calls('<think>a <tool_call>?</think>Let me see. <tool_call>{"name": "f"}</tool_call> <tool_call>{')
@@ -145,7 +145,7 @@ def call_tool(tools: Mapping[str, Tool], name: str, arguments: Mapping[str, Any]
         ToolError: there is no such tool, the arguments are wrong, or the tool raised an error.
     """
     if name not in tools:
-        raise ToolError(f"there is no tool {name!r} (there is: {', '.join(tools)})")
+        raise ToolError(f"there is no tool {name!r} (available: {', '.join(tools)})")
     try:
         value = checked(tools[name])(**arguments)
         return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)

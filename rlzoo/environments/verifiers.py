@@ -1,4 +1,4 @@
-"""Environments from verifiers, interface version 1: a taskset, and an Env that plays it with one agent."""
+"""Environments from verifiers, version 1 of its interface: a taskset, and an Env that plays it with one agent."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Verifiers:
     A verifiers environment drives the conversation itself: its ``run`` opens an interaction with an agent and asks for
     turns. Here the agent is the trained model. ``run`` is suspended whenever it asks for a turn, and resumes with the
     model's text. There is no harness, runtime or server, so environments that need tools, a container or several agents are
-    rejected. The reward of the episode is that of the trace, and is given at the end of the episode.
+    rejected. The reward of the episode is the trace's reward, given at the end.
     """
 
     def __init__(self, taskset: str = "", *, env: str = "", tasks: int = 1000, **config: Any) -> None:
         """Load the environment.
 
         Args:
-            taskset: name of an installed taskset, a module that exports one in ``__all__``.
+            taskset: name of an installed module that exports a taskset in ``__all__``.
             env: name of the environment that plays it; by default the taskset's own, or a single turn if it has none.
             tasks: number of tasks to use from an infinite taskset.
             config: further settings of the taskset.
@@ -67,7 +67,7 @@ class Verifiers:
             return self._advance()
 
     def close(self) -> None:
-        """Cancel what is still running; called when the object is deleted."""
+        """Cancel the environment if it is still running; called when the object is deleted."""
         loop, self._loop = getattr(self, "_loop", None), None
         if loop is None or loop.is_closed():
             return
@@ -217,7 +217,7 @@ class _Interaction:
 
 
 class _Tasks:
-    """The tasks of a taskset, read only as far as needed."""
+    """The tasks of a taskset, loaded lazily."""
 
     def __init__(self, taskset: Any) -> None:
         self._left: Iterator[Any] = iter(taskset)

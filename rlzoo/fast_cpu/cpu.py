@@ -1,4 +1,4 @@
-"""Fast matrix products on CPUs: freed memory is kept, and oneDNN replaces MKL where MKL reaches only half the rate.
+"""Fast matrix products on CPUs: freed memory is kept, and oneDNN replaces MKL where MKL is only half as fast.
 
 torch uses MKL for float32 products. On AMD CPUs, MKL uses AVX2 even if AVX-512 is available. oneDNN, which torch uses for
 bfloat16, supports AVX-512 there.
@@ -27,7 +27,7 @@ PACKED = 2**19
 """Minimum number of elements in a bfloat16 weight for packing to pay off."""
 
 STEADY = 8
-"""Number of consecutive products with the same number of rows before a weight is packed; packing costs two to five products."""
+"""Number of consecutive products with equally many rows before a weight is packed; packing costs as much as 2 to 5 products."""
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # from malloc.h
 
@@ -111,7 +111,7 @@ class Product:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, packs: bool = True) -> None:
-        """Store the weight; ``packs`` is whether to keep a packed copy of it."""
+        """Store the weight; ``packs`` determines whether to keep a packed copy of it."""
         self.weight, self.bias = weight, bias
         self.multiply: Callable[[Tensor, Tensor, Tensor | None], Tensor] = nn.functional.linear
         self._packed: Tensor | None = None  # packed by MKL for this number of rows

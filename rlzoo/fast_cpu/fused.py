@@ -1,6 +1,6 @@
-"""Runs a decoding step of a Llama-like model without its modules: with joined matrices, and each operation once for all heads.
+"""Runs a decoding step of a Llama-like model without its modules: with joined matrices, and with one operation for all heads.
 
-Most of the cost of a step in a small model is the overhead of many small operations. This module needs a third of them. It
+Most of the cost of a step in a small model is the overhead of many small operations. This module needs a third as many. It
 computes the same results as the Llama, Mistral, Qwen2 and Qwen3 models in transformers, and is compared with them before it
 is used.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MODELS = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROPES = ("default", "linear", "llama3", "yarn")  # their angles do not depend on the length of the response
 JOINED_BYTES = 2**30
-"""Size limit for joining and packing matrices, which needs a copy; larger models keep their own matrices."""
+"""Maximum size of the layers, in bytes, for joining and packing their matrices, which copies them."""
 
 
 class KeyValues(Protocol):

@@ -26,7 +26,7 @@ SPINS = 300_000
 """Number of iterations for which a thread spins before it sleeps; libgomp's default."""
 
 SETTINGS = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": str(SPINS)}
-"""With enough cores, threads spin as usual; with too few, they do not spin at all. libgomp's default for the latter is 100."""
+"""With enough cores, threads spin as usual. With too few, they do not spin; libgomp's default would be 100 iterations."""
 
 INTERVAL = 0.25
 """Seconds between two measurements of the load."""
@@ -36,7 +36,7 @@ OTHERS = 0.25
 
 
 def prepare_waiting() -> None:
-    """Set both waiting behaviours in environment variables, which libgomp reads when torch is imported.
+    """Set both waiting behaviours through environment variables, which libgomp reads when torch is imported.
 
     The user's own settings are kept. Nothing is set if torch comes with another OpenMP runtime, which interprets the
     variables differently.

@@ -21,9 +21,9 @@ TENSORS = frozenset(NEEDS) - {"max_length", "progress"}
 class Batch:
     """The graded responses of one rollout step as tensors, on the CPU.
 
-    B is the number of responses. Position t of a row is the t-th token after its prompt, and T is the largest number of
-    tokens after a prompt. ``response_mask`` is True on tokens that the model chose, and False on the environment's tokens
-    between two turns.
+    B is the number of responses. Position t of a row is the t-th token after its prompt, and T is the largest number of tokens
+    after any prompt. ``response_mask`` is True on tokens that the model chose, and False on the environment's tokens between
+    two turns.
     """
 
     step: int  # rollout step of the run, from 1
@@ -34,11 +34,11 @@ class Batch:
     rollout_log_probs: Tensor  # (B, T) float32, as the sampler reported them
     rewards: Tensor  # (B,) float32
     group_ids: Tensor  # (B,) int64; responses to the same prompt share an id
-    finished: Tensor  # (B,) bool; False: cut off at a limit
-    # (B, T) rewards of all turns but the last, each at its turn's last token; `rewards` includes them
+    finished: Tensor  # (B,) bool; False if cut off at a limit
+    # (B, T) rewards of all turns but the last, each at its turn's last token; included in `rewards`
     turn_rewards: Tensor | None = field(default=None, kw_only=True)
     state_ids: Tensor | None = field(default=None, kw_only=True)  # (B, T) int64: state at the start of the token's turn
-    # for each token that the model chose, row by row, the tokens from which it was drawn; None: the whole vocabulary
+    # tokens kept by top-k and top-p, one set per model token, row by row; None for the whole vocabulary
     kept: RaggedSets | None = field(default=None, kw_only=True)
 
     def __len__(self) -> int:
@@ -62,7 +62,7 @@ class Batch:
         return torch.nn.functional.pad(responses, (0, missing)) * self.response_mask[rows]
 
     def kept_of(self, rows: Tensor) -> RaggedSets | None:
-        """Return the kept sets of the tokens that the model chose in the given rows, row by row; None if the batch has none."""
+        """Return the sets of kept tokens for the model's tokens in the given rows, row by row; None without truncation."""
         if self.kept is None:
             return None
         lengths = self.lengths
@@ -71,7 +71,7 @@ class Batch:
     def scatter(self, rows: Tensor, values: Tensor) -> Tensor:
         """Scatter one value per model token to ``(R, T)``, with 0 elsewhere; gradients flow through.
 
-        T is that of the whole batch, so that the split into micro-batches is invisible to a rule.
+        T is the width of the whole batch, so a rule's inputs do not depend on the split into micro-batches.
 
         Args:
             rows: ``(R,)``.
@@ -91,9 +91,9 @@ class ScoredBatch(Batch):
     """
 
     old_log_probs: Tensor  # (B, T) float32, from the model before the batch's first optimizer step
-    advantages: Tensor  # (B, 1), or (B, T) where credit differs by token
+    advantages: Tensor  # (B, 1), or (B, T) with per-token credit
     unscored: Tensor  # (B,) bool: rows of the first minibatch, if they are not scored separately
-    seed: int  # of the step; determines the split into minibatches
+    seed: int  # seed of the step; determines the split into minibatches
     ref_log_probs: Tensor | None = None  # (B, T); None without a reference model
     old_entropy: Tensor | None = None  # (B, T) in nats, from the same model as old_log_probs; None unless the rule needs it
     weights: Tensor | None = None  # (B, 1) or (B, T) factors of the objective; None without a correction
@@ -128,11 +128,11 @@ class ScoredBatch(Batch):
         """Build a rule's inputs for the given rows, on the device of ``log_probs``.
 
         Args:
-            rows: ``(R,)``, either all or none of them unscored.
+            rows: ``(R,)`` row indices, either all unscored or all scored.
             log_probs: ``(R, T)`` from the current model.
             seed: seed of the optimizer step.
             needs: the optional fields to fill.
-            entropy: ``(R, T)`` from the forward pass of ``log_probs``; it is the old entropy of unscored rows.
+            entropy: ``(R, T)`` from the same forward pass as ``log_probs``; used as the old entropy of unscored rows.
             max_length: the run's maximum length of a response, in tokens.
             progress: fraction of the run's updates that precede this one.
         """
@@ -201,7 +201,7 @@ def collate(groups: Sequence[RolloutGroup], step: int = 0) -> Batch:
 
 
 def _kept(rollouts: Sequence[Rollout], response_mask: Tensor) -> RaggedSets:
-    """Return the kept sets of the tokens that the model chose, row by row."""
+    """Return the sets of kept tokens for the model's tokens, row by row."""
     parts = []
     for rollout, chosen in zip(rollouts, response_mask, strict=True):
         if rollout.kept is None:

@@ -23,7 +23,7 @@ METRIC = re.compile(r"[a-z][a-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The evaluation of a rule on some responses."""
+    """The result of evaluating a rule on some responses."""
 
     inputs: ClipInputs  # the rule's inputs, detached
     result: ClipResult  # detached
@@ -50,7 +50,7 @@ def judgement(
     """Evaluate a rule once, and differentiate its objective with respect to the log-probs.
 
     Args:
-        policy: any rule.
+        policy: the rule.
         inputs: inputs of the rule, for the whole step if its scope is "batch"; no gradient flows into them.
         counts: denominators for the whole step.
         max_length: constant of the reduction ``constant_length``, in tokens.
@@ -129,7 +129,7 @@ def judge(policy: ClipPolicy, inputs: ClipInputs) -> ClipResult:
 
 @contextmanager
 def watched(policy: ClipPolicy, inputs: ClipInputs) -> Iterator[None]:
-    """Convert exceptions raised by a rule in this block, and changes to its inputs, to a `PolicyError`.
+    """Raise a `PolicyError` if the rule raises an exception or changes its inputs inside the block.
 
     Raises:
         PolicyError: the rule raised an exception or changed its inputs.
@@ -208,7 +208,7 @@ def updated(policy: ClipPolicy, stats: ClipStats) -> ClipPolicy:
 
 
 def _form_problem(policy: ClipPolicy, inputs: ClipInputs, result: object) -> str | None:
-    """Return what is wrong with the shapes and types of a result, or None."""
+    """Return the first problem with a result's shapes and types, or None."""
     if not isinstance(result, ClipResult):
         return f"returned a {type(result).__name__}, expected a ClipResult"
     size, length = inputs.log_probs.shape
@@ -227,7 +227,7 @@ def _form_problem(policy: ClipPolicy, inputs: ClipInputs, result: object) -> str
 
 
 def _metrics_problem(metrics: object, shapes: tuple[tuple[int, int], ...]) -> str | None:
-    """Return what is wrong with the metrics of a result, or None."""
+    """Return the first problem with a result's metrics, or None."""
     if not isinstance(metrics, Mapping):
         return f"returned metrics of type {type(metrics).__name__}, expected a dictionary of tensors"
     for name, values in metrics.items():

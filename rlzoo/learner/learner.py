@@ -55,12 +55,12 @@ class Update:
     entropy: Tensor | None  # (R, T) in nats, from the same pass; None unless the rule needs it
     clipped: Tensor  # (R, T) bool: the model's tokens whose gradient the rule cut, on the CPU
     table: ResponseTable  # one row per response, in the order of computation
-    table_rows: Tensor  # (R,) for each row of the table, its row in the batch
+    table_rows: Tensor  # (R,) the batch row that each row of the table measures
     rule_metrics: Mapping[str, float]  # means of the rule's metrics over the responses
     objective: float
     grad_norm: float  # before clipping
     grad_clipped: bool
-    skipped: bool  # there was nothing to learn (all advantages 0), or the gradient was not finite
+    skipped: bool  # no step was taken: all advantages were 0, or the gradient was not finite
     nonfinite: bool  # the gradient was not finite
     lr: float
 
@@ -172,8 +172,8 @@ class Learner:
         """Compute all of the rule's inputs except the current model's log-probs.
 
         Args:
-            batch: the same on every process.
-            seed: seeds the split into minibatches, and rules that sample. Rows of the first minibatch are not scored; see
+            batch: batch, identical on every process.
+            seed: seed for the split into minibatches and for rules that sample. Rows of the first minibatch are not scored; see
                 `ScoredBatch`.
         """
         rewards = batch.rewards - overlong_penalty(batch.lengths, self.max_length, self.reward)
@@ -212,7 +212,7 @@ class Learner:
         )
 
     def _advantages(self, batch: Batch, **given: Tensor) -> Tensor:
-        """Estimate the advantages, ``(B, 1)``, or ``(B, T)`` where credit differs by token; 0 for filtered responses.
+        """Estimate the advantages, ``(B, 1)``, or ``(B, T)`` with per-token credit; 0 for filtered responses.
 
         Args:
             batch: batch with shaped rewards.
@@ -233,12 +233,12 @@ class Learner:
         return self.log_probs_and_entropy(batch)[0]
 
     def log_probs_and_entropy(self, batch: Batch, where: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Compute the model's log-probs and entropies, ``(B, T)``, of the responses selected by ``where``, 0 elsewhere."""
+        """Compute the model's log-probs and entropies, ``(B, T)``, of the responses selected by ``where``, and 0 elsewhere."""
         rows = torch.arange(len(batch))
         return self.micro_batches.log_probs(self.model, batch, rows if where is None else rows[where])
 
     def collision_probs(self, batch: Batch) -> Tensor:
-        """Compute the sum over the vocabulary of the model's squared probabilities, ``(B, T)``, in a separate forward pass."""
+        """Compute collision probabilities ``(B, T)``, sums of squared probabilities over the vocabulary, in a separate pass."""
         self._module.statistic = "collision"
         try:
             return self.log_probs_and_entropy(batch)[1]
@@ -255,9 +255,9 @@ class Learner:
             return self.micro_batches.log_probs(self.reference, batch, rows)[0]
 
     def minibatches(self, batch: Batch, seed: int) -> list[Tensor]:
-        """Draw the minibatches at random: one tensor of rows per optimizer step, epoch after epoch.
+        """Draw the minibatches at random: one tensor of rows per optimizer step, epoch by epoch.
 
-        With ``learner.minibatch_by=prompts``, whole groups are drawn instead of single rows.
+        With ``learner.minibatch_by=prompts``, whole groups are drawn instead of individual rows.
         """
         rng = torch.Generator().manual_seed(seed)
         by_prompts = minibatches_by_prompts(self.config, self.policy)
@@ -272,11 +272,11 @@ class Learner:
         """Take all optimizer steps on one batch.
 
         Args:
-            batch: the same on every process.
+            batch: batch, identical on every process.
             before_update: called with the index of each update, from 0, just before it changes the weights.
 
         Returns:
-            The batch with all old log-probs filled in, and the updates in order; none without a learning signal.
+            The batch with all old log-probs filled in, and the updates in order; no updates if no response can have a gradient.
         """
         minibatches = self.minibatches(batch, batch.seed)
         if not self._learns_from(batch.advantages):
@@ -349,7 +349,7 @@ class Learner:
             if self.num_nonfinite >= self.config.max_nonfinite:
                 raise RunError(
                     f"the gradient was not finite in {self.num_nonfinite} consecutive updates (learner.max_nonfinite); "
-                    "lower learner.lr, or check the rewards and the model's dtype for infinities"
+                    "lower learner.lr, or check for infinite rewards and for overflow in the model's dtype"
                 )
         return Update(
             rows,

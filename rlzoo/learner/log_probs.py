@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rlzoo.support.kept import RaggedSets
 
 LOGITS_PER_CHUNK = 2**24
-"""Maximum number of logits in memory at once: 64 MB in float32, whatever the size of the vocabulary."""
+"""Maximum number of logits in memory at once: 64 MB in float32, regardless of the vocabulary size."""
 
 Statistic = Literal["entropy", "collision"]
 """Statistic of the distribution that a token was drawn from."""
@@ -29,12 +29,12 @@ logger = logging.getLogger("rlzoo")
 class ResponseLogProbs(nn.Module):
     """Wraps a causal language model to compute log-probabilities and entropies of response tokens only.
 
-    The head runs on chunks of response tokens only, and the backward pass recomputes each chunk. Logits of shape
-    (B, T, vocabulary) therefore never exist. For models that transform the logits after the head, the constructor disables
+    The head runs on chunks of response tokens only, and the backward pass recomputes each chunk. Logits of shape (B, T,
+    vocabulary) are therefore never materialized. For models that transform the logits after the head, the constructor disables
     chunking.
 
-    Where tokens were drawn from a truncated distribution, probabilities are renormalized over the tokens that the sampler kept.
-    Log-probs, statistics and gradients are then those of the truncated distribution.
+    If tokens were drawn from a truncated distribution, probabilities are renormalized over the tokens that the sampler kept.
+    Log-probs, statistics and gradients then refer to the truncated distribution.
 
     ``statistic`` selects the second output: entropies, or collision probabilities, which are sums of squared probabilities over
     the vocabulary.
@@ -58,7 +58,7 @@ class ResponseLogProbs(nn.Module):
 
         Returns:
             Two float32 ``(N,)`` tensors, row by row: differentiable log-probabilities in nats, and the statistic. Entropies are
-            in nats and carry a gradient if ``entropy_gradient`` is set; collision probabilities never do.
+            in nats and carry a gradient if ``entropy_gradient`` is set; collision probabilities never carry one.
         """
         given = {
             "input_ids": inputs.input_ids,
@@ -102,7 +102,7 @@ def chunked_log_probs(
         temperature: logits are divided by it.
         entropy_gradient: whether the entropies carry a gradient.
         statistic: which statistic to return as the second output.
-        kept: N sets of tokens, over which probabilities are renormalized; None: the whole vocabulary.
+        kept: N sets of tokens over which probabilities are renormalized; None for the whole vocabulary.
 
     Returns:
         Two float32 ``(N,)`` tensors: the log-probabilities and the statistic.
@@ -145,7 +145,7 @@ def _log_probs_of_logits(
 
 @torch.no_grad()
 def head_gives_the_logits(model: PreTrainedModel) -> bool:
-    """Test on 8 tokens whether ``head(base_model(x))`` equals the model's logits (no soft cap, no scale)."""
+    """Test on 8 tokens whether ``head(base_model(x))`` equals the model's logits (no soft-capping or scaling)."""
     head = model.get_output_embeddings()
     if head is None or model.base_model is model or getattr(head, "bias", None) is not None:
         return False

@@ -28,15 +28,15 @@ PaddingSide = Literal["left", "right"]
 class ModelInputs:
     """Inputs of one forward pass: R rows padded to S tokens, or rows packed into one row of S tokens.
 
-    A prompt (5, 6) with the response (7, 1), padded on the right to 5 tokens, is the row 5, 6, 7, 1, 0 of ``input_ids``. Its
-    row of ``predicts`` is False, True, True, False, False, because positions 1 and 2 predict the response.
+    For a prompt (5, 6) with the response (7, 1), right-padded to 5 tokens, the row of ``input_ids`` is 5, 6, 7, 1, 0. The row
+    of ``predicts`` is False, True, True, False, False, because positions 1 and 2 predict the response.
     """
 
     input_ids: Tensor  # (R, S)
     attention_mask: Tensor | None  # (R, S) 1 on tokens, 0 on padding; None if causal attention needs no mask
     position_ids: Tensor | None  # (R, S) from 0 at each row's first token; None if rows start at position 0
     predicts: Tensor  # (R, S) bool: positions whose next token the model chose
-    kept: RaggedSets | None = None  # one set for each of these positions; None: the whole vocabulary
+    kept: RaggedSets | None = None  # one set of kept tokens per such position; None for the whole vocabulary
 
     def to(self, device: torch.device) -> ModelInputs:
         """Move the inputs to a device."""
@@ -51,7 +51,7 @@ class ModelInputs:
 
 
 def padded(batch: Batch, rows: Tensor, pad_id: int, padding_side: PaddingSide = "right") -> ModelInputs:
-    """Pad rows to the length of the longest; right padding needs no attention mask, because attention is causal."""
+    """Pad rows to the longest row's length; right padding needs no attention mask, because attention is causal."""
     sequences = [batch.sequences[row] for row in rows.tolist()]
     sizes = torch.tensor([sequence.numel() for sequence in sequences])
     input_ids = pad_sequence(sequences, batch_first=True, padding_value=pad_id, padding_side=padding_side)
@@ -123,9 +123,9 @@ class MicroBatches:
         self.padding_side: PaddingSide = padding_side
 
     def of(self, batch: Batch, rows: Tensor, *, learns: bool = False) -> list[MicroBatch]:
-        """Return this process's micro-batches; idle ones at the end give every process the same number.
+        """Return this process's micro-batches, followed by idle ones until every process has the same number.
 
-        The number must match because collective operations in a pass wait for all processes.
+        The numbers must match because collective operations in a pass wait for all processes.
         """
         if not len(rows):
             return []
@@ -166,7 +166,7 @@ class MicroBatches:
 
 
 def max_tokens(limit: int | None, *, is_cpu: bool, depth: int) -> int:
-    """Return the maximum micro-batch size in tokens, which keeps a GPU busy or fits into a CPU's cache.
+    """Return the maximum micro-batch size in tokens, chosen to keep a GPU busy or to fit into a CPU's cache.
 
     Args:
         limit: the configured limit, or None to choose one.
@@ -189,10 +189,10 @@ def overhead(*, is_cpu: bool, depth: int) -> int:
 def cut(sizes: Sequence[int], rows: Tensor, max_tokens: int, *, packing: bool = False, overhead: int = 256) -> list[Tensor]:
     """Split rows into micro-batches of at most ``max_tokens`` tokens, longest first; a single row may exceed the limit.
 
-    A padded micro-batch has ``rows x longest row`` tokens; a packed one has the sum of its rows.
+    A padded micro-batch has ``rows x longest row`` tokens; a packed one has the sum of its rows' lengths.
 
     Args:
-        sizes: number of tokens of every row of the batch.
+        sizes: number of tokens in every row of the batch.
         rows: ``(R,)``.
         max_tokens: maximum number of tokens in a micro-batch.
         packing: whether rows are packed.

@@ -34,7 +34,7 @@ class Measured:
     entropy: Tensor | None  # (R, T) from the same pass; None unless the rule needs it
     clipped: Tensor  # (R, T) bool: the model's tokens whose gradient the rule cut, on the CPU
     table: ResponseTable
-    table_rows: Tensor  # (R,) for each row of the table, its row in the batch
+    table_rows: Tensor  # (R,) the batch row that each row of the table measures
     rule_metrics: Mapping[str, float]  # means of the rule's metrics over the responses
     objective: float
     learns: bool  # whether there is a gradient to apply
@@ -122,7 +122,7 @@ class Minibatch:
             raise PolicyError(
                 self.policy.name,
                 f"returned metrics {sorted(names)} for some responses and {sorted(before)} for others; "
-                "return the same metrics for all",
+                "return the same metrics for all responses",
             )
         gradient, kl = self._less_kl(judged.gradient, rows, inputs)
         self._judged.append((rows, judged, entropy.detach(), kl))

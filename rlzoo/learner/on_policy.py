@@ -17,9 +17,9 @@ from rlzoo.types import ClipInputs, ClipResult
 class OnPolicyGradient:
     """Computes g = dJ/dlog_probs at ratio 1 without evaluating the rule again on the batch.
 
-    At ratio 1, the gradient is A times a positive constant per response, which depends only on the length (a property of
-    every rule). The constant is measured once per length and sign of A on a synthetic response, and cached. A rule that needs
-    more than log-probs and advantages is evaluated a second time on the batch at ratio 1 instead.
+    At ratio 1, the gradient of every rule is A times a positive constant per response that depends only on the length. The
+    constant is measured once per length and sign of A on a synthetic response, and cached. A rule that needs more than
+    log-probs and advantages is evaluated a second time on the batch at ratio 1 instead.
     """
 
     def __init__(self, policy: ClipPolicy) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rlzoo")
 
 SHARDS = "fsdp"
-"""Name of the folder with the processes' shards in the state of a checkpoint saved under FSDP2."""
+"""Name of the folder that holds the shards of all processes in the state of an FSDP2 checkpoint."""
 
 
 class PlainOptimization:
@@ -36,9 +36,9 @@ class PlainOptimization:
     module and sums the gradients over processes. ``optimizer`` is the optimizer whose learning rate a scheduler sets.
     ``rounded_to`` is the data type to which weights are rounded when they are read; None if they are already stored in it.
 
-    Weights with a float32 master are set to its rounded value after every step, so that small steps accumulate. A single
-    process also accumulates the gradients of its micro-batches in float32; with several processes, DDP accumulates them in the
-    weights' data type.
+    After every step, a weight that has a float32 master is set to the master's rounded value, so that small steps accumulate. A
+    single process also accumulates the gradients of its micro-batches in float32; with several processes, DDP accumulates them
+    in the weights' data type.
     """
 
     rounded_to: torch.dtype | None = None
@@ -55,12 +55,12 @@ class PlainOptimization:
         self.model, self._prepared = accelerator.prepare(module, optimizer)
         self._masters = masters  # module parameters with the float32 copies that are optimized
         if accelerator.num_processes == 1:
-            hooked: Any  # torch does not type the method
+            hooked: Any  # torch provides no type for the method
             for hooked, master in masters:
                 hooked.register_post_accumulate_grad_hook(partial(_hand_over, master))
 
     def micro_batch(self, is_last: bool) -> AbstractContextManager[Any]:
-        """Wrap a micro-batch's forward and backward pass; processes exchange gradients at the end of the last one."""
+        """Wrap a micro-batch's forward and backward pass; processes exchange gradients at the end of the last micro-batch."""
         return nullcontext() if is_last else self.accelerator.no_sync(self.model)
 
     def backward(self, loss: Tensor) -> None:
@@ -72,7 +72,8 @@ class PlainOptimization:
         """Clip the gradient's norm, update the weights and reset the gradient.
 
         Returns:
-            The norm over all processes before clipping, and whether it was finite; if not, the weights are unchanged.
+            The gradient's norm over all processes before clipping, and whether it was finite; if not, the weights are
+            unchanged.
         """
         for parameter, master in self._masters:
             _hand_over(master, parameter)
@@ -115,7 +116,7 @@ class PlainOptimization:
 
 
 def _hand_over(master: nn.Parameter, parameter: Tensor) -> None:
-    """Add a parameter's gradient to its master's gradient, and free the former."""
+    """Add a parameter's gradient to its master's gradient, and free the parameter's gradient."""
     if parameter.grad is None:
         return
     gradient = parameter.grad.float()
@@ -124,7 +125,7 @@ def _hand_over(master: nn.Parameter, parameter: Tensor) -> None:
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """Return the optimized parameters, with masters in place of the weights that have one."""
+    """Return the optimized parameters, replacing weights that have a master with the master."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -152,7 +153,7 @@ def _restore(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) ->
 def _misfits(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> Iterator[str]:
     """Yield the differences in names, shapes and data types between saved tensors and the optimizer's."""
     parameters = _parameters(optimizer)
-    is_adamw = type(optimizer) is torch.optim.AdamW  # other optimizers may have other states
+    is_adamw = type(optimizer) is torch.optim.AdamW  # other optimizers may have different states
     expected: dict[str, Tensor] = {f"parameter/{index}": parameter for index, parameter in enumerate(parameters)}
     for index, parameter in enumerate(parameters):
         states = {f"step/{index}": torch.zeros(()), f"exp_avg/{index}": parameter, f"exp_avg_sq/{index}": parameter}
@@ -171,10 +172,10 @@ def _misfits(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) ->
 
 
 def _bad_values(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, num_steps: int) -> Iterator[str]:
-    """Yield the problems with values that an optimizer cannot have after ``num_steps`` steps."""
+    """Yield a message for each value that an optimizer cannot have after ``num_steps`` steps."""
     taken = max((int(tensor) for name, tensor in tensors.items() if name.startswith("step/") and tensor.ndim == 0), default=0)
     if type(optimizer) is torch.optim.AdamW and taken != num_steps:
-        yield f"it has taken {taken} steps, expected {num_steps}"
+        yield f"the optimizer has taken {taken} steps, expected {num_steps}"
     for name, tensor in sorted(tensors.items()):
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             yield f"{name} holds a value that is not finite"
@@ -243,7 +244,7 @@ class FSDPOptimization:
     pass gathers them rounded to bfloat16, and gradients are summed and accumulated in float32.
 
     Accelerate connects the processes, but is not used for sharding: on a CPU, it silently skips FSDP2, and with mixed
-    precision, it rounds the log-probs, and the gradients that the processes exchange, to bfloat16.
+    precision, it rounds the log-probs and the exchanged gradients to bfloat16.
     """
 
     def __init__(self, accelerator: Accelerator, module: nn.Module, config: LearnerConfig) -> None:
@@ -340,7 +341,7 @@ class FSDPOptimization:
 
 
 def _layers(module: nn.Module) -> list[nn.Module]:
-    """Return the layers whose weights are gathered together, inner ones first; transformers names their classes."""
+    """Return the layers whose weights are gathered together, inner ones first; transformers lists their classes."""
     parts = list(module.modules())
     names = {name for part in parts for name in getattr(part, "_no_split_modules", None) or ()}
     return [part for part in reversed(parts) if type(part).__name__ in names]
@@ -350,7 +351,7 @@ Optimization = PlainOptimization | DeepSpeedOptimization | FSDPOptimization
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, config: LearnerConfig, num_updates: int) -> Any:
-    """Return transformers' learning-rate scheduler of the configured name, over ``num_updates`` updates."""
+    """Return the configured learning-rate scheduler of transformers, over ``num_updates`` updates."""
     from transformers import get_scheduler
 
     return get_scheduler(
@@ -372,7 +373,7 @@ def make_optimization(
     rounded = [] if has_deepspeed else [parameter for parameter in parameters if parameter.dtype == torch.bfloat16]
     if rounded and not config.master_weights and accelerator.is_main_process:
         logger.warning(
-            "bfloat16 weights have no float32 copies: steps below 0.4% of a weight are lost to rounding; "
+            "bfloat16 weights have no float32 copies: updates below 0.4% of a weight are lost to rounding; "
             "set learner.master_weights=true"
         )
     if fsdp:
@@ -401,7 +402,7 @@ def _adamw(config: LearnerConfig) -> Any:
 def named_weights(model: PreTrainedModel, rounded_to: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
     """Yield every current weight of the model, unsharded; all processes must iterate over all weights.
 
-    Names are those of the model without adapters, and low-rank updates are merged into their weights. ``rounded_to`` is the
+    Names match the model without adapters, and low-rank updates are merged into their weights. ``rounded_to`` is the
     data type of weights for which the model holds float32 masters.
     """
     for name, parameter in model.named_parameters():
@@ -440,7 +441,7 @@ def _gathered(tensor: Tensor) -> Tensor:
 
 
 def _whole(parameters: list[nn.Parameter]) -> AbstractContextManager[Any]:
-    """Gather parameters that ZeRO-3 has sharded, for the duration of the block."""
+    """Gather parameters that ZeRO-3 has sharded, inside the block."""
     if not any(hasattr(parameter, "ds_id") for parameter in parameters):
         return nullcontext()
     import deepspeed

@@ -1,7 +1,7 @@
 """Decodes with a transformers model: computes each prompt once for all of its responses, and skips responses that have ended.
 
 Transformers runs the forward passes, except those after the prompt in models that `fused` supports. This module provides
-the loop and a cache from which rows can be removed. `quickest_way` selects how a model is decoded.
+the loop and a cache from which rows can be removed. `quickest_way` selects the decoding method for a model.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Decoded:
     tokens: Tensor  # (B, T) int64
     log_probs: Tensor  # (B, T) float32, under the sampling distribution
     caches: Caches | None = None  # None unless they are kept for the next turn
-    kept: list[RaggedSets] | None = None  # for each response, the kept sets of its tokens; None without truncation
+    kept: list[RaggedSets] | None = None  # sets of kept tokens for each response; None without truncation
 
 
 @dataclass(frozen=True, slots=True)
 class Caches:
-    """Keys and values of episodes after a turn, by index in the batch, excluding those of the last drawn token."""
+    """Keys and values of episodes after a turn, by index in the batch, excluding the last drawn token."""
 
     layers: list[RowLayer]
     rows: dict[int, int]  # row in the buffers
@@ -76,7 +76,7 @@ def decode(
         uniforms: float64 ``(B, T)`` in [0, 1), one random number per token; T is the maximum length of a response.
         end_ids: tokens that end a response.
         pad_id: token id that pads prompts on the left and responses on the right.
-        temperature: divisor of the logits.
+        temperature: sampling temperature.
         truncation: restricts which tokens are drawn.
         fuses: whether `FusedStep` computes the tokens after the prompt, which requires `can_fuse`.
         places: indices under which the prompts' caches are kept for the next turn; None keeps no caches.
@@ -194,9 +194,9 @@ class OpenResponses:
         return logits[:, -1]
 
     def close(self, ended: Tensor, tokens: Tensor) -> Tensor:
-        """Remove the responses where ``ended`` ``(B,)`` is True, and return the tokens ``(B,)`` of the others.
+        """Remove the responses where ``ended`` ``(B,)`` is True, and return the tokens ``(B,)`` of the rest.
 
-        The last responses move into the freed rows, so that at most one response is copied for each that ends.
+        The last responses move into the freed rows, so that at most one response is copied for each response that ends.
         """
         num_open = len(ended) - int(ended.sum())
         if num_open == len(ended):
@@ -301,7 +301,7 @@ def cache_name(model: PreTrainedModel) -> str:
 
 
 class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
-    """Keys and values of one layer: a row per open response and a column per token, in buffers that can grow.
+    """Keys and values of one layer: one row per open response and one column per token, in growable buffers.
 
     The first update has one row per prompt, which is repeated for each of its responses.
     """
@@ -377,11 +377,11 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
 
 
 Way = Literal["fused", "rows", "generate"]
-"""How responses are decoded: by rows with `FusedStep` or with the model's forward pass, or with transformers' `generate`."""
+"""How responses are decoded: row by row with `FusedStep` or the model's forward pass, or with transformers' `generate`."""
 
 
 def quickest_way(model: PreTrainedModel) -> Way:
-    """Return the fastest way to decode that reproduces the model's log-probabilities in a test on two prompts."""
+    """Return the fastest decoding method that reproduces the model's log-probabilities in a test on two prompts."""
     layers = DynamicCache(config=model.config).layers
     if all(type(layer) is DynamicLayer for layer in layers) and model.config._attn_implementation in ("eager", "sdpa"):
         if can_fuse(model) and _agrees(model, fuses=True):

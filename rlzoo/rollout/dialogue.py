@@ -26,7 +26,7 @@ class Dialogue:
     Without a chat template, the contents of the messages are concatenated. With a chat template, the first messages are
     rendered up to the start of the model's turn. To find the text after a turn, the conversation is rendered with a
     placeholder for the turn; the text after the placeholder, up to the next turn, is tokenised. The tokens that the model
-    chose never change, nor do the tokens before them. `ToolStyle` determines how tools and their answers are formatted.
+    chose never change, nor do the tokens before them. `ToolStyle` determines how tools and their results are formatted.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Dialogue:
             self.style = ToolStyle.of(tokenizer, tools)
         elif tools:
             logger.warning(
-                "model.chat_template=false: the tools are not explained to the model, so the question must explain them"
+                "model.chat_template=false: the tools are not described to the model, so the question must describe them"
             )
         added = (str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
         self._special = sorted({*tokenizer.all_special_tokens, *added}, key=len, reverse=True)
@@ -68,7 +68,7 @@ class Dialogue:
 
         Args:
             before: the first messages of the episode.
-            messages: the environment's answer.
+            messages: the environment's reply.
 
         Raises:
             PromptError: the tokenizer or the chat template fails on the messages.
@@ -94,7 +94,7 @@ class Dialogue:
 
     def _plain(self, messages: Sequence[Message]) -> tuple[int, ...]:
         answers = self.style.answers(messages)
-        edge = "" if answers == list(messages) else "\n"  # the answer of a tool starts and ends with a line break
+        edge = "" if answers == list(messages) else "\n"  # a tool result starts and ends with a line break
         return self._encode(edge + "".join(str(message["content"]) for message in answers) + edge)
 
     def _between(self, before: Sequence[Message], messages: Sequence[Message]) -> tuple[int, ...]:

@@ -75,7 +75,7 @@ class Episode:
         return sum(turn.end - turn.start for turn in self.turns)
 
     def rollout(self, text: str, policy_version: int) -> Rollout:
-        """Return the rollout to learn from, without the environment's text after the last turn."""
+        """Return the rollout for training, without the environment's text after the last turn."""
         end = self.turns[-1].end if self.turns else 0
         return Rollout(
             prompt_ids=self.prompt_ids,
@@ -121,9 +121,9 @@ class Player:
             problems: problem for each episode; episodes of the same problem are consecutive.
             seeds: seed for the environment of each episode.
             seed: seed for drawing tokens; equal seeds and weights give equal episodes.
-            temperature: divisor of the logits.
+            temperature: sampling temperature.
             truncation: top-k and top-p; None samples from the whole distribution.
-            policy_version: recorded in every rollout.
+            policy_version: version number to record in every rollout.
             first_row: number of episodes in the batch that come before these, on other processes.
         """
         rollouts: list[Rollout] = []
@@ -187,7 +187,7 @@ class Player:
         return episode.is_open
 
     def _write(self, episode: Episode, drawn: Drawn) -> str | None:
-        """Add the model's turn, and return its text, or None if the turn was cut off, which ends the episode."""
+        """Add the model's turn and return its text; return None if the turn was cut off, which ends the episode."""
         ids, ended = self.sampler.ended(drawn.tokens)
         left = self.limits.tokens - episode.length
         ids, ended = ids[:left], ended and len(ids) <= left
@@ -202,7 +202,7 @@ class Player:
         return text if ended else None
 
     def _answer(self, episode: Episode, seen: Observation) -> None:
-        """Add the environment's answer, which ends where the model's next turn begins."""
+        """Add the environment's reply, which ends where the model's next turn begins."""
         last = episode.turns[-1]
         episode.turns[-1] = Turn(last.start, last.end, last.text, seen.text, seen.reward, last.state)
         episode.numbers = {**episode.numbers, **seen.numbers}
@@ -213,12 +213,12 @@ class Player:
         try:
             ids = self.dialogue.behind(episode.first, seen.messages)
         except PromptError as error:
-            episode.is_open, episode.failure = False, f"answered {shown(seen.text)}: {error.reason}"
+            episode.is_open, episode.failure = False, f"step returned {shown(seen.text)}: {error.reason}"
             return
         if len(ids) > self.limits.observation_tokens:
             limit = self.limits.observation_tokens
             episode.is_open = False
-            episode.failure = f"answered {len(ids)} tokens (rollout.max_observation_tokens={limit})"
+            episode.failure = f"step returned {len(ids)} tokens (at most rollout.max_observation_tokens={limit})"
         elif len(episode.turns) < self.limits.turns:
             episode.ids += ids
             episode.log_probs += [0.0] * len(ids)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 TEMPLATE_SECONDS = 10.0
 """Time limit in seconds for rendering a chat template. A typical template takes a millisecond."""
 
-LONGEST_PROMPT = 10_000_000  # characters
+LONGEST_PROMPT = 10_000_000  # maximum number of characters
 
 GENERATED = 256
 """Number of problems whose characters are checked before a run if the task generates an unlimited number of problems."""
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class PromptError(UserError):
-    """A prompt cannot be encoded for the model; ``reason`` is the cause alone, without the prompt or the advice."""
+    """A prompt cannot be encoded for the model; ``reason`` is the cause, without the prompt or advice."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)

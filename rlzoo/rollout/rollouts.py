@@ -39,14 +39,14 @@ class Sampled:
     """The groups of one step, with statistics about how they were sampled."""
 
     groups: list[RolloutGroup]
-    num_rounds: int  # rounds of sampling
-    num_dropped: int  # groups with equal rewards that were dropped
+    num_rounds: int  # number of sampling rounds
+    num_dropped: int  # number of groups that were dropped because their rewards were equal
     failed: float = 0.0  # share of all sampled responses whose grading failed
-    learner_version: int = 0  # optimizer steps that the learner had taken before it trained on them
+    learner_version: int = 0  # optimizer steps taken before training on this batch
 
 
 def collect(sample_round: Callable[[int], list[RolloutGroup]], num_groups: int, extra_rounds: int) -> Sampled:
-    """Sample until ``num_groups`` groups each contain rewards that differ (dynamic sampling, arXiv 2503.14476).
+    """Sample until ``num_groups`` groups have rewards that are not all equal (dynamic sampling, arXiv 2503.14476).
 
     If there are too few such groups, groups with equal rewards complete the batch. Minibatches therefore have the same size,
     and the same gradient noise, even when the task is too easy or too hard.
@@ -68,16 +68,16 @@ def collect(sample_round: Callable[[int], list[RolloutGroup]], num_groups: int, 
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """A batch in the queue, which the background thread samples."""
+    """A queued batch, which the background thread samples."""
 
     step: int  # the step that trains on it
-    first: int  # number of training problems that precede its own
+    first: int  # number of training problems before its first one
     problems: list[Problem]  # for all processes
-    rollouts: Future[list[Rollout]] | None = None  # for this process; None: sampling has not begun
+    rollouts: Future[list[Rollout]] | None = None  # for this process; None if sampling has not begun
 
     @property
     def is_sampled(self) -> bool:
-        """Whether its rollouts are available; if sampling has begun, waits for it to end."""
+        """Whether the rollouts are available; if sampling has begun, waits for it to end."""
         if self.rollouts is None:
             return False
         wait([self.rollouts])
@@ -112,8 +112,8 @@ class Rollouts:
 
         Args:
             step: number of the step, starting at 1.
-            newest: gives the sampler the newest weights, and returns their version in optimizer steps. It is called before
-                any sampling that the queue has not done: without a queue, and for the extra rounds of dynamic sampling.
+            newest: gives the sampler the newest weights, and returns their version in optimizer steps. It is called before any
+                sampling outside the queue: if there is no queue, and for the extra rounds of dynamic sampling.
         """
         settings, self._failed = self.config.rollout, []
         sampled = collect(lambda turn: self._round(step, turn, newest), settings.num_prompts, settings.dynamic_sampling)
@@ -144,7 +144,10 @@ class Rollouts:
             self._queue[place] = replace(batch, rollouts=self._thread.submit(self._sample_ahead, batch, version, copied))
 
     def update_weights(self, version: int, weights: Weights) -> None:
-        """Give the sampler these weights unless it has them; waits for background sampling, unless it updates in flight."""
+        """Give the sampler these weights, unless it already has them.
+
+        Waits for background sampling to end, unless the sampler updates in flight.
+        """
         if not self.sampler.in_flight:
             self.settle()
         if self.sampler.needs_weights and version != self._loaded:
@@ -155,7 +158,7 @@ class Rollouts:
         wait([batch.rollouts for batch in self._queue if batch.rollouts is not None])
 
     def forget_ahead(self) -> None:
-        """Drop all responses that were sampled ahead; their problems are sampled again with other weights."""
+        """Drop all responses that were sampled ahead; their problems are sampled again with different weights."""
         for batch in self._queue:
             if batch.rollouts is not None:
                 batch.rollouts.cancel()
@@ -337,10 +340,10 @@ class Rollouts:
         if len(failures) / number > limit:
             raise RunError(
                 f"{what} failed for {len(failures)} of {number} responses (reward.max_failed={limit:g}); "
-                f"the last one: {failures[-1]}"
+                f"the last failure: {failures[-1]}"
             )
         if self.player is not None and failures:
-            logger.warning("%d of %d environments failed; the last one: %s", len(failures), number, failures[-1])
+            logger.warning("%d of %d environments failed; the last failure: %s", len(failures), number, failures[-1])
 
     def _share(self, number: int) -> tuple[int, int]:
         """Return the start and end indices of this process's share of the problems."""

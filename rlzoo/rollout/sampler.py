@@ -47,7 +47,7 @@ class Draws:
     limit: int  # maximum number of tokens in a turn
     temperature: float = 1.0  # logits are divided by it
     turn: int = 0  # from 0; each turn has its own random numbers
-    truncation: Truncation | None = None  # None: the whole distribution
+    truncation: Truncation | None = None  # None for the whole distribution
 
 
 class Sampler(ABC):
@@ -109,9 +109,9 @@ class Sampler(ABC):
             prompts: texts, before the chat template is applied.
             samples: responses per prompt.
             seed: equal seeds and weights give equal responses; the global random state does not change.
-            temperature: divisor of the logits.
+            temperature: sampling temperature.
             truncation: top-k and top-p; None samples from the whole distribution.
-            policy_version: recorded in every rollout.
+            policy_version: version number to record in every rollout.
             first_row: number of responses in the batch that come before these, on other processes; offsets the random numbers.
         """
         with self._tokenizing:
@@ -157,7 +157,7 @@ class Sampler(ABC):
 
     @abstractmethod
     def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int = 0) -> None:
-        """Replace the weights; names and shapes are those of the model's ``state_dict``.
+        """Replace the weights; names and shapes match the model's ``state_dict``.
 
         Args:
             weights: names and tensors.
@@ -172,7 +172,7 @@ class Sampler(ABC):
 class Conversation:
     """Draws the turns of episodes that advance together.
 
-    This class works with every sampler, because it passes each whole episode to the sampler in every turn. vLLM reuses earlier
+    This class works with every sampler, because it passes the whole episode to the sampler in every turn. vLLM reuses earlier
     computation through its prefix cache.
     """
 
@@ -190,7 +190,7 @@ class Conversation:
         return list(self.sampler.draw(list(contexts.values()), draws))
 
     def close(self) -> None:
-        """Release what is held between turns."""
+        """Release resources that are held between turns."""
 
 
 class HFSampler(Sampler):
@@ -205,7 +205,7 @@ class HFSampler(Sampler):
         way: Way | None = None,
         **common: Any,
     ) -> None:
-        """See `Sampler`. ``own_weights`` samples from a copy of the model; ``way=None`` selects the fastest way."""
+        """See `Sampler`. ``own_weights`` samples from a copy of the model; ``way=None`` selects the fastest method."""
         super().__init__(copy.deepcopy(model).requires_grad_(False) if own_weights else model, tokenizer, **common)
         self.needs_weights = own_weights
         self.way: Way = way or quickest_way(self.model)

@@ -1,4 +1,4 @@
-"""Determines from a model's chat template how to present tools and their answers to the model."""
+"""Determines from a model's chat template how to describe tools and format their results."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _USER, _ASSISTANT = {"role": "user", "content": "Hello"}, {"role": "assistant", 
 
 @dataclass(frozen=True, slots=True)
 class ToolStyle:
-    r"""How tools are presented to a model; whatever its chat template does not support goes into ordinary messages.
+    r"""How tools and their results are formatted; what the chat template does not support goes into ordinary messages.
 
     Example:
         >>> style = ToolStyle(text="You may call f.")
@@ -53,13 +53,13 @@ class ToolStyle:
     """
 
     schemas: tuple[Mapping[str, Any], ...] = ()  # passed to the template as ``tools``
-    text: str = ""  # explains the tools if the template does not
+    text: str = ""  # describes the tools if the template does not
     has_role: bool = False  # whether the template supports the role "tool"
     has_system: bool = True  # whether the template supports the role "system"
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]]) -> Self:
-        """Determine the style by rendering test messages; templates with another call format are not used to explain tools."""
+        """Determine the style by rendering test messages; templates with a different call format are not used for tools."""
         told = _try(tokenizer, [_USER], [_PROBE])
         if all(part in told for part in ("probe_of_tools", "<tool_call>", '"arguments"')):
             answer = {"role": "tool", "name": "probe_of_tools", "content": "an answer"}
@@ -71,12 +71,12 @@ class ToolStyle:
             style = cls(text=text, has_system=has_system)
         place = "the chat template" if style.schemas else "a system message" if style.has_system else "the first message"
         logger.info(
-            "tools are explained in %s, and their answers have the role %s", place, "tool" if style.has_role else "user"
+            "tools are described in %s, and their results have the role %s", place, "tool" if style.has_role else "user"
         )
         return style
 
     def first(self, messages: Sequence[Message]) -> list[Message]:
-        """Add the explanation of the tools to the first messages of an episode."""
+        """Add the description of the tools to the first messages of an episode."""
         if not self.text:
             return list(messages)
         role, content = str(messages[0]["role"]), str(messages[0]["content"])
@@ -86,7 +86,7 @@ class ToolStyle:
         return [{"role": "system", "content": self.text}, *messages]
 
     def answers(self, messages: Sequence[Message]) -> list[Message]:
-        """Convert the environment's messages; without a tool role, consecutive tool answers become one user message."""
+        """Convert the environment's messages; without a tool role, consecutive tool results become one user message."""
         if self.has_role:
             return list(messages)
         found: list[Message] = []

@@ -35,7 +35,7 @@ def cpu_head_size(config: PretrainedConfig) -> int:
     size = min((size for size in CPU_HEAD_SIZES if size >= own), default=None)
     if size is None or (size != own and config.model_type != "qwen3"):
         sizes = ", ".join(map(str, CPU_HEAD_SIZES))
-        raise UserError(f"rollout.engine='vllm': on the CPU, vLLM needs heads {sizes} wide, not {own}; use rollout.engine=hf")
+        raise UserError(f"rollout.engine='vllm': vLLM supports head sizes {sizes} on the CPU, not {own}; use rollout.engine=hf")
     return size
 
 
@@ -50,7 +50,7 @@ def padded_config(config: PretrainedConfig, size: int) -> PretrainedConfig:
 def vllm_weights(weights: Iterable[tuple[str, Tensor]], config: PretrainedConfig, size: int) -> Iterator[tuple[str, Tensor]]:
     """Convert a model's ``state_dict`` for vLLM, tensor by tensor.
 
-    vLLM keeps a separate output head even if embeddings are tied, and does not report when it is missing, so it is always
+    vLLM keeps a separate output head even if embeddings are tied, and does not report a missing head, so the head is always
     included.
 
     Args:

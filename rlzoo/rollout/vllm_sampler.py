@@ -60,7 +60,7 @@ class AnyVLLMSampler(Sampler):
         self.settings = settings
         self.has_weights = False
         self.vocabulary = int(model.config.get_text_config().vocab_size)
-        # more than top_k log-probs include those of dropped tokens, which proves that no kept token is missing
+        # with more than top_k log-probs, some belong to dropped tokens, which proves that no kept token is missing
         self.num_log_probs = 0 if top_k is None else min(2 * top_k + ROOM_FOR_TIES, self.vocabulary)
 
     @property
@@ -73,7 +73,7 @@ class AnyVLLMSampler(Sampler):
         assert self.has_weights, "update_weights must be called before sampling"
         temperature = draws.temperature
         self._check_length(max(map(len, rows), default=0), draws.limit)
-        if not 0.01 <= temperature <= 2.0:  # vLLM rejects some values and silently raises others
+        if not 0.01 <= temperature <= 2.0:  # vLLM rejects some values and silently clamps others
             raise UserError(f"temperature={temperature}: vLLM accepts 0.01 to 2; for other temperatures, set rollout.engine=hf")
         truncation = draws.truncation or Truncation()
         assert draws.truncation is None or truncation.top_k is not None, "RolloutConfig requires top_k"
@@ -95,10 +95,10 @@ class AnyVLLMSampler(Sampler):
         ]
 
     def _kept(self, reported: Iterable[Mapping[int, float]]) -> KeptSets:
-        """Return the kept set for each drawn token, from the log-probs of the most probable tokens.
+        """Return the kept tokens for each drawn token, derived from the log-probs of the most probable tokens.
 
         Raises:
-            RunError: more tokens were kept than vLLM returned, because many have the same logit as the k-th largest.
+            RunError: vLLM kept more tokens than it returned, because many tie with the k-th largest logit.
         """
         ids: list[int] = []
         sizes: list[int] = []

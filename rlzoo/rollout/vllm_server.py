@@ -34,9 +34,9 @@ logger = logging.getLogger("rlzoo")
 T = TypeVar("T")
 
 CONNECT_SECONDS = 10
-PAUSES = (1, 2, 4, 8, 16, 32, 64)  # seconds between retries if the server does not answer or fails
+PAUSES = (1, 2, 4, 8, 16, 32, 64)  # seconds between retries if the server does not respond or fails
 REPLY_BYTES, BYTES_PER_TOKEN, BYTES_PER_LOG_PROB = 2**22, 2**10, 2**7
-"""Terms of the maximum reply size, in bytes; a response token takes about 100, and another token's log-prob about 40."""
+"""Terms of the maximum reply size, in bytes. A response token takes about 100 bytes, and each additional log-prob about 40."""
 START_IT = "start it as described in docs/how-to/vllm.md"
 
 
@@ -73,7 +73,7 @@ class Gate:
 
     @contextmanager
     def closed(self, abort: Callable[[], None]) -> Iterator[None]:
-        """Block new entries, call ``abort`` until everything inside has ended, and then run the block."""
+        """Block new entries, call ``abort`` until all requests inside have ended, and then run the block."""
         with self._changing:
             with self._condition:
                 self._is_open = False
@@ -110,7 +110,7 @@ class ServerSampler(AnyVLLMSampler):
         self.in_flight = settings.in_flight
         self.version = 0  # version of the server's weights, in optimizer steps
         self.gate = Gate()
-        self.restarts = 0  # number of times that the weights were reloaded because the server had not answered
+        self.restarts = 0  # number of weight reloads after the server failed to respond
         self.gone: RunError | None = None
         # no keep-alive: the server would close the connection while the learner works
         self.http = bounded_pool(
@@ -142,7 +142,7 @@ class ServerSampler(AnyVLLMSampler):
                 finally:
                     pool.shutdown(wait=False, cancel_futures=True)  # after a failure, drop the remaining requests
 
-        # retry all requests: a restarted server may have answered some of them with its initial weights
+        # retry all requests: a restarted server may have processed some of them with its initial weights
         return self._draw_in_flight(draw_all) if self.in_flight else self._patiently(draw_all)
 
     def _draw_one(self, ids: Ids, request: dict[str, Any], truncates: bool) -> Drawn:
@@ -166,7 +166,7 @@ class ServerSampler(AnyVLLMSampler):
                 if truncates:
                     kept.append(self._kept(_by_token_id(each) for each in choice["logprobs"]["top_logprobs"]))
             versions += [version] * (len(tokens) - len(versions))
-            seed = request_seed(seed, 0, 1)  # draw the remaining tokens with other random numbers
+            seed = request_seed(seed, 0, 1)  # draw the remaining tokens with different random numbers
             is_done = choice.get("finish_reason") != "abort" or len(tokens) >= limit
         return Drawn(tokens, log_probs, KeptSets.join(kept) if truncates else None, versions if self.in_flight else ())
 
@@ -183,7 +183,7 @@ class ServerSampler(AnyVLLMSampler):
                 return drawn
 
     def _recover(self, restarts: int, error: SilentServerError) -> None:
-        """Reload the weights of a server that did not answer, unless another thread has already done so."""
+        """Reload the weights of a server that did not respond, unless another thread has already done so."""
         with self.gate.closed(self._abort):
             if self.gone is not None:
                 raise self.gone
@@ -198,7 +198,7 @@ class ServerSampler(AnyVLLMSampler):
 
     def _abort(self) -> None:
         """Abort all requests; the server returns the tokens that it has drawn so far."""
-        with suppress(SilentServerError):  # without an answer, the requests fail as well
+        with suppress(SilentServerError):  # if the server does not respond, the requests fail as well
             self._ask("POST", "/abort_requests", json={}, hint="; rollout.vllm.in_flight needs vLLM 0.32 or newer")
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int = 0) -> None:
@@ -272,12 +272,12 @@ class ServerSampler(AnyVLLMSampler):
                 remove_files(self.weights, lambda name: name == "model.safetensors" or UNFINISHED_TENSORS.fullmatch(name))
 
     def _patiently(self, work: Callable[[], T]) -> T:
-        """Call ``work``, and retry after pauses while the server does not answer.
+        """Call ``work``, and retry after pauses while the server does not respond.
 
         A restarted server has its initial weights, so the current weights are loaded before each retry.
 
         Raises:
-            RunError: the server did not answer after all retries, or after one attempt if several processes sample from it.
+            RunError: the server did not respond after all retries, or after one attempt if several processes sample from it.
         """
         from accelerate import PartialState
 
@@ -289,7 +289,7 @@ class ServerSampler(AnyVLLMSampler):
                 return work()
             except SilentServerError as error:
                 reason = error
-                if PartialState().num_processes > 1:  # only one of them could restore the weights
+                if PartialState().num_processes > 1:  # only one process could restore the weights
                     break
                 if tries < len(PAUSES):
                     logger.warning("%s; retrying in %d s", error, PAUSES[tries])
@@ -336,14 +336,14 @@ class ServerSampler(AnyVLLMSampler):
         try:
             answer = self.http.request(method, urlsplit(self.settings.server or "").path.rstrip("/") + path, **request)
         except ReadTimeoutError as error:
-            problem = f"did not answer {path} within {self.settings.timeout:g} s (rollout.vllm.timeout)"
+            problem = f"did not respond to {path} within {self.settings.timeout:g} s (rollout.vllm.timeout)"
             raise self._error(problem, SilentServerError) from error
         except HTTPError as error:
-            raise self._error(f"failed to answer {path}: {error}; {START_IT}", SilentServerError) from error
+            raise self._error(f"failed to respond to {path}: {error}; {START_IT}", SilentServerError) from error
         if not 200 <= answer.status < 300:
             text = " ".join(answer.data.decode(errors="replace").split())[:400]
             kind = UserError if answer.status < 500 else SilentServerError
-            raise self._error(f"answered {path} with status {answer.status}: {text}{hint}", kind)
+            raise self._error(f"returned status {answer.status} for {path}: {text}{hint}", kind)
         with suppress(ValueError, RecursionError):
             parsed = json.loads(answer.data or b"{}")
             if isinstance(parsed, dict):

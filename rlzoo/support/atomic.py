@@ -1,4 +1,4 @@
-"""Writes files and folders atomically: under a temporary name first, so that they are complete or absent."""
+"""Writes files and folders atomically: under a temporary name first, so that each is either complete or absent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 UNFINISHED_TENSORS = re.compile(r"\.tmp\w{6}")
-"""Names of files that safetensors has not finished writing."""
+"""Pattern for the names of files that safetensors has not finished writing."""
 
 
 def temporary_path(path: Path, key: str) -> Path:
@@ -59,7 +59,7 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor], key: str, metadata:
 
 
 def is_tensors(name: str, own: str) -> bool:
-    """Return whether a file in the folder that `write_tensors` uses was written by it, finished or not."""
+    """Return whether a file in the folder of `write_tensors` was written by it, completely or partly."""
     return name == own or UNFINISHED_TENSORS.fullmatch(name) is not None
 
 
@@ -74,12 +74,12 @@ def remove_files(folder: Path, is_own: Callable[[str], object]) -> None:
         for path in (Path(parent, name) for name in names):
             if path.is_file() and not path.is_symlink() and is_own(path.relative_to(folder).as_posix()):
                 path.unlink(missing_ok=True)
-        with suppress(OSError):  # the folder has other files
+        with suppress(OSError):  # the folder contains other files
             Path(parent).rmdir()
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the list of names in a folder, is on the disk."""
+    """Wait until a file, or a folder's list of names, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

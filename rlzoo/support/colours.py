@@ -16,8 +16,8 @@ PALETTE = (
 def rule_colour(label: str) -> str:
     """Return the colour of a rule, ``#rrggbb``.
 
-    MLflow derives the colour of a group of runs from a checksum of the group's tag and value, and its pages offer no other
-    way to set the colour. The same checksum is computed here. Several rules may have the same colour.
+    MLflow derives the colour of a group of runs from a checksum of the group's tag and value, and its pages offer no other way
+    to set the colour. This function computes the same checksum. Several rules may have the same colour.
 
     Args:
         label: the rule's name, optionally followed by a space and settings.

@@ -7,7 +7,7 @@ from importlib import metadata
 from pathlib import Path
 
 DISTRIBUTION = "rlzoo-llm"
-"""Name on PyPI, where `rlzoo` is another project, which installs its own package `rlzoo` into the same folder."""
+"""Name on PyPI. There, `rlzoo` is a different project, which installs its own package `rlzoo` into the same folder."""
 
 REPAIR = f"pip uninstall rlzoo && pip install --force-reinstall --no-deps {DISTRIBUTION}"
 
@@ -23,12 +23,12 @@ def damage() -> str | None:
     if "load_zoo" in getattr(package, "__all__", ()):
         return None
     file = Path(package.__path__[0], "__init__.py")
-    return f"{file} was replaced or removed by another project, the 'rlzoo' of the package index: {REPAIR}"
+    return f"{file} was replaced or removed by another project, 'rlzoo' on the package index: {REPAIR}"
 
 
 def leftovers() -> str | None:
-    """Return where files of the other project are mixed with rlzoo's, or None; uninstalling it would damage rlzoo."""
+    """Return where files of the other project are mixed with rlzoo's, or None; uninstalling that project would damage rlzoo."""
     for folder in sys.modules["rlzoo"].__path__:
         if Path(folder, "algorithms", "__init__.py").is_file():
-            return f"{folder} also has files of another project, the 'rlzoo' of the package index: {REPAIR}"
+            return f"{folder} also contains files of another project, 'rlzoo' on the package index: {REPAIR}"
     return None

@@ -24,16 +24,17 @@ def row_uniforms(seed: int, rows: Sequence[int], num_tokens: int, turn: int = 0)
 class Truncation:
     """Restricts sampling to the most probable tokens: the ``top_k`` largest logits, then top-p among these.
 
-    Top-p keeps the most probable tokens up to and including the one with which their probabilities reach ``top_p``, and so at
-    least one token. All tokens whose logits equal the k-th largest are kept. These are the conventions of transformers'
-    ``TopKLogitsWarper`` and ``TopPLogitsWarper``. Among equal probabilities at the edge of top-p, higher ids are kept first.
+    Top-p keeps the most probable tokens, up to and including the one at which their total probability reaches ``top_p``, so it
+    keeps at least one token. All tokens whose logits equal the k-th largest are kept. These are the conventions of
+    transformers' ``TopKLogitsWarper`` and ``TopPLogitsWarper``. Among equal probabilities at the edge of top-p, higher ids are
+    kept first.
 
     Example:
         ``Truncation(top_p=0.9)(logits, temperature=1.0)`` keeps tokens with at least 90% of the probability.
     """
 
     top_p: float = 1.0  # in (0, 1]
-    top_k: int | None = None  # at least 1; None: no limit
+    top_k: int | None = None  # at least 1; None for no limit
 
     @classmethod
     def of(cls, top_p: float, top_k: int | None) -> Truncation | None:
@@ -56,14 +57,14 @@ class Truncation:
 
 
 def draw(logits: Tensor, numbers: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Draw in each row the token at which the cumulative probability exceeds the row's random number.
+    """In each row, draw the token at which the cumulative probability exceeds the row's random number.
 
     The result depends only on the row's logits and number, and not on other rows or on the process that samples.
 
     Args:
         logits: ``(B, V)``.
         numbers: float64 ``(B,)`` in [0, 1).
-        temperature: divisor of the logits.
+        temperature: sampling temperature.
 
     Returns:
         Tokens, int64 ``(B,)``, and their log-probabilities, float32 ``(B,)``, in nats.
@@ -105,7 +106,7 @@ def _first_above(sums: Tensor, wanted: Tensor) -> Tensor:
 class OwnDraws:
     """A logits processor that draws every token with `draw` and records its log-probability.
 
-    It applies the temperature and the truncation, so that the log-probabilities are those of the sampling distribution.
+    It applies the temperature and the truncation, so that the log-probabilities refer to the sampling distribution.
     """
 
     def __init__(self, uniforms: Tensor, temperature: float, truncation: Truncation | None = None) -> None:
@@ -129,5 +130,5 @@ class OwnDraws:
         return torch.stack(self.columns, dim=1)
 
     def kept(self) -> list[RaggedSets] | None:
-        """Return the sets among which the tokens of each response were drawn; None without a truncation."""
+        """Return the sets of kept tokens for each response; None without truncation."""
         return None if self.truncation is None else self.recorder.by_response(len(self.uniforms))

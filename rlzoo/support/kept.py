@@ -1,4 +1,4 @@
-"""Sets of token ids with different sizes: for each drawn token, the tokens among which the sampler drew it."""
+"""Sets of token ids with different sizes: for each drawn token, the tokens that top-k and top-p kept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class RaggedSets:
-    """N sets of token ids, one after another; an empty set stands for the whole vocabulary.
+    """N sets of token ids, stored consecutively; an empty set stands for the whole vocabulary.
 
     Example:
         >>> sets = RaggedSets(torch.tensor([2, 0, 3], dtype=torch.int32), torch.tensor([1, 0, 2]))
@@ -33,7 +33,7 @@ class RaggedSets:
 
     @classmethod
     def concat(cls, parts: Iterable[RaggedSets]) -> RaggedSets:
-        """Concatenate sets, of which there is at least one part."""
+        """Concatenate one or more collections of sets."""
         pairs = [(part.ids, part.sizes) for part in parts]
         return cls(torch.cat([ids for ids, _ in pairs]), torch.cat([sizes for _, sizes in pairs]))
 

@@ -20,7 +20,8 @@ class Lock:
     """An exclusive lock on a directory, held from construction until `release` or the end of the process.
 
     The directory itself is locked, so that removing the lock file has no effect. The lock file contains the id of the process
-    that holds the lock. It is locked instead of the directory on file systems that only lock files, such as NFS.
+    that holds the lock. On file systems that can only lock files, such as NFS, the lock file is locked instead of the
+    directory.
     """
 
     def __init__(self, folder: Path, seconds: float = 0.0) -> None:

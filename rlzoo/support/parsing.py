@@ -9,10 +9,10 @@ from typing import Any
 
 import yaml
 
-LONGEST_YAML = 20_000  # characters; PyYAML takes about 0.3 s for this many, and configs are ten times shorter
-DEEPEST = 40  # nesting depth of lists and mappings, because code that traverses settings recurses
-LARGEST = 100_000  # values of a YAML text, which aliases can multiply
-MOST_BITS = 14_000  # bits of an integer, because Python prints at most 4300 digits
+LONGEST_YAML = 20_000  # maximum number of characters; PyYAML takes about 0.3 s for them, and configs are ten times shorter
+DEEPEST = 40  # maximum nesting depth of lists and mappings, because code that traverses settings recurses
+LARGEST = 100_000  # maximum number of values in a YAML text; aliases can multiply them
+MOST_BITS = 14_000  # maximum number of bits in an integer, because Python prints at most 4300 digits
 TOO_DEEP = f"lists or mappings nested deeper than {DEEPEST}"
 
 
@@ -61,7 +61,7 @@ def parse_json(text: str) -> Any:
 
 
 def _checked(value: Any, largest: int) -> Any:
-    """Return the value, unless it is too large to traverse or cannot be written."""
+    """Return the value, or raise an error if it is too large to traverse or cannot be written."""
     waiting, number = [(value, 0)], 0
     while waiting:
         part, depth = waiting.pop()

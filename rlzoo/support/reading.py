@@ -1,4 +1,4 @@
-"""Opens files that a user named, if they are regular files below a size limit."""
+"""Opens files named by a user if they are regular files below a size limit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def opened(path: str | Path, most: int) -> BinaryIO:
         kind = "folder" if stat.S_ISDIR(found.st_mode) else "pipe, socket or device"
         raise NotReadError(path, f"is a {kind}, not a file")
     if found.st_size > most:
-        raise NotReadError(path, f"has {found.st_size:,} bytes, more than the {most:,} that are read")
+        raise NotReadError(path, f"has {found.st_size:,} bytes (at most {most:,} are allowed)")
     return path.open("rb")
 
 

@@ -1,4 +1,4 @@
-"""Removes secrets from logs, files and output: passwords in URLs, tokens, and values whose names are secret-like."""
+"""Removes secrets from logs, files and output: passwords in URLs, tokens, and values with secret-like names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import unquote
 
 REDACTED = "<redacted>"  # replaces a secret
-SHORTEST = 6  # minimum length of an environment secret; shorter values occur in other words
+SHORTEST = 6  # minimum length of an environment secret; shorter values may be parts of ordinary words
 
 _NAME = re.compile(
     r".*(?:password|passwd|passphrase).*"  # PGPASSWORD, password_of_the_judge
@@ -62,7 +62,7 @@ def redact(text: str) -> str:
 
 
 def redact_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Redact nested settings: values whose keys have secret-like names, and what `redact` finds in other text.
+    """Redact nested settings: values whose keys have secret-like names, and secrets that `redact` finds in the rest.
 
     Example:
         >>> redact_settings({"judge": {"api_key": "abc", "model": "small"}, "max_new_tokens": 64})
@@ -91,7 +91,7 @@ def without_userinfo(uri: str) -> str:
 
 
 def environment_secrets() -> list[str]:
-    """Return the secrets in environment variables, longest first: by name, in URLs, and in parameters."""
+    """Return the secrets in environment variables, longest first: values with secret-like names, and secrets in URLs."""
     found: set[str] = set()
     for name, value in os.environ.items():
         if is_secret_name(name) and not _IS_A_PATH.fullmatch(name):
@@ -123,7 +123,7 @@ class RedactingFilter(logging.Filter):
     """Redacts secrets in log records."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Redact the record's message and let the record pass."""
+        """Redact the record's message, and accept the record."""
         message = record.getMessage()
         cleaned = redact(message)
         if cleaned != message:

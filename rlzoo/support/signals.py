@@ -40,7 +40,7 @@ class StopRequest:
 
 @contextlib.contextmanager
 def requested_stop() -> Iterator[StopRequest]:
-    """Record the first Ctrl-C, SIGTERM or SIGHUP inside the block; a second one takes effect at once."""
+    """Record the first Ctrl-C, SIGTERM or SIGHUP inside the block; a second one takes effect immediately."""
     stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield stop

@@ -56,7 +56,7 @@ def limit_memory(limit: int) -> None:
 
 
 def limit_cpu_time(seconds: float) -> None:
-    """Have the kernel end this process after ``seconds`` more seconds on each CPU."""
+    """Have the kernel end this process after another ``seconds`` of CPU time per CPU."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     limit = math.ceil(used.ru_utime + used.ru_stime + (seconds + SPARE_SECONDS) * (os.cpu_count() or 1))
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)

@@ -26,11 +26,11 @@ class ArithmeticTask(Task):
     num_operands_min: int = Field(default=2, ge=2, le=1000, description="minimum number of operands in a sum")
     num_operands_max: int = Field(default=20, ge=2, le=1000, description="maximum number of operands in a sum")
     answer_marker: str = Field(
-        default="#", description="the answer is the integer after the last marker; empty: the last integer of the response"
+        default="#", description="the answer is the integer after the last marker; if empty, the last integer in the response"
     )
 
     def model_post_init(self, context: Any) -> None:
-        """Also reject settings that put all questions on one side of the split into training and evaluation."""
+        """Also reject settings that leave no questions for training or for evaluation."""
         super().model_post_init(context)
         if self.num_operands_max < self.num_operands_min:
             raise UserError(
@@ -42,11 +42,11 @@ class ArithmeticTask(Task):
         if not any(side != first for side in sides):
             raise UserError(
                 f"task.operand_max={self.operand_max} with up to task.num_operands_max={self.num_operands_max} numbers "
-                "gives too few questions for training and evaluation splits; raise one of the two settings"
+                "gives too few questions for a training and an evaluation split; raise one of the two settings"
             )
 
     def train_problems(self, start: int, count: int) -> list[Problem]:
-        """Return ``count`` training sums, from index ``start`` on."""
+        """Return ``count`` training sums, starting at index ``start``."""
         return [self._train_problem(index) for index in range(start, start + count)]
 
     def held_out_problems(self, count: int) -> list[Problem]:

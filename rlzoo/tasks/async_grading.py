@@ -17,7 +17,7 @@ from rlzoo.support.worker_main import reason
 from rlzoo.support.workers import Worker, WorkerStartError
 from rlzoo.tasks.grading import checked_reward
 
-SPARE = 10.0  # seconds after the time limit of a call until a worker that sends no result is killed
+SPARE = 10.0  # seconds after a call's time limit before a worker that has sent no result is killed
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds between two attempts
 BUSY = (408, 425, 429)  # HTTP status codes, besides 5xx, after which a call is retried
 UNREACHABLE = (ConnectionError, TimeoutError, socket.gaierror, IncompleteRead)
@@ -57,7 +57,7 @@ class AsyncGrader(Worker):
         """
         rewards, was_late = [0.0] * len(calls), False
         try:
-            # one of the running calls ends within the limit, so a longer silence means that the function blocks the event loop
+            # at least one running call ends within the limit, so a longer silence means that the function blocks the event loop
             outcomes = self.call_generator((list(calls),), len(calls), self.timeout + SPARE)
         except WorkerStartError as error:
             raise UserError(f"the grading worker cannot start: {error}") from error

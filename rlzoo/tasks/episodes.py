@@ -19,13 +19,13 @@ TRIED = 4
 
 
 class EpisodeTask(Task):
-    """Episodes in an environment: the fields are the settings, and each problem starts an episode."""
+    """Episodes in an environment: the fields hold the settings, and each problem starts an episode."""
 
     workers: int = Field(
         default=4,
         ge=0,
         le=256,
-        description="number of processes for environments; 0: the training process runs them, without limits",
+        description="number of processes for environments; 0 runs them in the training process, with no time or memory limits",
     )
     timeout: float = Field(
         default=5.0,
@@ -53,7 +53,7 @@ class EpisodeTask(Task):
         return Host(self.make, workers=self.workers, timeout=self.timeout)
 
     def train_problems(self, start: int, count: int) -> list[Problem]:
-        """Return ``count`` training episodes, from index ``start`` on."""
+        """Return ``count`` training episodes, starting at index ``start``."""
         return [Problem(f"episode {self.seed}:{index}", "") for index in range(start, start + count)]
 
     def held_out_problems(self, count: int) -> list[Problem]:
@@ -94,9 +94,9 @@ class EnvironmentTask(EpisodeTask):
         made = import_named("task.environment", self.environment, "module:Class, for example my_game:Guess")
         missing = [name for name in ("reset", "step") if isinstance(made, type) and not callable(getattr(made, name, None))]
         if missing:
-            raise UserError(f"{key}: has no method {missing[0]!r}; an environment has reset(problem, seed) and step(message)")
+            raise UserError(f"{key}: has no method {missing[0]!r}; an environment needs reset(problem, seed) and step(message)")
         if not callable(made):
-            raise UserError(f"{key}: expected a class or a function, but this is of type {type(made).__name__}")
+            raise UserError(f"{key}: expected a class or a function, got an object of type {type(made).__name__}")
 
     @property
     def make(self) -> Callable[[], Environment]:

@@ -38,12 +38,12 @@ def after_hashes(text: str) -> str | None:
 
 
 def final_answer(response: str) -> str:
-    r"""Return the answer in a response to a puzzle.
+    r"""Return the final answer from a response to a puzzle.
 
-    This is the content of the last ``<answer>`` tag, else that of the last ``\boxed{}``, else the line after the last ``####``
-    or "answer is", else the last non-empty line.
+    This is the content of the last ``<answer>`` tag, else the content of the last ``\boxed{}``, else the rest of the line after
+    the last ``####`` or "answer is", else the last non-empty line.
     """
-    opened = response.rfind(_TAG, 0, max(response.rfind(_END_TAG), 0))  # the last one that is closed
+    opened = response.rfind(_TAG, 0, max(response.rfind(_END_TAG), 0))  # the last tag that is closed
     if opened >= 0:
         return response[opened + len(_TAG) :].partition(_END_TAG)[0].strip()
     boxed = last_boxed(response)

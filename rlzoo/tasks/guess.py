@@ -35,7 +35,7 @@ class GuessTask(EpisodeTask):
         default=0,
         ge=0,
         le=256,
-        description="number of processes for environments; 0: the training process runs them, without limits",
+        description="number of processes for environments; 0 runs them in the training process, with no time or memory limits",
     )
 
     @property
@@ -44,7 +44,7 @@ class GuessTask(EpisodeTask):
         return partial(Guess, self.turns, self.cost)
 
     def train_problems(self, start: int, count: int) -> list[Problem]:
-        """Return ``count`` training games, from index ``start`` on."""
+        """Return ``count`` training games, starting at index ``start``."""
         return [self._train_problem(index) for index in range(start, start + count)]
 
     def held_out_problems(self, count: int) -> list[Problem]:

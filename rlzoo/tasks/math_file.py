@@ -25,7 +25,7 @@ class MathFileTask(Task):
     eval_path: str | None = Field(
         default=None,
         min_length=1,
-        description="questions to evaluate on; null: one eighth of a local file, or the split 'test' of a hub dataset",
+        description="questions to evaluate on; null: one eighth of a local file, or the 'test' split of a hub dataset",
     )
     subset: str | None = Field(
         default=None, min_length=1, description="subset of the hub dataset; null: 'main' if it exists, else the default subset"
@@ -59,7 +59,7 @@ class MathFileTask(Task):
         return train, [held_out[index] for index in order]
 
     def train_problems(self, start: int, count: int) -> list[Problem]:
-        """Return ``count`` training problems, from index ``start`` on; each epoch shuffles the rows differently."""
+        """Return ``count`` training problems, starting at index ``start``; each epoch shuffles the rows differently."""
         rows = self._problems[0]
         places = (divmod(index, len(rows)) for index in range(start, start + count))
         return [rows[_shuffled(len(rows), f"{self.seed}:{epoch}")[place]] for epoch, place in places]

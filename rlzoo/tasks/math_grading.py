@@ -15,7 +15,7 @@ ASK_FOR_A_BOX = "{question}\n\nPlease reason step by step, and put your final an
 
 # in characters; references are less than a tenth as long, and math-verify takes minutes for much longer texts
 LONGEST_ANSWER = 5_000
-LONGEST_SEARCHED = 100_000  # characters at the end of a response in which math-verify looks for an answer
+LONGEST_SEARCHED = 100_000  # number of characters at the end of a response that math-verify searches for an answer
 
 _THOUSANDS = re.compile(r"-?[0-9]{1,3}(?:,[0-9]{3})+")
 _IN_A_BASE = re.compile(r"-?[0-9]+\s*_\s*(?:\{\s*)?([0-9]+)\s*\}?")  # 52_8, 52_{8}
@@ -82,7 +82,7 @@ def math_worker_process(timeout: float) -> Grader:
 
 
 def response_answer(response: str) -> str | None:
-    r"""Return the last ``\boxed{}``, else the line after the last ``####``, else None: math-verify then searches the response.
+    r"""Return the last ``\boxed{}``, else the line after the last ``####``, else None; math-verify then searches the response.
 
     Example:
         >>> response_answer("so it is \\boxed{18}"), response_answer("#### 18"), response_answer("it is 18")
@@ -131,12 +131,12 @@ def _plain(answer: str) -> str:
 
 def start() -> None:
     """Compare one answer before the first call, so that imports and tables do not count against an answer's time limit."""
-    logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns that its SIGALRM timeouts are off
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # math-verify warns that its SIGALRM timeouts are off
     score("[1, 2)", r"so it is $[\frac{1}{2}, \sqrt{3})$", False)  # triggers lazy compilation
 
 
 def score(reference: str, answer: str, found: bool, reference_found: bool = True) -> float:
-    r"""Return 1.0 if the answer equals the reference as mathematics, else 0.0; runs in the worker.
+    r"""Run in the worker: return 1.0 if the answer is mathematically equal to the reference, else 0.0.
 
     Args:
         reference: the correct answer, in LaTeX or plain text.

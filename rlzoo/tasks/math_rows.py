@@ -41,7 +41,7 @@ def is_file_name(path: str) -> bool:
             return False  # datasets reads a folder as a dataset
         is_file = Path(path).is_file()
     except OSError:  # longer than any valid name
-        is_file = True  # reading it reports what is wrong
+        is_file = True  # reading the file reports the error
     return is_file or path.endswith(_FILE_ENDINGS) or not _HUB_NAME.fullmatch(path)
 
 
@@ -115,7 +115,7 @@ def _hub_rows(name: str, split: str, subset: str | None) -> Iterable[tuple[str, 
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(f"{name!r} is not a file, and loading it as a hub dataset failed: {reason}") from error
     if rows is None:
-        raise UserError(f"dataset {name!r} has no split {split!r} (it has: {', '.join(splits)}): set task.eval_path")
+        raise UserError(f"dataset {name!r} has no split {split!r} (available: {', '.join(splits)}); set task.eval_path")
     # read in batches of a thousand rows: one dataset has 1.8 million rows, in which each question appears a hundred times
     batches = rows.select_columns(_used(name, rows.column_names)).iter(batch_size=1000)
     columns = (dict(zip(batch, values, strict=True)) for batch in batches for values in zip(*batch.values(), strict=True))
@@ -132,7 +132,7 @@ def _used(place: str, columns: Sequence[str]) -> list[str]:
 
 def _problem(place: str, row: Any) -> Problem:
     if not isinstance(row, Mapping):
-        raise UserError(f"{place}: expected an object with columns, but this is a {type(row).__name__}")
+        raise UserError(f"{place}: expected an object with columns, got a {type(row).__name__}")
     question = _first(row, _ASKING)
     if isinstance(question, list):  # a list of messages
         asked = _said(question, "user")

@@ -29,9 +29,9 @@ _SET_BY_TASK = ("seed", "size")
 class ReasoningGymTask(Task):
     """Problems from one reasoning-gym dataset; the reward is 1 for a full score, else 0.
 
-    The scorers run in a worker process, because several evaluate the answer as Python and some never return on a bad answer.
-    A few datasets (isomorphic_strings, polynomial_multiplication, ransom_note, word_ladder) draw from Python sets. Their
-    problems are the same in another process only with the same ``PYTHONHASHSEED``.
+    The scorers run in a worker process, because several evaluate the answer as Python code and some never return for a bad
+    answer. A few datasets (isomorphic_strings, polynomial_multiplication, ransom_note, word_ladder) sample from Python sets, so
+    their problems depend on ``PYTHONHASHSEED``.
     """
 
     dataset: str = Field(exclude=True, description="name of the dataset; the part of task.name after the colon")
@@ -54,7 +54,7 @@ class ReasoningGymTask(Task):
         self.train_problems(0, 1)
 
     def train_problems(self, start: int, count: int) -> list[Problem]:
-        """Return ``count`` training problems, from index ``start`` on."""
+        """Return ``count`` training problems, starting at index ``start``."""
         return [self._train_problem(index) for index in range(start, start + count)]
 
     def held_out_problems(self, count: int) -> list[Problem]:
@@ -75,7 +75,7 @@ class ReasoningGymTask(Task):
             entry = self._entry(f"train:{self.seed}:{attempt}", index)
             if not _is_held_out(entry["question"]):
                 return self._remember(entry)
-        raise UserError(f"task.name={self.name!r} with task.options={self.options} has too few different questions")
+        raise UserError(f"task.name={self.name!r} with task.options={self.options} has too few distinct questions")
 
     def _entry(self, stream: str, index: int) -> dict[str, Any]:
         chunk, position = divmod(index, _CHUNK)
@@ -89,7 +89,7 @@ class ReasoningGymTask(Task):
 
     @cached_property
     def _entries(self) -> dict[Problem, dict[str, Any]]:
-        """Full entries for the most recent problems, which the scorers need."""
+        """The full entries of the most recent problems; the scorers need them."""
         return {}
 
     def _remember(self, entry: dict[str, Any]) -> Problem:
@@ -124,16 +124,16 @@ def _check_options(dataset: str, options: dict[str, Any]) -> None:
 
     if dataset not in DATASETS:
         close = did_you_mean(dataset, DATASETS)
-        raise UserError(f"unknown reasoning-gym dataset {dataset!r} (it has {len(DATASETS)}){close}")
+        raise UserError(f"unknown reasoning-gym dataset {dataset!r} ({len(DATASETS)} are available){close}")
     allowed = [field.name for field in fields(DATASETS[dataset][1]) if field.name not in _SET_BY_TASK]
     for key in options:
         if key in _SET_BY_TASK:
-            raise UserError(f"task.options.{key} is set by rlzoo; remove it (task.seed orders the training problems)")
+            raise UserError(f"task.options.{key} is set by rlzoo; remove it (task.seed determines the order of problems)")
         if key not in allowed:
             raise UserError(f"unknown key 'task.options.{key}' (allowed: {', '.join(allowed)}){did_you_mean(key, allowed)}")
     try:
         _make_dataset(dataset, json.dumps(options, sort_keys=True), 0)
-    except Exception as error:  # the dataset configurations check themselves with assertions
+    except Exception as error:  # the dataset configurations validate themselves with assertions
         raise UserError(f"task.options={options}: {error or type(error).__name__}") from error
 
 
@@ -157,7 +157,7 @@ def _start() -> None:
 
 
 def _score(name: str, options: str, answer: str, entry: dict[str, Any]) -> float:
-    """Run in the worker: return 1.0 for the reference answer and for a full score by the dataset's scorer, else 0.0.
+    """Run in the worker: return 1.0 if the answer equals the reference or gets a full score from the scorer, else 0.0.
 
     Args:
         name: name of the dataset.
@@ -168,6 +168,6 @@ def _score(name: str, options: str, answer: str, entry: dict[str, Any]) -> float
     if entry["answer"] is not None and answer == str(entry["answer"]):
         return 1.0
     scorer = _make_dataset(name, options, 0)
-    paid_in_full = scorer.score_answer(answer, entry) == 1.0  # supersets of the answer and attempts get partial scores
+    paid_in_full = scorer.score_answer(answer, entry) == 1.0  # supersets of the answer and failed attempts get partial scores
     # one scorer (game_of_life_halting, 0.1.25) gives a full score to any text
     return float(paid_in_full and scorer.score_answer(_NONSENSE, entry) < 1.0)

@@ -20,7 +20,7 @@ _QUESTION = re.compile(r"(?P<counter>[0-9]+)(?P<letter>[a-i])(?P<before>[0-9]+),
 
 
 class RecurrenceTask(Task):
-    """Terms of ``x[n+1] = k x[n] + x[n-1]``, of which only the last ``digits`` digits are kept.
+    """Terms of ``x[n+1] = k x[n] + x[n-1]``, each reduced to its last ``digits`` digits.
 
     The question gives two terms, ``004c17,003c42,``. Each consists of the number of remaining steps, the multiplier as a letter
     (``a`` is 1, ``c`` is 3), and the term. The solution continues in the same form and gives the answer after a marker:
@@ -39,7 +39,7 @@ class RecurrenceTask(Task):
             raise UserError(f"task.steps_max={self.steps_max} is below task.steps_min={self.steps_min}")
 
     def train_problems(self, start: int, count: int) -> list[Problem]:
-        """Return ``count`` training problems, from index ``start`` on."""
+        """Return ``count`` training problems, starting at index ``start``."""
         return [self._train_problem(index) for index in range(start, start + count)]
 
     def held_out_problems(self, count: int) -> list[Problem]:

@@ -21,7 +21,7 @@ class RetriesTask(EpisodeTask):
     """Problems of another task; a wrong answer is followed by another try.
 
     The environment is lightweight and runs in the training process. The other task grades the answers, in its own worker
-    process if they could do harm.
+    process if grading could do harm.
     """
 
     inner: dict[str, Any] = Field(
@@ -32,7 +32,7 @@ class RetriesTask(EpisodeTask):
         default="That is wrong. Try again.", min_length=1, description="message to the model after a wrong answer"
     )
     discount: float = Field(default=1.0, ge=0, le=1, description="factor by which each earlier try multiplies the reward")
-    solved: float = Field(default=1.0, description="an answer with at least this reward is right")
+    solved: float = Field(default=1.0, description="minimum reward of a right answer")
     workers: int = Field(default=0, ge=0, le=0, description="always 0: the environment runs in the training process")
 
     def model_post_init(self, context: Any) -> None:

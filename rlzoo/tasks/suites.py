@@ -24,7 +24,7 @@ SuiteGrader = MathGrader | ArithmeticTask
 
 
 def math_grader() -> SuiteGrader:
-    """Return a grader that compares answers as mathematics, with math-verify in a worker process.
+    """Return a grader that compares answers mathematically, with math-verify in a worker process.
 
     Raises:
         UserError: math-verify is not installed.
@@ -41,7 +41,7 @@ class Suite:
     """
 
     name: str
-    source: str | None = None  # dataset on the hub; None: the held-out sums of the arithmetic task
+    source: str | None = None  # dataset on the hub; None for the held-out sums of the arithmetic task
     subset: str | None = None
     split: str = "test"
     files: tuple[str, ...] = ()  # file names of a local copy, in addition to <name>.jsonl

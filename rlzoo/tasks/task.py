@@ -35,7 +35,7 @@ _TASKS = {
 }
 _OWN = "<module>:<Class>"
 _FINGERPRINTED = 256  # problems
-_HELD_OUT_SHARE = 8  # one question in eight is kept for evaluation
+_HELD_OUT_SHARE = 8  # one in eight questions is held out for evaluation
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,11 @@ class Origin:
     is_file: bool = False
     subset: str | None = None
     split: str | None = None
-    size: int | None = None  # None: endless
+    size: int | None = None  # None if endless
 
 
 class Task(BaseModel, ABC):
-    """Prompts with verifiable rewards: the fields are the settings, and the methods are the behaviour.
+    """Prompts with verifiable rewards: the fields hold the settings, and the methods define the behaviour.
 
     ``build_task({"name": task.name, **task.model_dump()})`` returns an equal task.
     """
@@ -100,11 +100,11 @@ class Task(BaseModel, ABC):
 
     @abstractmethod
     def train_problems(self, start: int, count: int) -> list[Problem]:
-        """Return ``count`` training problems, from index ``start`` on; they never run out and depend only on (seed, index)."""
+        """Return ``count`` training problems, beginning at ``start``; they never run out and depend only on (seed, index)."""
 
     @abstractmethod
     def held_out_problems(self, count: int) -> list[Problem]:
-        """Return distinct problems, never trained on and the same for every seed; may return fewer than ``count``."""
+        """Return distinct problems that are never trained on and do not depend on the seed; may return fewer than ``count``."""
 
     @abstractmethod
     def _grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
@@ -115,7 +115,7 @@ class Task(BaseModel, ABC):
         return self.template.replace("{question}", problem.question)
 
     def prompts(self, problems: Sequence[Problem]) -> list[str]:
-        """Return the first prompts of those problems whose prompts are known before a run starts."""
+        """Return the first prompts of the problems whose prompts are known before a run starts."""
         return [self.prompt(problem) for problem in problems]
 
     def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
@@ -132,12 +132,12 @@ class Task(BaseModel, ABC):
 
     @cached_property
     def _grader(self) -> Grader | None:
-        """The worker process of a task whose answers may make the grader hang or crash; None if it needs none."""
+        """The worker process that grades, if answers may make the grader hang or crash; None otherwise."""
         return None
 
     @property
     def graders(self) -> list[Worker]:
-        """The worker processes that grade; they count failures."""
+        """The worker processes that grade and count failures."""
         return [grader for grader in (self._own_reward, self._grader) if grader is not None]
 
     @property
@@ -203,7 +203,7 @@ def _task_class(name: object, fields: dict[str, Any]) -> type[Task]:
 
 
 def _own_class(reference: str) -> type[Task]:
-    """Return a task class that the user wrote."""
+    """Return a user-defined task class."""
     key = f"task.name={reference!r}"
     cls = import_named("task.name", reference, "module:Class, for example my_task:Reversal")
     if not (isinstance(cls, type) and issubclass(cls, Task)):
@@ -252,7 +252,7 @@ def draw_trained(draw: Callable[[str], Drawn], held_out: Callable[[Drawn], bool]
 
 
 def is_held_out(question: str) -> bool:
-    """Whether a question is held out for evaluation. A hash of its text decides, so training never uses it.
+    """Whether a question is held out for evaluation. This depends only on a hash of its text, so training never uses it.
 
     Example:
         >>> is_held_out("1+1"), is_held_out("2+4")

@@ -28,7 +28,7 @@ class ToolTask(EpisodeTask):
     problems: dict[str, Any] = Field(description="name and settings of the task that asks the questions and grades the answers")
     tools: list[str] = Field(min_length=1, max_length=64, description="functions that the model may call, as module:function")
     timeout: float = Field(
-        default=60.0, gt=0, le=3600, description="time limit in seconds for all calls of a turn; a timeout ends the episode"
+        default=60.0, gt=0, le=3600, description="time limit in seconds for all calls in a turn; a timeout ends the episode"
     )
 
     def model_post_init(self, context: Any) -> None:
@@ -54,7 +54,7 @@ class ToolTask(EpisodeTask):
 
     @property
     def _seeded(self) -> Task:
-        """The other task with the run's seed, which decides the order of the questions."""
+        """The other task with the run's seed, which determines the order of the questions."""
         return self._asking if self._asking.seed is not None else self._asking.model_copy(update={"seed": self.seed})
 
     @cached_property
@@ -149,7 +149,7 @@ def make_environment(references: Sequence[str]) -> Environment:
 
 
 def import_tool(reference: str) -> Tool:
-    """Return the function named by ``module:function``; modules in the current directory are found as well.
+    """Return the function named by ``module:function``; modules in the current directory are also found.
 
     Raises:
         UserError: it is not found, or is not a function.
@@ -157,7 +157,7 @@ def import_tool(reference: str) -> Tool:
     tool = import_named("task.tools", reference, FORM)
     key = f"task.tools={shown(reference)}"
     if not inspect.isfunction(tool):
-        raise UserError(f"{key}: expected a function, but this is of type {type(tool).__name__}")
+        raise UserError(f"{key}: expected a function, got an object of type {type(tool).__name__}")
     return tool
 
 
@@ -171,8 +171,8 @@ def _schema(reference: str, tool: Tool) -> dict[str, Any]:
     except Exception as error:  # transformers raises several kinds of errors
         reason = " ".join(str(error).split())
         raise UserError(
-            f"task.tools={shown(reference)}: a tool needs a docstring with a section 'Args:' and an annotation for every "
-            f"argument, from which its schema is made: {reason[:300]}"
+            f"task.tools={shown(reference)}: a tool needs a docstring with an 'Args:' section and an annotation for every "
+            f"argument, from which its schema is generated: {reason[:300]}"
         ) from error
     schema["function"].pop("return", None)
     return schema

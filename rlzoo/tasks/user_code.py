@@ -16,7 +16,7 @@ from rlzoo.tasks.grading import Grader
 from rlzoo.types import Problem
 
 RewardFunction = Callable[[Problem, str], Any]
-"""Returns a number or, with ``async def``, an awaitable that yields one."""
+"""Returns a number; if defined with ``async def``, the awaited result is a number."""
 
 
 def import_named(setting: str, reference: str, form: str) -> Any:
@@ -51,7 +51,7 @@ def import_named(setting: str, reference: str, form: str) -> Any:
 
 
 def import_reward(reference: str) -> RewardFunction:
-    """Return the function named by ``module:function``; modules in the current directory are found as well.
+    """Return the function named by ``module:function``; modules in the current directory are also found.
 
     Raises:
         UserError: the module or function is not found, or cannot be called with (problem, response).
@@ -64,7 +64,7 @@ def import_reward(reference: str) -> RewardFunction:
         )
     if not callable(function):
         found = type(function).__name__
-        raise UserError(f"{key}: expected a function (problem, response) -> float, but this is of type {found}")
+        raise UserError(f"{key}: expected a function (problem, response) -> float, got an object of type {found}")
     try:
         inspect.signature(function).bind(Problem("", ""), "")
     except (TypeError, ValueError) as error:

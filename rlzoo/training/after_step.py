@@ -65,7 +65,7 @@ class AfterStep:
             self.observer(step, row)
         run.complete(step)
         is_stopping = run.learner.micro_batches.any(self.stop.signal is not None)
-        # the checkpoint of step 0 makes every run with steps resumable
+        # a checkpoint at step 0 makes every run with steps resumable
         if step in (0, config.steps) or run.is_due(step, config.checkpoint.every) or is_stopping:
             run.save(step)
         if run.is_drawn(step):

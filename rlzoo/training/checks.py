@@ -38,8 +38,8 @@ def check_run(config: RunConfig, *, processes: int | None = None, resume: bool =
     Args:
         config: configuration of the run.
         processes: number of processes that will take part in the run; None for `num_processes`.
-        resume: whether the run is resumed, so that its directory exists.
-        here: False if the run is planned for another machine, which skips the checks of this one.
+        resume: whether the run is resumed, in which case its directory exists.
+        here: whether the run will use this machine; False skips checks of this machine.
 
     Raises:
         UserError: the configuration has a problem; one line describes the first one.
@@ -108,5 +108,5 @@ def check_plugins_unchanged(config: RunConfig, *, allowed: bool) -> None:
         copies = str(config.output / "plugins")
         what = f"plugin {str(plugin)!r} has changed since the run was started (its copy is in {copies!r})"
         if not allowed:
-            raise UserError(f"--resume: {what}; restore it, or resume with the new code: --allow-changed-plugin")
+            raise UserError(f"--resume: {what}; restore it, or pass --allow-changed-plugin to resume with the new code")
         logger.warning("%s; resuming with the new code", what)

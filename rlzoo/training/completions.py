@@ -1,4 +1,4 @@
-"""Collects the responses of a step, with the rule's decision on every token, for the page in MLflow."""
+"""Collects the responses of a step, with the rule's decision on every token, for the completions page in MLflow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlzoo.types import RolloutGroup
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MOST_TOKENS = 20_000  # on a page, which then takes 1 MB
+MOST_TOKENS = 20_000  # maximum number of tokens on a page, which then takes 1 MB
 
 PARTIAL = "\N{WHITE VERTICAL RECTANGLE}"
 """Shown for a token that ends inside a character, because a byte-level tokenizer may split characters."""
@@ -60,8 +60,8 @@ def completion_page(
     facts = {
         "rule": f"{config.clip.name} ({', '.join(f'{key}={value}' for key, value in settings.items())})",
         "clipped": f"{int((shares > 0).sum())} of {len(batch)} responses of the step, in whole or in part",
-        "shown": f"{len(shown)} of {len(rows)} responses to the {len(prompts)} of {len(groups)} prompts that were clipped most",
-        "update": f"each response as the rule judged it at its last of the {len(updates)} updates",
+        "shown": f"{len(shown)} of {len(rows)} responses to the {len(prompts)} most clipped of {len(groups)} prompts",
+        "update": f"each response as of its last update, out of {len(updates)} in the step",
         "token": "coloured by its log-ratio: its log-prob before that update minus its log-prob before the step",
     }
     name = config.output.absolute().name if config.output else config.clip.name
@@ -77,7 +77,7 @@ def _completion(
     batch: ScoredBatch,
     updates: Sequence[Update],
 ) -> Completion:
-    """Collect what is known about one response.
+    """Collect the data that the page shows about one response.
 
     Args:
         number: index of its prompt, and its index among the responses to the prompt.

@@ -1,4 +1,4 @@
-"""The training loop, which is the algorithm; `rlzoo.training.after_step` does the work between steps."""
+"""The training algorithm, as a loop over steps; `rlzoo.training.after_step` does the work between steps."""
 
 from __future__ import annotations
 

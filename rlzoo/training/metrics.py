@@ -162,7 +162,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 
 
 def reward_metrics(batch: ScoredBatch, settings: RewardConfig) -> dict[str, float]:
-    """Compute metrics of the reward shaping of one step; empty if rewards are not shaped."""
+    """Compute the reward-shaping metrics of one step; empty if rewards are not shaped."""
     metrics = {}
     if settings.overlong_buffer > 0:
         metrics["reward/shaped_mean"] = float(batch.rewards.double().mean())
@@ -179,11 +179,11 @@ def log_mismatch(batch: ScoredBatch) -> Tensor:
 
 
 def mismatch_metrics(batch: ScoredBatch) -> dict[str, float]:
-    """Compute the mismatch between sampler and trainer, and the share that the correction keeps in each length bin."""
+    """Compute the sampler-trainer mismatch, and the share of tokens that the correction keeps in each length bin."""
     log_ratio, mask = log_mismatch(batch).double(), batch.response_mask
     total = log_ratio.sum(-1)
     metrics = {
-        "mismatch/kl": float(-log_ratio[mask].mean()),  # k1 under the sampler, nats per token
+        "mismatch/kl": float(-log_ratio[mask].mean()),  # k1 estimate under the sampler, in nats per token
         "mismatch/log_ratio_abs_mean": float(log_ratio[mask].abs().mean()),
         "mismatch/log_ratio_abs_max": float(log_ratio.abs().max()),
         "mismatch/sum_abs_mean": float(total.abs().mean()),
@@ -232,7 +232,7 @@ def policy_settings(policy: ClipPolicy, configured: ClipPolicy) -> dict[str, flo
 def run_metrics(steps: Sequence[Mapping[str, float]], profile: LengthProfile | None, window: int) -> dict[str, float]:
     """Compute the metrics of a whole run, rounded to four significant digits.
 
-    Runs are compared by these metrics, because those of single steps are too noisy.
+    Runs are compared by these metrics, because the metrics of single steps are too noisy.
 
     Args:
         steps: the metrics of every step, starting with step 0.

@@ -67,7 +67,7 @@ def description(config: RunConfig, path: Path) -> str:
 
 
 def usual_run(config: RunConfig) -> tuple[str, RunConfig]:
-    """The command and configuration of the rule's default run; for a rule defined in Python, those of ``rlzoo train``."""
+    """The command and configuration of the rule's default run, or of ``rlzoo train`` for a rule defined in Python."""
     plugins = [word for plugin in config.plugins for word in ("--plugin", plugin)]
     words = ["rlzoo", "train", *plugins, "--clip", config.clip.name]
     try:
@@ -96,7 +96,7 @@ def _data(task: Task, digest: str, context: Literal["train", "eval"], number: in
         task: the task that provides the problems.
         digest: hash of the problems.
         context: whether the problems are used for training or evaluation.
-        number: number of problems that are used, in case the task generates them endlessly.
+        number: number of problems used, which is the size of the data set if the task generates problems endlessly.
     """
     origin = task.origin(held_out=context == "eval")
     size = number if origin.size is None or context == "eval" else origin.size

@@ -38,7 +38,7 @@ logger = logging.getLogger("rlzoo")
 
 
 class Run:
-    """The rollouts, learner, monitor and run directory of one run, made from its configuration."""
+    """The rollouts, learner, monitor and run directory of one run, built from its configuration."""
 
     def __init__(self, config: RunConfig, task: Task, *, resume: bool = False) -> None:
         self.accelerator = make_accelerator(config.launch, config.learner, dtype=config.model.dtype)
@@ -80,7 +80,7 @@ class Run:
         return (directory if self.is_main else RunDirectory(path, is_writer=False)), found
 
     def _prepare(self) -> None:
-        """Load the model, and make the rollouts, the learner and the monitor."""
+        """Load the model, and build the rollouts, the learner and the monitor."""
         config = self.config
         self.model, self.tokenizer = load_named(config.model)
         # fail on unusable questions before anything is written
@@ -91,7 +91,7 @@ class Run:
             needed=config.steps * config.rollout.num_prompts,
             held_out=config.eval.num_problems,
         )
-        # make the sampler first: in the learner, ZeRO-3 partitions the model and an adapter replaces its modules
+        # build the sampler first: in the learner, ZeRO-3 partitions the model and an adapter replaces its modules
         sampler = make_sampler(
             self.model,
             self.tokenizer,
@@ -120,8 +120,8 @@ class Run:
         self.done = 0  # completed steps
         self._began, self._before = time.perf_counter(), 0.0
         self.saved = -1  # step of the last checkpoint
-        self.attempted = 0  # step that was started last
-        self.is_clean = True  # the state is still that of the last completed step
+        self.attempted = 0  # last step that was started
+        self.is_clean = True  # the state has not changed since the last completed step
 
     def _restore(self, folder: Path | None) -> None:
         """Restore the state from a checkpoint, or start at step 0 if there is none."""
@@ -151,7 +151,7 @@ class Run:
         self._newest()
 
     def _queue(self, state: RunState) -> list[QueuedBatch]:
-        """The batches that were sampled ahead; earlier versions had at most one, of the last problems."""
+        """The batches that were sampled ahead; checkpoints of earlier versions store at most one, for the last problems."""
         if state.ahead is None:
             return state.queue
         return [QueuedBatch(state.next_problem - self.config.rollout.num_prompts, state.ahead)]
@@ -163,20 +163,20 @@ class Run:
         numbers = {len(batch.rollouts) for batch in queue if batch.rollouts is not None}
         firsts = [batch.first for batch in queue] + [state.next_problem]
         if state.step > self.config.steps:
-            problem = f"is of step {state.step}, and the run has {self.config.steps} (steps)"
+            problem = f"is from step {state.step}, but the run ends at step {self.config.steps} (steps)"
         elif state.num_optimizer_steps > updates:
             problem = f"has taken {state.num_optimizer_steps} optimizer steps in {updates} updates"
         elif state.next_problem % rollout.num_prompts or state.next_problem < rounds * rollout.num_prompts:
             number = rollout.num_prompts
-            problem = f"has sampled {state.next_problem} problems, which is not {rounds} or more whole rounds of {number}"
+            problem = f"has sampled {state.next_problem} problems, expected a multiple of {number}, at least {rounds * number}"
         elif not rollout.dynamic_sampling and state.next_problem != rounds * rollout.num_prompts:
-            problem = f"has sampled {state.next_problem} problems, not {rounds * rollout.num_prompts}"
+            problem = f"has sampled {state.next_problem} problems, expected {rounds * rollout.num_prompts}"
         elif len(queue) > rollout.max_staleness:
             problem = f"holds {len(queue)} batches, more than rollout.max_staleness={rollout.max_staleness}"
         elif numbers - {size}:
-            problem = f"holds {(numbers - {size}).pop()} responses, not {size}"
+            problem = f"holds {(numbers - {size}).pop()} responses, expected {size}"
         elif any(first + rollout.num_prompts > following for first, following in itertools.pairwise(firsts)):
-            problem = f"holds batches of the problems from {', '.join(map(str, firsts[:-1]))}, which overlap"
+            problem = f"holds batches that overlap: they start at problems {', '.join(map(str, firsts[:-1]))}"
         if problem:
             raise UserError(f"--resume: checkpoint {str(folder)!r} {problem}; it does not belong to this run; move it away")
 
@@ -209,10 +209,10 @@ class Run:
             self.directory.save_weights(self.attempted, index, kept_weights(self.learner.weights(), keep=self.is_main))
 
     def sample(self, step: int) -> Sampled:
-        """Sample and grade the responses of a step, and start sampling those of later steps.
+        """Sample and grade the responses of a step, and start sampling for later steps.
 
-        If they were sampled ahead, only the groups that dynamic sampling adds are sampled now. A checkpoint waits for the
-        batches that were begun, so it does not store older weights.
+        If the responses were sampled ahead, only the groups that dynamic sampling adds are sampled now. A checkpoint waits for
+        batches whose sampling has begun, so it does not store older weights.
         """
         version = self.learner.num_optimizer_steps
         if self.rollouts.sampler.in_flight:
@@ -293,8 +293,8 @@ class Run:
     def leave(self) -> None:
         """End the run, and save its weights if a step was not completed.
 
-        If the step had made no update, the state is that of the previous step, and a normal checkpoint is saved. Otherwise
-        the weights are saved as ``stopped-step-...`` for debugging. A run cannot resume from them.
+        If the step made no update, the state has not changed since the previous step, and a normal checkpoint is saved.
+        Otherwise the weights are saved as ``stopped-step-...`` for debugging. A run cannot resume from them.
         """
         try:
             # gathering sharded weights needs all processes, and the others may have failed elsewhere
@@ -331,7 +331,7 @@ class Run:
         return every > 0 and step > 0 and step % every == 0
 
     def is_drawn(self, step: int) -> bool:
-        """Whether figures are made of the step."""
+        """Whether figures of the step are drawn."""
         return step == self.config.steps or self.is_due(step, self.config.tracking.figure_every)
 
     @property

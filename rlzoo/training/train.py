@@ -59,7 +59,7 @@ def train(
         observer: called with the metrics of each step, for progress displays.
         resume: resume from the newest checkpoint in ``config.output``.
         stage: called before work outside the training steps, such as an evaluation, for progress displays.
-        allow_changed_plugin: log a warning instead of an error if a plugin has changed since the run was started.
+        allow_changed_plugin: log a warning instead of raising an error if a plugin has changed since the run was started.
 
     Raises:
         UserError: the run cannot start with this configuration; nothing has been written.
@@ -103,7 +103,7 @@ def _run(run: Run, tracker: Tracker, stop: StopRequest, observer: Observer | Non
         for step, row, updates in steps(run):
             after(step, row, updates)
     except (PolicyError, RunError) as error:
-        error.add_note(f"step {run.attempted}, everything so far in {run.directory.path}")
+        error.add_note(f"step {run.attempted} (everything so far is in {run.directory.path})")
         raise
     except (OSError, SafetensorError) as error:
         reason = why_not_written(error)
@@ -131,17 +131,16 @@ def _report_staleness(config: RunConfig) -> None:
             f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
             for name, value in correction.model_dump().items()
         )
-        applied = f"correction={correction.name} ({settings}) weights them; correction=none switches it off"
+        applied = f"correction={correction.name} ({settings}) reweights them; correction=none turns it off"
     elif config.clip.ratio_to_sampler:
-        applied = f"the ratio of {config.clip.name} is to the sampler, so no correction is needed"
+        applied = f"the ratio of {config.clip.name} is relative to the sampler, so no correction is needed"
     else:
-        applied = "no correction weights them (correction=none)"
+        applied = "no correction reweights them (correction=none)"
     logger.info("rollout.max_staleness=%d: responses are up to %d steps old; %s", steps, steps, applied)
 
 
 def _warn_of_an_inert_clip(config: RunConfig) -> None:
     if config.learner.num_minibatches * config.learner.num_epochs == 1:
         logger.warning(
-            "clip is inert: one update per rollout, so every ratio is 1; "
-            "raise learner.num_minibatches or learner.num_epochs for the clip to act"
+            "clip is inert: one update per rollout, so every ratio is 1; raise learner.num_minibatches or learner.num_epochs"
         )

@@ -1,7 +1,7 @@
 """A sweep as users see it in MLflow's own pages, in a real browser.
 
 With ``RLZOO_SCREENSHOTS`` set to a folder, screenshots are saved there. With ``RLZOO_SWEEP_STORE`` set to a tracking URI, the
-sweep of that store is tested instead of a small one made here.
+sweep of that store is tested instead of a small one created here.
 """
 
 import os
@@ -24,7 +24,7 @@ from rlzoo.support.colours import rule_colour
 FLAGS = ["--no-sandbox", "--disable-quic", "--disable-background-networking"]
 SLOW = 90_000  # milliseconds; the pages are large and the machine may be busy
 CURVES = ("reward/mean", "clip/fraction", "fairness/lre_max")
-GLANCE = ("accuracy", "clip/fraction")  # the first of a long list, of which the page draws what is in sight
+GLANCE = ("accuracy", "clip/fraction")  # the first of many charts; the page only draws the visible ones
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def link_to(page, name):
 
 @pytest.fixture
 def page(address):
-    """The list of runs, with the sweep's own runs unfolded."""
+    """The list of runs, with the sweep's own runs expanded."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
         page = browser.new_page(viewport={"width": 1600, "height": 1300})
@@ -105,7 +105,7 @@ def keep(page, name):
 
 
 def test_the_saved_view_shows_which_rule_is_best_and_which_is_most_even(page, address, store):
-    """The address that `rlzoo ui` prints, read as text."""
+    """Read the page at the address that `rlzoo ui` prints, as text."""
     page.goto(f"{address}{view_path('1')}", wait_until="domcontentloaded")
     for text in (NAME, "Group: fspo", "Group: gspo", "Group: report", *SECTIONS):
         expect(page.get_by_text(text).first).to_be_visible(timeout=SLOW)

@@ -1,4 +1,4 @@
-"""The built site in a browser: its search, formulas, phones, and that nothing comes from elsewhere; `nox -s docs` builds it."""
+"""The built site in a browser: search, formulas, phone screens, and no external requests; `nox -s docs` builds the site."""
 
 import functools
 import http.server
@@ -68,7 +68,7 @@ def page(browser):
 
 @pytest.fixture
 def search(page, address):
-    """Return a function that types into the site's own search, and returns the results' places in the site."""
+    """Return a function that types into the site's own search, and returns the paths of the results."""
     page.goto(address)
     page.wait_for_load_state("networkidle")
     page.keyboard.press("Control+k")
@@ -78,7 +78,7 @@ def search(page, address):
         field.fill("")
         page.get_by_role("option").first.wait_for(state="detached")
         field.fill(words)
-        marked = page.locator("[role=option] mark").first  # results of these words, not of those before
+        marked = page.locator("[role=option] mark").first  # results for these words, not for the previous ones
         marked.wait_for()
         links = [urlsplit(option.get_attribute("href")) for option in page.get_by_role("option").all()]
         return [link.path.lstrip("/") + (f"#{link.fragment}" if link.fragment else "") for link in links]

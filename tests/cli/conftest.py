@@ -63,7 +63,7 @@ def rlzoo(tmp_path, monkeypatch, capfd):
 
 @pytest.fixture
 def refused(rlzoo, tmp_path):
-    """Run a command that must be rejected and must not write files; returns its one line."""
+    """Run a command that must be rejected and must not write files; returns its one-line error."""
 
     def files():  # except for what Python itself writes next to a loaded plugin
         return sorted(path for path in (tmp_path / "here").rglob("*") if "__pycache__" not in path.parts)

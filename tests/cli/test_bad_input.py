@@ -13,7 +13,7 @@ GOOD_ROW = json.dumps({"question": "Ann has 3 pens and buys 4. How many has she?
 
 @pytest.fixture
 def refused(tmp_path, monkeypatch, capfd):
-    """Run a command that must be rejected in an otherwise empty directory; returns its one line."""
+    """Run a command that must be rejected in an otherwise empty directory; returns its one-line error."""
 
     def run(*arguments):
         monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""A plugin that was edited between stop and resume is named, and rejected unless this is requested."""
+"""A plugin that was edited between stop and resume is reported and rejected, unless the change is allowed."""
 
 import logging
 import shutil
@@ -50,7 +50,7 @@ def test_a_changed_plugin_is_refused_and_named(rlzoo, run):
     file.write_text(file.read_text().replace("0.25", "0.125"))
     line = (
         f"rlzoo: --resume: plugin '{file}' has changed since the run was started (its copy is in '{path / 'plugins'}'); "
-        "restore it, or resume with the new code: --allow-changed-plugin\n"
+        "restore it, or pass --allow-changed-plugin to resume with the new code\n"
     )
     for more in ([], ["--dry-run"], ["--processes", "2"]):
         code, out, err = rlzoo(*resume(path, *more))

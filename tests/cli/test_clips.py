@@ -1,4 +1,4 @@
-"""`rlzoo clips list` and `show`: what they print for every policy, and for those of a plugin file."""
+"""`rlzoo clips list` and `show`: what they print for every policy, and for the policies of a plugin file."""
 
 import io
 import json

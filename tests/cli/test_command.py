@@ -1,4 +1,4 @@
-"""Mistakes on the command line are answered with what was meant, and the shell completes names and settings."""
+"""Mistakes on the command line get a suggestion, and the shell completes names and settings."""
 
 import pytest
 

@@ -111,6 +111,6 @@ def test_a_run_prints_plain_lines_when_piped(zygote, tmp_path):
     assert "tok/s" in steps[1]
     assert "compare it with other runs in MLflow: rlzoo ui" in answer.stdout
     assert "\x1b" not in answer.stdout
-    waiting = "sending the rest to MLflow"  # printed after five seconds, which a busy machine may need to make a store
+    waiting = "sending the rest to MLflow"  # printed after five seconds, which a busy machine may need to create a store
     assert [line for line in answer.stderr.splitlines() if not line.startswith(waiting)] == []
     assert (tmp_path / "out" / "config.yaml").is_file()

@@ -13,7 +13,7 @@ ROW = {"group": 0, "question": "1+1", "answer": "2", "response": "2", "length": 
 
 @pytest.fixture
 def printed(tmp_path):
-    """Print the responses of a step that was recorded like this."""
+    """Print the responses of a step that was recorded with the given rows."""
 
     def show(*rows, number=2, width=80):
         (tmp_path / "rollouts").mkdir(exist_ok=True)

@@ -38,7 +38,7 @@ def test_more_values_than_signs_are_means():
 def test_every_metric_of_a_real_run_has_a_line_that_fits(trained, width):
     drawn = lines(trained.metrics, width=width)
     measured = [shown for shown in SHOWN if any(shown.metric in row for row in trained.metrics)]
-    assert len(measured) == 5  # it has no held-out problems
+    assert len(measured) == 5  # the run has no held-out problems
     assert [line.split("  ")[0] for line in drawn] == [shown.label for shown in measured]
     assert max(map(len, drawn)) <= width
     assert len({len(line) for line in drawn}) == 1  # the numbers are aligned in columns

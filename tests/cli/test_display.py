@@ -1,4 +1,4 @@
-"""The output of every command: plain text, wrapped on a screen and not elsewhere, without control sequences from outside."""
+"""The output of every command is plain text, wrapped only on a screen, without control sequences from untrusted input."""
 
 import io
 import logging

@@ -21,7 +21,7 @@ def settings(*pairs):
 
 @pytest.fixture
 def model(tmp_path):
-    """A folder with the shape of a model of 8 billion parameters and 4,096 positions, and no weights."""
+    """A folder with the configuration of a model with 8 billion parameters and 4,096 positions, but no weights."""
     folder = tmp_path / "model"
     folder.mkdir()
     shape = {"model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336}

@@ -63,7 +63,7 @@ def test_a_run_is_rescored_and_judged(rlzoo, trained, tmp_path):
 
 
 def test_settings_of_the_own_rule_change_one_by_one(rlzoo, trained):
-    """The run was trained with .015 and .015; settings that are not named keep their recorded values."""
+    """The run was trained with both widths at .015; settings that are not given keep their recorded values."""
     for path in (trained.path, trained.path / "rollouts"):
         _, out, _ = rlzoo("replay", path, "--clip", "fspo", "--set", "clip.width_low=0.05", "--json", "--no-cosine")
         settings = json.loads(out)["rules"][0]["settings"]

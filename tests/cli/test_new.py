@@ -1,4 +1,4 @@
-"""`rlzoo clips new`, and the path of a plugin to training."""
+"""`rlzoo clips new`, and the steps from a new plugin to training."""
 
 import os
 import subprocess

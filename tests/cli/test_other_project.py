@@ -56,7 +56,7 @@ def test_an_init_of_the_other_project_is_refused_in_one_line(package, words):
     done = run(package, *words)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        f"rlzoo: {package}/__init__.py was replaced or removed by another project, the 'rlzoo' of the package index: {REPAIR}\n"
+        f"rlzoo: {package}/__init__.py was replaced or removed by another project, 'rlzoo' on the package index: {REPAIR}\n"
     )
 
 
@@ -70,7 +70,7 @@ def test_an_init_that_was_removed_with_the_other_project_is_refused_in_one_line(
 def test_files_of_the_other_project_beside_an_init_of_ours_are_named_and_the_command_runs(package):
     install_theirs(package)
     shutil.copy(ROOT / "rlzoo" / "__init__.py", package)
-    line = f"{package} also has files of another project, the 'rlzoo' of the package index: {REPAIR}"
+    line = f"{package} also contains files of another project, 'rlzoo' on the package index: {REPAIR}"
     done = run(package, "doctor", "--json")
     assert (done.returncode, done.stderr) == (0, f"rlzoo: {line}\n")
     assert json.loads(done.stdout)["files"] == line

@@ -1,4 +1,4 @@
-"""Secrets that a run is given are not found in anything that it leaves: its directory, the store, and its output."""
+"""Secrets given to a run do not appear in anything that it leaves behind: its directory, the store, and its output."""
 
 import os
 import shutil

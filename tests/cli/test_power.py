@@ -1,4 +1,4 @@
-"""`rlzoo sweep --power`: what a comparison can detect, before it is run."""
+"""`rlzoo sweep --power`: what a comparison can detect, before it runs."""
 
 import json
 

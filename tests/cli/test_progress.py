@@ -1,4 +1,4 @@
-"""The display of a running run: curves that stay in place on a terminal of any size, and lines or JSON elsewhere."""
+"""The progress display: curves that stay in place on a terminal of any size, and lines or JSON elsewhere."""
 
 import io
 import json
@@ -56,7 +56,7 @@ def test_the_view_stays_in_place_and_leaves_the_curves(trained, a_terminal, size
 
 def test_nothing_stays_of_a_run_that_did_not_begin(a_terminal):
     screen = a_terminal(80, 24)
-    with Screen(Plain(), TITLE, 40) as display:  # for example, a directory that is taken would end it here
+    with Screen(Plain(), TITLE, 40) as display:  # a run may fail here, for example because its directory is in use
         display.refresh()
         screen.wait_for("importing")
         display.say("loading embedded")

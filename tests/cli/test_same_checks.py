@@ -64,7 +64,7 @@ REFUSED = {
 
 @pytest.fixture
 def here(tmp_path, monkeypatch, rlzoo):
-    """The directory in which commands run, with files to name; optional libraries are not installed."""
+    """The working directory of the commands, with files for their arguments; optional libraries appear to be missing."""
     here = tmp_path / "here"
     (here / "empty").mkdir()
     (here / "taken").mkdir()

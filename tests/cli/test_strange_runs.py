@@ -1,4 +1,4 @@
-"""Commands that read or make runs, on directories with unexpected content and with output that nobody reads."""
+"""Commands that read or create runs, with unexpected content in directories and with output that nobody reads."""
 
 import os
 import shutil
@@ -32,7 +32,7 @@ def litter(run):
 
 
 def replaced(name):
-    """Replace a file by a folder, or a folder by a file."""
+    """Replace a file with a folder, or a folder with a file."""
 
     def replace(run):
         path = run / name

@@ -1,4 +1,4 @@
-"""`rlzoo train` as a whole: on a terminal, quiet, as JSON, on two processes, and its start-up time."""
+"""`rlzoo train` as a whole: on a terminal, quiet, as JSON, in two processes, and its start-up time."""
 
 import fcntl
 import json
@@ -45,7 +45,7 @@ def on_a_terminal(tmp_path, zygote):
 
 
 def test_a_run_on_a_terminal(on_a_terminal, tmp_path):
-    # all but the first of eight updates is clipped, which is reported after three steps
+    # all but the first of eight updates are clipped, which is reported after three steps
     narrow = ["--set", "clip.clip_low=1e-5", "--set", "clip.clip_high=1e-5", "--set", "learner.num_epochs=2"]
     arguments = ["train", "--clip", "rloo", "--steps", "5", "--output", "out", "--show-completions", "1", *narrow, *QUICK]
     code, screen = on_a_terminal(80, 24, *arguments)

@@ -25,7 +25,7 @@ PORT = "5987"
 
 
 def answer(path, host=f"127.0.0.1:{PORT}", method="GET", **headers):
-    """Return status and body of one request to the server, with that name as its host."""
+    """Send one request with the given host name to the server; returns the status and body of the response."""
     body = b"{}" if method == "POST" else None
     request = urllib.request.Request(f"http://127.0.0.1:{PORT}{path}", body, {"Host": host, **headers}, method=method)
     try:
@@ -73,7 +73,7 @@ def test_ui_serves_the_store_on_loopback_only(server):
 def test_mlflow_answers_to_no_name_but_this_machines(server):
     path = "/api/2.0/mlflow/experiments/get?experiment_id=0"
     assert answer(path)[0] == 200
-    status, body = answer(path, host="evil.example")  # somebody else can point this name at this machine
+    status, body = answer(path, host="evil.example")  # an attacker can make this name resolve to this machine
     assert (status, b"Invalid Host header" in body) == (403, True)
 
 
@@ -99,7 +99,7 @@ def in_group(process, group):
 
 
 class Started(Exception):  # noqa: N818
-    """Raised when the server would run."""
+    """Raised instead of starting the server."""
 
 
 @pytest.fixture(autouse=True)

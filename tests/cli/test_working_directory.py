@@ -21,7 +21,7 @@ def rlzoo(folder, *arguments):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder with poisoned modules, and a reward that is requested."""
+    """A folder with poisoned modules, and with the module of the configured reward."""
     poison(tmp_path)
     (tmp_path / "own_reward_of_here.py").write_text(REWARD)
     return tmp_path

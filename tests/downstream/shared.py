@@ -14,7 +14,7 @@ WIDTH = 30  # of the response tensors from `tests.off_policy.off_policy_batch`
 
 
 def learner_gradient(model, policy, batch):
-    """Return our learner's gradient of the loss of one optimizer step on the whole batch."""
+    """Return the gradient that our learner computes for one optimizer step on the whole batch."""
     learner = make_learner(model, policy)
     learner.accumulate(batch, torch.arange(len(batch)))
     return flat_gradient(learner.model)
@@ -48,6 +48,6 @@ def supported(zoo, given):
 
 
 def page_block(page, language="python"):
-    """Return the first block of a how-to in a language."""
+    """Return the first code block in the given language from a how-to page."""
     text = (Path(__file__).parents[2] / "docs" / "how-to" / page).read_text(encoding="utf-8")
     return re.search(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[1]

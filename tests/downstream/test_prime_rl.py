@@ -40,7 +40,7 @@ needs_checkout = pytest.mark.skipif(CHECKOUT is None, reason="RLZOO_PRIME_RL nam
 
 
 def real():
-    """prime-rl's own module of losses."""
+    """prime-rl's own loss module."""
     for folder in ("src", "packages/prime-rl-configs/src"):
         if (path := str(Path(CHECKOUT) / folder)) not in sys.path:
             sys.path.append(path)
@@ -133,7 +133,7 @@ def test_what_would_be_wrong_or_ignored_is_refused(rule, settings, message):
 
 
 def samples(model, batch):
-    """Return the rows of a batch in prime-rl's form: one log-prob per token of a whole sequence; the first is a constant."""
+    """Return the rows of a batch in prime-rl's format: one log-prob per token of a sequence; the first is a constant."""
     rows = []
     for row, sequence in enumerate(batch.sequences):
         prompt, size = int(batch.prompt_lengths[row]), len(sequence)

@@ -46,7 +46,7 @@ def share_of_digits(completions, **_):
 
 
 def arguments(folder, model=None, **settings):
-    """Return arguments of a trainer on the embedded model, with noisy weights so that responses differ in quality."""
+    """Return trainer arguments for the embedded model, with noise in its weights so that responses differ in quality."""
     embedded, tokenizer = load_pretrained("embedded")
     if model is None:
         model = embedded
@@ -184,7 +184,7 @@ def with_model(tmp_path, model, **settings):
 
 @pytest.fixture(scope="module")
 def trainers(tmp_path_factory, model):
-    """A step of two micro-batches and a step of one; each test adds its rule to them."""
+    """Trainers with two micro-batches and with one micro-batch per step; each test adds its rule to them."""
     folder = tmp_path_factory.mktemp("trl")
     one = {"gradient_accumulation_steps": 1, "steps_per_generation": 1, "num_iterations": 2}
     return {"token": with_model(folder, model), "batch": with_model(folder, model, **one)}
@@ -262,7 +262,7 @@ OFF = {
 
 
 def like_trl(tmp_path, model, loss_type, **changed):
-    """Return TRL's own trainer, and ours with the rule grpo; ``changed`` are attributes of both."""
+    """Return TRL's own trainer, and ours with the rule grpo; ``changed`` sets attributes of both."""
     theirs = with_model(tmp_path, model, loss_type=loss_type)
     mine = use_policy(with_model(tmp_path, model), "grpo", reduction=REDUCTIONS[loss_type])
     for trainer in (theirs, mine):
@@ -428,7 +428,7 @@ def test_the_counts_are_of_the_whole_step(tmp_path):
     assert trainer._counts(trainer._buffered_inputs[0]) == StepCounts(2, 7)
 
 
-# Ways in
+# Entry points
 
 
 def test_an_existing_trainer_and_a_subclass_take_a_rule(model, tmp_path):
@@ -439,7 +439,7 @@ def test_an_existing_trainer_and_a_subclass_take_a_rule(model, tmp_path):
             return 2 + super()._compute_loss(model, inputs)
 
     class Both(ClipPolicyTrainer, Louder):
-        """The rule in addition to that term."""
+        """Combines the rule with that term."""
 
     batch = off_policy_batch(model, ZOO["fspo"](width_low=0.02))
     loss, gradient, _ = of_the_learner(model, ZOO["fspo"](width_low=0.02), batch)

@@ -48,13 +48,13 @@ def mode_of(policy):
 
 
 def inputs_of(policy, **replaced):
-    """Return ragged off-policy inputs in verl's form: turns are gaps of the mask, and there are no sampler log-probs."""
+    """Return ragged off-policy inputs in verl's format: gaps in the mask separate turns, and there are no sampler log-probs."""
     inputs = dataclasses.replace(shared_inputs(policy), rollout_log_probs=None, **replaced)
     return dataclasses.replace(inputs, turn_ids=turns(inputs.response_mask))
 
 
 def through_verl(name, inputs, mode, weights=None, **info):
-    """Return loss, gradient and metrics of a registered loss, called as verl calls it: float32, advantages per token."""
+    """Return loss, gradient and metrics of a registered loss, called as in verl: in float32, with per-token advantages."""
     log_probs = inputs.log_probs.detach().clone().requires_grad_()
     loss, metrics = get_policy_loss_fn(name)(
         old_log_prob=inputs.old_log_probs, log_prob=log_probs, advantages=inputs.advantages.expand(log_probs.shape).clone(),
@@ -186,7 +186,7 @@ def test_verl_finds_the_losses_without_an_import_of_ours(settings, tmp_path):
 
 
 def micro_batch(batch, rows, counts):
-    """Return rows of a batch in the form of verl's trainer: without padding, with the counts of the whole step."""
+    """Return rows of a batch in the format of verl's trainer: without padding, with the counts of the whole step."""
 
     def nested(values):
         return torch.nested.as_nested_tensor(values, layout=torch.jagged)
@@ -209,7 +209,7 @@ def worker_config(name, policy):
 
 
 def worker_backward(model, name, policy, batch, num_micro_batches):
-    """Run the backward passes of one optimizer step through `ppo_loss`; returns its metrics, joined like verl's worker."""
+    """Run the backward passes of one optimizer step through `ppo_loss`; returns its metrics, joined as in verl's worker."""
     counts, config, metrics = StepCounts.of(batch.response_mask), worker_config(name, policy), {}
     for rows in map(torch.Tensor.tolist, torch.arange(len(batch)).chunk(num_micro_batches)):
         # each token's log-prob is at the position before it
@@ -305,7 +305,7 @@ UIDS = np.array(["b", "a", "b", "a", "a", "b"], dtype=object)
 
 
 def outcome_rewards(rewards, lengths, width=8):
-    """Return rewards in verl's form: the reward of a response is on its last token."""
+    """Return rewards in verl's format: the reward of a response is on its last token."""
     values = torch.zeros(len(rewards), width)
     values[torch.arange(len(rewards)), torch.tensor(lengths) - 1] = rewards
     return values, torch.arange(width) < torch.tensor(lengths)[:, None]

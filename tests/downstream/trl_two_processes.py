@@ -1,4 +1,4 @@
-"""The code of one of two processes in `test_trl`: ``torchrun -m tests.downstream.trl_two_processes FOLDER RULE...``."""
+"""The code that each of two processes in `test_trl` runs: ``torchrun -m tests.downstream.trl_two_processes FOLDER RULE...``."""
 
 import dataclasses
 import sys

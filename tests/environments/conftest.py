@@ -16,7 +16,7 @@ collect_ignore = [file for file, names in needs.items() if not all(map(importlib
 
 
 WORDS = [f"[{number}] <answer>{number}</answer>" for number in range(1, 13)]
-"""All output of the model in these tests: a number, as TextArena and the tasks of reasoning-gym expect it."""
+"""All outputs of the model in these tests: numbers in the formats that TextArena and the reasoning-gym tasks expect."""
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,7 @@ class Words:
 
 
 class Counting:
-    """Counts its own calls; misbehaves in the second turn of episodes whose problem says so."""
+    """Counts its own calls; if the problem says so, misbehaves in the second turn of the episode."""
 
     def reset(self, problem, seed):
         self.what, self.calls = problem.question, 0
@@ -59,7 +59,7 @@ class Counting:
 
 
 class Odd(Counting):
-    """Returns what no environment may return, as the problem says."""
+    """Returns an invalid result, which the problem selects."""
 
     ANSWERS: ClassVar = {
         "nothing": None,
@@ -98,7 +98,7 @@ class Careless(Counting):
 
 
 class Chain:
-    """Asks a series of sums, each after the answer to the one before."""
+    """Asks a series of sums, each after the answer to the previous one."""
 
     def __init__(self, turns=3):
         self.turns = turns
@@ -152,7 +152,7 @@ class Unspeakable(Chain):
 
 
 class Whimsical(Chain):
-    """Begins every episode at random, whatever the seed."""
+    """Begins every episode at random, regardless of the seed."""
 
     def reset(self, problem, seed):
         return super().reset(problem, os.urandom(4))

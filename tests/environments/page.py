@@ -46,7 +46,7 @@ def train(title, folder, model, changed=()):
 
 
 def check_training(path, rows):
-    """Check that both steps used episodes of several turns without failures, and only the model's tokens are in the mask."""
+    """Check that both steps used multi-turn episodes without failures, and that only the model's tokens are in the mask."""
     for row in rows:
         assert row["env/failed"] == 0
         assert row["env/turns_mean"] > 1
@@ -71,7 +71,7 @@ def written(turns):
 
 
 def recorded(ids, turn_ids, tokenizer):
-    """Return the text of an episode's tokens after its prompt: of each turn, and between turns."""
+    """Return the texts of an episode's tokens after its prompt, one for each turn and for each gap between turns."""
     while turn_ids[-1] < 0:  # padding
         turn_ids = turn_ids[:-1]
     places = [list(run) for _, run in itertools.groupby(range(len(turn_ids)), turn_ids.__getitem__)]

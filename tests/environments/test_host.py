@@ -1,4 +1,4 @@
-"""Environments in parallel: a mistake of one fails its own episode and no other."""
+"""Environments in parallel: an error in one environment fails only its own episode."""
 
 from functools import partial
 
@@ -122,8 +122,8 @@ def test_an_answer_is_checked_and_a_text_is_a_message_of_the_user():
     [
         ("tests.environments.games:Nothing", "has no 'Nothing'"),
         ("tests.environments.games", "expected module:Class"),
-        ("random:Random", "has no method 'reset'; an environment has reset(problem, seed) and step(message)"),
-        ("tests.environments.games:os", "expected a class or a function, but this is of type module"),
+        ("random:Random", "has no method 'reset'; an environment needs reset(problem, seed) and step(message)"),
+        ("tests.environments.games:os", "expected a class or a function, got an object of type module"),
     ],
 )
 def test_what_is_no_environment_is_refused_in_one_line(environment, problem):

@@ -1,4 +1,4 @@
-"""The page's command for several tries at a problem of reasoning-gym."""
+"""The how-to page's command for several tries at a reasoning-gym problem."""
 
 import pytest
 

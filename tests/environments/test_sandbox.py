@@ -194,7 +194,7 @@ def test_the_process_that_runs_a_program_survives_every_one_of_them():
 
 @pytest.fixture
 def anew():
-    """Load the interpreter again, before and after."""
+    """Reload the interpreter before and after the test."""
     sandbox._loaded.cache_clear()
     yield
     sandbox._loaded.cache_clear()

@@ -108,7 +108,7 @@ def test_a_turn_without_a_call_is_the_answer():
         ("<tool_call>[1]</tool_call>", "has no name"),
         ('<tool_call>{"arguments": {}}</tool_call>', "has no name"),
         ('<tool_call>{"name": "add", "arguments": "1"}</tool_call>', "not an object"),
-        (call("subtract", first=1), "there is no tool 'subtract' (there is: add)"),
+        (call("subtract", first=1), "there is no tool 'subtract' (available: add)"),
         (call("add"), "first: Missing required argument"),
         (call("add", first="one"), "first: Input should be a valid integer"),
         (call("add", first=1, third=1), "third: Unexpected keyword argument"),
@@ -137,7 +137,7 @@ def test_what_a_tool_returns_becomes_text():
 def test_calls_beyond_the_limit_of_a_turn_are_not_made():
     answers, _, _, info = begun(add).step(call("add", first=1) * (MOST_CALLS + 2))
     assert [each["content"] for each in answers[:MOST_CALLS]] == ["2"] * MOST_CALLS
-    assert all(f"a turn may have {MOST_CALLS} calls" in each["content"] for each in answers[MOST_CALLS:])
+    assert all(f"a turn may have at most {MOST_CALLS} calls" in each["content"] for each in answers[MOST_CALLS:])
     assert info["tool_errors"] == 2
 
 
@@ -256,7 +256,7 @@ def test_a_tool_that_hangs_crashes_or_floods_costs_its_episode_and_no_other(made
         (["undocumented"], {}, "a tool needs a docstring"),
         (["unannotated"], {}, "an annotation for every argument"),
         (["searc"], {}, "did you mean 'search'?"),
-        (["number"], {}, "expected a function, but this is of type int"),
+        (["number"], {}, "expected a function, got an object of type int"),
         (["calculator", CALCULATOR], {}, "two tools are named 'calculator'"),
         (["calculator.py"], {}, "task.tools="),
         ([CALCULATOR], {"reward": f"{__name__}:length"}, "set task.problems.reward instead"),
@@ -291,7 +291,7 @@ SMALL = [
 def test_a_run_with_tools_is_graded_as_one_without(rlzoo, tmp_path, caplog):  # noqa: F811
     code, _, err = rlzoo(*SMALL, "--set", f"task.tools=[{CALCULATOR}]")
     assert (code, "Traceback" in err) == (0, False)
-    assert "model.chat_template=false: the tools are not explained to the model" in caplog.text
+    assert "model.chat_template=false: the tools are not described to the model" in caplog.text
     rows = [json.loads(line) for line in (tmp_path / "here" / "run" / "metrics.jsonl").read_text().splitlines()]
     rollouts = [json.loads(line) for line in (tmp_path / "here" / "run" / "rollouts" / "000001.jsonl").read_text().splitlines()]
     task = build_task({"name": "arithmetic"})

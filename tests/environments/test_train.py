@@ -49,7 +49,7 @@ def test_environments_that_raise_hang_and_flood_cost_their_episodes_and_the_run_
 def test_what_the_tokenizer_cannot_write_costs_its_episode_and_no_other(tmp_path, caplog):
     result = rlzoo.train(config(tmp_path / "run", "Unspeakable", "task.workers=0", "reward.max_failed=0.9"))
     rows = lines(tmp_path / "run" / "rollouts" / "000001.jsonl")
-    kinds = {index: ["", "", "reset returned 'what is", "answered 'wrong\\n", "no text"][index % 5] for index in range(4, 12)}
+    kinds = {index: ["", "", "reset returned 'what is", "step returned", "no text"][index % 5] for index in range(4, 12)}
     for row in rows:
         kind = kinds.get(int(row["question"].rpartition(":")[2]), "")
         assert kind in row.get("failure", "")

@@ -1,4 +1,4 @@
-"""Environments of verifiers, driven turn by turn."""
+"""Environments from verifiers, driven turn by turn."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Products by oneDNN compared with float64, and memory that is kept."""
+"""oneDNN products compared with float64, and freed memory that is reused."""
 
 import ctypes
 import subprocess

@@ -1,4 +1,4 @@
-"""The joined step of Llama-like models: where it is used, in every number type, and never with an adapter."""
+"""The fused step of Llama-like models: where it is used, with every data type, and never with an adapter."""
 
 import pytest
 import torch

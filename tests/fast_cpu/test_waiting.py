@@ -1,4 +1,4 @@
-"""Threads of one operation sleep while they wait if other processes are busy, and spin otherwise, unless the user decides."""
+"""Waiting threads of one operation sleep if other processes are busy, and spin otherwise, unless the user configures it."""
 
 import os
 import subprocess

@@ -230,7 +230,7 @@ def on_a_disk(options: str):
 
 
 def named(name: str):
-    """Give a run directory this name, from the beginning."""
+    """Give a run directory this name from the start."""
 
     def do(case: Case) -> None:
         case.run = case.box / name
@@ -403,7 +403,7 @@ def read_all(descriptor: int) -> None:
 
 
 def after_seconds(seconds: float, number: int):
-    """Send a signal a fixed time after the start, whatever the run is doing."""
+    """Send a signal a fixed time after the start, regardless of what the run is doing."""
 
     def do(case: Case) -> None:
         command = case.start(*case.training())
@@ -505,7 +505,7 @@ def two_at_once(case: Case) -> None:
 
 
 def lock_removed(case: Case) -> None:
-    """A cleaner removes the lock file of a running run; a second process must not start."""
+    """Remove the lock file of an active run, as a cleaner would; a second process must not start."""
     case.is_watched = False
     command = case.start(*case.resuming())
     case.reach(command, case.rows() + 1)
@@ -532,7 +532,7 @@ def ranks(case: Case) -> dict[int, psutil.Process]:
 
 
 def of_two(who: int | None, *numbers: int, pause: float = 0.0, row: int = 2):
-    """Send signals to a rank, or to the launcher, of a run on two processes."""
+    """Send signals to a rank, or to the launcher, of a run in two processes."""
 
     def do(case: Case) -> None:
         command = case.start(*case.training(steps=40))
@@ -629,7 +629,7 @@ def follower_killed(case: Case, database: Path) -> None:
 
 
 class Endless:
-    """A server that responds without end, drips, or does not respond."""
+    """A server that responds without end, drips bytes, or does not respond."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -692,7 +692,7 @@ def server(kind: str):
 
 
 def reward_that(text: str, *settings: str, code: int = 0, says: str = ""):
-    """Run four steps with a misbehaving reward of the user; its output must not break ``--json``."""
+    """Run four steps with a user's misbehaving reward; its output must not break ``--json``."""
 
     def do(case: Case) -> None:
         case.plant("my_reward.py", f"import os, sys, time\n{text}\n")
@@ -716,7 +716,7 @@ def reward_that(text: str, *settings: str, code: int = 0, says: str = ""):
 
 
 def one_in(number: int, what: str) -> str:
-    """A reward that does something for part of the responses."""
+    """A reward that runs a statement for some of the responses."""
     return f"def reward(problem, response):\n    if len(response) % {number} == 0:\n        {what}\n    return len(response) / 10\n"
 
 

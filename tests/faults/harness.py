@@ -248,7 +248,7 @@ class Case:
         return path
 
     def take_away(self, path: Path) -> None:
-        """Remove something as a user would who wants it out of the way; it is not expected to remain."""
+        """Remove something, as a user would to get it out of the way; it is not expected to remain."""
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         for planted in [each for each in self.planted if each.is_relative_to(path)]:
             del self.planted[planted]
@@ -462,7 +462,7 @@ def is_whole(folder: Path) -> bool:
 
 
 def recorded(run: Path, until: int) -> set[str]:
-    """Return what is kept of the steps up to one: rows of metrics and rollouts, anywhere in the run directory."""
+    """Return what is kept of the steps up to ``until``: rows of metrics and rollouts, anywhere in the run directory."""
     found = set()
     for path in walked(run):
         is_metrics = path.name.startswith("metrics") and ".jsonl" in path.name
@@ -496,7 +496,7 @@ def problems_of(case: Case, command: Command, *, kills_a_rank: bool = False) -> 
 
 
 def left_over(case: Case) -> list[str]:
-    """Return processes that still exist after a while."""
+    """Return the processes that still exist after a grace period."""
     until = time.monotonic() + PATIENCE
     while (alive := case.children()) and time.monotonic() < until:
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""A run that is killed with ``kill -9`` repeatedly ends like an uninterrupted run: bit for bit, also in the store.
+"""A run that is killed with ``kill -9`` repeatedly ends like an uninterrupted run: bit for bit, including in the store.
 
 ``RLZOO_KILLS`` sets the number of kills; `nox -s faults` uses more than the ordinary suite.
 """
@@ -77,7 +77,7 @@ def wait_for_the_moment(process, folder, kind, rng):
 
 
 def started_anew(folder, began):
-    """Whether the run has written a row since then."""
+    """Whether the run has written a row since ``began``."""
     file = folder / "metrics.jsonl"
     return file.exists() and file.stat().st_mtime > began
 
@@ -88,7 +88,7 @@ def lines_of(folder):
 
 
 def run_killed(folder, store, case, *, kills, seed, processes=1, zygote=None):
-    """Kill it repeatedly, then let it end; returns at which moments it was killed."""
+    """Kill the run repeatedly, then let it end; returns the moments at which it was killed."""
     rng, moments = random.Random(seed), Counter()
     kinds = ["any time", "within a checkpoint", "in a step"]
     for number in range(10 * kills):
@@ -148,7 +148,7 @@ def assert_store_is_complete(store, killed):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, zygote):
-    """Uninterrupted runs, made on first use."""
+    """Uninterrupted runs, created on first use."""
     made = {}
 
     def make(case, processes=1):

@@ -1,6 +1,6 @@
 """The law of bad input, and the number of cases that were checked against it.
 
-Input is accepted, or rejected by a `UserError` of one line that names what was given, in less than 5 s and less than 1 GB.
+Input is accepted, or rejected with a one-line `UserError` that names the input, in less than 5 s and with less than 1 GB.
 """
 
 import gc
@@ -39,7 +39,7 @@ SEED = int(os.environ.get("RLZOO_FUZZ_SEED", "0"))
 
 @dataclass
 class Surface:
-    """The cases that were tried on one part of rlzoo that reads files or text from others."""
+    """The cases that were tried on one part of rlzoo that reads untrusted files or text."""
 
     name: str
     cases: int = 0
@@ -156,7 +156,7 @@ def report() -> str:
 
 @contextmanager
 def _others_left_alone() -> Iterator[None]:
-    """Collect only garbage among new objects: a hundred thousand cases leave more objects than a second is enough to visit."""
+    """Only collect new objects: visiting all objects that a hundred thousand cases leave would take more than a second."""
     gc.freeze()
     try:
         yield
@@ -166,7 +166,7 @@ def _others_left_alone() -> Iterator[None]:
 
 @contextmanager
 def _time_limit() -> Iterator[None]:
-    """Interrupt computations that take too long by CPU time; pytest-timeout uses the other clock."""
+    """Interrupt computations that use too much CPU time; pytest-timeout measures wall time."""
 
     def stop(signum: int, frame: object) -> None:
         raise AssertionError(f"computes for more than {MAX_SECONDS} s")

@@ -1,4 +1,4 @@
-"""Strategies for bad input: random, and real input with something wrong in it."""
+"""Strategies for bad input: random input, and corrupted real input."""
 
 import copy
 import json
@@ -78,7 +78,7 @@ _REMOVED = object()
 
 @st.composite
 def spoiled_bytes(draw, good):
-    """Return one of some real inputs, with one to four pieces cut, doubled, changed or inserted; rarely a megabyte."""
+    """Return a real input in which one to four pieces were cut, doubled, changed or inserted; rarely a megabyte."""
     data = draw(st.sampled_from(good))
     for _ in range(draw(st.integers(1, 4))):
         begin = draw(st.integers(0, len(data)))
@@ -101,7 +101,7 @@ def spoiled_bytes(draw, good):
 
 @st.composite
 def spoiled_trees(draw, good):
-    """Return one of some nested settings, with one to three values replaced, removed, wrapped or renamed."""
+    """Return nested settings in which one to three values were replaced, removed, wrapped or renamed."""
     tree = copy.deepcopy(draw(st.sampled_from(good)))
     for _ in range(draw(st.integers(1, 3))):
         places = list(_places(tree))
@@ -136,7 +136,7 @@ def as_json(tree):
 
 
 def spoiled_json(good):
-    """Return a JSON file with something wrong in its bytes or its content."""
+    """Return a JSON file with an error in its bytes or its content."""
     return spoiled_bytes([good]) | spoiled_trees([json.loads(good)]).map(lambda tree: json.dumps(tree).encode())
 
 

@@ -1,4 +1,4 @@
-"""Data files: every line gives a problem, or an error of one line names the file and the line."""
+"""Data files: every line gives a problem, or a one-line error names the file and the line."""
 
 import json
 import os
@@ -30,7 +30,7 @@ ROWS = [
 
 
 def real_rows():
-    """Return some lines of each file in ``RLZOO_DATA``; none without it."""
+    """Return some lines of each file in ``RLZOO_DATA``, or none if it is not set."""
     for file in sorted(Path(os.environ["RLZOO_DATA"]).glob("*.jsonl")) if "RLZOO_DATA" in os.environ else ():
         with file.open(encoding="utf-8") as stream:
             yield from map(json.loads, islice(stream, 5))

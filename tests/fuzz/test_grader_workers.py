@@ -1,6 +1,7 @@
 """Model outputs graded in a worker process: any text gets a reward, and the next answer is graded as usual.
 
-A worker's own time limit (`task.timeout`, by default 5 s per answer) is 1 s here; a case of 5 s means that it does not work.
+A worker's own time limit (`task.timeout`, by default 5 s per answer) is 1 s here; a case that takes 5 s shows that the limit
+does not work.
 """
 
 import pytest

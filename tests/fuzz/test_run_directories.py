@@ -120,7 +120,7 @@ def test_two_runs_of_which_one_is_spoiled(scores, tmp_path_factory, data):
 
 @held_to_the_law("run directories", 0.05, name=st.sampled_from(ODD_TEXTS) | st.text(max_size=20))
 def test_names_of_run_directories(scores, name):
-    assume(name.strip("./\0") or not name)  # for / every folder would be searched
+    assume(name.strip("./\0") or not name)  # with /, every folder would be searched
     SURFACE.check(lambda: find_runs([Path(name)]), "is not a folder", "no finished run")
 
 

@@ -1,6 +1,6 @@
-"""Dumps of other trainers, in the form that their source code defines, as rollout files.
+"""Dumps of other trainers, in the formats that their source code defines, are converted to rollout files.
 
-tests/downstream has files that were written by the trainers' own code, where they can be installed.
+tests/downstream uses files that were written by the trainers' own code, if they can be installed.
 """
 
 import json

@@ -49,7 +49,7 @@ def whole(tmp_path_factory):
 
 @pytest.fixture
 def run(whole, tmp_path):
-    """A copy of it."""
+    """A copy of that run."""
     return shutil.copytree(whole.path, tmp_path / "run")
 
 
@@ -520,7 +520,7 @@ def test_what_is_behind_the_checkpoint_is_kept_in_another_place(run, whole, capl
         ({"run": "another"}, "is a checkpoint of another run; move it away"),
         ({"next_problem": 31}, "has sampled 31 problems"),
         ({"next_problem": 10**15}, "has sampled 1000000000000000 problems"),
-        ({"num_optimizer_steps": 15}, "it has taken 16 steps, expected 15"),
+        ({"num_optimizer_steps": 15}, "the optimizer has taken 16 steps, expected 15"),
         ({"num_optimizer_steps": 17}, "has taken 17 optimizer steps in 16 updates"),
         ({"seconds": -1.0}, "seconds"),
         ({"alarms": {"bad_steps": {}, "raised": ["mine"]}}, "was not written by a run"),
@@ -548,7 +548,7 @@ def test_a_run_that_lost_its_identity_is_refused(run):
 
 
 def test_a_checkpoint_after_the_last_step_is_refused(run):
-    refuses(run, "is of step 4, and the run has 3 (steps)", steps=3)
+    refuses(run, "is from step 4, but the run ends at step 3 (steps)", steps=3)
 
 
 @pytest.mark.parametrize("kind", ["shape", "dtype", "missing", "more", "nan", "parameter"])
@@ -765,7 +765,7 @@ def test_where_folders_cannot_be_locked_the_file_is(tmp_path, monkeypatch):
 
 
 class Full:
-    """Limits the size of files, and removes the limit: a full disk without root rights."""
+    """Simulates a full disk without root rights, by limiting the size of files until `free` is called."""
 
     def __init__(self):
         self.before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -134,7 +134,7 @@ class Shared(ClipPolicy):
 
 
 class GroupBand(ClipPolicy):
-    """A band on the mean log-ratio of a response minus that of its group."""
+    """A band on the difference between the mean log-ratios of a response and its group."""
 
     name, paper, scope = "group-band", "none", "batch"
     needs = frozenset({"group_ids"})
@@ -355,7 +355,7 @@ class Prefix(ClipPolicy):
 
 
 class Pooled(ClipPolicy):
-    """The log-ratio of a response, pooled as a word says, with a ceiling that may be null."""
+    """The log-ratio of a response, pooled as a setting selects, with a ceiling that may be null."""
 
     name, paper, scope = "pooled", "none", "sequence"
 

@@ -612,7 +612,7 @@ class NoDescription(Token):
 
 @register
 class NarrowsWhenScaled(Token):
-    """Multiplies a field that is one divided by a width."""
+    """Multiplies a field that is the reciprocal of a width."""
 
     name = "narrows-when-scaled"
     sharpness: Annotated[float, Width()] = Field(5.0, gt=0, le=1e6, description="one over the half-width of the band")
@@ -631,7 +631,7 @@ class UnknownLaw(Token):
 
 @register
 class DriftsToInvalid(Adaptive):
-    """Updates its width without validation; it falls below zero after some tens of updates."""
+    """Updates its width without validation; it falls below zero after a few dozen updates."""
 
     name = "drifts-to-invalid"
 
@@ -643,7 +643,7 @@ class DriftsToInvalid(Adaptive):
 
 @register
 class GrowsWithoutEnd(Adaptive):
-    """Its width exceeds the bound of its field after some tens of updates."""
+    """Its width exceeds the bound of its field after a few dozen updates."""
 
     name = "grows-without-end"
 

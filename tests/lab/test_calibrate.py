@@ -1,4 +1,4 @@
-"""Calibration ends with a width that was measured to clip the target share, and reports what it could not find."""
+"""Calibration ends with a width that was measured to clip the target share, and reports if it cannot find one."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The cosine equals that of gradients by plain autograd through the whole objective, one row at a time."""
+"""The cosine equals one computed from gradients by plain autograd through the whole objective, row by row."""
 
 import math
 import shutil

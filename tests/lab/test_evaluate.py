@@ -1,4 +1,4 @@
-"""Evaluation gives the same bytes however often it is interrupted, consistent results, and logs nothing twice."""
+"""Evaluation writes the same bytes however often it is interrupted, gives consistent results, and logs nothing twice."""
 
 import json
 

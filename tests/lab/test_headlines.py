@@ -23,7 +23,7 @@ def runs():
 
 
 def paired(values):
-    """Return the mean and the 95 % interval of Student's t, from scipy."""
+    """Return the mean and the 95% interval of Student's t, from scipy."""
     low, high = stats.t.interval(0.95, len(values) - 1, loc=np.mean(values), scale=stats.sem(values))
     return float(np.mean(values)), float(low), float(high)
 

@@ -1,4 +1,4 @@
-"""Rollout files of truncated sampling carry the kept sets, so that recorded tokens can be scored again."""
+"""Rollout files from truncated sampling contain the sets of kept tokens, so that recorded tokens can be scored again."""
 
 import dataclasses
 import re

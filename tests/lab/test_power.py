@@ -1,4 +1,4 @@
-"""The plan of a comparison says what it can detect, based on known noise of seeds and evaluation."""
+"""The plan of a comparison says what it can detect, based on the known noise of seeds and evaluation."""
 
 import pytest
 

@@ -133,7 +133,7 @@ def test_every_rule_with_a_width_is_matched(recorded, name):
     policy = match_clip_fraction(policy, 0.1, fraction)
     found = replay(recorded, policy).profile.clip_fraction
     assert found == pytest.approx(fraction(policy), abs=1e-6)
-    adaptive = name == "fspo-adaptive"  # it aims at the share by itself, and 16 updates are few to reach it
+    adaptive = name == "fspo-adaptive"  # the rule targets the share itself, and 16 updates are few to reach it
     assert found == pytest.approx(0.1, abs=0.1 if adaptive else 0.01)
 
 

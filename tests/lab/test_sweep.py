@@ -47,7 +47,7 @@ def test_every_policy_starts_from_the_same_model_and_the_same_responses(swept):
     folder, _, _ = swept
     first, second = (folder / name for name in ("fspo-0", "grpo-0"))
     texts = [(path / "rollouts" / "000001.jsonl").read_text() for path in (first, second)]
-    sampled = [[json.loads(line) | {"clipped": None} for line in text.splitlines()] for text in texts]  # the rules clip others
+    sampled = [[json.loads(line) | {"clipped": None} for line in text.splitlines()] for text in texts]  # rules clip differently
     assert sampled[0] == sampled[1]
     start = [json.loads((path / "metrics.jsonl").read_text().splitlines()[0]) for path in (first, second)]
     assert start[0]["eval/accuracy"] == start[1]["eval/accuracy"]

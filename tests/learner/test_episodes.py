@@ -1,4 +1,4 @@
-"""Learning from episodes that were really played: the gradient is the oracle's, and environment tokens have none."""
+"""Learning from actually played episodes: the gradient equals the oracle's, and environment tokens have no gradient."""
 
 import dataclasses
 
@@ -47,7 +47,7 @@ def played(model, game, problems):
 
 
 def off_policy(model, policy, groups):
-    """Return the batch scored for a rule, with old log-probs far enough from the model's that part of it is clipped."""
+    """Return the batch scored for a rule, with old log-probs far enough from the model's that part of the batch is clipped."""
     scored = make_learner(model, policy).score(collate(groups))
     current = make_learner(model, policy).log_probs(scored)
     noise = torch.randn(current.shape, generator=torch.Generator().manual_seed(0))

@@ -93,7 +93,7 @@ def test_rows_without_an_advantage_get_no_backward_pass(model, name):
 
 
 class Penalised(ClipPolicy):
-    """Pushes every response down a little, whatever its advantage."""
+    """Pushes every response down a little, regardless of its advantage."""
 
     name, paper, scope = "penalised", "none", "token"
     learns_without_advantages: ClassVar = True
@@ -199,7 +199,7 @@ def test_rows_without_an_advantage_have_an_entropy_bonus(model):
 def test_the_entropy_of_a_step_is_that_of_the_model(model, name):
     policy = load_zoo()[name]()
     batch = off_policy_batch(model, policy)
-    batch.advantages[4] = 0.0  # only forwards
+    batch.advantages[4] = 0.0  # forward pass only
     table = make_learner(model, policy).accumulate(batch, torch.arange(18)).table
     expected = []
     with torch.no_grad():

@@ -133,7 +133,7 @@ def test_each_fault_is_named_and_the_weights_stay(kind, scope):
 
 
 class Sound2(ClipPolicy):
-    """Clips nothing; only used to make data."""
+    """Clips nothing; only used to create data."""
 
     name, paper, scope = "data", "none", "token"
     exempt: ClassVar = {"clipped_means_no_gradient": "never clips"}
@@ -194,9 +194,8 @@ def test_a_run_that_is_stopped_keeps_its_checkpoint_journal_and_rollouts(tmp_pat
         main()
     assert stopped.value.code == 1
     error = capfd.readouterr().err
-    assert re.search(
-        r"^rlzoo: step 1, everything so far in out: clip policy 'late' returned an objective that is not finite", error, re.M
-    )
+    told = r"^rlzoo: step 1 \(everything so far is in out\): clip policy 'late' returned an objective that is not finite"
+    assert re.search(told, error, re.M)
     assert "Traceback" not in error
     out = tmp_path / "out"
     assert [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()] == [0]

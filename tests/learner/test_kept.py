@@ -86,7 +86,7 @@ def test_without_the_kept_sets_the_ratio_to_the_sampler_is_off(model, groups):
     with_sets = (learner.log_probs(batch) - batch.rollout_log_probs)[mask]
     without = (learner.log_probs(dataclasses.replace(batch, kept=None)) - batch.rollout_log_probs)[mask]
     assert float(with_sets.exp().sub(1).abs().max()) < 1e-5
-    # dropped probability lowers every ratio, by up to 10 % and more on the tokens where top-k acts
+    # the dropped probability lowers every ratio, by 10% or more on some tokens that top-k affects
     assert float(without.max()) < 1e-6
     assert float(without.exp().mean()) < 0.97
 

@@ -1,4 +1,4 @@
-"""The gradient of a step equals a plain computation, and does not depend on how the step is cut into micro-batches."""
+"""The gradient of a step equals a plain computation's, and does not depend on the split into micro-batches."""
 
 import copy
 import dataclasses

@@ -96,4 +96,4 @@ def test_weights_that_lose_small_updates_are_warned_of_when_a_run_starts(model, 
     assert not caplog.text
     with caplog.at_level(logging.WARNING, logger="rlzoo"):
         make_learner(model, GRPO(), master_weights=False)
-    assert "bfloat16 weights have no float32 copies: steps below 0.4% of a weight are lost to rounding" in caplog.text
+    assert "bfloat16 weights have no float32 copies: updates below 0.4% of a weight are lost to rounding" in caplog.text

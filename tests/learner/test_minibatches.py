@@ -1,4 +1,4 @@
-"""A rollout batch is cut into exactly the configured number of minibatches, and each advances the learning rate."""
+"""A rollout batch is cut into exactly the configured number of minibatches, and each advances the learning-rate schedule."""
 
 import dataclasses
 

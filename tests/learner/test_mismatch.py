@@ -68,7 +68,7 @@ def kept_by_length(settings, lengths=(50, 500, 5000), rows=2000, sigma=0.01):
 
 def test_the_length_fair_mask_drops_every_length_alike_where_masking_the_sum_drops_the_long():
     fair = kept_by_length(correction("length_fair", width=0.0196))
-    # +-1.96 sigma sqrt(L) contains 95 %; the standard error of a share of 2,000 is .005
+    # +-1.96 sigma sqrt(L) contains 95%; the standard error of a share of 2,000 is .005
     assert fair == pytest.approx([0.95, 0.95, 0.95], abs=0.02)
     field = kept_by_length(correction("icepop", pool="sum", low=0.5, high=2.0))
     # ln 2 = .693 is 9.8, 3.1 and .98 standard deviations of the sum: 1, .998 and .67 are kept

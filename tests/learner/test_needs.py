@@ -27,7 +27,7 @@ class Everything(GRPO):
 
 
 class PerRow(Everything):
-    """The same per row, without the group."""
+    """The same, with inputs per row and without the group."""
 
     name, scope = "per-row", "token"
     needs = frozenset(NEEDS) - {"group_ids"}

@@ -1,4 +1,4 @@
-"""A rule is evaluated once on every trained row, whatever its scope."""
+"""A rule is evaluated once on every trained row, regardless of its scope."""
 
 import traceback
 from collections import Counter

@@ -39,7 +39,7 @@ def graded(rows, seed=3):
 
 
 def off_policy(model, policy, settings):
-    """Return graded rollouts shaped by the settings, with old log-probs that clip 10 to 40 %."""
+    """Return graded rollouts shaped by the settings, with old log-probs for which 10 to 40% is clipped."""
     rows = off_policy_batch(model, policy, holes=False)
     return dataclasses.replace(
         scored(graded(rows), policy.advantage, settings, LIMIT), old_log_probs=rows.old_log_probs, unscored=rows.unscored

@@ -1,4 +1,4 @@
-"""A rule receives every response in inputs of one width, whatever the micro-batch."""
+"""A rule receives every response in inputs of one width, regardless of the micro-batch."""
 
 import dataclasses
 from typing import ClassVar
@@ -16,7 +16,7 @@ from tests.training.short import quick
 
 
 class Wide(ClipPolicy):
-    """Clips as GRPO does, in a band that shrinks with the width of its inputs, which no rule should do but any may."""
+    """Clips as GRPO does, in a band that shrinks with the width of its inputs, which a rule should not do, but may."""
 
     name, paper, scope = "wide", "none", "token"
     seen: ClassVar[set[int]] = set()
@@ -42,7 +42,7 @@ def model():
 
 def one_step(model, policy, **settings):
     batch = off_policy_batch(model, policy)
-    rows = torch.arange(len(batch))[batch.lengths < 20]  # none of them as long as the longest of the batch
+    rows = torch.arange(len(batch))[batch.lengths < 20]  # none of them is as long as the longest row of the batch
     learner = make_learner(model, policy, **settings)
     measures = learner.accumulate(batch, rows)
     gradient = torch.cat([parameter.grad.flatten() for parameter in learner.model.parameters()])

@@ -140,7 +140,7 @@ def test_the_corrected_lre_is_0_half_of_the_time_where_every_length_is_clipped_a
 def test_the_noise_floor_is_the_lre_of_whole_prompts_that_are_clipped_alike(num_prompts, epochs):
     rng = np.random.default_rng(3)
     found = [Clusters.of(*drawn(rng, [0.1] * 6, num_prompts, epochs)).reweighting().total.max for _ in range(150)]
-    # the standard error of the mean of 150 such values is about 3 %
+    # the standard error of the mean of 150 such values is about 3%
     assert np.mean([error.noise for error in found]) == pytest.approx(np.mean([error.value for error in found]), rel=0.08)
 
 

@@ -34,7 +34,7 @@ def test_a_weight_is_the_ratio_that_reaches_the_gradient():
     assert table.weight.tolist() == pytest.approx([math.exp(0.04), 0.0, 0.0, math.exp(-0.08)], rel=1e-5)
     # GRPO: each token's ratio
     assert rows(GRPO(), [0.1, 0.3], [1.0, 1.0]).weight.tolist() == pytest.approx([math.exp(0.1), 0.0], rel=1e-5)
-    # GSPO: the ratio's geometric mean, whatever the length
+    # GSPO: the ratio's geometric mean, regardless of the length
     assert rows(GSPO(), [2e-4], [1.0]).weight.tolist() == pytest.approx([math.exp(2e-4)], rel=1e-6)
 
 

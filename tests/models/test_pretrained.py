@@ -1,4 +1,4 @@
-"""Models are loaded by name, without dropout and without output; a mistake is one line."""
+"""Models are loaded by name, without dropout and without output; a mistake is reported in one line."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The shape of a model: its parameters match the real model, and it is found without weights."""
+"""The shape of a model: its number of parameters matches the real model, and it is found without weights."""
 
 import json
 

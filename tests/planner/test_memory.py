@@ -1,4 +1,4 @@
-"""Memory, work and disk: worked by hand for a tiny shape, monotonic in what should cost, and close to measurements."""
+"""Memory, work and disk: worked by hand for a tiny shape, monotonic where expected, and close to measurements."""
 
 import importlib.util
 from pathlib import Path

@@ -22,7 +22,7 @@ TARGET, RATE, LIMIT, HEAVIEST = 0.1, 2.0, 20.0, 3.0  # the rule's defaults and i
 
 @dataclass
 class Stretch:
-    """Sums for every sign and knot, while the number of knots stayed the same."""
+    """Sums for every sign and knot, over updates with the same number of knots."""
 
     first: np.ndarray  # (2, K) offsets
     last: np.ndarray

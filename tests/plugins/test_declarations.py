@@ -48,7 +48,7 @@ def test_a_rule_declares_that_it_learns_without_advantages(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_rule_declares_that_its_ratio_is_to_the_sampler(name):
-    # log-probs of the sampler that are 0.001 lower make such a ratio 0.1 % larger, too little for a bound on the mismatch
+    # log-probs of the sampler that are 0.001 lower make such a ratio 0.1% larger, too little for a bound on the mismatch
     inputs = off_policy_inputs()
     moved = dataclasses.replace(inputs, rollout_log_probs=inputs.rollout_log_probs - 1e-3)
     changed = not torch.equal(gradient(name, inputs), gradient(name, moved))

@@ -60,7 +60,7 @@ def m2po(log_probs, old_log_probs, rollout_log_probs, advantages, mask, *, thres
 def authors_edge(squares, budget):
     """The clip of the authors' training code, as a search in Python floats: github.com/Infini-AI-Lab/M2PO, core_algos.py.
 
-    It walks up the sorted squares and returns the square root of the one before the first that exhausts the budget.
+    It walks up the sorted squares and returns the square root of the last one that does not exhaust the budget.
     """
     ascending, number = sorted(squares), len(squares)
     if math.fsum(ascending) <= budget * number:
@@ -74,7 +74,7 @@ def authors_edge(squares, budget):
 
 
 def step(log_ratios, advantages):
-    """Return rows of token log-ratios on old log-probabilities of -1; multiples of 1/8 make the differences exact."""
+    """Return rows of token log-ratios relative to old log-probabilities of -1; multiples of 1/8 make the differences exact."""
     old = torch.full((len(log_ratios), len(log_ratios[0])), -1.0)
     mask = torch.ones_like(old, dtype=torch.bool)
     return ClipInputs(old + torch.tensor(log_ratios), old, torch.tensor(advantages)[:, None], mask)

@@ -75,7 +75,7 @@ def test_far_off_policy_equals_the_closed_form(settings, token_advantages):
         ([-1.8, -1.4], [-1.8, -1.5], [-1.0, -1.0], -1.0, [0.0, 0.0], [0.0, 0.0], [True, True]),
         # A = 1: kept: e^0 = 1 and e^0.1 = 1.1051709
         ([-1.8, -1.4], [-1.8, -1.5], [-1.0, -1.0], 1.0, [1.0, 1.1051709], [1.0, 1.1051709], [False, False]),
-        # fallen by 0.4 in the mean: kept, A = -1 flows
+        # fallen by 0.4 on average: kept, A = -1 flows
         ([-1.8, -1.0], [-1.8, -1.1], [-1.0, -1.0], -1.0, [-1.0, -1.1051709], [-1.0, -1.1051709], [False, False]),
         # the fall is relative to the rollout, the ratio to old: no fall, but r = e^-0.6 = 0.55 < 0.8
         ([-1.6], [-1.0], [-1.6], -1.0, [-0.8], [0.0], [True]),
@@ -148,7 +148,7 @@ def test_without_a_report_from_the_sampler_old_takes_its_place():
 
 
 def test_with_advantages_by_token_only_those_below_zero_are_dropped():
-    # fallen by 0.6 in the mean; A = 1, -1, 0: the first flows with r = 1, the second is dropped, the third has no gradient
+    # fallen by 0.6 on average; A = 1, -1, 0: the first flows with r = 1, the second is dropped, the third has no gradient
     old = torch.tensor([[-1.0, -1.0, -1.0]])
     advantages = torch.tensor([[1.0, -1.0, 0.0]])
     inputs = ClipInputs(old, old, advantages, torch.ones(1, 3, dtype=torch.bool), old + 0.6)

@@ -1,4 +1,4 @@
-"""FSDP2 on two processes gives the weights of one; a checkpoint resumes exactly, also on another number of processes."""
+"""FSDP2 in two processes gives the same weights as one; a checkpoint resumes exactly, in any number of processes."""
 
 import json
 import logging
@@ -60,7 +60,7 @@ def test_two_processes_take_the_steps_of_one_with_float32_masters(two, dtype, to
     assert error < tolerance
     results = json.loads((two / "results.json").read_text())[name]
     assert results["norms"] == pytest.approx(norms, rel=tolerance)
-    assert max(norms) > 0.5  # the limit of the norm acted
+    assert max(norms) > 0.5  # the norm limit took effect
     assert results["held"] == pytest.approx(0.5, abs=0.05)  # process 0 holds half of the weights
 
 
@@ -118,7 +118,7 @@ def rewrite(file, keep):
 def test_shards_that_do_not_fit_are_refused(two, tmp_path):
     shutil.copytree(two / "float32", tmp_path / "state")
     folder = tmp_path / "state"
-    assert "it has taken 3 steps, expected 2" in refused(folder, steps=2)
+    assert "the optimizer has taken 3 steps, expected 2" in refused(folder, steps=2)
     assert "was saved with launch.fsdp=true; resume with launch.fsdp=true" in refused(folder, launch=LaunchConfig())
     whole = shard(folder, 2).read_bytes()
     rewrite(shard(folder, 2), lambda name: name != "parameter/0")

@@ -194,7 +194,7 @@ PLAYED = {
 
 @pytest.fixture(scope="module", params=PLAYED)
 def one_player(request, train, tmp_path_factory):
-    """How to play, and the result of one process."""
+    """The options for playing, and the result of one process."""
     folder = tmp_path_factory.mktemp(request.param) / "run"
     options = ("--config", "guess") if request.param == "guess" else ()
     overrides = (*PLAYED[request.param], "tracking.mlflow=false")
@@ -243,7 +243,7 @@ def test_episodes_that_fail_on_one_process_alone_end_neither(zygote, tmp_path):
     told = {name: value for name, value in environment("ddp").items() if name not in ON_A_CPU["ddp"]}
     done = zygote.run(*words, folder=tmp_path, environment=told, timeout=120)
     assert done.returncode == 0
-    assert "8 of 28 environments failed; the last one: ValueError: reset returned no text" in done.stderr
+    assert "8 of 28 environments failed; the last failure: ValueError: reset returned no text" in done.stderr
 
 
 def test_two_processes_where_one_was_started_are_one_clear_line(zygote, tmp_path):
@@ -350,7 +350,7 @@ def test_two_launchers_with_a_config_file_are_one_run(one_process, tmp_path):
 
 @pytest.mark.long
 def test_two_processes_with_a_queue_sample_and_learn_what_one_does(train, tmp_path):
-    """The batches of later steps are sampled in background threads of both, with copies of earlier weights."""
+    """Background threads of both processes sample the batches of later steps, with copies of earlier weights."""
     overrides = [*QUICK, "rollout.max_staleness=2", "eval.every=2"]
     for name, options in (("one", ()), ("two", ("--processes", "2"))):
         done = train("ddp", tmp_path / name, *options, "--steps", "5", overrides=overrides)

@@ -1,4 +1,4 @@
-"""The paper's recipe end to end, small: ZeRO-3 on two processes, real questions, a checkpoint, resume, an evaluation."""
+"""The paper's recipe end to end on a small scale: ZeRO-3 in two processes, real questions, resume, and evaluation."""
 
 import json
 import os

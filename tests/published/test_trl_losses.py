@@ -76,7 +76,7 @@ def theirs(trainer, inputs, num_items=None, dtype=torch.float64):
     batch = {
         "prompt_ids": ids[:, :1], "prompt_mask": ids[:, :1], "completion_ids": ids, "completion_mask": mask.long(),
         "advantages": inputs.advantages[:, 0].to(dtype), "old_per_token_logps": inputs.old_log_probs.to(dtype),
-        # for RLOO, whose ratio is that of the response
+        # for RLOO, whose ratio is per response
         "old_logps": torch.where(mask, inputs.old_log_probs.to(dtype), 0.0).sum(1),
         "num_items_in_batch": mask.sum() if num_items is None else torch.tensor(num_items),
     }  # fmt: skip

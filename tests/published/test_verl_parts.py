@@ -1,4 +1,4 @@
-"""rlzoo's advantage estimators and corrections compared with those of verl 0.9.1, on shared tensors."""
+"""rlzoo's advantage estimators and corrections compared with verl 0.9.1's, on shared tensors."""
 
 import pytest
 import torch

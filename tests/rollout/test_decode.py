@@ -1,4 +1,4 @@
-"""Decoding row by row compared with transformers' `generate`, and what it does not compute."""
+"""Row-by-row decoding compared with transformers' `generate`, and the computations that it avoids."""
 
 import pytest
 import torch

@@ -26,7 +26,7 @@ PROBLEMS = [Problem(f"episode {index}", "") for index in range(12)]
 
 
 class Plain(HFSampler):
-    """Recomputes the whole of every episode in each turn."""
+    """Recomputes every episode in full in each turn."""
 
     def conversation(self):
         return Conversation(self)
@@ -204,7 +204,7 @@ def test_an_observation_that_is_too_long_costs_its_episode():
     failed = [rollout for rollout in rollouts if rollout.failure]
     assert 0 < len(failed) < len(rollouts)
     for rollout in failed:
-        assert "(rollout.max_observation_tokens=6)" in rollout.failure
+        assert "(at most rollout.max_observation_tokens=6)" in rollout.failure
         assert (rollout.finished, rollout.reward) == (False, 0.0)
 
 

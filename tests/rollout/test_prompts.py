@@ -15,7 +15,7 @@ from tests.quick import QUICK
 
 
 class Sums(Task):
-    """Sums, one of which is in words."""
+    """Sums, one of which is spelled out."""
 
     questions: tuple[str, ...] = ("1+1=", "2+3=", "five + five?", "3+3=")
 

@@ -35,7 +35,7 @@ def queued(tmp_path_factory):
     update, done = HFSampler.update_weights, []
 
     def late(self, weights, version=0):  # loads copied weights when the learner has changed its own
-        number, end = len(done), time.monotonic() + 1  # an evaluation waits for the queue, and so must not be waited for
+        number, end = len(done), time.monotonic() + 1  # an evaluation waits for the queue, so do not wait for it
         while threading.current_thread() is not threading.main_thread() and len(done) == number and time.monotonic() < end:
             time.sleep(0.01)
         update(self, weights, version)
@@ -69,7 +69,7 @@ def test_the_batch_of_a_step_is_sampled_with_the_weights_of_the_schedule(queued)
         with torch.no_grad():
             rescored = torch.cat([plain_log_probs(model, *row) for row in zip(sequences, sizes, strict=True)])
         assert float((rescored - step.rollout_log_probs).abs().max()) < 1e-5
-        if number > 1:  # the weights of the step itself are others
+        if number > 1:  # the step's own weights differ
             assert float((step.old_log_probs - step.rollout_log_probs).abs().max()) > 1e-3
 
 
@@ -152,7 +152,7 @@ def test_a_batch_that_fails_ends_the_run_once_when_it_is_needed_and_can_be_sampl
         patch.setattr(HFSampler, "draw", failing)
         with pytest.raises(RunError, match="the sampler is gone") as error:
             rlzoo.train(settings)
-    assert "step 5, everything so far" in str(error.value.__notes__)
+    assert "step 5 (everything so far" in str(error.value.__notes__)
     assert len(calls) == 4, "batches behind a failed one are not sampled"
     assert not caplog.records or "the sampler is gone" not in caplog.text
     with resumes_after(4, tmp_path / "run"):
@@ -183,7 +183,7 @@ def test_a_queue_weights_stale_responses_unless_that_is_switched_off(caplog):
 
     assert correction("grpo", "rollout.max_staleness=2") == ("tis", "token")
     assert correction("fspo", "rollout.max_staleness=2") == ("tis", "sum")
-    assert correction("dppo-tv", "rollout.max_staleness=2") is None  # its ratio is to the sampler
+    assert correction("dppo-tv", "rollout.max_staleness=2") is None  # its ratio is relative to the sampler
     assert correction("grpo", "rollout.max_staleness=2", "correction=none") is None
     assert correction("grpo", "rollout.max_staleness=1") is None
     assert correction("grpo", "rollout.max_staleness=1", "correction=tis") == ("tis", "token")

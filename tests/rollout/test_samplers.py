@@ -101,7 +101,7 @@ def test_heads_are_padded_with_zeros_and_scaled_to_the_same_scores():
 def test_heads_that_cannot_be_padded_are_refused():
     assert cpu_head_size(MODEL.config) == 32
     assert cpu_head_size(LlamaConfig(hidden_size=64, num_attention_heads=1)) == 64
-    with pytest.raises(UserError, match=r"on the CPU, vLLM needs heads 32, 64, .* wide, not 16; use rollout.engine=hf"):
+    with pytest.raises(UserError, match=r"vLLM supports head sizes 32, 64, .* on the CPU, not 16; use rollout.engine=hf"):
         cpu_head_size(LlamaConfig(hidden_size=64, num_attention_heads=4))
 
 
@@ -126,7 +126,7 @@ def test_a_server_that_fits_is_taken_and_its_folder_removed(server, tmp_path):
 
 
 def test_a_server_that_is_not_there_is_refused():
-    assert "the server failed to answer /v1/models" in refusal("rollout.vllm.server=http://127.0.0.1:9")
+    assert "the server failed to respond to /v1/models" in refusal("rollout.vllm.server=http://127.0.0.1:9")
     assert "start it as described in docs/how-to/vllm.md" in refusal("rollout.vllm.server=http://127.0.0.1:9")
 
 
@@ -170,7 +170,7 @@ def test_a_server_with_too_little_room_is_refused(server):
 def test_a_server_that_does_not_answer_is_an_error_after_the_time_out(server):
     server.by_path["/v1/models"] = None
     line = refusal(f"rollout.vllm.server={server.address}", "rollout.vllm.timeout=0.3")
-    assert line.endswith("the server did not answer /v1/models within 0.3 s (rollout.vllm.timeout)")
+    assert line.endswith("the server did not respond to /v1/models within 0.3 s (rollout.vllm.timeout)")
 
 
 @pytest.mark.parametrize(
@@ -191,6 +191,6 @@ def test_weights_that_do_not_arrive_are_an_error_and_leave_nothing(server, tmp_p
 
 
 def test_a_server_on_another_machine_needs_a_folder_that_both_see():
-    # rejected before anything is sent to that address, which nobody has
+    # rejected before anything is sent to that address, which is unused
     line = refusal("rollout.vllm.server=http://192.0.2.1:8000")
     assert line.endswith("is on another machine; set rollout.vllm.sync_folder to a folder that both machines share")

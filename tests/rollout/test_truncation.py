@@ -19,7 +19,7 @@ TRUNCATIONS = [Truncation(top_p=0.8), Truncation(top_k=5), Truncation(top_p=0.9,
 
 
 def sets_of(rollout):
-    """Return the kept set of each response token, decoded independently; the whole vocabulary where there is none."""
+    """Return the kept tokens for each response token, decoded independently; the whole vocabulary without truncation."""
     ids, sizes = (memoryview(packed).cast("i").tolist() for packed in (rollout.kept.ids, rollout.kept.sizes))
     ends = torch.tensor(sizes).cumsum(0).tolist()
     assert len(sizes) == len(rollout.response_ids)
@@ -61,7 +61,7 @@ def test_the_kept_tokens_are_those_of_transformers(truncation, temperature):
     kept, theirs = got > -torch.inf, expected > -torch.inf
     assert torch.equal(got[kept], logits[kept])
     assert torch.equal(kept[:200], theirs[:200])
-    # which of equal probabilities at the edge of top-p transformers keeps depends on torch's unstable sort
+    # among equal probabilities at the edge of top-p, torch's unstable sort determines which ones transformers keeps
     assert torch.equal(got.sort().values[200:] > -torch.inf, expected.sort().values[200:] > -torch.inf)
     if truncation.top_p == 1:
         assert torch.equal(kept, theirs)

@@ -59,14 +59,14 @@ def test_a_server_that_stays_away_ends_in_one_line(server, sampler):
     server.failures = ["error"] * 1000
     with pytest.raises(
         RunError,
-        match=r"rollout.vllm.server='http://127.0.0.1:\d+': the server answered /v1/completions with status 500: .*dead",
+        match=r"rollout.vllm.server='http://127.0.0.1:\d+': the server returned status 500 for /v1/completions: .*dead",
     ):
         sampler.sample(["3+5="], 1, seed=1)
 
 
 def test_what_the_server_refuses_is_not_asked_again(server, sampler):
     server.failures = ["refuse"] * 1000
-    with pytest.raises(UserError, match=r"with status 400: .*too long"):
+    with pytest.raises(UserError, match=r"returned status 400 for .*too long"):
         sampler.sample(["3+5="], 1, seed=1)
     assert server.asked == 1
 
@@ -119,7 +119,7 @@ def test_a_server_that_stays_away_in_flight_ends_in_one_line(server, in_flight):
     with ThreadPoolExecutor(2) as pool:
         batches = [pool.submit(in_flight.sample, ["3+5="], 1, seed=seed) for seed in (1, 2)]
         for batch in batches:
-            with pytest.raises(RunError, match=r"answered /collective_rpc with status 500: .*dead"):
+            with pytest.raises(RunError, match=r"returned status 500 for /collective_rpc: .*dead"):
                 batch.result(20)
 
 
@@ -197,7 +197,7 @@ def truncating(server):
 
 
 def reported(finite):
-    """Return 20 log-probs, of which some are of tokens that were kept."""
+    """Return 20 log-probs, some of which belong to kept tokens."""
     return {f"token_id:{(5 * place) % 97 + 1}": -1.0 if place < finite else -9999.0 for place in range(20)}
 
 

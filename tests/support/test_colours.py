@@ -1,4 +1,4 @@
-"""A rule's colour is the one that MLflow gives to the group of its runs."""
+"""A rule has the colour that MLflow gives to the group of its runs."""
 
 from rlzoo.support.colours import PALETTE, rule_colour
 from rlzoo.zoo import load_zoo

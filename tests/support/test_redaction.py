@@ -44,7 +44,7 @@ HARMLESS = [
 
 @pytest.fixture(autouse=True)
 def no_secrets(monkeypatch):
-    """Ignore the secrets of whoever runs the tests."""
+    """Hide the environment secrets of the user who runs the tests."""
     for name, value in dict(rlzoo.support.redaction.os.environ).items():
         if value in environment_secrets():
             monkeypatch.delenv(name)

@@ -1,4 +1,4 @@
-"""A reply is read up to a size and a time, whatever the server sends."""
+"""A reply is read only up to a size and a time limit, regardless of what the server sends."""
 
 import time
 

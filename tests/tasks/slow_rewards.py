@@ -1,4 +1,4 @@
-"""Rewards for tests that act as the answer says; the module imports little, because each worker process imports it."""
+"""Rewards for tests, which do what the answer says; the module imports little, because each worker process imports it."""
 
 import asyncio
 import os

@@ -128,7 +128,7 @@ class StatusError(Exception):
 
 
 def nested():
-    """An error as HTTP libraries raise it, after one of the socket."""
+    """An error as HTTP libraries raise it, caused by a socket error."""
     try:
         try:
             raise ConnectionRefusedError

@@ -1,4 +1,4 @@
-"""An answer that needs too much memory counts 0, and the next is graded."""
+"""An answer that needs too much memory counts as 0, and the next one is graded."""
 
 import resource
 import subprocess

@@ -110,7 +110,7 @@ def test_each_mistake_in_a_file_is_told_with_its_place(tmp_path, gsm8k):
         return error_of(file).removeprefix(f"{file} line 3: ")
 
     assert message('{"question": ') == "not JSON: Expecting value at column 14"
-    assert message("[1, 2]") == "expected an object with columns, but this is a list"
+    assert message("[1, 2]") == "expected an object with columns, got a list"
     assert message('{"text": "q", "answer": "1"}') == f"no column with the question (columns found: text, answer; {ALLOWED})"
     assert message('{"question": "q", "level": 3}') == f"no column with the answer (columns found: question, level; {ALLOWED})"
     assert message("{}") == f"no column with the question (columns found: none; {ALLOWED})"
@@ -162,7 +162,7 @@ def test_a_data_set_is_read_by_its_splits(tmp_path, monkeypatch):
     task = math_file(both)
     assert {p.question for p in task.train_problems(0, 20)} == {row["question"] for row in GSM8K[:20]}
     assert {p.question for p in task.held_out_problems(99)} == {row["question"] for row in GSM8K[20:25]}
-    assert error_of(one) == f"dataset {str(one)!r} has no split 'test' (it has: train): set task.eval_path"
+    assert error_of(one) == f"dataset {str(one)!r} has no split 'test' (available: train); set task.eval_path"
 
 
 @pytest.mark.parametrize(

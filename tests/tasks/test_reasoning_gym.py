@@ -118,7 +118,7 @@ def test_the_dump_of_a_task_builds_an_equal_task(chain_sum):
 
 
 def test_each_mistake_is_told_in_one_line():
-    assert error_of("chain_summ") == "unknown reasoning-gym dataset 'chain_summ' (it has 106); did you mean 'chain_sum'?"
+    assert error_of("chain_summ") == "unknown reasoning-gym dataset 'chain_summ' (106 are available); did you mean 'chain_sum'?"
     assert error_of("chain_sum", options={"max_term": 4}) == (
         "unknown key 'task.options.max_term' (allowed: min_terms, max_terms, min_digits, max_digits, allow_negation)"
         "; did you mean 'max_terms'?"
@@ -128,7 +128,7 @@ def test_each_mistake_is_told_in_one_line():
     )
     assert error_of("chain_sum", options={"max_terms": "many"}).startswith("task.options={'max_terms': 'many'}: ")
     assert error_of("chain_sum", options={"seed": 3}) == (
-        "task.options.seed is set by rlzoo; remove it (task.seed orders the training problems)"
+        "task.options.seed is set by rlzoo; remove it (task.seed determines the order of problems)"
     )
     assert error_of("chain_sum", dataset="gcd") == (
         "task.dataset='gcd' contradicts task.name='reasoning_gym:chain_sum': remove task.dataset"

@@ -176,7 +176,7 @@ def test_each_mistake_in_a_reward_shows_when_the_task_is_built(reward_module, tm
         start.format("b:match'") + "own_reward_b has no 'match'; did you mean 'matches'?"
     )
     assert error_of(name="arithmetic", reward="own_reward_b:exact") == (
-        start.format("b:exact'") + "expected a function (problem, response) -> float, but this is of type int"
+        start.format("b:exact'") + "expected a function (problem, response) -> float, got an object of type int"
     )
     assert error_of(name="arithmetic", reward="own_reward_b:matches") == (
         start.format("b:matches'") + "must take (problem, response): too many positional arguments"

@@ -1,4 +1,4 @@
-"""A whole run on the shipped model: its files, that it is reproducible, and how it ends."""
+"""A whole run on the shipped model: its files, its reproducibility, and how it ends."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""How a run is stopped: after the current step, by files that cannot be written, by gradients that stay infinite."""
+"""What stops a run: a signal, after the current step; files that cannot be written; and gradients that stay infinite."""
 
 import json
 import logging
@@ -252,7 +252,7 @@ def test_a_reward_that_hangs_and_crashes_now_and_then_is_survived(tmp_path, monk
 def test_a_reward_that_mostly_fails_ends_the_run_with_its_reason(tmp_path, monkeypatch):
     with pytest.raises(
         RunError,
-        match=r"grading failed for \d+ of 16 responses \(reward.max_failed=0.5\); the last one: (KeyError|took longer)",
+        match=r"grading failed for \d+ of 16 responses \(reward.max_failed=0.5\); the last failure: (KeyError|took longer)",
     ):
         rlzoo.train(rewarded(tmp_path, monkeypatch, "broken_reward", failing=10))
 

@@ -59,7 +59,7 @@ class Pair:
 
     @contextlib.contextmanager
     def cached(self):
-        """Return a list to which the number of tokens is added that vLLM finds in its prefix cache inside the block."""
+        """Return a list that receives the number of tokens that vLLM finds in its prefix cache inside the block."""
         found, server = [], self.sampler.settings.server
         if server:
             before = cache_hits(server)
@@ -77,7 +77,7 @@ class Pair:
 
     @torch.no_grad()
     def plain(self, rollout, temperature):
-        """Return log-probs of one response without our code: no padding, full logits."""
+        """Return the log-probs of one response, computed without our code: no padding, full logits."""
         sequence = torch.tensor(rollout.prompt_ids + rollout.response_ids)
         logits = self.model(input_ids=sequence[None]).logits[0].float() / temperature
         return logits.log_softmax(-1)[:-1].gather(-1, sequence[1:, None])[-len(rollout.response_ids) :, 0]

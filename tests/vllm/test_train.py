@@ -129,7 +129,7 @@ def test_one_batch_ahead_is_sampled_by_the_weights_before(tmp_path, where, reque
 
 
 def check_episodes(run):
-    """Check that responses contain the tokens of both, and that the log-probs of the model's tokens agree."""
+    """Check that responses contain tokens of the model and the game, and that the log-probs of the model's tokens agree."""
     responses = check(run)
     for step in (1, 2):
         rows = [json.loads(line) for line in (run / "rollouts" / f"{step:06d}.jsonl").read_text().splitlines()]
@@ -170,7 +170,7 @@ def test_two_processes_play_the_episodes_of_one(tmp_path, where, request):
 
 
 def test_weights_updated_in_flight_are_known_for_every_token(tmp_path, embedded_server):
-    """Every token's log-prob is that of the checkpoint of its version, also where one response has several versions."""
+    """Every token's log-prob matches the checkpoint of its version, even if one response has several versions."""
     overrides = [
         f"rollout.vllm.server={embedded_server}", "rollout.max_staleness=4", "rollout.vllm.in_flight=true",
         "rollout.max_new_tokens=200", "rollout.temperature=1.5", "rollout.batch_size=1", "task.num_operands_max=9",

@@ -1,4 +1,4 @@
-"""The directory of a run of three steps, and what a store received of it."""
+"""The directory of a run of three steps, and what a store received from it."""
 
 import json
 from dataclasses import replace
@@ -14,7 +14,7 @@ HELD_OUT = Data("sums.jsonl", "2" * 64, "eval", "local", {"uri": "/data/sums.jso
 
 
 def three_steps(tmp_path):
-    """Make the directory of such a run in an empty one."""
+    """Create the directory of a three-step run in an empty directory."""
     (tmp_path / "rollouts").mkdir()
     (tmp_path / "figures" / "clip").mkdir(parents=True)
     (tmp_path / "config.yaml").write_text("seed: 0\n")

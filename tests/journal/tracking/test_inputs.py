@@ -12,7 +12,7 @@ from tests.quick import quick_run
 
 
 def used(result):
-    """Return by context MLflow's dataset, and its source as MLflow reads it."""
+    """Return MLflow's dataset, and its source as MLflow reads it, by context."""
     inputs = mlflow.MlflowClient(tracking_uri()).get_run(result.mlflow_run_id).inputs.dataset_inputs
     return {given.tags[0].value: (given.dataset, mlflow.data.get_source(given).to_dict()) for given in inputs}
 

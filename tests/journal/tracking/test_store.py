@@ -1,4 +1,4 @@
-"""A store that misbehaves costs a run only a line: no memory, no minutes, no lingering process."""
+"""A misbehaving store costs a run one line of output, but no memory, no minutes and no lingering process."""
 
 import resource
 import signal
@@ -22,7 +22,7 @@ from tests.journal.tracking.followed import add_row, end, history, send, store
 
 
 def error_of(sending):
-    """Return the error of the store or its client library, which have different errors."""
+    """Return the error of the store or its client library, which raise different exceptions."""
     try:
         sending.send(is_over=True)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""A store receives everything in a directory exactly once, whatever happened in between."""
+"""A store receives everything in a directory exactly once, regardless of what happened in between."""
 
 import shutil
 
