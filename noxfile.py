@@ -173,7 +173,7 @@ def docs(session: nox.Session) -> None:
     ours = ".[dev,math-verify,reasoning-gym,gguf]"  # includes the imports of the modules whose examples are run
     bin_folder = environment(session, "docs", "-e", ours, *site, constraints=TORCH_ALONE)
     python, env = str(bin_folder / "python"), {**OFFLINE, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
-    session.run(python, "docs/scripts/generate.py", "--check", external=True, env=env)
+    session.run(python, "-m", "docs.scripts.generate", "--check", external=True, env=env)
     session.run(python, "-m", "docs.scripts.pages", external=True)
     # the extension for formulas is a module of this checkout
     session.run(str(bin_folder / "zensical"), "build", "--strict", "--clean", external=True, env={"PYTHONPATH": str(ROOT)})

@@ -69,7 +69,7 @@ class PolicyError(RuntimeError):
     """
 
     def __init__(self, policy: str, problem: str) -> None:
-        super().__init__(f"clip policy {policy!r} {problem}")
+        super().__init__(f"rule {policy!r} {problem}")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -98,7 +98,8 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
         allowed = list(section.model_fields) if section else []
         elsewhere = [] if prefix else keys_called(location[-1], model)
         hint = f"; did you mean {elsewhere[0]!r}?" if elsewhere else did_you_mean(location[-1], allowed)
-        return f"unknown key {key!r} (allowed: {', '.join(allowed)}){hint}"
+        listed = f" (allowed: {', '.join(allowed)})"
+        return f"unknown key {key!r}{hint or listed}"
     message = str(cause or first["msg"])
     if not location:
         return f"{prefix.rstrip('.')}: {message}".lstrip(": ")

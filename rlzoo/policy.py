@@ -143,7 +143,7 @@ class ClipPolicy(BaseModel, ABC):
         """
         widths = {name: getattr(self, name) for name in self.width_fields() if getattr(self, name) is not None}
         if not widths:
-            raise ValueError(f"clip policy {self.name!r} has no width to scale")
+            raise ValueError(f"rule {self.name!r} has no width to scale")
         return self.replace(**{name: _within(type(self), name, width * factor) for name, width in widths.items()})
 
     def targeting(self, clip_fraction: float) -> Self | None:
@@ -249,7 +249,7 @@ def with_defaults(policy: type[ClipPolicy]) -> ClipPolicy:
     """
     if required := required_fields(policy):
         raise UserError(
-            f"clip policy {policy.name!r}: the field {required[0]!r} has no default, and only defaults are used here; "
+            f"rule {policy.name!r}: the field {required[0]!r} has no default, and only defaults are used here; "
             "give it a default, such as Field(1.0, gt=0, description=...)"
         )
     return policy()

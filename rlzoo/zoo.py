@@ -28,6 +28,7 @@ logger = logging.getLogger("rlzoo")
 PART_NAME = re.compile(r"[a-z][a-z0-9]*([-_@][a-z0-9]+)*")
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 SCOPES = get_args(Scope)
+MOST_LISTED = 24  # names in an error message
 
 Part = TypeVar("Part", ClipPolicy, AdvantageEstimator, Correction)
 
@@ -46,7 +47,7 @@ class Entry(Generic[Part]):
 
 
 class Shelf(Mapping[str, type[Part]], Generic[Part]):
-    """Sorted mapping from names to classes of one kind; an unknown name raises an error that lists the known ones.
+    """Sorted mapping from names to classes of one kind; an unknown name raises an error with the closest known one.
 
     Example:
         >>> from rlzoo import load_zoo
@@ -54,8 +55,8 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
         True
     """
 
-    def __init__(self, what: str, base: Any, problems: Callable[[Any], Iterable[str]]) -> None:
-        self.what = what
+    def __init__(self, what: str, command: str, base: Any, problems: Callable[[Any], Iterable[str]]) -> None:
+        self.what, self.command = what, command
         self._base, self._problems = base, problems
         self.entries: dict[str, Entry[Part]] = {}
         self.aliases: dict[str, tuple[str, Mapping[str, Any]]] = {}  # name and settings that each alias stands for
@@ -76,7 +77,8 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
         left_out = "".join(f"; not loaded: {problem}" for problem in self.problems)
         left_out += f"; {_excluded(self.excluded)}" if self.excluded else ""
         known = [*self.entries, *self.aliases]
-        raise UserError(f"unknown {self.what} {name!r} (installed: {', '.join(known)}){did_you_mean(name, known)}{left_out}")
+        listed = f" (installed: {', '.join(known)})" if len(known) <= MOST_LISTED else f"; see `rlzoo {self.command} list`"
+        raise UserError(f"unknown {self.what} {name!r}{did_you_mean(name, known) or listed}{left_out}")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)
@@ -168,9 +170,11 @@ class Zoo(Shelf[ClipPolicy]):
     """
 
     def __init__(self) -> None:
-        super().__init__("clip policy", ClipPolicy, _policy_problems)
-        self.advantages: Shelf[AdvantageEstimator] = Shelf("advantage estimator", AdvantageEstimator, _estimator_problems)
-        self.corrections: Shelf[Correction] = Shelf("correction", Correction, _part_problems)
+        super().__init__("rule", "clips", ClipPolicy, _policy_problems)
+        self.advantages: Shelf[AdvantageEstimator] = Shelf(
+            "advantage estimator", "advantages", AdvantageEstimator, _estimator_problems
+        )
+        self.corrections: Shelf[Correction] = Shelf("correction", "corrections", Correction, _part_problems)
         self.tasks: dict[str, str] = {}  # ``module:Class`` by name
         for shelf in (self.advantages, self.corrections):
             shelf.problems, shelf.excluded = self.problems, self.excluded

@@ -35,9 +35,9 @@ def blocks(page, language):
 
 def test_generated_parts_are_up_to_date():
     answer = subprocess.run(
-        [sys.executable, "docs/scripts/generate.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "docs.scripts.generate", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert answer.returncode == 0, f"run python docs/scripts/generate.py for: {answer.stdout}{answer.stderr}"
+    assert answer.returncode == 0, f"run python -m docs.scripts.generate for: {answer.stdout}{answer.stderr}"
 
 
 @pytest.mark.parametrize("name", list(load_zoo()))

@@ -98,9 +98,7 @@ def test_a_package_and_its_copy_are_one_plugin_until_one_is_changed(tmp_path):
     shutil.copytree(package, copy)
     assert load_zoo([package, copy]).outside() == {str(package): ["flat"]}
     (copy / "inner.py").write_text(SOURCE.format(paper="another"))
-    with pytest.raises(
-        UserError, match=f"clip policy 'flat' cannot be used: {package} has the same name; .* \\(plugin '{copy}'\\)"
-    ):
+    with pytest.raises(UserError, match=f"rule 'flat' cannot be used: {package} has the same name; .* \\(plugin '{copy}'\\)"):
         load_zoo([package, copy])
 
 
@@ -161,7 +159,7 @@ def test_what_rlzoo_plugins_leaves_out_may_be_asked_for_by_path(working_copy, mo
 
 
 def test_a_file_in_another_project_replaces_nothing(working_copy, flat):
-    with pytest.raises(UserError, match=r"clip policy 'flat' cannot be used: RLZOO\.Flat 0\.1 has the same name"):
+    with pytest.raises(UserError, match=r"rule 'flat' cannot be used: RLZOO\.Flat 0\.1 has the same name"):
         load_zoo([flat])
 
 
@@ -180,5 +178,5 @@ def test_two_installed_entry_points_of_one_module_are_one_plugin(working_copy, t
 def test_a_file_with_the_name_of_a_bundled_module_replaces_nothing(tmp_path):
     file = tmp_path / "rlzoo_grpo.py"
     file.write_text(FLAT.replace('"flat"', '"grpo"'))
-    with pytest.raises(UserError, match=r"clip policy 'grpo' cannot be used: rlzoo-llm .* has the same name"):
+    with pytest.raises(UserError, match=r"rule 'grpo' cannot be used: rlzoo-llm .* has the same name"):
         load_zoo([file])

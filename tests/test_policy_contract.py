@@ -127,7 +127,7 @@ def test_a_policy_made_in_python_is_held_to_the_same():
         def __call__(self, inputs):
             return ops.clipped_surrogate(ops.log_ratio(inputs), inputs.advantages, band=None)
 
-    with pytest.raises(ValueError, match=r"clip policy .*Mine has the default 'my_mean' for 'reduction'"):
+    with pytest.raises(ValueError, match=r"rule .*Mine has the default 'my_mean' for 'reduction'"):
         RunConfig(clip=Mine())
 
 
@@ -173,7 +173,7 @@ def test_the_commands_of_clips_take_a_policy_with_a_required_field(written, comm
     out, err = capsys.readouterr()
     if "check" in command:
         assert ended.value.code == 2
-        assert err.startswith("rlzoo: clip policy 'p': the field 'must' has no default")
+        assert err.startswith("rlzoo: rule 'p': the field 'must' has no default")
         assert err.count("\n") == 1
     else:
         assert not ended.value.code

@@ -7,7 +7,19 @@ import pytest
 
 from tests.release import problems
 
-TODAY = date.today()
+TODAY = date(2026, 3, 4)
+
+
+@pytest.fixture(autouse=True)
+def today(monkeypatch):
+    """Stop the calendar, because a test may run over midnight."""
+
+    class Stopped(date):
+        @classmethod
+        def today(cls):
+            return TODAY
+
+    monkeypatch.setattr("tests.release.date", Stopped)
 
 
 @pytest.fixture

@@ -261,4 +261,4 @@ def test_a_forked_command_has_its_own_output_and_exit_code(zygote, tmp_path):
         command = ["bash", "-c", "rlzoo clips list | grep -c grpo && rlzoo clips show none-such"]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip().isdigit()) == (2, True)
-    assert "unknown clip policy 'none-such'" in done.stderr
+    assert "unknown rule 'none-such'" in done.stderr

@@ -70,11 +70,11 @@ BROKEN = {
     "raises in its hook": (SOUND.replace("return [Third]", "raise KeyError('x')"), r"raises in its hook .*KeyError: 'x'"),
     "returns nothing": (
         SOUND.replace("return [Third]", "return None"),
-        r"clip policy cannot be used: None is not a concrete subclass of ClipPolicy",
+        r"rule cannot be used: None is not a concrete subclass of ClipPolicy",
     ),
     "returns an instance": (
         SOUND.replace("[Third]", "[Third()]"),
-        r"clip policy 'free' cannot be used: Third\(.*\) is not a concrete subclass",
+        r"rule 'free' cannot be used: Third\(.*\) is not a concrete subclass",
     ),
     "returns an abstract class": (SOUND.replace("[Third]", "[ClipPolicy]"), r"is not a concrete subclass of ClipPolicy"),
     "yields and raises": (SOUND.replace("return [Third]", "yield 1 / 0"), r"raises in its hook .*ZeroDivisionError"),
@@ -88,7 +88,7 @@ BROKEN = {
     "names no version": ('RLZOO_API = "new"\n' + SOUND, r"RLZOO_API = 'new' is not a version such as '1.1'"),
     "takes a bundled name": (
         SOUND.replace('"free"', '"fspo"'),
-        r"clip policy 'fspo' cannot be used: rlzoo-llm .* has the same name",
+        r"rule 'fspo' cannot be used: rlzoo-llm .* has the same name",
     ),
     "sets no scope": (
         SOUND.replace('name, paper, scope = "free", "none", "token"', 'name = paper = "free"'),
@@ -179,12 +179,12 @@ def test_asking_for_what_is_excluded_says_how_to_allow_it(install, monkeypatch):
     monkeypatch.setenv("RLZOO_PLUGINS", "")
     zoo = load_zoo()
     why = r"RLZOO_PLUGINS excludes third \(third-party 1\.2\); add the ones you trust to it"
-    with pytest.raises(UserError, match=f"clip policy 'third' cannot be used: {why}"):
+    with pytest.raises(UserError, match=f"rule 'third' cannot be used: {why}"):
         zoo["third"]
-    with pytest.raises(UserError, match=f"unknown clip policy 'free' .*; {why}"):
+    with pytest.raises(UserError, match=f"unknown rule 'free'.*; {why}"):
         zoo["free"]
     monkeypatch.setenv("RLZOO_PLUGINS", "third")
-    with pytest.raises(UserError, match="unknown clip policy 'none-such'") as told:
+    with pytest.raises(UserError, match="unknown rule 'none-such'") as told:
         load_zoo()["none-such"]
     assert "RLZOO_PLUGINS" not in str(told.value)
 
@@ -258,7 +258,7 @@ def test_a_run_config_keeps_its_plugins(tmp_path):
 
 
 def test_a_config_given_as_a_policy_is_told_apart():
-    with pytest.raises(UserError, match="clip='dapo' is a config, not a policy: use --config dapo"):
+    with pytest.raises(UserError, match="clip='dapo' is a config, not a rule: use --config dapo"):
         RunConfig.compose(clip="dapo")
 
 
@@ -320,9 +320,7 @@ def test_a_policy_whose_estimator_is_not_there_is_left_out(install, tmp_path):
     install("third-party", "third", source.replace("import ClipPolicy", "import Advantage, ClipPolicy"))
     install("fourth-party", "fourth", (tmp_path / "third_party.py").read_text().replace('"free"', '"freed"'))
     for name in ("free", "freed"):
-        with pytest.raises(
-            UserError, match=f"clip policy {name!r} cannot be used: unknown advantage estimator 'twice'"
-        ) as told:
+        with pytest.raises(UserError, match=f"rule {name!r} cannot be used: unknown advantage estimator 'twice'") as told:
             load_zoo()[name]
         assert "left out" not in str(told.value), "one problem does not tell of the others"
     install("other-party", "other", PARTS)
@@ -355,7 +353,7 @@ def test_a_plugin_may_ship_configs_by_name(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
     assert RunConfig.compose(["fast/short"]).steps == 3
-    with pytest.raises(UserError, match=r"no config 'fast/shorter' \(.*fast/short\); did you mean 'fast/short'"):
+    with pytest.raises(UserError, match=r"no config 'fast/shorter'; did you mean 'fast/short'"):
         RunConfig.compose(["fast/shorter"])
     monkeypatch.setenv("RLZOO_PLUGINS", "")
     with pytest.raises(UserError, match=r"no config 'fast/short' "):

@@ -10,7 +10,6 @@ import ast
 import importlib
 import inspect
 import re
-import runpy
 import subprocess
 import sys
 import textwrap
@@ -24,6 +23,7 @@ import grimp
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from docs.scripts import formulas
 from rlzoo import ops
 from rlzoo.advantages import AdvantageEstimator
 from rlzoo.cli.clips import settings
@@ -100,14 +100,13 @@ TOPICS = {
 }
 """Sections of the configuration reference and their keys; the titles contain the words that readers search for."""
 LOOPS = {"steps": steps, "accumulate": Learner.accumulate}
-FORMULAS = runpy.run_path(str(Path(__file__).with_name("formulas.py")))  # not imported, because this file is also a script
 NAVIGATION = re.compile(r'(\{ "Policies" = \[\n).*?(    \] \},)', re.DOTALL)
 PART = re.compile(r"(<!-- generated: (?P<name>[\w /-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def zoo_table() -> str:
     """Return a table with one row per policy."""
-    rows = ["| policy | what it does | scope | advantage | paper |", "|---|---|---|---|---|"]
+    rows = ["| rule | what it does | scope | advantage | paper |", "|---|---|---|---|---|"]
     for name, policy in load_zoo().items():
         line = (inspect.getdoc(policy) or "").partition("\n")[0]
         link = f"[`{name}`](plugins/{policy.__module__}/README.md)"
@@ -384,8 +383,8 @@ def part(name: str) -> str:
         "functions": functions,
         "records": records,
         "trainers": trainers,
-        "advantages": lambda: parts(load_zoo().advantages, FORMULAS["ADVANTAGES"]),
-        "corrections": lambda: parts(load_zoo().corrections, FORMULAS["CORRECTIONS"]),
+        "advantages": lambda: parts(load_zoo().advantages, formulas.ADVANTAGES),
+        "corrections": lambda: parts(load_zoo().corrections, formulas.CORRECTIONS),
     }
     return plain[name]() if name in plain else ", ".join(f"`{config}`" for config in config_names())
 

@@ -9,7 +9,7 @@ import typer
 from rlzoo.cli.calibrate import calibrate
 from rlzoo.cli.check import clips_check
 from rlzoo.cli.clips import clips_list, clips_show
-from rlzoo.cli.command import Command
+from rlzoo.cli.command import Command, Group
 from rlzoo.cli.compare import compare
 from rlzoo.cli.convert import convert
 from rlzoo.cli.doctor import doctor
@@ -28,7 +28,8 @@ from rlzoo.support.distribution import version as version_of
 
 app = typer.Typer(
     name="rlzoo",
-    help="Train language models with any clipping rule of the zoo, and compare the rules.",
+    cls=Group,
+    help="Train language models with any clipping rule in the zoo, and compare the rules.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -44,7 +45,7 @@ app.command("eval", cls=Command)(evaluate)
 app.command(cls=Command)(compare)
 app.command(cls=Command)(ui)
 app.command(cls=Command)(doctor)
-clips = typer.Typer(help="The installed clip policies.", no_args_is_help=True)
+clips = typer.Typer(cls=Group, help="The installed clipping rules.", no_args_is_help=True)
 clips.command("list", cls=Command)(clips_list)
 clips.command("show", cls=Command)(clips_show)
 clips.command("check", cls=Command)(clips_check)

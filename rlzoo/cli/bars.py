@@ -43,7 +43,7 @@ class Bars(Progress):
         )
 
     def reach(self, name: str, completed: int, total: int, words: str = "") -> None:
-        """Set how much is completed; the first call shows the bar and starts measuring its speed."""
+        """Update a bar; the first call with a name shows the bar and starts to measure its speed."""
         if name not in self._bars:
             self._bars[name] = self.add_task(name, total=total, words="")
             self.advance(self._bars[name], completed)

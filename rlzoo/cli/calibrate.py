@@ -1,4 +1,4 @@
-"""`rlzoo calibrate`: finds a policy's width with pilot runs and writes it to a config."""
+"""`rlzoo calibrate`: finds a rule's width with pilot runs, and writes it to a config."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @lasting_output()
 def calibrate(
-    clip: Annotated[str, typer.Option(autocompletion=complete.policies, help="Clip policy with a width.")],
+    clip: Annotated[str, typer.Option(autocompletion=complete.policies, help="Rule whose width to find, such as fspo.")],
     target: Annotated[
         float, typer.Option("--target-clip-fraction", min=0.001, max=0.9, help="Share of responses to clip.")
     ] = 0.1,
@@ -32,7 +32,7 @@ def calibrate(
     plugin: Plugins = None,
     quiet: Quiet = False,
 ) -> None:
-    """Find the width that clips a given share of responses, with short pilot runs, and write it to a config."""
+    """Find the width at which a rule clips a given share of responses, with short pilot runs, and write it to a config."""
     path = output or Path(f"{clip}-calibrated.yaml")
     if path.exists():
         raise UserError(f"{str(path)!r} exists; name another file with --output, or remove it")
@@ -40,6 +40,7 @@ def calibrate(
         raise UserError(f"--output {str(path)!r}: there is no folder {str(path.parent)!r}")
     with loading(is_quiet=quiet):
         from rlzoo.cli.progress import shown
+        from rlzoo.cli.train import held_out_score
         from rlzoo.config.run_config import RunConfig
         from rlzoo.lab.calibrate import calibrate as find_width
         from rlzoo.lab.calibrate import nearest, overlay
@@ -53,14 +54,14 @@ def calibrate(
             console.print(f"clip fraction {pilot.clip_fraction:.3f} with {widths}")
 
     title = f"pilots of {steps} steps: {run.clip.name} on {run.task.name}"
-    with shown(console, title, steps, is_quiet=quiet) as view:
+    with shown(console, title, steps, held_out_score(run), is_quiet=quiet) as view:
         tried = find_width(run, target, max_pilots=pilots, told=told, observer=view.step)
     best = nearest(tried)
     path.write_text(overlay(best, run), encoding="utf-8")
     console.print(f"wrote {path}; use it with: rlzoo train --config {path}")
     if not best.is_met:
         console.print(
-            f"the nearest of {len(tried)} pilots clipped {best.clip_fraction:.3f}, not {target}; try more with --pilots",
+            f"the closest of {len(tried)} pilots clipped {best.clip_fraction:.3f}, not {target}; try more with --pilots",
             style="red",
         )
         raise typer.Exit(FAILED)

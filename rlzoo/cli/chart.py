@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rlzoo.measure.profile import LengthProfile
 
 WIDEST, NARROWEST = 40, 10  # characters of a bar
-BESIDE = 34  # characters that the lengths and numbers take next to a bar
+BESIDE = 34  # characters next to a bar, for the lengths and the numbers
 
 
 def clip_by_length(profile: LengthProfile, console: Plain) -> Table:
@@ -34,7 +34,7 @@ def clip_by_length(profile: LengthProfile, console: Plain) -> Table:
 
 
 def clip_in_words(profile: LengthProfile) -> str:
-    """Say which lengths were clipped more or less often than the average response, beyond noise."""
+    """Say which lengths were clipped more or less often than the average response, by more than noise."""
     both, average = profile.both, profile.clip_fraction
     if not average:
         return "Nothing was clipped."

@@ -1,4 +1,4 @@
-"""`rlzoo clips check`: checks a clip policy against the laws, and prints minimal failing inputs and its portrait."""
+"""`rlzoo clips check`: checks a rule against the laws, and prints its portrait and the smallest inputs that break a law."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.text import Text
 from rlzoo.cli import complete
 from rlzoo.cli.console import Plain
 from rlzoo.cli.exits import FAILED
-from rlzoo.cli.options import AsJson, loading
+from rlzoo.cli.options import AsJson, loading, refuse_config
 from rlzoo.cli.portrait import COMPARED, as_dict, print_portraits
 from rlzoo.cli.tables import table
 
@@ -29,16 +29,19 @@ def clips_check(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME|PATH", autocompletion=complete.policies, help="A policy's name, or a plugin file or folder."
+            metavar="NAME|PATH", autocompletion=complete.policies, help="A rule's name, or a plugin file or folder."
         ),
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Check a policy against the laws, and measure where it cuts; exits with code 1 if it breaks a law."""
+    """Check a rule against the laws, and measure where it cuts; exit with code 1 if it breaks a law."""
     with loading():
         from rlzoo.policy import with_defaults
         from rlzoo.testing import check, portrait
         from rlzoo.zoo import find_policies, load_zoo
+    zoo = load_zoo()
+    if name not in zoo:
+        refuse_config(name)
     console = Plain()
     reports: list[dict[str, Any]] = []
     has_failed = False
@@ -50,14 +53,14 @@ def clips_check(
         has_failed |= any(outcome.status == "fail" for outcome in outcomes)
         try:
             drawn = portrait(made)
-        except Exception:  # a policy that raises an error has already failed a law
+        except Exception:  # a rule that raises an error has already failed a law
             drawn = None
         if as_json:
             reports.append({**_as_dict(policy, outcomes), "portrait": drawn and as_dict(drawn)})
             continue
         _print(console, policy, outcomes, time.perf_counter() - started)
         if drawn is not None:
-            beside = beside or portrait(load_zoo()[COMPARED]())
+            beside = beside or portrait(zoo[COMPARED]())
             print_portraits(console, [drawn] if policy.name == COMPARED else [drawn, beside])
             console.print("")
     if as_json:
@@ -111,7 +114,7 @@ def _as_dict(policy: type[ClipPolicy], outcomes: list[Outcome]) -> dict[str, Any
 
 
 def _tensors(inputs: ClipInputs) -> dict[str, Any]:
-    """Return inputs as lists, cut to `SHOWN` rows and tokens because those of the extreme law are long."""
+    """Return inputs as lists, cut to `SHOWN` rows and tokens, because the inputs of some laws are long."""
     from rlzoo.testing.data import ALL_FIELDS
 
     given = {name: values for name in ALL_FIELDS if (values := getattr(inputs, name)) is not None}

@@ -1,4 +1,4 @@
-"""`rlzoo clips list` and `rlzoo clips show`: the installed clip policies."""
+"""`rlzoo clips list` and `rlzoo clips show`: the installed rules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.text import Text
 
 from rlzoo.cli import complete
 from rlzoo.cli.console import Plain
-from rlzoo.cli.options import AsJson, Plugins, loading
+from rlzoo.cli.options import AsJson, Plugins, loading, refuse_config
 from rlzoo.cli.tables import table
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def clips_list(plugin: Plugins = None, as_json: AsJson = False) -> None:
-    """List the installed clip policies."""
+    """List the installed rules."""
     with loading():
         from rlzoo.zoo import load_zoo
     entries = load_zoo(plugin or []).entries.values()
@@ -45,18 +45,20 @@ def clips_show(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME|PATH", autocompletion=complete.policies, help="A policy's name, or a plugin file or folder."
+            metavar="NAME|PATH", autocompletion=complete.policies, help="A rule's name, or a plugin file or folder."
         ),
     ],
     plugin: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a policy's formula, settings with bounds and defaults, metrics to watch, and reference."""
+    """Show a rule's formula, settings with bounds and defaults, metrics to watch, and reference."""
     with loading():
         from rlzoo.zoo import is_path, load_zoo
     zoo = load_zoo(plugin or [])
     if not is_path(name, zoo):
-        policy = zoo[name]  # raises an error that says why a policy cannot be used
+        if name not in zoo:
+            refuse_config(name)
+        policy = zoo[name]  # raises an error that says why a rule cannot be used
         entries = [zoo.entries[policy.name]]
     else:
         entries = [entry for entry in load_zoo([name]).entries.values() if entry.plugin.asked_for]
@@ -85,7 +87,7 @@ def _show(console: Plain, entry: Entry[Any]) -> None:
 
     policy, fields = entry.kind, settings(entry.kind)
     console.print(Text.assemble((policy.name, "bold"), f"  {entry.source}  {policy.paper}\n"))
-    console.print(inspect.getdoc(policy) or "")
+    console.print_docstring(inspect.getdoc(policy) or "")
     print_settings(console, fields, "--set clip.NAME=VALUE", required_fields(policy))
     if changed := _in_the_default_run(policy):
         console.print(f"`rlzoo train --clip {policy.name}` sets {changed}, which suits the small default model.")
@@ -97,13 +99,13 @@ def _show(console: Plain, entry: Entry[Any]) -> None:
 
 
 def _in_the_default_run(policy: type[ClipPolicy]) -> str:
-    """Return the policy's settings in the default run that differ from its class defaults."""
+    """Return the rule's settings in the default run that differ from its class defaults."""
     from rlzoo.config.run_config import RunConfig
     from rlzoo.errors import UserError
 
     try:
         run = RunConfig.compose(clip=policy.name).clip
-    except UserError:  # the policy is in a plugin file that is not installed
+    except UserError:  # the rule is in a plugin file that is not installed
         return ""
     own = {name: field.get_default(call_default_factory=True) for name, field in policy.model_fields.items()}
     changed = {name: value for name, value in run.model_dump().items() if name in own and value != own[name]}
@@ -111,7 +113,7 @@ def _in_the_default_run(policy: type[ClipPolicy]) -> str:
 
 
 def print_settings(console: Plain, fields: list[dict[str, Any]], option: str, required: Collection[str]) -> None:
-    """Print the fields that `settings` returns as a table."""
+    """Print a table of the fields that `settings` returns."""
     rows = table("<name", "<default", "<allowed", "<meaning", title=f"\nSettings ({option})")
     cells = []
     for field in fields:
@@ -125,7 +127,7 @@ def print_settings(console: Plain, fields: list[dict[str, Any]], option: str, re
 
 
 def settings(kind: type[BaseModel]) -> list[dict[str, Any]]:
-    """Return the fields of a policy, estimator or correction: name, default, allowed values and description."""
+    """Return the fields of a rule, estimator or correction: name, default, allowed values and description."""
     required = [name for name, field in kind.model_fields.items() if field.is_required()]
     defaults = {name: field.get_default() for name, field in kind.model_fields.items()} if required else kind().model_dump()
     properties = kind.model_json_schema()["properties"]

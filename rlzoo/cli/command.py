@@ -1,34 +1,130 @@
-"""The class of all commands, which suggests a setting or another option when an option does not exist."""
+"""The classes of all commands and groups of commands, which explain a mistake on the command line in one line."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
-from rlzoo.errors import UserError
+from rlzoo.errors import UserError, did_you_mean
 
 ALIKE = 0.75  # cutoff of `difflib`, above which an option counts as misspelt
 NAMED = {"advantage": "clip.advantage", "correction": "correction", "rule": "clip", "task": "task.name"}
 """Maps names that users may try as options to the settings that take a name."""
 
 
-class Command(TyperCommand):
-    """A command that suggests a correction for an unknown option."""
+class Group(TyperGroup):
+    """A group of commands that suggests a correction for an unknown command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the command line; raises `UserError` for an unknown option."""
-        given = list(args)
+        """Parse the options before the command's name; raises `UserError` for an unknown option."""
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
             if type(error).__name__ != "NoSuchOption":  # typer's copy of click has no public name for it
                 raise
-            option = str(vars(error)["option_name"])
-            options = [name for parameter in self.params for name in parameter.opts if name.startswith("--")]
-            raise UserError(f"{ctx.info_name}: no option {option}{_advice(option, given, options)}") from None
+            raise UserError(f"no option {vars(error)['option_name']} before the name of a command; see --help") from None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """Return the command with this name; raises `UserError` if there is none."""
+        if args[0] not in self.commands and not ctx.resilient_parsing:
+            within = f"{_path(ctx)}: " if ctx.parent else ""
+            raise UserError(f"{within}no command {args[0]}{did_you_mean(args[0], self.commands) or '; see --help'}")
+        return super().resolve_command(ctx, args)
+
+
+class Command(TyperCommand):
+    """A command that answers a mistake on its command line with a correction, or with the help text of an option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command line; raises `UserError` if it cannot be parsed."""
+        given = list(args)
+        if not ctx.resilient_parsing:  # which is set when the shell completes a word
+            self._check_values(ctx, given)
+        ctx.allow_extra_args = True
+        try:
+            rest = super().parse_args(ctx, args)
+        except Exception as error:
+            if not hasattr(error, "format_message"):  # typer's copy of click has no public names for its errors
+                raise
+            raise UserError(f"{_path(ctx)}: {self._explain(error, given)}") from None
+        if rest and not ctx.resilient_parsing:
+            raise UserError(f"{_path(ctx)} {rest[0]}: {_option_for(rest[0], self._options())}")
+        return rest
+
+    def _options(self) -> list[str]:
+        return [name for parameter in self.params for name in parameter.opts if name.startswith("--")]
+
+    def _check_values(self, ctx: Any, given: Sequence[str]) -> None:
+        """Raise `UserError` if an option that takes a value is followed by another option."""
+        options = self._options()
+        takes_value = {name: each for each in self.params for name in each.opts if not getattr(each, "is_flag", True)}
+        for word, following in pairwise(given):
+            if word in takes_value and following in options:
+                raise UserError(f"{_path(ctx)}: {word} needs a value: {_help(takes_value[word])}")
+
+    def _explain(self, error: Any, given: Sequence[str]) -> str:
+        kind = type(error).__name__
+        if kind == "NoSuchOption":
+            return f"no option {error.option_name}{_advice(error.option_name, given, self._options())}"
+        if kind == "MissingParameter":
+            return f"{_label(error.param)} is missing: {_help(error.param)}"
+        if kind == "BadOptionUsage" and given[-1:] == [error.option_name]:
+            parameter = next(each for each in self.params if error.option_name in each.opts)
+            return f"{error.option_name} needs a value: {_help(parameter)}"
+        what, colon, why = str(error.format_message()).partition(": ")
+        return f"{_continued(what)}{colon}{_continued(why.removeprefix('Value error, '))}"
+
+
+def _path(ctx: Any) -> str:
+    """Return the command's name with its groups, such as ``clips show``."""
+    return f"{ctx.info_name}" if ctx.parent is None or ctx.parent.parent is None else f"{_path(ctx.parent)} {ctx.info_name}"
+
+
+def _label(parameter: Any) -> str:
+    """Return an option as it is typed, or an argument's name as the help prints it."""
+    name = parameter.metavar or parameter.name.upper()
+    return next((option for option in parameter.opts if option.startswith("--")), f"{name}")
+
+
+def _help(parameter: Any) -> str:
+    """Return the help of an option or an argument as part of a sentence."""
+    return _continued(str(parameter.help))
+
+
+def _continued(sentence: str) -> str:
+    """Return a sentence without its full stop and, unless it begins with a name, its capital."""
+    text = sentence.removesuffix(".")
+    return text if any(map(str.isupper, text.partition(" ")[0][1:])) else f"{text[:1].lower()}{text[1:]}"
+
+
+def _option_for(word: str, options: Sequence[str]) -> str:
+    """Return what to write instead of an unexpected argument."""
+    if "--set" in options and "=" in word:
+        return f"change a setting with --set {word}"
+    if "--plugin" in options and word.endswith(".py"):
+        return f"name a plugin with --plugin {word}"
+    if "--config" in options and (word.endswith((".yaml", ".yml")) or _is_config(word)):
+        return f"name a config with --config {word}"
+    if "--clip" in options:
+        return f"name the rule with --clip {word}" if _are_rules(word) else "unexpected argument; name a rule with --clip NAME"
+    return "unexpected argument; see --help"
+
+
+def _is_config(word: str) -> bool:
+    from rlzoo.config.composition import config_names
+
+    return word in config_names()
+
+
+def _are_rules(word: str) -> bool:
+    from rlzoo.zoo import load_zoo
+
+    zoo = load_zoo()
+    return all(name in zoo for name in word.split(","))
 
 
 def _advice(option: str, arguments: Sequence[str], options: Sequence[str]) -> str:

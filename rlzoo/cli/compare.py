@@ -1,14 +1,18 @@
-"""`rlzoo compare`: compares policies with confidence intervals, as tables, JSON and an HTML report."""
+"""`rlzoo compare`: compares the rules of several runs, with confidence intervals, as tables, JSON and an HTML report."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.measure import Measurement
+from rich.table import Table
 
 from rlzoo.cli.console import Plain
 from rlzoo.cli.options import AsJson, MatchBySign, Quiet, loading
@@ -20,27 +24,31 @@ if TYPE_CHECKING:
     from rlzoo.lab.races import Race
 
 LEGEND = """\
-gain: accuracy minus accuracy before training
+gain: {score} minus {score} before training
 IQM: mean without the highest and the lowest quarter of the seeds
 clip: share of responses clipped; {match}: length error at this share,
 0 if every length is clipped alike; noise: its value for an even clip
 len: tokens per response; s: seconds per run
 P: probability that a run of the first rule beats a run of the second"""
+WIDEST = 10_000  # characters
 MANY = 4  # contenders; with more, only pairs with the best one are shown
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders that contain some, such as a sweep's.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN", help="Run directories, or folders that contain some, such as runs/ or a sweep's."),
+    ],
     match: Annotated[
         float, typer.Option("--match-clip-fraction", min=0.001, max=0.9, help="Clip fraction at which to compare fairness.")
     ] = 0.1,
     match_by_sign: MatchBySign = False,
-    skip_steps: Annotated[int, typer.Option(min=0, help="Number of initial steps to leave out of fairness.")] = 0,
+    skip_steps: Annotated[int, typer.Option(min=0, help="Number of initial steps to leave out when fairness is measured.")] = 0,
     as_json: AsJson = False,
     report: Annotated[Path | None, typer.Option(help="HTML report to write; by default compare.html next to the runs.")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Compare runs by policy: scores with intervals, pairs, fairness by length, time and memory."""
+    """Compare the rules of finished runs: scores with intervals, pairs, fairness by length, time and memory."""
     if report is not None and (report.is_dir() or not report.parent.is_dir()):
         raise UserError(f"--report {str(report)!r}: expected the name of a file in an existing folder")
     beside = Path(os.path.commonpath([path.resolve() for path in runs])) / "compare.html"
@@ -66,35 +74,23 @@ def compare(
 
 
 def _print(console: Plain, result: Race) -> None:
-    from rlzoo.lab.races import SCORES
     from rlzoo.measure.comparison import LEVEL, MIN_SEEDS
 
-    console.print(f"score: {SCORES[result.metric]}")
-    matched = "" if result.match is None else f"lre@{result.match:g}"
-    numbers = (f">{column}" for column in ("seeds", "mean", "gain", "IQM", "95 %", "clip", matched, "noise", "len", "s"))
-    rows = table("<policy", *numbers)
-    for contender in result.contenders:
-        rows.add_row(
-            rule_label(contender.label, console),
-            str(contender.score.num_seeds),
-            number(contender.score.mean),
-            signed(contender.gain),
-            number(contender.score.iqm),
-            interval(contender.score.iqm_interval),
-            number(contender.mean("clip/fraction")),
-            number(contender.matched_lre_max),
-            number(contender.matched_noise),
-            f"{contender.mean('response/length_mean', 0.25) or 0:.0f}",
-            f"{fmean(run.seconds for run in contender.runs):.0f}",
-        )
-    console.print(rows)
-    console.print(LEGEND.format(match=matched), style="dim")
+    console.print(f"score: {result.score}")
+    names = {contender.label: contender.label for contender in result.contenders}
+    if _width(_scores(result, names, console), console) > console.width:
+        names = _numbered(list(names))
+        for label, name in names.items():
+            if name != label:
+                console.print(f"{name}: {label.partition(' ')[2]}")
+    console.print(_scores(result, names, console))
+    console.print(LEGEND.format(match=_matched(result), score=result.scored), style="dim")
     best = result.contenders[0].label
     shown = [pair for pair in result.pairs if len(result.contenders) <= MANY or best in (pair.first, pair.second)]
     pairs = table("<pair", ">difference", ">95 %", ">P", "<verdict")
     for pair in shown:
         pairs.add_row(
-            f"{pair.first} - {pair.second}",
+            f"{names[pair.first]} - {names[pair.second]}",
             signed(pair.mean),
             interval(pair.interval),
             "-" if pair.probability_interval is None else f"{pair.probability_of_improvement:.2f}",
@@ -108,3 +104,49 @@ def _print(console: Plain, result: Race) -> None:
             console.print(f"too few seeds: no winner is named with fewer than {MIN_SEEDS} common seeds")
     for sentence in (*result.notes, *result.highlights):
         console.print(sentence)
+
+
+def _scores(result: Race, names: Mapping[str, str], console: Plain) -> Table:
+    """Return the table of contenders; ``names`` has the name to print for each label."""
+    numbers = ("seeds", "mean", "gain", "IQM", "95 %", "clip", _matched(result), "noise", "len", "s")
+    rows = table("<rule", *(f">{column}" for column in numbers))
+    for contender in result.contenders:
+        rows.add_row(
+            rule_label(names[contender.label], console),
+            str(contender.score.num_seeds),
+            number(contender.score.mean),
+            signed(contender.gain),
+            number(contender.score.iqm),
+            interval(contender.score.iqm_interval),
+            number(contender.mean("clip/fraction")),
+            number(contender.matched_lre_max),
+            number(contender.matched_noise),
+            f"{contender.mean('response/length_mean', 0.25) or 0:.0f}",
+            f"{fmean(run.seconds for run in contender.runs):.0f}",
+        )
+    return rows
+
+
+def _matched(result: Race) -> str:
+    """Return the name of the column with the length error at the matched clip fraction."""
+    return "" if result.match is None else f"lre@{result.match:g}"
+
+
+def _width(rows: Table, console: Plain) -> int:
+    """Return the width of a table whose cells are not wrapped."""
+    return Measurement.get(console, console.options.update(max_width=WIDEST), rows).maximum
+
+
+def _numbered(labels: Sequence[str]) -> dict[str, str]:
+    """Return a short name for each label: the rule, with a number if its settings are part of the label.
+
+    Example:
+        >>> _numbered(["fspo clip.width_low=0.1", "gspo", "fspo clip.width_low=0.2"])
+        {'fspo clip.width_low=0.1': 'fspo (1)', 'gspo': 'gspo', 'fspo clip.width_low=0.2': 'fspo (2)'}
+    """
+    names, numbers = {}, Counter[str]()
+    for label in labels:
+        rule, _, settings = label.partition(" ")
+        numbers[rule] += bool(settings)
+        names[label] = f"{rule} ({numbers[rule]})" if settings else rule
+    return names

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 
 
 def policies(incomplete: str) -> list[str]:
-    """Return the names of clip policies that complete the last name in a comma-separated list."""
+    """Return the names of rules that complete the last name in a comma-separated list."""
     from rlzoo.zoo import load_zoo
 
     before, comma, last = incomplete.rpartition(",")

@@ -1,10 +1,12 @@
-"""The console of all commands, which prints text without markup, and the log."""
+"""The console that all commands print to, without markup, and the handler that prints the log."""
 
 from __future__ import annotations
 
 import logging
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from textwrap import wrap
 from typing import Any
 
@@ -13,10 +15,11 @@ from rich.text import Text
 from rich.theme import Theme
 
 from rlzoo.support.printable import printable
+from rlzoo.support.signals import LAST
 
 _JOINED = "\0"  # replaces a space at which a line must not be folded
 
-# use the terminal's own colours, since rich's defaults suit dark terminals, and none for text
+# use the terminal's own colours, since rich's defaults suit dark terminals, and leave text uncoloured
 THEME = Theme(
     {
         "bar.complete": "green",
@@ -48,6 +51,10 @@ class Plain(Console):
                 objects = tuple(folded(each, self.width) if isinstance(each, str) else each for each in objects)
         super().print(*objects, **options)
 
+    def print_docstring(self, text: str) -> None:
+        """Print the docstring of a rule, an estimator or a correction; on a terminal, fill its paragraphs to the width."""
+        self.print(refilled(text, self.width) if self.file.isatty() else text)
+
     @property
     def is_screen(self) -> bool:
         """Return whether lines can be redrawn; False for a file or a pipe, even if FORCE_COLOR is set."""
@@ -55,7 +62,7 @@ class Plain(Console):
 
 
 def folded(text: str, width: int) -> str:
-    """Fold lines that are too long between words; a command at the end stays on one line.
+    """Fold long lines between words; a command at the end of a line stays on one line.
 
     Example:
         >>> print(folded("stopped after step 3; resume with: rlzoo train --resume --output runs/mine", 40))
@@ -66,10 +73,28 @@ def folded(text: str, width: int) -> str:
     for line in text.split("\n"):
         words, colon, command = line.rpartition(": rlzoo ")
         whole = f"{words}: rlzoo{_JOINED}{command.replace(' ', _JOINED)}" if colon else line
-        indent = " " * (len(line) - len(line.lstrip()))
-        folds = wrap(whole, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        folds = wrap(whole, width, subsequent_indent=_indent(line), break_long_words=False, break_on_hyphens=False)
         parts += [fold.replace(_JOINED, " ") for fold in folds] if len(line) > width else [line]
     return "\n".join(parts)
+
+
+def refilled(text: str, width: int) -> str:
+    """Fill the paragraphs of a docstring to a width; the lines of its formula and of lists stay apart."""
+    joined, is_formula = list[str](), False
+    for line in text.splitlines():
+        before = joined[-1] if joined else ""
+        if line and not line.startswith(" "):
+            is_formula = line == "Formula:"
+        if line and before and not is_formula and _indent(line) == _indent(before) and not line.lstrip().startswith("- "):
+            joined[-1] = f"{before} {line.lstrip()}"
+        else:
+            joined.append(line)
+    filled = [wrap(line, width, subsequent_indent=_indent(line), break_long_words=False) or [""] for line in joined]
+    return "\n".join("\n".join(lines) for lines in filled)
+
+
+def _indent(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]
 
 
 def show_log(level: int) -> None:
@@ -85,6 +110,28 @@ def print_error(text: str) -> None:
         text = folded(printable(text, keep="\n"), shutil.get_terminal_size().columns)
     stream.write(f"{text}\n")
     stream.flush()
+
+
+@contextmanager
+def last_words() -> Iterator[None]:
+    """Hold back the last log record of a stopped run until the block ends, to print it below the display in the block."""
+    held: list[logging.LogRecord] = []
+    handlers = [handler for handler in logging.getLogger().handlers if isinstance(handler, _Stderr)]
+
+    def passes(record: logging.LogRecord) -> bool:
+        if is_last := getattr(record, LAST, False):
+            held.append(record)
+        return not is_last
+
+    for handler in handlers:
+        handler.addFilter(passes)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(passes)
+            for record in held:
+                handler.handle(record)
 
 
 class _Stderr(logging.Handler):

@@ -13,8 +13,10 @@ from rlzoo.errors import UserError
 
 
 def convert(
-    dumps: Annotated[list[Path], typer.Argument(metavar="DUMP...", help="Dumps, or folders that contain some.")],
-    trainer: Annotated[str, typer.Option("--from", help="Trainer that wrote them: verl, prime-rl, nemo-rl, skyrl or slime.")],
+    dumps: Annotated[list[Path], typer.Argument(metavar="DUMP", help="Dumps, or folders that contain some.")],
+    trainer: Annotated[
+        str, typer.Option("--from", help="Trainer that wrote the dumps: verl, prime-rl, nemo-rl, skyrl or slime.")
+    ],
     output: Annotated[Path, typer.Option(help="New or empty folder for the rollout files, one per step.")],
     temperature: Annotated[
         float, typer.Option(min=1e-3, max=1e3, help="Sampling temperature, which dumps do not record.")
@@ -37,4 +39,4 @@ def convert(
         if is_new and output.exists():
             output.rmdir()
         raise
-    Plain().print(f"{len(written)} steps in {output}")
+    Plain().print(f"converted {len(written)} steps to {output}")

@@ -23,7 +23,7 @@ OPTIONAL = {
     "math-verify": ("task math_file", "pip install 'rlzoo-llm[math-verify]'"),
     "reasoning-gym": ("task reasoning_gym:<dataset>", "pip install 'rlzoo-llm[reasoning-gym]'"),
     "peft": ("LoRA adapters", "pip install 'rlzoo-llm[lora]'"),
-    "deepspeed": ("ZeRO", "pip install 'rlzoo-llm[deepspeed]'"),
+    "deepspeed": ("sharding with ZeRO", "pip install 'rlzoo-llm[deepspeed]'"),
     "datasets": ("data sets from the hub", "pip install 'rlzoo-llm[datasets]'"),
     "textarena": ("environment rlzoo.environments.textarena:TextArena", "pip install 'rlzoo-llm[textarena]'"),
     "openenv": ("environment rlzoo.environments.openenv:OpenEnv", "pip install 'rlzoo-llm[openenv]'"),
@@ -68,7 +68,7 @@ def examine() -> dict[str, str]:
         findings["files"] = problem
     findings |= {name: _installed(name) or "missing; reinstall rlzoo-llm" for name in REQUIRED}
     for name, (purpose, command) in OPTIONAL.items():
-        findings[name] = _installed(name) or _cpu_build(name) or f"not installed; {purpose} needs it: {command}"
+        findings[name] = _installed(name) or _cpu_build(name) or f"not installed; needed for {purpose}: {command}"
     if torch.cuda.is_available():
         memory = torch.cuda.get_device_properties(0).total_memory / 2**30
         findings["accelerator"] = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, {memory:.0f} GiB each"
@@ -77,8 +77,8 @@ def examine() -> dict[str, str]:
     findings["cpu threads"] = str(torch.get_num_threads())
     zoo = load_zoo()
     for source in dict.fromkeys(entry.source for entry in zoo.entries.values()):
-        findings[f"policies of {source}"] = ", ".join(name for name, entry in zoo.entries.items() if entry.source == source)
-    findings["plugins left out"] = "; ".join(zoo.problems) or "none"
+        findings[f"rules of {source}"] = ", ".join(name for name, entry in zoo.entries.items() if entry.source == source)
+    findings["skipped plugins"] = "; ".join(zoo.problems) or "none"
     findings["configs"] = ", ".join(config_names())
     findings["MLflow store"] = redact(tracking_uri())
     findings["current directory"] = (

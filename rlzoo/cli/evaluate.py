@@ -1,4 +1,4 @@
-"""`rlzoo eval`: samples k responses to every problem of one or more suites, and prints tables of the results."""
+"""`rlzoo eval`: samples k responses to every problem in one or more suites, and prints tables of the results."""
 
 from __future__ import annotations
 
@@ -26,23 +26,30 @@ SIDE_BY_SIDE = 3  # suites per table, so that it fits a terminal of 80 columns
 @lasting_output()
 def evaluate(
     model: Annotated[
-        str, typer.Argument(help="'embedded', 'embedded-guess', 'smollm2', a folder, a run directory, or a name on the hub.")
+        str,
+        typer.Argument(
+            metavar="MODEL", help="'embedded', 'embedded-guess', 'smollm2', a folder, a run directory, or a name on the hub."
+        ),
     ],
     suite: Annotated[
         str,
-        typer.Option(help="Comma-separated suites: gsm8k, math500, amc23, aime24, aime25, arithmetic, your own."),
+        typer.Option(help="Comma-separated suites: gsm8k, math500, amc23, aime24, aime25, arithmetic, or your own."),
     ],
     k: Annotated[int, typer.Option("--k", min=1, max=4096, help="Responses per problem.")] = 16,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Length limit of a response, in tokens.")] = 2048,
     seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Responses sampled at once.")] = 64,
-    limit: Annotated[int | None, typer.Option(min=1, help="Use only this many problems of each suite, from the first.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder of local copies, such as gsm8k.jsonl; by default the hub.")] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Use only the first N problems of each suite.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Folder with local copies of the suites, such as gsm8k.jsonl; by default, they come from the hub."),
+    ] = None,
     chat_template: Annotated[
         bool | None,
         typer.Option(
-            "--chat-template/--no-chat-template", help="Wrap prompts in the chat template; by default if the tokenizer has one."
+            "--chat-template/--no-chat-template",
+            help="Wrap prompts in the chat template; by default, if the tokenizer has one.",
         ),
     ] = None,
     set_: Annotated[
@@ -80,7 +87,7 @@ def evaluate(
         with bars:
             result = measure(config, path, experiment=EXPERIMENT if mlflow else None, told=told)
     except (KeyboardInterrupt, SystemExit):
-        messages.print(f"stopped; to resume, rerun the same command; the evaluation is in {path}")
+        messages.print(f"stopped; the evaluation is in {path}; rerun the same command to resume it")
         raise
     if as_json:
         print(json.dumps(result.as_dict(), indent=2))

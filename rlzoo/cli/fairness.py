@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def fairness(
     recording: Recording,
     clip: Annotated[
-        str | None, typer.Option(help="Comma-separated clip policies; by default the rule that was used in training.")
+        str | None, typer.Option(help="Comma-separated rules; by default the rule that the run was trained with.")
     ] = None,
     skip_steps: Annotated[int, typer.Option(min=0, help="Number of initial steps to leave out.")] = 0,
     config: Configs = None,
@@ -41,10 +41,10 @@ def fairness(
     if drift is None:
         where = f" after step {skip_steps}" if skip_steps else ""
         raise UserError(
-            f"{str(run.path)!r} has no response{where} with tokens, an advantage and log-probs that had changed when the model "
-            "was updated on it; with one optimizer step per batch, the ratio is 1 and no rule clips"
+            f"{str(run.path)!r} has no response{where} that has an advantage and had moved before an update; with one "
+            "optimizer step per batch, every ratio is 1 and no rule clips"
         )
-    names = names_in("--clip", clip, "comma-separated policies; see `rlzoo clips list`") if clip else ()
+    names = names_in("--clip", clip, "comma-separated rules; see `rlzoo clips list`") if clip else ()
     rules = [policy_for(run, name, config or [], [], plugin or []) for name in names] or ([run.rule] if run.rule else [])
     judged = study(run, rules, skip_steps=skip_steps, with_cosine=False) if rules else None
     if as_json:
@@ -52,7 +52,7 @@ def fairness(
         print(json.dumps({**plain(found), "rules": judged.as_dict()["rules"] if judged else []}, indent=2))
         return
     console = Plain()
-    console.print(f"{run.num_responses} responses to update on in {run.path}, trained with {run.trained_with}")
+    console.print(f"{run.num_responses:,} recorded responses in {run.path}, trained with {run.trained_with}")
     _print(console, drift)
     if judged is None:
         recorded = run.steps[0].rule.get("name")
@@ -82,5 +82,5 @@ def _print(console: Plain, drift: Drift) -> None:
         rows.add_row(name, *map(number, values))
     console.print(rows)
     console.print(
-        f"sd S grows with length to the power {number(drift.exponent)}; {number(drift.moved)} of the responses had moved"
+        f"sd S grows as the length to the power {number(drift.exponent)}; {number(drift.moved)} of the responses had moved"
     )

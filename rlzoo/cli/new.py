@@ -1,4 +1,4 @@
-"""``new``: writes an installable distribution with a working policy, estimator or correction."""
+"""``new``: writes an installable distribution with a working rule, estimator or correction."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ TAKEN = {
 }  # fmt: skip
 """Class names that would clash with keywords or with imports of the generated module."""
 
-Name = Annotated[str, typer.Argument(help="Name of the new plugin: lower-case words with hyphens.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the new plugin: lower-case words with hyphens.")]
 Folder = Annotated[Path, typer.Option(help="Folder in which to create rlzoo-NAME.")]
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of plugin, and what is written for it."""
+    """A kind of plugin, and what `new` writes for it."""
 
     command: str  # command of rlzoo, such as clips
     what: str  # name of the kind, with its article
@@ -40,13 +40,13 @@ class Kind:
     option: str  # options of `rlzoo train`, with $part for the name
 
 
-POLICY = Kind("clips", "a clip policy", "policy", "--clip $part")
+POLICY = Kind("clips", "a rule", "policy", "--clip $part")
 ADVANTAGE = Kind("advantages", "an advantage estimator", "advantage", "--clip grpo --set clip.advantage=$part")
 CORRECTION = Kind("corrections", "a mismatch correction", "correction", "--clip grpo --set correction=$part")
 
 
 def clips_new(name: Name, folder: Folder = Path()) -> None:
-    """Write a distribution with a new policy to start from: module, test, page and packaging."""
+    """Write a distribution with a new rule to start from: module, test, page and packaging."""
     write(POLICY, name, folder)
 
 

@@ -23,7 +23,9 @@ Plugins = Annotated[
 ]
 Configs = Annotated[
     list[str] | None,
-    typer.Option("--config", autocompletion=complete.configs, help="Shipped config or YAML file; later ones win."),
+    typer.Option(
+        "--config", autocompletion=complete.configs, help="Shipped config or YAML file; may be repeated, and later ones win."
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -37,9 +39,9 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Print only warnings and th
 
 
 def check_rule_names(names: Iterable[str]) -> None:
-    """Raise `UserError` for a well-known name of a rule that is not its policy's name; the message names the policy."""
+    """Raise `UserError` for a well-known name that no rule in the zoo has; the message suggests the right name."""
     if "ppo" in names:
-        raise UserError("there is no clip policy 'ppo'; did you mean 'grpo', which has PPO's clip?")
+        raise UserError("there is no rule 'ppo'; did you mean 'grpo', which has PPO's clip?")
 
 
 def names_in(option: str, text: str, wanted: str) -> tuple[str, ...]:
@@ -48,6 +50,16 @@ def names_in(option: str, text: str, wanted: str) -> tuple[str, ...]:
     if not names:
         raise UserError(f"{option} {text!r}: expected {wanted}")
     return names
+
+
+def refuse_config(name: str) -> None:
+    """Raise `UserError` if a name is that of a shipped config; the message names the rule that the config uses."""
+    from rlzoo.config.composition import clip_name, config_names, read_config
+
+    if name in config_names():
+        rule = clip_name(read_config(name))
+        also = f"; see its rule with: rlzoo clips show {rule}" if rule else ""
+        raise UserError(f"{name!r} is a config, not a rule: use --config {name}{also}")
 
 
 class Lasting:

@@ -12,6 +12,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from rlzoo.cli.clips import print_settings, settings
+from rlzoo.cli.command import Command, Group
 from rlzoo.cli.console import Plain
 from rlzoo.cli.exits import FAILED
 from rlzoo.cli.new import advantages_new, corrections_new
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from rlzoo.zoo import Entry, Shelf
 
 NameOrPath = Annotated[str, typer.Argument(metavar="NAME|PATH", help="A name, or a plugin file or folder.")]
-Name = Annotated[str, typer.Argument(help="A name.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A name.")]
 
 
 def advantages_list(plugin: Plugins = None, as_json: AsJson = False) -> None:
@@ -36,7 +37,7 @@ def advantages_show(name: Name, plugin: Plugins = None, as_json: AsJson = False)
 
 
 def advantages_check(name: NameOrPath, as_json: AsJson = False) -> None:
-    """Check an advantage estimator against the laws; exits with code 1 if it breaks one."""
+    """Check an advantage estimator against the laws; exit with code 1 if it breaks one."""
     _check("advantages", name, as_json)
 
 
@@ -51,14 +52,14 @@ def corrections_show(name: Name, plugin: Plugins = None, as_json: AsJson = False
 
 
 def corrections_check(name: NameOrPath, as_json: AsJson = False) -> None:
-    """Check a mismatch correction against the laws; exits with code 1 if it breaks one."""
+    """Check a mismatch correction against the laws; exit with code 1 if it breaks one."""
     _check("corrections", name, as_json)
 
 
 def _app(help_: str, **commands: Any) -> typer.Typer:
-    app = typer.Typer(help=help_, no_args_is_help=True)
+    app = typer.Typer(cls=Group, help=help_, no_args_is_help=True)
     for name, command in commands.items():
-        app.command(name)(command)
+        app.command(name, cls=Command)(command)
     return app
 
 
@@ -70,7 +71,7 @@ advantages = _app(
     new=advantages_new,
 )
 corrections = _app(
-    "The installed corrections for differences between sampler and trainer.",
+    "The installed corrections for differences between the sampler and the trainer.",
     list=corrections_list,
     show=corrections_show,
     check=corrections_check,
@@ -118,7 +119,7 @@ def _show(shelf: Shelf[Any], name: str, key: str, as_json: bool) -> None:
         return
     console = Plain()
     console.print(Text.assemble((kind.name, "bold"), f"  {entry.source}  {kind.paper}\n"))
-    console.print(inspect.getdoc(kind) or "")
+    console.print_docstring(inspect.getdoc(kind) or "")
     if fields:
         print_settings(console, fields, f"--set {key}={kind.name} --set {key}.NAME=VALUE", required=())
     for law, reason in kind.exempt.items():

@@ -22,7 +22,7 @@ from rlzoo.training.checks import missing_libraries
 
 
 def dry_run(config: RunConfig, devices: str | None, as_json: bool, *, resume: bool = False) -> None:
-    """Check a run, and print its configuration on stdout and its plan on stderr, or both as JSON on stdout."""
+    """Check a run. Print its configuration on stdout and its plan on stderr, or both as JSON on stdout."""
     named = parse_devices(devices) if devices else None
     processes, architecture, prompts = check(config, named, resume=resume)
     plan = Plan(config, architecture, named or this_machine(), prompts, processes)
@@ -55,7 +55,7 @@ def _notes(plan: Plan) -> list[str]:
     if not plan.prompts.counted:
         notes.append("the tokenizer is not on this machine: prompt lengths are estimated from the text")
     if plan.memory is not None and 0.9 * plan.device_memory < plan.memory.peak <= plan.device_memory:
-        notes.append("the peak is within 10% of the device's memory: fragmentation and the driver's memory may exceed it")
+        notes.append("the peak is within 10% of the device's memory: fragmentation and the driver may use up the rest")
     masters = plan.sharding.stage or config.learner.master_weights or config.learner.lora.rank
     if config.model.dtype == "bfloat16" and not masters:
         notes.append("bfloat16 weights without float32 copies: updates below 0.4% of a weight are lost to rounding")
@@ -78,25 +78,47 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
     about = "" if plan.prompts.counted else "about "
     zero = f", ZeRO-{sharding.stage}" if sharding.stage else ", FSDP2" if sharding.is_fsdp else ""
     rows = f"{batch.rows} row{'s' if batch.rows > 1 else ''} of up to {batch.length:,} tokens"
-    tokens = config.steps * plan.responses * batch.response
+    tokens, several = config.steps * plan.responses * batch.response, sharding.processes > 1
     facts = [
         ("run", f"{config.clip.name} on {config.task.name}, model {config.model.path}{size}"),
         ("steps", f"{config.steps:,} of {plan.responses:,} responses; {config.steps * plan.updates:,} optimizer steps in all"),
         ("tokens", f"at most {tokens:,} sampled; prompts of up to {about}{plan.prompts.longest:,} tokens"),
-        ("devices", f"{sharding.processes} x {plan.devices.name}, {shown(plan.device_memory)}{zero}"),
-        ("micro-batch", f"{rows}, {plan.passes} to an optimizer step"),
+        ("devices", f"{_devices(plan)}{zero}"),
+        ("micro-batch", f"{rows}, {plan.passes} per optimizer step"),
         ("time", _time(plan)),
     ]
     if plan.memory is not None and plan.disk is not None and plan.flops is not None:
         disk, work = {name: shown(size) for name, size in plan.disk.items()}, plan.flops
         replay = f", weights for replay {disk['replay']}" if plan.disk["replay"] else ""
         facts += [
-            ("work", f"{work['learner'] / 1e12:,.1f} TFLOP a step to learn, {work['rollout'] / 1e12:,.1f} to sample"),
+            ("work", f"{_flop(work['learner'])} per step to learn, {_flop(work['rollout'])} to sample"),
             ("disk", f"checkpoints {disk['checkpoints']}, rollouts at most {disk['rollouts']}{replay}"),
-            ("host", f"{shown(plan.host_loading)} in total while {sharding.processes} x the weights are loaded"),
-            ("memory", f"{shown(plan.memory.peak)} of {shown(plan.device_memory)} on each device, estimated:"),
+            (
+                "host",
+                f"{shown(plan.host_loading)} while {'all processes load the weights' if several else 'the weights are loaded'}",
+            ),
+            (
+                "memory",
+                f"{shown(plan.memory.peak)} of {shown(plan.device_memory)}{' on each device' if several else ''}, estimated:",
+            ),
         ]
     return facts
+
+
+def _devices(plan: Plan) -> str:
+    """Describe the devices, such as ``8 x H100, 80.0 GB each``."""
+    number, memory = plan.sharding.processes, shown(plan.device_memory)
+    if plan.devices.is_cpu and number == 1:
+        return f"{plan.devices.name}, {memory} of memory, one process"
+    if plan.devices.is_cpu:
+        return f"{plan.devices.name}, shared by {number} processes, {memory} each"
+    return f"{number} x {plan.devices.name}, {memory} each" if number > 1 else f"{plan.devices.name}, {memory}"
+
+
+def _flop(number: float) -> str:
+    """Format a number of floating-point operations."""
+    name, unit = next(((name, unit) for name, unit in (("TFLOP", 1e12), ("GFLOP", 1e9)) if number >= unit), ("MFLOP", 1e6))
+    return f"{number / unit:,.1f} {name}"
 
 
 def _memory_table(memory: Memory) -> Table:
@@ -106,14 +128,16 @@ def _memory_table(memory: Memory) -> Table:
         sizes = [parts.get(name, 0) for parts in (learning, sampling)]
         if any(sizes):
             rows.add_row(f"  {name}", *(shown(size) if size else "-" for size in sizes))
-    rows.add_row("  together", shown(sum(learning.values())), shown(sum(sampling.values())))
+    rows.add_row("  total", shown(sum(learning.values())), shown(sum(sampling.values())))
     return rows
 
 
 def _time(plan: Plan) -> str:
     learner, rollout = plan.seconds
+    if learner is None and plan.devices.is_cpu:
+        return "not estimated for a CPU"
     if learner is None:
-        return "no estimate: the speed of these devices is not known; name devices with --devices"
+        return "not estimated: the speed of these devices is not known; name devices with --devices"
     sampling = "sampling not estimated" if rollout is None else f"{rollout:,.0f} s to sample"
     hours = "" if rollout is None else f"; {plan.config.steps * (learner + rollout) / 3600:,.0f} h in all"
-    return f"estimate, every response at its limit: {learner:,.0f} s a step to learn, {sampling}{hours}"
+    return f"estimate, with every response at its limit: {learner:,.0f} s per step to learn, {sampling}{hours}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlzoo.cli.console import Plain
-from rlzoo.cli.options import AsJson, Plugins, loading
+from rlzoo.cli.options import AsJson, Plugins, loading, refuse_config
 from rlzoo.cli.tables import table
 from rlzoo.errors import UserError
 
@@ -25,22 +25,23 @@ DRAWN = tuple(4**step for step in range(7))  # lengths from 1 to 4096
 
 
 def clips_portrait(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Policies to draw.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Rules to draw.")],
     output: Annotated[Path, typer.Option(help="Picture to write: .svg or .png.")] = Path("portrait.svg"),
     plugin: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
-    """Draw where policies cut at each length, and how they weight gradients at each ratio."""
+    """Draw where rules cut at each length, and how they weight gradients at each ratio."""
     if output.suffix not in PICTURES:
-        raise UserError(
-            f"--output {str(output)!r}: a picture is {' or '.join(PICTURES)}; choose a name with one of these endings"
-        )
+        raise UserError(f"--output {str(output)!r}: expected a name that ends in {' or '.join(PICTURES)}")
     with loading():
         from rlzoo.measure import figures
         from rlzoo.policy import with_defaults
         from rlzoo.testing.portrait import RATIOS, portrait
         from rlzoo.zoo import load_zoo
     zoo = load_zoo(plugin or [])
+    for name in names:
+        if name not in zoo:
+            refuse_config(name)
     policies = {name: with_defaults(zoo[name]) for name in dict.fromkeys(names)}
     ratios = sorted({*RATIOS, *CURVE})
     portraits = {name: portrait(policy, lengths=DRAWN, ratios=ratios) for name, policy in policies.items()}
@@ -99,7 +100,7 @@ def print_portraits(console: Plain, portraits: Sequence[Portrait]) -> None:
     for drawn in portraits:
         weights.add_row(drawn.name, "A>0", *(_cell(drawn.positive[ratio], ".3g") for ratio in ratios))
         weights.add_row("", "A<0", *(_cell(drawn.negative[ratio], ".3g") for ratio in ratios))
-    console.print("\ngradient by ratio, as a share of that at ratio 1", style="bold")
+    console.print("\ngradient by ratio, relative to the gradient at ratio 1", style="bold")
     console.print(weights)
 
 

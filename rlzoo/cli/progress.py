@@ -24,7 +24,7 @@ WIDEST, NARROWEST = 40, 8  # characters of a sparkline
 
 
 class View(NamedTuple):
-    """The callbacks that show a run: one for each step and its metrics, one for the work between steps."""
+    """The callbacks that show a run: `step` after each step, and `stage` before work between steps."""
 
     step: Callable[[int, Mapping[str, float]], None]
     stage: Callable[[str], None] | None = None
@@ -53,11 +53,21 @@ SHOWN = (
 )
 
 
+def metrics_shown(held_out: str) -> tuple[Shown, ...]:
+    """Return `SHOWN` with the name of the held-out score: ``"accuracy"`` or ``"reward"``."""
+    return tuple(
+        each._replace(label=f"held-out {held_out}", word="accuracy" if held_out == "accuracy" else f"held-out {held_out}")
+        if each.metric == "eval/accuracy"
+        else each
+        for each in SHOWN
+    )
+
+
 class Curves:
     """The history of the metrics in `SHOWN`, each drawn as a sparkline with its first and last value."""
 
-    def __init__(self) -> None:
-        self._values: dict[Shown, list[float]] = {shown: [] for shown in SHOWN}
+    def __init__(self, held_out: str = "accuracy") -> None:
+        self._values: dict[Shown, list[float]] = {shown: [] for shown in metrics_shown(held_out)}
 
     def add(self, metrics: Mapping[str, float]) -> None:
         """Add one step's metrics; a metric that was not measured keeps its last value."""
@@ -98,9 +108,9 @@ class Screen(Bars):
     When the run ends, the curves stay on the terminal and the bar is removed. Nothing stays if no step was completed.
     """
 
-    def __init__(self, console: Plain, title: str, steps: int, run: Path | None = None) -> None:
-        self._plain, self._title, self._run = console, printable(title), run
-        self._curves, self._ending = Curves(), ""
+    def __init__(self, console: Plain, title: str, steps: int, run: Path | None = None, held_out: str = "accuracy") -> None:
+        self._plain, self._title, self._run, self._held_out = console, printable(title), run, held_out
+        self._curves, self._ending = Curves(held_out), ""
         columns = (MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
         super().__init__(console, BarColumn(None), *columns, TextColumn("{task.fields[words]}"), expand=True)
         self._steps = steps
@@ -113,7 +123,7 @@ class Screen(Bars):
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add one step's metrics to the view; step 0 starts a new run."""
         if step == 0:
-            self._curves = Curves()
+            self._curves = Curves(self._held_out)
         if not self._bars:
             self._plain.print(self._title, style="bold")
             self._add_steps_before(step)
@@ -150,6 +160,7 @@ def shown(
     console: Plain,
     title: str,
     steps: int,
+    held_out: str = "accuracy",
     *,
     is_quiet: bool = False,
     as_json: bool = False,
@@ -157,10 +168,11 @@ def shown(
 ) -> Iterator[View]:
     """Show a run inside the block, in the form that suits the output.
 
-    On a terminal the run is shown as curves, elsewhere as a line per step. With ``as_json`` every step is a JSON object as in
-    ``metrics.jsonl``, with null for NaN and infinity. ``run`` is the run directory, with the earlier steps of a resumed run.
+    On a terminal, the run is shown as curves; elsewhere, as a line per step. With ``as_json``, every step is a JSON object as
+    in ``metrics.jsonl``, with null for NaN and infinity. ``held_out`` is what an evaluation measures. ``run`` is the run
+    directory, with the earlier steps of a resumed run.
     """
-    titles = [printable(title)]  # printed with the first step
+    titles, described = [printable(title)], metrics_shown(held_out)  # the title is printed with the first step
 
     def print_json(step: int, metrics: Mapping[str, float]) -> None:
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
@@ -169,7 +181,7 @@ def shown(
     def print_line(step: int, metrics: Mapping[str, float]) -> None:
         while titles:
             console.print(titles.pop())
-        words = [f"{each.word} {each.number(metrics[each.metric])}" for each in SHOWN if each.metric in metrics]
+        words = [f"{each.word} {each.number(metrics[each.metric])}" for each in described if each.metric in metrics]
         words += [f"{metrics[SPEED]:,.0f} tok/s"] if SPEED in metrics else []
         console.print("  ".join([f"step {step}/{steps}", *words]))
 
@@ -178,7 +190,7 @@ def shown(
     elif as_json:
         yield View(print_json)
     elif console.is_screen:
-        with Screen(console, title, steps, run) as screen:
+        with Screen(console, title, steps, run, held_out) as screen:
             yield View(screen.show, screen.say)
     else:
         yield View(print_line)

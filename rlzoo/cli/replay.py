@@ -26,13 +26,15 @@ if TYPE_CHECKING:
 
 Recording = Annotated[
     list[Path],
-    typer.Argument(metavar="RUN|FILE...", help="Run directory, or rollout files and folders of them, read as one run."),
+    typer.Argument(
+        metavar="RUN|FILE", help="Run directory, or rollout files and folders with them, which are read as one run."
+    ),
 ]
 
 
 def replay(
     recording: Recording,
-    clip: Annotated[str, typer.Option(autocompletion=complete.policies, help="Comma-separated clip policies.")],
+    clip: Annotated[str, typer.Option(autocompletion=complete.policies, help="Comma-separated rules, such as fspo,gspo.")],
     match: Annotated[
         float | None,
         typer.Option("--match-clip-fraction", min=0.001, max=0.9, help="Scale every rule's widths to this clip fraction."),
@@ -45,7 +47,7 @@ def replay(
     cosine: Annotated[bool, typer.Option(help="Measure the angle to the unclipped gradient, if weights were saved.")] = True,
     config: Configs = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the policies, such as clip.drift=0.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the rules, such as clip.drift=0.")
     ] = None,
     plugin: Plugins = None,
     as_json: AsJson = False,
@@ -70,7 +72,7 @@ def replay(
     page = report or (None if as_json or not recorded.config else recorded.path / "replay.html")
     if page:
         check_page(page)
-    names = names_in("--clip", clip, "comma-separated policies; see `rlzoo clips list`")
+    names = names_in("--clip", clip, "comma-separated rules; see `rlzoo clips list`")
     policies = [policy_for(recorded, name, config or [], set_ or [], plugin or []) for name in names]
     with Bars(Plain(stderr=True), is_quiet=quiet, transient=True) as bars:
         result = study(
@@ -121,9 +123,9 @@ def policy_for(
 def _print(console: Plain, result: Study, with_cosine: bool) -> None:
     run = result.run
     signs = " for either sign of the advantage" if result.by_sign else ""
-    matched = f", each at a clip fraction of {result.match}{signs}" if result.match else ""
-    steps = f", after step {result.skip_steps}" if result.skip_steps else ""
-    console.print(f"{run.num_responses} responses to update on in {run.path}{steps}{matched}")
+    matched = f", every rule at a clip fraction of {result.match}{signs}" if result.match else ""
+    steps = f" after step {result.skip_steps}" if result.skip_steps else ""
+    console.print(f"{run.num_responses:,} recorded responses in {run.path}{steps}{matched}")
     for rows in rule_tables(result):
         console.print(rows)
     for rule in result.rules:
@@ -138,8 +140,8 @@ def _print(console: Plain, result: Study, with_cosine: bool) -> None:
 
 def rule_tables(result: Study) -> Iterator[Table]:
     """Yield tables of what each rule clipped: in total, by length and, for episodes, by turn."""
-    rows = table("<policy", ">clipped", ">A < 0", ">A > 0", ">lre_max", ">95 %", ">noise", ">ess", ">cosine")
-    parts = table("<policy", ">given sign", ">corrected", ">by signs", ">total", title="parts of the length reweighting error")
+    rows = table("<rule", ">clipped", ">A < 0", ">A > 0", ">lre_max", ">95 %", ">noise", ">ess", ">cosine")
+    parts = table("<rule", ">given sign", ">corrected", ">by signs", ">total", title="parts of the length reweighting error")
     for rule in result.rules:
         profile = rule.replayed.profile
         judged = rule.replayed.table.judged()
@@ -157,7 +159,7 @@ def rule_tables(result: Study) -> Iterator[Table]:
     yield rows
     yield parts
     labels = (f">{label}" for label in result.rules[0].replayed.profile.bin_labels())
-    by_length = table("<policy", *labels, title="clip fraction by length in tokens")
+    by_length = table("<rule", *labels, title="clip fraction by length in tokens")
     for rule in result.rules:
         by_length.add_row(rule.label, *map(number, rule.replayed.profile.both.fraction))
     yield by_length
@@ -174,8 +176,8 @@ def _by_turns(result: Study) -> Iterator[Table]:
         return
     turns = (*(f">{turn}" for turn in range(1, NUM_BINS)), f">{NUM_BINS} and later")
     numbers = (f">{label}" for label in profiles[0][1].bin_labels())
-    for title, bins, kind in (("turn, of its tokens", turns, "by_turn"), ("number of turns", numbers, "by_number")):
-        rows = table("<policy", *bins, ">lre_max", ">95 %", ">noise", title=f"clip fraction by {title}")
+    for title, bins, kind in (("turn", turns, "by_turn"), ("number of turns", numbers, "by_number")):
+        rows = table("<rule", *bins, ">lre_max", ">95 %", ">noise", title=f"clip fraction by {title}")
         for label, profile in profiles:
             found: Evenness = getattr(profile, kind)
             worst = found.lre.max if found.lre else None

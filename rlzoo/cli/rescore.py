@@ -13,7 +13,7 @@ from rlzoo.cli.options import Quiet, loading
 
 def rescore(
     recording: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Rollout files, folders of them, or run directories.")
+        list[Path], typer.Argument(metavar="FILE", help="Rollout files, folders with rollout files, or run directories.")
     ],
     output: Annotated[Path, typer.Option(help="New or empty folder for the new rollout files.")],
     model: Annotated[
@@ -23,10 +23,13 @@ def rescore(
     old: Annotated[
         str | None,
         typer.Option(
-            help="Checkpoint for the old log-probs, or 'sampler' for those that the sampler reported; by default as recorded."
+            help="Checkpoint for the old log-probs, or 'sampler' for those that the sampler reported; by default, the recorded "
+            "ones."
         ),
     ] = None,
-    ref: Annotated[str | None, typer.Option(help="Checkpoint for the reference log-probs; by default as recorded.")] = None,
+    ref: Annotated[
+        str | None, typer.Option(help="Checkpoint for the reference log-probs; by default, the recorded ones.")
+    ] = None,
     dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Data type of the weights.")] = "float32",
     quiet: Quiet = False,
 ) -> None:

@@ -22,17 +22,18 @@ if TYPE_CHECKING:
 
 @lasting_output()
 def sweep(
-    clip: Annotated[str, typer.Option(autocompletion=complete.policies, help="Comma-separated clip policies.")],
+    clip: Annotated[str, typer.Option(autocompletion=complete.policies, help="Comma-separated rules, such as fspo,gspo.")],
     seeds: Annotated[str, typer.Option(help="Number of seeds (5: seeds 0 to 4), or comma-separated seeds.")] = "5",
     grid: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=V1,V2", help="Run with each of these values of a setting; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="KEY=V1,V2", help="Values of a setting to combine with every rule and seed; may be repeated."),
     ] = None,
     config: Configs = None,
     set_: Overrides = None,
     steps: Annotated[int | None, typer.Option(help="Number of rollout batches to learn from in each run.")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder of the sweep; finished runs in it are not repeated.")] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, max=256, help="Runs at once; by default as many as the machine has room for.")
+        int | None, typer.Option(min=1, max=256, help="Number of runs at once; by default, as many as fit on the machine.")
     ] = None,
     plugin: Plugins = None,
     quiet: Quiet = False,
@@ -42,8 +43,8 @@ def sweep(
     as_json: AsJson = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the runs and exit.")] = False,
 ) -> None:
-    """Train every policy with every seed under one MLflow run, and compare; rerun the command to resume."""
-    names = names_in("--clip", clip, "comma-separated policies; see `rlzoo clips list`")
+    """Train with every combination of rule and seed, and compare the rules; rerun the command to resume."""
+    names = names_in("--clip", clip, "comma-separated rules; see `rlzoo clips list`")
     check_rule_names(names)
     with loading(is_quiet=quiet):
         from rlzoo.discovery import distinct
@@ -91,7 +92,7 @@ def _print_power(sweep: Sweep, console: Plain, *, as_json: bool) -> None:
     console.print(f"by a paired t-test at {found.level} after Holm's correction over {found.num_pairs} pairs")
     console.print(f"standard deviation of a difference between seeds: {found.seed_deviation:.4f} ({found.source})")
     console.print(f"evaluation: {problems} problems, {samples} samples each; standard error {found.evaluation_error:.4f}")
-    console.print(f"with eval.num_samples={found.samples_needed}, its noise is below half of the variance between seeds")
+    console.print(f"with eval.num_samples={found.samples_needed}, its noise is less than half of the variance between seeds")
     for difference, seeds in found.seeds_needed.items():
         console.print(f"a difference of {difference} needs {seeds or 'more than 10,000'} seeds")
 
@@ -120,7 +121,8 @@ def _finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -
             return
         finished = sum(other.is_finished for other in sweep.children)
         metrics = child.last_metrics()
-        shown = {"accuracy": "eval/accuracy", "reward": "reward/mean", "clip": "clip/fraction"}
+        held_out = "accuracy" if child.config.task.reward is None else "held-out reward"
+        shown = {held_out: "eval/accuracy", "reward": "reward/mean", "clip": "clip/fraction"}
         words = "  ".join(f"{word} {metrics[name]:.3f}" for word, name in shown.items() if name in metrics)
         outcome = "finished" if child.is_finished else f"ended with exit code {code}"
         console.print(f"{child.name} {outcome}  {words}  ({finished} of {len(sweep.children)})")
@@ -133,7 +135,7 @@ def _finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -
         status = "FAILED" if failed else "FINISHED"
     except (KeyboardInterrupt, SystemExit):
         status = "KILLED"
-        console.print(f"stopped; to resume, rerun the same command; the sweep is in {sweep.folder}")
+        console.print(f"stopped; the sweep is in {sweep.folder}; rerun the same command to resume it")
         raise
     finally:
         if parent:

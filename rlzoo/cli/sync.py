@@ -1,4 +1,4 @@
-"""`rlzoo sync`: uploads to MLflow what has not been logged there yet."""
+"""`rlzoo sync`: uploads run data that MLflow does not have yet."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rlzoo.errors import UserError
 from rlzoo.support.lock import Lock
 
 
-def sync(runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories, such as runs/*.")]) -> None:
-    """Upload to MLflow what runs recorded while it could not be reached; nothing is sent twice."""
+def sync(runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories, such as runs/*.")]) -> None:
+    """Upload run data that MLflow did not receive during training; nothing is sent twice."""
     from rlzoo.journal.tracking.record import Record
 
     for directory in runs:

@@ -22,7 +22,7 @@ def table(*columns: str, **options: Any) -> Table:
 
 
 def rule_label(label: str, console: Console) -> Text:
-    """Return a rule's label, after a dot in the rule's colour where the console has colours."""
+    """Return a rule's label; if the console has colours, a dot in the rule's colour precedes it."""
     return Text.assemble(("● ", rule_colour(label)), label) if console.color_system else Text(label)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +16,7 @@ import typer
 from rlzoo.cli import complete
 from rlzoo.cli.chart import clip_by_length, clip_in_words
 from rlzoo.cli.completions import completions, is_due
-from rlzoo.cli.console import Plain, show_log
+from rlzoo.cli.console import Plain, last_words, show_log
 from rlzoo.cli.options import Configs, Overrides, Plugins, Quiet, check_rule_names, lasting_output, loading
 from rlzoo.errors import UserError
 from rlzoo.support.garbage import quick_garbage_collection
@@ -25,15 +27,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rlzoo")
 
+MOST_READ = 50  # runs in a folder that are read at the end of a run
+
 
 @lasting_output()
 def train(
     clip: Annotated[
-        str | None, typer.Option(autocompletion=complete.policies, help="Clip policy (see `rlzoo clips list`).")
+        str | None,
+        typer.Option(autocompletion=complete.policies, help="Rule to train with, such as fspo (see `rlzoo clips list`)."),
     ] = None,
     config: Configs = None,
     set_: Overrides = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of sampling and data order.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed for sampling and for the order of the data.")] = None,
     steps: Annotated[int | None, typer.Option(help="Number of rollout batches to learn from.")] = None,
     output: Annotated[Path | None, typer.Option(help="New or empty run directory.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume from the newest checkpoint in the run directory.")] = False,
@@ -57,7 +62,7 @@ def train(
     quiet: Quiet = False,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Check the run, print its configuration, and its plan on stderr, then exit."),
+        typer.Option("--dry-run", help="Check the run, print its configuration to stdout and its plan to stderr, and exit."),
     ] = False,
     devices: Annotated[
         str | None, typer.Option(metavar="NxNAME", help="With --dry-run: devices to plan for, such as 8xH100 or 2x24GB.")
@@ -67,7 +72,7 @@ def train(
         typer.Option(
             "--json",
             help="Print a JSON line per step, as in metrics.jsonl, and one with the result. With --dry-run: "
-            "print configuration and plan as JSON.",
+            "print the configuration and the plan as JSON.",
         ),
     ] = False,
 ) -> None:
@@ -142,11 +147,16 @@ def check_unchanged(before: RunConfig, after: RunConfig) -> None:
     for key in different:
         if key not in changed:
             logger.info("--resume: %s changes from %r to %r", key, old.get(key), new.get(key))
+    if "clip.name" in changed:
+        raise UserError(
+            f"--resume: the run trains with the rule {old['clip.name']}, not with {new['clip.name']}; leave out --clip to "
+            "resume it, or start a new run without --resume and with another --output"
+        )
     if changed:
         key = changed[0]
         raise UserError(
             f"--resume: {key} was {old.get(key)!r} and would be {new.get(key)!r}; a resumed run may change only "
-            f"{', '.join(name.rstrip('.') for name in allowed)}"
+            f"{', '.join(name.rstrip('.') for name in allowed)}; leave out {key}, or start a new run with another --output"
         )
 
 
@@ -161,7 +171,8 @@ def _train(run: RunConfig, resume: bool, allow_changed_plugin: bool, is_quiet: b
     assert path is not None, "set by train"
     console = Plain()
     title = f"{run.clip.name} on {run.task.name}, model {run.model.path}, seed {run.seed}"
-    with shown(console, title, run.steps, run=path, is_quiet=is_quiet or not is_main, as_json=as_json) as view:
+    held_out, is_silent = held_out_score(run), is_quiet or not is_main
+    with last_words(), shown(console, title, run.steps, held_out, run=path, is_quiet=is_silent, as_json=as_json) as view:
         from rlzoo.training.train import train as learn  # takes seconds, so the display starts first
 
         def observe(step: int, metrics: Mapping[str, float]) -> None:
@@ -172,18 +183,23 @@ def _train(run: RunConfig, resume: bool, allow_changed_plugin: bool, is_quiet: b
         with quick_garbage_collection():
             result = learn(run, observe, resume=resume, allow_changed_plugin=allow_changed_plugin, stage=view.stage)
     if is_main:
-        _print_result(console, result, is_quiet=is_quiet, as_json=as_json)
+        _print_result(console, result, held_out, is_quiet=is_quiet, as_json=as_json)
 
 
 def announce_plugins(run: RunConfig) -> None:
-    """Log the external plugins that are loaded for a run, with their versions and policies."""
+    """Log the external plugins that are loaded for a run, with their versions and rules."""
     from rlzoo.zoo import load_zoo
 
     for source, policies in load_zoo(run.plugins).outside().items():
         logger.info("plugin loaded: %s (%s)", source, ", ".join(policies))
 
 
-def _print_result(console: Plain, result: RunResult, *, is_quiet: bool, as_json: bool) -> None:
+def held_out_score(run: RunConfig) -> str:
+    """Return what an evaluation of the run measures: the accuracy, or the reward if the user's own function computes it."""
+    return "accuracy" if run.task.reward is None else "reward"
+
+
+def _print_result(console: Plain, result: RunResult, held_out: str, *, is_quiet: bool, as_json: bool) -> None:
     accuracies = [metrics["eval/accuracy"] for metrics in result.metrics if "eval/accuracy" in metrics]
     if as_json:
         first, last = (accuracies[0], accuracies[-1]) if accuracies else (None, None)
@@ -191,10 +207,33 @@ def _print_result(console: Plain, result: RunResult, *, is_quiet: bool, as_json:
         console.out(json.dumps({"result": told}), highlight=False)
         return
     if accuracies:
-        console.print(f"held-out accuracy {accuracies[0]:.3f} -> {accuracies[-1]:.3f}")
+        console.print(f"held-out {held_out} {accuracies[0]:.3f} -> {accuracies[-1]:.3f}")
     if result.profile is not None and not is_quiet:
         console.print(clip_by_length(result.profile, console))
         console.print(clip_in_words(result.profile))
     console.print(f"run directory {result.path}")
-    if result.mlflow_run_id and not is_quiet:
-        console.print("compare it with other runs in MLflow: rlzoo ui")
+    if is_quiet:
+        return
+    page, folder = result.path / "figures" / "completions.html", result.path.parent
+    if page.is_file():
+        console.print(f"what was clipped in which response: {page}")
+    if _are_comparable(folder):
+        console.print(f"compare the finished runs in {folder}: rlzoo compare {shlex.quote(str(folder))}")
+    if result.mlflow_run_id:
+        console.print("view the runs in MLflow: rlzoo ui")
+
+
+def _are_comparable(folder: Path) -> bool:
+    """Return whether a folder contains several finished runs, but not more than `MOST_READ`, that can be compared."""
+    from rlzoo.lab.races import labelled
+    from rlzoo.lab.run_records import find_runs
+
+    try:
+        runs = [file.parent for file in itertools.islice(folder.glob("*/summary.json"), MOST_READ + 1)]
+        if not 2 <= len(runs) <= MOST_READ:
+            return False
+        records, _ = find_runs(runs)
+        labelled(records)  # raises an error if two of them are the same
+    except (OSError, UserError):
+        return False
+    return len(records) > 1

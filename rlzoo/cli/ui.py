@@ -8,29 +8,21 @@ import ipaddress
 import os
 import shlex
 import socket
-import subprocess
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from rlzoo.cli.options import loading
 from rlzoo.errors import UserError
 from rlzoo.support.redaction import redact
 
 HOST = "127.0.0.1"
+ANY_HOST = {"": HOST, "0.0.0.0": HOST, "::": "::1"}
+"""Maps the hosts that stand for all addresses of this machine to one that a browser can open."""
 JOBS = "MLFLOW_SERVER_ENABLE_JOB_EXECUTION"
 CHECKS_OFF = "MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE"
-OPENER = """
-import sys, time, urllib.request, webbrowser
-for _ in range(120):
-    try:
-        urllib.request.urlopen(sys.argv[1] + "/health", timeout=1)
-        webbrowser.open(sys.argv[1] + sys.argv[2])
-        break
-    except OSError:
-        time.sleep(0.5)
-"""
-"""Program that waits up to a minute for the server, then opens the default browser."""
 
 
 def ui(
@@ -41,16 +33,19 @@ def ui(
     allow_remote: Annotated[
         bool, typer.Option("--allow-remote", help="Allow other machines to connect; MLflow has no authentication.")
     ] = False,
-    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in the default browser.")] = False,
+    open_browser: Annotated[
+        bool, typer.Option("--open", help="Open the page in the default browser when the server is ready.")
+    ] = False,
 ) -> None:
     """Start MLflow's UI on the store that `rlzoo train` writes to, for this machine only.
 
-    The printed address opens the saved view of the latest experiment, which shows rules side by side.
+    When the server is ready, the command prints the address of a saved view of the latest experiment, which shows rules side
+    by side.
     """
-    from rlzoo.journal.tracking.record import tracking_uri, without_password
-    from rlzoo.journal.tracking.store import differing_settings, is_missing, latest_experiment
-    from rlzoo.journal.tracking.views import view_path
-
+    with loading():
+        from rlzoo.journal.tracking.record import tracking_uri, without_password
+        from rlzoo.journal.tracking.store import differing_settings, is_missing, latest_experiment
+        from rlzoo.journal.tracking.views import view_path
     uri = tracking_uri()
     if uri.startswith(("http://", "https://")):
         raise UserError(f"MLFLOW_TRACKING_URI points to a server, {redact(uri)}; open this address in a browser")
@@ -79,40 +74,37 @@ def ui(
         with socket.socket(family) as probe:
             if probe.connect_ex((address, port)) == 0:
                 raise UserError(f"port {port} is taken; choose another with --port")
+    print(f"Starting MLflow on {redact(uri)} (Ctrl-C stops it) ...", flush=True)
+    # pass the store in the environment, since every user of this machine can read command lines
+    quiet = {JOBS: "false", "MLFLOW_LOGGING_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore"}
+    environment = quiet | os.environ | {"MLFLOW_BACKEND_STORE_URI": uri}
     experiment, differing = None, []
     with contextlib.suppress(Exception):  # the server itself reports problems with the store
         experiment = latest_experiment()
         differing = [] if experiment is None else differing_settings(experiment)
-    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    path = "" if experiment is None else view_path(experiment)
     if differing:
         print(
-            f"the view averages runs that differ in {', '.join(differing)}, so its charts do not compare rules fairly; hide "
+            f"The view averages runs that differ in {', '.join(differing)}, so its charts do not compare rules fairly; hide "
             "some of the runs, or use: rlzoo compare RUNS",
             flush=True,
         )
-    print(f"MLflow on {redact(uri)} (Ctrl-C stops it)\n{address}{path}", flush=True)
-    if open_browser:
-        _open_later(address, path)
-    # pass the store in the environment, since every user of this machine can read command lines
-    environment = {JOBS: "false"} | os.environ | {"MLFLOW_BACKEND_STORE_URI": uri}
+    name = ANY_HOST.get(host, host)
+    address = f"http://{f'[{name}]' if ':' in name else name}:{port}"
+    page = address if experiment is None else f"{address}{view_path(experiment)}"
     # MLflow's default of four workers and a job queue would import MLflow several times for a single user
     command = [sys.executable, "-P", "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
     # by default uvicorn imports the app from the working directory first
     folder = str(importlib.metadata.distribution("mlflow").locate_file("."))
-    command += ["--uvicorn-opts", shlex.join(["--app-dir", folder])]
-    os.execve(sys.executable, command, environment)
+    command += ["--uvicorn-opts", shlex.join(["--app-dir", folder, "--log-level", "error"])]
+    line = f"Open {linked(page)}" if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else f"Open {page}"
+    # the server needs none of the libraries in this process
+    program = [sys.executable, "-P", str(Path(__file__).with_name("serve.py"))]
+    os.execve(sys.executable, [*program, address, page, line, "yes" if open_browser else "", *command], environment)
 
 
-def _open_later(address: str, path: str) -> None:
-    """Open the page from a separate process when the server answers, since this process becomes the server."""
-    subprocess.Popen(
-        [sys.executable, "-P", "-c", OPENER, address, path],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+def linked(address: str) -> str:
+    """Return an address as a terminal hyperlink (OSC 8), which stays one link if the terminal wraps it."""
+    return f"\x1b]8;;{address}\x1b\\{address}\x1b]8;;\x1b\\"
 
 
 def _refuse_without_checks() -> None:

@@ -42,8 +42,8 @@ def read_config(config: str | Path, plugins: Sequence[str | Path] = ()) -> dict[
         raise UserError(f"config {str(path)!r} {error.strerror}") from error
     except (OSError, ValueError) as error:  # the file is missing or not text, or the name is not a valid file name
         names = [*config_names(), *plugin_configs(plugins)]
-        hint = did_you_mean(str(config), names)
-        raise UserError(f"no config {shown(str(config))} (expected a file, or one of: {', '.join(names)}){hint}") from error
+        hint = did_you_mean(str(config), names) or f" (a file, or one of: {', '.join(names)})"
+        raise UserError(f"no config {shown(str(config))}{hint}") from error
     try:
         content = parse_yaml(text)
     except UnreadableError as error:
@@ -79,7 +79,7 @@ def named_settings(key: str, value: object) -> dict[str, Any]:
     settings = {"name": value} if isinstance(value, str) else value
     if not isinstance(settings, Mapping | None) or not isinstance((settings or {}).get("name", ""), str):
         raise UserError(
-            f"{key}={shown(value)}: expected {'a policy' if key == 'clip' else 'a task'} name, or settings with a name"
+            f"{key}={shown(value)}: expected the name of a {'rule' if key == 'clip' else 'task'}, or settings with a name"
         )
     return dict(settings or {})
 
@@ -106,7 +106,7 @@ def for_clip(layer: Mapping[str, Any], name: str | None) -> dict[str, Any]:
     per_clip = layer.get("per_clip") or {}
     changed = per_clip.get(name) or {} if isinstance(per_clip, dict) else None
     if not isinstance(changed, dict):
-        raise UserError(f"per_clip must map the names of policies to settings, not {shown(per_clip)}")
+        raise UserError(f"per_clip must map the names of rules to settings, not {shown(per_clip)}")
     return merge(own, changed)
 
 

@@ -50,14 +50,14 @@ SAME_CONTEST = ("task.", "model.", "eval.", "steps")  # settings that must be eq
 def _build_clip(value: object, info: ValidationInfo) -> ClipPolicy:
     if isinstance(value, ClipPolicy):
         if problem := contract_problem(type(value)):
-            raise UserError(f"clip policy {type(value).__qualname__} {problem}")
+            raise UserError(f"rule {type(value).__qualname__} {problem}")
         return value
     settings = named_settings("clip", value)
     if "name" not in settings:
-        raise UserError(f"clip={shown(value)}: expected a policy name, or settings with a name")
+        raise UserError(f"clip={shown(value)}: expected the name of a rule, or settings with a name")
     zoo, name = load_zoo(info.data.get("plugins", ())), settings["name"]
     if name not in zoo and name in config_names():
-        raise UserError(f"clip={name!r} is a config, not a policy: use --config {name}")
+        raise UserError(f"clip={name!r} is a config, not a rule: use --config {name}")
     policy = zoo[name]
     try:
         return policy.model_validate({key: item for key, item in settings.items() if key != "name"})
@@ -78,6 +78,12 @@ def _build_task(value: object, info: ValidationInfo) -> Task:
         reference = load_zoo(info.data.get("plugins", ())).tasks.get(str(settings.get("name")))
         settings |= {"name": reference} if reference else {}
     return build_task(settings)
+
+
+def _reward_section(value: object) -> object:
+    if isinstance(value, str):
+        raise UserError(f"reward={shown(value)}: not a section of settings; name a reward function with task.reward={value}")
+    return value
 
 
 def _build_correction(value: object, info: ValidationInfo) -> Correction | None:
@@ -119,14 +125,16 @@ class RunConfig(Section):
         (), description="plugin files and folders to load, in addition to installed plugins"
     )
     clip: Annotated[ClipPolicy, BeforeValidator(_build_clip), PlainSerializer(_dump_named)] = Field(
-        description="the clip policy: its name, or name and settings"
+        description="the rule: its name, or name and settings"
     )
     model: ModelConfig = Field(default_factory=ModelConfig, description="the language model to train")
     task: Annotated[Task, BeforeValidator(_build_task), PlainSerializer(_dump_named)] = Field(
         default_factory=lambda: build_task({"name": "arithmetic"}), description="the task: its name, or name and settings"
     )
     rollout: RolloutConfig = Field(default_factory=RolloutConfig, description="how responses are sampled")
-    reward: RewardConfig = Field(default_factory=RewardConfig, description="how responses are rewarded")
+    reward: Annotated[RewardConfig, BeforeValidator(_reward_section)] = Field(
+        default_factory=RewardConfig, description="how responses are rewarded"
+    )
     correction: Annotated[Correction | None, BeforeValidator(_build_correction), PlainSerializer(_dump_correction)] = Field(
         "auto",
         validate_default=True,
@@ -232,7 +240,7 @@ class RunConfig(Section):
         if self.estimator.per_token and self.clip.scope == "sequence":
             raise UserError(
                 f"clip.advantage={name!r}: its values differ between tokens, but {self.clip.name} accepts one per response; "
-                "choose another advantage, or a clip policy with scope token or batch"
+                "choose another advantage, or a rule of scope token or batch"
             )
         return self
 

@@ -56,7 +56,7 @@ def calibrate(
         UserError: the policy has no width, or no width gives that share.
     """
     if not config.clip.width_fields() and config.clip.targeting(target) is None:
-        raise UserError(f"clip policy {config.clip.name!r} has no width to calibrate")
+        raise UserError(f"rule {config.clip.name!r} has no width to calibrate")
     pilots: list[Pilot] = []
     policy = config.clip
     for _ in range(max_pilots):

@@ -22,10 +22,6 @@ from rlzoo.measure.response_table import ResponseTable, pooled_runs
 
 REPETITION = ("seed", "output", "plugins", "tracking.", "checkpoint.")  # settings that may differ between repetitions
 LONGEST_VALUE = 80  # maximum length of a setting in a label, in characters
-SCORES = {
-    "eval/accuracy": "held-out accuracy at the end",
-    "reward/mean": "mean reward over the last quarter of the steps",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +73,34 @@ class Race:
 
     contenders: tuple[Contender, ...]
     pairs: tuple[Difference, ...]
-    metric: str  # key of the score in `SCORES`
+    metric: str  # that is the score: eval/accuracy, or reward/mean if not every run was evaluated
     match: float | None
     notes: tuple[str, ...]
     by_sign: bool = False  # whether each sign of the advantage was matched separately
+
+    @property
+    def scored(self) -> str:
+        """What the evaluation measures: the accuracy, or the reward if any run has a custom reward."""
+        runs = [run for contender in self.contenders for run in contender.runs]
+        is_accuracy = self.metric == "eval/accuracy" and all(run.settings.get("task.reward") is None for run in runs)
+        return "accuracy" if is_accuracy else "reward"
+
+    @property
+    def score(self) -> str:
+        """Description of the score."""
+        is_held_out = self.metric == "eval/accuracy"
+        return f"held-out {self.scored} at the end" if is_held_out else "mean reward over the last quarter of the steps"
 
     @property
     def highlights(self) -> list[str]:
         """Sentences that say which rule scores best and which clips most evenly."""
         if len(self.contenders) < 2:
             return []
-        best, score = self.contenders[0], "accuracy" if self.metric == "eval/accuracy" else "reward"
+        best = self.contenders[0]
         verdicts = [pair.verdict for pair in self.pairs if best.label in (pair.first, pair.second)]
         beaten = [verdict.partition(" above ")[2] for verdict in verdicts if verdict.startswith(f"{best.label} above ")]
         shown = f"above {', '.join(beaten)}" if beaten else verdicts[0]
-        found = [f"Best {score}: {best.label}, {best.score.mean:.3f} ({shown})."]
+        found = [f"Best {self.scored}: {best.label}, {best.score.mean:.3f} ({shown})."]
         errors = [(error, c) for c in self.contenders if (error := c.matched_lre_max) is not None]
         if len(errors) > 1:
             error, even = min(errors, key=lambda pair: pair[0])
@@ -122,7 +131,7 @@ class Race:
             }
             for contender in self.contenders
         ]
-        about = {"score": SCORES[self.metric], "match": self.match, "match_by_sign": self.by_sign, "notes": self.notes}
+        about = {"score": self.score, "match": self.match, "match_by_sign": self.by_sign, "notes": self.notes}
         return plain({**about, "contenders": contenders, "pairs": self.pairs})
 
 

@@ -205,7 +205,7 @@ def match_clip_fraction(policy: ClipPolicy, target: float, fraction: Callable[[C
     if (told := policy.targeting(target)) is not None:
         return told
     if not policy.width_fields():
-        raise UserError(f"clip policy {policy.name!r} has no width that could be scaled to match a clip fraction")
+        raise UserError(f"rule {policy.name!r} has no width that could be scaled to match a clip fraction")
     narrow, wide = _bracket(policy, target, fraction)
     while wide / narrow >= 1 + 1e-4:
         middle = (narrow * wide) ** 0.5
@@ -249,7 +249,7 @@ def _bracket(policy: ClipPolicy, target: float, fraction: Callable[[ClipPolicy],
                 ends = sorted((step**power, step ** (power + 1)))
                 return ends[0], ends[1]
     raise UserError(
-        f"clip policy {policy.name!r} can clip {min(seen):.3g} to {max(seen):.3g} of these responses, but not {target}"
+        f"rule {policy.name!r} clips {min(seen):.3g} to {max(seen):.3g} of these responses at any width, not {target}"
     )
 
 

@@ -8,7 +8,7 @@ from statistics import fmean
 import numpy as np
 
 from rlzoo.journal.tracking.record import run_id_of
-from rlzoo.lab.races import SCORES, Contender, Race
+from rlzoo.lab.races import Contender, Race
 from rlzoo.lab.study import Study
 from rlzoo.measure.comparison import TEST
 from rlzoo.measure.figures import Series, forest, lines, profile
@@ -29,7 +29,7 @@ def race_report(race: Race) -> str:
     facts = {
         "policies": str(len(race.contenders)),
         "runs": str(sum(len(contender.runs) for contender in race.contenders)),
-        "score": SCORES[race.metric],
+        "score": race.score,
     }
     sections = [_scores(race), _pairs(race), _curves(race)]
     if any(contender.profile for contender in race.contenders):
@@ -47,13 +47,11 @@ def _scores(race: Race) -> ReportSection:
     dots = [(contender.label, contender.score.iqm, contender.score.iqm_interval) for contender in race.contenders]
     text = (
         "The 95% intervals are over seeds. The mean has Student's t interval; IQM, the interquartile mean (arXiv 2108.13264), "
-        "has the interval of a trimmed mean. Gain is the final accuracy minus the accuracy before the first update. Sampling "
-        "is the share of the variance between seeds that is due to sampling the evaluation responses."
+        f"has the interval of a trimmed mean. Gain is the final {race.scored} minus the {race.scored} before the first update. "
+        "Sampling is the share of the variance between seeds that is due to sampling the evaluation responses."
     )
-    what = SCORES[race.metric]
-    return ReportSection(
-        "Scores", [*race.highlights, *race.notes, text], [forest(dots, xlabel=what)], [Table(what, columns, rows)]
-    )
+    figures, tables = [forest(dots, xlabel=race.score)], [Table(race.score, columns, rows)]
+    return ReportSection("Scores", [*race.highlights, *race.notes, text], figures, tables)
 
 
 def _pairs(race: Race) -> ReportSection:

@@ -157,7 +157,7 @@ class Learner:
             settings = with_secrets_of(self.policy.model_dump(mode="json"), written)
             policy = type(self.policy).model_validate_json(json.dumps(settings))
             if not policy.is_adaptive and policy != self.policy:
-                raise UserError(f"--resume: {str(folder / 'policy.json')!r} has different settings from this run's clip policy")
+                raise UserError(f"--resume: {str(folder / 'policy.json')!r} has different settings from this run's rule")
             self.policy = policy
         except UserError:
             raise

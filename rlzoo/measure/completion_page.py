@@ -47,6 +47,7 @@ class Completion:
     clipped: int  # number of clipped tokens
     judged: float  # log-ratio that the rule judged
     band: tuple[float, float] | None  # edges of the rule's band
+    ceiling: float | None  # of the rule's dual clip, which applies where the advantage is negative
     update: int  # number of the update, from 1
 
     @property

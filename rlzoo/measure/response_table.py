@@ -34,6 +34,7 @@ class ResponseTable:
     log_ratio: Tensor  # the judged quantity; for a token rule, its mean over the response
     band_low: Tensor  # edges of its band; NaN for a rule without a band
     band_high: Tensor
+    band_ceiling: Tensor  # ceiling of its dual clip, which applies where A < 0; NaN for a rule without one
     token_log_ratio_sum: Tensor
     token_log_ratio_squared: Tensor
     token_log_ratio_min: Tensor
@@ -86,7 +87,12 @@ class ResponseTable:
 
         token = ops.log_ratio(inputs)
         none, unknown = torch.zeros_like(advantages[:, :1]), log_ratio.new_tensor(torch.nan)
-        edges = (unknown, unknown) if result.band is None else (result.band.low, result.band.high)
+        band = result.band
+        edges = (
+            (unknown, unknown, unknown)
+            if band is None
+            else (band.low, band.high, unknown if band.ceiling is None else band.ceiling)
+        )
         columns = (
             mask.sum(-1, keepdim=True).float(),
             advantages.sum(-1, keepdim=True),

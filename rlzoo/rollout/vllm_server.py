@@ -111,6 +111,7 @@ class ServerSampler(AnyVLLMSampler):
         self.version = 0  # version of the server's weights, in optimizer steps
         self.gate = Gate()
         self.restarts = 0  # number of weight reloads after the server failed to respond
+        self.silent: SilentServerError | None = None  # first failure to respond since the weights were loaded
         self.gone: RunError | None = None
         # no keep-alive: the server would close the connection while the learner works
         self.http = bounded_pool(
@@ -159,7 +160,11 @@ class ServerSampler(AnyVLLMSampler):
                 body["return_tokens_as_token_ids"] = True
             with self.gate.passing():
                 version = self.version
-                (choice,) = self._ask("POST", "/v1/completions", json=body)["choices"]
+                try:
+                    (choice,) = self._ask("POST", "/v1/completions", json=body)["choices"]
+                except SilentServerError as error:
+                    self.silent = self.silent or error  # at once, so that no other batch takes tokens of its initial weights
+                    raise
             if choice["token_ids"]:  # empty if it was aborted before the first token
                 tokens += choice["token_ids"]
                 log_probs += choice["logprobs"]["token_logprobs"]
@@ -179,7 +184,9 @@ class ServerSampler(AnyVLLMSampler):
             except SilentServerError as error:
                 self._recover(restarts, error)
                 continue
-            if restarts == self.restarts:
+            if silent := self.silent:  # in another batch, which may not have closed the gate yet
+                self._recover(restarts, silent)
+            elif restarts == self.restarts:
                 return drawn
 
     def _recover(self, restarts: int, error: SilentServerError) -> None:
@@ -194,6 +201,7 @@ class ServerSampler(AnyVLLMSampler):
                 except RunError as gone:
                     self.gone = gone
                     raise
+                self.silent = None
                 self.restarts += 1
 
     def _abort(self) -> None:

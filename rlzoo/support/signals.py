@@ -17,6 +17,9 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 ONE_PRESS = 1.0  # seconds within which signals count as one, because a terminal and a launcher may both forward a Ctrl-C
 
+LAST = "is_last"
+"""Attribute of the log record with which a stopped run ends, so that a display can print it last."""
+
 logger = logging.getLogger("rlzoo")
 
 
@@ -32,7 +35,7 @@ class StopRequest:
 
         On ranks that received no signal, behaves as after SIGTERM.
         """
-        logger.warning(message)
+        logger.warning(message, extra={LAST: True})
         if self.signal == signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(128 + signal.SIGTERM)

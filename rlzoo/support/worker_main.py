@@ -17,7 +17,9 @@ import resource
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 SPARE_SECONDS = 1.0
@@ -25,12 +27,26 @@ SPARE_SECONDS = 1.0
 
 
 def reason(error: BaseException) -> str:
-    """Format an error as one line, even if its ``__str__`` fails."""
+    """Format an error as one line, even if its ``__str__`` fails, with the place in the user's code that raised it."""
     try:
         text = " ".join(str(error).split())
     except BaseException:
         text = "an error without a text"
-    return f"{type(error).__name__}: {text[:300]}"
+    return f"{type(error).__name__}: {text[:300]}{_place(error)}"
+
+
+def _place(error: BaseException) -> str:
+    """Return `` (FILE:LINE)`` of the error in the first file outside of rlzoo that it passed through, or an empty string."""
+    own = f"{Path(__file__).parents[1]}{os.sep}"
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    outside = [(file, line) for file, line in frames if not file.startswith(own)]
+    if not outside:
+        return ""
+    file = outside[0][0]
+    line = [line for other, line in outside if other == file][-1]
+    with contextlib.suppress(OSError, ValueError):
+        file = str(Path(file).relative_to(Path.cwd()))
+    return f" ({file}:{line})"
 
 
 def die_with(life: int) -> None:

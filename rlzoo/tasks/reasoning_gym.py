@@ -130,7 +130,8 @@ def _check_options(dataset: str, options: dict[str, Any]) -> None:
         if key in _SET_BY_TASK:
             raise UserError(f"task.options.{key} is set by rlzoo; remove it (task.seed determines the order of problems)")
         if key not in allowed:
-            raise UserError(f"unknown key 'task.options.{key}' (allowed: {', '.join(allowed)}){did_you_mean(key, allowed)}")
+            hint = did_you_mean(key, allowed) or f" (allowed: {', '.join(allowed)})"
+            raise UserError(f"unknown key 'task.options.{key}'{hint}")
     try:
         _make_dataset(dataset, json.dumps(options, sort_keys=True), 0)
     except Exception as error:  # the dataset configurations validate themselves with assertions

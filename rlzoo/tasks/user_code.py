@@ -34,7 +34,7 @@ def import_named(setting: str, reference: str, form: str) -> Any:
     module_name, _, name = reference.partition(":")
     parts = [*module_name.split("."), name]
     if not all(part.isidentifier() for part in parts) or module_name.endswith(".py"):
-        raise UserError(f"{key}: expected {form}")
+        raise UserError(f"{key}: expected {form}{_module_of(module_name, name)}")
     here = str(Path.cwd())
     if here not in sys.path:  # unlike python -m, an installed command does not look in the current directory
         sys.path.append(here)
@@ -48,6 +48,17 @@ def import_named(setting: str, reference: str, form: str) -> Any:
         names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         raise UserError(f"{key}: {module_name} has no {name!r}{did_you_mean(name, names)}")
     return found
+
+
+def _module_of(path: str, name: str) -> str:
+    """Return the right form as part of an error message if the user gave the path of a Python file, else nothing."""
+    if not path.endswith(".py"):
+        return ""
+    stem = path.removesuffix(".py").removeprefix("./")
+    module = ".".join(stem.split("/"))
+    if not all(part.isidentifier() for part in module.split(".")):
+        return f"; run rlzoo in the folder of the file, and write {Path(path).stem}:{name or 'NAME'}"
+    return f"; write {module}:{name or 'NAME'}"
 
 
 def import_reward(reference: str) -> RewardFunction:

@@ -97,6 +97,7 @@ def _completion(
     chosen, clipped = batch.response_mask[row].tolist(), update.clipped[at].tolist()
     special = set(tokenizer.all_special_ids)
     band = float(update.table.band_low[measured]), float(update.table.band_high[measured])
+    ceiling = float(update.table.band_ceiling[measured])
     return Completion(
         prompt=prompt + 1,
         response=place + 1,
@@ -114,6 +115,7 @@ def _completion(
         clipped=sum(clipped),
         judged=float(update.table.log_ratio[measured]),
         band=None if any(map(math.isnan, band)) else band,
+        ceiling=None if math.isnan(ceiling) else ceiling,
         update=index + 1,
     )
 

@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-from rlzoo import load_zoo
 from rlzoo.cli.main import main
 
 GOOD_ROW = json.dumps({"question": "Ann has 3 pens and buys 4. How many has she?", "answer": "3 + 4 = 7\n#### 7"})
@@ -33,15 +32,15 @@ def refused(tmp_path, monkeypatch, capfd):
 
 
 def test_unknown_policy(refused):
-    expected = f"unknown clip policy 'fsop' (installed: {', '.join(load_zoo())}); did you mean 'fspo'?"
-    assert refused("train", "--clip", "fsop") == expected
-    assert refused("clips", "show", "fsop") == expected
+    for word, advice in (("fsop", "; did you mean 'fspo'?"), ("zzz", "; see `rlzoo clips list`")):
+        expected = f"unknown rule {word!r}{advice}"
+        assert refused("train", "--clip", word) == expected
+        assert refused("clips", "show", word) == expected
 
 
 def test_unknown_key_names_the_closest(refused):
-    line = refused("train", "--set", "learner.lrr=1")
-    assert line.startswith("unknown key 'learner.lrr' (allowed: lr, schedule, ")
-    assert line.endswith("; did you mean 'lr'?")
+    assert refused("train", "--set", "learner.lrr=1") == "unknown key 'learner.lrr'; did you mean 'lr'?"
+    assert refused("train", "--set", "learner.zzz=1").startswith("unknown key 'learner.zzz' (allowed: lr, schedule, ")
     assert refused("train", "--set", "clip.width_hi=1").endswith("; did you mean 'width_high'?")
     assert refused("train", "--set", "rolout.group_size=1").endswith("; did you mean 'rollout'?")
 
@@ -91,9 +90,8 @@ def test_shaping_out_of_range(refused):
 
 
 def test_missing_config_file(refused):
-    line = refused("train", "--config", "arithmetics")
-    assert line.startswith("no config 'arithmetics' (expected a file, or one of: arithmetic, dapo, ")
-    assert line.endswith("; did you mean 'arithmetic'?")
+    assert refused("train", "--config", "arithmetics") == "no config 'arithmetics'; did you mean 'arithmetic'?"
+    assert refused("train", "--config", "zzz").startswith("no config 'zzz' (a file, or one of: arithmetic, dapo, ")
 
 
 def test_malformed_config_file(refused, tmp_path):

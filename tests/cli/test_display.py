@@ -1,5 +1,6 @@
 """The output of every command is plain text, wrapped only on a screen, without control sequences from untrusted input."""
 
+import inspect
 import io
 import logging
 import os
@@ -7,8 +8,9 @@ import sys
 
 import pytest
 
+from rlzoo import load_zoo
 from rlzoo.cli.bars import Bars
-from rlzoo.cli.console import Plain, folded, show_log
+from rlzoo.cli.console import Plain, folded, refilled, show_log
 from rlzoo.support.printable import printable
 
 LONG = "clip is inert: nothing was clipped for 10 steps; narrow clip.width_low, or find a width with `rlzoo calibrate`"
@@ -32,6 +34,21 @@ def test_a_command_stays_in_one_line_to_be_copied():
 def test_what_fits_is_left_as_it_is():
     assert folded("two  spaces", 40) == "two  spaces"
     assert folded("  - one\n\n  - two", 40) == "  - one\n\n  - two"
+
+
+def test_a_docstring_is_filled_except_for_its_formula():
+    text = (
+        "Clips a ratio.\n\nFormula:\n    a = min(b, c)   where A > 0\n    c = d\n\n"
+        "Where:\n    `a` is a name that is short,\n    and `b` is one that is longer than the others.\n"
+        "    - an item\n    - an item"
+    )
+    assert refilled(text, 30).split("\n") == [
+        *("Clips a ratio.", "", "Formula:", "    a = min(b, c)   where A >", "    0", "    c = d", ""),
+        *("Where:", "    `a` is a name that is", "    short, and `b` is one that", "    is longer than the others."),
+        *("    - an item", "    - an item"),
+    ]
+    for columns in (40, 80):
+        assert max(map(len, refilled(inspect.getdoc(load_zoo()["fspo"]), columns).split("\n"))) <= columns
 
 
 def test_in_a_file_a_line_is_a_line():

@@ -1,6 +1,7 @@
 """`rlzoo train --dry-run` prints the plan, and one line for each thing that would stop the run later."""
 
 import json
+import re
 import shutil
 import sys
 import time
@@ -37,6 +38,14 @@ def test_the_configuration_is_on_stdout_and_the_plan_on_stderr(rlzoo):
     # 40 steps of 32 x 8 responses of at most 80 tokens, 4 optimizer steps each; 99,7xx parameters
     assert "40 of 256 responses; 160 optimizer steps in all" in err
     assert "at most 819,200 sampled" in err
+    lines = [line for line in err.splitlines() if line.startswith(("devices ", "work ", "host ", "memory ", "time "))]
+    assert [re.sub(r"\d[\d,.]*", "N", line.split(maxsplit=1)[1]) for line in lines] == [
+        "this machine's CPU, N GB of memory, one process",
+        "not estimated for a CPU",
+        "N GFLOP per step to learn, N GFLOP to sample",
+        "N kB while the weights are loaded",
+        "N MB of N GB, estimated:",
+    ]
     for part in ("weights", "optimizer states", "activations of a micro-batch", "sampler", "disk", "rlzoo train --clip gspo"):
         assert part in err
 
@@ -246,7 +255,7 @@ def test_vllm_without_room_for_weights_and_a_response_is_refused(rlzoo, model):
         (["--clip", "fspo", *settings("clip.reduction=token_mean")], "clip: "),
         (["--clip", "fspo", *settings("reward.kl_coef=0.1")], "reward.kl_coef=0.1: it gives per-token advantages"),
         (["--config", "reinforce-pp", *settings("clip.advantage=leave_one_out")], "reward.kl_coef=0.01: advantage"),
-        (["--clip", "dapo"], "clip='dapo' is a config, not a policy"),
+        (["--clip", "dapo"], "clip='dapo' is a config, not a rule"),
         (["--clip", "rloo", *settings("rollout.group_size=1")], "rollout.group_size=1: advantage 'leave_one_out'"),
     ],
 )

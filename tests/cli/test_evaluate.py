@@ -49,7 +49,7 @@ def test_ctrl_c_leaves_what_is_done_and_the_same_command_goes_on(rlzoo, zygote, 
     out, err = (file.read_text() for file in files[1:])
     assert process.returncode == 130, err
     assert "Traceback" not in err
-    assert f"stopped; to resume, rerun the same command; the evaluation is in {folder}" in out
+    assert f"stopped; the evaluation is in {folder}; rerun the same command to resume it" in out
     kept = lines.read_bytes()
     assert 2 <= kept.count(b"\n") < 24
     assert rlzoo(*arguments, "--output", folder)[0] == 0

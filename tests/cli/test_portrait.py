@@ -18,4 +18,6 @@ def test_the_portrait_is_drawn_and_printed(rlzoo, tmp_path):
 
 
 def test_a_picture_of_another_kind_is_refused(refused):
-    assert refused("clips", "portrait", "grpo", "--output", "p.jpg").startswith("--output 'p.jpg': a picture is .svg")
+    assert refused("clips", "portrait", "grpo", "--output", "p.jpg").startswith(
+        "--output 'p.jpg': expected a name that ends in .svg"
+    )

@@ -59,7 +59,7 @@ def test_settings_of_the_rules_come_from_configs_and_overrides(rlzoo, run):
 def test_a_rule_that_cannot_be_matched_stays_as_it_is_with_the_reason(rlzoo, run):
     code, out, _ = rlzoo("replay", run, "--clip", "fspo,gpg", "--match-clip-fraction", "0.1", "--no-cosine")
     assert code == 0
-    assert "gpg: clip policy 'gpg' has no width that could be scaled to match a clip fraction" in out
+    assert "gpg: rule 'gpg' has no width that could be scaled to match a clip fraction" in out
 
 
 def test_a_run_without_weights_says_how_to_keep_them(rlzoo, run):
@@ -77,21 +77,21 @@ def test_tables_fit_into_eighty_columns(rlzoo, run, monkeypatch, capfd):
     lines = [
         line.removeprefix(f"report {run}")
         for line in capfd.readouterr().out.splitlines()
-        if " responses to update on in " not in line
+        if " recorded responses in " not in line
     ]
     assert max(map(len, lines)) <= 80
 
 
 def test_replay_refuses_what_it_cannot_read(refused, run, tmp_path):
     assert "is neither a run directory nor a folder with rollout files" in refused("replay", tmp_path, "--clip", "fspo")
-    assert "unknown clip policy 'fsop'" in refused("replay", run, "--clip", "fsop")
-    assert "expected comma-separated policies" in refused("replay", run, "--clip", ",")
+    assert "unknown rule 'fsop'" in refused("replay", run, "--clip", "fsop")
+    assert "expected comma-separated rules" in refused("replay", run, "--clip", ",")
 
 
 def test_the_clip_fraction_is_matched_for_either_sign(rlzoo, run):
     code, out, _ = rlzoo("replay", run, "--clip", "fspo,gspo", "--match-clip-fraction", "0.2", "--match-by-sign")
     assert code == 0
-    assert "each at a clip fraction of 0.2 for either sign of the advantage" in " ".join(out.split())
+    assert "every rule at a clip fraction of 0.2 for either sign of the advantage" in " ".join(out.split())
     for name in ("fspo", "gspo"):
         row = next(line.split() for line in out.splitlines() if line.startswith(f"{name} "))
         assert [float(value) for value in row[1:4]] == pytest.approx([0.2] * 3, abs=0.02)

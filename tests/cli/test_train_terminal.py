@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -77,7 +78,8 @@ def test_ctrl_c_on_a_small_terminal_without_colours(on_a_terminal):
     assert code == 130, screen.text
     lines = screen.text.split("\n")
     assert "stopping after this step; interrupt again to stop at once" in lines
-    assert "rlzoo train --resume --output out" in screen.text
+    assert lines[-2:] == [lines[-2], "rlzoo train --resume --output out"]  # below the curves
+    assert re.fullmatch(r"stopped after step \d+ of 500; resume with:", lines[-2])
     assert "Traceback" not in screen.text
     assert any(re.fullmatch(r"\d+ of 500 steps in \d:\d\d:\d\d", line) for line in lines)
     assert not any(re.search(r"\d/500 .* left", line) for line in lines)
@@ -101,6 +103,22 @@ def test_quiet_leaves_the_result(rlzoo):
     accuracy, directory = out.splitlines()
     assert re.fullmatch(r"held-out accuracy 0\.\d{3} -> 0\.\d{3}", accuracy)
     assert directory == "run directory out"
+
+
+def test_a_custom_reward_is_no_accuracy_and_comparable_runs_are_named(rlzoo, tmp_path):
+    folder = tmp_path / "here"
+    (folder / "reward_by_length.py").write_text("def short(problem, response):\n    return -0.01 * len(response)\n")
+    more = [*QUICK, *ALONE, "--steps", "1", "--set", "task.reward=reward_by_length:short"]
+    code, out, err = rlzoo("train", "--output", "runs/one", *more)
+    assert code == 0, err
+    assert re.search(r"^step 0/1  held-out reward -0\.\d{3}$", out, re.M)
+    assert re.search(r"^held-out reward -0\.\d{3} -> -0\.\d{3}$", out, re.M)
+    assert "accuracy" not in out
+    assert "rlzoo compare" not in out  # there is nothing to compare with
+    assert rlzoo("train", "--output", "runs/same", *more)[1].splitlines()[-1] == "run directory runs/same"
+    shutil.rmtree(folder / "runs" / "same")
+    out = rlzoo("train", "--output", "runs/other", "--clip", "gspo", *more)[1]
+    assert out.splitlines()[-1] == "compare the finished runs in runs: rlzoo compare runs"
 
 
 def test_json_is_the_rows_and_the_result_and_nothing_else(rlzoo, tmp_path):

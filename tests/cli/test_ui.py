@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -15,9 +16,10 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from rlzoo.cli import ui
+from rlzoo.cli import serve, ui
 from rlzoo.journal.tracking.store import experiment_id
-from rlzoo.journal.tracking.views import KEY, NAME, view_path, write_view
+from rlzoo.journal.tracking.views import KEY, NAME, REPORT, view_path, write_view
+from rlzoo.support.colours import RULE_TAG
 from tests.poison import poison, poisoned
 
 COMMAND = [Path(sys.executable).with_name("rlzoo")]
@@ -43,10 +45,11 @@ def server(tmp_path_factory, empty_store):
     shutil.copy(empty_store, folder / "mlflow.db")
     poison(folder)
     environment = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"}
-    process = subprocess.Popen(
-        [*COMMAND, "ui", "--port", PORT], cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )  # fmt: skip
+    with (folder / "screen").open("w") as screen:
+        process = subprocess.Popen(
+            [*COMMAND, "ui", "--port", PORT], cwd=folder, env=environment, stdout=screen, stderr=screen, start_new_session=True
+        )
+    process.screen = folder / "screen"
     try:
         deadline = time.monotonic() + 240
         while True:
@@ -91,6 +94,46 @@ def test_the_stores_address_is_on_no_command_line(server):
     assert not [entry for entry in group if b"sqlite" in (entry / "cmdline").read_bytes()]
 
 
+def test_the_last_line_on_the_screen_is_the_one_address(server):
+    answer("/api/2.0/mlflow/experiments/get?experiment_id=0")
+    deadline = time.monotonic() + 60
+    while "Open " not in server.screen.read_text() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert server.screen.read_text().splitlines() == [
+        f"Starting MLflow on sqlite:///{server.screen.parent}/mlflow.db (Ctrl-C stops it) ...",
+        f"Open http://127.0.0.1:{PORT}",  # the store has no runs
+    ]
+
+
+SLEEPS = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_the_server_before_it_is_ready(number, code):
+    command = [sys.executable, serve.__file__, "http://127.0.0.1:9", "page", "Open", "", sys.executable, "-c", SLEEPS]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    time.sleep(1)
+    process.send_signal(number)
+    assert process.communicate(timeout=20)[0] == ""
+    assert process.returncode == code
+
+
+def test_a_server_that_fails_to_start_shows_its_output():
+    command = [
+        sys.executable,
+        serve.__file__,
+        "http://127.0.0.1:9",
+        "page",
+        "Open",
+        "",
+        sys.executable,
+        "-c",
+        "print('why'); exit(3)",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", "why\n")
+
+
 def in_group(process, group):
     try:
         return os.getpgid(int(process.name)) == group
@@ -114,14 +157,20 @@ def stays(monkeypatch):
 
 @pytest.fixture
 def started():
-    """Start the UI; returns the command that would run, with its environment."""
+    """Start the UI; returns the command that would run, with its environment.
+
+    ``announced`` has what the program is told besides: the server's address, the page, the line to print, and whether to open
+    the page.
+    """
 
     def run(host, **options):
         with pytest.raises(Started) as told:
             ui.ui(5986, host, **options)
         command, environment = told.value.args
-        assert command[1:4] == ["-P", "-m", "mlflow"]
-        return command[4:], environment
+        assert command[1:3] == ["-P", serve.__file__]
+        run.announced = command[3:7]
+        assert command[8:11] == ["-P", "-m", "mlflow"]
+        return command[11:], environment
 
     return run
 
@@ -140,11 +189,22 @@ def test_every_way_to_say_this_machine_is_taken(started, capsys, host):
     plain = host.strip("[]")
     assert command[:-1] == ["server", "--host", plain, "--port", "5986", "--workers", "1", "--uvicorn-opts"]
     assert command[-1].startswith("--app-dir ")
+    assert command[-1].endswith(" --log-level error")
     out, err = capsys.readouterr()
-    first, address = out.splitlines()
-    assert first.startswith("MLflow on sqlite:///")
-    assert address == f"http://{'[::1]' if plain == '::1' else plain}:5986"
+    assert re.fullmatch(r"Starting MLflow on sqlite:///.* \(Ctrl-C stops it\) \.\.\.\n", out)
     assert err == ""
+    address = f"http://{'[::1]' if plain == '::1' else plain}:5986"
+    assert started.announced == [address, address, f"Open {address}", ""]
+
+
+def test_an_address_on_a_terminal_is_one_link(started, a_terminal, monkeypatch):
+    a_terminal(40, 24)
+    started("127.0.0.1", open_browser=True)
+    address = "http://127.0.0.1:5986"
+    assert started.announced[1:] == [address, f"Open \x1b]8;;{address}\x1b\\{address}\x1b]8;;\x1b\\", "yes"]
+    monkeypatch.setenv("TERM", "dumb")
+    started("127.0.0.1")
+    assert started.announced[2] == f"Open {address}"
 
 
 REMOTE = ["0.0.0.0", "::", "", "192.0.2.1", "fe80::1", "::ffff:0.0.0.0"]
@@ -174,6 +234,7 @@ def test_a_name_of_nothing_is_refused(refused):
 
 def test_an_open_server_warns(started, capsys):
     command, environment = started("0.0.0.0", allow_remote=True)
+    assert started.announced[1] == "http://127.0.0.1:5986"  # which a browser can open
     assert command[:5] == ["server", "--host", "0.0.0.0", "--port", "5986"]
     assert "can read, change and delete every run without a password" in capsys.readouterr().err
     assert "MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE" not in environment
@@ -206,14 +267,13 @@ def test_without_a_store_it_says_what_to_do_and_makes_none(refused, monkeypatch,
     assert not (tmp_path / "none").exists()
 
 
-def test_the_address_opens_the_saved_view_of_the_newest_run(started, capsys, own_store):
+def test_the_address_opens_the_saved_view_of_the_newest_run(started, own_store):
     client = MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
     for name in ("old", "new"):
         client.create_run(experiment_id(client, name))
     started("127.0.0.1")
-    address = capsys.readouterr().out.splitlines()[1]
     newest = client.get_experiment_by_name("new")
-    assert address == f"http://127.0.0.1:5986{view_path(newest.experiment_id)}"
+    assert started.announced[2] == f"Open http://127.0.0.1:5986{view_path(newest.experiment_id)}"
     assert json.loads(newest.tags[f"mlflow.sharedViewState.{KEY}"])["name"] == NAME
 
 
@@ -221,18 +281,22 @@ def test_runs_that_the_view_should_not_average_are_named(started, capsys, own_st
     client = MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
     experiment = experiment_id(client, "mine")
 
-    def track(**settings):
-        run = client.create_run(experiment).info.run_id
+    def track(rule="fspo", status="FINISHED", **settings):
+        run = client.create_run(experiment, tags={RULE_TAG: rule}).info.run_id
+        client.set_terminated(run, status)
         for name, value in settings.items():
             client.log_param(run, name.replace("__", "."), value)
 
     track(steps=40, task__reward="None", seed=0, clip__name="fspo")
     track(steps=40, task__reward="None", seed=1, clip__name="gspo")
+    track(steps=7, seed=0, status="FAILED")  # neither this run nor a report is in the view
+    track(steps=8, rule=REPORT)
     started("127.0.0.1")
-    assert capsys.readouterr().out.startswith("MLflow on")
+    assert "differ" not in capsys.readouterr().out
     track(steps=3, task__reward="mine:short", seed=0, clip__name="fspo")
     started("127.0.0.1")
-    assert capsys.readouterr().out.startswith("the view averages runs that differ in steps, task.reward, so its charts do not")
+    said = capsys.readouterr().out.splitlines()[1]
+    assert said.startswith("The view averages runs that differ in steps, task.reward, so its charts do not")
 
 
 def test_a_view_that_somebody_changed_is_kept(own_store):

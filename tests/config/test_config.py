@@ -90,18 +90,18 @@ def test_python_and_yaml_say_the_same():
 
 
 def test_python_mistakes_are_value_errors():
-    with pytest.raises(ValueError, match="unknown clip policy 'fsop'"):
+    with pytest.raises(ValueError, match="unknown rule 'fsop'"):
         RunConfig(clip="fsop")
-    with pytest.raises(UserError, match=r"per_clip must map the names of policies"):
+    with pytest.raises(UserError, match=r"per_clip must map the names of rules"):
         RunConfig.compose(per_clip=[1])
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("clip: 5\nper_clip: {}\n", "clip=5: expected a policy name, or settings with a name"),
+        ("clip: 5\nper_clip: {}\n", "clip=5: expected the name of a rule, or settings with a name"),
         ("clip: {name: [1]}\n", "clip="),
-        ("clip: fspo\nper_clip: {fspo: [1]}\n", "per_clip must map the names of policies"),
+        ("clip: fspo\nper_clip: {fspo: [1]}\n", "per_clip must map the names of rules"),
         ("? \n", "odd.yaml': None is not a key"),
         ("clip: fspo\ntask: {1: 2}\n", "task: 1 is not the name of a setting"),
         ('clip: fspo\nplugins: ["a\\0b"]\n', "cannot be accessed"),

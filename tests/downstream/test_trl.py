@@ -481,7 +481,7 @@ def test_one_step_for_each_generation_is_warned_of(tmp_path, caplog):
      ("real", {"gradient_accumulation_steps": 1, "steps_per_generation": 2}, "splits a generation batch into 2 micro-batches"),
      ("grpo", {"steps_per_generation": 1}, "steps_per_generation=1 must be a multiple of gradient_accumulation_steps=2"),
      ("fspo", {"top_entropy_quantile": 0.2}, "top_entropy_quantile=0.2 selects tokens, but fspo has a per-response objective"),
-     ("grop", {}, "unknown clip policy 'grop'.*did you mean 'grpo'")],
+     ("grop", {}, "unknown rule 'grop'.*did you mean 'grpo'")],
     ids=str,
 )  # fmt: skip
 def test_what_would_be_ignored_or_wrong_is_refused(policy, settings, message, tmp_path):

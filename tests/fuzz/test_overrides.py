@@ -69,4 +69,4 @@ def test_overrides_from_nothing(text, value):
 
 def _names(*overrides):
     """Return what an error may name: the option, or a section of the configuration."""
-    return "--set", *RunConfig.model_fields, "clip policy", "per_clip", "plugin '"
+    return "--set", *RunConfig.model_fields, "unknown rule", "per_clip", "plugin '"

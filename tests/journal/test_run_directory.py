@@ -586,7 +586,7 @@ def test_the_settings_of_a_rule_that_does_not_adapt_are_checked(run):
     file = folder / "state" / "policy.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "width_high": 0.5}))
     seal(folder)
-    refuses(run, "has different settings from this run's clip policy")
+    refuses(run, "has different settings from this run's rule")
 
 
 # unexpected content

@@ -243,5 +243,5 @@ def test_a_rule_that_adapts_to_a_share_is_matched_by_sign_as_it_is(recorded):
 
 
 def test_a_rule_that_never_clips_one_sign_is_refused_with_that_sign(recorded):
-    with pytest.raises(UserError, match="for A < 0: clip policy 'cispo' can clip 0 to 0 of these responses"):
+    with pytest.raises(UserError, match="for A < 0: rule 'cispo' clips 0 to 0 of these responses at any width"):
         match_by_sign(recorded, load_zoo()["cispo"](), 0.2)

@@ -134,7 +134,7 @@ def test_stopped_by_a_signal_it_stops_its_children_and_goes_on_later(run, zygote
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 143
-    assert "to resume, rerun the same command; the sweep is in" in (tmp_path / "out").read_text()
+    assert "; rerun the same command to resume it" in (tmp_path / "out").read_text()
     assert not json.loads((tmp_path / "race" / "grpo-0" / "summary.json").read_text())["finished"]
     assert run(arguments, tmp_path, store).returncode == 0
     assert json.loads((tmp_path / "race" / "grpo-0" / "summary.json").read_text())["finished"]
@@ -162,7 +162,7 @@ def test_a_grid_that_cannot_be_read_is_refused(tmp_path, wrong):
 
 
 def test_a_mistake_in_any_run_is_told_before_the_first_starts(tmp_path):
-    with pytest.raises(UserError, match="unknown clip policy 'gspoo'"):
+    with pytest.raises(UserError, match="unknown rule 'gspoo'"):
         Sweep(tmp_path, ("grpo", "gspoo"), (0,))
     with pytest.raises(UserError, match=r"learner\.lr"):
         Sweep(tmp_path, ("grpo",), (0,), grid=("learner.lr=1e-4,-1",))

@@ -126,7 +126,7 @@ def test_each_fault_is_named_and_the_weights_stay(kind, scope):
     learner = make_learner(model, policy, num_minibatches=1)
     before = [parameter.clone() for parameter in learner.model.parameters()]
     pattern = FAULTS[kind].replace(r"expected \(18, 1\)", r"expected \(18, 1\)(?: or \(18, 30\))?")
-    with pytest.raises(PolicyError, match=f"^clip policy 'spoilt' {pattern}"):
+    with pytest.raises(PolicyError, match=f"^rule 'spoilt' {pattern}"):
         take_updates(learner, batch, seed=0)
     if not kind.__name__.startswith(("RaisesInUpdated", "Becomes")):
         assert all(torch.equal(old, new) for old, new in zip(before, learner.model.parameters(), strict=True))
@@ -194,8 +194,8 @@ def test_a_run_that_is_stopped_keeps_its_checkpoint_journal_and_rollouts(tmp_pat
         main()
     assert stopped.value.code == 1
     error = capfd.readouterr().err
-    told = r"^rlzoo: step 1 \(everything so far is in out\): clip policy 'late' returned an objective that is not finite"
-    assert re.search(told, error, re.M)
+    said = r"^rlzoo: step 1 \(everything so far is in out\): rule 'late' returned an objective that is not finite"
+    assert re.search(said, error, re.M)
     assert "Traceback" not in error
     out = tmp_path / "out"
     assert [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()] == [0]

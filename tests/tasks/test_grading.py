@@ -117,7 +117,9 @@ def test_a_script_needs_no_main_guard(tmp_path):
 
 def test_a_start_that_fails_is_one_line():
     grader = Grader(act, fail_to_start, timeout=1)
-    with pytest.raises(UserError, match=r"^the grading worker cannot start: KeyError: 'nothing here'$"):
+    with pytest.raises(
+        UserError, match=r"^the grading worker cannot start: KeyError: 'nothing here' \(.*test_grading.py:\d+\)$"
+    ):
         grader.grade([("1",)])
 
 

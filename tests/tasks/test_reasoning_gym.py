@@ -119,9 +119,9 @@ def test_the_dump_of_a_task_builds_an_equal_task(chain_sum):
 
 def test_each_mistake_is_told_in_one_line():
     assert error_of("chain_summ") == "unknown reasoning-gym dataset 'chain_summ' (106 are available); did you mean 'chain_sum'?"
-    assert error_of("chain_sum", options={"max_term": 4}) == (
-        "unknown key 'task.options.max_term' (allowed: min_terms, max_terms, min_digits, max_digits, allow_negation)"
-        "; did you mean 'max_terms'?"
+    assert error_of("chain_sum", options={"max_term": 4}) == "unknown key 'task.options.max_term'; did you mean 'max_terms'?"
+    assert error_of("chain_sum", options={"zzz": 4}) == (
+        "unknown key 'task.options.zzz' (allowed: min_terms, max_terms, min_digits, max_digits, allow_negation)"
     )
     assert error_of("chain_sum", options={"max_terms": -4}) == (
         "task.options={'max_terms': -4}: max_terms must be >= min_terms"

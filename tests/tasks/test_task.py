@@ -59,9 +59,9 @@ def test_a_task_without_a_name_is_an_error():
 
 
 def test_an_unknown_setting_is_told_the_closest():
-    message = error_of(name="arithmetic", operand_maxx=5)
-    assert message.startswith("unknown key 'task.operand_maxx' (allowed: template, reward, timeout, reward_concurrency, seed, ")
-    assert message.endswith("did you mean 'operand_max'?")
+    assert error_of(name="arithmetic", operand_maxx=5) == "unknown key 'task.operand_maxx'; did you mean 'operand_max'?"
+    message = error_of(name="arithmetic", zzz=5)
+    assert message.startswith("unknown key 'task.zzz' (allowed: template, reward, timeout, reward_concurrency, seed, ")
 
 
 def test_a_setting_of_the_wrong_type_names_the_key():
@@ -156,11 +156,25 @@ def test_each_mistake_in_a_task_of_the_users_own_is_told(reward_module, tmp_path
     assert error_of(name="own_task_b:Echo", widht=1).endswith("did you mean 'width'?")
 
 
-@pytest.mark.parametrize("reference", ["own", "own:", ":f", "own.py:f", "a b:f", "own:f()", "..own:f"])
+FORM = "expected module:function, for example my_rewards:exact_match"
+
+
+@pytest.mark.parametrize("reference", ["own", "own:", ":f", "a b:f", "own:f()", "..own:f"])
 def test_a_reward_must_look_like_module_and_function(reference):
-    assert error_of(name="arithmetic", reward=reference) == (
-        f"task.reward={reference!r}: expected module:function, for example my_rewards:exact_match"
-    )
+    assert error_of(name="arithmetic", reward=reference) == f"task.reward={reference!r}: {FORM}"
+
+
+@pytest.mark.parametrize(
+    ("reference", "advice"),
+    [
+        ("own.py:f", "write own:f"),
+        ("./rewards/own.py:f", "write rewards.own:f"),
+        ("own.py", "write own:NAME"),
+        ("/home/me/own.py:f", "run rlzoo in the folder of the file, and write own:f"),
+    ],
+)
+def test_the_path_of_a_reward_is_answered_with_its_module(reference, advice):
+    assert error_of(name="arithmetic", reward=reference) == f"task.reward={reference!r}: {FORM}; {advice}"
 
 
 def test_each_mistake_in_a_reward_shows_when_the_task_is_built(reward_module, tmp_path):
@@ -219,7 +233,9 @@ def test_a_reward_that_hangs_or_crashes_counts_0_and_leaves_the_others(reward_mo
         assert time.monotonic() - started < 60
         (grader,) = task.graders
         assert (grader.num_timeouts, grader.num_crashes) == (1, 2)
-        assert grader.last_failure == "ValueError: could not convert string to float: 'one'"
+        said, _, place = grader.last_failure.partition(" (")
+        assert said == "ValueError: could not convert string to float: 'one'"
+        assert place.endswith("own_reward_e.py:8)")
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,15 @@ class Page(html.parser.HTMLParser):
 def completion(tokens, **changed):
     clipped = sum(token.clipped for token in tokens)
     given = {"prompt": 1, "response": 2, "question": "1+1", "answer": "2", "hidden": 0, "finished": True, "reward": 1.0}
-    given |= {"advantage": 0.5, "judged": 0.3, "band": (-0.2, 0.2), "update": 4, "clipped": clipped, "length": len(tokens)}
+    given |= {
+        "advantage": 0.5,
+        "judged": 0.3,
+        "band": (-0.2, 0.2),
+        "ceiling": None,
+        "update": 4,
+        "clipped": clipped,
+        "length": len(tokens),
+    }
     return Completion(tokens=tokens, **given | changed)
 
 
@@ -61,6 +69,13 @@ def test_colours_are_those_of_the_values():
     for level in range(1, 6):
         assert re.search(rf"\.p{level} {{ background: rgb\(var\(--more\) / ", text)
         assert re.search(rf"\.n{level} {{ background: rgb\(var\(--less\) / ", text)
+
+
+def test_the_ceiling_of_a_dual_clip_is_next_to_the_band():
+    for ceiling, shown in ((None, 0), (0.6, 2)):  # in the table, and above the response
+        page = render("t", {}, [completion([Token("a", 0.1)], ceiling=ceiling)])
+        assert page.count("-0.2 to 0.2") == 2
+        assert page.count("-0.2 to 0.2, ceiling 0.6") == shown
 
 
 def test_tokens_are_coloured_marked_and_shown_as_they_are():

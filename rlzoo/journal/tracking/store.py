@@ -13,7 +13,7 @@ import psutil
 
 from rlzoo.config.run_config import SAME_CONTEST
 from rlzoo.journal.tracking.record import tracking_uri
-from rlzoo.journal.tracking.views import write_view
+from rlzoo.journal.tracking.views import FILTER, write_view
 from rlzoo.support.replies import bounded_replies
 
 LARGEST_REPLY = 16 * 2**20
@@ -81,12 +81,12 @@ def latest_experiment() -> str | None:
 
 
 def differing_settings(experiment: str) -> list[str]:
-    """Return the settings in `SAME_CONTEST` in which the runs of an experiment differ; reads up to 1,000 runs.
+    """Return the settings in `SAME_CONTEST` in which the runs of the saved view differ; reads up to 1,000 runs.
 
     The saved view averages all runs of a rule, so its charts do not allow a comparison of rules if these settings differ.
     """
     with connected() as client:
-        runs = client.search_runs([experiment], max_results=1000)
+        runs = client.search_runs([experiment], FILTER, max_results=1000)
     values: dict[str, set[str]] = {}
     for run in runs:
         for key, value in run.data.params.items():

@@ -14,11 +14,14 @@ from urllib.parse import quote
 from rlzoo.support.colours import RULE_TAG
 
 TAG_PREFIX = "mlflow.sharedViewState."
-KEY = "rlzoo-rules-1"  # increase the number for a new layout, so that views edited by users are kept
+KEY = "rlzoo-2"  # increase the number for a new layout, so that views edited by users are kept; short, as a part of the address
 NAME = "Rules side by side"
 MOST_RUNS = 100  # maximum number of lines or bars in a chart
 REPORT = "report"
-"""Rule tag of the runs that hold a comparison's report. The charts hide this group, but the table shows it."""
+"""Rule tag of the runs that hold a comparison's report."""
+
+FILTER = f"tags.{RULE_TAG} != '{REPORT}' and attributes.status != 'FAILED'"
+"""Selects the runs that the view shows: those of a rule, without reports and failed runs."""
 
 COLUMNS = (
     *("params.`seed`", "metrics.`accuracy`", "metrics.`gain`", "metrics.`lre_at_0.1`", "metrics.`lre_noise_at_0.1`"),
@@ -27,15 +30,16 @@ COLUMNS = (
 """Columns of the table, from left to right."""
 
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Result: high accuracy, low length error": ("accuracy", "lre_at_0.1"),
-    "Clip fraction: all, shortest sixth (0), longest sixth (5)": (*("clip_fraction", "clip_by_length_0", "clip_by_length_5"),),
+    "Result": ("accuracy", "lre_at_0.1"),
+    "Clip fraction": ("clip_fraction", "clip_by_length_0", "clip_by_length_5"),
     "Training": (
         *("eval/accuracy", "reward/mean", "clip/fraction"),
         *("fairness/lre_max", "learner/entropy", "response/length_mean"),
     ),
 }
-"""The metrics of each section's charts: bars for whole-run metrics, lines for per-step metrics."""
-MOST_COLUMNS = 3  # maximum number of charts in a row
+"""The metrics of each section's charts: bars for whole-run metrics, lines for per-step metrics. MLflow cuts off long section
+names if its assistant is open."""
+MOST_COLUMNS = 2  # charts in a row; MLflow cuts off the titles of narrower charts
 
 
 def write_view(client: Any, experiment_id: str) -> None:
@@ -60,7 +64,7 @@ def view() -> str:
 def _state() -> dict[str, Any]:
     """Return the state of the page in MLflow's format."""
     return {
-        "searchFilter": "",
+        "searchFilter": FILTER,
         "orderByKey": "attributes.start_time",
         "orderByAsc": False,
         "startTime": "ALL",
@@ -71,7 +75,7 @@ def _state() -> dict[str, Any]:
         "columnOrder": list(COLUMNS),
         "columnWidths": {},
         "runsHiddenMode": "SHOW_ALL",
-        "runsVisibilityMap": {f"tag.{RULE_TAG}.{REPORT}": False},
+        "runsVisibilityMap": {},
         "viewMaximized": False,
         "runListHidden": False,
         "isAccordionReordered": True,
