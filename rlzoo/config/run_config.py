@@ -43,8 +43,10 @@ from rlzoo.tasks.task import task_names
 from rlzoo.zoo import load_zoo
 
 DEFAULT_RUN = "arithmetic"
-SAME_CONTEST = ("task.", "model.", "eval.", "steps")  # settings that must be equal for the scores of runs to be comparable
 """The config that serves as the base if no config file sets a model."""
+
+SAME_CONTEST = ("task.", "model.", "eval.", "steps")
+"""Prefixes of the settings that must be equal for the scores of runs to be comparable."""
 
 
 def _build_clip(value: object, info: ValidationInfo) -> ClipPolicy:
@@ -273,11 +275,11 @@ class RunConfig(Section):
         """Compose a run as the command line does; later sources win.
 
         The order is: `DEFAULT_RUN` if no config names a model, each config, ``overrides``, ``settings``. A config's
-        ``per_clip`` section holds settings for individual policies; those for the chosen policy apply.
+        ``per_clip`` section holds settings for individual rules; those for the chosen rule apply.
 
         Args:
             configs: names of shipped configs, or files.
-            clip: name of the policy; takes precedence over the configs.
+            clip: name of the rule; takes precedence over the configs.
             overrides: ``"section.key=value"`` strings, with values in YAML.
             plugins: plugin files and folders, in addition to those listed in the configs.
             settings: top-level fields such as ``seed=1``; None is ignored.

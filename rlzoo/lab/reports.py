@@ -43,7 +43,7 @@ def _scores(race: Race) -> ReportSection:
         score, clipped, length = contender.score, contender.mean("clip/fraction"), contender.mean("response/length_mean", 0.25)
         seeds = (score.num_seeds, score.mean, score.mean_interval, contender.gain, score.iqm, score.iqm_interval)
         rows.append([contender.label, *seeds, contender.sampling_share, clipped, length])
-    columns = ["policy", "seeds", "mean", "95%", "gain", "IQM", "95%", "sampling", "clip fraction", "response length"]
+    columns = ["rule", "seeds", "mean", "95%", "gain", "IQM", "95%", "sampling", "clip fraction", "response length"]
     dots = [(contender.label, contender.score.iqm, contender.score.iqm_interval) for contender in race.contenders]
     text = (
         "The 95% intervals are over seeds. The mean has Student's t interval; IQM, the interquartile mean (arXiv 2108.13264), "
@@ -99,7 +99,7 @@ def _fairness(race: Race) -> ReportSection:
             found = contender.profile
             rows.append([contender.label, found.clip_fraction, found.lre_max, *at_match, found.ess])
     columns = [
-        "policy",
+        "rule",
         "clip fraction",
         "lre_max",
         "lre_max, matched",
@@ -127,8 +127,8 @@ def _costs(race: Race) -> ReportSection:
         speed, limited = contender.mean("throughput/tokens_per_second"), contender.mean("learner/grad_clipped")
         rows.append([contender.label, seconds, speed, fmean(memory) if memory else None, limited])
         runs += [[contender.label, run.seed, str(run.path), run_id_of(run.path) or ""] for run in contender.runs]
-    columns = ["policy", "seconds", "tokens/s", "peak memory, MiB", "updates with norm clipping"]
-    tables = [Table("Means over runs", columns, rows), Table("The runs", ["policy", "seed", "folder", "MLflow run"], runs)]
+    columns = ["rule", "seconds", "tokens/s", "peak memory, MiB", "updates with norm clipping"]
+    tables = [Table("Means over runs", columns, rows), Table("The runs", ["rule", "seed", "folder", "MLflow run"], runs)]
     return ReportSection("Time, memory and runs", ["Runs that share a machine slow each other down."], (), tables)
 
 
@@ -162,7 +162,7 @@ def _summary(study: Study) -> ReportSection:
         lre = (worst.value, worst.corrected, worst.interval, worst.noise) if worst else (None,) * 4
         rows.append([rule.label, found.clip_fraction, *lre, *found.other_errors, found.ess, mean, rule.widths])
     lre_columns = ("lre_max", "corrected", "95%", "noise", "by signs", "total")
-    columns = ["policy", "clip fraction", *lre_columns, "ess", "cosine", "widths"]
+    columns = ["rule", "clip fraction", *lre_columns, "ess", "cosine", "widths"]
     paragraphs = [
         "Every rule was applied to the same recorded log-probs, update by update. `lre_max` is the largest relative error of "
         f"the weight that remains in a length bin after clipping. {PARTS} `noise` is the expected `lre_max` with this number "
@@ -182,7 +182,7 @@ def _by_length(study: Study) -> ReportSection:
     for name, ylabel in (("gradient_mass", "share of gradient mass"), ("ess_by_length", "effective sample size")):
         series = {label: Series(found.median_length, getattr(found, name)) for label, found in profiles.items()}
         figures.append(profile(series, ylabel=ylabel))
-    columns = ["policy", *study.rules[0].replayed.profile.bin_labels()]
+    columns = ["rule", *study.rules[0].replayed.profile.bin_labels()]
     rows: list[Row] = [[label, *found.both.fraction] for label, found in profiles.items()]
     text = (
         "Responses are grouped into six quantile bins of length. Bars are 95% intervals over prompts. Gradient mass is the "
@@ -209,7 +209,7 @@ def _cosine(study: Study) -> ReportSection:
         "importance-weighted objective. Both are computed with the model weights that the run kept. A rule's length weighting "
         "also rotates its gradient, even without any clipping."
     )
-    table = Table("Over the updates whose weights were kept", ["policy", "cosine", "95%", "updates"], rows)
+    table = Table("Over the updates whose weights were kept", ["rule", "cosine", "95%", "updates"], rows)
     return ReportSection("Cosine to the unclipped gradient", [text], [profile(series, ylabel="cosine")], [table])
 
 
@@ -225,7 +225,7 @@ def _widths(study: Study) -> ReportSection:
         sweeps = study.sweep.items()
         series = {label: Series(list(rules), [rule.measures[name] for rule in rules.values()]) for label, rules in sweeps}
         figures.append(lines(series, xlabel="width, relative to the table above", ylabel=ylabel, log_x=True))
-    columns = ["policy", "factor", "clip fraction", "lre_max", "noise", "ess", "cosine"]
+    columns = ["rule", "factor", "clip fraction", "lre_max", "noise", "ess", "cosine"]
     return ReportSection(
         "By width", ["All widths of a rule are scaled by one factor."], figures, [Table("Every width", columns, rows)]
     )

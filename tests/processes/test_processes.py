@@ -359,6 +359,10 @@ def test_two_processes_with_a_queue_sample_and_learn_what_one_does(train, tmp_pa
         one, two = (lines(tmp_path / name / "rollouts" / f"{step:06d}.jsonl") for name in ("one", "two"))
         assert [row["response"] for row in two] == [row["response"] for row in one]
         assert [row["policy_version"] for row in two] == [row["policy_version"] for row in one]
+    compared = ("learner/grad_norm", "mismatch/weight_mean", "rollout/staleness", "eval/accuracy")
     for got, expected in zip(metrics(tmp_path / "two"), metrics(tmp_path / "one"), strict=True):
-        for name in ("learner/grad_norm", "mismatch/weight_mean", "rollout/staleness", "eval/accuracy"):
-            assert got.get(name) == pytest.approx(expected.get(name), rel=1e-3, abs=1e-5), name
+        names = [name for name in compared if name in expected]  # not every step evaluates
+        assert "rollout/staleness" in names
+        assert [name for name in compared if name in got] == names
+        for name in names:
+            assert got[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-5), name
