@@ -39,6 +39,7 @@ def test_the_shell_completes_commands_and_options(words, expected):
     assert expected <= set(said.stdout.split()), said
 
 
+@pytest.mark.long
 def test_a_model_is_found_in_hf_home(zygote, tmp_path):
     snapshot = tmp_path / "hub" / "models--somebody--adder" / "snapshots" / ("0" * 40)
     shutil.copytree(EMBEDDED, snapshot)

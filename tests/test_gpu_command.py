@@ -33,6 +33,7 @@ def command(folder, *options):
     )
 
 
+@pytest.mark.long
 def test_two_rows_are_run_and_written_and_not_run_again(tmp_path):
     done = command(tmp_path, "--only", "gradient-fspo-float32,log-probs-vllm-float32")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import grimp
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -19,6 +20,7 @@ def test_no_module_imports_itself_through_others():
     assert not above, f"a cycle among {sorted(above)}"
 
 
+@pytest.mark.long
 def test_everything_runs_without_the_speed_for_cpus(tmp_path):
     copy = shutil.copytree(ROOT / "rlzoo", tmp_path / "rlzoo", ignore=shutil.ignore_patterns("__pycache__"))
     for folder in ("plugins", "configs"):

@@ -27,12 +27,17 @@ SPARE_SECONDS = 1.0
 
 
 def reason(error: BaseException) -> str:
-    """Format an error as one line, even if its ``__str__`` fails, with the place in the user's code that raised it."""
+    """Format an error as one line, even if its ``__str__`` fails, with the place in the user's code that raised it.
+
+    A UserError has no place, because its message already says what to do.
+    """
     try:
         text = " ".join(str(error).split())
     except BaseException:
         text = "an error without a text"
-    return f"{type(error).__name__}: {text[:300]}{_place(error)}"
+    is_complete = any(kind.__name__ == "UserError" for kind in type(error).__mro__)  # this program cannot import the class
+    named = f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+    return named if is_complete else named + _place(error)
 
 
 def _place(error: BaseException) -> str:

@@ -25,7 +25,7 @@ def dumps(tmp_path):
 def test_a_rollout_file_is_written_for_each_step(dumps, tmp_path):
     done = convert(dumps, "--from", "nemo-rl", "--output", tmp_path / "out", "--temperature", 0.5)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "2 steps in" in done.stdout
+    assert "converted 2 steps to" in done.stdout
     files = sorted((tmp_path / "out").iterdir())
     assert [file.name for file in files] == ["000001.safetensors", "000002.safetensors"]
     assert [(RecordedStep.load(file).step, RecordedStep.load(file).temperature) for file in files] == [(1, 0.5), (2, 0.5)]

@@ -36,6 +36,7 @@ def test_eval_without_mlflow_and_without_an_output(rlzoo, monkeypatch, tmp_path)
     assert (tmp_path / "here" / "evals" / "embedded-0" / "results.json").is_file()
 
 
+@pytest.mark.long
 def test_ctrl_c_leaves_what_is_done_and_the_same_command_goes_on(rlzoo, zygote, tmp_path):
     arguments = ["eval", "embedded", *QUICK, "--limit", "24", "--no-mlflow"]
     folder = tmp_path / "stopped"

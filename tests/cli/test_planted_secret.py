@@ -101,6 +101,7 @@ def test_no_secret_is_written_sent_or_printed(finished):
     assert run.data.params["rollout.max_new_tokens"] == "16"
 
 
+@pytest.mark.long
 def test_a_run_is_gone_on_with_when_its_secrets_are_given_again(train, finished, plugin_file):
     folder, _ = finished
     done = train(folder, "--resume", "--steps", "2", settings=SECRETS[:1])

@@ -155,6 +155,7 @@ def test_what_cannot_be_shown_together_is_refused(refused):
     )
 
 
+@pytest.mark.long
 def test_on_two_processes_one_speaks_as_it_was_asked_to(tmp_path, zygote):
     inert = [f"--set={key}" for key in ("learner.num_minibatches=1", "learner.num_epochs=1", "tracking.mlflow=false")]
     words = ["train", "--json", "--processes", "2", "--steps", "1", *QUICK, *inert, "--output", "out"]

@@ -30,6 +30,7 @@ def folder(tmp_path):
 SETTINGS = [word for setting in [*QUICK, "task.reward=own_reward_of_here:short"] for word in ("--set", setting)]
 
 
+@pytest.mark.long
 def test_the_worker_of_a_run_imports_no_module_of_the_working_directory_unasked(folder):
     few = ["--set", "rollout.num_prompts=2", "--set", "rollout.max_new_tokens=8"]
     rlzoo(folder, "train", "--clip", "fspo", "--steps", "1", "--output", "run", *SETTINGS, *few)

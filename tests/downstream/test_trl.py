@@ -355,7 +355,7 @@ def test_the_correction_for_vllm_is_trls_own(by_token, model, tmp_path):
     # one objective per response
     use_policy(mine, "gspo")
     if by_token:
-        with pytest.raises(UserError, match="gspo has an objective per response; choose a correction with a weight per"):
+        with pytest.raises(UserError, match="gspo has one objective per response; choose a correction with one weight per"):
             step_of(mine, pieces_of(batch))
         return
     batch = off_policy_batch(model, ZOO["gspo"]())
@@ -473,7 +473,7 @@ def test_one_step_for_each_generation_is_warned_of(tmp_path, caplog):
 
 @pytest.mark.parametrize(
     ("policy", "settings", "message"),
-    [("grpo", {"epsilon": 0.1, "delta": 2.0}, "delta=2.0, epsilon=0.1: only TRL's own rule reads this, and grpo replaces it"),
+    [("grpo", {"epsilon": 0.1, "delta": 2.0}, "delta=2.0, epsilon=0.1: only TRL's own rule reads this, and grpo"),
      ("grpo", {"loss_type": "grpo"}, "loss_type='grpo': "),
      ("grpo", {"importance_sampling_level": "sequence"}, "importance_sampling_level='sequence': "),
      (ZOO["grpo"](advantage="group_mean"), {}, "advantage='group_mean': TRL computes the advantages; set scale_rewards"),

@@ -165,6 +165,7 @@ def whole(tmp_path_factory, zygote):
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("case", list(CASES) if KILLS > 5 else ["fspo-adaptive"])
+@pytest.mark.long
 def test_a_run_killed_again_and_again_is_the_run_that_never_was(case, whole, zygote, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder, store = tmp_path / f"{case}-killed", tmp_path / "mlflow.db"

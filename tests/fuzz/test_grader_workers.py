@@ -159,6 +159,7 @@ def test_mathematics(grader, problem, response):
 
 
 @held_to_the_law("model outputs, graded in a worker", 0.02, response=st.sampled_from(HUGE), end=outputs)
+@pytest.mark.long
 def test_long_mathematics(grader, response, end):
     SURFACE.check(lambda: grade(grader, PROBLEMS[0], response), parts=2)
     SURFACE.check(lambda: grade(grader, PROBLEMS[0], end + response), parts=2)

@@ -177,7 +177,7 @@ def test_a_rule_without_a_width_or_with_a_share_out_of_reach_says_so(recorded):
     with pytest.raises(UserError, match="'gpg' has no width"):
         match_clip_fraction(load_zoo()["gpg"](), 0.1, fraction)
     # the first of four updates has ratio 1, so at most about three quarters are clipped
-    with pytest.raises(UserError, match=r"'fspo' can clip .* of these responses, but not 0.89"):
+    with pytest.raises(UserError, match=r"'fspo' clips .* of these responses at any width, not 0.89"):
         match_clip_fraction(load_zoo()["fspo"](), 0.89, fraction)
 
 

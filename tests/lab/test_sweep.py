@@ -100,6 +100,7 @@ def test_a_finished_run_of_another_configuration_is_not_taken_for_this_one(run, 
     assert "has different settings: learner.lr (was 0.0003, now 5e-05)" in answer.stderr
 
 
+@pytest.mark.long
 def test_a_run_that_fails_is_named_and_the_others_finish(run, tmp_path):
     plugin = tmp_path / "faulty.py"
     plugin.write_text(

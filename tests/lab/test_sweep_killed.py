@@ -5,10 +5,12 @@ import sys
 import time
 
 import psutil
+import pytest
 
 from tests.quick import QUICK
 
 
+@pytest.mark.long
 def test_a_run_of_a_sweep_ends_when_the_sweep_is_killed(tmp_path):
     settings = [word for setting in QUICK for word in ("--set", setting)]
     command = ["sweep", "--clip", "fspo", "--seeds", "1", "--steps", "100000", "--output", str(tmp_path / "sweep"), *settings]

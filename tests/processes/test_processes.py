@@ -192,7 +192,7 @@ PLAYED = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=PLAYED)
+@pytest.fixture(scope="module", params=["guess", pytest.param("uneven", marks=pytest.mark.long)])
 def one_player(request, train, tmp_path_factory):
     """The options for playing, and the result of one process."""
     folder = tmp_path_factory.mktemp(request.param) / "run"
@@ -219,10 +219,12 @@ def test_two_processes_play_the_episodes_of_one_and_learn_the_same(train, one_pl
         assert turns[:12] == [1] * 12  # those of process 0
         assert max(turns[12:20]) == 6
         failures = {row["group"]: row["failure"] for row in rows if "failure" in row}
-        assert failures == {5: "ValueError: no such move", 6: "took longer than 2 s"}
+        assert failures.pop(5).startswith("ValueError: no such move (")
+        assert failures == {6: "took longer than 2 s"}
         assert metrics(one)[2]["env/failed"] > 0
 
 
+@pytest.mark.long
 def test_an_environment_that_ends_one_process_ends_both(zygote, tmp_path):
     settings = [
         *PLAYED["uneven"],
@@ -237,6 +239,7 @@ def test_an_environment_that_ends_one_process_ends_both(zygote, tmp_path):
     assert not (tmp_path / "run" / "rollouts" / "000001.jsonl").exists()
 
 
+@pytest.mark.long
 def test_episodes_that_fail_on_one_process_alone_end_neither(zygote, tmp_path):
     settings = [*PLAYED["uneven"], "task.environment=tests.environments.games:Speechless", "tracking.mlflow=false"]
     words = ["train", "--processes", "2", "--output", "run", *(part for each in settings for part in ("--set", each))]

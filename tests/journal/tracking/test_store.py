@@ -79,6 +79,7 @@ sys.exit(follow.main())
 """
 
 
+@pytest.mark.long
 def test_a_follower_whose_run_was_killed_gives_a_dripping_server_up(directory, monkeypatch):
     with hostile.serving(hostile.dripping_headers) as address:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", address)

@@ -102,6 +102,7 @@ def test_a_run_whose_follower_is_killed_goes_on(directory, caplog):
     assert f"rlzoo sync {directory}" in caplog.text
 
 
+@pytest.mark.long
 def test_a_store_that_cannot_be_reached_is_told_of_once_and_left_for_later(directory, zygote, caplog, monkeypatch):
     usual = tracking_uri()
     with socket.socket() as probe:
