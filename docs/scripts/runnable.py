@@ -186,6 +186,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="number of pages to run in parallel")
     parser.add_argument("--fork", action="store_true", help="fork the command rlzoo from one process")
     options = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # some blocks interrupt a run; a background job ignores SIGINT
     chosen = [page.resolve() for page in options.pages] or pages()
     found = [marked(page.read_text(encoding="utf-8")) for page in chosen]
     with ExitStack() as stack:

@@ -108,14 +108,19 @@ def test_the_last_line_on_the_screen_is_the_one_address(server):
 SLEEPS = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
 
 
+@pytest.mark.usefixtures("interrupts")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_stops_the_server_before_it_is_ready(number, code):
     command = [sys.executable, serve.__file__, "http://127.0.0.1:9", "page", "Open", "", sys.executable, "-c", SLEEPS]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    time.sleep(1)
-    process.send_signal(number)
-    assert process.communicate(timeout=20)[0] == ""
-    assert process.returncode == code
+    try:
+        time.sleep(1)
+        process.send_signal(number)
+        assert process.communicate(timeout=20)[0] == ""
+        assert process.returncode == code
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_server_that_fails_to_start_shows_its_output():
