@@ -78,7 +78,7 @@ def ci(session: nox.Session) -> None:
         beside = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
     try:
         python = project(session) / "python"
-        # compile the libraries once, and not in every process that imports them first
+        # compile the libraries once; otherwise, each of the first processes that import them would do so
         session.run(str(python), "-c", "import tests.zygote as zygote; zygote.import_all()", external=True, env=OFFLINE)
         tests(session)
     finally:
@@ -132,7 +132,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def long(session: nox.Session) -> None:
-    """Run tests that start many processes one after the other; not part of continuous integration."""
+    """Run the tests that start many processes, one after the other; not part of continuous integration."""
     session.run(str(project(session) / "pytest"), "-m", "long", *session.posargs, external=True, env=OFFLINE)
 
 

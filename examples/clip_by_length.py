@@ -50,7 +50,7 @@ def main() -> None:
         series[rule.label] = Series(x=found.median_length, y=both.fraction, low=both.low, high=both.high)
         numbers = f"{found.clip_fraction:8.3f} {found.lre_max:8.3f} {low:6.3f} {high:6.3f} {found.lre_noise:6.3f}"
         print(f"{rule.label:{width}} {numbers}  {' '.join(f'{share:.3f}' for share in both.fraction)}")
-    print(f"{sum(both.count):,} responses with an advantage, median lengths {found.median_length}")
+    print(f"{sum(both.count):,} responses with a nonzero advantage, median lengths {found.median_length}")
     title = f"responses of a run with {run.trained_with}, every rule clipping {FRACTION:.0%}"
     figure = profile(series, title=title) if len(series) <= FEW else panels(series, title)
     for axes in figure.axes:

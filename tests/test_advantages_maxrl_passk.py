@@ -109,7 +109,7 @@ def test_binary_rewards_give_the_published_combinatorial_form(k, size):
         ("max_rl", [1.0, 0.0, 0.0, 0.0], [3.0, -1.0, -1.0, -1.0]),
         # mean 1/2
         ("max_rl", [0.25, 0.75, 0.0, 1.0], [-0.5, 0.5, -1.0, 1.0]),
-        # mean 0 and mean -1/2: no answer to normalise by
+        # mean 0 and mean -1/2: there is no positive mean to divide by
         ("max_rl", [0.0, 0.0], [0.0, 0.0]),
         ("max_rl", [-1.0, 1.0], [0.0, 0.0]),
         ("max_rl", [-2.0, 1.0], [0.0, 0.0]),

@@ -45,7 +45,7 @@ def random_batch(seed: int, sigma: float) -> tuple[FloatArray, FloatArray, Float
 def difference_error(
     values: Callable[[FloatArray], FloatArray], derivative: FloatArray, log_probs: FloatArray, mask: BoolArray
 ) -> float:
-    """Return the largest error of ``derivative`` from central differences, relative above 1, except for entries at a kink.
+    """Return the largest deviation of ``derivative`` from central differences, relative above 1, except for entries at a kink.
 
     A kink is detected from the values alone: the one-sided differences disagree. ``values`` are summed after the difference is
     taken, so that a huge unchanged entry costs no precision.

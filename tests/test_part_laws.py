@@ -1,4 +1,4 @@
-"""Every advantage estimator and every correction keeps its laws, with all settings that change its form."""
+"""Every advantage estimator and every correction obeys its laws, with all settings that change its form."""
 
 import math
 

@@ -2,7 +2,7 @@
 
     python -m examples.gpu                          # everything, at most 8 minutes for each of four parts
     python -m examples.gpu --only correctness
-    python -m examples.gpu --device cpu --quick     # everything at a small scale, to see that it runs
+    python -m examples.gpu --device cpu --quick     # everything at a small scale, to check that it runs
 
 If the command is interrupted, or a part reaches its time limit, run it again to continue: finished rows are kept. The exit code
 is 1 if a check failed or was not run. If something is missing on the machine, the row says so.
@@ -67,7 +67,7 @@ def make_findable(folder: Path) -> None:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """Return the properties of the machine that the numbers depend on."""
+    """Return the machine's properties that affect the numbers."""
     import torch
 
     from examples.bench.roofline import processor

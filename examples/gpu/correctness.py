@@ -35,7 +35,7 @@ def gradient(setting: Setting, rule: str, dtype: str) -> Outcome:
 
 
 WIDE = {"width_low": 0.05, "width_high": 0.05, "width_ceiling": 0.15}
-"""An FSPO band that is wide enough that rounding to bfloat16 does not move a summed log-ratio across its edges."""
+"""An FSPO band so wide that rounding to bfloat16 does not move a summed log-ratio across its edges."""
 OTHER_WAYS: dict[str, dict[str, Any]] = {
     "micro-batches": {"max_tokens_per_micro_batch": 64},
     "packing": {"packing": True},
@@ -93,7 +93,7 @@ def resume(setting: Setting) -> Outcome:
     if after == 0 and parts[1] == whole[1]:
         return Outcome("bit for bit", values, passed=True)
     if between > 0:
-        reason = f"two uninterrupted runs differ by {between:.1e} too: kernels of this device sum in varying order"
+        reason = f"two uninterrupted runs also differ, by {between:.1e}: this device's kernels sum in a varying order"
         return Outcome(f"differs by {after:.1e}; {reason}", values, passed=after <= 10 * between)
     return Outcome(f"weights differ by {after:.1e}, though two uninterrupted runs are equal", values, passed=False)
 

@@ -69,7 +69,7 @@ class Data:
 def make_data(rule: str, quick: bool, band: Rule | None = None, seed: int = 1) -> Data:
     """Draw responses to prompts of different lengths, and log-ratios, some of which are outside the rule's band.
 
-    Every third response has a hole in its mask, as between two turns of an episode.
+    Every third response has a gap in its mask, as between two turns of an episode.
 
     Args:
         rule: name of the rule.

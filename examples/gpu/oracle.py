@@ -31,7 +31,7 @@ class Rule:
         return self.low * scale, self.high * scale, math.inf if self.ceiling is None else self.ceiling * scale
 
     def slope(self, log_ratio: float, advantage: float, length: int) -> float:
-        """Return the derivative by the log-ratio of min(r A, clip(r) A), or of the maximum of that and c A where A < 0."""
+        """Return the log-ratio derivative of min(r A, clip(r) A), or of the maximum of that and c A where A < 0."""
         low, high, ceiling = self.edges(length)
         kept = log_ratio <= high if advantage > 0 else low <= log_ratio <= ceiling
         return math.exp(log_ratio) * advantage if kept else 0.0

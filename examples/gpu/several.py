@@ -1,4 +1,4 @@
-"""Part ``several``: checks that several processes give the same weights as one, however they share the model's states."""
+"""Part ``several``: checks that several processes give the same weights as one, however the model's states are sharded."""
 
 from __future__ import annotations
 

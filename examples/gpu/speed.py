@@ -51,10 +51,10 @@ def products(setting: Setting) -> Outcome:
 def utilisation(model: Path, batch: Any, seconds: float, autocast: str) -> float:
     """Return the utilisation of learning from a scored batch: the model's FLOPs divided by the time and the measured rate.
 
-    Responses to one prompt are consecutive; those without an advantage only need a forward pass.
+    Responses to one prompt are consecutive; those with an advantage of 0 need only a forward pass.
     """
     learns = (batch.advantages != 0).any(dim=-1).tolist()
-    passes = [0.0, 0.0]  # FLOPs of learning from the responses without an advantage, and from those with one
+    passes = [0.0, 0.0]  # FLOPs of learning from the responses with an advantage of 0, and from the others
     for start in range(0, len(batch), GROUP):
         for learning in (False, True):
             lengths = [int(batch.lengths[row]) for row in range(start, start + GROUP) if learns[row] == learning]
@@ -190,7 +190,7 @@ def learning(setting: Setting, overrides: tuple[str, ...], *, ragged: bool = Fal
     tokens = int(batch.lengths.sum())
     scored = learner.score(batch)
     learner.update(scored)
-    learner.log_probs(batch)  # without gradients, it is compiled to another graph
+    learner.log_probs(batch)  # without gradients, it is compiled to a different graph
     turns.forget_peak()
     scoring = [timed(lambda: learner.log_probs(batch))[1] for _ in range(MEASURED)]
     taken = [timed(lambda: learner.update(scored))[1] for _ in range(MEASURED)]
@@ -201,7 +201,7 @@ def learning(setting: Setting, overrides: tuple[str, ...], *, ragged: bool = Fal
 
 
 def random_batch(case: BenchCase, model: Any, *, ragged: bool) -> Any:
-    """Return as many responses as in the case, all of its length or of ragged lengths from a sixteenth of it."""
+    """Return as many responses as in the case, all of its length, or of ragged lengths from a sixteenth of it up."""
     from rlzoo.learner.batch import Batch
 
     rng = torch.Generator().manual_seed(0)

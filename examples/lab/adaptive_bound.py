@@ -2,8 +2,8 @@
 
 ``python examples/lab/adaptive_bound.py RUN [RUN ...]`` replays the rule on every run. It prints four maxima over all knots and
 both signs: the weighted mean of the clip fraction minus the target, the same value computed from the offsets alone (both must
-agree), the value that the range of the offsets allows, and the error of a sixth of the pooled lengths with its two parts. See
-docs/explanation/adaptive-bound.md.
+agree), the value that the range of the offsets allows, and the error in one of six bins of the pooled lengths, with its two
+parts. See docs/explanation/adaptive-bound.md.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Draws two games from a run of `guess`, before and after training, and marks the tokens that are trained on.
+"""Draws two games from a run of `guess`, before and after training, and marks the tokens that the model is trained on.
 
     rlzoo train --config guess --clip fspo --output runs/guess
     python examples/lab/episode_picture.py runs/guess docs/images/episodes.svg
 
-The first game in the picture is the first one in the first step that the model lost. The second game is the first one in the
-last step that the model won after more than four turns, in a range at least as wide.
+The first game in the picture is the first loss in the first step. The second game is the first win in the last step that took
+more than four turns and has a range at least as wide.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def width(row: dict[str, Any]) -> int:
 
 
 def games(run: Path) -> list[tuple[int, int, dict[str, Any]]]:
-    """Return the two games to draw: step, index in the step, and its text row."""
+    """Return the two games to draw: for each, its step, its index within the step, and its row in the step's file."""
     files = sorted((run / "rollouts").glob("*.jsonl"))
     first, last = ([json.loads(line) for line in file.read_text().splitlines()] for file in (files[0], files[-1]))
     lost = next(index for index, row in enumerate(first) if row["reward"] < 0)
@@ -45,7 +45,7 @@ def games(run: Path) -> list[tuple[int, int, dict[str, Any]]]:
 
 
 def tokens(run: Path, step: int, index: int) -> list[tuple[str, bool]]:
-    """Return the tokens of a game as text, and for each whether the model generated it."""
+    """Return the tokens of a game as text, and, for each, whether the model generated it."""
     config = RunConfig.compose([run / "config.yaml"])
     _, tokenizer = load_named(config.model)
     kept = RecordedStep.load(run / "rollouts" / f"{step:06d}.safetensors")
@@ -79,7 +79,7 @@ def main(run: Path, target: Path) -> None:
         found = tokens(run, step, index)
         chosen = sum(is_chosen for _, is_chosen in found)
         paid = f"reward {row['reward']:.2f} after {len(row['turns'])} turns"
-        about = f"step {step}: {paid}; {chosen} of {len(found)} tokens are learned from"
+        about = f"step {step}: {paid}; {chosen} of {len(found)} tokens are trained on"
         parts.append(f'<text x="{MARGIN}" y="{top + 12}"><tspan font-weight="bold">{name}</tspan>, {about}</text>')
         made, top = drawn(found, top + LINE)
         parts += made

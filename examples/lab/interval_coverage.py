@@ -85,7 +85,7 @@ def main() -> None:
     run = RecordedRun.read(options.run)
     rows = replay(run, run.own_rule).table.judged()
     num_prompts, num_steps = len(rows.group.unique()), len({update.step for update in run.updates})
-    print(f"{len(rows.length)} rows of {num_prompts} prompts with an advantage, {num_steps} steps, {NUM_BINS} bins")
+    print(f"{len(rows.length)} rows of {num_prompts} prompts with a nonzero advantage, {num_steps} steps, {NUM_BINS} bins")
     for title, clipped in (("as the run clipped", rows.clipped), ("every length alike", cut_alike(rows))):
         print(f"\n{title}: {float(clipped.mean()):.3f} of the responses")
         print("| steps | prompts | clip fraction held | by Wilson's | LRE | lre_max | corrected | noise | LRE held |")

@@ -1,4 +1,4 @@
-"""Creates the tiny language model for a guessing game that ships with rlzoo: it knows the game, but plays badly.
+"""Creates the tiny language model that ships with rlzoo for a guessing game: it knows the game, but plays badly.
 
     python examples/lab/make_guess_model.py [--output DIR] [--seed 0] [--steps 3000]
 
@@ -41,7 +41,7 @@ BATCH, POOL = 32, 512
 PEAK_LR, WARM_STEPS = 2.5e-3, 100
 
 Segments = list[tuple[str, bool]]
-"""Segments of an episode's text, and for each whether the player wrote it."""
+"""Segments of an episode's text, and, for each, whether the player wrote it."""
 
 
 def mediocre_game(game: Guess, problem: Problem, generator: random.Random) -> Segments:
@@ -188,7 +188,7 @@ other data was used. **The program makes mistakes on purpose.** In every turn, i
 middle. If no number is left between its bounds, it starts again. Reinforcement learning removes these mistakes first. How
 much a rule gains here says little about how much it would gain with a model that lacks knowledge.
 
-One in eight pairs of a range and a hidden number is held out. These games were never trained on.
+One in eight (range, hidden number) pairs is held out. These games were never trained on.
 
 ## What was measured
 

@@ -1,4 +1,4 @@
-"""Measures how much peak memory and time chunking the log-probs saves; each variant runs in its own process.
+"""Measures the peak memory and the time that chunking the log-probs saves; each variant runs in its own process.
 
 python examples/lab/measure_log_probs.py --model smollm2 --rows 8 --tokens 512
 """

@@ -1,8 +1,9 @@
 """Applies rules to the pooled rollouts of several short runs, with each run's widths scaled to the same clip fraction.
 
 ``python examples/lab/pooled_fairness.py FOLDER [FOLDER ...] --config smollm2-text --clip fspo,gspo,rloo,grpo`` prints a row for
-each rule and training rule, and for all runs together, with the length reweighting error of the pooled responses and its 95%
-interval over prompts. With ``--by turns``, episodes are binned by their number of turns instead of their length.
+each combination of rule and training rule, and one for all runs together, with the length reweighting error of the pooled
+responses and its 95% interval over prompts. With ``--by turns``, episodes are binned by their number of turns instead of their
+length.
 """
 
 from __future__ import annotations

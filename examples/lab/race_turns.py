@@ -1,8 +1,8 @@
 """Runs the comparison in docs/explanation/fair-by-turns.md: rules for episodes, on the game `guess`, at the same clip fraction.
 
 ``python examples/lab/race_turns.py FOLDER`` first runs ``rlzoo calibrate`` with a separate seed, to find the width with which
-each policy clips a tenth. Then ``rlzoo sweep`` runs every policy with five other seeds. Policies that accept per-token
-advantages are also run with the estimator `gigpo`. Finished parts in FOLDER are not repeated.
+each policy clips a tenth of the responses. Then ``rlzoo sweep`` runs every policy with five other seeds. Policies that accept
+per-token advantages are also run with the estimator `gigpo`. Finished parts in FOLDER are not repeated.
 """
 
 from __future__ import annotations

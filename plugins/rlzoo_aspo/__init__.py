@@ -36,7 +36,7 @@ class ASPO(ClipPolicy):
     paper = "arXiv 2510.06062"
     scope = "token"
     watch: ClassVar = {
-        "clip/fraction": "the share of tokens beyond the band, as in grpo",
+        "clip/fraction": "the share of tokens outside the band, as in grpo",
         "ratio/log_ratio_min": "tokens with A > 0 are capped if this is below -log(cap)",
     }
 

@@ -74,7 +74,7 @@ class BAPO(ClipPolicy):
         return ClipResult(result.objective, result.log_ratio, result.clipped, result.band, metrics)
 
     def pairs(self) -> list[tuple[float, float]]:
-        """Return the pairs of floor and ceiling in the order in which they are tried; the ceiling moves first."""
+        """Return the (floor, ceiling) pairs in the order in which they are tried; the ceiling moves first."""
         lows = grid(self.low_first, self.low_last, self.low_step)
         highs = grid(self.high_first, self.high_last, self.high_step)
         return [(lows[0], high) for high in highs] + [(low, highs[-1]) for low in lows[1:]]

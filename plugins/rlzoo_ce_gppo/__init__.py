@@ -1,4 +1,4 @@
-"""CE-GPPO: PPO's clip with a bounded gradient for tokens beyond the band."""
+"""CE-GPPO: PPO's clip with a bounded gradient for tokens outside the band."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class CEGPPO(ClipPolicy):
     scope = "token"
     watch: ClassVar = {
         "learner/entropy": "falls with beta_high, rises with beta_low",
-        "clip/fraction": "the share of tokens beyond the band; they still learn",
+        "clip/fraction": "the share of tokens outside the band; they still learn",
     }
-    exempt: ClassVar = {"clipped_means_no_gradient": "a token beyond the band keeps a gradient of beta times the bound"}
+    exempt: ClassVar = {"clipped_means_no_gradient": "a token outside the band keeps a gradient of beta times the bound"}
 
     reduction: Reduction = Field("token_mean", description="how the objective is reduced to a scalar")
     clip_low: Annotated[float, Width()] = Field(
@@ -54,7 +54,7 @@ class CEGPPO(ClipPolicy):
     beta_high: float = Field(1.0, ge=0, le=100, description="scale of the gradient above the band; 0 gives GRPO")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Bound the weight of tokens beyond the band, and return a ``(B, T)`` objective."""
+        """Bound the weight of tokens outside the band, and return a ``(B, T)`` objective."""
         log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
         band = ops.ratio_band(self.clip_low, self.clip_high, None, like=log_ratio)
         below, above = (advantages < 0) & (log_ratio < band.low), (advantages > 0) & (log_ratio > band.high)

@@ -20,7 +20,7 @@ class CFPO(ClipPolicy):
         where the token counts as clipped.
 
     Differences from GRPO:
-        Beyond the band, a token is pulled back, whereas GRPO only drops its gradient. The penalty also acts within the band.
+        Outside the band, a token is pulled back, whereas GRPO only drops its gradient. The penalty also acts within the band.
 
     Reference:
         Clipping-Free Policy Optimization, arXiv 2601.22801, equation 7, with PPO's clip range of 0.2 as the width, as in the

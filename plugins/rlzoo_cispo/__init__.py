@@ -26,8 +26,8 @@ class CISPO(ClipPolicy):
         Beyond the bound, the gradient is weighted by the bound, whereas GRPO cuts it off. The mean is over all tokens.
 
     Reference:
-        MiniMax-M1, arXiv 2506.13585, which sets no floor and does not state its ceiling. The default 1 + 4 is the cap of
-        arXiv 2510.13786 (see `cispo-absolute`).
+        MiniMax-M1, arXiv 2506.13585, which sets no floor and does not state its ceiling. The default ceiling of 1 + 4 is the
+        cap of arXiv 2510.13786 (see `cispo-absolute`).
     """
 
     name = "cispo"

@@ -1,4 +1,4 @@
-"""Clip-Cov and KL-Cov: restrain the few tokens with the largest covariance of log-probability and advantage."""
+"""Clip-Cov and KL-Cov: restrain the few tokens with the largest covariance between log-probability and advantage."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ class KLCov(ClipPolicy):
         cov_t is defined as in `clip-cov`. Penalised tokens that have moved count as clipped.
 
     Differences from GRPO:
-        There is no clip. The few tokens in K are pulled back to their old probability, whatever their advantage. The mean is
-        over all tokens.
+        There is no clip. The few tokens in K are pulled back towards their old probability, whatever their advantage. The mean
+        is over all tokens.
 
     Reference:
         The Entropy Mechanism of Reinforcement Learning, arXiv 2505.22617, with a fraction of 2e-3 as in its 7B runs (2e-4

@@ -57,7 +57,7 @@ class CPPO(ClipPolicy):
     weight_last: float = Field(0.8, ge=0, le=1, description="weight of the last token's divergence; the first token's is 1")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Drop tokens beyond the trust region, and return a ``(B, T)`` objective."""
+        """Drop tokens outside the trust region, and return a ``(B, T)`` objective."""
         mask, advantages = inputs.response_mask, inputs.advantages.detach().float()
         log_ratio, now = ops.log_ratio(inputs, against="rollout"), ops.log_probs(inputs).detach()
         moved = (now.exp() - (now - log_ratio.detach()).exp()).abs()

@@ -50,7 +50,7 @@ class DPPOTV(ClipPolicy):
     delta_high: Annotated[float, Width()] = Field(0.15, gt=0, le=1, description="largest increase of a probability where A > 0")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Drop tokens beyond the trust region, and return a ``(B, T)`` objective."""
+        """Drop tokens outside the trust region, and return a ``(B, T)`` objective."""
         now, before = probabilities(inputs)
         return trust_region(inputs, (now - before).abs(), self.delta_low, self.delta_high)
 
@@ -92,7 +92,7 @@ class DPPOKL(ClipPolicy):
     )
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Drop tokens beyond the trust region, and return a ``(B, T)`` objective."""
+        """Drop tokens outside the trust region, and return a ``(B, T)`` objective."""
         now, before = probabilities(inputs)
         other_now, other_before = (1 - now).clamp(min=FLOOR), (1 - before).clamp(min=FLOOR)
         log_ratio = ops.log_ratio(inputs, against="rollout").detach()

@@ -1,4 +1,4 @@
-"""FIPO: GRPO's clip, with tokens weighted by how the policy changed on the tokens after them."""
+"""FIPO: GRPO's clip, with tokens weighted by how much the policy changed on the tokens after them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ class FIPO(ClipPolicy):
     clip_high: Annotated[float, Width()] = Field(
         0.28, gt=0, le=100, description="the ratio stays below 1 + clip_high where A > 0"
     )
-    dual_clip: float | None = Field(10.0, gt=1, le=1e6, description="largest ratio where A < 0, also in F; null for none")
+    dual_clip: float | None = Field(
+        10.0, gt=1, le=1e6, description="largest ratio where A < 0, and the threshold of m_k; null for none"
+    )
     weight_low: float = Field(0.0, ge=0, lt=1, description="a token's weight stays above 1 - weight_low")
     weight_high: float = Field(0.2, ge=0, le=100, description="a token's weight stays below 1 + weight_high")
     half_life: float = Field(32.0, gt=0, le=1e6, description="distance in tokens at which a later token counts half")
@@ -69,7 +71,7 @@ class FIPO(ClipPolicy):
 def discounted_future(values: Tensor, response_mask: Tensor, half_life: float) -> Tensor:
     """Compute ``sum_{k >= t} 2^(-(k - t) / half_life) values_k`` over a response's tokens, ``(B, T)``; 0 where masked.
 
-    The sum doubles its window (1, 2, 4, ... tokens), so that it cannot overflow for long responses.
+    The window of the sum doubles (1, 2, 4, ... tokens), so that the sum cannot overflow for long responses.
     """
     order = (~response_mask).long().argsort(dim=-1, stable=True)  # move the tokens to the front, in order
     summed = torch.where(response_mask, values, 0.0).gather(-1, order)

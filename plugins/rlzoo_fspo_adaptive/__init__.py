@@ -1,4 +1,4 @@
-"""Adaptive FSPO: learns a band that clips a target share at every length and sign of the advantage."""
+"""Adaptive FSPO: learns a band that clips a target share at every length, for each sign of the advantage."""
 
 from __future__ import annotations
 
@@ -61,16 +61,22 @@ class FSPOAdaptive(ClipPolicy):
         "clip/band_high_length_bin_<k>": "the upper edge of the learned band; the lower edge is `clip/band_low_length_bin_<k>`",
     }
 
-    target_clip_fraction: float = Field(0.1, gt=0, lt=0.5, description="share of responses to clip at every length and sign")
+    target_clip_fraction: float = Field(
+        0.1, gt=0, lt=0.5, description="share of responses to clip at every length, for each sign of A"
+    )
     rate: float = Field(2.0, ge=0, le=10, description="step size of the offsets in each update; 0 keeps them fixed")
     ceiling_factor: float | None = Field(
-        3.0, gt=0, le=1000, description="dual clip where A < 0: ceiling in units of the width below; null for none"
+        3.0, gt=0, le=1000, description="dual clip where A < 0: ceiling as a multiple of the lower width; null for none"
     )
-    width_low: Annotated[float, Width()] = Field(0.03, gt=0, le=1e6, description="width below per sqrt(token), before offsets")
-    width_high: Annotated[float, Width()] = Field(0.03, gt=0, le=1e6, description="width above per sqrt(token), before offsets")
+    width_low: Annotated[float, Width()] = Field(
+        0.03, gt=0, le=1e6, description="lower width per sqrt(token), before the offsets"
+    )
+    width_high: Annotated[float, Width()] = Field(
+        0.03, gt=0, le=1e6, description="upper width per sqrt(token), before the offsets"
+    )
     lengths: Lengths = Field((), description="state: response lengths, ascending, at which the offsets are given")
-    offsets_low: Offsets = Field((), description="state: log factor of the width below, at each of the lengths")
-    offsets_high: Offsets = Field((), description="state: log factor of the width above, at each of the lengths")
+    offsets_low: Offsets = Field((), description="state: log factor of the lower width at each of the lengths")
+    offsets_high: Offsets = Field((), description="state: log factor of the upper width at each of the lengths")
 
     @model_validator(mode="after")
     def _offsets_belong_to_lengths(self) -> Self:
@@ -152,7 +158,7 @@ class FSPOAdaptive(ClipPolicy):
 
 
 def hats(length: Tensor, knots: Sequence[float]) -> Tensor:
-    """Return each knot's weight at each length, ``(..., K)``: linear in log length, constant beyond the ends."""
+    """Return each knot's weight at each length, ``(..., K)``: linear in log length, constant beyond the outermost knots."""
     x, at = length.double().log()[..., None], torch.tensor(knots, dtype=torch.float64, device=length.device).log()
     if len(knots) == 1:
         return torch.ones_like(x)

@@ -55,7 +55,7 @@ class M2PO(ClipPolicy):
 
 
 def clip_edge(distances: Tensor, number: Tensor, threshold: float) -> Tensor:
-    """Return the largest distance at which capping all of them keeps the mean square within the threshold.
+    """Return the largest distance that keeps the mean square within the threshold if all distances are capped at it.
 
     Args:
         distances: non-negative, of any shape; 0 for entries that do not count.

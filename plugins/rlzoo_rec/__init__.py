@@ -17,7 +17,7 @@ class REC(ClipPolicy):
         J = mean over the step's tokens of sg[K_t W_t] A log pi_t,   W_t = r_t if `importance`, else 1
         one-side:  K_t = 0 where A > 0 and r_t > 1 + clip_high, or A < 0 and r_t < 1 - clip_low; else 1
         two-side:  K_t = 1 where 1 - clip_low <= r_t <= 1 + clip_high; else 0
-        ring:      as two-side, but K_t = 1 also where A > 0 and r_t <= 1 - ring_low, or A < 0 and r_t >= 1 + ring_high
+        ring:      as two-side, and also K_t = 1 where A > 0 and r_t <= 1 - ring_low, or A < 0 and r_t >= 1 + ring_high
 
     Where:
         r_t = pi_t / pi_old_t, sg[.] stops the gradient, and A = R - mean of the rewards R in the group.
@@ -44,15 +44,15 @@ class REC(ClipPolicy):
 
     advantage: Advantage = Field("group_mean", description="how a group's rewards become advantages")
     reduction: Reduction = Field("token_mean", description="how the objective is reduced to a scalar")
-    side: Literal["one-side", "two-side", "ring"] = Field("one-side", description="which tokens beyond the band are masked")
+    side: Literal["one-side", "two-side", "ring"] = Field("one-side", description="which tokens outside the band are masked")
     importance: bool = Field(False, description="whether to weight tokens by their ratio")
     clip_low: Annotated[float, Width()] = Field(0.2, gt=0, lt=1, description="the band reaches down to 1 - clip_low")
     clip_high: Annotated[float, Width()] = Field(0.2, gt=0, le=100, description="the band reaches up to 1 + clip_high")
-    ring_low: float = Field(0.6, gt=0, lt=1, description="ring: tokens with A > 0 below 1 - ring_low are kept")
-    ring_high: float = Field(2.0, gt=0, le=1e4, description="ring: tokens with A < 0 above 1 + ring_high are kept")
+    ring_low: float = Field(0.6, gt=0, lt=1, description="ring: tokens with A > 0 and a ratio below 1 - ring_low are kept")
+    ring_high: float = Field(2.0, gt=0, le=1e4, description="ring: tokens with A < 0 and a ratio above 1 + ring_high are kept")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Mask tokens beyond the band, and return a ``(B, T)`` objective."""
+        """Mask tokens outside the band, and return a ``(B, T)`` objective."""
         advantages, log_ratio = inputs.advantages.detach().float(), ops.log_ratio(inputs).detach()
         band = ops.ratio_band(self.clip_low, self.clip_high, None, like=log_ratio)
         good, bad = advantages > 0, advantages < 0

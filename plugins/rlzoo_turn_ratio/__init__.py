@@ -25,8 +25,8 @@ class TurnRatio(ClipPolicy):
 
     Reference:
         The per-segment ratio in ROLL (github.com/alibaba/ROLL), with its clip of 0.2, and in Workflow-R1, arXiv 2602.01202,
-        which averages over turns instead of tokens. 0.2 is the usual band for a single token, but a mean over n tokens
-        varies less by a factor of sqrt(n). Narrow the band if nothing is clipped.
+        which averages over turns instead of tokens. 0.2 is the usual band for a single token, but a mean over n tokens varies
+        less, by a factor of sqrt(n). Narrow the band if nothing is clipped.
     """
 
     name = "turn-ratio"

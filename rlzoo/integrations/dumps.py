@@ -102,7 +102,7 @@ def _reading(read: Callable[[Path], Read], file: Path, trainer: str) -> Read:
 def _assembled(step: int, responses: Sequence[Response], trainer: str, temperature: float, file: Path) -> RecordedStep:
     """Build a step from its responses; a field that any response lacks is left out."""
     if not responses:
-        raise UserError(f"{str(file)!r} contains no response that was trained on")
+        raise UserError(f"{str(file)!r} contains no trained response")
     number: dict[str, int] = {}
     groups = [number.setdefault(each.prompt, len(number)) for each in responses]
 
@@ -244,7 +244,7 @@ def _floats(values: list[float | None], chosen: Tensor, file: Path) -> Tensor:
     """Convert numbers to a tensor; prime-rl writes null for values that are not finite."""
     numbers = torch.tensor([torch.nan if value is None else value for value in values])
     if bool(numbers[chosen].isnan().any()):
-        raise UserError(f"{str(file)!r} has a null log-prob or advantage on a token that was trained on")
+        raise UserError(f"{str(file)!r} has a null log-prob or advantage for a trained token")
     return numbers
 
 

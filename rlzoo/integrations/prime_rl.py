@@ -65,10 +65,10 @@ class LossOutputs(NamedTuple):
 def loss(inputs: LossInputs, rule: str = "fspo", **settings: Any) -> LossOutputs:
     """Compute a rule's loss for one sample.
 
-    The ratio is relative to the sampler's log-probs, because prime-rl provides no other. prime-rl divides the sum of all losses
-    by the number of tokens in the step, whatever the rule's ``reduction``. Rules with a per-token objective are therefore
-    reduced with ``token_mean``, and rules with a per-response objective with ``sequence_mean`` times the number of responses
-    per token.
+    The ratio is relative to the sampler's log-probs, because prime-rl provides no others. prime-rl divides the sum of all
+    losses by the number of tokens in the step, regardless of the rule's ``reduction``. Rules with a per-token objective are
+    therefore reduced with ``token_mean``, and rules with a per-response objective with ``sequence_mean`` times the number of
+    responses per token.
 
     Args:
         inputs: prime-rl's ``LossInputs``. A gap in the mask starts a new turn.
@@ -116,7 +116,7 @@ def _made(name: str, settings: tuple[tuple[str, Any], ...]) -> ClipPolicy:
 
 @torch.no_grad()
 def _metrics(clipped: Tensor, mask: Tensor, advantages: Tensor) -> dict[str, Tensor]:
-    """Return the sample's clip fraction, overall and in its length bin; empty for a sample without an advantage."""
+    """Return the sample's clip fraction, overall and in its length bin; empty for a sample whose advantages are all 0."""
     if not bool((torch.where(mask, advantages, 0.0) != 0).any()):
         return {}
     fraction = ops.per_response(clipped.float(), mask)[0, 0]

@@ -124,7 +124,7 @@ def _column(data: list[Any], values: Sequence[float] | None, name: str, dtype: t
 
 @torch.no_grad()
 def _metrics(result: ClipResult, advantages: Tensor, mask: Tensor) -> dict[str, float]:
-    """Return the clip fraction over responses with an advantage, overall and by length, and the length reweighting error."""
+    """Return the clip fraction (of responses with A != 0), overall and by length, and the length reweighting error."""
     counted = (torch.where(mask, advantages, 0.0) != 0).any(1)
     if not bool(counted.any()):
         return {}

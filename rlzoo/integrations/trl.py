@@ -364,12 +364,12 @@ class ClipPolicyTrainer(RecordingTrainer):
     with advantages of 0: the KL to the reference model (``beta``, ``use_bias_correction_kl``), the entropy bonus
     (``entropy_coef``, ``use_adaptive_entropy``) and the router loss.
 
-    - The rule's objective is reduced by ``policy.reduction`` with the counts of the whole optimizer step, over its
+    - The rule's objective is reduced by ``policy.reduction`` with the counts of the whole optimizer step, across its
       micro-batches and processes. ``constant_length`` divides by ``max_completion_length``. Responses without tokens do not
       count.
     - The KL is reduced as in TRL with the ``loss_type`` that corresponds to that reduction: sequence_mean "grpo", token_mean
       "dapo", constant_length "dr_grpo", sequence_mean_token_sum "luspo".
-    - The entropy bonus is averaged over the tokens of a micro-batch, and then over micro-batches, whatever the reduction.
+    - The entropy bonus is averaged over the tokens of a micro-batch, and then over micro-batches, regardless of the reduction.
     - The advantages are TRL's. They follow ``scale_rewards``, not ``policy.advantage``. "group" is group_norm, except that
       TRL adds 1e-4 to the standard deviation where rlzoo adds 1e-6; "none" is group_mean.
     - TRL's factors multiply the rule's objective: the correction for vLLM's log-probs (unless the rule's ratio is relative to
@@ -445,7 +445,7 @@ class ClipPolicyTrainer(RecordingTrainer):
             self._measure(judged, inputs, counts, weights)
         # the value of this expression is the objective, and its gradient is the rule's
         objective = judged.objective + (judged.gradient * (log_probs - log_probs.detach())).sum()
-        # gradients are averaged over processes, but the counts cover all of them
+        # gradients are averaged across processes, but the counts cover all of them
         loss: Tensor = -objective * self.accelerator.num_processes
         if "policy_loss" in metrics:  # TRL logs it with an entropy bonus
             # a share of the step; the other losses are means over a micro-batch
@@ -462,7 +462,7 @@ class ClipPolicyTrainer(RecordingTrainer):
         return given
 
     def _counts(self, inputs: Mapping[str, Any]) -> StepCounts:
-        """Return the number of responses and tokens in this micro-batch's optimizer step, over all processes."""
+        """Return the number of responses and tokens in this micro-batch's optimizer step, across all processes."""
         if not self.model.training:
             return self._sum_of_counts([inputs])
         size = self.current_gradient_accumulation_steps

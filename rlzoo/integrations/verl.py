@@ -110,7 +110,7 @@ def policy_loss(policy: ClipPolicy) -> Callable[..., tuple[Tensor, dict[str, Any
         for index, (number, cut) in enumerate(zip(responses.tolist(), clipped.tolist(), strict=True)):
             # verl averages over micro-batches: a quotient of two means is exact, even if some micro-batches have empty bins
             metrics |= {f"actor/length_bin_{index}_responses": number, f"actor/length_bin_{index}_clipped": cut}
-        return -share * dp_size, metrics  # verl averages gradients over data-parallel ranks, but the counts cover all ranks
+        return -share * dp_size, metrics  # verl averages gradients across data-parallel ranks, but the counts cover all ranks
 
     return loss
 

@@ -750,7 +750,7 @@ def clipped_means_held_back(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 @law()
 def only_cuts_outward(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """27. A > 0 is cut only above ratio 1, A < 0 only below 1 or above a ceiling; what is cut stays cut further from 1."""
+    """27. A > 0 is cut only above ratio 1, A < 0 only below 1 or above a ceiling; a cut persists further from 1."""
     own = dataclasses.replace(inputs, advantages=_token_advantages(inputs))
     for given in (inputs, own) if policy.scope == "token" else (inputs,):
         result = answer(policy, given)

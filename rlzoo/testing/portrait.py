@@ -41,7 +41,7 @@ class Portrait:
 def portrait(policy: ClipPolicy, lengths: Sequence[int] = LENGTHS, ratios: Sequence[float] = RATIOS) -> Portrait:
     """Measure a policy on single responses whose tokens share a log-ratio; all ratios are the ratios that the rule judges.
 
-    The tokens have probability exp(-4) = 0.018 at sampling time, which matters for rules whose band depends on the probability.
+    The tokens have probability exp(-4) ≈ 0.018 at sampling time, which matters for rules whose band depends on the probability.
     For rules that judge individual tokens, the last token is measured.
     """
     edges = {

@@ -96,9 +96,9 @@ def test_show_has_the_five_parts_the_fields_and_the_metrics(rlzoo):
     assert places == sorted(places)
     table = {line.split()[0]: " ".join(line.split()[1:]) for line in lines[places[-2] + 2 : places[-1]] if line}
     assert list(table) == list(policy.model_fields)
-    assert table["target_clip_fraction"] == "0.1 > 0, < 0.5 share of responses to clip at every length and sign"
+    assert table["target_clip_fraction"] == "0.1 > 0, < 0.5 share of responses to clip at every length, for each sign of A"
     assert table["ceiling_factor"] == (
-        "3.0 > 0, <= 1000 or null dual clip where A < 0: ceiling in units of the width below; null for none"
+        "3.0 > 0, <= 1000 or null dual clip where A < 0: ceiling as a multiple of the lower width; null for none"
     )
     assert table["lengths"] == (
         "[] list, each >= 1, <= 1e+09 state: response lengths, ascending, at which the offsets are given"

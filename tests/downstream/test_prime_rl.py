@@ -201,7 +201,7 @@ def test_the_gradient_through_prime_rls_compute_loss_is_our_learners(name):
     loss.backward()
     factor = 1.0 if policy.reduction == "token_mean" else len(batch) / num_tokens
     assert_same_gradient(flat_gradient(trained), factor * learner_gradient(model, policy, batch))
-    assert len(metrics["clip/fraction"]) == 15  # three of 18 samples have no advantage
+    assert len(metrics["clip/fraction"]) == 15  # the advantages of three of 18 samples are 0
 
 
 def test_the_settings_of_the_page_make_a_rule():

@@ -564,7 +564,7 @@ def inputs_of(step, update):
 
 
 def clip_fraction(policy, step):
-    """Return the clip fraction of responses with an advantage, over all updates of a rollout file."""
+    """Return the clip fraction of responses with a nonzero advantage, over all updates of a rollout file."""
     shares = []
     for update in step.updates:
         inputs = inputs_of(step, update)

@@ -235,7 +235,7 @@ def test_the_gradient_through_verls_worker_loss_is_our_learners(name):
     metrics = worker_backward(trained, f"rlzoo:{name}{settings}", policy, batch, 1 if policy.scope == "batch" else 4)
     assert_same_gradient(flat_gradient(trained), expected)
     responses = sum(metrics[f"actor/length_bin_{index}_responses"] for index in range(6))
-    assert responses * (1 if policy.scope == "batch" else 4) == 15  # three of 18 have no advantage
+    assert responses * (1 if policy.scope == "batch" else 4) == 15  # the advantages of three of 18 are 0
 
 
 def test_verls_kl_and_entropy_are_added_to_the_rules_loss():
@@ -295,7 +295,7 @@ def test_clip_counts_by_length_are_those_of_the_step():
     )
     assert [metrics[f"actor/length_bin_{index}_responses"] for index in range(6)] == [1, 1, 1, 0, 0, 0]
     assert [metrics[f"actor/length_bin_{index}_clipped"] for index in range(6)] == [1, 0, 1, 0, 0, 0]
-    assert metrics["actor/pg_clipfrac"] == pytest.approx((3 + 300) / 375)  # without an advantage nothing is clipped
+    assert metrics["actor/pg_clipfrac"] == pytest.approx((3 + 300) / 375)  # nothing is clipped where A = 0
 
 
 # advantage estimators

@@ -132,7 +132,7 @@ def held_to_the_law(
 
 @contextmanager
 def memory_limit() -> Iterator[None]:
-    """Limit the process's memory to twice the law's limit, so that a defect fails a test and not the machine."""
+    """Limit the process's memory to twice the law's limit, so that a defect fails a test instead of exhausting the machine."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (_memory("VmData") + 2 * MAX_BYTES, hard))
     try:

@@ -77,7 +77,7 @@ def test_tokens_that_prime_rl_learns_from_by_another_loss_are_left_out(tmp_path)
 @pytest.mark.parametrize(
     ("replaced", "message"),
     [({"schema_version": 2}, "schema_version 2, but only version 1 is supported"),
-     ({"inference_logprobs": [0, 0, None, 0, -1]}, "null log-prob or advantage on a token that was trained on"),
+     ({"inference_logprobs": [0, 0, None, 0, -1]}, "null log-prob or advantage for a trained token"),
      ({"trainer_logprobs": [1.0]}, "is it a dump from prime-rl"), ({"token_ids": "x"}, "is it a dump from prime-rl"),
      ({"token_ids": [1, 2]}, r"mask values have shape \(5,\), but there are 2 tokens"),
      ({"advantages": [1e39] * 5}, "advantages has a value"),
@@ -118,7 +118,7 @@ def test_samples_that_nemo_rl_masks_are_left_out(tmp_path):
     (step,) = read_dumps("nemo-rl", [tmp_path])
     assert (len(step), step.rollout_log_probs.tolist()) == (1, [-3])
     write_lines(tmp_path / "train_data_step1.jsonl", [nemo_rl_row(0, sample_loss_mask=0.0)])
-    with pytest.raises(UserError, match="contains no response that was trained on"):
+    with pytest.raises(UserError, match="contains no trained response"):
         list(read_dumps("nemo-rl", [tmp_path]))
 
 

@@ -243,7 +243,7 @@ class Killed(BaseException):
 
 
 def killed_at(monkeypatch, call, moment):
-    """Make a call, and end it before one of its changes to the file system; returns False if it makes fewer."""
+    """Make a call, and end it before one of its changes to the file system; returns False if it makes fewer changes."""
     changes = itertools.count()
 
     def dying(change):

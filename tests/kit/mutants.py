@@ -654,7 +654,7 @@ class GrowsWithoutEnd(Adaptive):
 
 @register
 class DividesByNoResponses(Adaptive):
-    """Fails if an update had no response with an advantage."""
+    """Fails if an update had no response with a nonzero advantage."""
 
     name = "divides-by-no-responses"
 

@@ -19,7 +19,7 @@ WIDE = [name for name, policy in load_zoo().items() if policy().width_fields()]
 
 
 def by_step(run, policy):
-    """Return the mean of the step's clip decisions over responses with an advantage, step by step."""
+    """Return the mean of the step's clip decisions over responses with a nonzero advantage, step by step."""
     steps = sorted({update.step for update in run.updates})
     return {step: replay(one_step(run, step), policy).profile for step in steps}
 
@@ -168,7 +168,7 @@ def inputs_of(run):
 
 
 def counted_rows(inputs):
-    """Return the number of responses with an advantage."""
+    """Return the number of responses with a nonzero advantage."""
     return int((inputs.advantages != 0).sum())
 
 

@@ -248,7 +248,7 @@ def test_numpy_alone_writes_a_file(tmp_path):
 
 
 def test_responses_without_tokens_and_a_step_0_are_not_counted(tmp_path):
-    """The second of four responses with an advantage has no model token: rloo clips one of three."""
+    """The second of four responses with a nonzero advantage has no model token: rloo clips one of three."""
     chosen = torch.tensor([[1, 1, 1], [0, 0, 0], [1, 1, 1], [1, 1, 1]])
     step = dataclasses.replace(padded(chosen), step=0)
     step.save(tmp_path / "000000.safetensors")

@@ -121,7 +121,7 @@ def test_each_fault_is_named_and_the_weights_stay(kind, scope):
     policy = type(kind.__name__, (kind,), {"scope": scope, "__doc__": kind.__doc__, "__module__": __name__})()
     model = make_model()
     batch = off_policy_batch(model, Sound2())
-    # rows without an advantage would be processed first, separately
+    # rows with an advantage of 0 would be processed first, separately
     batch = dataclasses.replace(batch, advantages=torch.where(batch.advantages == 0, 1.0, batch.advantages))
     learner = make_learner(model, policy, num_minibatches=1)
     before = [parameter.clone() for parameter in learner.model.parameters()]

@@ -21,7 +21,7 @@ def test_the_numbers_of_two_lengths_are_those_worked_by_hand():
     sign = torch.tensor([1.0, -1.0] * 12)[:, None]
     advantages = torch.tensor([1.0] * 6 + [-1.0] * 18)[:, None]
     inputs = updates(lengths, 0.1 * sign.expand(24, 4), advantages)
-    drift = Drift.of([inputs, updates([3], torch.full((1, 3), 9.0), torch.zeros(1, 1))])  # the last has no advantage
+    drift = Drift.of([inputs, updates([3], torch.full((1, 3), 9.0), torch.zeros(1, 1))])  # the last has an advantage of 0
     short, long = drift.count.index(12), len(drift.count) - 1 - drift.count[::-1].index(12)
     assert sum(drift.count) == 24
     assert drift.moved == 1.0

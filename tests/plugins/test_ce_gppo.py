@@ -1,4 +1,4 @@
-"""CE-GPPO compared with loops in float64: GRPO's clip, with a bounded gradient beyond the band."""
+"""CE-GPPO compared with loops in float64: GRPO's clip, with a bounded gradient outside the band."""
 
 import math
 

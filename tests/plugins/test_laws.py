@@ -1,4 +1,4 @@
-"""Every installed policy keeps the laws, and the laws catch policies that break them."""
+"""Every installed policy obeys the laws, and the laws catch policies that break them."""
 
 import subprocess
 import sys

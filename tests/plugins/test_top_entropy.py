@@ -1,4 +1,4 @@
-"""The rule of the top entropies compared with loops in float64: GRPO's clip on the least certain tokens of the step."""
+"""The top-entropy rule compared with loops in float64: GRPO's clip on the least certain tokens of the step."""
 
 import dataclasses
 import math

@@ -20,7 +20,7 @@ def shared_inputs(policy, seed=0):
 
 
 def clipped_share(policy, inputs):
-    """Return the share of the tokens with an advantage at which the rule acted."""
+    """Return the share of the tokens with a nonzero advantage at which the rule acted."""
     tokens = inputs.response_mask & (inputs.advantages != 0)
     return policy(inputs).clipped.expand(tokens.shape)[tokens].float().mean().item()
 
