@@ -37,7 +37,7 @@ class CTPO(ClipPolicy):
     scope = "token"
     watch: ClassVar = {
         "clip/fraction_length_bin_<k>": "flat at the right `power`; increase it if the fraction rises with length",
-        "ratio/sigma_token": "a width of about this value clips a third of the tokens at every position",
+        "ratio/sigma_token": "a width of about this value clips about a sixth of the tokens at every position",
     }
 
     width_low: Annotated[float, Width()] = Field(

@@ -1,4 +1,4 @@
-"""VESPO: weights each response by a smooth function of its importance ratio, which decreases far from 1 on both sides."""
+"""VESPO: weights each response by a smooth function of its importance ratio, which vanishes far from 1 on both sides."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class VESPO(ClipPolicy):
         lambda_negative where A < 0. sg[.] stops the gradient. phi(1) = 1, and phi is largest at w = k / lambda.
 
     Differences from GRPO:
-        There is one weight per response, computed from the product of its token ratios. The weight decreases smoothly and is
-        never cut, so nothing counts as clipped. The mean is over all tokens.
+        There is one weight per response, computed from the product of its token ratios. The weight is smooth and never
+        cut, so nothing counts as clipped. The mean is over all tokens.
 
     Reference:
         VESPO, arXiv 2602.10693, with (k, lambda) = (2, 3) where A >= 0 and (3, 2) where A < 0, as in the published
