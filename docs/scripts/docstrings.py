@@ -33,7 +33,7 @@ class Docstrings(griffe.Extension):
             attr.docstring = griffe.Docstring(text, lineno=node.lineno, endlineno=node.end_lineno, parent=attr)
 
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Rename ``Example:`` to ``Examples:`` before a doctest, which griffe expects."""
+        """Rename ``Example:`` to ``Examples:`` before a doctest, as griffe expects."""
         if obj.docstring is not None:
             text = re.sub(r"^Example:$(?=(?:\n.*)*?>>> )", "Examples:", obj.docstring.value, flags=re.MULTILINE)
             obj.docstring.value = re.sub(r"::$", ":", text, flags=re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Checks every link of the pages, in the repository and in the built site.
+"""Checks every link on the pages, in the repository and in the built site.
 
 ``python -m docs.scripts.links`` reads README.md, SECURITY.md, CHANGELOG.md, the policies' pages, docs and ``build/site``.
 Nothing is fetched: for external addresses, only the form is checked. The site must not load external resources, so that it
@@ -113,7 +113,7 @@ class _Page(HTMLParser):
 
 
 def site_problems(site: Path) -> Iterator[str]:
-    """Yield problems with the links of the built site, and external resources that it would load."""
+    """Yield problems with the links in the built site, and external resources that it would load."""
     pages = {path: _Page(path.read_text(encoding="utf-8")) for path in sorted(site.rglob("*.html"))}
     if not pages:
         yield f"no pages in {site}"
@@ -147,7 +147,7 @@ def main() -> int:
     """Print all problems; the exit code is 1 if there are any."""
     files = markdown_files()
     problems = [*markdown_problems(files), *site_problems(SITE)]
-    print("\n".join(problems) or f"all links of {len(files)} files and {sum(1 for _ in SITE.rglob('*.html'))} pages work")
+    print("\n".join(problems) or f"all links in {len(files)} files and {sum(1 for _ in SITE.rglob('*.html'))} pages work")
     return 1 if problems else 0
 
 
