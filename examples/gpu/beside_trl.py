@@ -22,7 +22,8 @@ def beside(setting: Setting, name: str) -> Outcome:
     rows = {row["phase"]: row for row in compare(case, setting.models, case.pairs)}
     ratios = {phase: rows[phase]["ratio_median"] for phase in PHASES}
     step = rows["step"]
-    spread = f"({min(step['ratios']):.2f} to {max(step['ratios']):.2f}, {step['pairs']} pairs)"
+    num_pairs = step["pairs"]
+    spread = f"({min(step['ratios']):.2f} to {max(step['ratios']):.2f}, {num_pairs} pairs)" if num_pairs > 1 else "(one pair)"
     text = f"TRL takes {ratios['step']:.2f} times as long {spread}"
     text += f"; sampling {ratios['rollout']:.2f}, learning {ratios['learner']:.2f}"
     if not setting.quick:
