@@ -634,7 +634,7 @@ def use_policy(
     if made.updates_per_generation == 1 and not policy.ratio_to_sampler:
         logger.warning(
             "one optimizer step per generation: the ratio is always 1, so no rule clips anything; set num_iterations=2, or "
-            "steps_per_generation to a multiple of gradient_accumulation_steps"
+            "steps_per_generation to at least twice gradient_accumulation_steps"
         )
     if record_to is not None:
         record(made, record_to)
