@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @lasting_output()
 def calibrate(
-    clip: Annotated[str, typer.Option(autocompletion=complete.policies, help="Rule whose width to find, such as fspo.")],
+    clip: Annotated[str, typer.Option(autocompletion=complete.policies, help="Rule to calibrate, such as fspo.")],
     target: Annotated[
         float, typer.Option("--target-clip-fraction", min=0.001, max=0.9, help="Share of responses to clip.")
     ] = 0.1,
@@ -61,7 +61,8 @@ def calibrate(
     console.print(f"wrote {path}; use it with: rlzoo train --config {path}")
     if not best.is_met:
         console.print(
-            f"the closest of {len(tried)} pilots clipped {best.clip_fraction:.3f}, not {target}; try more with --pilots",
+            f"the closest of {len(tried)} pilots had a clip fraction of {best.clip_fraction:.3f}, not {target}; "
+            "try more with --pilots",
             style="red",
         )
         raise typer.Exit(FAILED)

@@ -34,7 +34,7 @@ def clip_by_length(profile: LengthProfile, console: Plain) -> Table:
 
 
 def clip_in_words(profile: LengthProfile) -> str:
-    """Say which lengths were clipped more or less often than the average response, by more than noise."""
+    """State which lengths were clipped more or less often than the average response by more than the noise."""
     both, average = profile.both, profile.clip_fraction
     if not average:
         return "Nothing was clipped."
@@ -45,14 +45,14 @@ def clip_in_words(profile: LengthProfile) -> str:
         more += [words] if low > average else []  # False for an empty bin, whose numbers are NaN
         less += [words] if high < average else []
     if not (more or less) or (error and error[0] == 0):  # one of six bins may differ by chance
-        return "Every length was clipped equally often, within noise."
+        return "All lengths were clipped equally often, within noise."
     found = [f"Clipped {word} often than the average response: {', '.join(bins)}."
              for word, bins in (("more", more), ("less", less)) if bins]  # fmt: skip
-    return " ".join([*found, "Other lengths differ within noise."])
+    return " ".join([*found, "Differences at other lengths are within noise."])
 
 
 def interval_bar(ends: Sequence[int], signs: str) -> str:
-    """Draw a bar from 0 to a value with its interval on top; ``ends`` are the low end, the value and the high end.
+    """Draw a bar from 0 to a value, with the value's interval on top; ``ends`` are the low end, the value and the high end.
 
     Example:
         >>> interval_bar([16, 19, 22], "━─├┤┼")

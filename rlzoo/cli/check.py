@@ -34,7 +34,7 @@ def clips_check(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Check a rule against the laws, and measure where it cuts; exit with code 1 if it breaks a law."""
+    """Check a rule against the laws, and measure where it cuts off the gradient; exit with code 1 if it breaks a law."""
     with loading():
         from rlzoo.policy import with_defaults
         from rlzoo.testing import check, portrait
@@ -114,7 +114,7 @@ def _as_dict(policy: type[ClipPolicy], outcomes: list[Outcome]) -> dict[str, Any
 
 
 def _tensors(inputs: ClipInputs) -> dict[str, Any]:
-    """Return inputs as lists, cut to `SHOWN` rows and tokens, because the inputs of some laws are long."""
+    """Return inputs as lists, truncated to `SHOWN` rows and tokens, because the inputs of some laws are long."""
     from rlzoo.testing.data import ALL_FIELDS
 
     given = {name: values for name in ALL_FIELDS if (values := getattr(inputs, name)) is not None}

@@ -1,4 +1,4 @@
-"""The classes of all commands and groups of commands, which explain a mistake on the command line in one line."""
+"""Base classes for commands and command groups, which explain a mistake on the command line in one line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from rlzoo.errors import UserError, did_you_mean
 
-ALIKE = 0.75  # cutoff of `difflib`, above which an option counts as misspelt
+ALIKE = 0.75  # similarity (cutoff of `difflib`) above which an unknown option counts as a misspelling
 NAMED = {"advantage": "clip.advantage", "correction": "correction", "rule": "clip", "task": "task.name"}
 """Maps names that users may try as options to the settings that take a name."""
 
@@ -37,12 +37,12 @@ class Group(TyperGroup):
 
 
 class Command(TyperCommand):
-    """A command that answers a mistake on its command line with a correction, or with the help text of an option."""
+    """A command that responds to a mistake on its command line with a correction, or with the help text of an option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command line; raises `UserError` if it cannot be parsed."""
         given = list(args)
-        if not ctx.resilient_parsing:  # which is set when the shell completes a word
+        if not ctx.resilient_parsing:  # set during shell completion
             self._check_values(ctx, given)
         ctx.allow_extra_args = True
         try:
@@ -91,12 +91,12 @@ def _label(parameter: Any) -> str:
 
 
 def _help(parameter: Any) -> str:
-    """Return the help of an option or an argument as part of a sentence."""
+    """Return the help text of an option or an argument as part of a sentence."""
     return _continued(str(parameter.help))
 
 
 def _continued(sentence: str) -> str:
-    """Return a sentence without its full stop and, unless it begins with a name, its capital."""
+    """Return a sentence without its full stop and, unless it begins with a name, without its initial capital."""
     text = sentence.removesuffix(".")
     return text if any(map(str.isupper, text.partition(" ")[0][1:])) else f"{text[:1].lower()}{text[1:]}"
 

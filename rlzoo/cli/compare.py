@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 LEGEND = """\
 gain: {score} minus {score} before training
-IQM: mean without the highest and the lowest quarter of the seeds
+IQM: mean without the highest and lowest quarters of the seeds
 clip: share of responses clipped; {match}: length error at this share,
-0 if every length is clipped alike; noise: its value for an even clip
+0 if all lengths are clipped equally; noise: expected error in that case
 len: tokens per response; s: seconds per run
 P: probability that a run of the first rule beats a run of the second"""
 WIDEST = 10_000  # characters
@@ -37,18 +37,18 @@ MANY = 4  # contenders; with more, only pairs with the best one are shown
 def compare(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN", help="Run directories, or folders that contain some, such as runs/ or a sweep's."),
+        typer.Argument(metavar="RUN", help="Run directories, or folders that contain them, such as runs/ or a sweep's folder."),
     ],
     match: Annotated[
         float, typer.Option("--match-clip-fraction", min=0.001, max=0.9, help="Clip fraction at which to compare fairness.")
     ] = 0.1,
     match_by_sign: MatchBySign = False,
-    skip_steps: Annotated[int, typer.Option(min=0, help="Number of initial steps to leave out when fairness is measured.")] = 0,
+    skip_steps: Annotated[int, typer.Option(min=0, help="Number of initial steps to leave out when measuring fairness.")] = 0,
     as_json: AsJson = False,
     report: Annotated[Path | None, typer.Option(help="HTML report to write; by default compare.html next to the runs.")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Compare the rules of finished runs: scores with intervals, pairs, fairness by length, time and memory."""
+    """Compare the rules of finished runs: scores with intervals, pairwise differences, fairness by length, time and memory."""
     if report is not None and (report.is_dir() or not report.parent.is_dir()):
         raise UserError(f"--report {str(report)!r}: expected the name of a file in an existing folder")
     beside = Path(os.path.commonpath([path.resolve() for path in runs])) / "compare.html"
@@ -99,7 +99,7 @@ def _print(console: Plain, result: Race) -> None:
     if shown:
         console.print(pairs)
         if any(pair.p_value is not None for pair in shown):
-            console.print(f"winners: paired t-test at {LEVEL} after Holm's correction over {len(result.pairs)} pairs")
+            console.print(f"winners: paired t-test at {LEVEL} after Holm's correction for {len(result.pairs)} pairs")
         if any(pair.p_value is None for pair in shown):
             console.print(f"too few seeds: no winner is named with fewer than {MIN_SEEDS} common seeds")
     for sentence in (*result.notes, *result.highlights):
@@ -107,7 +107,7 @@ def _print(console: Plain, result: Race) -> None:
 
 
 def _scores(result: Race, names: Mapping[str, str], console: Plain) -> Table:
-    """Return the table of contenders; ``names`` has the name to print for each label."""
+    """Return the table of contenders; ``names`` maps each label to the name to print."""
     numbers = ("seeds", "mean", "gain", "IQM", "95 %", "clip", _matched(result), "noise", "len", "s")
     rows = table("<rule", *(f">{column}" for column in numbers))
     for contender in result.contenders:
@@ -128,12 +128,12 @@ def _scores(result: Race, names: Mapping[str, str], console: Plain) -> Table:
 
 
 def _matched(result: Race) -> str:
-    """Return the name of the column with the length error at the matched clip fraction."""
+    """Return the name of the column for the length error at the matched clip fraction."""
     return "" if result.match is None else f"lre@{result.match:g}"
 
 
 def _width(rows: Table, console: Plain) -> int:
-    """Return the width of a table whose cells are not wrapped."""
+    """Return the width of a table if no cell is wrapped."""
     return Measurement.get(console, console.options.update(max_width=WIDEST), rows).maximum
 
 

@@ -41,7 +41,7 @@ def _keys(fields: dict[str, Any], prefix: str) -> Iterator[tuple[str, Sequence[s
 
 
 def _values(annotation: Any) -> list[str]:
-    """Return the values of a bool or a Literal, also inside a union."""
+    """Return the values of a bool or a Literal, including one inside a union."""
     if get_origin(annotation) is Literal:
         return [str(value) for value in get_args(annotation)]
     if annotation is bool:

@@ -19,7 +19,7 @@ LONGEST = 1000  # characters of a question or a response that are printed
 
 
 def is_due(step: int, steps: int) -> bool:
-    """Return whether to print completions after this step: after the first, the last, and every tenth of the run."""
+    """Return whether to print completions after this step: the first or last one, or the end of a tenth of the run."""
     return step in (1, steps) or (step > 0 and step % max(1, steps // 10) == 0)
 
 
@@ -47,7 +47,7 @@ def completions(run: Path, step: int, number: int) -> RenderableType:
 
 
 def _lines(row: dict[str, Any], turns: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield author and text: question and response, or the turns of an episode with their rewards."""
+    """Yield (author, text) pairs: question and response, or the turns of an episode with their rewards."""
     if not turns:
         yield from (("question", row["question"]), ("response", row["response"]))
         return

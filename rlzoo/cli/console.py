@@ -79,7 +79,7 @@ def folded(text: str, width: int) -> str:
 
 
 def refilled(text: str, width: int) -> str:
-    """Fill the paragraphs of a docstring to a width; the lines of its formula and of lists stay apart."""
+    """Fill the paragraphs of a docstring to a width; the lines of its formula and its list items are not joined."""
     joined, is_formula = list[str](), False
     for line in text.splitlines():
         before = joined[-1] if joined else ""
@@ -98,7 +98,7 @@ def _indent(line: str) -> str:
 
 
 def show_log(level: int) -> None:
-    """Print the log to stderr: messages of rlzoo from this level up, and warnings of other libraries."""
+    """Print the log to stderr: rlzoo's messages at this level or above, and warnings from other libraries."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[_Stderr()])
     logging.getLogger("rlzoo").setLevel(level)
 
@@ -114,7 +114,7 @@ def print_error(text: str) -> None:
 
 @contextmanager
 def last_words() -> Iterator[None]:
-    """Hold back the last log record of a stopped run until the block ends, to print it below the display in the block."""
+    """Hold back the last log record of a stopped run until the block ends, so that it is printed below the block's display."""
     held: list[logging.LogRecord] = []
     handlers = [handler for handler in logging.getLogger().handlers if isinstance(handler, _Stderr)]
 

@@ -13,7 +13,7 @@ from rlzoo.errors import UserError
 
 
 def convert(
-    dumps: Annotated[list[Path], typer.Argument(metavar="DUMP", help="Dumps, or folders that contain some.")],
+    dumps: Annotated[list[Path], typer.Argument(metavar="DUMP", help="Dumps, or folders that contain them.")],
     trainer: Annotated[
         str, typer.Option("--from", help="Trainer that wrote the dumps: verl, prime-rl, nemo-rl, skyrl or slime.")
     ],

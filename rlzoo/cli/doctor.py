@@ -50,7 +50,7 @@ def show(findings: Mapping[str, str]) -> None:
     """Print findings as two columns."""
     rows = table("<", "<", show_header=False)
     for name, found in findings.items():
-        # Text, because rlzoo-llm[extra] is not markup; a command gets a line of its own, to be copied
+        # Text, so that rlzoo-llm[extra] is not read as markup; a command gets its own line, so that it is easy to copy
         rows.add_row(name, Text(found.replace(": pip ", ":\npip "), overflow="fold"))
     Plain().print(rows)
 

@@ -38,7 +38,7 @@ def evaluate(
     k: Annotated[int, typer.Option("--k", min=1, max=4096, help="Responses per problem.")] = 16,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Length limit of a response, in tokens.")] = 2048,
-    seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for sampling.")] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Responses sampled at once.")] = 64,
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Use only the first N problems of each suite.")] = None,
     data: Annotated[
@@ -49,7 +49,7 @@ def evaluate(
         bool | None,
         typer.Option(
             "--chat-template/--no-chat-template",
-            help="Wrap prompts in the chat template; by default, if the tokenizer has one.",
+            help="Wrap prompts in the chat template; by default, only if the tokenizer has one.",
         ),
     ] = None,
     set_: Annotated[

@@ -41,8 +41,8 @@ def fairness(
     if drift is None:
         where = f" after step {skip_steps}" if skip_steps else ""
         raise UserError(
-            f"{str(run.path)!r} has no response{where} that has an advantage and had moved before an update; with one "
-            "optimizer step per batch, every ratio is 1 and no rule clips"
+            f"{str(run.path)!r} has no response{where} with a nonzero advantage whose log-probs had moved before an update; "
+            "with one optimizer step per batch, every ratio is 1 and no rule clips"
         )
     names = names_in("--clip", clip, "comma-separated rules; see `rlzoo clips list`") if clip else ()
     rules = [policy_for(run, name, config or [], [], plugin or []) for name in names] or ([run.rule] if run.rule else [])
@@ -59,7 +59,7 @@ def fairness(
         why = (
             f"the rule {recorded!r} is not installed with the recorded settings"
             if recorded
-            else "no rule of the zoo was recorded"
+            else "no rule from the zoo was recorded"
         )
         console.print(f"{why}; name rules with --clip, such as --clip fspo,gspo,grpo")
         return

@@ -48,7 +48,8 @@ def launch(config: RunConfig, *, resume: bool = False, options: Sequence[str] = 
 def end_with_the_launcher() -> None:
     """End this process when the launcher or the sweep that started it is killed (Linux only).
 
-    One of several processes gets SIGKILL, since it cannot save a checkpoint alone. A run of a sweep gets SIGTERM and saves one.
+    A process of a multi-process run gets SIGKILL, since it cannot save a checkpoint alone. A run that a sweep started gets
+    SIGTERM and saves a checkpoint.
     """
     launcher = os.environ.pop(LAUNCHER, None)  # child processes must not inherit it
     if launcher is None or not sys.platform.startswith("linux"):
@@ -70,7 +71,7 @@ def _environment(processes: int, config: RunConfig) -> dict[str, str]:
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes)),
     }
     if not torch.cuda.is_available():
-        # Accelerate's --cpu would start a single process, and it sets no CPU for DeepSpeed
+        # Accelerate's --cpu would start a single process, and would not select the CPU for DeepSpeed
         told |= {"DS_ACCELERATOR": "cpu"} if config.launch.deepspeed else {"ACCELERATE_USE_CPU": "true"}
     return {name: value for name, value in told.items() if name not in os.environ}
 

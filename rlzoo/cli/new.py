@@ -24,7 +24,7 @@ TAKEN = {
     *keyword.kwlist, "Annotated", "ClassVar", "Field", "Width", "ClipBand", "ClipInputs", "ClipPolicy", "ClipResult",
     "AdvantageEstimator", "AdvantageInputs", "Correction", "CorrectionInputs", "Tensor",
 }  # fmt: skip
-"""Class names that would clash with keywords or with imports of the generated module."""
+"""Class names that would clash with keywords or with imports in the generated module."""
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the new plugin: lower-case words with hyphens.")]
 Folder = Annotated[Path, typer.Option(help="Folder in which to create rlzoo-NAME.")]
@@ -95,7 +95,7 @@ def write(kind: Kind, name: str, folder: Path) -> None:
     }
     target = folder / f"rlzoo-{name}"
     if target.exists():
-        raise UserError(f"{str(target)!r} exists already; choose another name or folder")
+        raise UserError(f"{str(target)!r} already exists; choose another name or folder")
     files = {
         "pyproject.toml.txt": "pyproject.toml",
         "README.md.txt": "README.md",

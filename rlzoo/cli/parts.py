@@ -22,8 +22,8 @@ from rlzoo.cli.tables import table
 if TYPE_CHECKING:
     from rlzoo.zoo import Entry, Shelf
 
-NameOrPath = Annotated[str, typer.Argument(metavar="NAME|PATH", help="A name, or a plugin file or folder.")]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A name.")]
+NameOrPath = Annotated[str, typer.Argument(metavar="NAME|PATH", help="Name, as printed by `list`, or a plugin file or folder.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name, as printed by `list`.")]
 
 
 def advantages_list(plugin: Plugins = None, as_json: AsJson = False) -> None:

@@ -51,7 +51,9 @@ def launch_command(config: RunConfig, processes: int) -> str:
 def _notes(plan: Plan) -> list[str]:
     config, notes = plan.config, []
     if plan.architecture is None:
-        notes.append(f"the shape of model {config.model.path!r} is not known here: memory, time and disk are not estimated")
+        notes.append(
+            f"the shape of model {config.model.path!r} is not known on this machine: memory, time and disk are not estimated"
+        )
     if not plan.prompts.counted:
         notes.append("the tokenizer is not on this machine: prompt lengths are estimated from the text")
     if plan.memory is not None and 0.9 * plan.device_memory < plan.memory.peak <= plan.device_memory:
@@ -140,4 +142,4 @@ def _time(plan: Plan) -> str:
         return "not estimated: the speed of these devices is not known; name devices with --devices"
     sampling = "sampling not estimated" if rollout is None else f"{rollout:,.0f} s to sample"
     hours = "" if rollout is None else f"; {plan.config.steps * (learner + rollout) / 3600:,.0f} h in all"
-    return f"estimate, with every response at its limit: {learner:,.0f} s per step to learn, {sampling}{hours}"
+    return f"estimate, with every response at its maximum length: {learner:,.0f} s per step to learn, {sampling}{hours}"

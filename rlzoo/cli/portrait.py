@@ -1,4 +1,4 @@
-"""`rlzoo clips portrait`: shows where rules cut and how they weight gradients, as tables and a picture."""
+"""`rlzoo clips portrait`: shows where rules cut off gradients and how they weight them, as tables and a picture."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def clips_portrait(
     plugin: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
-    """Draw where rules cut at each length, and how they weight gradients at each ratio."""
+    """Draw where rules cut off gradients at each length, and how they weight gradients at each ratio."""
     if output.suffix not in PICTURES:
         raise UserError(f"--output {str(output)!r}: expected a name that ends in {' or '.join(PICTURES)}")
     with loading():
@@ -82,7 +82,7 @@ def _thinned(drawn: Portrait) -> Portrait:
 
 
 def print_portraits(console: Plain, portraits: Sequence[Portrait]) -> None:
-    """Print two tables, with a block per policy: cut edges by length, and weights by ratio."""
+    """Print two tables, with one block per policy: cutoff log-ratios by length, and gradient weights by ratio."""
     rows = table("<", ">L", ">A>0 above", ">A<0 below", ">A<0 above")
     for drawn in portraits:
         has_inward = [

@@ -39,7 +39,7 @@ class Shown(NamedTuple):
     digits: int = 3
 
     def number(self, value: float) -> str:
-        """Format a value with its digits."""
+        """Format a value with the metric's number of decimals."""
         return f"{value:,.{self.digits}f}"
 
 
@@ -54,7 +54,7 @@ SHOWN = (
 
 
 def metrics_shown(held_out: str) -> tuple[Shown, ...]:
-    """Return `SHOWN` with the name of the held-out score: ``"accuracy"`` or ``"reward"``."""
+    """Return `SHOWN`, labelled with the name of the held-out score: ``"accuracy"`` or ``"reward"``."""
     return tuple(
         each._replace(label=f"held-out {held_out}", word="accuracy" if held_out == "accuracy" else f"held-out {held_out}")
         if each.metric == "eval/accuracy"
@@ -90,7 +90,7 @@ class Curves:
 
 
 def sparkline(values: Sequence[float], width: int, signs: str) -> str:
-    """Draw values as a row of characters; each character shows the mean of about equally many values.
+    """Draw values as a row of characters; each character shows the mean of roughly the same number of values.
 
     Example:
         >>> sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8, "▁▂▃▄▅▆▇█")
@@ -169,8 +169,8 @@ def shown(
     """Show a run inside the block, in the form that suits the output.
 
     On a terminal, the run is shown as curves; elsewhere, as a line per step. With ``as_json``, every step is a JSON object as
-    in ``metrics.jsonl``, with null for NaN and infinity. ``held_out`` is what an evaluation measures. ``run`` is the run
-    directory, with the earlier steps of a resumed run.
+    in ``metrics.jsonl``, with null for NaN and infinity. ``held_out`` is the name of the score that an evaluation measures.
+    ``run`` is the run directory, from which the earlier steps of a resumed run are read.
     """
     titles, described = [printable(title)], metrics_shown(held_out)  # the title is printed with the first step
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Recording = Annotated[
     list[Path],
     typer.Argument(
-        metavar="RUN|FILE", help="Run directory, or rollout files and folders with them, which are read as one run."
+        metavar="RUN|FILE", help="Run directory, or rollout files and folders of such files, which are read as one run."
     ),
 ]
 
@@ -37,7 +37,9 @@ def replay(
     clip: Annotated[str, typer.Option(autocompletion=complete.policies, help="Comma-separated rules, such as fspo,gspo.")],
     match: Annotated[
         float | None,
-        typer.Option("--match-clip-fraction", min=0.001, max=0.9, help="Scale every rule's widths to this clip fraction."),
+        typer.Option(
+            "--match-clip-fraction", min=0.001, max=0.9, help="Scale every rule's widths to reach this clip fraction."
+        ),
     ] = None,
     match_by_sign: MatchBySign = False,
     sweep_width: Annotated[
@@ -122,7 +124,7 @@ def policy_for(
 
 def _print(console: Plain, result: Study, with_cosine: bool) -> None:
     run = result.run
-    signs = " for either sign of the advantage" if result.by_sign else ""
+    signs = " for each sign of the advantage" if result.by_sign else ""
     matched = f", every rule at a clip fraction of {result.match}{signs}" if result.match else ""
     steps = f" after step {result.skip_steps}" if result.skip_steps else ""
     console.print(f"{run.num_responses:,} recorded responses in {run.path}{steps}{matched}")
@@ -133,7 +135,7 @@ def _print(console: Plain, result: Study, with_cosine: bool) -> None:
     for label in result.sweep:
         console.print(_by_width(label, result))
     unmoved = result.rules[0].replayed.profile.unmoved
-    console.print(f"{unmoved:.0%} of the responses had not moved yet, and no rule can clip those")
+    console.print(f"{unmoved:.0%} of the responses had not moved yet, so no rule can clip them")
     if with_cosine and run.config and not result.by_sign and result.rules[0].cosine is None:
         console.print("no cosine: the run saved no weights (train with --set checkpoint.keep_for_replay=10)")
 

@@ -1,7 +1,7 @@
-"""The program that `rlzoo ui` becomes: runs MLflow's server, and prints the address of the page when the server is ready.
+"""Replaces the `rlzoo ui` process: runs MLflow's server, and prints the address of the page when the server is ready.
 
-The output of the server before that is only printed if the server fails to start. Later output, such as errors, is printed as
-it comes. The module imports only the standard library, because it stays in memory while the server runs.
+The server's output before that is printed only if the server fails to start. Later output, such as errors, is printed as it
+arrives. The module imports only the standard library, because it stays in memory while the server runs.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Server:
         self._reader.start()
 
     def wait_until_ready(self, address: str) -> bool:
-        """Return True when the server answers, or False if it ends before."""
+        """Return True when the server answers, or False if it ends first."""
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         while self._process.poll() is None and not self.is_stopping:
             try:
                 direct.open(f"{address}/health", timeout=1).close()
-            except urllib.error.HTTPError as error:  # it is ready, but refuses this name of the machine
+            except urllib.error.HTTPError as error:  # it is ready, but refuses this host name
                 error.close()
             except Exception:
                 time.sleep(POLL)
@@ -64,7 +64,7 @@ class Server:
         self.is_stopping = True
 
     def wait(self) -> int:
-        """Wait for the end of the server, print its output if it was never ready, and return its exit code."""
+        """Wait for the server to end, print its output if it was never ready, and return its exit code."""
         code = self._process.wait()
         self._reader.join(1)
         if not self.is_ready and not self.is_stopping:
@@ -76,7 +76,7 @@ class Server:
             with self._lock:
                 if not self.is_ready:
                     self._held += line
-                elif not self.is_stopping:  # a server that is stopped prints tracebacks
+                elif not self.is_stopping:  # a server that is stopping prints tracebacks
                     self._print(line)
 
     def _print(self, text: bytes | bytearray) -> None:

@@ -92,7 +92,9 @@ def _print_power(sweep: Sweep, console: Plain, *, as_json: bool) -> None:
     console.print(f"by a paired t-test at {found.level} after Holm's correction over {found.num_pairs} pairs")
     console.print(f"standard deviation of a difference between seeds: {found.seed_deviation:.4f} ({found.source})")
     console.print(f"evaluation: {problems} problems, {samples} samples each; standard error {found.evaluation_error:.4f}")
-    console.print(f"with eval.num_samples={found.samples_needed}, its noise is less than half of the variance between seeds")
+    console.print(
+        f"with eval.num_samples={found.samples_needed}, evaluation noise is less than half of the variance between seeds"
+    )
     for difference, seeds in found.seeds_needed.items():
         console.print(f"a difference of {difference} needs {seeds or 'more than 10,000'} seeds")
 
@@ -145,7 +147,7 @@ def _finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -
 
 
 def parent_of(sweep: Sweep) -> str | None:
-    """Return the MLflow run of a sweep, also when it is resumed; None if its runs are not tracked."""
+    """Return the ID of a new or resumed sweep's MLflow run; None if the sweep's runs are not tracked."""
     from rlzoo.journal.tracking.store import open_parent
     from rlzoo.support.parsing import parse_json
     from rlzoo.support.reading import SETTINGS, read_text

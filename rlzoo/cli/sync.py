@@ -22,7 +22,7 @@ def sync(runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run dir
         if Record.read(directory) is None:
             raise UserError(f"{str(directory)!r} is not the directory of a tracked run; name run directories, such as runs/*")
     console = Plain()
-    sent = [_sync(directory, console) for directory in runs]  # all of them, even if one fails
+    sent = [_sync(directory, console) for directory in runs]  # sync all of them, even if one fails
     if not all(sent):
         raise typer.Exit(FAILED)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rlzoo")
 
-MOST_READ = 50  # runs in a folder that are read at the end of a run
+MOST_READ = 50  # maximum number of runs in a folder that are read at the end of a run
 
 
 @lasting_output()
@@ -216,7 +216,7 @@ def _print_result(console: Plain, result: RunResult, held_out: str, *, is_quiet:
         return
     page, folder = result.path / "figures" / "completions.html", result.path.parent
     if page.is_file():
-        console.print(f"what was clipped in which response: {page}")
+        console.print(f"clip decisions in individual responses: {page}")
     if _are_comparable(folder):
         console.print(f"compare the finished runs in {folder}: rlzoo compare {shlex.quote(str(folder))}")
     if result.mlflow_run_id:

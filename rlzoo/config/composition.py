@@ -56,7 +56,7 @@ def read_config(config: str | Path, plugins: Sequence[str | Path] = ()) -> dict[
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """Parse ``"section.key=value"`` strings, with values in YAML, into nested settings; later ones win."""
+    """Parse ``"section.key=value"`` strings, whose values are YAML, into nested settings; later ones win."""
     parsed: dict[str, Any] = {}
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -79,7 +79,8 @@ def named_settings(key: str, value: object) -> dict[str, Any]:
     settings = {"name": value} if isinstance(value, str) else value
     if not isinstance(settings, Mapping | None) or not isinstance((settings or {}).get("name", ""), str):
         raise UserError(
-            f"{key}={shown(value)}: expected the name of a {'rule' if key == 'clip' else 'task'}, or settings with a name"
+            f"{key}={shown(value)}: expected the name of a {'rule' if key == 'clip' else 'task'}, "
+            "or settings that include a name"
         )
     return dict(settings or {})
 

@@ -56,7 +56,7 @@ def _build_clip(value: object, info: ValidationInfo) -> ClipPolicy:
         return value
     settings = named_settings("clip", value)
     if "name" not in settings:
-        raise UserError(f"clip={shown(value)}: expected the name of a rule, or settings with a name")
+        raise UserError(f"clip={shown(value)}: expected the name of a rule, or settings that include a name")
     zoo, name = load_zoo(info.data.get("plugins", ())), settings["name"]
     if name not in zoo and name in config_names():
         raise UserError(f"clip={name!r} is a config, not a rule: use --config {name}")
@@ -127,11 +127,11 @@ class RunConfig(Section):
         (), description="plugin files and folders to load, in addition to installed plugins"
     )
     clip: Annotated[ClipPolicy, BeforeValidator(_build_clip), PlainSerializer(_dump_named)] = Field(
-        description="the rule: its name, or name and settings"
+        description="the rule: its name, or its name and settings"
     )
     model: ModelConfig = Field(default_factory=ModelConfig, description="the language model to train")
     task: Annotated[Task, BeforeValidator(_build_task), PlainSerializer(_dump_named)] = Field(
-        default_factory=lambda: build_task({"name": "arithmetic"}), description="the task: its name, or name and settings"
+        default_factory=lambda: build_task({"name": "arithmetic"}), description="the task: its name, or its name and settings"
     )
     rollout: RolloutConfig = Field(default_factory=RolloutConfig, description="how responses are sampled")
     reward: Annotated[RewardConfig, BeforeValidator(_reward_section)] = Field(
@@ -140,8 +140,8 @@ class RunConfig(Section):
     correction: Annotated[Correction | None, BeforeValidator(_build_correction), PlainSerializer(_dump_correction)] = Field(
         "auto",
         validate_default=True,
-        description="the correction for differences between sampler and trainer: its name, or name and settings; none: no "
-        "correction; auto: tis with rollout.max_staleness above 1, otherwise none",
+        description="the correction for differences between sampler and trainer: its name, or its name and settings; none: no "
+        "correction; auto: tis if rollout.max_staleness is above 1, otherwise none",
     )
     learner: LearnerConfig = Field(default_factory=LearnerConfig, description="how the model is updated")
     eval: EvalConfig = Field(default_factory=EvalConfig, description="held-out evaluation")
@@ -241,8 +241,8 @@ class RunConfig(Section):
             )
         if self.estimator.per_token and self.clip.scope == "sequence":
             raise UserError(
-                f"clip.advantage={name!r}: its values differ between tokens, but {self.clip.name} accepts one per response; "
-                "choose another advantage, or a rule of scope token or batch"
+                f"clip.advantage={name!r}: its values differ between tokens, but {self.clip.name} accepts only one per "
+                "response; choose another advantage, or a rule with scope token or batch"
             )
         return self
 
@@ -251,14 +251,15 @@ class RunConfig(Section):
         given, clip = f"reward.kl_coef={self.reward.kl_coef}", self.clip
         if self.reward.kl_coef and clip.scope == "sequence":
             raise UserError(
-                f"{given}: it gives per-token advantages, but {clip.name} accepts one per response; use learner.kl_coef"
+                f"{given}: a KL term in the reward makes advantages per-token, but {clip.name} accepts only one per response; "
+                "use learner.kl_coef instead"
             )
         if self.reward.kl_coef and not self.estimator.takes_token_rewards:
             kinds = load_zoo(self.plugins).advantages
             allowed = [name for name, kind in kinds.items() if kind.takes_token_rewards and not kind.needs]
             raise UserError(
-                f"{given}: advantage {self.estimator.name!r} has no per-token values (allowed: {', '.join(allowed)}); "
-                f"set clip.advantage={allowed[0]}"
+                f"{given}: advantage {self.estimator.name!r} does not accept per-token rewards (allowed: "
+                f"{', '.join(allowed)}); set clip.advantage={allowed[0]}"
             )
         return self
 
@@ -306,7 +307,7 @@ class RunConfig(Section):
             raise UserError(explain(error, cls)) from error
 
     def to_yaml(self, *, with_secrets: bool = False) -> str:
-        """Return the complete configuration as YAML; `compose` on a file with this text gives the same run.
+        """Return the complete configuration as YAML; `compose` gives the same run from a file with this text.
 
         Args:
             with_secrets: include passwords and tokens, for a file that nobody else can read. Otherwise, the secrets that
@@ -323,5 +324,6 @@ class RunConfig(Section):
         """
         for key in redacted_keys(self.model_dump(mode="json")):
             raise UserError(
-                f"{key}: holds a secret, which config.yaml does not keep; supply it again with --set {key}=VALUE or in a config"
+                f"{key}: holds a secret, which config.yaml does not store; supply it again with --set {key}=VALUE "
+                "or in a config"
             )

@@ -57,8 +57,8 @@ class VLLMConfig(Section):
     sleep: bool = Field(True, description="in process on a GPU: free vLLM's memory while the learner works")
     in_flight: bool = Field(
         False,
-        description="on a server, with rollout.max_staleness above 1: sample all batches of the queue at once, and update the "
-        "weights while they are sampled, so that one response may come from several versions of the weights",
+        description="on a server, with rollout.max_staleness above 1: sample all queued batches at once, and update the "
+        "weights during sampling, so that a single response may come from several versions of the weights",
     )
     enforce_eager: bool = Field(False, description="disable CUDA graphs: vLLM starts sooner and samples more slowly")
 
@@ -78,7 +78,7 @@ class RolloutConfig(Section):
     num_prompts: int = Field(16, ge=1, le=65536, description="prompts per step")
     group_size: int = Field(8, ge=1, le=4096, description="responses per prompt")
     max_new_tokens: int = Field(
-        256, ge=1, le=1_000_000, description="maximum number of tokens that the model generates in a response, over all turns"
+        256, ge=1, le=1_000_000, description="maximum number of tokens that the model generates in a response, across all turns"
     )
     max_turns: int = Field(
         8, ge=1, le=1000, description="maximum number of model turns in an episode, for a task with an environment"
@@ -98,11 +98,11 @@ class RolloutConfig(Section):
         1.0,
         gt=0,
         le=1,
-        description="sample only among the most probable tokens that together have this probability; the model's log-probs "
+        description="sample only from the most probable tokens that together have this probability; the model's log-probs "
         "are renormalized over the same tokens",
     )
     top_k: int | None = Field(
-        None, ge=1, le=2**31 - 1, description="sample only among this number of the most probable tokens; null: no limit"
+        None, ge=1, le=2**31 - 1, description="sample only from this many of the most probable tokens; null: no limit"
     )
     batch_size: int = Field(256, ge=1, le=65536, description="responses sampled at once")
     dynamic_sampling: int = Field(
@@ -144,7 +144,8 @@ class RewardConfig(Section):
         0.5,
         ge=0,
         le=1,
-        description="maximum share of responses whose grading may fail, with a reward of 0; if more fail, the run ends",
+        description="maximum share of responses whose grading may fail, which gives them a reward of 0; if more "
+        "fail, the run ends",
     )
 
 
@@ -170,19 +171,20 @@ class LearnerConfig(Section):
     max_nonfinite: int = Field(
         10,
         ge=1,
-        description="number of consecutive updates with a non-finite gradient, which are skipped, after which the run ends",
+        description="number of consecutive updates with non-finite gradients after which the run ends; these updates "
+        "are skipped",
     )
     rollback_above: float | None = Field(
         None,
         ge=1,
-        description="return to the weights of the newest periodic checkpoint after a step whose gradient norm is this many "
-        "times the median over the last 50 steps; null: never",
+        description="return to the weights of the newest periodic checkpoint after a step whose gradient norm exceeds this "
+        "multiple of the median over the last 50 steps; null: never",
     )
     num_minibatches: int = Field(4, ge=1, le=65536, description="optimizer steps per pass over a rollout batch")
     minibatch_by: Literal["responses", "prompts"] | None = Field(
         None,
-        description="unit that is drawn into a minibatch: single responses, or all responses to a prompt; null: prompts for a "
-        "rule that compares the responses to a prompt, otherwise responses",
+        description="unit from which minibatches are drawn: single responses, or all responses to a prompt; null: prompts for "
+        "a rule that compares the responses to a prompt, otherwise responses",
     )
     num_epochs: int = Field(1, ge=1, le=1000, description="passes over a rollout batch")
     max_tokens_per_micro_batch: int | None = Field(

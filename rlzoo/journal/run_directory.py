@@ -58,7 +58,7 @@ logger = logging.getLogger("rlzoo")
 
 
 class UnwritableError(OSError):
-    """Raised if a file in a run directory cannot be written; the message gives the cause, and the space needed and free."""
+    """Raised if a run's file cannot be written; the message gives the cause and, on a full disk, the needed and free space."""
 
 
 def why_not_written(error: Exception) -> str | None:

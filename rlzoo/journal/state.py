@@ -117,7 +117,7 @@ def newest_state(run: Path) -> Path | None:
         if what is None:
             state = RunState.read(folder / "state")
             if state.step != step:  # the folder was renamed by hand
-                holds = f"has the name of step {step}, but the state of step {state.step}"
+                holds = f"is named after step {step}, but holds the state of step {state.step}"
                 raise UserError(f"--resume: {str(folder)!r} {holds}; move it away")
             if state.run != own:
                 raise UserError(f"--resume: {str(folder)!r} is a checkpoint of another run; move it away")

@@ -17,7 +17,7 @@ from rlzoo.policy import ClipPolicy
 from rlzoo.training.after_step import Observer
 from rlzoo.training.train import train
 
-NEAR = 0.1  # a clip fraction matches the target if it deviates from it by at most this share
+NEAR = 0.1  # a clip fraction matches the target if it deviates by at most this share of the target
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Pilot:
     """A pilot run and its result."""
 
     policy: ClipPolicy
-    clip_fraction: float  # over all its updates
+    clip_fraction: float  # across all its updates
     target: float
 
     @property
@@ -44,7 +44,7 @@ def calibrate(
 
     Args:
         config: configuration of the pilots; evaluation, checkpoints and MLflow tracking are disabled.
-        target: target share of the responses with a non-zero advantage, over all steps of a pilot.
+        target: target share of clipped responses among those with a nonzero advantage, across all steps of a pilot.
         max_pilots: maximum number of pilots.
         told: called after each pilot.
         observer: called with the metrics of every step.

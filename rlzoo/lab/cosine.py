@@ -53,7 +53,7 @@ def cosines(
     The reference is the gradient of ``mean over responses of exp(S) A``, where S is the summed log-ratio. Unclipped importance
     sampling follows this gradient for the recorded advantages (the theorem in arXiv 2509.09177 bounds the angle). A rule's own
     length weighting, such as a mean over tokens, also rotates its gradient, even at ratio 1. If the run corrected for its
-    sampler, the same weights apply to the reference and to every rule that does not correct for the sampler itself.
+    sampler, its correction also applies to the reference, and to every rule that does not correct for the sampler itself.
 
     Args:
         run: a run with ``replay/`` in its directory, see `has_weights`.
@@ -136,8 +136,8 @@ def _gradients(
         worst = float((log_probs.detach() - inputs.log_probs[rows][mask]).abs().max())
         if not worst < SAME:
             raise UserError(
-                f"the weights kept for step {update.step}, update {update.index}, give log-probs that differ from the recorded "
-                f"ones by up to {worst:.3g}; the weights do not belong to this recording"
+                f"the weights kept for step {update.step}, update {update.index}, produce log-probs that differ from the "
+                f"recorded ones by up to {worst:.3g}; the weights do not belong to this recording"
             )
         for label, gradient in wanted.items():
             parts_of = torch.autograd.grad(log_probs, parameters, gradient[rows][mask], retain_graph=True)

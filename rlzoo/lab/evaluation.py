@@ -68,7 +68,9 @@ class EvaluationConfig(Section):
     rollout: RolloutConfig = Field(default_factory=RolloutConfig, description="how responses are sampled; group_size is k")
     seed: int = Field(0, ge=0, lt=2**32, description="seed for sampling")
     suites: tuple[str, ...] = Field(min_length=1, description="names of suites")
-    limit: int | None = Field(None, ge=1, description="maximum number of problems per suite, from the first; null: all")
+    limit: int | None = Field(
+        None, ge=1, description="maximum number of problems per suite, starting with the first; null: all"
+    )
     data: Path | None = Field(None, description="folder with local copies of the suites; null: the hub")
 
     @classmethod
@@ -165,7 +167,7 @@ def evaluate(
 
     Args:
         config: the complete configuration.
-        output: directory of the evaluation; None for a directory named after the model.
+        output: directory of the evaluation; None for a directory named after the model and the seed.
         experiment: MLflow experiment for the results; None to log nothing.
         told: called to report progress.
 

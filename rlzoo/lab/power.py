@@ -16,8 +16,8 @@ from rlzoo.lab.run_records import RunRecord
 from rlzoo.measure.comparison import LEVEL, POWER, detectable, seeds_for
 
 USUAL_DEVIATION = 0.01
-"""Standard deviation over seeds of the difference between two rules in the default run, excluding evaluation noise. It is
-0.007 to 0.011 in docs/explanation/which-rule-wins.md, where every gradient's norm is clipped."""
+"""Standard deviation over seeds of the difference between two rules in the default run, excluding evaluation noise. The
+measured values in docs/explanation/which-rule-wins.md, where every gradient's norm is clipped, are 0.007 to 0.011."""
 USUAL_ACCURACY = 0.75  # accuracy of the default run after training
 DIFFERENCES = (0.01, 0.02, 0.05)
 
@@ -57,7 +57,9 @@ def plan(config: RunConfig, num_rules: int, num_seeds: int, records: Sequence[Ru
     if config.eval.num_problems == 0:
         raise UserError("--power needs an evaluation, but eval.num_problems=0; set it, for example to 1000")
     if num_rules < 2 or num_seeds < 2:
-        raise UserError(f"--power compares rules across seeds; it needs at least 2 of each, not {num_rules} and {num_seeds}")
+        raise UserError(
+            f"--power compares rules across seeds; it needs at least 2 rules and 2 seeds, not {num_rules} and {num_seeds}"
+        )
     deviation, response, source = USUAL_DEVIATION, math.sqrt(USUAL_ACCURACY * (1 - USUAL_ACCURACY)), "that of the default run"
     if records:
         deviation, response = _measured(records)

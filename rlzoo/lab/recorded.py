@@ -97,7 +97,7 @@ class RecordedRun:
         steps = sorted(steps, key=lambda each: each.step)
         for before, after in itertools.pairwise(steps):
             if before.step == after.step:
-                raise UserError(f"two rollout files have step {after.step}; give the files of a single run")
+                raise UserError(f"two rollout files are for step {after.step}; give the files of a single run")
         learned = [each for each in steps if each.updates]
         if not learned:
             raise UserError(_without_updates(path, steps))
@@ -117,7 +117,7 @@ class RecordedRun:
 
     @property
     def num_responses(self) -> int:
-        """The number of responses over all updates; a response in two updates counts twice."""
+        """The number of responses across all updates; a response in two updates counts twice."""
         return sum(len(update.group) for update in self.updates)
 
     @property

@@ -85,7 +85,7 @@ def replay_by_sign(run: RecordedRun, below: ClipPolicy, above: ClipPolicy, skip_
         [negative.table.where(negative.table.advantage <= 0), positive.table.where(positive.table.advantage > 0)]
     )
     profile = LengthProfile.of(table)
-    assert profile is not None, "both replays have rows with an advantage"
+    assert profile is not None, "both replays have rows with a nonzero advantage"
     return Replayed(below, negative.last, table, profile, negative.states, above)
 
 
@@ -108,7 +108,7 @@ def refuse_missing(run: RecordedRun, policy: ClipPolicy) -> None:
 
 def _nothing_left(run: RecordedRun, skip_steps: int) -> UserError:
     where = f" after step {skip_steps}" if skip_steps else ""
-    return UserError(f"{str(run.path)!r} has no response with tokens and an advantage{where}")
+    return UserError(f"{str(run.path)!r} has no response with tokens and a nonzero advantage{where}")
 
 
 def clip_fraction_of(run: RecordedRun, skip_steps: int = 0, sign: int = 0) -> Callable[[ClipPolicy], float]:
@@ -220,7 +220,7 @@ def match_clip_fraction(policy: ClipPolicy, target: float, fraction: Callable[[C
 def match_by_sign(run: RecordedRun, policy: ClipPolicy, target: float, skip_steps: int = 0) -> Replayed:
     """Replay a policy with widths scaled separately for each sign of the advantage, to clip the target share of each sign.
 
-    With equal widths for both signs, rules clip negative advantages several times as often as positive ones, by a factor that
+    With equal widths for both signs, rules clip responses with A < 0 several times as often as those with A > 0, and the factor
     differs between rules. A rule that adapts to a target share already adapts for each sign separately.
 
     Raises:
@@ -249,7 +249,7 @@ def _bracket(policy: ClipPolicy, target: float, fraction: Callable[[ClipPolicy],
                 ends = sorted((step**power, step ** (power + 1)))
                 return ends[0], ends[1]
     raise UserError(
-        f"rule {policy.name!r} clips {min(seen):.3g} to {max(seen):.3g} of these responses at any width, not {target}"
+        f"no width makes rule {policy.name!r} clip {target} of these responses (possible: {min(seen):.3g} to {max(seen):.3g})"
     )
 
 

@@ -46,9 +46,9 @@ def _scores(race: Race) -> ReportSection:
     columns = ["rule", "seeds", "mean", "95%", "gain", "IQM", "95%", "sampling", "clip fraction", "response length"]
     dots = [(contender.label, contender.score.iqm, contender.score.iqm_interval) for contender in race.contenders]
     text = (
-        "The 95% intervals are over seeds. The mean has Student's t interval; IQM, the interquartile mean (arXiv 2108.13264), "
-        f"has the interval of a trimmed mean. Gain is the final {race.scored} minus the {race.scored} before the first update. "
-        "Sampling is the share of the variance between seeds that is due to sampling the evaluation responses."
+        "The 95% intervals are over seeds. The mean has a Student's t interval; IQM, the interquartile mean (arXiv "
+        f"2108.13264), has the interval of a trimmed mean. Gain is the final {race.scored} minus the {race.scored} before the "
+        "first update. Sampling is the share of the variance between seeds that is due to sampling the evaluation responses."
     )
     figures, tables = [forest(dots, xlabel=race.score)], [Table(race.score, columns, rows)]
     return ReportSection("Scores", [*race.highlights, *race.notes, text], figures, tables)
@@ -73,7 +73,9 @@ def _curves(race: Race) -> ReportSection:
         lines({c.label: _curve(c, name) for c in race.contenders}, xlabel="step", ylabel=label)
         for name, label in (("reward/mean", "mean reward"), ("response/length_mean", "mean response length in tokens"))
     ]
-    return ReportSection("By step", ["Lines are means over seeds; bands range from the lowest seed to the highest."], figures)
+    return ReportSection(
+        "By step", ["Lines are means over seeds; bands range from the lowest to the highest value of any seed."], figures
+    )
 
 
 def _curve(contender: Contender, name: str) -> Series:
@@ -110,7 +112,7 @@ def _fairness(race: Race) -> ReportSection:
         "ess",
     ]
     signs = " for each sign of the advantage" if race.by_sign else ""
-    text = "`clip fraction`, `lre_max` and `ess` are as trained, pooled over seeds."
+    text = "`clip fraction`, `lre_max` and `ess` are measured at the widths used in training and pooled over seeds."
     if race.match is not None:
         matched = f"with widths scaled to a clip fraction of {race.match}{signs}"
         text += f" The other columns summarize the runs, each replayed {matched}."
@@ -170,7 +172,9 @@ def _summary(study: Study) -> ReportSection:
         "interval comes from the variation between prompts, each with all its responses and epochs.",
         *(f"{rule.label}: {rule.note}" for rule in study.rules if rule.note),
     ]
-    return ReportSection("What each rule clips", paragraphs, (), [Table("All responses with an advantage", columns, rows)])
+    return ReportSection(
+        "What each rule clips", paragraphs, (), [Table("All responses with a nonzero advantage", columns, rows)]
+    )
 
 
 def _by_length(study: Study) -> ReportSection:
@@ -185,8 +189,8 @@ def _by_length(study: Study) -> ReportSection:
     columns = ["rule", *study.rules[0].replayed.profile.bin_labels()]
     rows: list[Row] = [[label, *found.both.fraction] for label, found in profiles.items()]
     text = (
-        "Responses are grouped into six quantile bins of length. Bars are 95% intervals over prompts. Gradient mass is the "
-        "sum of |dJ/dlog_probs| over tokens."
+        "Responses are grouped into six quantile bins of length. Error bars are 95% intervals over prompts. Gradient mass is "
+        "the sum of |dJ/dlog_probs| over tokens."
     )
     return ReportSection("By response length", [text], figures, [Table("Clip fraction by length in tokens", columns, rows)])
 

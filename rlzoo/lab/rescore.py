@@ -111,7 +111,7 @@ def _scores(name: str, steps: Mapping[Path, RecordedStep], dtype: str, reach: Re
         largest = max(int(ids.max()) for ids in (step.token_ids, step.kept_ids) if ids is not None and len(ids))
         if largest >= vocabulary:
             raise UserError(
-                f"{str(file)!r} has token {largest}, but {name!r} has a vocabulary of {vocabulary}; "
+                f"{str(file)!r} contains token id {largest}, but {name!r} has a vocabulary of {vocabulary} tokens; "
                 "give a checkpoint of the model that wrote the rollouts"
             )
         found[file] = score(step, ResponseLogProbs(model, step.temperature))
@@ -128,8 +128,8 @@ def _check_same_model(name: str, file: Path, step: RecordedStep, scores: Scores)
     apart = float((scores.log_probs - recorded).abs().mean())
     if apart > FARTHEST:
         raise UserError(
-            f"{name!r} gives the tokens in {str(file)!r} log-probs that differ from the recorded ones by {apart:.1f} nats on "
-            "average; give a checkpoint of the model that wrote the rollouts, with the same tokenizer"
+            f"under {name!r}, the log-probs of the tokens in {str(file)!r} differ from the recorded ones by {apart:.1f} nats "
+            "on average; give a checkpoint of the model that wrote the rollouts, with the same tokenizer"
         )
 
 

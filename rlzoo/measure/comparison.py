@@ -18,7 +18,7 @@ LEVEL = 0.05
 POWER = 0.8
 """Probability of detecting a true difference as large as the one that `detectable` returns."""
 TEST = (
-    f"A winner is named if the p-value of the paired t-test is at most {LEVEL} after Holm's correction over all pairs. "
+    f"A winner is named if the p-value of the paired t-test is at most {LEVEL} after Holm's correction for all pairs. "
     f"If all rules are equal, at most one comparison in {round(1 / LEVEL)} names a winner. At least {MIN_SEEDS} common seeds "
     "are required."
 )
@@ -45,7 +45,7 @@ class Difference:
     mean: float | None  # None without a common seed
     interval: Interval | None  # 95%, Student's t of the paired differences, without correction
     p_value: float | None  # two-sided paired t-test
-    adjusted_p_value: float | None  # after Holm's correction over all pairs
+    adjusted_p_value: float | None  # after Holm's correction for all pairs
     probability_of_improvement: float  # P(first > second) + P(equal) / 2 over all pairs of seeds
     probability_interval: Interval | None  # 95%, Newcombe's score interval; None with fewer than two seeds each
     verdict: str
@@ -120,7 +120,7 @@ def differences(scores: Mapping[str, Mapping[int, float]]) -> list[Difference]:
     """Compare all pairs of policies, given their scores by policy and seed.
 
     A winner is named if a pair has `MIN_SEEDS` common seeds and the p-value of its paired t-test is at most `LEVEL` after
-    Holm's correction over all pairs that can be tested. Of 1,000 races between four equal rules with five seeds, 4.6% named
+    Holm's correction for all pairs that can be tested. Of 1,000 races between four equal rules with five seeds, 4.6% named
     a winner with normal scores, and 2.7% with log-normal scores. ``pytest tests/measure/test_comparison.py -k among_equals``
     repeats this measurement.
     """

@@ -34,7 +34,7 @@ class Token:
 class Completion:
     """A response with the rule's clip decisions at its last update."""
 
-    prompt: int  # number of the prompt in its step, from 1
+    prompt: int  # number of the prompt within its step, from 1
     response: int  # number of the response among its prompt's responses, from 1
     question: str
     answer: str

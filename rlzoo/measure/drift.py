@@ -20,7 +20,7 @@ FEWEST = 10
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Drift of the responses that have an advantage and that earlier updates moved; tuples have one entry per length bin.
+    """Drift of responses that have a nonzero advantage and that earlier updates moved; tuples have one entry per length bin.
 
     S is a response's log-ratio to the old model, summed over its L tokens. If tokens moved independently, sd(S) would
     grow with sqrt(L), and ``sigma_root`` would be equal in all bins. If they moved together, ``sigma_mean`` would be equal.
@@ -35,11 +35,11 @@ class Drift:
     sigma_mean: tuple[float, ...]  # standard deviation of S / L
     mismatch: tuple[float, ...]  # standard deviation of the summed log-ratio, old model to sampler; NaN if unknown
     exponent: float  # slope of log sd(S) against log L, over bins with at least `FEWEST` responses; NaN for fewer than two bins
-    moved: float  # share of responses with a non-zero advantage that an earlier optimizer step moved
+    moved: float  # share of responses with a nonzero advantage that an earlier optimizer step moved
 
     @classmethod
     def of(cls, updates: Sequence[ClipInputs]) -> Drift | None:
-        """Pool updates; return None if no response with tokens and an advantage has moved.
+        """Pool updates; return None if no response with tokens and a nonzero advantage has moved.
 
         Args:
             updates: inputs of each update, with the log-probs before its optimizer step.
@@ -82,7 +82,7 @@ class Drift:
 
 
 def _rows(inputs: ClipInputs) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return ``(n,)`` columns for responses with an advantage: length, S, whether A < 0, mismatch, and whether it moved."""
+    """Return ``(n,)`` columns for responses with a nonzero advantage: length, S, whether A < 0, mismatch, whether it moved."""
     mask = inputs.response_mask
     log_ratio = torch.where(mask, inputs.log_probs - inputs.old_log_probs, 0.0).double()
     sampled = inputs.rollout_log_probs

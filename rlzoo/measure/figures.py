@@ -164,7 +164,7 @@ def _legend(figure: Figure, axes: Axes) -> None:
 
 
 def _literal(label: str, longest: int = LONGEST_LABEL) -> str:
-    """Escape a label so that matplotlib shows it literally, and cut the middle of a long one."""
+    """Escape a label so that matplotlib shows it literally, and shorten a long one in the middle."""
     if len(label) > longest:
         label = f"{label[: longest // 2 - 1]}…{label[-(longest // 2) :]}"
     shown = label.replace("$", r"\$")

@@ -181,7 +181,7 @@ def _reweighting(deviation: Array, noise: Array, error: Callable[[Array], Array]
     shape = deviation / value if value > 0 else deviation
 
     def at(chance: float) -> float:
-        """Return the true error at which the measured error is at most ``value`` with this probability; 0 without one."""
+        """Return the true error at which the measured error is at most ``value`` with this probability; 0 if there is none."""
         if value == 0 or np.mean(alone <= value) <= chance:
             return 0.0
         low, middle, above = 0.0, 0.0, value

@@ -162,11 +162,11 @@ class Monitor:
         self._tables.extend(tables)
 
     def profile(self) -> LengthProfile | None:
-        """Compute the profile of all kept rows; None if no row has an advantage."""
+        """Compute the profile of all kept rows; None if no row has a nonzero advantage."""
         return LengthProfile.of(ResponseTable.concat(self._tables)) if self._tables else None
 
     def figure(self, step: int) -> Figure | None:
-        """Plot the clip fraction against length after this step; None if no row has an advantage."""
+        """Plot the clip fraction against length after this step; None if no row has a nonzero advantage."""
         found = self.profile()
         if found is None:
             return None

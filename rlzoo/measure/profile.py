@@ -50,7 +50,7 @@ def labels(edges: Sequence[float]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class LengthProfile:
-    """The fairness of a rule, measured on rows with a non-zero advantage; tuples have one entry per length bin."""
+    """The fairness of a rule, measured on rows with a nonzero advantage; tuples have one entry per length bin."""
 
     edges: tuple[float, ...]  # (K + 1,) tokens
     median_length: tuple[float, ...]
@@ -69,7 +69,7 @@ class LengthProfile:
 
     @classmethod
     def of(cls, table: ResponseTable) -> LengthProfile | None:
-        """Compute the profile of pooled rows; None if no row has a non-zero advantage.
+        """Compute the profile of pooled rows; None if no row has a nonzero advantage.
 
         Combine the rows of several runs with `rlzoo.measure.response_table.pooled_runs`.
         """

@@ -29,7 +29,7 @@ class ResponseTable:
     clipped_low: Tensor  # below the band with A < 0
     clipped_dual: Tensor  # above the dual-clip ceiling with A < 0
     limited: Tensor  # not clipped, but beyond `ops.LOG_RATIO_LIMIT`
-    weight: Tensor  # gradient as a multiple of the gradient at ratio 1; 0 if cut, negative if reversed
+    weight: Tensor  # gradient as a multiple of the gradient at ratio 1; 0 if cut off, negative if reversed
     gradient_mass: Tensor  # sum over tokens of |dJ/dlog_probs|
     log_ratio: Tensor  # the judged quantity; for a token rule, its mean over the response
     band_low: Tensor  # edges of its band; NaN for a rule without a band
@@ -126,7 +126,7 @@ class ResponseTable:
         return ResponseTable(*(getattr(self, field.name)[keep] for field in fields(self)))
 
     def judged(self) -> ResponseTable:
-        """Return the rows with tokens and a non-zero advantage, on which clip fractions are computed."""
+        """Return the rows with tokens and a nonzero advantage, on which clip fractions are computed."""
         return self.where((self.signal > 0) & (self.length > 0))
 
     def clip_stats(self, edges: Tensor, progress: float = 0.0) -> ClipStats:

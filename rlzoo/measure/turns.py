@@ -29,7 +29,7 @@ class Evenness:
 
 @dataclass(frozen=True, slots=True)
 class TurnProfile:
-    """The fairness of a rule over turns, measured on episodes with a non-zero advantage.
+    """The fairness of a rule across turns, measured on episodes with a nonzero advantage.
 
     A turn's clip fraction is the clipped share of its tokens. A rule that judges whole responses clips all turns of an
     episode equally.
@@ -41,7 +41,7 @@ class TurnProfile:
 
     @classmethod
     def of(cls, table: ResponseTable) -> TurnProfile | None:
-        """Compute the profile of pooled rows; None if every response has one turn, or none has an advantage."""
+        """Compute the profile of pooled rows; None if every response has one turn, or none has a nonzero advantage."""
         rows = table.judged()
         if len(rows.turns) == 0 or int(rows.turns.max()) == 1:
             return None

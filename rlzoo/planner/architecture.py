@@ -73,7 +73,7 @@ class Architecture:
 
     @property
     def embedding_parameters(self) -> int:
-        """Number of weights in the embedding, and also in the head."""
+        """Number of weights in the embedding, which equals the number in the head."""
         return self.vocab_size * self.hidden_size
 
     @property
@@ -148,5 +148,5 @@ def model_file(path: str, name: str, *, download: bool = True) -> Path | None:
 
     try:
         return Path(hf_hub_download(path, name, etag_timeout=5, local_files_only=not download))
-    except Exception:  # no network, no such model or an invalid name: the file is unknown
+    except Exception:  # no network, no such model or an invalid name: the file counts as missing
         return None

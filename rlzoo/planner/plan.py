@@ -88,7 +88,7 @@ class Plan:
 
     @property
     def host_loading(self) -> float:
-        """Host memory in bytes, over all machines, while the model loads; every process reads all weights."""
+        """Host memory in bytes, across all machines, while the model loads; every process reads all weights."""
         return self.processes * weight_bytes(self.architecture, self.config) if self.architecture else 0
 
     @cached_property
@@ -100,7 +100,7 @@ class Plan:
 
     @cached_property
     def flops(self) -> dict[str, float] | None:
-        """FLOPs of one step over all devices, for "learner" and "rollout".
+        """FLOPs of one step across all devices, for "learner" and "rollout".
 
         A product of (m, k) and (k, n) matrices counts as 2 m k n. A backward pass counts as two forward passes. Attention
         counts all pairs of tokens in a row, including masked ones.

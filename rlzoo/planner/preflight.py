@@ -93,8 +93,8 @@ def check_disk(plan: Plan) -> None:
     if sum(plan.disk.values()) > free:
         need = {name: shown(size) for name, size in {**plan.disk, "all": sum(plan.disk.values())}.items()}
         raise UserError(
-            f"output directory {str(folder)!r}: {need['all']} are needed (checkpoints {need['checkpoints']}, "
-            f"rollouts at most {need['rollouts']}, weights for replay {need['replay']}), but only {shown(free)} are free; "
+            f"output directory {str(folder)!r}: {need['all']} is needed (checkpoints {need['checkpoints']}, "
+            f"rollouts at most {need['rollouts']}, weights for replay {need['replay']}), but only {shown(free)} is free; "
             "choose another with --output, or lower checkpoint.keep or checkpoint.keep_for_replay"
         )
 

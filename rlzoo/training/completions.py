@@ -21,7 +21,7 @@ from rlzoo.types import RolloutGroup
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MOST_TOKENS = 20_000  # maximum number of tokens on a page, which then takes 1 MB
+MOST_TOKENS = 20_000  # maximum number of tokens on a page; such a page takes 1 MB
 
 PARTIAL = "\N{WHITE VERTICAL RECTANGLE}"
 """Shown for a token that ends inside a character, because a byte-level tokenizer may split characters."""

@@ -167,7 +167,7 @@ def reward_metrics(batch: ScoredBatch, settings: RewardConfig) -> dict[str, floa
     if settings.overlong_buffer > 0:
         metrics["reward/shaped_mean"] = float(batch.rewards.double().mean())
     if settings.kl_coef > 0:
-        assert batch.ref_log_probs is not None, "the learner keeps a reference model if the reward includes a KL"
+        assert batch.ref_log_probs is not None, "the learner keeps a reference model if the reward includes a KL term"
         log_ratio = batch.old_log_probs - batch.ref_log_probs  # k1 estimate for each sampled token
         metrics["reward/kl"] = float(log_ratio[batch.response_mask].double().mean())
     return metrics

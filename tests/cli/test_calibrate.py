@@ -22,7 +22,7 @@ def test_calibrate_says_when_the_share_was_not_met(rlzoo, tmp_path):
     arguments = ["--clip", "rloo", "--set", "clip.clip_high=20", "--set", "clip.clip_low=0.9", "--pilots", "1", "--steps", "1"]
     code, out, _ = rlzoo("calibrate", *arguments, *QUICK, "--output", tmp_path / "rloo.yaml")
     assert code == 1
-    assert "the closest of 1 pilots clipped 0.000, not 0.1; try more with --pilots" in out
+    assert "the closest of 1 pilots had a clip fraction of 0.000, not 0.1; try more with --pilots" in out
 
 
 def test_calibrate_refuses_before_any_work(refused, tmp_path):

@@ -64,6 +64,6 @@ def test_words_name_the_lengths_that_were_clipped_more_or_less_often_beyond_nois
     found = clip_in_words(dataclasses.replace(profile, both=sides, clip_fraction=0.1, edges=edges, lre=None))
     assert found == (
         "Clipped more often than the average response: 129-256 tokens (2.2 times). "
-        "Clipped less often than the average response: 1-8 tokens (0.5 times). Other lengths differ within noise."
+        "Clipped less often than the average response: 1-8 tokens (0.5 times). Differences at other lengths are within noise."
     )
     assert clip_in_words(dataclasses.replace(profile, clip_fraction=0.0)) == "Nothing was clipped."

@@ -45,7 +45,10 @@ def test_names_of_other_libraries_are_understood(refused, arguments, hint):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["compare"], "compare: RUN is missing: run directories, or folders that contain some, such as runs/ or a sweep's"),
+        (
+            ["compare"],
+            "compare: RUN is missing: run directories, or folders that contain them, such as runs/ or a sweep's folder",
+        ),
         (["sweep"], "sweep: --clip is missing: comma-separated rules, such as fspo,gspo"),
         (["train", "--clip"], "train: --clip needs a value: rule to train with, such as fspo (see `rlzoo clips list`)"),
         (

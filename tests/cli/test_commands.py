@@ -110,7 +110,8 @@ def test_a_run_prints_plain_lines_when_piped(zygote, tmp_path):
     assert "reward" in steps[1]
     assert "tok/s" in steps[1]
     assert (
-        "what was clipped in which response: out/figures/completions.html\nview the runs in MLflow: rlzoo ui" in answer.stdout
+        "clip decisions in individual responses: out/figures/completions.html\nview the runs in MLflow: rlzoo ui"
+        in answer.stdout
     )
     assert "\x1b" not in answer.stdout
     waiting = "sending the rest to MLflow"  # printed after five seconds, which a busy machine may need to create a store

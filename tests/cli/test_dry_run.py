@@ -217,9 +217,9 @@ def test_a_disk_that_will_be_full_is_refused(rlzoo, monkeypatch):
     free = shutil.disk_usage("/")._replace(free=20_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
     line = failing_plan(rlzoo, "--output", "deep/out")
-    assert line.startswith("output directory 'deep/out': 36.5 MB are needed (checkpoints ")
+    assert line.startswith("output directory 'deep/out': 36.5 MB is needed (checkpoints ")
     assert line.endswith(
-        "but only 20.0 MB are free; choose another with --output, or lower checkpoint.keep or checkpoint.keep_for_replay"
+        "but only 20.0 MB is free; choose another with --output, or lower checkpoint.keep or checkpoint.keep_for_replay"
     )
 
 
@@ -253,7 +253,10 @@ def test_vllm_without_room_for_weights_and_a_response_is_refused(rlzoo, model):
     ("arguments", "start"),
     [
         (["--clip", "fspo", *settings("clip.reduction=token_mean")], "clip: "),
-        (["--clip", "fspo", *settings("reward.kl_coef=0.1")], "reward.kl_coef=0.1: it gives per-token advantages"),
+        (
+            ["--clip", "fspo", *settings("reward.kl_coef=0.1")],
+            "reward.kl_coef=0.1: a KL term in the reward makes advantages per-token",
+        ),
         (["--config", "reinforce-pp", *settings("clip.advantage=leave_one_out")], "reward.kl_coef=0.01: advantage"),
         (["--clip", "dapo"], "clip='dapo' is a config, not a rule"),
         (["--clip", "rloo", *settings("rollout.group_size=1")], "rollout.group_size=1: advantage 'leave_one_out'"),
@@ -267,7 +270,7 @@ def test_an_unknown_shape_is_said_and_the_rest_planned(rlzoo):
     code, out, err = rlzoo("train", "--dry-run", *settings("model.path=nobody/nothing"))
     assert code == 0
     assert yaml.safe_load(out)["model"]["path"] == "nobody/nothing"
-    assert "the shape of model 'nobody/nothing' is not known here: memory, time and disk are not estimated" in err
+    assert "the shape of model 'nobody/nothing' is not known on this machine: memory, time and disk are not estimated" in err
     assert "160 optimizer steps in all" in err
 
 

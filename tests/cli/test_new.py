@@ -34,7 +34,7 @@ def test_new_refuses_a_name_that_is_taken(refused):
 
 def test_new_refuses_a_folder_that_exists(refused, tmp_path):
     (tmp_path / "here" / "rlzoo-my-rule").mkdir()
-    assert refused("clips", "new", "my-rule") == "'rlzoo-my-rule' exists already; choose another name or folder"
+    assert refused("clips", "new", "my-rule") == "'rlzoo-my-rule' already exists; choose another name or folder"
     (tmp_path / "here" / "file").write_text("in the way")
     target = tmp_path / "here" / "file" / "rlzoo-my-rule"
     line = refused("clips", "new", "my-rule", "--folder", tmp_path / "here" / "file")

@@ -107,8 +107,8 @@ def test_a_run_is_gone_on_with_when_its_secrets_are_given_again(train, finished,
     done = train(folder, "--resume", "--steps", "2", settings=SECRETS[:1])
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == (
-        "rlzoo: clip.note: holds a secret, which config.yaml does not keep; supply it again with --set clip.note=VALUE or in a "
-        "config"
+        "rlzoo: clip.note: holds a secret, which config.yaml does not store; supply it again with --set clip.note=VALUE or in "
+        "a config"
     )
     done = train(folder, "--resume", "--steps", "2", settings=[*SECRETS[:2], "clip.note=another"])
     assert done.returncode == 2

@@ -91,7 +91,7 @@ def test_replay_refuses_what_it_cannot_read(refused, run, tmp_path):
 def test_the_clip_fraction_is_matched_for_either_sign(rlzoo, run):
     code, out, _ = rlzoo("replay", run, "--clip", "fspo,gspo", "--match-clip-fraction", "0.2", "--match-by-sign")
     assert code == 0
-    assert "every rule at a clip fraction of 0.2 for either sign of the advantage" in " ".join(out.split())
+    assert "every rule at a clip fraction of 0.2 for each sign of the advantage" in " ".join(out.split())
     for name in ("fspo", "gspo"):
         row = next(line.split() for line in out.splitlines() if line.startswith(f"{name} "))
         assert [float(value) for value in row[1:4]] == pytest.approx([0.2] * 3, abs=0.02)

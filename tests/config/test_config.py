@@ -99,7 +99,7 @@ def test_python_mistakes_are_value_errors():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("clip: 5\nper_clip: {}\n", "clip=5: expected the name of a rule, or settings with a name"),
+        ("clip: 5\nper_clip: {}\n", "clip=5: expected the name of a rule, or settings that include a name"),
         ("clip: {name: [1]}\n", "clip="),
         ("clip: fspo\nper_clip: {fspo: [1]}\n", "per_clip must map the names of rules"),
         ("? \n", "odd.yaml': None is not a key"),

@@ -515,8 +515,8 @@ def test_what_is_behind_the_checkpoint_is_kept_in_another_place(run, whole, capl
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"step": 10**9}, "has the name of step 4, but the state of step 1000000000"),
-        ({"step": 3}, "has the name of step 4, but the state of step 3"),
+        ({"step": 10**9}, "is named after step 4, but holds the state of step 1000000000"),
+        ({"step": 3}, "is named after step 4, but holds the state of step 3"),
         ({"run": "another"}, "is a checkpoint of another run; move it away"),
         ({"next_problem": 31}, "has sampled 31 problems"),
         ({"next_problem": 10**15}, "has sampled 1000000000000000 problems"),

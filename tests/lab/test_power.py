@@ -49,5 +49,5 @@ def test_finished_runs_give_the_deviation_of_paired_differences():
 def test_what_has_no_power_is_refused():
     with pytest.raises(UserError, match="--power needs an evaluation, but eval"):
         plan(config(num_problems=0), 2, 5)
-    with pytest.raises(UserError, match="it needs at least 2 of each, not 1 and 5"):
+    with pytest.raises(UserError, match="it needs at least 2 rules and 2 seeds, not 1 and 5"):
         plan(config(num_problems=10), 1, 5)

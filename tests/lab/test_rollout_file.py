@@ -158,7 +158,7 @@ def test_the_files_of_a_run_are_replayed_as_the_run_is(run, trained):
         for name in ("fspo", "grpo", "gspo"):
             rule = load_zoo()[name]()
             assert repr(replay(found, rule).profile) == repr(replay(whole, rule).profile)  # NaN is not equal to itself
-    with pytest.raises(UserError, match="two rollout files have step"):
+    with pytest.raises(UserError, match="two rollout files are for step"):
         RecordedRun.read([files[0], *files])
 
 

@@ -27,8 +27,8 @@ from rlzoo.support.redaction import redact
 
 POLL = 1.0  # seconds between checks of the directory
 LONGEST_PAUSE = 30.0  # maximum seconds between attempts while the store cannot be reached
-PATIENCE = 15.0  # seconds without success after the run's end until the rest is left to `rlzoo sync`
-LONGEST_END = 60.0  # seconds after the run's end until the rest is left to `rlzoo sync`, even if the store responds
+PATIENCE = 15.0  # seconds without success after the run's end before the rest is left to `rlzoo sync`
+LONGEST_END = 60.0  # seconds after the run's end before the rest is left to `rlzoo sync`, even if the store responds
 
 
 def follow(sync: Sync, is_over: Callable[[float], bool], uri: str) -> bool:

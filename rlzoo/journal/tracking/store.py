@@ -22,7 +22,7 @@ LARGEST_REPLY = 16 * 2**20
 LONGEST_REPLY = 60.0  # maximum duration of a reply in seconds
 
 SPARE_MEMORY = 2**30
-"""Bytes that the process may allocate in addition: a compressed reply can grow a thousandfold when it is read."""
+"""Bytes that the process may allocate beyond its current memory: a compressed reply can grow a thousandfold when read."""
 
 KIND = "mlflow.experimentKind"  # tag that makes MLflow's pages show runs and models instead of traces and judges
 

@@ -160,8 +160,8 @@ class Sync:
 
 def describe(error: Exception, uri: str) -> str:
     """Format an error from the store as one line, without passwords."""
-    text = str(error)[:LONGEST_ERROR].replace(uri, without_password(uri))  # a reply can have megabytes
-    printable = "".join(char if char.isprintable() else " " for char in text)  # and control characters
+    text = str(error)[:LONGEST_ERROR].replace(uri, without_password(uri))  # a reply can be megabytes long
+    printable = "".join(char if char.isprintable() else " " for char in text)  # and contain control characters
     return f"{type(error).__name__}: {redact(' '.join(printable.split()))[:300]}".rstrip(": ")
 
 

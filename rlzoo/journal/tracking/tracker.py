@@ -35,7 +35,7 @@ class Tracker:
         self._record: Record | None = None
         self._trouble: str | None = None
         self._process: subprocess.Popen[str] | None = None
-        if is_on:  # started early, because it takes as long to load as the run
+        if is_on:  # started early, because it takes as long to load as the run itself
             command = [sys.executable, "-P", "-m", "rlzoo.journal.tracking.follow"]
             # in its own session, so that Ctrl-C reaches only the run
             self._process = subprocess.Popen(

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from rlzoo.support.colours import RULE_TAG
 
 TAG_PREFIX = "mlflow.sharedViewState."
-KEY = "rlzoo-2"  # increase the number for a new layout, so that views edited by users are kept; short, as a part of the address
+KEY = "rlzoo-2"  # short, because it is part of the address; a new layout needs a new number, to keep views that users edited
 NAME = "Rules side by side"
 MOST_RUNS = 100  # maximum number of lines or bars in a chart
 REPORT = "report"
