@@ -77,9 +77,9 @@ class AdvantageEstimator(BaseModel, ABC):
     aliases: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # other names, and the settings that each implies
     needs: ClassVar[frozenset[str]] = frozenset()  # names in `NEEDS`: the optional inputs that it requires
     per_token: ClassVar[bool] = False  # whether it always returns per-token values
-    takes_token_rewards: ClassVar[bool] = False  # whether it accepts token rewards, with which it returns per-token values
+    takes_token_rewards: ClassVar[bool] = False  # whether it accepts token rewards; if given any, it returns per-token values
     compares: ClassVar[bool] = True  # whether it compares the responses to one prompt
-    takes_one: ClassVar[bool] = False  # whether a single response to a prompt gets advantage 0 instead of raising an error
+    takes_one: ClassVar[bool] = False  # whether the only response to a prompt gets advantage 0, rather than causing an error
     exempt: ClassVar[Mapping[str, str]] = {}  # laws of `rlzoo.testing` that it breaks on purpose, and why
 
     @property

@@ -241,7 +241,7 @@ def _import_file(file: Path, modified: int) -> ModuleType:
     folders = [str(file.parent)] if file.stem == "__init__" else None
     spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders)
     assert spec, "a .py file has a spec"
-    assert spec.loader, "and a loader"
+    assert spec.loader, "a .py file's spec has a loader"
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # pydantic looks up the annotations of the module's classes in sys.modules
     try:

@@ -31,7 +31,7 @@ class UserError(ValueError):
 
 
 def one_line(message: str) -> str:
-    """Escape control characters in a message, and cut its middle if it is longer than `LONGEST_MESSAGE`."""
+    """Escape control characters in a message, and leave out its middle if it is longer than `LONGEST_MESSAGE`."""
     printable = (char if char.isprintable() else char.encode("unicode_escape").decode() for char in _cut(message))
     return _cut("".join(printable))  # an escape sequence is longer than the character it replaces
 
@@ -109,7 +109,7 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
 
 
 def first_mistake(error: ValidationError) -> str:
-    """Format the first mistake in a pydantic error about program-written data: its location, and what is expected there."""
+    """Format the first mistake in a pydantic error about data that a program wrote: its place, and what is expected there."""
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     message = str(first["msg"])

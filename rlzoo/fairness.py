@@ -24,7 +24,7 @@ def bin_edges(lengths: Tensor, num_bins: int = NUM_BINS) -> Tensor:
 
 
 def bin_index(lengths: Tensor, edges: Tensor) -> Tensor:
-    """Return the bin of each length, ``(n,)``: bin k has ``edges[k] < length <= edges[k + 1]``, and bin 0 has the shortest."""
+    """Return each length's bin, ``(n,)``: bin k has ``edges[k] < length <= edges[k + 1]``; bin 0 also has the shortest."""
     return torch.bucketize(lengths.float().contiguous(), edges[1:-1].contiguous(), right=False)
 
 
@@ -99,7 +99,7 @@ def length_reweighting_error(weight: Tensor, share: Tensor) -> tuple[Tensor, Ten
         ``lre_max``, the largest |w_k - 1|, and ``lre_mean``, the sum of p_k |w_k - 1|, float64 ``(...)``.
 
     Example:
-        Two bins hold half of the responses each, and their clip fractions are 0 and 0.5. Their acceptance rates are
+        Two bins each hold half of the responses, and their clip fractions are 0 and 0.5. Their acceptance rates are
         therefore 1 and 0.5, with a mean of 0.75:
 
         >>> import torch

@@ -32,19 +32,19 @@ def rlzoo_clip_policies() -> Iterable[type[ClipPolicy]]:
 
 @hookspec
 def rlzoo_advantages() -> Iterable[type[AdvantageEstimator]]:
-    """Return the advantage estimators that this plugin adds; since interface 1.1."""
+    """Return the advantage estimators that this plugin adds (since interface 1.1)."""
     raise NotImplementedError
 
 
 @hookspec
 def rlzoo_corrections() -> Iterable[type[Correction]]:
-    """Return the mismatch corrections that this plugin adds; since interface 1.1."""
+    """Return the mismatch corrections that this plugin adds (since interface 1.1)."""
     raise NotImplementedError
 
 
 @hookspec
 def rlzoo_tasks() -> Mapping[str, str]:
-    """Return the tasks that this plugin adds, as a mapping from ``task.name`` to ``module:Class``; since interface 1.1."""
+    """Return a mapping from ``task.name`` to ``module:Class`` for the tasks that this plugin adds (since interface 1.1)."""
     raise NotImplementedError
 
 

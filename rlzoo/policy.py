@@ -29,12 +29,12 @@ Scope = Literal["token", "sequence", "batch"]
 
 
 class Width:
-    """Marks a field as a clip width, which `ClipPolicy.scaled` multiplies: ``Annotated[float, Width(), Field(...)]``."""
+    """Marks a field as a clip width, so that `ClipPolicy.scaled` scales it: ``Annotated[float, Width(), Field(...)]``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClipStats:
-    """Statistics for one update, summed over micro-batches and ranks, from which a rule can track drift and spread.
+    """Statistics for one update, summed across micro-batches and ranks, from which a rule can track drift and spread.
 
     All tensors but `bin_edges` are ``(num_bins, 2)``: rows are length bins, and columns are negative and positive advantages.
     """
@@ -184,7 +184,7 @@ NAMED = ("advantage", "reduction")
 
 
 def contract_problem(policy: type[ClipPolicy]) -> str | None:
-    """Describe the first declaration in a policy class that would fail or be ignored during training; None without one."""
+    """Describe the first declaration in a policy class that would fail or be ignored during training; None if there is none."""
     for name in policy.model_fields.keys() & ClipPolicy.__class_vars__:
         return f"declares {name!r} as a field, but it is a class variable: write {name} = ... without an annotation"
     settable = OVERRIDABLE | ClipPolicy.__class_vars__ | {*NAMED}

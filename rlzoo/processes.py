@@ -144,7 +144,7 @@ def check_launcher(launch: LaunchConfig) -> None:
         missing = next((other for other in others if other not in os.environ), None)
         if int(value) >= 0 and missing is not None:
             raise UserError(
-                f"the environment has {name}={value}, as if a launcher had started this process, but no {missing}; unset it"
+                f"the environment has {name}={value}, as if a launcher had started this process, but no {missing}; unset {name}"
             )
     if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true":
         raise UserError("the launcher's configuration asks for FSDP; remove it there, and pass --fsdp")
@@ -248,8 +248,8 @@ def _check(accelerator: Accelerator, launch: LaunchConfig) -> None:
     asked, got, kind = launch.processes or started, accelerator.num_processes, accelerator.distributed_type
     if got != asked:
         raise UserError(
-            f"launch.processes={asked}, but the training group has {got} ({kind.value}, {started} started); use "
-            f"rlzoo train --processes {asked}, or a launcher that starts {asked}"
+            f"launch.processes={asked}, but the training group has size {got} (mode {kind.value}, processes started: "
+            f"{started}); use rlzoo train --processes {asked}, or a launcher that starts as many processes"
         )
     if launch.deepspeed is not None and kind is not DistributedType.DEEPSPEED:
         raise UserError(f"launch.deepspeed={launch.deepspeed!r}, but Accelerate chose {kind.value}")

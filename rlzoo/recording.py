@@ -42,7 +42,7 @@ class UpdateLogProbs:
     """Log-probs from one optimizer step on a rollout batch."""
 
     rows: Tensor  # (U,) int64: responses in its minibatch
-    log_probs: Tensor  # (M_u,) float32: before the optimizer step, on the chosen tokens of these responses, row by row
+    log_probs: Tensor  # (M_u,) float32: of these responses' chosen tokens, before the optimizer step, row by row
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class RecordedStep:
     advantages: Tensor | None = None  # (R,) float32, or (M,) if they differ between tokens
     turn_ids: Tensor | None = None  # (M,) int64: 0, 1, ...; if None, every gap in the mask starts a turn
     finished: Tensor | None = None  # (R,) bool; False if cut off at a limit
-    policy_versions: Tensor | None = None  # (R,) int64, or (M,): optimizer-step count of the weights that sampled it
+    policy_versions: Tensor | None = None  # (R,) or (M,) int64: optimizer-step count of each response's or token's weights
     rollout_log_probs: Tensor | None = None  # (M,) float32, in nats, as reported by the sampler
     old_log_probs: Tensor | None = None  # (M,) under the trainer's model before the first update on the batch
     ref_log_probs: Tensor | None = None  # (M,) under the reference model
@@ -84,7 +84,7 @@ class RecordedStep:
     kept_ids: Tensor | None = None  # (K,) int32: the token ids that top-k and top-p kept for each token, concatenated
     kept_sizes: Tensor | None = None  # (M,) int32: number of ids kept for each token; 0 for the whole vocabulary
     updates: tuple[UpdateLogProbs, ...] = ()
-    learner_version: int | None = None  # optimizer-step count before the first update; minus policy_versions: staleness
+    learner_version: int | None = None  # optimizer-step count before the first update; staleness is this minus policy_versions
     temperature: float = 1.0  # sampling temperature; all log-probs come from logits divided by it
     max_length: int | None = None  # maximum number of model tokens in a response
     num_steps: int | None = None  # number of rollout steps in the whole run, from which progress is computed
@@ -184,7 +184,7 @@ class RecordedStep:
 
         Args:
             file: path ending in ``.safetensors``; an existing file is replaced.
-            key: random name for the temporary file, see `rlzoo.support.atomic.temporary_path`.
+            key: random name for the temporary file; see `rlzoo.support.atomic.temporary_path`.
         """
         facts = {"version": VERSION, **{name: value for name in FACTS if (value := getattr(self, name)) is not None}}
         # a single key: safetensors writes several keys in random order, but equal steps must give equal files
@@ -245,7 +245,7 @@ def _plain(name: str, value: Tensor) -> Tensor:
 
 
 def _read_facts(text: str) -> dict[str, Any]:
-    """Parse a file's metadata into fields; raises ValueError if it is invalid."""
+    """Parse a file's metadata into fields; raise ValueError if it is invalid."""
     try:
         facts = parse_json(text)
     except UnreadableError as error:
@@ -262,7 +262,7 @@ def _read_facts(text: str) -> dict[str, Any]:
 
 
 def _read_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Convert a file's tensors to fields with their data types; raises ValueError if one is invalid."""
+    """Convert a file's tensors to fields with their data types; raise ValueError if one is invalid."""
     for name in REQUIRED:
         if name not in tensors:
             raise ValueError(f"{name} is missing")
@@ -276,7 +276,7 @@ def _read_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         updates.append(UpdateLogProbs(rows, log_probs))
     known = {*REQUIRED, *OPTIONAL, *(f"{name}/{index}" for name in ("rows", "log_probs") for index in range(len(updates)))}
     if unknown := sorted(set(tensors) - known):
-        raise ValueError(f"{unknown[0]} is not a tensor of the format, or an update before it is missing")
+        raise ValueError(f"{unknown[0]} is not part of the format, or an earlier update is missing")
     return {**values, "updates": tuple(updates)}
 
 

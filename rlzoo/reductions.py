@@ -23,7 +23,7 @@ k3 = exp(-k1) - 1 + k1, unbiased_k3 = (pi/pi_old) k3 (DeepSeek-V3.2, arXiv 2512.
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:
-    """The denominators for one optimizer step, counted over all its micro-batches and ranks.
+    """The denominators for one optimizer step, counted across all its micro-batches and ranks.
 
     Example:
         >>> import torch
@@ -98,7 +98,7 @@ def kl_estimate(
     k1 is unbiased with high variance, k2 is biased with low variance, and k3 is unbiased with low variance and never negative.
     This does not carry over to the gradients when an estimator is used as a *loss*. In expectation, the gradient of k2
     equals the gradient of the KL, the gradient of k1 is zero (arXiv 2510.01555), and the gradient of k3 equals the gradient
-    of the reverse KL. The ratio in ``unbiased_k3`` carries a gradient, so both its value and its gradient are unbiased for
+    of KL(pi_ref || pi). The ratio in ``unbiased_k3`` carries a gradient, so both its value and its gradient are unbiased for
     KL(pi || pi_ref) under any sampling policy.
 
     Args:

@@ -116,7 +116,7 @@ class Rollout:
     reward: float = 0.0
     turns: tuple[Turn, ...] = ()  # turns of an episode, in order; empty for a single-turn response
     opening: str = ""  # in an episode, the environment's first message
-    failure: str = ""  # if the environment of an episode failed, the reason
+    failure: str = ""  # why the environment of an episode failed; empty if it did not
     numbers: Mapping[str, float] = field(default_factory=dict)  # metrics from an episode's environment
     kept: KeptSets | None = None  # one set per response token; None if responses were sampled from the whole vocabulary
     token_versions: tuple[int, ...] = ()  # policy_version of each response token; empty if they are all the same

@@ -47,7 +47,7 @@ class Entry(Generic[Part]):
 
 
 class Shelf(Mapping[str, type[Part]], Generic[Part]):
-    """Sorted mapping from names to classes of one kind; an unknown name raises an error with the closest known one.
+    """Sorted mapping from names to classes of one kind; an unknown name raises an error that suggests the closest one.
 
     Example:
         >>> from rlzoo import load_zoo
@@ -65,7 +65,7 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
         self._contested: set[str] = set()  # names that two third-party plugins claim
 
     def __getitem__(self, name: str) -> type[Part]:
-        """Return the class called ``name``; raises UserError if there is none."""
+        """Return the class called ``name``; raise UserError if there is none."""
         if name in self.entries:
             return self.entries[name].kind
         for problem, names in self.problems.items():
@@ -150,7 +150,7 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
         self.refuse(plugin, f"{self.what} {name!r} cannot be used: {problem} ({plugin})", name)
 
     def refuse(self, plugin: Plugin, line: str, *names: str) -> None:
-        """Record why a plugin or one of its classes is not loaded; raises UserError if the user named the plugin."""
+        """Record why a plugin or one of its classes is not loaded; raise UserError if the user named the plugin."""
         if plugin.asked_for:
             raise UserError(line)
         self.problems[line] = {*names, plugin.name, plugin.name.replace("_", "-")}
@@ -281,7 +281,7 @@ def _answers(plugin: Plugin, manager: pluggy.PluginManager) -> dict[str, Any]:
             else:
                 answers[caller.name] = list(answer) if isinstance(answer, Iterable) else [answer]
         except Exception as error:
-            raise _UnusableError(f"raises in its hook {caller.name}: {_described(error)}") from error
+            raise _UnusableError(f"raised an error in its hook {caller.name}: {_described(error)}") from error
     return answers
 
 
@@ -329,7 +329,7 @@ def _unset(kind: type, *names: str) -> Iterator[str]:
 
 
 def _policy_problems(policy: type[ClipPolicy]) -> Iterator[str]:
-    """Yield the problems of a clip policy."""
+    """Yield the problems with a clip policy."""
     if problem := contract_problem(policy):
         yield f"it {problem}"
     yield from _unset(policy, "name", "paper", "scope")
@@ -342,14 +342,14 @@ def _policy_problems(policy: type[ClipPolicy]) -> Iterator[str]:
 
 
 def _estimator_problems(estimator: type[AdvantageEstimator]) -> Iterator[str]:
-    """Yield the problems of an advantage estimator."""
+    """Yield the problems with an advantage estimator."""
     for need in sorted(set(estimator.needs) - set(ADVANTAGE_NEEDS)):
         yield f"it needs {need!r}, which is not an optional input (known: {', '.join(ADVANTAGE_NEEDS)})"
     yield from _part_problems(estimator)
 
 
 def _part_problems(kind: type[AdvantageEstimator] | type[Correction]) -> Iterator[str]:
-    """Yield the problems of an estimator or a correction."""
+    """Yield the problems with an estimator or a correction."""
     yield from _unset(kind, "name", "paper")
     if not PART_NAME.fullmatch(kind.name):
         yield "its name must be lower-case words joined by underscores or hyphens"

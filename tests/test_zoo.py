@@ -67,7 +67,10 @@ BROKEN = {
     "cannot be imported": ("import no_such_library\n", r"cannot be imported: ModuleNotFoundError: No module named 'no_such"),
     "exits when imported": ("raise SystemExit(3)\n", r"cannot be imported: SystemExit: 3"),
     "syntax error": ("def (:\n", r"cannot be imported: SyntaxError"),
-    "raises in its hook": (SOUND.replace("return [Third]", "raise KeyError('x')"), r"raises in its hook .*KeyError: 'x'"),
+    "raises in its hook": (
+        SOUND.replace("return [Third]", "raise KeyError('x')"),
+        r"raised an error in its hook .*KeyError: 'x'",
+    ),
     "returns nothing": (
         SOUND.replace("return [Third]", "return None"),
         r"rule cannot be used: None is not a concrete subclass of ClipPolicy",
@@ -77,7 +80,7 @@ BROKEN = {
         r"rule 'free' cannot be used: Third\(.*\) is not a concrete subclass",
     ),
     "returns an abstract class": (SOUND.replace("[Third]", "[ClipPolicy]"), r"is not a concrete subclass of ClipPolicy"),
-    "yields and raises": (SOUND.replace("return [Third]", "yield 1 / 0"), r"raises in its hook .*ZeroDivisionError"),
+    "yields and raises": (SOUND.replace("return [Third]", "yield 1 / 0"), r"raised an error in its hook .*ZeroDivisionError"),
     "misspells the hook": (
         SOUND.replace("clip_policies", "clip_polices"),
         r"no hook that this version of rlzoo knows, only 'rlzoo_clip_polices'; did you mean 'rlzoo_clip_policies'",

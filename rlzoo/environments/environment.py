@@ -56,7 +56,8 @@ class Environment(Protocol):
         Returns:
             The next messages for the model, the reward of this turn, whether the episode is over, and an info mapping. Its
             ``state`` is a string that is equal for turns that begin in the same state; the default is the observation. For each
-            finite number, the last value is averaged over the episodes and logged as ``env/<name>``. Other entries are ignored.
+            entry that is a finite number, the last value in each episode is averaged over the episodes and logged as
+            ``env/<name>``. Other entries are ignored.
         """
         ...
 

@@ -15,11 +15,11 @@ Answer = tuple[str, float, bool, dict[str, Any]]
 
 
 class Guess:
-    """The model guesses a number between two bounds, and the environment replies whether the hidden number is higher or lower.
+    """The model guesses a number between two bounds, and the environment says whether the hidden number is higher or lower.
 
-    A turn is either the guess alone, or any text, a colon and the guess: ``37-100:64``. The reply to a turn without a guess is
-    ``what?``. The turn that finds the number has reward 1, and every other turn has reward ``-cost``. An episode therefore
-    earns 1 minus ``cost`` for each turn before the last; an episode that never finds the number earns ``-cost * turns``.
+    A turn is either the guess alone, or any text, a colon and the guess, as in ``37-100:64``. The reply to a turn without a
+    guess is ``what?``. The turn that finds the number has reward 1, and every other turn has reward ``-cost``. An episode that
+    finds the number in turn n therefore earns ``1 - cost * (n - 1)``; one that never finds it earns ``-cost * turns``.
 
     Example:
         >>> game = Guess(turns=3, cost=0.05)

@@ -24,7 +24,7 @@ Make = Callable[[], Environment]
 class Host:
     """Runs any number of episodes in parallel.
 
-    Every worker process holds the environments of several episodes and calls them one after the other; workers run in parallel.
+    Every worker process holds the environments of several episodes and calls them one after another; workers run in parallel.
     An environment fails if it raises an error, takes too long, ends its process or returns too much. Its episode is then over,
     and other episodes are not affected. If a worker is killed, its other episodes are replayed in a new worker. If an
     environment gives different results in the replay, because it uses random numbers that do not depend on its seed, its
@@ -103,7 +103,7 @@ class Seat:
         self.past: dict[int, list[tuple[Move, str]]] = {}  # the calls and results of each open episode
 
     def call(self, moves: Sequence[Move]) -> list[Observation]:
-        """Make calls for different episodes, one after the other."""
+        """Make calls for different episodes, one after another."""
         return [self._one(move) for move in moves]
 
     def _one(self, move: Move) -> Observation:

@@ -40,7 +40,7 @@ class Retries:
             tries: maximum number of answers.
             again: message to the model after a wrong answer.
             discount: factor that multiplies the reward once for each earlier try.
-            solved: minimum reward of a right answer.
+            solved: minimum reward for an answer to count as right.
         """
         self.grade, self.prompt = grade, prompt
         self.tries, self.again, self.discount, self.solved = tries, again, discount, solved

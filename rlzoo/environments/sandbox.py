@@ -36,7 +36,7 @@ MEMORY = 256 * 2**20
 """Memory limit of a program, in bytes, including the interpreter's 10 MiB; exceeding it raises MemoryError in the program."""
 
 WORK = 10_000_000_000
-"""Limit of a program in units of WebAssembly fuel, about one per instruction, including the start of the interpreter."""
+"""Limit on a program's work, including the interpreter's start, in units of WebAssembly fuel: about one per instruction."""
 
 CALLS = 20_000
 """Limit on calls to the functions in `_Program.calls`, because the fuel does not count their time."""
@@ -174,7 +174,7 @@ def python(code: str) -> str:
     engine, module = _loaded()
     text = code.encode(errors="replace")
     if len(text) > CODE or b"\0" in text:
-        raise ValueError(f"the code must have no null character and at most {CODE:,} bytes (it has {len(text):,})")
+        raise ValueError(f"the code must contain no null characters and at most {CODE:,} bytes (it has {len(text):,})")
     program = _Program(text)
     store = wasmtime.Store(engine)
     store.set_limits(memory_size=MEMORY, instances=1, memories=1)

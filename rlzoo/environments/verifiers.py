@@ -262,9 +262,9 @@ def _check(task: Any) -> None:
     if any("runtime" in inspect.signature(hook).parameters for hook in hooks):
         lacking.append("a runtime")
     if any("trace" not in inspect.signature(hook).parameters for hook in task.hooks("stop")):
-        lacking.append("stops on requests")
+        lacking.append("stop conditions on requests")
     if lacking:
-        raise UserError(f"task.arguments.taskset: {type(task).__name__} needs {' and '.join(lacking)}, which is not supported")
+        raise UserError(f"task.arguments.taskset: {type(task).__name__} is not supported: it needs {' and '.join(lacking)}")
 
 
 def _overridden(task: Any, *names: str) -> list[Any]:

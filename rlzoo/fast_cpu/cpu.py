@@ -27,13 +27,14 @@ PACKED = 2**19
 """Minimum number of elements in a bfloat16 weight for packing to pay off."""
 
 STEADY = 8
-"""Number of consecutive products with equally many rows before a weight is packed; packing costs as much as 2 to 5 products."""
+"""Number of consecutive products with the same number of rows before a weight is packed. Packing costs as much as
+2 to 5 products."""
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # from malloc.h
 
 
 def prepare_cpu(model: PreTrainedModel) -> None:
-    """Keep freed memory, and use oneDNN where it is faster; does nothing if the model is on a GPU or a GPU is available."""
+    """Keep freed memory, and use oneDNN where it is faster; do nothing if the model is on a GPU or a GPU is available."""
     if model.device.type != "cpu" or torch.cuda.is_available():
         return
     keep_freed_memory()

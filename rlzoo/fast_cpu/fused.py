@@ -1,4 +1,4 @@
-"""Runs a decoding step of a Llama-like model without its modules: with joined matrices, and with one operation for all heads.
+"""Runs a decoding step of a Llama-like model without its modules, with joined matrices and one operation for all heads.
 
 Most of the cost of a step in a small model is the overhead of many small operations. This module needs a third as many. It
 computes the same results as the Llama, Mistral, Qwen2 and Qwen3 models in transformers, and is compared with them before it
@@ -30,7 +30,7 @@ class KeyValues(Protocol):
     """One layer's cache."""
 
     def update(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
-        """Append ``(B, H, 1, D)``; returns all keys and values, ``(B, H, T, D)``."""
+        """Append ``(B, H, 1, D)``, and return all keys and values, ``(B, H, T, D)``."""
         ...
 
 

@@ -32,7 +32,7 @@ INTERVAL = 0.25
 """Seconds between two measurements of the load."""
 
 OTHERS = 0.25
-"""Load of other processes, in cores beyond the free ones, above which threads have to wait for a core."""
+"""Load of other processes in excess of the free cores, in cores, above which threads have to wait for a core."""
 
 
 def prepare_waiting() -> None:

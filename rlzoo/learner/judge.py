@@ -201,7 +201,7 @@ def updated(policy: ClipPolicy, stats: ClipStats) -> ClipPolicy:
     try:
         following = policy.updated(stats)
     except Exception as error:
-        raise PolicyError(policy.name, f"raised in updated: {_told(error)}") from error
+        raise PolicyError(policy.name, f"raised an error in updated: {_told(error)}") from error
     if type(following) is not type(policy):
         raise PolicyError(policy.name, f"returned {following!r} from updated; expected a {type(policy).__name__}")
     return following

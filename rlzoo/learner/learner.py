@@ -72,7 +72,7 @@ class Learner:
     back-propagated through the model. This is exact for every rule, because a rule sees the model only through log_probs.
 
     With several processes, each holds the whole batch and computes its share of the rows. Log-probs, measurements and
-    gradients are summed over processes, so that all processes end a step with the same values.
+    gradients are summed across processes, so that all processes end a step with the same values.
     """
 
     def __init__(
@@ -173,8 +173,8 @@ class Learner:
 
         Args:
             batch: batch, identical on every process.
-            seed: seed for the split into minibatches and for rules that sample. Rows of the first minibatch are not scored; see
-                `ScoredBatch`.
+            seed: seed for the split into minibatches and for rules that draw random numbers. Rows of the first minibatch are
+                not scored; see `ScoredBatch`.
         """
         rewards = batch.rewards - overlong_penalty(batch.lengths, self.max_length, self.reward)
         batch = replace(batch, rewards=rewards)
@@ -309,7 +309,7 @@ class Learner:
         Args:
             batch: scored batch.
             rows: ``(R,)`` rows of the minibatch, across all processes.
-            seed: seed for rules that sample.
+            seed: seed for rules that draw random numbers.
         """
         minibatch = Minibatch(
             batch, rows, self.policy, self.config, max_length=self.max_length, seed=seed, progress=self.progress

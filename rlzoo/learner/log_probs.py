@@ -170,5 +170,5 @@ def check_packing(model: PreTrainedModel) -> None:
     if not torch.allclose(together.float(), alone.float(), rtol=1e-2, atol=1e-2):
         raise UserError(
             f"learner.packing: {type(model).__name__} with attention {model.config._attn_implementation!r} mixes packed rows; "
-            "choose another model.attn_implementation, or learner.packing=false"
+            "choose another model.attn_implementation, or set learner.packing=false"
         )

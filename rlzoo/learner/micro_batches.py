@@ -154,7 +154,7 @@ class MicroBatches:
         return whole[0], whole[1]
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Sum a tensor over processes; the result is on the CPU."""
+        """Sum a tensor across processes; the result is on the CPU."""
         if self.accelerator.num_processes == 1:
             return tensor
         total: Tensor = self.accelerator.reduce(tensor.to(self.accelerator.device), reduction="sum")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Measurements of one minibatch over all processes, before the weights change."""
+    """Measurements of one minibatch across all processes, before the weights change."""
 
     log_probs: Tensor  # (R, T) for the minibatch's rows before the step, on the CPU
     entropy: Tensor | None  # (R, T) from the same pass; None unless the rule needs it
@@ -66,7 +66,7 @@ class Minibatch:
         self.max_length = max_length
         self.seed = seed
         self.progress = progress
-        # denominators of the whole step, over all micro-batches and processes
+        # denominators of the whole step, across all micro-batches and processes
         self.counts = StepCounts.of(batch.response_mask[rows])
         self.learning = self._learning()  # (R,) bool: rows that can have a gradient
         self.log_probs = torch.zeros(batch.response_mask.shape)
@@ -168,7 +168,8 @@ class Minibatch:
         if self.policy.scope != "batch" and not self.policy.learns_without_advantages and bool(silent.any()):
             raise PolicyError(
                 self.policy.name,
-                "has a gradient on a response with advantage 0; if this is intended, set learns_without_advantages = True",
+                "has a nonzero gradient for a response with advantage 0; if this is intended, set "
+                "learns_without_advantages = True",
             )
         table = ResponseTable.measure(
             judged.inputs,

@@ -17,9 +17,9 @@ from rlzoo.types import ClipInputs, ClipResult
 class OnPolicyGradient:
     """Computes g = dJ/dlog_probs at ratio 1 without evaluating the rule again on the batch.
 
-    At ratio 1, the gradient of every rule is A times a positive constant per response that depends only on the length. The
-    constant is measured once per length and sign of A on a synthetic response, and cached. A rule that needs more than
-    log-probs and advantages is evaluated a second time on the batch at ratio 1 instead.
+    At ratio 1, the gradient of every rule is A times a positive constant per response that depends only on the length and
+    the sign of A. The constant is measured on a synthetic response, once per length and sign, and cached. A rule that needs
+    more than log-probs and advantages is evaluated a second time on the batch at ratio 1 instead.
     """
 
     def __init__(self, policy: ClipPolicy) -> None:
@@ -75,7 +75,7 @@ class OnPolicyGradient:
                 error.add_note("on synthetic responses at ratio 1")
                 raise
             (gradient,) = torch.autograd.grad(torch.where(mask, objective, 0.0).sum(), leaf)
-        # rules that drop tokens at random do so at ratio 1 too; the maximum comes from a kept token
+        # rules that drop tokens at random do so at ratio 1 too; the maximum comes from a token that was not dropped
         largest = torch.where(mask, gradient.abs(), 0.0).amax(-1)
         if is_per_response(objective, mask):
             largest = largest / mask.sum(-1)  # the sum above counted the objective once per token

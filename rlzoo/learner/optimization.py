@@ -33,7 +33,7 @@ class PlainOptimization:
     """A model with its optimizer, in one process or in several processes, each with its own copy of the model (DDP).
 
     `DeepSpeedOptimization` and `FSDPOptimization` have the same methods and attributes. ``model`` is called like the original
-    module and sums the gradients over processes. ``optimizer`` is the optimizer whose learning rate a scheduler sets.
+    module and sums the gradients across processes. ``optimizer`` is the optimizer whose learning rate a scheduler sets.
     ``rounded_to`` is the data type to which weights are rounded when they are read; None if they are already stored in it.
 
     After every step, a weight that has a float32 master is set to the master's rounded value, so that small steps accumulate. A
@@ -65,14 +65,14 @@ class PlainOptimization:
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradient of this process's share of the step's loss."""
-        # DDP averages over processes, but the shares must be summed
+        # DDP averages across processes, but the shares must be summed
         self.accelerator.backward(loss * self.accelerator.num_processes)
 
     def apply(self, max_grad_norm: float | None) -> tuple[float, bool]:
         """Clip the gradient's norm, update the weights and reset the gradient.
 
         Returns:
-            The gradient's norm over all processes before clipping, and whether it was finite; if not, the weights are
+            The gradient's norm across all processes before clipping, and whether it was finite; if not, the weights are
             unchanged.
         """
         for parameter, master in self._masters:
@@ -125,7 +125,7 @@ def _hand_over(master: nn.Parameter, parameter: Tensor) -> None:
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """Return the optimized parameters, replacing weights that have a master with the master."""
+    """Return the optimized parameters, replacing each weight that has a master with that master."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -193,8 +193,8 @@ class DeepSpeedOptimization:
         stage = accelerator.state.deepspeed_plugin.zero_stage
         if self.model.zero_optimization_stage() != stage or self.model.dp_world_size != accelerator.num_processes:
             raise UserError(
-                f"DeepSpeed was configured for ZeRO-{stage} over {accelerator.num_processes} processes, but runs "
-                f"ZeRO-{self.model.zero_optimization_stage()} over {self.model.dp_world_size}"
+                f"DeepSpeed was configured for ZeRO-{stage} across {accelerator.num_processes} processes, but runs "
+                f"ZeRO-{self.model.zero_optimization_stage()} across {self.model.dp_world_size}"
             )
 
     def micro_batch(self, is_last: bool) -> AbstractContextManager[Any]:
@@ -351,7 +351,7 @@ Optimization = PlainOptimization | DeepSpeedOptimization | FSDPOptimization
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, config: LearnerConfig, num_updates: int) -> Any:
-    """Return the configured learning-rate scheduler of transformers, over ``num_updates`` updates."""
+    """Return the configured learning-rate scheduler from transformers, for ``num_updates`` updates."""
     from transformers import get_scheduler
 
     return get_scheduler(

@@ -1,4 +1,4 @@
-"""Loads language models by name: embedded models, SmolLM2 from its package, a folder, or the Hugging Face hub."""
+"""Loads language models by name: embedded models, SmolLM2 from its package, and models from a folder or the hub."""
 
 from __future__ import annotations
 

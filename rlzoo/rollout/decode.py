@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rlzoo.fast_cpu.fused import FusedStep
 
 CONVERSATION = 4096
-"""Number of positions whose rotary embeddings are precomputed for a conversation. Longer episodes recompute them."""
+"""Number of positions whose rotary embeddings are precomputed for a conversation. They are recomputed for longer episodes."""
 
 GROWTH = 1.5
 """Factor by which a full buffer grows, which keeps the amount copied proportional to the amount written."""
@@ -295,7 +295,7 @@ class ResumedResponses(OpenResponses):
 
 
 def cache_name(model: PreTrainedModel) -> str:
-    """Return the name of the cache in the model's forward pass, which transformers 5.24 renamed."""
+    """Return the name of the forward pass's argument for the cache, which transformers 5.24 renamed."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # without an adapter
     return "cache" if "cache" in inspect.signature(inner.forward).parameters else "past_key_values"
 

@@ -146,7 +146,7 @@ class Rollouts:
     def update_weights(self, version: int, weights: Weights) -> None:
         """Give the sampler these weights, unless it already has them.
 
-        Waits for background sampling to end, unless the sampler updates in flight.
+        Waits for background sampling to end, unless the sampler can change its weights while it samples.
         """
         if not self.sampler.in_flight:
             self.settle()
@@ -203,7 +203,7 @@ class Rollouts:
         """Return the mean reward on held-out problems and its sampling error, or an empty dict if ``eval.num_problems`` is 0.
 
         All evaluations with the same ``seed`` use the same random numbers, at every step and for every rule. Different seeds
-        use different random numbers, so that the spread over seeds includes the sampling error.
+        use different random numbers, so that the spread across seeds includes the sampling error.
 
         Args:
             newest: see `take`.
@@ -328,7 +328,7 @@ class Rollouts:
         return sum(grader.num_timeouts + grader.num_crashes for grader in self.task.graders)
 
     def _check_failed(self, reasons: list[str], number: int) -> None:
-        """Record the share of failures over all processes, and end the run if there are too many.
+        """Record the share of failures across all processes, and end the run if there are too many.
 
         Args:
             reasons: one reason for each failure in this process.

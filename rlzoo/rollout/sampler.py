@@ -277,7 +277,7 @@ class HFSampler(Sampler):
             input_ids=input_ids.to(device),
             attention_mask=attention_mask.to(device),
             generation_config=GenerationConfig(
-                do_sample=False,  # the logits processor draws
+                do_sample=False,  # the logits processor draws the tokens
                 max_new_tokens=uniforms.shape[1],
                 pad_token_id=pad_id,
                 eos_token_id=sorted(self.end_ids),

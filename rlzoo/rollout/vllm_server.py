@@ -163,7 +163,7 @@ class ServerSampler(AnyVLLMSampler):
                 try:
                     (choice,) = self._ask("POST", "/v1/completions", json=body)["choices"]
                 except SilentServerError as error:
-                    self.silent = self.silent or error  # at once, so that no other batch takes tokens of its initial weights
+                    self.silent = self.silent or error  # at once: other batches must not use a restarted server's tokens
                     raise
             if choice["token_ids"]:  # empty if it was aborted before the first token
                 tokens += choice["token_ids"]

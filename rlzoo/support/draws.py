@@ -30,7 +30,7 @@ class Truncation:
     kept first.
 
     Example:
-        ``Truncation(top_p=0.9)(logits, temperature=1.0)`` keeps tokens with at least 90% of the probability.
+        ``Truncation(top_p=0.9)(logits, temperature=1.0)`` keeps the most probable tokens, with a total of at least 0.9.
     """
 
     top_p: float = 1.0  # in (0, 1]

@@ -61,7 +61,7 @@ class Lock:
             os.close(self._opened.popitem()[1])
 
     def _take(self, path: Path, until: float) -> bool:
-        """Try to lock a path; returns False if the file system does not support it."""
+        """Try to lock a path; return False if the file system does not support it."""
         while True:
             try:
                 fcntl.flock(self._opened[path], fcntl.LOCK_EX | fcntl.LOCK_NB)

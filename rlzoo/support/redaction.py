@@ -18,10 +18,10 @@ _NAME = re.compile(
     r"(?:_(?:value|id|\d+))?"
 )
 _IS_A_PATH = re.compile(r"PWD|.*CREDENTIALS?", re.IGNORECASE)
-"""Environment variables with secret-like names that contain a path."""
+"""Environment variables with secret-like names whose values are paths."""
 
 _OR_NUMBERS = ("token", "pass", "sig", "_id")
-"""Name suffixes whose numeric values are not secrets, such as token ids and counts."""
+"""Suffixes of names whose numeric values are not secrets, such as token ids and counts."""
 
 # a password may contain a slash or an @, and the user name alone may be a token
 _USERINFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]*://)(?P<user>[^\s'\"/@:]*(?::(?P<password>[^\s'\"]*))?)@")

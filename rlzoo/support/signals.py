@@ -13,7 +13,7 @@ from types import FrameType
 from typing import NoReturn
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that stop a run. Closing a terminal sends SIGHUP; under ``nohup`` it stays ignored."""
+"""Signals that stop a run. Closing a terminal sends SIGHUP; under ``nohup``, SIGHUP stays ignored."""
 
 ONE_PRESS = 1.0  # seconds within which signals count as one, because a terminal and a launcher may both forward a Ctrl-C
 

@@ -17,7 +17,7 @@ from rlzoo.support.worker_main import reason
 from rlzoo.support.workers import Worker, WorkerStartError
 from rlzoo.tasks.grading import checked_reward
 
-SPARE = 10.0  # seconds after a call's time limit before a worker that has sent no result is killed
+SPARE = 10.0  # seconds past a call's time limit after which a worker that has sent no result is killed
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds between two attempts
 BUSY = (408, 425, 429)  # HTTP status codes, besides 5xx, after which a call is retried
 UNREACHABLE = (ConnectionError, TimeoutError, socket.gaierror, IncompleteRead)
@@ -72,7 +72,7 @@ class AsyncGrader(Worker):
 
 
 def is_coroutine_function(function: Callable[..., Any]) -> bool:
-    """Whether a function, or an object with ``__call__``, is defined with ``async def``."""
+    """Return whether a function, or an object with ``__call__``, is defined with ``async def``."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
@@ -121,7 +121,7 @@ async def _outcome(function: AsyncFunction, call: tuple[Any, ...], timeout: floa
 
 
 def is_transient(error: Exception) -> bool:
-    """Whether an error from any HTTP library means that a server is unreachable or busy, so that a retry may succeed.
+    """Return whether an error from any HTTP library means that a server is unreachable or busy and a retry may succeed.
 
     Example:
         >>> from urllib.error import HTTPError

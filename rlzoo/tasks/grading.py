@@ -29,7 +29,7 @@ class Grader(Worker):
         Args:
             function: returns the reward for one call; must be importable by name, because it runs in another process.
             start: called once in each new worker, outside the time limit.
-            timeout: time limit in seconds for one response, by the monotonic clock.
+            timeout: time limit in seconds for one response, measured with the monotonic clock.
             memory: memory limit of the process in bytes; None for no limit.
         """
         super().__init__(partial(_number, function), start, memory)

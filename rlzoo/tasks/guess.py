@@ -22,8 +22,8 @@ FEWEST = 5
 class GuessTask(EpisodeTask):
     """Games of `Guess`: a problem is a range and a number hidden in it.
 
-    The number of candidates is drawn log-uniformly from 5 to ``highest``, so that games differ in length. One in eight pairs of
-    a range and a number is held out for evaluation, selected by a hash of the pair.
+    The number of candidates is drawn log-uniformly from 5 to ``highest``, so that games differ in length. One in eight
+    (range, number) pairs is held out for evaluation, selected by a hash of the pair.
     """
 
     highest: int = Field(default=999, ge=20, le=10**6, description="largest number that can be hidden")

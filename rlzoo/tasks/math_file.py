@@ -53,7 +53,7 @@ class MathFileTask(Task):
         train = [problem for problem in rows if problem.question not in questions]
         if not train:
             where = f"also in task.eval_path={self.eval_path!r}" if self.eval_path else "held out; add more rows"
-            raise UserError(f"no questions are left to train on: every question of task.path={self.path!r} is {where}")
+            raise UserError(f"no questions are left to train on: every question in task.path={self.path!r} is {where}")
         # files are often sorted by difficulty, and an evaluation may use only the first few
         order = _shuffled(len(held_out), "held-out")
         return train, [held_out[index] for index in order]

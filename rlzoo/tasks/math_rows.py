@@ -35,7 +35,7 @@ _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # name or owner/name
 
 
 def is_file_name(path: str) -> bool:
-    """Whether a path is a local file rather than a dataset: the file exists, or the name is not a valid dataset name."""
+    """Return whether a path is a file rather than a dataset: the file exists, or the name is not a valid dataset name."""
     try:
         if Path(path).is_dir():
             return False  # datasets reads a folder as a dataset
@@ -65,7 +65,7 @@ def _file_rows(path: str) -> Iterator[tuple[str, Any]]:
     try:
         yield from _parquet_rows(path) if path.endswith(".parquet") else _json_rows(path)
     except FileNotFoundError:
-        raise UserError(f"{path!r} is not a file (looked for it from {Path.cwd()})") from None
+        raise UserError(f"{path!r} is not a file (working directory: {Path.cwd()})") from None
     except UserError:
         raise
     except Exception as error:  # not text, not Parquet, or an impossible file name; pyarrow has its own errors

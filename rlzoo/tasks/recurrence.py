@@ -22,8 +22,8 @@ _QUESTION = re.compile(r"(?P<counter>[0-9]+)(?P<letter>[a-i])(?P<before>[0-9]+),
 class RecurrenceTask(Task):
     """Terms of ``x[n+1] = k x[n] + x[n-1]``, each reduced to its last ``digits`` digits.
 
-    The question gives two terms, ``004c17,003c42,``. Each consists of the number of remaining steps, the multiplier as a letter
-    (``a`` is 1, ``c`` is 3), and the term. The solution continues in the same form and gives the answer after a marker:
+    The question gives two terms, as in ``004c17,003c42,``. The number of remaining steps and the multiplier as a letter (``a``
+    is 1, ``c`` is 3) precede each term. The solution continues in the same form and gives the answer after a marker:
     ``002c43,001c71,000#56``. The number of steps is drawn log-uniformly, so that every octave is equally likely.
     """
 

@@ -32,7 +32,7 @@ class RetriesTask(EpisodeTask):
         default="That is wrong. Try again.", min_length=1, description="message to the model after a wrong answer"
     )
     discount: float = Field(default=1.0, ge=0, le=1, description="factor by which each earlier try multiplies the reward")
-    solved: float = Field(default=1.0, description="minimum reward of a right answer")
+    solved: float = Field(default=1.0, description="minimum reward for an answer to count as right")
     workers: int = Field(default=0, ge=0, le=0, description="always 0: the environment runs in the training process")
 
     def model_post_init(self, context: Any) -> None:

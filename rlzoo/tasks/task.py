@@ -252,7 +252,9 @@ def draw_trained(draw: Callable[[str], Drawn], held_out: Callable[[Drawn], bool]
 
 
 def is_held_out(question: str) -> bool:
-    """Whether a question is held out for evaluation. This depends only on a hash of its text, so training never uses it.
+    """Return whether a question is held out for evaluation.
+
+    This depends only on a hash of the question's text, so training never uses a held-out question.
 
     Example:
         >>> is_held_out("1+1"), is_held_out("2+4")

@@ -51,7 +51,7 @@ def import_named(setting: str, reference: str, form: str) -> Any:
 
 
 def _module_of(path: str, name: str) -> str:
-    """Return the right form as part of an error message if the user gave the path of a Python file, else nothing."""
+    """Return the right form as part of an error message if the user gave the path of a Python file, else an empty string."""
     if not path.endswith(".py"):
         return ""
     stem = path.removesuffix(".py").removeprefix("./")

@@ -175,7 +175,7 @@ def test_a_library_that_an_environment_needs_is_named(refused, monkeypatch, libr
 def test_a_missing_data_file_is_refused(refused, tmp_path):
     pytest.importorskip("math_verify")
     line = refused("train", "--dry-run", *settings("task={name: math_file, path: none.jsonl}"))
-    assert line == f"'none.jsonl' is not a file (looked for it from {tmp_path / 'here'})"
+    assert line == f"'none.jsonl' is not a file (working directory: {tmp_path / 'here'})"
 
 
 def test_a_missing_model_is_refused(refused, tmp_path):

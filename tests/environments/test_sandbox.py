@@ -159,7 +159,7 @@ def test_a_program_that_breaks_its_interpreter_ends_alone():
 
 def test_a_program_that_no_argument_can_hold_is_refused():
     for program in ("print(1)\0", "#" * 20_001):
-        with pytest.raises(ValueError, match="must have no null character and at most 20,000 bytes"):
+        with pytest.raises(ValueError, match="must contain no null characters and at most 20,000 bytes"):
             python(program)
 
 

@@ -125,7 +125,7 @@ def test_a_rule_that_does_not_declare_such_a_gradient_is_refused(model):
     silent = type("Silent", (Penalised,), {"learns_without_advantages": False, "__doc__": "", "__module__": __name__})
     learner = make_learner(model, silent())
     with pytest.raises(
-        PolicyError, match="has a gradient on a response with advantage 0; if this is intended, set learns_without"
+        PolicyError, match="has a nonzero gradient for a response with advantage 0; if this is intended, set learns_without"
     ):
         learner.accumulate(off_policy_batch(model, load_zoo()["grpo"]()), torch.arange(18))
 

@@ -110,7 +110,7 @@ FAULTS = {
     WritesToItsInputs: r"modified its input advantages; work on a copy",
     NotANumberForOneResponse: r"returned an objective that is not finite for 1 of 18 responses; the first has 30 tokens",
     InfiniteGradient: r"returned an objective with a gradient that is not finite for \d+ of 18 responses",
-    RaisesInUpdated: r"raised in updated: ValueError: no memory",
+    RaisesInUpdated: r"raised an error in updated: ValueError: no memory",
     BecomesAnother: r"returned None from updated; expected a BecomesAnother",
 }
 

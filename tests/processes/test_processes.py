@@ -254,7 +254,7 @@ def test_two_processes_where_one_was_started_are_one_clear_line(zygote, tmp_path
     words = ["train", "--processes", "2", "--output", "run"]
     done = zygote.run(*words, folder=tmp_path, environment={**environment("ddp"), **told})
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("rlzoo: launch.processes=2, but the training group has 1")
+    assert done.stderr.splitlines()[-1].startswith("rlzoo: launch.processes=2, but the training group has size 1")
     assert not (tmp_path / "run").exists()
 
 

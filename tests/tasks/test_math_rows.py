@@ -136,16 +136,16 @@ def test_each_mistake_in_a_file_is_told_with_its_place(tmp_path, gsm8k):
 
 def test_each_unusable_file_is_told_in_one_line(tmp_path, gsm8k, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert error_of("none.jsonl") == f"'none.jsonl' is not a file (looked for it from {tmp_path})"
-    assert error_of(gsm8k, eval_path="none.jsonl") == f"'none.jsonl' is not a file (looked for it from {tmp_path})"
+    assert error_of("none.jsonl") == f"'none.jsonl' is not a file (working directory: {tmp_path})"
+    assert error_of(gsm8k, eval_path="none.jsonl") == f"'none.jsonl' is not a file (working directory: {tmp_path})"
     for path in ("./gsm8k", "../data/gsm8k", "/data/gsm8k.txt", "a/b/c", "my questions"):  # no dataset has such a name
-        assert error_of(path) == f"{path!r} is not a file (looked for it from {tmp_path})"
+        assert error_of(path) == f"{path!r} is not a file (working directory: {tmp_path})"
     (tmp_path / "empty.jsonl").write_text("\n\n")
     assert error_of("empty.jsonl") == "empty.jsonl: no rows"
     (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe")
     assert error_of("binary.jsonl").startswith("binary.jsonl: cannot be read: ")
     assert error_of(gsm8k, eval_path=gsm8k) == (
-        f"no questions are left to train on: every question of task.path={gsm8k!r} is also in task.eval_path={gsm8k!r}"
+        f"no questions are left to train on: every question in task.path={gsm8k!r} is also in task.eval_path={gsm8k!r}"
     )
     assert error_of(gsm8k, timeout=0).startswith("task.timeout=0: ")
 
