@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
-from rlzoo.measure.figures import svg
-
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -41,6 +39,8 @@ class ReportSection:
 
 def render(title: str, facts: Mapping[str, str], sections: Sequence[ReportSection]) -> str:
     """Render an HTML page with ``facts`` at the top; it has no scripts or external resources, and all input is escaped."""
+    from rlzoo.measure.figures import svg  # imports matplotlib, which a run does not need before its first figure
+
     environment = Environment(loader=PackageLoader("rlzoo", "assets"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(number=number, code=_code, svg=lambda figure: Markup(svg(figure)))
     return str(environment.get_template("report.html.j2").render(title=title, facts=facts, sections=sections))

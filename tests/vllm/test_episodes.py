@@ -111,7 +111,7 @@ def test_a_turn_finds_the_turns_before_it_in_the_cache(pair):
             drawn = conversation.draw(contexts, Draws(seed=1, rows=range(4), limit=24, turn=turn))
         assert hits == [sum((size - 1) // BLOCK * BLOCK for size in computed.values())]
         found += hits
-        contexts = {row: ids + tuple(tokens) for (row, ids), (tokens, _) in zip(contexts.items(), drawn, strict=True)}
+        contexts = {row: ids + tuple(tokens) for (row, ids), (tokens, *_) in zip(contexts.items(), drawn, strict=True)}
         computed = {row: len(ids) for row, ids in contexts.items()}  # except for the last token
         observed = torch.randint(2, 42, (130,), generator=rng).tolist()
         contexts = {row: (*ids, *observed) for row, ids in contexts.items()}
