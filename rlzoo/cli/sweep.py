@@ -87,13 +87,14 @@ def _print_power(sweep: Sweep, console: Plain, *, as_json: bool) -> None:
         print(json.dumps(plain(found), indent=2))
         return
     problems, samples = config.eval.num_problems, config.eval.num_samples
-    console.print(f"{len(sweep.clips)} rules, {found.num_pairs} pairs, {found.num_seeds} seeds each")
+    pairs = "1 pair" if found.num_pairs == 1 else f"{found.num_pairs} pairs"
+    console.print(f"{len(sweep.clips)} rules, {pairs}, {found.num_seeds} seeds each")
     console.print(f"a difference of {found.detects:.3f} is detected in {found.power:.0%} of such sweeps")
-    console.print(f"by a paired t-test at {found.level} after Holm's correction over {found.num_pairs} pairs")
+    console.print(f"by a paired t-test at {found.level} after Holm's correction over {pairs}")
     console.print(f"standard deviation of a difference between seeds: {found.seed_deviation:.4f} ({found.source})")
     console.print(f"evaluation: {problems} problems, {samples} samples each; standard error {found.evaluation_error:.4f}")
     console.print(
-        f"with eval.num_samples={found.samples_needed}, evaluation noise is less than half of the variance between seeds"
+        f"with eval.num_samples={found.samples_needed}, evaluation noise is at most half of the variance between seeds"
     )
     for difference, seeds in found.seeds_needed.items():
         console.print(f"a difference of {difference} needs {seeds or 'more than 10,000'} seeds")

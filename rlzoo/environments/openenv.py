@@ -36,8 +36,8 @@ class OpenEnv:
         Args:
             url: address of the server, such as ``http://127.0.0.1:8000``.
             action: field of the action for the model's text; by default the only required one.
-            observation: field of the observation to show to the model; by default the only text field, or else the whole
-                observation as JSON.
+            observation: field of the observation to show to the model. By default, the only field besides ``done``,
+                ``reward`` and ``metadata`` if it is text, or else the whole observation as JSON.
             fields: further fields of every action.
             reset: further arguments to the environment's reset.
             timeout: time limit for a reply from the server, in seconds.

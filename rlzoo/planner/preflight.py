@@ -95,7 +95,8 @@ def check_disk(plan: Plan) -> None:
         raise UserError(
             f"output directory {str(folder)!r}: {need['all']} is needed (checkpoints {need['checkpoints']}, "
             f"rollouts at most {need['rollouts']}, weights for replay {need['replay']}), but only {shown(free)} is free; "
-            "choose another with --output, or lower checkpoint.keep or checkpoint.keep_for_replay"
+            "choose another with --output, lower checkpoint.keep, or raise checkpoint.keep_for_replay "
+            "(0 saves nothing for replay)"
         )
 
 
