@@ -135,10 +135,18 @@ def staleness(rows: Sequence[Row]) -> list[Headline]:
     return found
 
 
+def smollm2(rows: Sequence[Row]) -> list[Headline]:
+    """Return the difference in accuracy between the two rules trained on SmolLM2."""
+    scores = {(row["rule"], int(row["seed"])): float(row["accuracy"]) for row in rows}
+    seeds = sorted({seed for _, seed in scores})
+    return [over_seeds("fspo - gspo, SmolLM2", {seed: [scores["fspo", seed] - scores["gspo", seed]] for seed in seeds})]
+
+
 SOURCES: dict[str, Callable[[Sequence[Row]], list[Headline]]] = {
     "evenness.csv": evenness,
     "factorial.csv": factorial,
     "staleness.csv": staleness,
+    "smollm2-race.csv": smollm2,
 }
 
 

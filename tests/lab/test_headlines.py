@@ -207,3 +207,19 @@ def test_the_fit_is_what_the_windows_give():
         fit = Fit.of(windows.lengths[chosen], windows.variances()[chosen])
         (row,) = [r for r in read("length-law-fit.csv") if (r["step"], r["left_out"]) == (step, "between")]
         assert fit.a**0.5 == pytest.approx(float(row["sigma"]), rel=1e-3)
+
+
+def test_two_rules_learn_equally_well_on_smollm2_and_only_gspo_is_uneven():
+    scores = {(row["rule"], row["seed"]): float(row["accuracy"]) for row in read("smollm2-race.csv")}
+    mean, low, high = paired([scores["fspo", str(seed)] - scores["gspo", str(seed)] for seed in range(5)])
+    assert (mean, low, high) == pytest.approx((0.014, -0.024, 0.052), abs=0.0006)
+    rows = read("smollm2-evenness.csv")
+    pooled = [row for row in rows if row["seed"] == "all" and row["matched"] == "by sign"]
+    assert len(pooled) == 8
+    assert all((float(row["conditional_low"]) > 0) == (row["rule"] == "gspo") for row in pooled)
+    for row in pooled:
+        shares = [float(share) for share in row["clip_by_length"].split()]
+        assert (shares[0] > 2 * shares[-1]) == (row["rule"] == "gspo" or (row["rule"], row["rollouts_of"]) == ("fspo", "fspo"))
+    single = [row for row in rows if row["seed"] != "all" and row["part"] == "all"]
+    mean, low, high = gap(single, "fspo", "gspo", "conditional", "by sign", ("fspo", "gspo"))
+    assert (mean, low, high) == pytest.approx((-0.009, -0.026, 0.007), abs=0.0006)
