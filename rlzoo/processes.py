@@ -80,7 +80,7 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
 def _detach_earlier_accelerators(launch: LaunchConfig) -> None:
     """Give the next accelerator its own settings, without changing earlier accelerators in this process.
 
-    Accelerate keeps one state per process and refuses a second accelerator with another precision. An existing process group
+    Accelerate keeps one state per process and rejects a second accelerator with another precision. An existing process group
     is reused.
 
     Raises:

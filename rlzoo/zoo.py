@@ -124,7 +124,7 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
         name = getattr(kind, "name", None)
         label = f"{self.what} {name!r}" if isinstance(name, str) else self.what
         if problem := self.problem(kind):
-            self.refuse(plugin, f"{label} cannot be used: {problem} ({plugin})", str(name or ""))
+            self.reject(plugin, f"{label} cannot be used: {problem} ({plugin})", str(name or ""))
             return
         taken = self.entries.get(kind.name)
         if taken is None and kind.name not in self._contested and kind.name not in self.aliases:
@@ -133,7 +133,7 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
             return
         other = taken.source if taken else "another plugin"
         problem = f"{other} has the same name; rename or uninstall one of them"
-        self.refuse(plugin, f"{label} cannot be used: {problem} ({plugin})", kind.name)
+        self.reject(plugin, f"{label} cannot be used: {problem} ({plugin})", kind.name)
         if taken and not taken.plugin.bundled:  # it is ambiguous which of the two was meant
             self._contested.add(kind.name)
             del self.entries[kind.name]
@@ -147,9 +147,9 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
     def drop(self, name: str, problem: str) -> None:
         """Remove a class that was added."""
         plugin = self.entries.pop(name).plugin
-        self.refuse(plugin, f"{self.what} {name!r} cannot be used: {problem} ({plugin})", name)
+        self.reject(plugin, f"{self.what} {name!r} cannot be used: {problem} ({plugin})", name)
 
-    def refuse(self, plugin: Plugin, line: str, *names: str) -> None:
+    def reject(self, plugin: Plugin, line: str, *names: str) -> None:
         """Record why a plugin or one of its classes is not loaded; raise UserError if the user named the plugin."""
         if plugin.asked_for:
             raise UserError(line)
@@ -197,14 +197,14 @@ def load_zoo(plugins: Sequence[str | Path] = ()) -> Zoo:
         try:
             answers = _answers(plugin, manager)
         except _UnusableError as error:
-            zoo.refuse(plugin, f"{plugin} {error}")
+            zoo.reject(plugin, f"{plugin} {error}")
             continue
         for shelf, hook in ((zoo, CLIPS), (zoo.advantages, ADVANTAGES), (zoo.corrections, CORRECTIONS)):
             for kind in answers.get(hook, ()):
                 shelf.add(plugin, kind)
         for name, reference in answers.get(TASKS, {}).items():
             if zoo.tasks.setdefault(name, reference) != reference:
-                zoo.refuse(plugin, f"task {name!r} cannot be used: {zoo.tasks[name]} has the same name ({plugin})")
+                zoo.reject(plugin, f"task {name!r} cannot be used: {zoo.tasks[name]} has the same name ({plugin})")
     for shelf in (zoo, zoo.advantages, zoo.corrections):
         shelf.sort()
     for name, entry in list(zoo.entries.items()):

@@ -10,7 +10,7 @@ from rlzoo import ClipBand, ClipInputs, ClipPolicy, ClipResult, Width, hookimpl,
 
 
 class FSPO(ClipPolicy):
-    """Clips the importance ratio of a whole response to a band that accepts all lengths equally.
+    """Clips the importance ratio of a whole response to a band that grows with the square root of its length.
 
     Formula:
         J = mean over responses of exp(clamp(S)) A,   S = sum_t log(pi_t / pi_old_t)

@@ -23,7 +23,7 @@ class M2PO(ClipPolicy):
         beyond tau are clipped. No token is clipped while the mean of (log r_i)^2 is within `threshold`.
 
     Differences from GRPO:
-        All tokens in the step together determine the clip. Nothing is clipped while the policies are close, and only
+        The threshold depends on all tokens in the step. Nothing is clipped while the policies are close, and only
         outliers are clipped otherwise. The mean is over all tokens.
 
     Reference:

@@ -47,7 +47,7 @@ class Server:
         while self._process.poll() is None and not self.is_stopping:
             try:
                 direct.open(f"{address}/health", timeout=1).close()
-            except urllib.error.HTTPError as error:  # it is ready, but refuses this host name
+            except urllib.error.HTTPError as error:  # it is ready, but rejects this host name
                 error.close()
             except Exception:
                 time.sleep(POLL)

@@ -14,7 +14,7 @@ from rlzoo.support.colours import rule_colour
 
 
 def table(*columns: str, **options: Any) -> Table:
-    """Create a table without a frame; ``<`` or ``>`` before a column's name aligns it left or right."""
+    """Create a table without a frame; each column name begins with ``<`` (left-aligned) or ``>`` (right-aligned)."""
     made = Table(box=None, pad_edge=False, title_justify="left", **options)
     for column in columns:
         made.add_column(column[1:], justify="right" if column[0] == ">" else "left", no_wrap=column[0] == ">")

@@ -317,7 +317,7 @@ class RunConfig(Section):
         return yaml.safe_dump(settings if with_secrets else redact_settings(settings), sort_keys=False)
 
     def refuse_redacted(self) -> None:
-        """Refuse a configuration in which a secret was replaced by a placeholder.
+        """Reject a configuration in which a secret was replaced by a placeholder.
 
         Raises:
             UserError: a setting holds a placeholder; the message names the setting and says how to supply it.

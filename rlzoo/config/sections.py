@@ -287,5 +287,5 @@ class TrackingConfig(Section):
     max_model_mb: float = Field(
         100.0,
         ge=0,
-        description="maximum size of a final model that is logged to MLflow as a loadable copy, in megabytes; 0: never",
+        description="largest final model to log to MLflow as a loadable copy, in megabytes; 0: never",
     )

@@ -54,8 +54,8 @@ def prepared_by(prepare: Callable[[], object]) -> Callable[[F], F]:
 class ToolEnvironment:
     """An episode with one question, in which the model may call tools before it answers.
 
-    Each call in a turn is answered by a message with the role ``tool``, in order. A turn without a call is the answer, and ends
-    the episode. The reward is 0, because the task that asked the question grades the answer.
+    The calls in a turn are answered in order, each by a message with the role ``tool``. A turn without a call is the answer,
+    and ends the episode. The reward is 0, because the task that asked the question grades the answer.
 
     Example:
         >>> episode = ToolEnvironment([calculator])

@@ -115,7 +115,7 @@ class Product:
         """Store the weight; ``packs`` determines whether to keep a packed copy of it."""
         self.weight, self.bias = weight, bias
         self.multiply: Callable[[Tensor, Tensor, Tensor | None], Tensor] = nn.functional.linear
-        self._packed: Tensor | None = None  # packed by MKL for this number of rows
+        self._packed: Tensor | None = None  # the weight, packed by MKL for products with `_rows` rows
         self._rows, self._steady = 0, 0
         self._by_mkl = False
         on_cpu, size = weight.device.type == "cpu", weight.numel()

@@ -494,7 +494,7 @@ def _unpickle(file: Path, known: Mapping[str, Any]) -> Any:
             if whole in _NUMPY:
                 place, _, attribute = _NUMPY[whole].rpartition(".")
                 return getattr(importlib.import_module(place), attribute)
-            raise UserError(f"{str(file)!r} was not read, because it would run {shown(whole)}")
+            raise UserError(f"{str(file)!r} was not read, because it refers to {shown(whole)}, which is not allowed")
 
     with opened(file, MOST_BYTES) as content:
         try:

@@ -162,7 +162,7 @@ class RunDirectory:
 
     @staticmethod
     def check_free(path: Path) -> None:
-        """Refuse a directory that is not empty, before any time is spent on the run."""
+        """Reject a directory that is not empty, before any time is spent on the run."""
         try:
             str(path).encode()
             taken = path.is_dir() and any(not NOTHING.fullmatch(entry.name) for entry in path.iterdir())
@@ -378,7 +378,7 @@ class RunDirectory:
 
 
 def _check_kinds(path: Path) -> None:
-    """Refuse a run directory that has a folder in place of a file, or a file in place of a folder."""
+    """Reject a run directory that has a folder in place of a file, or a file in place of a folder."""
     wrong = [path / name for name in FILES if (path / name).is_dir()]
     wrong += [path / name for name in FOLDERS + MORE_FOLDERS if os.path.lexists(path / name) and not (path / name).is_dir()]
     for place in wrong:

@@ -41,8 +41,8 @@ class Power:
 def plan(config: RunConfig, num_rules: int, num_seeds: int, records: Sequence[RunRecord] = ()) -> Power:
     """Plan a comparison.
 
-    The evaluation errors of two rules are assumed to be independent. In fact, rules with the same seed are evaluated with the
-    same random numbers, so the plan is conservative.
+    The evaluation errors of two rules are assumed to be independent. In practice, runs with the same seed are evaluated
+    with the same random numbers, so the plan is conservative.
 
     Args:
         config: configuration of one of the runs.

@@ -112,7 +112,7 @@ def _scores(name: str, steps: Mapping[Path, RecordedStep], dtype: str, reach: Re
         if largest >= vocabulary:
             raise UserError(
                 f"{str(file)!r} contains token id {largest}, but {name!r} has a vocabulary of {vocabulary} tokens; "
-                "give a checkpoint of the model that wrote the rollouts"
+                "pass a checkpoint of the model that generated the rollouts"
             )
         found[file] = score(step, ResponseLogProbs(model, step.temperature))
         _check_same_model(name, file, step, found[file])
@@ -129,7 +129,7 @@ def _check_same_model(name: str, file: Path, step: RecordedStep, scores: Scores)
     if apart > FARTHEST:
         raise UserError(
             f"under {name!r}, the log-probs of the tokens in {str(file)!r} differ from the recorded ones by {apart:.1f} nats "
-            "on average; give a checkpoint of the model that wrote the rollouts, with the same tokenizer"
+            "on average; pass a checkpoint of the model that generated the rollouts, with the same tokenizer"
         )
 
 

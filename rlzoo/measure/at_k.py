@@ -81,7 +81,7 @@ def passes(k: int) -> list[int]:
 
 
 def estimates(problems: Sequence[Completions]) -> dict[str, AtK]:
-    """Estimate ``mean@k``, ``pass@1``, ``pass@2``, ..., ``pass@k`` and ``maj@k`` over problems with the same k."""
+    """Estimate ``mean@k``, ``pass@1``, ``pass@2``, ``pass@4``, ..., ``pass@k`` and ``maj@k``; all problems have the same k."""
     return {name: _estimate(values, np.ones_like(values)) for name, values in _measures(problems).items()}
 
 

@@ -154,7 +154,7 @@ class Task(BaseModel, ABC):
         return Origin()
 
     def fingerprint(self) -> str:
-        """Return a hash of the training problems, so that a resumed run can refuse different ones."""
+        """Return a hash of the training problems, so that a resumed run can reject different ones."""
         return fingerprint(self.train_problems(0, _FINGERPRINTED))
 
     def close(self) -> None:

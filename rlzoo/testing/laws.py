@@ -631,7 +631,7 @@ def token_advantages_are_honoured(policy: ClipPolicy, inputs: ClipInputs) -> Non
 
 
 def _token_advantages(inputs: ClipInputs) -> Tensor:
-    """Return advantages ``(B, T)`` with both signs in every row; one in five is 0, and so are all in a row with A = 0."""
+    """Return random advantages ``(B, T)`` of both signs; every fifth one is 0, and so are all those of a row with A = 0."""
     noise = torch.randn(inputs.response_mask.shape, generator=torch.Generator().manual_seed(1))
     noise[:, 2::5] = 0
     return torch.where(inputs.response_mask & (inputs.advantages != 0), noise, 0.0)

@@ -33,7 +33,7 @@ def num_processes(config: RunConfig) -> int:
 
 
 def check_run(config: RunConfig, *, processes: int | None = None, resume: bool = False, here: bool = True) -> None:
-    """Refuse a configuration that would fail later in the run.
+    """Reject a configuration that would fail later in the run.
 
     Args:
         config: configuration of the run.

@@ -157,7 +157,7 @@ class Run:
         return [QueuedBatch(state.next_problem - self.config.rollout.num_prompts, state.ahead)]
 
     def _check(self, state: RunState, folder: Path, updates: int) -> None:
-        """Refuse a state that this run cannot have written, even if its checksums match."""
+        """Reject a state that this run cannot have written, even if its checksums match."""
         rollout, problem, queue = self.config.rollout, "", self._queue(state)
         rounds, size = state.step + len(queue), rollout.num_prompts * rollout.group_size
         numbers = {len(batch.rollouts) for batch in queue if batch.rollouts is not None}

@@ -97,7 +97,7 @@ def test_what_cannot_be_rescored_is_refused_and_nothing_is_written(run, tmp_path
         rescore([run], output, ["nowhere/at-all"])
     source = RecordedStep.load(run / "rollouts" / "000001.safetensors")
     dataclasses.replace(source, token_ids=source.token_ids + 1000).save(tmp_path / "other.safetensors")
-    with pytest.raises(UserError, match="give a checkpoint of the model that wrote the rollouts"):
+    with pytest.raises(UserError, match="pass a checkpoint of the model that generated the rollouts"):
         rescore([tmp_path / "other.safetensors"], output, ["embedded"])
     dataclasses.replace(source, old_log_probs=source.old_log_probs - 9).save(tmp_path / "far.safetensors")
     with pytest.raises(UserError, match=r"differ from the recorded ones by 9.0 nats"):

@@ -61,7 +61,7 @@ class Record:
     data: tuple[Data, ...] = ()
     curves: Curves = "all"
     machine_every: float = 0.0  # seconds between samples of the machine's load; 0: none
-    max_model_mb: float = 0.0  # maximum size of a final model that is logged
+    max_model_mb: float = 0.0  # the final model is logged only if it is at most this large
     status: Status = "RUNNING"
     ended: float | None = None
     step: int = 0  # step at which `metrics` are logged
