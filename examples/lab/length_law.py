@@ -22,10 +22,10 @@ import argparse
 import csv
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -91,14 +91,22 @@ def documents(folder: Path, options: Settings) -> tuple[list[Document], list[Doc
         sampler = HFSampler(model, tokenizer, max_new_tokens=limit, **how)
         listed: list[Document] = []
         for start in range(0, len(texts), options.batch):
-            file = folder / f"{name}-{start}.json"
-            if not file.exists():
-                rollouts = sampler.sample(texts[start : start + options.batch], samples, seed=start, first_row=0)
-                file.write_text(json.dumps([[rollout.prompt_ids, rollout.response_ids] for rollout in rollouts]))
-                print(f"{name}: {start + options.batch} of {len(texts)} prompts sampled", flush=True)
-            listed += [(tuple(prompt), tuple(response)) for prompt, response in json.loads(file.read_text())]
+            listed += sampled(
+                folder / f"{name}-{start}.json", sampler, texts[start : start + options.batch], samples, seed=start
+            )
         found.append(listed)
     return found[0], found[1]
+
+
+def sampled(file: Path, sampler: HFSampler, prompts: Sequence[str], samples: int, *, seed: int) -> list[Document]:
+    """Return the responses to the prompts, which are sampled only if the file does not exist yet."""
+    if not file.exists():
+        rollouts = sampler.sample(prompts, samples, seed=seed, first_row=0)
+        temporary = file.with_suffix(".tmp")
+        temporary.write_text(json.dumps([[rollout.prompt_ids, rollout.response_ids] for rollout in rollouts]))
+        temporary.replace(file)
+        print(f"sampled {file.name}", flush=True)
+    return [(tuple(prompt), tuple(response)) for prompt, response in json.loads(file.read_text())]
 
 
 def log_probs(model: PreTrainedModel, document: Document) -> Tensor:
@@ -235,7 +243,7 @@ def positions(log_ratios: dict[str, Array]) -> list[Row]:
     ]
 
 
-def write(file: Path, rows: Sequence[Row]) -> None:
+def write(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write a CSV file."""
     with file.open("w", newline="") as stream:
         writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
