@@ -32,6 +32,7 @@ QUICK = {
     "lab/interval_coverage.py": "RUN --steps 1 --windows 5",
     "lab/length_law.py": "--output law --quick",
     "lab/length_law_fit.py": "DOCS/explanation/which-rule-wins/length-law.csv",
+    "lab/length_law_texts.py": "--output law-texts --quick",
     "lab/mismatch_by_length.py": "RUN",
     "lab/pooled_fairness.py": "RUN --clip fspo,gspo",
     "lab/summarise_runs.py": "RUN",

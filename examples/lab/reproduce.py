@@ -284,6 +284,8 @@ def law(lab: Lab) -> None:
     )
     figure = ["--results", str(lab.results), "--figure", str(lab.results / "length-law.svg")]
     lab.script("length_law_fit", str(lab.results / "length-law.csv"), *figure)
+    texts = ["--output", str(lab.runs / "law-texts"), "--results", str(lab.results)]
+    lab.script("length_law_texts", *texts, *(["--quick"] if lab.quick else []))
 
 
 def figures(lab: Lab) -> None:

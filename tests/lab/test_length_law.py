@@ -5,6 +5,7 @@ import pytest
 
 from examples.lab.length_law import LENGTHS
 from examples.lab.length_law_fit import MODELS, SPLITS, Fit, Windows, clipped, error, width
+from examples.lab.length_law_texts import Batch, analysed, stratified, summed_token_variances
 
 SIGMA, TAU = 0.02, 0.001  # they are equal at 400 tokens
 
@@ -74,3 +75,45 @@ def test_the_interval_of_sigma_holds_it():
         low, high = np.quantile(roots, [0.025, 0.975])
         held.append(low <= SIGMA <= high)
     assert np.mean(held) >= 0.8  # 36 of 40: percentiles of 24 documents are a little too narrow
+
+
+def written(number, deviations, *, drift=0.0):
+    """Draw the token log-ratios of texts of every length; ``deviations`` has the deviation at every position."""
+    rng = np.random.default_rng(3)
+    batches, log_ratios = [], {}
+    for place, length in enumerate(LENGTHS):
+        batches.append(Batch(str(length), length, place, []))
+        drifts = drift * rng.normal(size=(number, 1))
+        log_ratios[str(length)] = deviations[:length] * rng.normal(size=(number, length)) + drifts
+    return log_ratios, batches
+
+
+def share_held(row):
+    held, of = (sum(int(row[f"held by {band}"].split(" of ")[i]) for band in ("constant", "sqrt(L)", "L")) for i in (0, 1))
+    return held / of
+
+
+def test_token_variances_predict_texts_whose_beginning_moves_further_and_the_law_does_not():
+    deviations = np.where(np.arange(2048) < 32, 0.1, 0.01)
+    law, tokens = analysed("mean", *written(300, deviations))
+    assert law["error"] > 3 * tokens["error"]
+    assert tokens["error"] < 1.5 * tokens["sampling_error"]
+    assert share_held(tokens) >= 0.9 > share_held(law)
+
+
+def test_the_law_predicts_texts_with_a_common_drift_and_token_variances_do_not():
+    law, tokens = analysed("sum", *written(300, np.full(2048, 0.02), drift=0.002))
+    assert tokens["error"] > 3 * law["error"]
+    assert share_held(law) >= 0.9 > share_held(tokens)
+
+
+def test_token_variances_are_summed_over_the_texts_that_reach_a_position():
+    rows = [np.array([1.0, 2.0]), np.array([3.0, 4.0, 5.0]), np.array([5.0, 9.0, 7.0])]
+    assert summed_token_variances(rows, np.array([1.0, 2.0, 3.0])) == pytest.approx([4.0, 4.0 + 13.0, 4.0 + 13.0 + 2.0])
+
+
+def test_a_resample_has_as_many_texts_of_every_length():
+    windows = Windows(np.arange(5), np.array([16.0, 16.0, 32.0, 32.0, 32.0]), np.arange(5.0))
+    resampled = stratified(windows, np.random.default_rng(0))
+    assert sorted(resampled.length) == sorted(windows.length)
+    assert {total < 2 for total, length in zip(resampled.total, resampled.length, strict=True) if length == 16} == {True}
