@@ -118,7 +118,7 @@ def row(case: Case, phase: str, seen: dict[str, list[dict[str, Any]]], flops: fl
 
 
 def lengths_of(case: Case, folder: Path, tokens: int) -> tuple[list[int], list[int]]:
-    """Return the number of tokens of each prompt and response; responses that end on their own all count as the mean length."""
+    """Return the number of tokens of each prompt and response; those that end on their own all get the mean length."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(case.model(folder))

@@ -37,12 +37,12 @@ def shared(setting: Setting, launch: str) -> Outcome:
     settings = LAUNCHES[launch]
     unknown = settings.keys() - LaunchConfig.model_fields.keys()
     if unknown:
-        raise AbsentError(f"this version has no launch.{min(unknown)}")
+        raise AbsentError(f"this version of rlzoo has no setting launch.{min(unknown)}")
     if "deepspeed" in settings and find_spec("deepspeed") is None:
         raise AbsentError("DeepSpeed is not installed")
     processes = min(torch.cuda.device_count(), AT_MOST) if setting.device == "cuda" else 2
     if processes < 2:
-        raise AbsentError("this machine has one GPU")
+        raise AbsentError("this machine has only one GPU")
     file = Path(tempfile.mkdtemp(prefix="rlzoo-gpu-")) / "weights.safetensors"
     launched(file, processes, settings, setting)
     from safetensors.torch import load_file

@@ -4,7 +4,7 @@
     python examples/lab/episode_picture.py runs/guess docs/images/episodes.svg
 
 The first game in the picture is the first loss in the first step. The second game is from the last step: the first win that
-took more than four turns and has at least as wide a range.
+took more than four turns and has at least as wide a range as the first game.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FONT = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 
 
 def width(row: dict[str, Any]) -> int:
-    """Return the number of values in the range of a game."""
+    """Return the width of a game's initial range."""
     low, high = map(int, re.findall(r"\d+", row["opening"]))
     return high - low
 

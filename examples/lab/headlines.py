@@ -81,7 +81,7 @@ def evenness(rows: Sequence[Row]) -> list[Headline]:
 
 
 def flat(rows: Sequence[Row]) -> dict[str, tuple[int, int]]:
-    """For each rule, return the number of runs whose error is indistinguishable from 0 (matched by sign), and of all runs."""
+    """For each rule, return the number of runs whose error is indistinguishable from 0 (matched by sign), and the total."""
     found: dict[str, tuple[int, int]] = {}
     for row in rows:
         if row["seed"] != "all" and row["part"] == "all" and row["matched"] == "by sign":

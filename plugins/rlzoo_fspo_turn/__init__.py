@@ -40,7 +40,7 @@ class FSPOTurn(ClipPolicy):
     watch: ClassVar = {
         "clip/fraction_turn_<k>": "flat across the turns of an episode if the band suits the model",
         "fairness/lre_turn_max": "compare rules only at equal clip/fraction",
-        "ratio/sigma_token": "a width divided by this is z; set drift unless ratio/mu_token times sqrt(L_k) is far below it",
+        "ratio/sigma_token": "a width divided by this is z; set drift unless this is far above ratio/mu_token times sqrt(L_k)",
         "learner/grad_clipped": "close to 1, because the norm of a sum over tokens grows with L",
     }
 

@@ -1,4 +1,4 @@
-"""GMPO: the geometric mean of a response's token ratios, which are clipped before pooling."""
+"""GMPO: weights each response by the geometric mean of its token ratios, which are clipped first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GSPO-token: GSPO's ratio and clip, with a gradient for each token."""
+"""GSPO-token: GSPO's ratio and clip, with per-token gradients."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class REAL(ClipPolicy):
     learns_without_advantages = True
     watch: ClassVar = {
         "ratio/mu_token": "the mean score, which may differ from 0",
-        "ratio/sigma_token": "in units of tau, how far the responses are separated; weights are small beyond 1",
+        "ratio/sigma_token": "in units of tau, how far responses are separated; weights are small if this is above 1",
     }
     exempt: ClassVar = {
         "advantages_scale_the_gradient": "the rule uses rewards instead of advantages",
