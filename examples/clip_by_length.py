@@ -6,9 +6,9 @@
 Instead of a run directory, you can pass a folder with rollout files from another trainer. A third argument selects other rules,
 separated by commas.
 
-Every rule is applied to the same recorded log-probs, as in `rlzoo replay`. Its widths are scaled until it clips a tenth of all
-responses with a non-zero advantage (for grpo, a tenth of their tokens). Bars show 95% intervals over prompts. ``lre_max`` is
-printed with its noise: the value for this number of prompts if every length were clipped equally.
+Every rule is applied to the same recorded log-probs, as in `rlzoo replay`. Its widths are scaled until it clips a tenth of
+all responses with a non-zero advantage (for grpo, a tenth of their tokens). Bars show 95% intervals over prompts.
+``lre_max`` is printed with its noise, the value to expect from this many prompts if all lengths were clipped equally.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def main() -> None:
     title = f"responses of a run with {run.trained_with}, every rule clipping {FRACTION:.0%}"
     figure = profile(series, title=title) if len(series) <= FEW else panels(series, title)
     for axes in figure.axes:
-        axes.axhline(FRACTION, color="0.4", linestyle=":", linewidth=1)  # a rule that is fair to all lengths
-    mpl.rcParams["svg.hashsalt"] = "rlzoo"  # the same numbers give the same file
+        axes.axhline(FRACTION, color="0.4", linestyle=":", linewidth=1)  # where a rule that clips all lengths equally would lie
+    mpl.rcParams["svg.hashsalt"] = "rlzoo"  # a fixed salt makes the file reproducible
     figure.savefig(target, metadata={"Date": None}, facecolor="white")
 
 

@@ -3,8 +3,8 @@
 ``python examples/custom_reward.py`` trains with this reward for three steps, in under a minute. The equivalent command, in this
 folder, is ``rlzoo train --set task.reward=custom_reward:short_and_right --steps 3``.
 
-A reward is a function of the problem and the text of the response. It runs in its own worker process. If a call hangs, crashes
-or does not return a finite number, the reward is 0.
+A reward is a function of the problem and the text of the response. The function runs in a separate worker process. If a call
+hangs, crashes or does not return a finite number, the reward is 0.
 """
 
 import rlzoo
@@ -23,10 +23,10 @@ def main() -> None:
     """Train for three steps and print the rewards."""
     settings = ["task.reward=custom_reward:short_and_right", *QUICK]
     result = rlzoo.train(rlzoo.RunConfig.compose(clip="fspo", overrides=settings, steps=3))
-    for step, metrics in enumerate(result.metrics[1:], start=1):  # the first row is from before training
+    for step, metrics in enumerate(result.metrics[1:], start=1):  # the first row was recorded before training
         print(f"step {step}  reward {metrics['reward/mean']:.3f}  failed {metrics.get('reward/failed', 0):.0f}")
     print(f"run directory {result.path}")
 
 
-if __name__ == "__main__":  # the reward is imported from this file
+if __name__ == "__main__":  # this file is also imported, for its reward function
     main()

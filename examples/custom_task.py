@@ -25,11 +25,11 @@ class LastDigit(Task):
     num_operands: int = Field(default=3, ge=2, le=20, description="numbers in a sum")
 
     def train_problems(self, start: int, count: int) -> list[Problem]:
-        """Return sums from an infinite sequence; each depends only on the seed and its index."""
+        """Return sums from an infinite sequence; each sum depends only on the seed and its index."""
         return [self._draw(f"{self.seed}:{index}", held_out=False) for index in range(start, start + count)]
 
     def held_out_problems(self, count: int) -> list[Problem]:
-        """Return distinct sums that are never trained on, the same for every seed."""
+        """Return distinct sums that are never used for training and are the same for every seed."""
         drawn = (self._draw(f"held-out:{index}", held_out=True) for index in range(10 * count))
         return list(dict.fromkeys(drawn))[:count]
 

@@ -5,8 +5,9 @@ With a server on this machine, such as vLLM's, and a copy of examples/judge_rewa
     export JUDGE_URL=http://127.0.0.1:8000/v1 JUDGE_MODEL=NAME
     rlzoo train --clip fspo --set task.reward=judge_reward:judge --set task.timeout=120
 
-With ``async def``, many requests can wait concurrently. If the server is temporarily unavailable, a request is repeated until
-``task.timeout`` expires. If the function raises an exception, for example because a reply has no grade, the reward is 0.
+With ``async def``, many requests can wait concurrently. If the server is temporarily unavailable, a request is repeated
+until ``task.timeout`` expires. If the function raises an exception, for example because a reply contains no grade, the
+reward is 0.
 """
 
 import asyncio
@@ -43,7 +44,7 @@ async def judge(problem: Problem, response: str) -> float:
     """Return the judge's grade between 0 and 1."""
     key = (problem.question, response)
     if key not in known:
-        mark = secrets.token_hex(8)  # the model cannot know it, so a response cannot contain a false end mark
+        mark = secrets.token_hex(8)  # the model cannot know the mark, so it cannot fake the end of its response
         prompt = PROMPT.format(mark=mark, question=problem.question, response=response)
         known[key] = grade(await asyncio.to_thread(ask, prompt))
     return known[key]

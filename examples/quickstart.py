@@ -1,11 +1,11 @@
 """Shows how much each rule of the zoo clips at short and long response lengths, without a model or training.
 
 Run ``python examples/quickstart.py``; it takes a few seconds. The log-probability of every token changes by a random amount
-with a standard deviation of 0.02, independently of other tokens. The typical size of the sum over a response therefore grows
-with the square root of its length, and that of the mean shrinks accordingly. A constant band on the sum (rloo) clips long
-responses, and a constant band on the mean (gspo) clips short ones. A band that grows with the square root (fspo) clips all
-lengths equally. Most rules that judge individual tokens clip nothing here, because no token has moved far enough. The tokens of
-a real model are not independent: measure your model with ``rlzoo replay``.
+with a standard deviation of 0.02, independently of other tokens. Over a response, the typical sum of these changes therefore
+grows with the square root of the length, and their typical mean shrinks accordingly. A constant band on the sum (rloo) clips
+long responses, and a constant band on the mean (gspo) clips short ones. A band that grows with the square root (fspo) clips
+all lengths equally. Most rules that judge individual tokens clip nothing here, because no token has moved far enough. The
+tokens of a real model are not independent, so measure your own model with ``rlzoo replay``.
 """
 
 import torch
@@ -32,6 +32,6 @@ print("share clipped by each rule with its default settings, by response length 
 print(f"{'rule':15}", *(f"{tokens:>6}" for tokens in LENGTHS))
 for name, policy in load_zoo().items():
     clipped = policy()(filled(policy, inputs)).clipped  # `filled` adds groups, turns and other inputs that some rules need
-    clipped = clipped.expand_as(response_mask) & response_mask  # (B, T), also for rules that judge whole responses
+    clipped = clipped.expand_as(response_mask) & response_mask  # (B, T), even for rules that clip whole responses
     share = clipped.sum(-1) / length[:, 0]
     print(f"{name:15}", *(f"{part.mean():6.2f}" for part in share.split(RESPONSES)))

@@ -1,4 +1,4 @@
-"""Writes a rollout file with only numpy and safetensors, which any trainer can do.
+"""Writes a rollout file using only numpy and safetensors, as any trainer can.
 
 python examples/write_rollouts.py 000001.safetensors
 rlzoo replay 000001.safetensors --clip fspo,gspo,grpo
@@ -25,7 +25,7 @@ class Response:
 
 
 def write(file: str, step: int, responses: list[Response], minibatches: list[tuple[list[int], list[np.ndarray]]]) -> None:
-    """Write one rollout batch; a minibatch has the indices of its responses, and their log-probs before its optimizer step."""
+    """Write one rollout batch; a minibatch consists of response indices, and of log-probs before its optimizer step."""
     masks = [[False] * len(each.prompt) + [True] * len(each.completion) for each in responses]
     tensors = {
         "token_ids": joined(each.prompt + each.completion for each in responses),
@@ -45,7 +45,7 @@ def joined(rows: Iterable[object]) -> np.ndarray:
     return np.concatenate([np.asarray(row) for row in rows])
 
 
-if __name__ == "__main__":  # 256 responses to 32 prompts; every token moves a little before the second of two minibatches
+if __name__ == "__main__":  # 256 responses to 32 prompts; every log-prob changes a little before the second of two minibatches
     rng = np.random.default_rng(0)
     made = [
         Response([1, 2, 3], rng.integers(4, 99, length).tolist(), index // 8, rng.normal(), -0.5 - rng.random(length))

@@ -67,7 +67,7 @@ def steps(name: str, kind: str, *, compiles: bool) -> None:
 
 
 def profile(name: str, kind: str) -> None:
-    """Print the operations that take most of the time in sampling and in learning, as shares of the total."""
+    """Print the operations that take most of the time in sampling and in learning, with their shares of the total."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as recording
 
@@ -120,7 +120,7 @@ if __name__ == "__main__":
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--cost", action="store_true")
-    parser.add_argument("--step", action="store_true", help="a step as it is")
+    parser.add_argument("--step", action="store_true", help="time an unmodified step")
     parser.add_argument("--without", action="append", choices=PARTS, default=[])
     options = parser.parse_args()
     for part in options.without:

@@ -21,7 +21,7 @@ class Case:
     """One comparison.
 
     Example:
-        ``CASES["embedded"].prompt(3)`` is the fourth prompt, in both libraries.
+        ``CASES["embedded"].prompt(3)`` is the fourth prompt in both libraries.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Case:
     updates: int  # optimizer steps per rollout batch
     pairs: int = 5
     autocast: Literal["none", "bfloat16"] = "none"
-    rows: int | None = None  # per micro-batch in TRL; None: a whole update
+    rows: int | None = None  # rows per micro-batch in TRL; None: a whole update
     settings: tuple[str, ...] = ()  # settings of rlzoo that differ from its defaults
 
     @property
@@ -50,7 +50,7 @@ def embedded(folder: Path) -> Path:
 
 
 def embedded_endless(folder: Path) -> Path:
-    """Create the same model without an end token."""
+    """Create the model that ships with rlzoo, without an end token."""
     return models.endless("embedded", folder / "embedded-endless")
 
 
@@ -86,7 +86,7 @@ def tiny_qwen3(folder: Path) -> Path:
 
 
 def counts(start: int, every: int = 0, long: int = 0) -> Callable[[int], str]:
-    """Return a function for prompts of 12 tokens; responses have ``start`` tokens, and one in ``every`` has ``long`` tokens."""
+    """Return a function that creates 12-token prompts; responses have ``start`` tokens, but one in ``every`` has ``long``."""
 
     def prompt(index: int) -> str:
         number = long if every and index % every == 0 else start
@@ -96,7 +96,7 @@ def counts(start: int, every: int = 0, long: int = 0) -> Callable[[int], str]:
 
 
 def words(number: int) -> Callable[[int], str]:
-    """Return a function for prompts with this number of words from the vocabulary of the random models."""
+    """Return a function that creates prompts of ``number`` words from the vocabulary of the random models."""
     return lambda index: " ".join(f"t{2 + (7 * place + index) % 200}" for place in range(number))
 
 

@@ -118,7 +118,7 @@ def row(case: Case, phase: str, seen: dict[str, list[dict[str, Any]]], flops: fl
 
 
 def lengths_of(case: Case, folder: Path, tokens: int) -> tuple[list[int], list[int]]:
-    """Return the number of tokens of each prompt and response; if responses end on their own, all have the mean length."""
+    """Return the number of tokens of each prompt and response; those that end on their own all get the mean length."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(case.model(folder))
@@ -147,7 +147,7 @@ def growth(folder: Path) -> list[dict[str, Any]]:
 
 
 def measure(name: str, folder: Path, pairs: int, report: dict[str, Any]) -> None:
-    """Add one case, or one measurement with rlzoo alone, to the report."""
+    """Add one case, or one measurement of rlzoo alone, to the report."""
     if name == "growth":
         report["growth"] = growth(folder)
     elif name == "overhead":

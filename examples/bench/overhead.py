@@ -38,7 +38,7 @@ def timed() -> dict[str, list[tuple[Any, str]]]:
 def beside_the_model(case: str | None = None) -> dict[str, float]:
     """Return the median shares of a step's time that the rule, the measurements, the journal and MLflow take.
 
-    A separate process sends metrics to MLflow; its share is the time that the run spends on checking that process.
+    A separate process sends metrics to MLflow; MLflow's share is the time that the run spends on checking that process.
 
     Args:
         case: one of `CASES`; None for the default run.

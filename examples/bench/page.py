@@ -37,7 +37,7 @@ def comparison(report: dict[str, Any]) -> str:
 
 
 def roofline(report: dict[str, Any]) -> str:
-    """Format a table with one row per case and phase: the bound by the rate of matrix products, and the shares of the rate."""
+    """Format a table with one row per case and phase: the bound set by the rate of matrix products, and shares of that rate."""
     machine = report["machine"]
     gain = machine["onednn_float32"] / machine["matmul_float32"]
     rows = [

@@ -33,7 +33,7 @@ def seconds_of(work: Callable[[], object], repeats: int = 7) -> list[float]:
 
 
 def product_rate(dtype: torch.dtype) -> float:
-    """Return the current FLOP/s of square products, as the median of five: a shared machine's rate varies."""
+    """Return the current FLOP/s of square matrix products: the median of five, because a shared machine's rate varies."""
     size, device = (SIZE_ON_GPU, "cuda") if torch.cuda.is_available() else (SIZE, "cpu")
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     return 2 * size**3 / statistics.median(seconds_of(lambda: a @ b, 5))
@@ -49,7 +49,7 @@ def processor() -> str:
 def machine() -> dict[str, float]:
     """Return the FLOP/s of matrix products (float32 in torch and oneDNN, bfloat16) and the bytes/s of memory copies.
 
-    Each is the best of seven repetitions.
+    Each rate is the best of seven repetitions.
     """
     measured = {}
     for dtype in (torch.float32, torch.bfloat16):
@@ -67,8 +67,8 @@ def machine() -> dict[str, float]:
 def step_flops(case: Case, model: Path, prompt_lengths: list[int], lengths: list[int]) -> dict[str, float]:
     """Count the operations of a step's matrix products: sampling with a cache, which processes each prompt once, and learning.
 
-    Learning consists of the old log-probs of all responses except those of the first update, a forward pass, and a backward
-    pass that costs twice as much. The head is needed only for response tokens.
+    Learning consists of the old log-probs of all responses except the responses of the first update, a forward pass, and a
+    backward pass that costs twice as much. The head is needed only for response tokens.
     """
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     hidden, layers, heads = config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]

@@ -1,4 +1,4 @@
-"""Compares rlzoo's own decoding with vLLM on the same prompts and weights, in alternation.
+"""Compares rlzoo's decoding with vLLM's on the same prompts and weights, in alternation.
 
 Needs an environment with both libraries, such as the environment of `nox -s vllm`.
 

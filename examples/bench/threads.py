@@ -3,8 +3,8 @@
 python -m examples.bench.threads                         # embedded, 5 M and SmolLM2, five pairs of each
 python -m examples.bench.threads --case embedded --pairs 3
 
-"old" uses libgomp's default, and "new" uses the wait policy of `rlzoo train`. Both have as many threads as there are cores,
-stay loaded and take turns. A turn consists of several steps, and the order changes with every pair.
+"old" uses libgomp's default, and "new" uses the wait policy of `rlzoo train`. Both processes use as many threads as there are
+cores, stay loaded and take turns. A turn consists of several steps, and the order changes with every pair.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SPIN = "while True: pass"
 
 
 def main(cases: Sequence[str], pairs: int) -> None:
-    """Print the medians over pairs of the times and of their ratios."""
+    """Print the medians of the times and of their ratios over all pairs."""
     for case in cases:
         found: dict[tuple[str, str], list[dict[str, float]]] = {(one, load): [] for one in SETTINGS for load in LOADS}
         with _workers(case) as workers:
@@ -92,7 +92,7 @@ def _workers(case: str) -> Iterator[dict[str, subprocess.Popen[str]]]:
 
 @contextmanager
 def _busy(number: int) -> Iterator[None]:
-    """Run processes that each keep a core busy inside the block."""
+    """Within the block, run processes that keep one core each busy."""
     processes = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(number)]
     try:
         if number:
@@ -117,7 +117,7 @@ def _turn(worker: subprocess.Popen[str]) -> dict[str, float]:
 
 
 def work(case: str, setting: str) -> None:
-    """Take turns, in the worker process."""
+    """Run the worker process, which takes turns until the parent process ends."""
     if setting == "new":
         prepare_waiting()
     from examples.bench import turns

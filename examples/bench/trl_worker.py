@@ -1,4 +1,4 @@
-"""TRL's part of a case: its GRPOTrainer, configured for the same work."""
+"""TRL's part of a case: GRPOTrainer, configured to do the same work as rlzoo."""
 
 from __future__ import annotations
 

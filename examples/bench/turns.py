@@ -33,13 +33,13 @@ def report(**measured: Any) -> None:
 
 
 def settle() -> None:
-    """Wait until the GPU, if there is one, has finished, so that times are correct."""
+    """If there is a GPU, wait until it has finished its work, so that times are correct."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def forget_peak() -> None:
-    """Reset the peak of this process's memory, on the GPU if there is one."""
+    """Reset the peak of this process's memory, or of its memory on the GPU if there is one."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         return
@@ -55,7 +55,7 @@ def peak_bytes() -> int:
 
 
 class Clock:
-    """Adds up the seconds of one phase.
+    """Adds up the time spent in one phase.
 
     Example:
         ``trainer._generate = clock.around(trainer._generate)``

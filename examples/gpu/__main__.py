@@ -5,7 +5,7 @@
     python -m examples.gpu --device cpu --quick     # everything at a small scale, to check that it runs
 
 If the command is interrupted, or a part reaches its time limit, run it again to continue: finished rows are kept. The exit code
-is 1 if a check failed or was not run. If something is missing on the machine, the row says so.
+is 1 if a check failed or was not run. If a case needs something that the machine lacks, its row says so.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def run_part(part: str, options: argparse.Namespace, report: dict[str, Any]) -> 
         replace_row(report, row_of(part, whole, "failed", str(error), options), [whole])
         records.write(options.output / "gpu.json", report)
         return
-    for line in read_lines(options.output / f"{part}.rows"):  # left by a call that was killed
+    for line in read_lines(options.output / f"{part}.rows"):  # left behind by a killed call
         if "begun" not in line:
             replace_row(report, Row(**line), listed)
     before = {row.name: row for row in report["rows"] if row.part == part}
@@ -132,7 +132,7 @@ def row_of(part: str, case: Case, status: Status, found: str, options: argparse.
 
 
 def replace_row(report: dict[str, Any], row: Row, listed: list[Case]) -> None:
-    """Put a row into the report, in the order of parts and cases."""
+    """Put a row into the report, and keep the rows in the order of parts and cases."""
     kept = [each for each in report["rows"] if (each.part, each.name) != (row.part, row.name)]
     order = {case.name: number for number, case in enumerate(listed)}
     parts = list(PARTS)
@@ -140,7 +140,7 @@ def replace_row(report: dict[str, Any], row: Row, listed: list[Case]) -> None:
 
 
 def run_worker(part: str, pending: list[Case], options: argparse.Namespace, end: float) -> tuple[list[Row], str | None, int]:
-    """Run cases in one process until it ends or time is up, and return rows, an unfinished case, and the exit code."""
+    """Run cases in one process until it ends or time is up; return the rows, any unfinished case, and the exit code."""
     file = options.output / f"{part}.rows"
     file.unlink(missing_ok=True)
     names = ",".join(case.name for case in pending)
@@ -191,7 +191,7 @@ def show(file: Path, seen: int) -> int:
 
 
 def parts_of(only: list[str], parser: argparse.ArgumentParser) -> list[str]:
-    """Return the parts that are named, and the parts of the rows that are named."""
+    """Return the named parts, and the parts that contain the named rows."""
     rows: dict[str, str] = {}
     if any(name not in PARTS for name in only):
         rows = {case.name: part for part in PARTS for case in cases(part)}
@@ -239,7 +239,7 @@ def main() -> int:
         )
     if options.quick and options.device == "cpu":
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are so small that a second thread only slows them down
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the workers also end
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the workers are stopped too
     os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "MLFLOW_TRACKING_URI": ""}
     with tempfile.TemporaryDirectory(prefix="rlzoo-gpu-") as folder:
         make_findable(Path(folder))

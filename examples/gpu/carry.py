@@ -1,4 +1,4 @@
-"""Packs the files that a machine without a network needs (this checkout, wheels, weights) in pieces of at most 60 MB.
+"""Packs the files that a machine without a network needs (this checkout, wheels, weights) into pieces of at most 60 MB.
 
     python -m examples.gpu.carry packages.json --python 3.12 --glibc 2.35 --machine x86_64 --output carried
 
@@ -92,8 +92,8 @@ def _indexes() -> list[str]:
 def resolve(wanted: Sequence[Requirement], target: Target, wheels: Path) -> list[str]:
     """Download wheels for the requirements that the machine does not satisfy, and for the requirements of these wheels.
 
-    For each distribution, the newest release that satisfies all known requirements is used. It is replaced if a later
-    requirement needs an older one.
+    For each distribution, the newest release that satisfies all known requirements is used. If a later requirement needs an
+    older release, that release replaces it.
 
     Returns:
         Notes on installed distributions that newer ones replace in the environment, and on extras that cannot be checked.
@@ -239,9 +239,9 @@ def main() -> None:
     parser.add_argument(
         "--python",
         default=f"{sys.version_info.major}.{sys.version_info.minor}",
-        help="version of its Python (default: %(default)s)",
+        help="version of the machine's Python (default: %(default)s)",
     )
-    parser.add_argument("--glibc", default="2.28", help="version of its C library (default: %(default)s)")
+    parser.add_argument("--glibc", default="2.28", help="version of the machine's C library (default: %(default)s)")
     parser.add_argument("--machine", default="x86_64", help="processor architecture (default: %(default)s)")
     parser.add_argument(
         "--extra", action="append", default=[], help="an extra of rlzoo to include, such as trl or lora; can be repeated"

@@ -44,14 +44,15 @@ def unpack(archive: tarfile.TarFile, to: Path) -> None:
         parts = Path(member.name).parts
         if not (member.isfile() or member.isdir()) or ".." in parts or Path(member.name).is_absolute():
             sys.exit(f"{member.name}: expected a file or a folder with a relative path; pack again")
-    # Python 3.11.4 and newer warn without a filter, and older versions do not know it
+    # Python 3.11.4 and newer can warn if no filter is passed, and older versions do not accept a filter
     options: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
     archive.extractall(to, **options)
 
 
 def make_environment(folder: Path) -> str:
-    """Create an environment that includes the packages of this Python, and return its Python."""
-    # without --system-site-packages, because this Python may itself be in an environment; without pip, which adds setuptools
+    """Create an environment that includes the packages of this Python, and return the path of the environment's Python."""
+    # without --system-site-packages, because this Python may itself be in an environment; without pip, which would add
+    # setuptools
     subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)], check=True)
     python = str(folder / "bin" / "python")
     own_user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []

@@ -44,7 +44,7 @@ OTHER_WAYS: dict[str, dict[str, Any]] = {
 
 
 def invariance(setting: Setting, way: str, dtype: str) -> Outcome:
-    """Compare the gradient of one padded micro-batch with the gradient from another way to compute it."""
+    """Compare the gradient of one padded micro-batch with the gradient computed in another way."""
     band = oracle.Rule("sum", -WIDE["width_low"], WIDE["width_high"], WIDE["width_ceiling"], grows=True)
     model, data = make_model(setting.quick), make_data("fspo", setting.quick, band)
     plain = make_learner("fspo", model, WIDE, max_tokens_per_micro_batch=10**6, **DTYPES[dtype])
@@ -83,7 +83,7 @@ def log_probs(setting: Setting, engine: str, dtype: str) -> Outcome:
 
 
 def resume(setting: Setting) -> Outcome:
-    """Train for 4 steps twice, and for 2 steps and 2 more after resuming, and compare weights and metrics."""
+    """Train twice for 4 steps, and once for 2 steps plus 2 more after resuming, and compare weights and metrics."""
     folder = Path(tempfile.mkdtemp(prefix="rlzoo-gpu-resume-"))
     whole, again = _trained(folder / "whole", 4), _trained(folder / "again", 4)
     _trained(folder / "parts", 2)
@@ -99,7 +99,7 @@ def resume(setting: Setting) -> Outcome:
 
 
 def _trained(folder: Path, steps: int, *, resumed: bool = False) -> tuple[dict[str, Any], list[dict[str, float]]]:
-    """Return the weights of a run of the embedded model, and its metrics except times."""
+    """Train the embedded model, and return its weights and the run's metrics except times."""
     from safetensors.torch import load_file
 
     import rlzoo

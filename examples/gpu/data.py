@@ -110,7 +110,7 @@ def make_data(rule: str, quick: bool, band: Rule | None = None, seed: int = 1) -
 
 
 def _log_ratios(rule: Rule, mask: Tensor, rng: torch.Generator) -> Tensor:
-    """Return log-ratios whose pooled value is one of `KEPT` times the width of the band on that side."""
+    """Return log-ratios whose pooled value is a band width times a factor from one of the ranges in `KEPT`."""
 
     def draw(length: int) -> float:
         start, end = KEPT[int(torch.randint(len(KEPT), (), generator=rng))]
@@ -142,7 +142,7 @@ def make_learner(rule: str, model: Any, clip: dict[str, Any] | None = None, **se
 def off_policy(learner: Learner, data: Data) -> ScoredBatch:
     """Return the batch with old log-probs that differ from the learner's log-probs by the log-ratios.
 
-    The learner's log-probs come from the same passes that it learns with, so that the log-ratios are exact in any type.
+    The learner's log-probs come from the same forward passes as in learning, so that the log-ratios are exact in any type.
     """
     current = torch.zeros(data.batch.response_mask.shape)
     rows = torch.arange(len(data.batch))
@@ -153,7 +153,7 @@ def off_policy(learner: Learner, data: Data) -> ScoredBatch:
 
 
 def gradient_of(learner: Learner, batch: ScoredBatch) -> dict[str, Tensor]:
-    """Return the gradient of one step on the whole batch by weight, on the CPU in float64."""
+    """Return each weight's gradient for one step on the whole batch, on the CPU in float64."""
     learner.accumulate(batch, torch.arange(len(batch)))
     found = {
         name: torch.zeros_like(each) if each.grad is None else each.grad

@@ -1,7 +1,7 @@
 """Four rules and a Qwen3 model in float64 on the CPU, written from the formulas without code from rlzoo or transformers.
 
-The gradient of a step is the sum over tokens of dJ/dlog_prob, which is computed here without automatic differentiation, times
-the gradient of the token's log-prob.
+The gradient of a step is the sum over tokens of dJ/dlog_prob times the gradient of the token's log-prob. Here, dJ/dlog_prob
+is computed without automatic differentiation.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Rule:
     grows: bool = False  # whether the edges grow with the square root of the length
 
     def edges(self, length: int) -> tuple[float, float, float]:
-        """Return the lower edge, upper edge and ceiling of the log-ratio for a response with this number of tokens."""
+        """Return the lower edge, upper edge and ceiling of the log-ratio for a response of ``length`` tokens."""
         scale = math.sqrt(length) if self.grows else 1.0
         return self.low * scale, self.high * scale, math.inf if self.ceiling is None else self.ceiling * scale
 
     def slope(self, log_ratio: float, advantage: float, length: int) -> float:
-        """Return the log-ratio derivative of min(r A, clip(r) A), or of the maximum of that and c A where A < 0."""
+        """Return the log-ratio derivative of the term m = min(r A, clip(r) A) or, where A < 0, of max(m, c A)."""
         low, high, ceiling = self.edges(length)
         kept = log_ratio <= high if advantage > 0 else low <= log_ratio <= ceiling
         return math.exp(log_ratio) * advantage if kept else 0.0
@@ -69,7 +69,7 @@ def _rotated(values: Tensor, base: float) -> Tensor:
 
 
 def log_probs(weights: Mapping[str, Tensor], config: Any, tokens: Tensor) -> Tensor:
-    """Return the log-probs of all tokens of a row but the first, in a Qwen3 model with tied embeddings.
+    """Return the log-probs of all tokens of a row except the first, for a Qwen3 model with tied embeddings.
 
     Args:
         weights: float64 weights, by their names in transformers.
@@ -113,7 +113,7 @@ def gradient(
     log_ratios: Tensor,
     advantages: Sequence[float],
 ) -> dict[str, Tensor]:
-    """Return the gradient of the loss -J, by weight.
+    """Return the gradient of the loss -J with respect to each weight.
 
     Args:
         rule: the rule.

@@ -67,7 +67,7 @@ def page(*reports: dict[str, Any]) -> str:
 
 
 def published() -> list[dict[str, Any]]:
-    """Return the reports behind the documentation's page, one for each device and size."""
+    """Return the reports from which the documentation's page is written, one for each device and size."""
     known = json.loads(DATA.read_text(encoding="utf-8")) if DATA.exists() else []
     return [report | {"rows": [Row(**row) for row in report["rows"]]} for report in known]
 

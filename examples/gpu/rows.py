@@ -1,4 +1,4 @@
-"""The cases of a part, their outcomes, and the file that stores them and from which an interrupted command resumes."""
+"""The cases of a part, their outcomes, and the file that stores them, so that an interrupted command can resume."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class AbsentError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The device that cases run on, and their size."""
+    """The device that the cases run on, and the size of the cases."""
 
     device: Literal["cuda", "cpu"]
     quick: bool
@@ -73,7 +73,7 @@ class Row:
 
 
 def read(file: Path) -> dict[str, Any]:
-    """Return the report in a file, with its rows as `Row`; an empty one if there is no file."""
+    """Return the report in a file, with its rows as `Row`, or an empty report if there is no file."""
     if not file.exists():
         return {"rows": []}
     report: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))

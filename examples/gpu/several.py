@@ -1,4 +1,4 @@
-"""Part ``several``: checks that several processes give the same weights as one, however the model's states are sharded."""
+"""Part ``several``: checks that several processes compute the same weights as one process, however states are sharded."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ def shared(setting: Setting, launch: str) -> Outcome:
     settings = LAUNCHES[launch]
     unknown = settings.keys() - LaunchConfig.model_fields.keys()
     if unknown:
-        raise AbsentError(f"this version has no launch.{min(unknown)}")
+        raise AbsentError(f"this version of rlzoo has no setting launch.{min(unknown)}")
     if "deepspeed" in settings and find_spec("deepspeed") is None:
         raise AbsentError("DeepSpeed is not installed")
     processes = min(torch.cuda.device_count(), AT_MOST) if setting.device == "cuda" else 2
     if processes < 2:
-        raise AbsentError("this machine has one GPU")
+        raise AbsentError("this machine has only one GPU")
     file = Path(tempfile.mkdtemp(prefix="rlzoo-gpu-")) / "weights.safetensors"
     launched(file, processes, settings, setting)
     from safetensors.torch import load_file
 
     found, wanted, before = load_file(file), three_updates({}, setting.quick), start(setting.quick)
-    # relative to the distance that they moved; relative to the weights, even a run without training would pass
+    # relative to the change in the weights; relative to the weights themselves, even a run without training would pass
     moved = {name: wanted[name].double() - before[name].double() for name in found}
     error = {name: found[name].double() - before[name].double() for name in found}
     apart = distance(error, moved)
@@ -57,13 +57,13 @@ def shared(setting: Setting, launch: str) -> Outcome:
 
 
 def launched(file: Path, processes: int, settings: dict[str, Any], setting: Setting) -> None:
-    """Run the worker in several processes, which are started as by ``rlzoo train --processes``."""
+    """Run the worker in several processes, which are started in the same way as by ``rlzoo train --processes``."""
     options = ["--multi_gpu", "--num_processes", str(processes), "--num_machines", "1", "--main_process_port", "0"]
     plain = ["--mixed_precision", "no", "--dynamo_backend", "no"]
     launch = json.dumps({"processes": processes, **settings})
     worker = ["-m", "examples.gpu.several_worker", str(file), launch, json.dumps(setting.quick)]
     command = [sys.executable, "-m", "accelerate.commands.launch", *options, *plain, *worker]
-    extensions = setting.models / "torch-extensions"  # of DeepSpeed; a build that was killed leaves a lock that nobody releases
+    extensions = setting.models / "torch-extensions"  # DeepSpeed's; a killed build leaves a lock that nobody releases
     for lock in extensions.glob("**/lock"):
         lock.unlink()
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

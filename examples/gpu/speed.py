@@ -1,8 +1,9 @@
 """Part ``speed``: measures tokens per second by phase, utilisation of the device and peak memory, without pass criteria.
 
-The FLOPs are those of the model (`roofline.step_flops`): matrix products and causal attention, three forward passes for
-learning, no recomputation, and the head on response tokens only. PaLM's formula of 6 N + 12 l h d T per token, which nanochat
-and torchtitan use, counts full attention and the head on all tokens, so it gives a higher utilisation for the same time.
+Only the FLOPs of the model are counted (`roofline.step_flops`): matrix products and causal attention, three forward passes
+for learning, no recomputation, and the head on response tokens only. PaLM's formula of 6 N + 12 l h d T per token, which
+nanochat and torchtitan use, counts full attention and the head on all tokens, so it gives a higher utilisation for the same
+time.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ MEASURED = 2
 
 
 def shape(setting: Setting) -> BenchCase:
-    """Return the case with the shape of Qwen3-1.7B, or with two narrow layers."""
+    """Return the case with the shape of Qwen3-1.7B or, if ``quick`` is set, with two narrow layers."""
     return find("small-qwen3" if setting.quick else "gpu-qwen3")
 
 
 @cache
 def rate(dtype: torch.dtype) -> float:
-    """Return the FLOP/s of a large matrix product in this type, measured once."""
+    """Return the FLOP/s of a large matrix product in the given type, measured once."""
     return roofline.product_rate(dtype)
 
 
@@ -51,7 +52,7 @@ def products(setting: Setting) -> Outcome:
 def utilisation(model: Path, batch: Any, seconds: float, autocast: str) -> float:
     """Return the utilisation of learning from a scored batch: the model's FLOPs divided by the time and the measured rate.
 
-    Responses to one prompt are consecutive; those with an advantage of 0 need only a forward pass.
+    Responses to one prompt are consecutive; responses with an advantage of 0 need only a forward pass.
     """
     learns = (batch.advantages != 0).any(dim=-1).tolist()
     passes = [0.0, 0.0]  # FLOPs of learning from the responses with an advantage of 0, and from the others
@@ -65,7 +66,7 @@ def utilisation(model: Path, batch: Any, seconds: float, autocast: str) -> float
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:
-    """Return the result of the work and its time in seconds."""
+    """Do the work, and return its result and the time that it took in seconds."""
     turns.settle()
     started = time.perf_counter()
     result = work()
@@ -190,7 +191,7 @@ def learning(setting: Setting, overrides: tuple[str, ...], *, ragged: bool = Fal
     tokens = int(batch.lengths.sum())
     scored = learner.score(batch)
     learner.update(scored)
-    learner.log_probs(batch)  # without gradients, it is compiled to a different graph
+    learner.log_probs(batch)  # without gradients, the model is compiled to a different graph
     turns.forget_peak()
     scoring = [timed(lambda: learner.log_probs(batch))[1] for _ in range(MEASURED)]
     taken = [timed(lambda: learner.update(scored))[1] for _ in range(MEASURED)]
@@ -201,7 +202,7 @@ def learning(setting: Setting, overrides: tuple[str, ...], *, ragged: bool = Fal
 
 
 def random_batch(case: BenchCase, model: Any, *, ragged: bool) -> Any:
-    """Return as many responses as in the case, all of its length, or of ragged lengths from a sixteenth of it up."""
+    """Return the case's number of random responses, all of the case's length or of ragged lengths from a sixteenth of it."""
     from rlzoo.learner.batch import Batch
 
     rng = torch.Generator().manual_seed(0)

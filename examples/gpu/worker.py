@@ -18,7 +18,7 @@ PARTS = {"correctness": "correctness", "speed": "speed", "trl": "beside_trl", "s
 
 
 def cases(part: str) -> list[Case]:
-    """Return the cases of a part, in order."""
+    """Return the cases of a part in the order in which they run."""
     found: list[Case] = importlib.import_module(f"examples.gpu.{PARTS[part]}").CASES
     return found
 

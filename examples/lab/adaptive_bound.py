@@ -1,9 +1,10 @@
 """Computes the terms of the bound on the length error of `fspo-adaptive` for recorded runs.
 
-``python examples/lab/adaptive_bound.py RUN [RUN ...]`` replays the rule on every run. It prints four maxima over all knots and
-both signs: the weighted mean of the clip fraction minus the target, the same value computed from the offsets alone (both must
-agree), the value that the range of the offsets allows, and the error in one of six bins of the pooled lengths, with its two
-parts. See docs/explanation/adaptive-bound.md.
+``python examples/lab/adaptive_bound.py RUN [RUN ...]`` replays the rule on every run. It prints maxima over both signs of
+the advantage. ``knot`` is the error of a knot, the weighted mean of its clip fraction minus the target. ``identity`` is the
+difference from the same error computed from the offsets alone, and must be about 0. ``from range`` is the error that the
+range of the offsets allows. ``bin`` is the error in one of six bins of the pooled lengths, and ``offsets`` and ``bridge``
+are the two parts of that error. See docs/explanation/adaptive-bound.md.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ COLUMNS = ("identity", "knot", "from range", "bin", "offsets", "bridge", "lre_ma
 
 
 class Ledger:
-    """Rows and offsets of consecutive updates with the same number of knots, for one sign of the advantage."""
+    """The rows and offsets of consecutive updates with the same number of knots, for one sign of the advantage."""
 
     def __init__(self, sign: int) -> None:
         """Start empty."""
@@ -38,11 +39,11 @@ class Ledger:
         self.offsets: list[Tensor] = []  # (K,) before each update
         self.weights: list[Tensor] = []  # (K,)
         self.length: list[Tensor] = []  # (n,) lengths of an update's rows
-        self.excess: list[Tensor] = []  # (n,) clip decision - target
+        self.excess: list[Tensor] = []  # (n,) clip decision minus target
         self.counted: list[Tensor] = []  # (n, K) weight of each row in each knot's error
 
     def add(self, policy: FSPOAdaptive, stats: ClipStats, length: Tensor, clipped: Tensor) -> None:
-        """Add an update: a policy with knots, its sums, and its rows of this sign."""
+        """Add an update: its policy, which must have knots, its statistics, and its rows with this sign of the advantage."""
         weight, _ = policy.errors(stats, self.sign)
         count, sums = stats.num_responses[:, self.sign], stats.length[:, self.sign]
         cell = bin_index(length, stats.bin_edges)
@@ -54,11 +55,11 @@ class Ledger:
         self.counted.append(share * (weight / share.sum(0).clamp(min=1e-300)))
 
     def offsets_of(self, policy: FSPOAdaptive) -> Tensor:
-        """Return the policy's offsets of this sign, ``(K,)``."""
+        """Return the policy's offsets for this sign, ``(K,)``."""
         return torch.tensor(policy.offsets_high if self.sign == ABOVE else policy.offsets_low, dtype=torch.float64)
 
     def found(self, last: FSPOAdaptive, edges: Tensor) -> tuple[list[float], Tensor, Tensor]:
-        """Return the maxima of all columns but the last, and the counts and clipped rows in the bins of the pooled lengths."""
+        """Return the maxima of all columns but the last, and the numbers of rows and of clipped rows per pooled length bin."""
         offsets = torch.stack([*self.offsets, self.offsets_of(last)])
         weight, length, excess = (
             torch.stack(self.weights).sum(0).clamp(min=1e-9),

@@ -1,10 +1,10 @@
-"""Draws two games from a run of `guess`, before and after training, and marks the tokens that the model is trained on.
+"""Draws two games of a run on the task `guess`, before and after training, and marks the tokens that are trained on.
 
     rlzoo train --config guess --clip fspo --output runs/guess
     python examples/lab/episode_picture.py runs/guess docs/images/episodes.svg
 
-The first game in the picture is the first loss in the first step. The second game is the first win in the last step that took
-more than four turns and has a range at least as wide.
+The first game in the picture is the first loss in the first step. The second game is from the last step: the first win that
+took more than four turns and has at least as wide a range as the first game.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FONT = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 
 
 def width(row: dict[str, Any]) -> int:
-    """Return the number of values in the range of a game."""
+    """Return the width of a game's initial range."""
     low, high = map(int, re.findall(r"\d+", row["opening"]))
     return high - low
 
@@ -56,7 +56,7 @@ def tokens(run: Path, step: int, index: int) -> list[tuple[str, bool]]:
 
 
 def drawn(found: list[tuple[str, bool]], top: float) -> tuple[list[str], float]:
-    """Return SVG of the tokens below ``top``, and the y at which it ends; lines break at `COLUMNS` and between writers."""
+    """Return the tokens as SVG elements below ``top``, and the y at which they end; lines break only between writers."""
     parts, column = [], 0
     for chosen, run in itertools.groupby(found, key=lambda token: token[1]):
         texts = [text.replace("<eos>", END) for text, _ in run]

@@ -1,4 +1,4 @@
-"""Measures how evenly rules clip lengths in recorded runs, and prints the parts of the length reweighting error as CSV.
+"""Measures how evenly rules clip across lengths in recorded runs, and prints the parts of the length reweighting error as CSV.
 
 ``python -m examples.lab.evenness FOLDER [FOLDER ...] > evenness.csv`` replays every run under the folders with every rule. All
 widths of a rule are scaled to clip a tenth of the responses, once by one factor (``overall``) and once by a factor for each
@@ -30,7 +30,7 @@ from rlzoo.measure.response_table import ResponseTable, pooled_runs
 
 RULES = "fspo,fspo-adaptive,gspo,rloo"
 FRACTION = 0.1
-SETTLING = 10  # initial steps that are skipped, in which adaptive rules settle
+SETTLING = 10  # initial steps to skip, during which adaptive rules settle
 
 Cell = tuple[str, str, str, str]
 """The training rule of a run, how the clip fraction was matched, the part of the run, and the rule that was applied."""
@@ -111,7 +111,7 @@ def evenness(records: Sequence[RunRecord], options: argparse.Namespace) -> Itera
 
 def main() -> None:
     """Print the rows."""
-    parser = argparse.ArgumentParser(description="Measure how evenly rules clip lengths in recorded runs.")
+    parser = argparse.ArgumentParser(description="Measure how evenly rules clip across lengths in recorded runs.")
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--clip", default=RULES, help="rules to replay on every run (default: %(default)s)")
     parser.add_argument("--config", action="append", default=[], help="config with the settings of the rules")

@@ -1,8 +1,8 @@
 """Draws the length error of every rule on rollouts from five rules, in total and for a given sign of the advantage.
 
-``python -m examples.lab.evenness_picture evenness.csv evenness.svg`` draws a group of bars for each rule that produced the
-rollouts. Bars are means over the rule's runs, and dots are individual runs. The dashed line is the mean noise floor, which is
-the error that an even clip would have.
+``python -m examples.lab.evenness_picture evenness.csv evenness.svg`` draws a group of bars for each training rule. Bars are
+means over the rule's runs, and dots are individual runs. The dashed line is the mean noise floor, which is the error of a
+clip that treats all lengths equally.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> None:
     with source.open(newline="") as lines:
         rows = [row for row in csv.DictReader(lines) if row["seed"] != "all" and row["part"] == "all"]
     made = list(dict.fromkeys(row["rollouts_of"] for row in rows))
-    mpl.rcParams["svg.hashsalt"] = "rlzoo"  # the same numbers give the same file
+    mpl.rcParams["svg.hashsalt"] = "rlzoo"  # a fixed salt makes the file reproducible
     figure = Figure(figsize=(10.5, 3.4), layout="constrained")
     for axes, (matched, part, title) in zip(figure.subplots(1, len(PANELS), sharey=True), PANELS, strict=True):
         for place, rule in enumerate(RULES):

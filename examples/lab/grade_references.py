@@ -1,4 +1,4 @@
-"""Grades the reference solutions and answers of the mathematics suites, and answers that were made wrong on purpose.
+"""Grades the reference solutions and answers of the mathematics suites, and deliberately wrong answers.
 
 RLZOO_DATA=FOLDER python examples/lab/grade_references.py
 

@@ -1,8 +1,8 @@
 """Prints the headline numbers of docs/explanation/which-rule-wins.md from its CSV files.
 
 ``python -m examples.lab.headlines docs/explanation/which-rule-wins`` prints each number with its 95% interval. Runs with the
-same seed share the order of the questions, so they are averaged first, and the interval is a Student's t interval over seeds.
-The docstring of `rlzoo.measure.comparison.estimate` gives its simulated coverage.
+same seed see the questions in the same order, so their values are averaged first, and the interval is a Student's t interval
+over seeds. The docstring of `rlzoo.measure.comparison.estimate` states the interval's simulated coverage.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def evenness(rows: Sequence[Row]) -> list[Headline]:
 
 
 def flat(rows: Sequence[Row]) -> dict[str, tuple[int, int]]:
-    """Return, for each rule, the number of runs with an error indistinguishable from 0 (matched by sign), and of all runs."""
+    """For each rule, return the number of runs whose error is indistinguishable from 0 (matched by sign), and the total."""
     found: dict[str, tuple[int, int]] = {}
     for row in rows:
         if row["seed"] != "all" and row["part"] == "all" and row["matched"] == "by sign":
@@ -91,7 +91,7 @@ def flat(rows: Sequence[Row]) -> dict[str, tuple[int, int]]:
 
 
 def factorial(rows: Sequence[Row]) -> list[Headline]:
-    """Return the differences in accuracy between bands, and between clipping all gradient norms and none."""
+    """Return the differences in accuracy between bands, and between clipping every gradient norm and none."""
     scores: dict[str, dict[int, float]] = {}
     for row in rows:
         scores.setdefault(row["cell"], {})[int(row["seed"])] = float(row["accuracy"])

@@ -1,10 +1,10 @@
 """Measures how often the confidence intervals of clip metrics contain the truth, on windows of a recorded run.
 
-``python examples/lab/interval_coverage.py RUN --steps 1,10,40`` takes all responses of the run as the population and draws
-windows with as many prompts as in this number of steps. It counts how often the 95% intervals contain the population's clip
-fraction by length and its length reweighting error, both in the window's own bins. The second table is for a clip that treats
-all lengths equally: among responses of about the same length, it clips those that moved furthest. In that table, ``noise``
-should equal ``lre_max``.
+``python examples/lab/interval_coverage.py RUN --steps 1,10,40`` takes all responses of the run as the population, and draws
+windows that have as many prompts as 1, 10 or 40 steps. It counts how often the 95% intervals contain the population's clip
+fraction by length and its length reweighting error, both in the window's own bins. The second table is for a clip that
+treats all lengths equally: among responses of about the same length, it clips the responses with the largest log-ratios. In
+that table, ``noise`` should equal ``lre_max``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def cut_alike(rows: ResponseTable) -> torch.Tensor:
 
 
 def clusters(rows: ResponseTable, index: torch.Tensor, clipped: torch.Tensor) -> Clusters:
-    """Return clip decisions by prompt, bin and sign."""
+    """Group clip decisions by prompt, length bin and sign of the advantage."""
     return Clusters.of(index.numpy(), clipped.double().numpy(), rows.group.numpy(), (rows.advantage > 0).numpy())
 
 

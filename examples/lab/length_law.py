@@ -10,10 +10,11 @@ have the same mix of positions. All steps are scaled to the same spread of token
 - ``mean``: the first Adam step (the sign of the gradient) of a policy gradient that takes the mean over a response's tokens.
 - ``sum``: the same with the sum over a response's tokens, which weights the response by its length.
 
-The gradients come from other responses of 16 to 512 tokens to other prompts; the reward of a response is its share of commas
-and full stops. The model of the variance is ``Var(S | L) = a L + b L^2``: a is the variance of a token, increased by the
-covariance with its neighbours, and b is the variance of the component that all tokens of a response have in common. The model
-is fitted on every other length and tested on the lengths in between. Results are kept in FOLDER; to resume, repeat the command.
+The gradients come from separate responses, of 16 to 512 tokens, to other prompts; the reward of a response is its share of
+commas and full stops. The model of the variance is ``Var(S | L) = a L + b L^2``: a is the variance of a token's log-ratio plus
+its covariance with neighbouring tokens, and b is the variance of the component that all tokens of a response have in common.
+The model is fitted on every other length and tested on the lengths in between. Results are kept in FOLDER; to resume, repeat
+the command.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Array = NDArray[np.float64]
-Document = tuple[tuple[int, ...], tuple[int, ...]]  # ids of the prompt and of the response
+Document = tuple[tuple[int, ...], tuple[int, ...]]  # token IDs of the prompt and of the response
 Row = dict[str, float]
 TOPICS = (
     "the history of bridges", "how bread is made", "the life of a river", "why the sky is blue", "a lost dog",
@@ -54,7 +55,7 @@ TOPICS = (
 )  # fmt: skip
 KINDS = ("random", "mean", "sum")
 SPREAD = 0.02  # nats: root mean square of the token log-ratios in every step
-TRAINING_TOPICS = 4  # the first of them; their responses give the gradients and are not measured
+TRAINING_TOPICS = 4  # the first topics; the gradients come from their responses, which are not measured
 GROUP = 8
 LENGTHS = (16, 23, 32, 45, 64, 91, 128, 181, 256, 362, 512, 724, 1024, 1448, 2048)  # tokens of the windows
 PER_DOCUMENT = 8  # maximum number of windows of one length from one document
@@ -69,7 +70,7 @@ class Settings:
     topics: tuple[str, ...] = TOPICS
     length: int = 2048  # tokens of a document
     training_length: int = 512  # tokens of the longest response for the gradients
-    probe: int = 512  # tokens of the two documents that set the size of a step
+    probe: int = 512  # tokens of each of the two documents that set the size of a step
     batch: int = 12  # number of prompts that are sampled together
     kinds: tuple[str, ...] = KINDS
 
@@ -110,7 +111,7 @@ def sampled(file: Path, sampler: HFSampler, prompts: Sequence[str], samples: int
 
 
 def log_probs(model: PreTrainedModel, document: Document) -> Tensor:
-    """Return the log-probability of every token in the response, ``(T,)``, with a gradient if gradients are enabled."""
+    """Return the log-probability of every token in the response, ``(T,)``, differentiable if gradients are enabled."""
     prompt, response = document
     ids = torch.tensor([[*prompt, *response]])
     hidden = model.get_decoder()(input_ids=ids[:, :-1], use_cache=False).last_hidden_state[0, len(prompt) - 1 :]
@@ -154,7 +155,7 @@ def move(model: PreTrainedModel, direction: Sequence[Tensor], size: float) -> No
 def measured(
     folder: Path, options: Settings, documents: Sequence[Document], training: Sequence[Document]
 ) -> tuple[dict[str, Array], list[Row]]:
-    """Return the token log-ratios ``(D, T)`` for every kind of step, and the sums for the responses of the gradients."""
+    """Return the token log-ratios ``(D, T)`` for every kind of step, and the sums for the responses behind the gradients."""
     model, tokenizer = load_pretrained(options.model)
     weights = [p.clone() for p in model.parameters()]
 
@@ -208,7 +209,7 @@ def measured(
 
 
 def windows(log_ratios: dict[str, Array]) -> list[Row]:
-    """Return disjoint windows of every length, up to `PER_DOCUMENT` per length and document, spread evenly over it."""
+    """Return disjoint windows of every length, up to `PER_DOCUMENT` per length and document, evenly spaced."""
     some = next(iter(log_ratios.values()))
     sums = {kind: np.concatenate([np.zeros((len(values), 1)), values.cumsum(1)], 1) for kind, values in log_ratios.items()}
     rows: list[Row] = []
@@ -216,7 +217,7 @@ def windows(log_ratios: dict[str, Array]) -> list[Row]:
         for length in (length for length in LENGTHS if length <= some.shape[1]):
             number = some.shape[1] // length
             count = min(number, PER_DOCUMENT)
-            chosen = ((np.arange(count) + 0.5) * number / count).astype(int)  # from the middle of equal parts
+            chosen = ((np.arange(count) + 0.5) * number / count).astype(int)  # from the middle of each of ``count`` equal parts
             for start in (chosen * length).tolist():
                 found = {kind: float(total[document, start + length] - total[document, start]) for kind, total in sums.items()}
                 rows.append({"document": document, "start": start, "length": length, **found})

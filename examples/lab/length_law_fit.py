@@ -1,12 +1,12 @@
-"""Fits the law of the summed log-ratio to the windows from `length_law.py`, and tests it on held-out lengths.
+"""Fits the variance law of the summed log-ratio to the windows from `length_law.py`, and tests it on held-out lengths.
 
     python -m examples.lab.length_law_fit length-law.csv --results FOLDER [--figure length-law.svg]
 
-It writes ``length-law-fit.csv``, with a row for each kind of step and split of the lengths. A row contains the coefficients
-with 95% intervals, and the errors of the predicted variance at the held-out lengths for this law, a pure square root, a pure
-straight line and a free power. It also contains how often the predicted clip fraction of three bands lies in the 95% interval
-of the measured clip fraction. ``between`` holds out every other length, and ``beyond`` holds out the longer half. Intervals are
-computed by resampling whole documents.
+It writes ``length-law-fit.csv``, with a row for each kind of step and each split of the lengths. A row contains the
+coefficients with 95% intervals, and the errors of the predicted variance at the held-out lengths for the law, for each of
+its two terms alone, and for a free power. For three bands, a row also contains the number of held-out lengths at which the
+predicted clip fraction lies in the 95% interval of the measured clip fraction. ``between`` holds out every other length, and
+``beyond`` holds out the longer half. Intervals are computed by resampling whole documents.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BANDS: dict[str, float] = {
     "constant": 0.0,
     "sqrt(L)": 0.5,
     "L": 1.0,
-}  # exponents of the length with which the bands grow
+}  # each band grows with this power of the length
 MODELS = ("a L + b L^2", "a L", "b L^2", "c L^p")
 SPLITS: dict[str, Callable[[Array], Array]] = {
     "between": lambda lengths: np.arange(len(lengths)) % 2 == 0,
@@ -65,17 +65,17 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """All models of the variance, fitted at some of the lengths."""
+    """All models of the variance, fitted to some of the lengths."""
 
     a: float
     b: float
-    root: float  # a of the model without b
-    line: float  # b of the model without a
+    root: float  # coefficient of the model a L
+    line: float  # coefficient of the model b L^2
     power: tuple[float, float]  # c and p
 
     @classmethod
     def of(cls, lengths: Array, variances: Array) -> Fit:
-        """Fit the models by minimizing the relative error of the variance over the lengths."""
+        """Fit the models by minimising the relative error of the variance over all lengths."""
         columns = np.stack([lengths, lengths**2], 1) / variances[:, None]
         a, b = nnls(columns, np.ones(len(lengths)))[0]
         root, line = (float(column.sum() / np.square(column).sum()) for column in columns.T)
@@ -110,7 +110,7 @@ def clipped(windows: Windows, edge: float, power: float) -> Array:
 
 
 def predicted_clip(windows: Windows, fit: Fit, fitted: Array, edge: float, power: float) -> Array:
-    """Return the predicted share outside a band at each length: the fitted variance, and the shape at the fitted lengths."""
+    """Predict the share outside a band at each length from the fitted variance and the distribution at the fitted lengths."""
     lengths, inside = windows.lengths, np.isin(windows.length, windows.lengths[fitted])
     shape = np.abs(windows.total[inside]) / np.sqrt(fit.variance(MODELS[0], windows.length[inside]))
     spread = np.sqrt(fit.variance(MODELS[0], lengths))
@@ -118,7 +118,7 @@ def predicted_clip(windows: Windows, fit: Fit, fitted: Array, edge: float, power
 
 
 def error(predicted: Array, measured: Array) -> float:
-    """Return the RMS log ratio of two variances as a factor minus 1: .1 means about 10% too much or too little."""
+    """Return the RMS log ratio of two variances as a factor minus 1: 0.1 means about 10% too high or too low."""
     return float(np.expm1(np.sqrt(np.square(np.log(predicted / measured)).mean())))
 
 
@@ -188,7 +188,7 @@ def draw(found: dict[str, Windows], target: Path) -> None:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    mpl.rcParams["svg.hashsalt"] = "rlzoo"  # the same numbers give the same file
+    mpl.rcParams["svg.hashsalt"] = "rlzoo"  # a fixed salt makes the file reproducible
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     for axes, (kind, windows) in zip(figure.subplots(1, len(found), sharey=True, squeeze=False)[0], found.items(), strict=True):
         lengths, variances = windows.lengths, windows.variances()

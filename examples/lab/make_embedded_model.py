@@ -2,11 +2,12 @@
 
     python examples/lab/make_embedded_model.py [--output DIR] [--seed 0] [--steps 9000] [--slip 0.07]
 
-The model is a two-layer Qwen3 of 0.1 million parameters that answers ``3+5+9+6=`` with running totals, ``8,17#23``. It learns
-from worked solutions in which every total is off by one with probability ``--slip``, and later totals continue from the wrong
-one. It therefore knows how to add, but makes mistakes about equally often at every step of a sampled solution: short sums are
-mostly right and long ones mostly wrong, which reinforcement learning can improve. All 9000 steps are needed: after 5000 steps
-with a slip of 0.09, the sampled accuracy was the same, but 40 steps of reinforcement learning gained no more than 0.05.
+The model is a two-layer Qwen3 of 0.1 million parameters that answers ``3+5+9+6=`` with running totals, ``8,17#23``. It
+learns from worked solutions in which every total is off by one with probability ``--slip``, and later totals continue from
+the wrong total. It therefore knows how to add, but makes mistakes about equally often at every step of a sampled solution:
+short sums are mostly right and long ones mostly wrong, which reinforcement learning can improve. All 9000 steps are needed:
+after 5000 steps with a slip of 0.09, the sampled accuracy was the same, but 40 steps of reinforcement learning gained no
+more than 0.05.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ PAD, EOS = "<pad>", "<eos>"
 OUTPUT = Path(__file__).resolve().parents[2] / "rlzoo" / "assets" / "embedded"
 MAX_LENGTH = 256  # tokens of prompt and response
 MAX_RESPONSE = 96  # tokens; the longest solution has 76
-FIRST_PROBLEM = 10_000_000  # far from the training problems that reinforcement learning starts with
+FIRST_PROBLEM = 10_000_000  # far beyond the training problems that reinforcement learning starts with
 BATCH, POOL = 32, 512
 PEAK_LR, WARM_STEPS = 2.5e-3, 100
 
 
 def make_tokenizer(characters: str = "0123456789+=,#", max_length: int = MAX_LENGTH) -> PreTrainedTokenizerFast:
-    """Create a tokenizer with one token per character; a character outside the vocabulary is an error and is never dropped."""
+    """Create a tokenizer with one token per character; characters outside the vocabulary raise an error."""
     vocabulary = {token: index for index, token in enumerate([PAD, EOS, *characters])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
@@ -55,7 +56,7 @@ def make_tokenizer(characters: str = "0123456789+=,#", max_length: int = MAX_LEN
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast, num_layers: int = 2) -> Qwen3ForCausalLM:
-    """Create an untrained model; with the small rotary base, two layers can find the i-th operand."""
+    """Create an untrained model; its small rotary base lets two layers find the i-th operand."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=64,
@@ -146,7 +147,7 @@ def warm_up(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, task: T
         batch = next(stream)
         loss = response_loss(model, tokenizer, batch)
         optimizer.zero_grad()
-        # The divisor is constant, about the number of tokens in a batch, so that tokens count equally in short and long
+        # The divisor is a constant, close to the number of tokens in a batch, so that tokens count equally in short and long
         # sums.
         (loss / (BATCH * 30)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -170,7 +171,7 @@ def sample_all(
     seed: int,
     greedy: bool = False,
 ) -> list[Sample]:
-    """Sample one response per problem, at temperature 1 from the whole distribution, or greedily if ``greedy``."""
+    """Sample one response per problem, from the full distribution at temperature 1, or greedily if ``greedy`` is set."""
     torch.manual_seed(seed)
     samples = []
     for start in range(0, len(problems), 256):
@@ -211,7 +212,7 @@ def measure(
 
 def main() -> None:
     options = parse_options()
-    torch.set_num_threads(1)  # for the same results on any number of cores
+    torch.set_num_threads(1)  # so that the results do not depend on the number of cores
     torch.manual_seed(options.seed)
     assert solution_with_slips("3+5+9+6", 0.0, random.Random(0)) == worked_solution("3+5+9+6")
     task = build_task({"name": "arithmetic", "num_operands_min": 2, "num_operands_max": OPERANDS_MAX, "seed": options.seed})
@@ -223,7 +224,7 @@ def main() -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(options.output)
     tokenizer.save_pretrained(options.output)
-    # the file is created readable only by its owner, but the package is for everyone
+    # the file is created with access only for its owner, but every user of the package must be able to read it
     (options.output / "model.safetensors").chmod(0o644)
     card = model_card(model.num_parameters(), options.steps * BATCH, samples, numbers, options)
     (options.output / "README.md").write_text(card, encoding="utf-8")

@@ -35,8 +35,8 @@ OUTPUT = Path(__file__).resolve().parents[2] / "rlzoo" / "assets" / "embedded-gu
 CHARACTERS = "0123456789-:? abcdefghijklmnopqrstuvwxyz"
 MAX_LENGTH = 512  # tokens of an episode; the longest game has 341
 TURN = 13  # tokens of the longest turn, such as 123-1000:456, with its end token
-FIRST_PROBLEM = 10_000_000  # far from the training problems that reinforcement learning starts with
-FORGETS, CONFUSES, STRAYS = 0.1, 0.03, 0.15  # probabilities of the player's slips per turn
+FIRST_PROBLEM = 10_000_000  # far beyond the training problems that reinforcement learning starts with
+FORGETS, CONFUSES, STRAYS = 0.1, 0.03, 0.15  # probabilities of the player's mistakes in each turn
 BATCH, POOL = 32, 512
 PEAK_LR, WARM_STEPS = 2.5e-3, 100
 
@@ -45,7 +45,7 @@ Segments = list[tuple[str, bool]]
 
 
 def mediocre_game(game: Guess, problem: Problem, generator: random.Random) -> Segments:
-    """Play one game as the player that the model learns from; the module's docstring describes its mistakes.
+    """Play one game as the player that the model learns from; the module's docstring describes the player's mistakes.
 
     If no number is left between its bounds, the player starts again with the initial bounds.
     """
@@ -107,8 +107,8 @@ def warm_up(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, task: G
         logits = model(input_ids=ids[:, :-1]).logits
         loss = cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
         optimizer.zero_grad()
-        # The divisor is constant, about the number of the player's tokens in a batch, so that tokens count equally in short
-        # and long games.
+        # The divisor is a constant, close to the number of the player's tokens in a batch, so that tokens count equally in
+        # short and long games.
         (loss / (BATCH * 75)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -124,7 +124,7 @@ def warm_up(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, task: G
 def play(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, task: GuessTask, problems: list[Problem], *, seed: int
 ) -> list[Rollout]:
-    """Play one game for each problem, at temperature 1 from the whole distribution."""
+    """Play one game for each problem, sampling from the full distribution at temperature 1."""
     limits = Limits(turns=task.turns, turn_tokens=TURN, tokens=task.turns * TURN, observation_tokens=16, context=MAX_LENGTH)
     sampler = HFSampler(model, tokenizer, end_ids=eos_token_ids(model, tokenizer), max_new_tokens=limits.tokens)
     assert task.host is not None
@@ -146,7 +146,7 @@ def bisect(task: GuessTask, problem: Problem) -> float:
 
 
 def replayed(task: GuessTask, problem: Problem, segments: Segments) -> float:
-    """Return the reward of a game that the player has played."""
+    """Return the reward of a game that the mediocre player has played."""
     game = Guess(task.turns, task.cost)
     game.reset(problem, 0)
     return sum(game.step(text.removesuffix(EOS))[1] for text, own in segments if own)
@@ -221,7 +221,7 @@ def parse_options() -> argparse.Namespace:
 
 def main() -> None:
     options = parse_options()
-    torch.set_num_threads(1)  # for the same results on any number of cores
+    torch.set_num_threads(1)  # so that the results do not depend on the number of cores
     torch.manual_seed(options.seed)
     task = GuessTask(seed=options.seed)
     tokenizer = make_tokenizer(CHARACTERS, MAX_LENGTH)
@@ -233,7 +233,7 @@ def main() -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(options.output)
     tokenizer.save_pretrained(options.output)
-    # the file is created readable only by its owner, but the package is for everyone
+    # the file is created with access only for its owner, but every user of the package must be able to read it
     (options.output / "model.safetensors").chmod(0o644)
     text = card(model.num_parameters(), task, rollouts, problems, options)
     (options.output / "README.md").write_text(text, encoding="utf-8")

@@ -3,10 +3,10 @@
     python examples/lab/make_long_model.py --output FOLDER [--seed 0] [--steps 1600] [--ratio 0.6] [--slip 0.02]
 
 The model is a three-layer Qwen3 that learns ``task.name=recurrence`` from worked solutions. The multipliers are not equally
-frequent in the solutions: each is ``--ratio`` times as frequent as the next smaller one. The model therefore makes few mistakes
-with multiplier 1 and many with multiplier 9. In reinforcement learning, all multipliers are equally frequent, so the model
-needs skills that it lacks. Each term of a solution is off by one with probability ``--slip``. The sampled model therefore makes
-mistakes at every length, and nearly always in long solutions.
+frequent in the solutions: each is ``--ratio`` times as frequent as the next smaller multiplier. The model therefore makes
+few mistakes with multiplier 1 and many with multiplier 9. In reinforcement learning, all multipliers are equally frequent,
+so the model has to acquire skills that it lacks. Each term of a solution is off by one with probability ``--slip``. Sampled
+solutions therefore contain mistakes at every length, and long solutions nearly always do.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from rlzoo.tasks import Task, build_task
 from rlzoo.tasks.recurrence import worked_solution, worked_terms
 
 CHARACTERS = "0123456789,#abcdefghi"
-MAX_LENGTH = 2048  # tokens of prompt and response; the longest has 1,764
-FIRST_PROBLEM = 10_000_000  # far from the training problems that reinforcement learning starts with
+MAX_LENGTH = 2048  # tokens of prompt and response; the longest text has 1,764
+FIRST_PROBLEM = 10_000_000  # far beyond the training problems that reinforcement learning starts with
 POOL = 256
 BATCH_TOKENS = 2048
 PEAK_LR, WARM_STEPS = 2e-3, 100
@@ -98,7 +98,7 @@ def texts(task: Task, ratio: float, slip: float, generator: random.Random) -> It
 
 
 def batches(ratio: float, slip: float, seed: int) -> Iterator[tuple[list[tuple[str, int]], int]]:
-    """Yield batches of three kinds, with about the same number of tokens, and the length at which their texts are cut off."""
+    """Yield batches of three kinds with about the same number of tokens, and the length at which each batch is cut off."""
     generator = random.Random(seed)
     short, long = (
         texts(build_task({"name": "recurrence", "seed": seed, **limits}), ratio, slip, generator)
@@ -144,7 +144,7 @@ def warm_up(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, options
 
 @torch.no_grad()
 def step_accuracy(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> dict[int, float]:
-    """Return, by multiplier, the share of terms whose tokens are all the most likely ones, given the text before them."""
+    """For each multiplier, return the share of terms in which every token is the model's most likely token."""
     task = build_task({"name": "recurrence", "steps_min": 24, "steps_max": 250})
     found = defaultdict(list)
     for problem in task.held_out_problems(144):
@@ -167,7 +167,7 @@ def parse_options() -> argparse.Namespace:
 
 def main() -> None:
     options = parse_options()
-    torch.set_num_threads(1)  # for the same results on any number of cores
+    torch.set_num_threads(1)  # so that the results do not depend on the number of cores
     torch.manual_seed(options.seed)
     tokenizer = make_tokenizer(CHARACTERS, MAX_LENGTH)
     model = make_model(tokenizer)

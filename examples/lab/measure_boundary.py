@@ -1,9 +1,9 @@
 """Measures the overhead of the plugin interface: the policy call and the checks of its result, as shares of a learner step.
 
 ``python examples/lab/measure_boundary.py [NAME ...]`` times optimizer steps with the model and batch of the default run. For
-each step, it also times the policy call alone, and everything that depends on the policy: the call, the checks, the reduction
-and the gradient with respect to the log-probs, all repeated at ratio 1 for the metrics. It uses one thread and prints the
-medians of the pairwise shares.
+each step, it also times the policy call alone, and everything that depends on the policy: the call, the checks, the
+reduction and the gradient with respect to the log-probs, all repeated at ratio 1 for the metrics. The script uses one
+thread, and prints the median shares.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PAIRS = 30
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Return the seconds of one call."""
+    """Return the duration of one call in seconds."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started

@@ -1,4 +1,4 @@
-"""Measures the cost of the display of `rlzoo train`: its CPU time as a share of the duration of the steps that it shows.
+"""Measures the cost of the display of `rlzoo train`: the display's CPU time as a share of the duration of the steps shown.
 
 python examples/lab/measure_display.py runs/mine
 
@@ -35,14 +35,14 @@ def spent(rows: list[Row], pause: float, *, is_quiet: bool) -> tuple[float, floa
 
 def read(terminal: int) -> None:
     """Read the output of a terminal, as its window would."""
-    with contextlib.suppress(OSError):  # at the end of the stream
+    with contextlib.suppress(OSError):  # raised at the end of the stream
         while True:
             os.read(terminal, 65536)
 
 
 def main() -> None:
     rows = read_metrics(Path(sys.argv[1]) / "metrics.jsonl")
-    pause = (rows[-1]["time/clock"] - rows[1]["time/clock"]) / (len(rows) - 2)  # a step with its evaluation and bookkeeping
+    pause = (rows[-1]["time/clock"] - rows[1]["time/clock"]) / (len(rows) - 2)  # with evaluation and bookkeeping
     os.environ |= {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
     ours, theirs = os.openpty()
     threading.Thread(target=read, args=(ours,), daemon=True).start()

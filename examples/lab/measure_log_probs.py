@@ -63,7 +63,7 @@ def measure(model_path: str, rows: int, tokens: int, chunked: bool, part: str) -
 
 
 def main() -> None:
-    """Measure both ways for every part, and print the ratios."""
+    """Measure each part with and without chunking, and print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--rows", type=int, default=8)

@@ -4,8 +4,9 @@ python examples/lab/measure_planner.py            all configurations, as a table
 python examples/lab/measure_planner.py --quick    three small ones, as JSON lines
 
 The measurement uses torch's profiler, which records every allocation and release by torch's CPU allocator, including those
-inside operators and in the backward pass. The peak of their running sum is exact to the byte. The size of the process is less
-precise: it changes by pages, and includes the interpreter, its libraries, and memory that the allocator has not returned.
+inside operators and in the backward pass. The peak of the running sum of these sizes is exact to the byte. The size of the
+process would be less precise: it changes in units of pages, and includes the interpreter, its libraries, and memory that the
+allocator has not returned.
 """
 
 from __future__ import annotations
@@ -109,13 +110,13 @@ def _model(architecture: Any, kind: str) -> Any:
 
 
 def _checkpoint(model: Any) -> None:
-    """Recompute activations; transformers plans to rename this method in version 6."""
+    """Enable gradient checkpointing; transformers plans to rename the method in version 6."""
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable()
 
 
 def _batch(prompt: int, response: int, vocab_size: int, rows: int = 32) -> Any:
-    """Return rows with different lengths, so that they are padded."""
+    """Return a batch of rows with different lengths, so that padding is needed."""
     import torch
 
     from rlzoo.learner.batch import Batch

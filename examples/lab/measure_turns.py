@@ -1,8 +1,9 @@
-"""Measures the cost of turns: sampling episodes of eight turns, compared with one turn with the same number of tokens.
+"""Measures the cost of turns: sampling episodes of eight turns, compared with one turn of the same total length.
 
-``python examples/lab/measure_turns.py [MODEL]`` samples 64 responses of 256 tokens in pairs: in one turn, and in eight turns of
-32 tokens with 8 environment tokens between them. MODEL is a value of ``model.path``. The script prints the median ratios of the
-time per token, with caches that are kept from turn to turn, and with the whole episode recomputed in each turn.
+``python examples/lab/measure_turns.py [MODEL]`` repeatedly samples 64 responses of 256 tokens in one turn, and in eight
+turns of 32 tokens with 8 environment tokens between turns. MODEL is a value of ``model.path``. The script prints the median
+ratio of the times per token, once with caches that are kept from turn to turn, and once with the whole episode recomputed in
+each turn.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ ROWS, TOKENS, TURNS, OBSERVED, PAIRS = 64, 256, 8, 8, 7
 
 
 def seconds(conversation: Conversation, turns: int) -> float:
-    """Return the time to sample ``TOKENS`` tokens for each row in this number of turns."""
+    """Return the time to sample ``TOKENS`` tokens for each row, split into ``turns`` turns."""
     size = TOKENS // turns
     rng = torch.Generator().manual_seed(0)
     contexts = {row: tuple(torch.randint(3, 9, (12,), generator=rng).tolist()) for row in range(ROWS)}

@@ -44,7 +44,7 @@ def main() -> None:
     task = config.task.model_copy(update={"seed": 0})
     prompts = [task.prompt(problem) for problem in task.train_problems(0, options.prompts)]
     for sampler in samplers.values():
-        sampler.sample(prompts, options.samples, seed=0)  # the first call compiles and allocates
+        sampler.sample(prompts, options.samples, seed=0)  # the first call compiles kernels and allocates memory
     seen: dict[str, list[float]] = {engine: [] for engine in samplers}
     for pair in range(options.pairs):
         for engine in sorted(samplers, reverse=bool(pair % 2)):

@@ -1,4 +1,4 @@
-"""Shows which responses, by length, are dropped by corrections for the mismatch between sampler and trainer.
+"""Shows how corrections for the mismatch between sampler and trainer depend on the response length.
 
     python examples/lab/mismatch_by_length.py                 # independent, normal token log-ratios
     python examples/lab/mismatch_by_length.py runs/mine       # the log-ratios of a recorded run
@@ -37,7 +37,7 @@ def kept(log_ratio: torch.Tensor, mask: torch.Tensor, correction: Correction) ->
 
 
 def matched(log_ratio: torch.Tensor, mask: torch.Tensor, share: float) -> dict[str, Correction]:
-    """Return bands on the sum, the mean, and the sum divided by sqrt(L) that each keep this share of all responses."""
+    """Return bands on the sum, the mean, and the sum divided by sqrt(L) that each keep the given share of all responses."""
     total, length = log_ratio.sum(-1).abs(), mask.sum(-1)
     found = {name: float(values.quantile(share)) for name, values in
              (("sum", total), ("mean", total / length), ("root", total / length.sqrt()))}  # fmt: skip

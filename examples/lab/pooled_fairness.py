@@ -1,9 +1,9 @@
-"""Applies rules to the pooled rollouts of several short runs, with each run's widths scaled to the same clip fraction.
+"""Applies rules to the pooled rollouts of several short runs, with the widths scaled to the same clip fraction on each run.
 
-``python examples/lab/pooled_fairness.py FOLDER [FOLDER ...] --config smollm2-text --clip fspo,gspo,rloo,grpo`` prints a row for
-each combination of rule and training rule, and one for all runs together, with the length reweighting error of the pooled
-responses and its 95% interval over prompts. With ``--by turns``, episodes are binned by their number of turns instead of their
-length.
+``python examples/lab/pooled_fairness.py FOLDER [FOLDER ...] --config smollm2-text --clip fspo,gspo,rloo,grpo`` prints the
+length reweighting error of the pooled responses with its 95% interval over prompts. Each rule has a row for the runs of each
+training rule, and a row for all runs together. With ``--by turns``, episodes are binned by their number of turns instead of
+their length.
 """
 
 from __future__ import annotations

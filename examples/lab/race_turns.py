@@ -1,8 +1,8 @@
 """Runs the comparison in docs/explanation/fair-by-turns.md: rules for episodes, on the game `guess`, at the same clip fraction.
 
-``python examples/lab/race_turns.py FOLDER`` first runs ``rlzoo calibrate`` with a separate seed, to find the width with which
-each policy clips a tenth of the responses. Then ``rlzoo sweep`` runs every policy with five other seeds. Policies that accept
-per-token advantages are also run with the estimator `gigpo`. Finished parts in FOLDER are not repeated.
+``python examples/lab/race_turns.py FOLDER`` first runs ``rlzoo calibrate`` with a separate seed, to find the width at which
+each policy clips a tenth of the responses. Then ``rlzoo sweep`` runs every policy with five other seeds. Policies that
+accept per-token advantages are also run with the estimator `gigpo`. Finished parts in FOLDER are not repeated.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main(folder: Path) -> None:
         file = folder / "widths" / f"{clip}.yaml"
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
-            # with exit code 1, it has written the nearest pilot
+            # exit code 1: no pilot is close to the target, and the widths of the nearest pilot were written
             rlzoo("calibrate", "--config", "guess", "--clip", clip, "--seed", TUNING_SEED, "--steps", 20, "--output", file)
         found = yaml.safe_load(file.read_text())["clip"]
         widths[clip] = {"clip": {name: value for name, value in found.items() if name != "name"}}

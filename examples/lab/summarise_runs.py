@@ -17,7 +17,7 @@ for folder in map(Path, sys.argv[1:]):
     updated = [row for row in rows if "clip/fraction" in row]
 
     def mean(key: str, rows: list[dict[str, float]] = updated) -> float:
-        """Return the mean over the steps that have this metric; 0 if none has."""
+        """Return the metric's mean over the steps that report it; 0 if no step does."""
         values = [row[key] for row in rows if key in row]
         return sum(values) / len(values) if values else 0.0
 

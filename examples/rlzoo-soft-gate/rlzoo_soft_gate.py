@@ -11,7 +11,7 @@ from rlzoo import ClipInputs, ClipPolicy, ClipResult, hookimpl, ops
 
 
 class SoftGate(ClipPolicy):
-    """Fades the gradient of a token as its ratio moves away from 1.
+    """Reduces a token's gradient smoothly as its ratio moves away from 1.
 
     Formula:
         J = mean over responses of mean_t A arctan(tau (r_t - 1)) / tau
@@ -35,7 +35,7 @@ class SoftGate(ClipPolicy):
     tau: float = Field(1.0, gt=0, le=100, description="steepness of the gate")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Gate each token; shapes as in `ClipInputs`, objective ``(B, T)``."""
+        """Gate each token, and return a ``(B, T)`` objective."""
         log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
         objective = advantages * torch.atan(self.tau * (ops.limited_exp(log_ratio) - 1)) / self.tau
         return ClipResult(objective, log_ratio.detach(), torch.zeros_like(log_ratio, dtype=torch.bool))

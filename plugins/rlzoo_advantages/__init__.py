@@ -21,7 +21,7 @@ class GroupNorm(AdvantageEstimator):
     """Normalises the rewards within each group.
 
     Formula:
-        A = (R - mean) / (std + 1e-6) within the group, std with n - 1
+        A = (R - mean) / (std + 1e-6) within the group, where std divides by n - 1
 
     Reference:
         DeepSeekMath, arXiv 2402.03300.
@@ -118,7 +118,7 @@ class PassAtK(AdvantageEstimator):
         for index in torch.unique(group_ids):
             rows = (group_ids == index).nonzero()[:, 0]
             values = rewards[rows]
-            best = _share_of_maxima(len(values), self.k).to(values)  # for the rewards in ascending order
+            best = _share_of_maxima(len(values), self.k).to(values)  # in the order of ascending rewards
             ascending = values.sort().values
             mean = (best * ascending).sum()
             spread = (best * (ascending - mean).square()).sum().sqrt()
@@ -135,7 +135,7 @@ class BatchNorm(AdvantageEstimator):
     """Normalises the rewards over the whole batch, or the returns of all its tokens if there are per-token rewards.
 
     Formula:
-        A = (R - mean) / (std + 1e-6) over the batch, std with n - 1
+        A = (R - mean) / (std + 1e-6) over the batch, where std divides by n - 1
 
     Reference:
         REINFORCE++, arXiv 2501.03262.
@@ -185,7 +185,7 @@ class Process(AdvantageEstimator):
 
     Reference:
         GRPO with process supervision, DeepSeekMath, arXiv 2402.03300, section 4.1.3. The paper does not say which standard
-        deviation it uses; n - 1 and the reward of the last step are rlzoo's choices.
+        deviation it uses; dividing by n - 1 and adding the response's reward to the last step are rlzoo's choices.
     """
 
     name, paper = "process", "arXiv 2402.03300"
@@ -207,7 +207,7 @@ class Process(AdvantageEstimator):
 
 
 class GiGPO(AdvantageEstimator):
-    """Compares turns that began in the same environment state, in addition to whole responses.
+    """Compares whole responses, and also compares turns that began in the same environment state.
 
     Formula:
         A_t = (R - mean of the group) + weight * (G - mean over the group's turns that began in the same state)
@@ -215,11 +215,11 @@ class GiGPO(AdvantageEstimator):
     Where:
         R is the total reward of the response. G = sum over this and later turns of discount^(number of turns later) * r,
         where r is the reward of a turn: the sum of its per-token rewards, plus the reward of the response in the last turn.
-        A state in which only one turn began adds 0.
+        If no other turn began in the same state, the second term is 0.
 
     Reference:
-        GiGPO, arXiv 2505.10978, with discount 0.95, weight 1 and no division by the standard deviation, as in the authors'
-        code.
+        GiGPO, arXiv 2505.10978, with a discount of 0.95, a weight of 1 and no division by the standard deviation, as in the
+        authors' code.
     """
 
     name, paper = "gigpo", "arXiv 2505.10978"
@@ -260,9 +260,9 @@ class OptimalTokenBaseline(AdvantageEstimator):
         A_t = G_t - B_t,    B_t = sum_i G_it W_it / sum_i W_it over the group's responses that have a t-th token
 
     Where:
-        G_t is the return of the token. W_t = sum over the tokens up to t of 1 - 2 p + sum_v p(v)^2, which is the squared
-        norm of the gradient of log p with respect to the logits. p is the model's probability before the first update, and t
-        counts the model's tokens. If only one response has a t-th token, B_t = 0.
+        G_t is the return of token t. W_t = sum over the tokens up to t of 1 - 2 p + sum_v p(v)^2; each summand is the
+        squared norm of the gradient of log p with respect to the logits. p is the model's probability before the first
+        update, and t counts the model's tokens. If only one response has a t-th token, B_t = 0.
 
     Reference:
         Optimal token baseline, arXiv 2602.07078, with B_t = 0 in the tail of the longest response, as in verl's code.
@@ -303,7 +303,7 @@ def rlzoo_advantages() -> list[type[AdvantageEstimator]]:
 
 
 def _normalised(values: Tensor, group_ids: Tensor) -> Tensor:
-    """Compute ``(values - mean) / (std + 1e-6)`` within each group, ``(N, 1)``, with n - 1 in the std."""
+    """Compute ``(values - mean) / (std + 1e-6)`` within each group, ``(N, 1)``; the std divides by n - 1."""
     centred = ops.group_centred(values, group_ids)
     count = ops.group_sum(torch.ones_like(values), group_ids)
     std = (ops.group_sum(centred.square(), group_ids) / (count - 1).clamp(min=1)).sqrt()

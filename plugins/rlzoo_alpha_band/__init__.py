@@ -19,15 +19,15 @@ class AlphaBand(ClipPolicy):
 
     Where:
         L is the response's length in tokens, and A is its advantage. alpha = 0 gives the RLOO baseline's band, which has one
-        width for all lengths. alpha = 1/2 gives FSPO's band. alpha = 1 accepts the same responses as GSPO (a band on the
-        mean), but keeps the importance ratio as the weight.
+        width for all lengths. alpha = 1/2 gives FSPO's band. With alpha = 1, the same responses are clipped as with GSPO's
+        band on the mean log-ratio, but the weight is still the importance ratio.
 
     Differences from GRPO:
-        The ratio is that of the whole response, which is clipped as a unit, in log space.
+        The importance ratio of the whole response is clipped as a unit, in log space.
 
     Reference:
-        This rule originates in rlzoo. It tests FSPO's exponent (arXiv 2509.09177), which is 1/2 if token log-ratios are
-        independent. The widths are those of `fspo`; other values of alpha need other widths.
+        This rule originates in rlzoo. It tests FSPO's exponent of 1/2 (arXiv 2509.09177), which assumes that token
+        log-ratios are independent. The default widths are the same as in `fspo`; other values of alpha need other widths.
     """
 
     name = "alpha-band"

@@ -23,8 +23,9 @@ class ASPO(ClipPolicy):
         and does not count as clipped.
 
     Differences from GRPO:
-        GRPO weights a token with A > 0 by its ratio, so that tokens that have become likelier learn fastest. Here, tokens
-        that have become less likely learn fastest. The cap also bounds the weight where A < 0. The mean is over all tokens.
+        GRPO weights a token with A > 0 by its ratio, which gives more weight to tokens that have become likelier. Here,
+        tokens that have become less likely get more weight. The cap also bounds the weight where A < 0. The mean is over all
+        tokens.
 
     Reference:
         Asymmetric Importance Sampling Policy Optimization, arXiv 2510.06062, equation 3, with clips of 0.2. The paper does

@@ -25,7 +25,7 @@ class BAPO(ClipPolicy):
         none. A = (R - mean) / std of the rewards R in the group.
 
     Differences from GRPO:
-        The ceiling for tokens with A > 0 is wide and moves, because tokens with A < 0 would otherwise dominate early in
+        The ceiling for tokens with A > 0 is high and adaptive, because tokens with A < 0 would otherwise dominate early in
         training. Once the ceiling is at its maximum, the floor rises and drops more tokens with A < 0. The mean is over
         all tokens.
 

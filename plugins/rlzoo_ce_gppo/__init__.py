@@ -38,7 +38,7 @@ class CEGPPO(ClipPolicy):
     paper = "arXiv 2509.20712"
     scope = "token"
     watch: ClassVar = {
-        "learner/entropy": "falls with beta_high, rises with beta_low",
+        "learner/entropy": "falls as beta_high increases, and rises as beta_low increases",
         "clip/fraction": "the share of tokens outside the band; they still learn",
     }
     exempt: ClassVar = {"clipped_means_no_gradient": "a token outside the band keeps a gradient of beta times the bound"}
@@ -58,7 +58,7 @@ class CEGPPO(ClipPolicy):
         log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
         band = ops.ratio_band(self.clip_low, self.clip_high, None, like=log_ratio)
         below, above = (advantages < 0) & (log_ratio < band.low), (advantages > 0) & (log_ratio > band.high)
-        one = (log_ratio - log_ratio.detach()).exp()  # has value 1 and the gradient of the log-ratio
+        one = (log_ratio - log_ratio.detach()).exp()  # equals 1, with the gradient of the log-ratio
         low, high = self.beta_low * (1 - self.clip_low), self.beta_high * (1 + self.clip_high)
         weight = torch.where(below, low * one, torch.where(above, high * one, ops.limited_exp(log_ratio)))
         return ClipResult(weight * advantages, log_ratio.detach(), below | above, band)

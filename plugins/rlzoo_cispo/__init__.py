@@ -1,4 +1,4 @@
-"""CISPO: a policy gradient with clipped importance weights, for both definitions of the bound."""
+"""CISPO: a policy gradient with clipped importance weights, with either definition of the bound."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ class CISPO(ClipPolicy):
         clipped if its ratio is beyond the bound towards which its advantage pushes it.
 
     Differences from GRPO:
-        Beyond the bound, the gradient is weighted by the bound, whereas GRPO cuts it off. The mean is over all tokens.
+        Beyond the bound, a token's gradient is weighted by the bound, whereas GRPO drops the gradient. The mean is over all
+        tokens.
 
     Reference:
-        MiniMax-M1, arXiv 2506.13585, which sets no floor and does not state its ceiling. The default ceiling of 1 + 4 is the
-        cap of arXiv 2510.13786 (see `cispo-absolute`).
+        MiniMax-M1, arXiv 2506.13585, which sets no floor and does not state the value of its ceiling. The default ceiling of
+        1 + 4 is the cap of arXiv 2510.13786 (see `cispo-absolute`).
     """
 
     name = "cispo"

@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Pool = Literal["token", "sum", "mean"]
-"""The ratio to judge: that of each token, or that of the whole response, from the sum or the mean of its log-ratios."""
+"""The ratio to judge: each token's, or the whole response's, computed from the sum or the mean of its log-ratios."""
 
 
-PROB_FLOOR = 1e-8  # minimum of 1 - probability before the logarithm
+PROB_FLOOR = 1e-8  # 1 - probability is raised to at least this before its logarithm is taken
 
 
 class Pooled(Correction):
     """Base class for corrections based on rho, the ratio ``exp(log pi_old - log pi_rollout)`` of each token or response."""
 
     pool: Pool = Field(
-        "token", description="ratio to judge: that of each token, or that of the response, from its summed or mean log-ratio"
+        "token", description="ratio to judge: each token's, or the response's, computed from its summed or mean log-ratio"
     )
     high: float = Field(2.0, gt=0, description="largest ratio that is kept")
 
@@ -100,8 +100,8 @@ class LengthFair(Correction):
 
     Reference:
         This correction originates in rlzoo. The spread of a sum of independent log-ratios grows with the square root of the
-        length. Fixed bounds therefore drop long responses more often than short ones, while these bounds drop all lengths
-        equally often.
+        length. Fixed bounds therefore drop long responses more often than short ones, while this band drops responses of
+        every length equally often.
     """
 
     name, paper = "length_fair", "none"
@@ -115,14 +115,15 @@ class LengthFair(Correction):
 
 
 class TrustRegionMask(Correction):
-    """Drops a response if any token, or the mean over its tokens, diverges too far from the sampler.
+    """Drops a response if any of its tokens diverges too far from the sampler, or if its tokens do so on average.
 
     Formula:
         w = 1 where max_t l_t^2 / 2 <= max_divergence and mean_t (exp(l_t) - 1 - l_t) <= mean_divergence, else 0
 
     Where:
-        l_t = log pi_old - log pi_rollout of the sampled token. The paper computes the KL over the whole vocabulary. This
-        correction estimates it from the sampled token, with k2 for the maximum and k3 for the mean, as the paper recommends.
+        l_t = log pi_old - log pi_rollout of the sampled token. The paper computes the KL divergence over the whole
+        vocabulary. This correction estimates it from the sampled token, with the k2 estimator for the maximum and k3 for the
+        mean, as the paper recommends.
 
     Reference:
         Trust Region Masking, arXiv 2512.23075, with the thresholds 0.1 and 0.002 from its combined criterion over the whole
@@ -159,14 +160,14 @@ class TVGate(Correction):
         D = mean over the response's tokens of |rho_t - 1|, with rho_t = pi_old / pi_rollout.
 
     Reference:
-        VACO, arXiv 2603.01365, as in open-instruct's TVPO, which applies the filter once before the update; the paper
-        filters with the current model. The cap of 2 is from open-instruct. The threshold of 0.2 is quoted in a review; using
-        it is rlzoo's choice.
+        VACO, arXiv 2603.01365, as in open-instruct's TVPO, which applies the filter once, before the update; in the paper,
+        the filter follows the current model. The cap of 2 is from open-instruct. The threshold of 0.2 is quoted in a review;
+        using it is rlzoo's choice.
     """
 
     name, paper, per_token = "tv_gate", "arXiv 2603.01365", True
 
-    threshold: float = Field(0.2, gt=0, description="largest mean distance of the ratios from 1 at which no token is dropped")
+    threshold: float = Field(0.2, gt=0, description="mean distance of the ratios from 1 above which tokens are dropped")
     high: float = Field(2.0, gt=0, description="cap on the ratio of the tokens that are kept")
 
     def weigh(self, inputs: CorrectionInputs) -> Tensor:
@@ -231,13 +232,13 @@ class BinaryKLGate(Correction):
 
 
 def _log_probs(inputs: CorrectionInputs) -> tuple[Tensor, Tensor]:
-    """Return the log-probs of the trainer and of the sampler, float32 ``(B, T)`` each; they are equal where masked."""
+    """Return the log-probs of the trainer and of the sampler, float32 ``(B, T)`` each; they are equal at masked positions."""
     log_q = torch.where(inputs.response_mask, inputs.rollout_log_probs.float(), 0.0)
     return log_q + inputs.log_ratio, log_q
 
 
 def _gated(inputs: CorrectionInputs, is_far: Tensor, high: float) -> Tensor:
-    """Return 0 for tokens that are far and would move further, and the ratio up to ``high`` elsewhere, ``(B, T)``."""
+    """Return 0 for tokens that are far from the sampler and would move further, else the ratio up to ``high``, ``(B, T)``."""
     pushes = inputs.log_ratio.sign() * inputs.advantages > 0
     return torch.where(is_far & pushes, 0.0, ops.limited_exp(inputs.log_ratio).clamp(max=high))
 

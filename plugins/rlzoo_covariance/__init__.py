@@ -13,15 +13,16 @@ from rlzoo import ClipInputs, ClipPolicy, ClipResult, Reduction, Width, hookimpl
 
 
 class ClipCov(ClipPolicy):
-    """Clips every token as PPO does, and drops a few random tokens among those that reduce the entropy most.
+    """Clips every token as PPO does, and randomly drops a few of the tokens that reduce the entropy most.
 
     Formula:
         J = mean over the step's tokens of M_t min(r_t A, clip(r_t, 1 - clip_low, 1 + clip_high) A),   r_t = pi_t / pi_old_t
         M_t = 0 for max(1, fraction x tokens) tokens drawn at random among the unclipped ones with cov_low < cov_t < cov_high
 
     Where:
-        cov_t = (A_t - mean A) (log pi_t - mean log pi) with means taken over the step's tokens. It is the token's
-        contribution to the covariance that decreases the entropy. The random draw depends on the step's seed.
+        cov_t = (A_t - mean A) (log pi_t - mean log pi) with means taken over the step's tokens. The mean of cov_t is the
+        covariance between log-probability and advantage, which determines how fast the entropy falls. The random draw
+        depends on the step's seed.
 
     Differences from GRPO:
         The objective has an additional mask M, and the mean is over all tokens.
@@ -36,7 +37,7 @@ class ClipCov(ClipPolicy):
     scope = "batch"
     watch: ClassVar = {
         "learner/entropy": "the rule should keep it high",
-        "clip/fraction": "as with grpo, plus the dropped tokens",
+        "clip/fraction": "the share that grpo would clip, plus the dropped tokens",
     }
     exempt: ClassVar = {
         "ratio_one_is_reinforce": "tokens are dropped at ratio 1 too",
@@ -69,14 +70,14 @@ class ClipCov(ClipPolicy):
 
 
 class KLCov(ClipPolicy):
-    """Penalises the few tokens that reduce the entropy most; the others are not clipped.
+    """Penalises the few tokens that reduce the entropy most; the other tokens are neither penalised nor clipped.
 
     Formula:
         J = mean over the step's tokens of r_t A - [t in K] kl_coef |log r_t|,   r_t = pi_t / pi_old_t
-        K = the max(1, fraction x tokens) tokens of the step with the largest cov_t; all or none of those with equal cov_t
+        K = the max(1, fraction x tokens) tokens of the step with the largest cov_t; ties are all in K or all left out
 
     Where:
-        cov_t is defined as in `clip-cov`. Penalised tokens that have moved count as clipped.
+        cov_t is defined as in `clip-cov`. A penalised token counts as clipped if its probability has changed.
 
     Differences from GRPO:
         There is no clip. The few tokens in K are pulled back towards their old probability, whatever their advantage. The mean
@@ -113,7 +114,7 @@ class KLCov(ClipPolicy):
         beyond = torch.cat([cov.flatten().sort(descending=True).values, cov.new_full((1,), -torch.inf)])
         penalised = mask & (
             cov > beyond.gather(0, number[None])
-        )  # tokens with equal covariance are penalised together or not at all, and never more than ``number``
+        )  # tokens with equal covariance are all penalised or all left out, so that at most ``number`` tokens are penalised
         objective = ops.limited_exp(log_ratio) * inputs.advantages.detach().float()
         objective = objective - torch.where(penalised, self.kl_coef * log_ratio.abs(), 0.0)
         moved = penalised & (inputs.advantages != 0) & (log_ratio.detach() != 0)

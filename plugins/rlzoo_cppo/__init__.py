@@ -11,7 +11,7 @@ from rlzoo import ClipInputs, ClipPolicy, ClipResult, Reduction, Width, hookimpl
 
 
 class CPPO(ClipPolicy):
-    """Drops a token whose probability moved too far, given a limit per token and a budget for its prefix.
+    """Drops a token whose probability moved too far, given a limit for each token and a budget for the prefix before it.
 
     Formula:
         J = sum over the step's tokens of M_t r_t A / (responses x max_length),   r_t = pi_t / pi_rollout_t
@@ -21,17 +21,17 @@ class CPPO(ClipPolicy):
 
     Where:
         t = 1..T counts the model's tokens, and S_0 = W_0 = 0. pi_rollout is the sampler's probability, or pi_old if the
-        sampler reported none. Dropped tokens count in S and W. If `quantile` is null, b = budget.
+        sampler reported none. Dropped tokens also count in S and W. If `quantile` is null, b = budget.
 
     Differences from GRPO:
         The bound is on the probability instead of the ratio. It becomes tighter when the prefix has drifted by more than b
-        per token on average, and it is looser late in a response.
+        per token on average, and looser towards the end of a response.
 
     Reference:
         Cumulative Prefix-divergence Policy Optimization, arXiv 2606.10968, equations 8 to 11 and 22, with a delta of 0.15, a
-        weight_last of 0.8, and a budget of 0.02 with the quantile for base models or 0.015 without it for others. The paper
-        states a sum over tokens; the constant denominator is an rlzoo addition. The released code uses the quantile for
-        every model.
+        weight_last of 0.8, and a budget of 0.02 with the quantile (base models) or 0.015 without it (other models). The
+        paper sums over tokens; the constant denominator is an rlzoo addition. The released code uses the quantile for every
+        model.
     """
 
     name = "cppo"

@@ -10,25 +10,25 @@ from rlzoo import ClipBand, ClipInputs, ClipPolicy, ClipResult, Width, hookimpl,
 
 
 class CTPO(ClipPolicy):
-    """Weights each token by the product of the ratios up to it, clipped to a band that grows with its position.
+    """Weights each token by the product of all ratios up to its own, clipped to a band that grows with its position.
 
     Formula:
         J = mean over responses of mean_t min(x_t A, clip(x_t, exp(-width_low t^power), exp(width_high t^power)) A)
         x_t = sg[rho_t] pi_t / sg[pi_t],   log rho_t = sum_{k <= t} log(pi_k / pi_old_k)
 
     Where:
-        t = 1, 2, ... counts the model's tokens, and sg[.] stops the gradient. x_t has the value of rho_t, but only the
-        gradient of token t. A = (R - mean) / std of the rewards R in the group.
+        t = 1, 2, ... counts the model's tokens, and sg[.] stops the gradient. x_t equals rho_t, but its gradient comes only
+        from token t. A = (R - mean) / std of the rewards R in the group.
 
     Differences from GRPO:
-        A token's ratio is that of its whole prefix, which is the importance ratio of the state and the token together. The
-        band widens like the spread of a sum of t token log-ratios, whose standard deviation grows as t^(1/2) if they are
-        independent.
+        A token is weighted by the ratio of the whole prefix that it ends, which is the importance ratio of the state and the
+        token together. The band widens with the standard deviation of a sum of t token log-ratios, which grows as t^(1/2) if
+        they are independent.
 
     Reference:
         Cumulative Token Policy Optimization, arXiv 2605.07331, with widths of 0.025 and 0.05 and a power of 0.5, as in the
-        paper. Its formula states rho_t as a function of the current policy; here the prefix is treated as constant, as in
-        the released code. The released code also has a dual clip, exp(0.05 t^power) where A < 0 (`width_ceiling`), and
+        paper. In the paper's formula, rho_t is a function of the current policy; here, the prefix is treated as constant, as
+        in the released code. The released code also has a dual clip, exp(0.05 t^power) where A < 0 (`width_ceiling`), and
         averages over all tokens.
     """
 

@@ -22,7 +22,7 @@ class DCPO(ClipPolicy):
 
     Differences from GRPO:
         A token with probability 0.01 may become 5 times as likely, and one with probability 0.9 may become 1.19 times as
-        likely. GRPO's band is 0.8 to 1.2 for both.
+        likely. GRPO's band is 0.8 to 1.2 for both tokens.
 
     Reference:
         DCPO, arXiv 2509.02333, with widths of 0.16 and 0.2 and a cap of 10, as in the paper.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlzoo import Advantage, ClipInputs, ClipPolicy, ClipResult, Reduction, Width, hookimpl, ops
 
-FLOOR = 1e-8  # minimum of 1 - probability before the logarithm
+FLOOR = 1e-8  # 1 - probability is raised to at least this before its logarithm is taken
 
 
 class DPPOTV(ClipPolicy):
@@ -101,7 +101,7 @@ class DPPOKL(ClipPolicy):
 
 
 def probabilities(inputs: ClipInputs) -> tuple[Tensor, Tensor]:
-    """Return each token's probability now and when sampled, ``(B, T)`` each, 1 where masked; detached."""
+    """Return each token's current probability and its probability when sampled, ``(B, T)`` each, detached; 1 where masked."""
     now = ops.log_probs(inputs).detach()
     return now.exp(), (now - ops.log_ratio(inputs, against="rollout").detach()).exp()
 

@@ -20,13 +20,13 @@ class DRO(ClipPolicy):
         the token counts as clipped.
 
     Differences from GRPO:
-        There is no exponential and no clip; the penalty on every token acts as the trust region. Advantages are not divided
-        by std, and the mean is over all tokens.
+        The ratio is not exponentiated, and there is no clip; the penalty on every token acts as the trust region. Advantages
+        are not divided by std, and the mean is over all tokens.
 
     Reference:
-        Direct Reward Optimisation, arXiv 2405.19107, per token as in verl's implementation, which leaves beta to the user;
-        0.05 is the value used in an example in Tinker's documentation. The paper learns a value function; here, the group's
-        mean replaces it.
+        Direct Reward Optimisation, arXiv 2405.19107, applied per token, as in verl's implementation, which leaves beta to
+        the user; 0.05 is the value used in an example in Tinker's documentation. The paper learns a value function; here,
+        the group's mean reward replaces it.
     """
 
     name = "dro"

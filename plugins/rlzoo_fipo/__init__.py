@@ -1,4 +1,4 @@
-"""FIPO: GRPO's clip, with tokens weighted by how much the policy changed on the tokens after them."""
+"""FIPO: GRPO's clip, with each token weighted by how much the policy has changed on the tokens after it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlzoo import ClipInputs, ClipPolicy, ClipResult, Reduction, Width, hookimpl
 
 
 class FIPO(ClipPolicy):
-    """Weights each token's advantage by how much likelier the rest of the response has become, with GRPO's clip.
+    """Applies GRPO's clip, and weights each token's advantage by how much likelier the rest of the response has become.
 
     Formula:
         J = mean over the step's tokens of min(r_t f_t A, clip(r_t, 1 - clip_low, 1 + clip_high) f_t A),   r_t = pi_t / pi_old_t
@@ -31,7 +31,8 @@ class FIPO(ClipPolicy):
         Future-KL Influenced Policy Optimization, arXiv 2603.19835, equations 5 to 8, with the settings of its 32B model:
         weights in [1, 1.2], a half-life of 32, clips of 0.2 and 0.28, and 10 for both the dual clip and the safety
         threshold. The dual clip is in the paper's text but not in equation 8. The released code also sets m_k to 0 where A >
-        0, clips f to [0.8, 1] where the paper sets 1, and drops responses with more than one token above the dual clip.
+        0, clips f to [0.8, 1] where the paper sets it to 1, and drops responses with more than one token above the dual
+        clip.
     """
 
     name = "fipo"
@@ -71,9 +72,9 @@ class FIPO(ClipPolicy):
 def discounted_future(values: Tensor, response_mask: Tensor, half_life: float) -> Tensor:
     """Compute ``sum_{k >= t} 2^(-(k - t) / half_life) values_k`` over a response's tokens, ``(B, T)``; 0 where masked.
 
-    The window of the sum doubles (1, 2, 4, ... tokens), so that the sum cannot overflow for long responses.
+    The sum is built up from windows of 1, 2, 4, ... tokens, so that it cannot overflow for long responses.
     """
-    order = (~response_mask).long().argsort(dim=-1, stable=True)  # move the tokens to the front, in order
+    order = (~response_mask).long().argsort(dim=-1, stable=True)  # move the response's tokens to the front, keeping their order
     summed = torch.where(response_mask, values, 0.0).gather(-1, order)
     window = 1
     while window < values.shape[-1]:

@@ -19,16 +19,16 @@ class FSPO(ClipPolicy):
 
     Where:
         L is the response's length in tokens, and A is its advantage. Under the old policy, S is approximately normal with
-        mean mu L and variance sigma^2 L. `drift` is mu, and a width is z sigma with the same z at every length.
+        mean mu L and variance sigma^2 L. If `drift` is mu and a width is z sigma, the same share is clipped at every length.
 
     Differences from GRPO:
-        The ratio is that of the whole response, the product of its token ratios, so that a response is clipped as a unit.
+        The importance ratio is the product of a response's token ratios, so that the response is clipped as a unit.
         The width is given per sqrt(token) in log space, not as a distance from a ratio of 1.
 
     Reference:
         Length-fair sequence policy optimisation, arXiv 2509.09177. Version 1 centres the band on the drift; versions 2 and 3
-        set the drift to 0, the default here. The paper lists a dual clip, but we did not find its value; 0.09 is the rlzoo
-        default.
+        set the drift to 0, which is the default here. The paper mentions a dual clip, but we found no value for it; the
+        default of 0.09 is rlzoo's choice.
     """
 
     name = "fspo"
@@ -37,7 +37,7 @@ class FSPO(ClipPolicy):
     watch: ClassVar = {
         "clip/fraction_length_bin_<k>": "flat if the band suits the model; rises if log-ratios are correlated or drift",
         "fairness/lre_max": "compare rules only at equal clip/fraction",
-        "ratio/sigma_token": "a width divided by this is z; set drift unless ratio/mu_token times sqrt(L) is far below it",
+        "ratio/sigma_token": "a width divided by this is z; set drift unless this is far above ratio/mu_token times sqrt(L)",
         "clip/fraction_dual": "the share of responses that are clipped at the ceiling for A < 0",
         "learner/grad_clipped": "close to 1, because the norm of a sum over tokens grows with L",
     }

@@ -1,4 +1,4 @@
-"""Adaptive FSPO: learns a band that clips a target share at every length, for each sign of the advantage."""
+"""Adaptive FSPO: learns a band that clips a target share of the responses at every length, for each sign of the advantage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Offsets = tuple[Annotated[float, Field(ge=-FURTHEST, le=FURTHEST)], ...]
 
 
 class FSPOAdaptive(ClipPolicy):
-    """Clips the importance ratio of a whole response to a band that learns to clip the same share at every length.
+    """Clips the importance ratio of a whole response to a learned band that clips the same share of responses at every length.
 
     Formula:
         J = mean over responses of exp(clamp(S)) A,   S = sum_t log(pi_t / pi_old_t)
@@ -35,21 +35,23 @@ class FSPOAdaptive(ClipPolicy):
         offset_j += rate weight_j (clip fraction_j - target)
 
     Where:
-        L is the response's length, and A is its advantage. An offset is given at a few lengths, the knots, which follow the
-        mean lengths of the length bins; it is linear in log L between them. A response between two knots counts for both, in
-        proportion to its closeness. clip fraction_j is the clipped share with these weights. weight_j is the number of
-        responses counted for knot j, divided by the mean over knots and signs, and at most 3. This is a step of online
-        quantile regression: the band narrows if too few responses are clipped, and widens if too many are. As long as the
-        offset stays within its limits of +-20, the weighted mean of (clip fraction_j - target) over many updates is (change
-        in offset_j) / (rate sum of weight_j), for any distribution of S.
+        L is the response's length, and A is its advantage. The offsets are stored at a few lengths, the knots, which follow
+        the mean lengths of the length bins; between knots, an offset is linear in log L. A response whose length lies
+        between two knots counts towards both, in proportion to its closeness to each. clip fraction_j is the share of
+        clipped responses, weighted in this way. weight_j is the number of responses that count towards knot j, divided by
+        the mean of this number over knots and signs, and capped at 3. This is a step of online quantile regression: the band
+        narrows if too few responses are clipped, and widens if too many are. As long as the offset stays within its limits
+        of +-20, the weighted mean of (clip fraction_j - target) over many updates is (change in offset_j) / (rate sum of
+        weight_j), for any distribution of S.
 
     Differences from GRPO:
-        The ratio is that of the whole response, which is clipped as a unit. The main setting is the share to clip instead of
-        the width of the band.
+        The importance ratio of the whole response is clipped as a unit. The main setting is the share of responses to clip,
+        not the width of the band.
 
     Reference:
         This rule originates in rlzoo. It is based on length-fair sequence policy optimisation, arXiv 2509.09177, and starts
-        with that paper's band. The square root assumes that token log-ratios are independent.
+        with that paper's band. That band grows with the square root of the length, which assumes that token log-ratios are
+        independent.
     """
 
     name = "fspo-adaptive"
@@ -75,8 +77,8 @@ class FSPOAdaptive(ClipPolicy):
         0.03, gt=0, le=1e6, description="upper width per sqrt(token), before the offsets"
     )
     lengths: Lengths = Field((), description="state: response lengths, ascending, at which the offsets are given")
-    offsets_low: Offsets = Field((), description="state: log factor of the lower width at each of the lengths")
-    offsets_high: Offsets = Field((), description="state: log factor of the upper width at each of the lengths")
+    offsets_low: Offsets = Field((), description="state: log of the factor on the lower width, at each length")
+    offsets_high: Offsets = Field((), description="state: log of the factor on the upper width, at each length")
 
     @model_validator(mode="after")
     def _offsets_belong_to_lengths(self) -> Self:
@@ -100,7 +102,7 @@ class FSPOAdaptive(ClipPolicy):
         return self.replace(target_clip_fraction=clip_fraction)
 
     def updated(self, stats: ClipStats) -> Self:
-        """Return the policy with the band for the next update, from the statistics of this one."""
+        """Return a policy with the band for the next update, computed from the statistics of this update."""
         filled = stats.num_responses.sum(1) > 0
         length = (stats.length.sum(1) / stats.num_responses.sum(1))[filled].clamp(min=1)
         if not self.lengths:
@@ -112,7 +114,7 @@ class FSPOAdaptive(ClipPolicy):
         return stepped._followed(length)
 
     def _started(self, length: Tensor, square: Tensor) -> Self:
-        """Place knots at the bins' mean lengths, and set the initial band from the spread of their log-ratios."""
+        """Place knots at the bins' mean lengths, and set the initial band from the spread of the log-ratios."""
         if len(length) == 0 or float(square.max()) < INERT**2:
             return self
         knots = sorted(set(length.tolist()))
@@ -124,7 +126,7 @@ class FSPOAdaptive(ClipPolicy):
         return self.replace(lengths=knots, **offsets)
 
     def _followed(self, length: Tensor) -> Self:
-        """Move the knots towards this update's lengths, or place one at each length if there are more."""
+        """Move the knots towards this update's lengths, or place new knots at them if there are more lengths than knots."""
         following = torch.tensor(sorted(set(length.tolist())), dtype=torch.float64)
         if len(following) < len(self.lengths):
             return self
@@ -132,16 +134,16 @@ class FSPOAdaptive(ClipPolicy):
             low, high = (interpolated(following, self.lengths, side).tolist() for side in (self.offsets_low, self.offsets_high))
             return self.replace(lengths=following.tolist(), offsets_low=low, offsets_high=high)
         knots = torch.tensor(self.lengths, dtype=torch.float64)
-        # an offset stays with its moving knot, so that accumulated offsets do not mix
+        # each offset moves with its knot, so that offsets accumulated at different knots do not mix
         return self.replace(lengths=torch.exp(knots.log() + FOLLOW * (following.log() - knots.log())).tolist())
 
     def _stepped(self, offsets: Offsets, stats: ClipStats, sign: int) -> list[float]:
-        """Return one side's offsets after a step of online quantile regression, at the knots used in the update."""
+        """Take a step of online quantile regression for one side of the band, and return its offsets at the update's knots."""
         weight, error = self.errors(stats, sign)
         return (torch.tensor(offsets, dtype=torch.float64) + self.rate * weight * error).clamp(-FURTHEST, FURTHEST).tolist()
 
     def errors(self, stats: ClipStats, sign: int) -> tuple[Tensor, Tensor]:
-        """Return each knot's weight, and its clip fraction minus the target, float64 ``(K,)`` each.
+        """Return the weight of each knot, and its clip fraction minus the target, both as float64 ``(K,)``.
 
         Args:
             stats: statistics of an update with this policy, which must have knots.
@@ -158,7 +160,7 @@ class FSPOAdaptive(ClipPolicy):
 
 
 def hats(length: Tensor, knots: Sequence[float]) -> Tensor:
-    """Return each knot's weight at each length, ``(..., K)``: linear in log length, constant beyond the outermost knots."""
+    """Return the knots' weights at each length, ``(..., K)``, linear in log length and constant beyond the outermost knots."""
     x, at = length.double().log()[..., None], torch.tensor(knots, dtype=torch.float64, device=length.device).log()
     if len(knots) == 1:
         return torch.ones_like(x)

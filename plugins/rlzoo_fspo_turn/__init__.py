@@ -11,7 +11,7 @@ from rlzoo import ClipBand, ClipInputs, ClipPolicy, ClipResult, Reduction, Width
 
 
 class FSPOTurn(ClipPolicy):
-    """Clips the importance ratio of each turn to a band that accepts all turn lengths equally.
+    """Clips the importance ratio of each turn to a band that grows with the square root of the turn's length.
 
     Formula:
         J = mean over responses of sum_t x_t A, where x_t has the gradient of its own token only
@@ -24,8 +24,9 @@ class FSPOTurn(ClipPolicy):
         advantage. Under the old policy, S_k is approximately normal with mean mu L_k and variance sigma^2 L_k.
 
     Differences from GRPO:
-        The ratio is that of the turn, the product of its token ratios. A turn is clipped as a unit, while other turns of the
-        response still count. On a single-turn response, the clip and the gradient are those of FSPO.
+        The importance ratio is the product of a turn's token ratios, so that the turn is clipped as a unit, while the
+        response's other turns still contribute to the gradient. On a single-turn response, the clip and the gradient are the
+        same as in FSPO.
 
     Reference:
         This rule originates in rlzoo. It applies the band of length-fair sequence policy optimisation, arXiv 2509.09177, to
@@ -39,7 +40,7 @@ class FSPOTurn(ClipPolicy):
     watch: ClassVar = {
         "clip/fraction_turn_<k>": "flat across the turns of an episode if the band suits the model",
         "fairness/lre_turn_max": "compare rules only at equal clip/fraction",
-        "ratio/sigma_token": "a width divided by this is z; set drift unless ratio/mu_token times sqrt(L_k) is far below it",
+        "ratio/sigma_token": "a width divided by this is z; set drift unless this is far above ratio/mu_token times sqrt(L_k)",
         "learner/grad_clipped": "close to 1, because the norm of a sum over tokens grows with L",
     }
 

@@ -1,4 +1,4 @@
-"""GMPO: the geometric mean of a response's token ratios, which are clipped before pooling."""
+"""GMPO: weights each response by the geometric mean of its token ratios, which are clipped first."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class GMPO(ClipPolicy):
     )
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clamp and pool the log-ratios; the objective is ``(B, 1)``, the log-ratio and the clip decisions are ``(B, T)``."""
+        """Clamp and pool the log-ratios; the objective is ``(B, 1)``; the log-ratio and the clip decisions are ``(B, T)``."""
         log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
         edges = torch.tensor([-self.width_low, self.width_high], device=log_ratio.device)
         band = ClipBand(low=edges[0], high=edges[1])

@@ -24,8 +24,8 @@ class GPG(ClipPolicy):
         rollout batch, the data is off-policy and the gradient is not corrected.
 
     Reference:
-        Group Policy Gradient, arXiv 2504.02546. The paper's correction for groups without a signal is omitted: it scales the
-        whole step, as the learning rate does.
+        Group Policy Gradient, arXiv 2504.02546. The paper's correction for groups without a signal is omitted, because it
+        scales the whole step, as the learning rate does.
     """
 
     name = "gpg"

@@ -10,7 +10,7 @@ from rlzoo import ClipInputs, ClipPolicy, ClipResult, Width, hookimpl, ops
 
 
 class GSPO(ClipPolicy):
-    """Clips the geometric mean of a response's token ratios to one narrow band for all lengths.
+    """Clips the geometric mean of a response's token ratios to the same narrow band at every length.
 
     Formula:
         J = mean over responses of min(s A, clip(s, 1 - clip_low, 1 + clip_high) A),   s = exp(S / L)

@@ -1,4 +1,4 @@
-"""GSPO-token: GSPO's ratio and clip, with a gradient for each token."""
+"""GSPO-token: GSPO's ratio and clip, with per-token gradients."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class GSPOToken(ClipPolicy):
         s_t = sg[exp(S / L)] pi_t / sg[pi_t]
 
     Where:
-        S = sum_t log(pi_t / pi_old_t), L is the response's length in tokens, and sg[.] stops the gradient. Every s_t has the
-        value exp(S / L), but only the gradient of its own token.
+        S = sum_t log(pi_t / pi_old_t), L is the response's length in tokens, and sg[.] stops the gradient. Every s_t equals
+        exp(S / L), but its gradient comes only from token t.
 
     Differences from GRPO:
-        The clipped ratio is that of the whole response. Only the advantage and the gradient are per token.
+        The ratio is computed and clipped for the whole response. Only the advantage and the gradient are per token.
 
     Reference:
         Group Sequence Policy Optimization, arXiv 2507.18071, section 4.3, with widths of 3e-4 and 4e-4 as in its

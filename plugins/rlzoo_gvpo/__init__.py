@@ -1,4 +1,4 @@
-"""GVPO: fits the differences of summed log-ratios within a group to the differences of rewards."""
+"""GVPO: fits the differences between summed log-ratios within a group to the differences between rewards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlzoo import Advantage, ClipInputs, ClipPolicy, ClipResult, hookimpl, ops
 
 
 class GVPO(ClipPolicy):
-    """Fits the log-ratios of a prompt's responses to their rewards by least squares, both centred within the group.
+    """Fits the log-ratios of a prompt's responses to their rewards by least squares, after centring both within the group.
 
     Formula:
         J = mean over prompts of -1 / (2 (G - 1)) sum_i [beta (S_i - mean_j S_j) - (R_i - mean_j R_j)]^2

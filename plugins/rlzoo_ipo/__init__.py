@@ -11,7 +11,7 @@ from rlzoo import Advantage, ClipInputs, ClipPolicy, ClipResult, Reduction, Widt
 
 
 class IPO(ClipPolicy):
-    """Drops a token whose probability moved too far from the sampler's, for either sign of its advantage.
+    """Drops every token whose probability moved too far from the sampler's, whatever the sign of its advantage.
 
     Formula:
         J = mean over the step's tokens of M_t r_t A,   r_t = pi_t / pi_rollout_t
@@ -22,8 +22,8 @@ class IPO(ClipPolicy):
         group.
 
     Differences from GRPO:
-        The bound is on the probability instead of the ratio. A token is dropped on either side, even if its advantage pushes
-        it back. Advantages are not divided by std, and the mean is over all tokens.
+        The bound is on the probability instead of the ratio. A token is dropped whether its probability rose or fell, even
+        if its advantage would reverse the change. Advantages are not divided by std, and the mean is over all tokens.
 
     Reference:
         The loss of prime-rl (github.com/PrimeIntellect-ai/prime-rl), which has no paper; its default for eps has been 0.3

@@ -12,15 +12,16 @@ from rlzoo import ClipBand, ClipInputs, ClipPolicy, ClipResult, Reduction, Width
 
 
 class M2PO(ClipPolicy):
-    """Clips the step's most extreme tokens at a log-ratio that keeps the capped mean square within a bound.
+    """Clips the step's most extreme tokens at a log-ratio that keeps the mean square of the clipped log-ratios within a bound.
 
     Formula:
         J = mean over the step's tokens of min(r_t A, clip(r_t, exp(-tau), exp(tau)) A),   r_t = pi_t / pi_old_t
         tau = the largest |log r_i| with   mean over i of min((log r_i)^2, tau^2) <= `threshold`;   0 if there is none
 
     Where:
-        i runs over the tokens of the step that the advantage pushes further out: A > 0 and r > 1, or A < 0 and r < 1. Tokens
-        beyond tau are clipped. No token is clipped while the mean of (log r_i)^2 is within `threshold`.
+        i runs over the tokens of the step that their advantage pushes further away from ratio 1: A > 0 and r > 1, or A < 0
+        and r < 1. Of these, tokens with |log r_i| > tau are clipped. No token is clipped while the mean of (log r_i)^2 is
+        within `threshold`.
 
     Differences from GRPO:
         The threshold depends on all tokens in the step. Nothing is clipped while the policies are close, and only
@@ -42,7 +43,7 @@ class M2PO(ClipPolicy):
 
     reduction: Reduction = Field("token_mean", description="how the objective is reduced to a scalar")
     threshold: Annotated[float, Width()] = Field(
-        0.04, gt=0, le=400, description="largest mean of the squared token log-ratio, capped at the clip"
+        0.04, gt=0, le=400, description="largest mean square of the token log-ratios after clipping"
     )
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
@@ -68,7 +69,7 @@ def clip_edge(distances: Tensor, number: Tensor, threshold: float) -> Tensor:
     ascending = distances.flatten().sort().values
     squares = ascending.double().square()
     larger = torch.arange(len(squares) - 1, -1, -1, device=squares.device)
-    capped = squares.cumsum(0) + squares * larger  # sum of the squares if every distance is capped at this one
+    capped = squares.cumsum(0) + squares * larger  # sum of squares if every distance is capped at this distance
     return torch.where(capped <= threshold * number, ascending, 0.0).amax()
 
 

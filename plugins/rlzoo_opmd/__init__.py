@@ -20,11 +20,11 @@ class OPMD(ClipPolicy):
         response counts as clipped.
 
     Differences from GRPO:
-        There is no exponential and no clip; the penalty on the whole response acts as the trust region.
+        The ratio is not exponentiated, and there is no clip; the penalty on the whole response acts as the trust region.
 
     Reference:
-        Kimi k1.5, arXiv 2501.12599, section 2.3.2. The reference model there is the policy at the start of the iteration.
-        The paper does not state tau; 0.1 is the rlzoo default.
+        Kimi k1.5, arXiv 2501.12599, section 2.3.2. The paper's reference model is the policy at the start of the iteration.
+        The paper does not state tau; the default of 0.1 is rlzoo's choice.
     """
 
     name = "opmd"

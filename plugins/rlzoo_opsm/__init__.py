@@ -12,7 +12,7 @@ from rlzoo import ClipInputs, ClipPolicy, ClipResult, Width, hookimpl, ops
 
 
 class OPSM(ClipPolicy):
-    """Clips every token as PPO does, and drops responses with a negative advantage that have become too unlikely.
+    """Clips every token as PPO does, and drops a response with a negative advantage if it has become too unlikely.
 
     Formula:
         J = mean over responses of M mean_t min(r_t A, clip(r_t, 1 - clip_low, 1 + clip_high) A),   r_t = pi_t / pi_old_t

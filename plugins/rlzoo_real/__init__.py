@@ -22,12 +22,14 @@ class REAL(ClipPolicy):
         count in the mean.
 
     Differences from GRPO:
-        A classification loss replaces the advantage. The weight of a response is a softmax of its score and at most 1 / tau.
-        It is largest for misclassified responses, decreases for well-classified ones, and is never cut.
+        A classification loss replaces the advantage. The weight of a response's gradient is a softmax of its score, and is
+        at most 1 / tau. The weight is largest for misclassified responses and smaller for well-classified responses, and is
+        never cut off.
 
     Reference:
-        Rewards as Labels, arXiv 2602.05630, with a tau of 0.5 as in the released script. The released code treats a reward
-        of exactly 1 as good and exactly 0 as bad; the threshold is an rlzoo addition.
+        Rewards as Labels, arXiv 2602.05630, with a tau of 0.5 as in the released script. The released code treats responses
+        with a reward of exactly 1 as good, and responses with a reward of exactly 0 as bad; the threshold is an rlzoo
+        addition.
     """
 
     name = "real"
@@ -37,7 +39,7 @@ class REAL(ClipPolicy):
     learns_without_advantages = True
     watch: ClassVar = {
         "ratio/mu_token": "the mean score, which may differ from 0",
-        "ratio/sigma_token": "in units of tau, how far the responses are separated; weights are small beyond 1",
+        "ratio/sigma_token": "in units of tau, how far responses are separated; weights are small if this is above 1",
     }
     exempt: ClassVar = {
         "advantages_scale_the_gradient": "the rule uses rewards instead of advantages",
@@ -52,7 +54,7 @@ class REAL(ClipPolicy):
     threshold: float = Field(0.5, ge=-1e6, le=1e6, description="responses with a larger reward are good, all others bad")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Classify each group, and return a ``(B, 1)`` objective: the J of each response's prompt."""
+        """Classify each group, and return a ``(B, 1)`` objective: J of each response's prompt."""
         assert inputs.group_ids is not None, "real needs group_ids: fill ClipInputs.group_ids"
         assert inputs.rewards is not None, "real needs rewards: fill ClipInputs.rewards"
         score = ops.sequence_mean(ops.log_ratio(inputs), inputs.response_mask)

@@ -10,7 +10,7 @@ from rlzoo import Advantage, ClipInputs, ClipPolicy, ClipResult, Width, hookimpl
 
 
 class RLOO(ClipPolicy):
-    """Clips the importance ratio of a whole response to one band for all lengths.
+    """Clips the importance ratio of a whole response to the same band at every length.
 
     Formula:
         J = mean over responses of min(w A, clip(w, 1 - clip_low, 1 + clip_high) A),   w = exp(S)
@@ -20,8 +20,8 @@ class RLOO(ClipPolicy):
         widths are null.
 
     Differences from GRPO:
-        The baseline of the advantage excludes the response itself, and advantages are not divided by std. The ratio is that
-        of the whole response.
+        The baseline of the advantage excludes the response itself, and advantages are not divided by std. The importance
+        ratio is computed for the whole response.
 
     Reference:
         Back to Basics, arXiv 2402.14740, which takes one update per rollout and needs no clip. The clip is taken from the
@@ -32,7 +32,7 @@ class RLOO(ClipPolicy):
     paper = "arXiv 2402.14740"
     scope = "sequence"
     watch: ClassVar = {
-        "clip/fraction_length_bin_<k>": "rises with length, because S spreads with sqrt(L) and the band does not",
+        "clip/fraction_length_bin_<k>": "rises with length, because the spread of S grows with sqrt(L), but the band does not",
         "fairness/ess": "without a clip, the share of responses that carry the gradient",
     }
 

@@ -48,7 +48,7 @@ class SAPO(ClipPolicy):
         far = tau * (ops.limited_exp(log_ratio) - 1)
         gate = torch.where(
             far > 0, 1 - torch.sigmoid(-far), torch.sigmoid(far)
-        )  # the forms are equal, but the second rounds to 1 above 17
+        )  # both forms equal sigmoid(far), but the second rounds to 1 where far > 17
         objective = advantages * 4 / tau * gate
         return ClipResult(objective, log_ratio.detach(), torch.zeros_like(log_ratio, dtype=torch.bool))
 

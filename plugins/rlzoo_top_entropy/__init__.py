@@ -18,8 +18,8 @@ class TopEntropy(ClipPolicy):
         h = the ceil(top_share n)-th largest entropy of the step's n response tokens
 
     Where:
-        H_t is the entropy of the model at the start of the update, in nats, and r_t = pi_t / pi_old_t. A token below h has
-        no gradient and does not count as clipped. A = (R - mean) / std of the rewards R in the group.
+        H_t is the entropy of the model at the start of the update, in nats, and r_t = pi_t / pi_old_t. A token with H_t < h
+        has no gradient and does not count as clipped. A = (R - mean) / std of the rewards R in the group.
 
     Differences from GRPO:
         Most tokens are left out, because they are determined by earlier tokens and carry little signal. The ceiling is
@@ -27,9 +27,9 @@ class TopEntropy(ClipPolicy):
 
     Reference:
         Beyond the 80/20 Rule, arXiv 2506.01939, and the authors' code, with a top share of 0.2 and clips of 0.2 and 0.28.
-        The code uses the entropies of the current model and the top share of each micro-batch. It also has a dual clip,
-        which limits r_t to 10 where A < 0. TRL divides by all tokens, which makes the gradient five times smaller at the
-        default share.
+        The authors' code uses the entropies under the current model, and selects the top share of each micro-batch. It also
+        has a dual clip, which limits r_t to 10 where A < 0. TRL divides by all tokens, which makes the gradient five times
+        smaller at the default share.
     """
 
     name = "top-entropy"
@@ -42,8 +42,8 @@ class TopEntropy(ClipPolicy):
     }
     exempt: ClassVar = {
         "ratio_one_is_reinforce": "only the tokens with the highest entropy have a gradient",
-        "clipped_means_no_gradient": "a token of lower entropy has no gradient and does not count as clipped",
-        "clipped_means_held_back": "a token of lower entropy has no gradient and does not count as clipped",
+        "clipped_means_no_gradient": "a token that is left out has no gradient and does not count as clipped",
+        "clipped_means_held_back": "a token that is left out has no gradient and does not count as clipped",
     }
 
     reduction: Reduction = Field("token_mean", description="how the objective is reduced to a scalar")

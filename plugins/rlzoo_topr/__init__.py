@@ -11,7 +11,7 @@ from rlzoo import Advantage, ClipInputs, ClipPolicy, ClipResult, hookimpl, ops
 
 
 class TOPR(ClipPolicy):
-    """Uses the plain gradient where A >= 0, and a gradient that fades as the response becomes unlikely where A < 0.
+    """Uses the plain gradient where A >= 0; where A < 0, the gradient fades as the response becomes less likely.
 
     Formula:
         J = mean over responses of sg[weight] A sum_t log pi_t
@@ -22,11 +22,12 @@ class TOPR(ClipPolicy):
         A < 0 and w > 1.
 
     Differences from GRPO:
-        Responses with A >= 0 have no ratio. The others are weighted by the response's ratio, up to 1. No gradient is cut.
+        Responses with A >= 0 are not weighted by a ratio. Responses with A < 0 are weighted by their importance ratio, up to
+        1. No gradient is cut off.
 
     Reference:
         Tapered Off-Policy REINFORCE, arXiv 2503.14286, which uses rewards of +1 and -1. Here, the group's mean is
-        subtracted, so that rewards of 0 and 1 give both signs too.
+        subtracted, so that rewards of 0 and 1 also lead to advantages of both signs.
     """
 
     name = "topr"

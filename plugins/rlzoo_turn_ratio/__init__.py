@@ -17,16 +17,16 @@ class TurnRatio(ClipPolicy):
         x_t = sg[exp(mean over the tokens k of t's turn of log(pi_k / pi_old_k))] pi_t / sg[pi_t]
 
     Where:
-        A turn is the model's text between two messages of an environment. sg[.] stops the gradient, so that each token uses
-        its own advantage. A = (R - mean) / std of the rewards R in the group.
+        A turn is the model's text between two messages of an environment. sg[.] stops the gradient, so that the gradient of
+        each token is weighted by its own advantage. A = (R - mean) / std of the rewards R in the group.
 
     Differences from GRPO:
-        All tokens of a turn share one ratio. A single-turn response is judged as in GSPO, with a wider band.
+        All tokens of a turn share one ratio. A single-turn response is clipped as in GSPO, but with a wider band.
 
     Reference:
-        The per-segment ratio in ROLL (github.com/alibaba/ROLL), with its clip of 0.2, and in Workflow-R1, arXiv 2602.01202,
-        which averages over turns instead of tokens. 0.2 is the usual band for a single token, but a mean over n tokens varies
-        less, by a factor of sqrt(n). Narrow the band if nothing is clipped.
+        The per-segment ratio of ROLL (github.com/alibaba/ROLL), with its clip of 0.2. Workflow-R1, arXiv 2602.01202, uses
+        this ratio too, but averages over turns instead of tokens. A clip of 0.2 is usual for single tokens, but the mean
+        over n tokens varies less by a factor of sqrt(n). Narrow the band if nothing is clipped.
     """
 
     name = "turn-ratio"
@@ -34,7 +34,7 @@ class TurnRatio(ClipPolicy):
     scope = "token"
     needs: ClassVar = frozenset({"turn_ids"})
     watch: ClassVar = {
-        "clip/fraction": "the share of tokens in clipped turns; the band is too wide if it is 0 for long turns",
+        "clip/fraction": "the share of tokens in clipped turns; the band is too wide if this is 0 for long turns",
         "clip/fraction_length_bin_<k>": "falls with length, because a mean over more tokens varies less",
     }
 
