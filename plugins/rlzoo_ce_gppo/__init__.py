@@ -24,9 +24,9 @@ class CEGPPO(ClipPolicy):
         counts as clipped in the first two cases.
 
     Differences from GRPO:
-        Clipped tokens keep a gradient of beta times the bound, instead of 0. Tokens above the band are rare tokens with A >
-        0, which sharpen the policy. Tokens below the band are rare tokens with A < 0, which flatten the policy. The mean is
-        over all tokens.
+        Clipped tokens keep a gradient of beta times the bound, instead of 0. Most of them are rare tokens. Learning from
+        those above the band, where A > 0, raises the entropy; learning from those below it, where A < 0, lowers the entropy.
+        The mean is over all tokens.
 
     Reference:
         Coordinating Entropy via Gradient-Preserving Policy Optimization, arXiv 2509.20712, equations 8 and 10, with clips of
@@ -38,7 +38,7 @@ class CEGPPO(ClipPolicy):
     paper = "arXiv 2509.20712"
     scope = "token"
     watch: ClassVar = {
-        "learner/entropy": "falls as beta_high increases, and rises as beta_low increases",
+        "learner/entropy": "rises with beta_high, and falls with beta_low",
         "clip/fraction": "the share of tokens outside the band; they still learn",
     }
     exempt: ClassVar = {"clipped_means_no_gradient": "a token outside the band keeps a gradient of beta times the bound"}
