@@ -56,7 +56,7 @@ SHA256 = "e5dc5a398b07b54ea8fdb503bf68fb583d533f10ec3f930963e02b9505f7a763"  # C
 ARGUMENTS = b"python", b"-I", b"-S", b"-X", b"utf8", b"-c"
 WASI = "wasi_snapshot_preview1"
 NOT_IMPLEMENTED, BAD_DESCRIPTOR, INVALID = 52, 8, 28  # WASI's errno
-TERMINAL = 2  # WASI's file type; output arrives line by line
+TERMINAL = 2  # WASI's file type for a terminal, to which Python writes line by line
 
 
 class _StoppedError(Exception):
@@ -146,7 +146,7 @@ class _Program:
 
 
 def _absent(*arguments: int) -> int:
-    """Reply for every function that is not provided to programs."""
+    """Reply to a call of a function that is not provided to programs."""
     return NOT_IMPLEMENTED
 
 
@@ -271,7 +271,7 @@ def _cache() -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"cannot write the cache {shown(str(folder))} (set RLZOO_CACHE to use another): {error.strerror}"
+            f"cannot write the cache {shown(str(folder))} (set RLZOO_CACHE to use another folder): {error.strerror}"
         ) from error
     return folder
 
