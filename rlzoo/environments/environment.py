@@ -55,9 +55,9 @@ class Environment(Protocol):
 
         Returns:
             The next messages for the model, the reward of this turn, whether the episode is over, and an info mapping. Its
-            ``state`` is a string that is equal for turns that begin in the same state; the default is the observation. Entries
-            with numbers are logged as ``env/<name>``: the mean over the episodes of the last finite value in each episode.
-            Other entries are ignored.
+            ``state`` is a string that is equal for turns that begin in the same state; the default is the observation. Each
+            numeric entry is logged as ``env/<name>``: the mean over the episodes of its last finite value in an episode. Other
+            entries are ignored.
         """
         ...
 

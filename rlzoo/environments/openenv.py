@@ -87,7 +87,7 @@ class OpenEnv:
             schema = answer.json()["action"]
         except (requests.RequestException, ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f"task.arguments.url={self.url!r}: no OpenEnv server responds; start it or correct the address ({error})"
+                f"task.arguments.url={self.url!r}: no OpenEnv server responds; start one or correct the address ({error})"
             ) from error
         names = [name for name in schema.get("properties", {}) if name != "metadata"]
         if action is None:

@@ -146,7 +146,7 @@ class _Program:
 
 
 def _absent(*arguments: int) -> int:
-    """Reply to a call of a function that is not provided to programs."""
+    """Reply to a call to any function that is not provided to programs."""
     return NOT_IMPLEMENTED
 
 

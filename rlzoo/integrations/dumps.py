@@ -457,7 +457,7 @@ def _torch_load(source: Path | io.BytesIO) -> Any:
 
 
 class _Stored:
-    """Placeholder for an object of the trainer, of which it keeps only the state."""
+    """Placeholder that keeps only the state of a trainer's object."""
 
     state: Any = None
 

@@ -69,7 +69,7 @@ FILE = re.compile(r"\d{6,9}\.safetensors")
 ROWS, GROUPS, REWARDS, FINISHED, ENTROPY = (
     "rlzoo_rows", "rlzoo_group_ids", "rlzoo_rewards", "rlzoo_finished", "rlzoo_old_entropy",
 )  # fmt: skip
-"""Keys that are added to a generation batch, so that every micro-batch keeps them through TRL's shuffle."""
+"""Keys that are added to a generation batch, so that every micro-batch still has them after TRL's shuffle."""
 ROW_FIELDS = {"group_ids": GROUPS, "rewards": REWARDS, "finished": FINISHED}
 """Per-response fields of `ClipInputs`."""
 RECORDED = {
@@ -96,7 +96,7 @@ class RolloutRecorder:
     """Writes every generation batch of a trainer to a separate rollout file in a folder: ``000001.safetensors`` and so on.
 
     After the last optimizer step on a batch, the main process writes the file, with the rows of all processes. A new run needs
-    an empty folder. A run that resumes from a checkpoint continues in the same folder and with the checkpoint's next number.
+    an empty folder. A run that resumes from a checkpoint uses the same folder and continues the checkpoint's numbering.
     Files that the interrupted run wrote for later batches are renamed and kept.
     """
 
@@ -456,7 +456,7 @@ class ClipPolicyTrainer(RecordingTrainer):
         return others + loss
 
     def _without_advantages(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return inputs with which the term of TRL's own rule vanishes from its loss and all other terms remain."""
+        """Return inputs with which only the term of TRL's own rule vanishes from the loss."""
         given = {**inputs, "advantages": torch.zeros_like(inputs["advantages"])}
         if not (self.beta and self.args.use_bias_correction_kl):  # nothing else needs the ratio, which may overflow
             given.pop("old_per_token_logps", None)
@@ -514,7 +514,7 @@ class ClipPolicyTrainer(RecordingTrainer):
         return min(float(self.state.global_step / max(self.state.max_steps, 1)), 1.0)
 
     def _weights(self, inputs: Mapping[str, Any], read: ClipInputs) -> Tensor | None:
-        """Return the factor ``(B, 1)`` or ``(B, T)`` by which TRL's settings multiply the rule's objective, or None."""
+        """Return the factor ``(B, 1)`` or ``(B, T)`` by which TRL's settings multiply the rule's objective; None if 1."""
         factors: list[Tensor] = []
         if "importance_sampling_ratio" in inputs and not self.policy.ratio_to_sampler:
             factors.append(inputs["importance_sampling_ratio"])

@@ -1,4 +1,4 @@
-"""A task: endless training prompts, separate evaluation prompts, and a grade for every response."""
+"""Tasks, each with endless training prompts, separate evaluation prompts, and a grade for every response."""
 
 from __future__ import annotations
 
