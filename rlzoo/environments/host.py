@@ -36,7 +36,7 @@ class Host:
 
         Args:
             make: returns an environment; must be importable by name.
-            workers: number of worker processes; 0 runs the environments in this process, with no limits.
+            workers: number of worker processes; 0 runs the environments in this process, without time or memory limits.
             timeout: time limit for one call, in seconds.
             tools: JSON schemas of the functions that the model may call, for its prompt.
         """

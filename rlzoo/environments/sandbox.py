@@ -3,7 +3,7 @@
 The code runs inside a WebAssembly instance. It can use the instance's memory and the eleven functions of `_Program.calls`, and
 nothing else: every other function that the interpreter imports returns "not implemented". None of these functions opens a file
 or a socket, starts a process, sleeps, or reads the clock, the environment or the random numbers of the host. The same code
-therefore gives the same result everywhere and at any time, and the limits count work instead of seconds.
+therefore gives the same result everywhere and at any time, and the limits apply to work instead of time.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ class TextArena:
     """A game from TextArena, with a single reward at the end.
 
     The games draw from Python's global random generator. Each episode therefore keeps its own state of that generator, so that
-    its game depends only on the seed and the moves.
+    the game depends only on the seed and the moves.
     """
 
     def __init__(self, game: str = "", **options: Any) -> None:

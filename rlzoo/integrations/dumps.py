@@ -37,7 +37,7 @@ class Response:
     token_ids: Tensor  # (n,)
     chosen: Tensor  # (n,) bool: True on tokens that the model generated
     values: Mapping[str, Tensor] = field(default_factory=dict)  # log-probs and advantages, each (n,), by field of RecordedStep
-    current: Tensor | None = None  # (n,) log-probs at the optimizer step, if there is exactly one
+    current: Tensor | None = None  # (n,) log-probs at the optimizer step, if there is only one step
     group: str | None = None  # identifies the prompt; None to identify it by its tokens
     reward: float | None = None
     finished: bool | None = None

@@ -58,8 +58,8 @@ class LossInputs(Protocol):
 class LossOutputs(NamedTuple):
     """The output that prime-rl expects from a loss."""
 
-    loss: Tensor  # (), a sum; prime-rl divides it by the number of tokens in the step
-    metrics: dict[str, Tensor]  # scalars, averaged over the samples that have them
+    loss: Tensor  # scalar, a sum; prime-rl divides it by the number of tokens in the step
+    metrics: dict[str, Tensor]  # scalars, each averaged over the samples that report it
 
 
 def loss(inputs: LossInputs, rule: str = "fspo", **settings: Any) -> LossOutputs:

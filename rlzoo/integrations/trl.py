@@ -190,7 +190,7 @@ class RolloutRecorder:
             for update in zip(*(passes for _, passes in parts), strict=True)
         ]  # fmt: skip
         values = {field: tensors[name] for field, name in RECORDED.items() if name in tensors}
-        if "old_log_probs" not in values and updates:  # TRL omits them if there is only one optimizer step per batch
+        if "old_log_probs" not in values and updates:  # TRL omits old log-probs if there is only one update per batch
             rows, log_probs = updates[0]
             values["old_log_probs"] = torch.zeros_like(log_probs).index_copy(0, rows, log_probs)
         if "rollout_log_probs" in values and "old_log_probs" in values:  # vLLM reports no log-probs for some tokens
@@ -359,7 +359,7 @@ class _Judged:
 class ClipPolicyTrainer(RecordingTrainer):
     """TRL's `GRPOTrainer` with a rule as its loss.
 
-    It is also a mixin: ``class Mine(ClipPolicyTrainer, MyGRPOTrainer)`` adds a rule to your own subclass.
+    The class is also a mixin: ``class Mine(ClipPolicyTrainer, MyGRPOTrainer)`` adds a rule to your own subclass.
 
     The rule replaces the term of the loss that reads the advantages. TRL computes all other terms in the same forward pass,
     with advantages of 0: the KL to the reference model (``beta``, ``use_bias_correction_kl``), the entropy bonus

@@ -41,7 +41,7 @@ class Decoded:
 
     tokens: Tensor  # (B, T) int64
     log_probs: Tensor  # (B, T) float32, under the sampling distribution
-    caches: Caches | None = None  # None unless they are kept for the next turn
+    caches: Caches | None = None  # None unless the caches are kept for the next turn
     kept: list[RaggedSets] | None = None  # sets of kept tokens for each response; None without truncation
 
 
@@ -83,7 +83,7 @@ def decode(
         caches: caches from the previous turn; every prompt starts with the tokens that they cover.
     """
     limit = uniforms.shape[1]
-    # other models may keep tensors from a forward pass, such as a mask; training would reuse them, so no inference mode
+    # without fusion, no inference mode: the model may keep tensors, such as a mask, that training would then reuse
     with torch.inference_mode() if fuses else torch.no_grad():
         numbers, ends = uniforms.t().contiguous().to(model.device), torch.tensor(sorted(end_ids), device=model.device)
         responses = OpenResponses(model, prompts, pad_id, limit, fuses=fuses, keeps=places is not None)

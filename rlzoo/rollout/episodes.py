@@ -124,7 +124,7 @@ class Player:
             temperature: sampling temperature.
             truncation: top-k and top-p; None samples from the whole distribution.
             policy_version: version number to record in every rollout.
-            first_row: number of episodes in the batch that other processes play before these.
+            first_row: index of the first episode in the batch of all processes.
         """
         rollouts: list[Rollout] = []
         for start in range(0, len(problems), self.sampler.batch_size):

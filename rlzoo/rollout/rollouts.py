@@ -144,7 +144,7 @@ class Rollouts:
             self._queue[place] = replace(batch, rollouts=self._thread.submit(self._sample_ahead, batch, version, copied))
 
     def update_weights(self, version: int, weights: Weights) -> None:
-        """Give the sampler these weights, unless it already has them.
+        """Replace the sampler's weights, unless they already have this version.
 
         Waits for background sampling to end, unless the sampler can change its weights while it samples.
         """

@@ -35,7 +35,7 @@ class Drawn(NamedTuple):
     tokens: Sequence[int]
     log_probs: Sequence[float]
     kept: KeptSets | None = None  # at least one set per token up to the first end token; None without truncation
-    versions: Sequence[int] = ()  # version of the weights for each token; empty if the caller knows it
+    versions: Sequence[int] = ()  # version of the weights for each token; empty if the caller knows the version
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Draws:
     seed: int
     rows: Sequence[int]  # row numbers in the whole batch; each row has its own random numbers
     limit: int  # maximum number of tokens in a turn
-    temperature: float = 1.0  # logits are divided by it
+    temperature: float = 1.0  # divides the logits
     turn: int = 0  # counted from 0; each turn has its own random numbers
     truncation: Truncation | None = None  # None for the whole distribution
 
@@ -112,7 +112,7 @@ class Sampler(ABC):
             temperature: sampling temperature.
             truncation: top-k and top-p; None samples from the whole distribution.
             policy_version: version number to record in every rollout.
-            first_row: number of responses in the batch that other processes draw before these; offsets the random numbers.
+            first_row: index of the first response in the batch of all processes; offsets the random numbers.
         """
         with self._tokenizing:
             encoded = [encode_prompt(self.tokenizer, prompt, self.chat_template) for prompt in prompts]

@@ -165,7 +165,7 @@ class ServerSampler(AnyVLLMSampler):
                 except SilentServerError as error:
                     self.silent = self.silent or error  # set now, so that no other batch uses a restarted server's tokens
                     raise
-            if choice["token_ids"]:  # empty if it was aborted before the first token
+            if choice["token_ids"]:  # empty if the request was aborted before the first token
                 tokens += choice["token_ids"]
                 log_probs += choice["logprobs"]["token_logprobs"]
                 if truncates:
@@ -212,8 +212,8 @@ class ServerSampler(AnyVLLMSampler):
     def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int = 0) -> None:
         """Write the weights to the folder, make the server load them and reset its prefix cache.
 
-        All processes call this, because each may hold a shard of the weights. Only the main process contacts the server, and
-        the others wait for it.
+        All processes must call this method, because each may hold a shard of the weights. Only the main process contacts the
+        server, and the other processes wait for it.
         """
         from accelerate import PartialState
 

@@ -95,7 +95,7 @@ def response_answer(response: str) -> str | None:
 
 
 def _readable(response: str) -> tuple[str, bool]:
-    """Return the text to compare, and whether it contains only the answer; the text is empty if there is none."""
+    """Return the text to compare, and whether it contains only the answer; the text is empty if nothing can be compared."""
     answer = response_answer(response)
     return _compared(response, answer, _plain), answer is not None
 

@@ -115,7 +115,7 @@ class ReasoningGymTask(Task):
 
 
 def _is_held_out(question: str) -> bool:
-    # CRC-32 is linear: if questions differ in only a few digits, as in string_splitting, it may hold out no question
+    # CRC-32 is linear: alone, it may hold out no question if questions differ in only a few digits, as in string_splitting
     return is_held_out(hashlib.sha256(question.encode()).hexdigest())
 
 

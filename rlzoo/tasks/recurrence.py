@@ -52,7 +52,7 @@ class RecurrenceTask(Task):
     def _draw(self, key: str) -> str:
         generator = random.Random(key)
         steps = int(math.exp(generator.uniform(math.log(self.steps_min), math.log(self.steps_max + 1))))
-        steps = min(max(steps, self.steps_min), self.steps_max)  # rounding may move it outside the range
+        steps = min(max(steps, self.steps_min), self.steps_max)  # rounding may move the number outside its range
         letter = ascii_lowercase[generator.randint(1, self.multiplier_max) - 1]
         width = len(str(self.steps_max + 1))
         terms = [generator.randrange(10**self.digits) for _ in range(2)]

@@ -247,7 +247,7 @@ def draw_held_out(draw: Callable[[str], Drawn], held_out: Callable[[Drawn], bool
 
 
 def draw_trained(draw: Callable[[str], Drawn], held_out: Callable[[Drawn], bool], key: str) -> Drawn:
-    """Draw with a training problem's key until a draw is not held out, and return this draw."""
+    """Return the first draw that is not held out; ``key`` identifies the training problem."""
     attempt = 0
     while held_out(drawn := draw(f"train:{key}:{attempt}")):
         attempt += 1

@@ -89,7 +89,7 @@ def reward_worker(reference: str, timeout: float, concurrency: int = 1) -> Grade
 
     Up to ``concurrency`` calls of an ``async def`` function run at once.
     """
-    # imported before the first call, so that the import does not count against its time limit
+    # imported before the first call, so that the import does not count against the time limit
     start = partial(import_reward, reference)
     if is_coroutine_function(start()):
         return AsyncGrader(start, timeout, concurrency)
