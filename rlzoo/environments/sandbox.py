@@ -154,7 +154,7 @@ def prepare() -> None:
     """Load the interpreter; the first call compiles it, which takes about ten seconds.
 
     Raises:
-        UserError: it is not installed, or the compiled interpreter cannot be stored.
+        UserError: the interpreter is not installed, or its compiled form cannot be stored.
     """
     _loaded()
 

@@ -25,7 +25,7 @@ class TextArena:
 
         Args:
             game: name in TextArena's registry, such as ``GuessTheNumber-v0``.
-            options: options that replace the registered options of the game, such as ``max_number``.
+            options: options that override the game's registered options, such as ``max_number``.
         """
         require_extra("textarena", "textarena")
         from textarena.envs.registration import ENV_REGISTRY

@@ -38,7 +38,7 @@ class Response:
     chosen: Tensor  # (n,) bool: True on tokens that the model generated
     values: Mapping[str, Tensor] = field(default_factory=dict)  # log-probs and advantages, each (n,), by field of RecordedStep
     current: Tensor | None = None  # (n,) log-probs at the optimizer step, if there is only one step
-    group: str | None = None  # identifies the prompt; None to identify it by its tokens
+    group: str | None = None  # identifies the prompt; if None, the prompt's tokens do
     reward: float | None = None
     finished: bool | None = None
 
@@ -72,7 +72,7 @@ def read_dumps(trainer: str, paths: Sequence[Path], temperature: float = 1.0) ->
         The steps, in numerical order.
 
     Raises:
-        UserError: there is nothing to read, or a dump lacks something that a rollout file needs; the message says what and why.
+        UserError: there is nothing to read, or a dump cannot be converted to a rollout file; the message gives the reason.
     """
     if trainer not in READERS:
         raise UserError(f"unknown trainer {shown(trainer)} (known: {', '.join(READERS)}){did_you_mean(trainer, READERS)}")

@@ -58,7 +58,7 @@ class LossInputs(Protocol):
 class LossOutputs(NamedTuple):
     """The output that prime-rl expects from a loss."""
 
-    loss: Tensor  # scalar, a sum; prime-rl divides it by the number of tokens in the step
+    loss: Tensor  # scalar sum; prime-rl divides it by the number of tokens in the step
     metrics: dict[str, Tensor]  # scalars, each averaged over the samples that report it
 
 

@@ -95,7 +95,7 @@ def check_supported(policy: ClipPolicy, trainer: str, given: Iterable[str] = ())
         given: fields of `ClipInputs`, from `rlzoo.policy.NEEDS`, that the integration can fill.
 
     Raises:
-        UserError: the trainer does not provide something that the rule needs; the message says what.
+        UserError: the rule needs something that the trainer does not provide; the message says what.
     """
     if policy.is_adaptive:
         raise UserError(f"{policy.name} adapts its band after every update, but {trainer} keeps no state for it")

@@ -155,7 +155,7 @@ class RolloutRecorder:
         self._passes = [[]]
 
     def add(self, rows: Tensor, log_probs: Tensor) -> None:
-        """Store the log-probs ``(B, T)`` of a micro-batch, which consists of these rows of the process's generation batch."""
+        """Store the log-probs ``(B, T)`` of a micro-batch; ``rows`` are its rows in the process's generation batch."""
         self._passes[-1].append((rows.cpu(), log_probs.detach().float().cpu()))
 
     def end_update(self) -> None:
@@ -382,8 +382,8 @@ class ClipPolicyTrainer(RecordingTrainer):
     policy: ClipPolicy
     _configured: ClipPolicy  # the rule as it was at the start of the run, for adaptive rules
     _on_policy: OnPolicyGradient
-    _own: _Judged  # from this process, in the current optimizer step
-    _logged: _Judged  # from all processes, since the last log
+    _own: _Judged  # results from this process in the current optimizer step
+    _logged: _Judged  # results from all processes since the last log
     _counted: StepCounts | None = None  # for the current optimizer step
     _edges: Tensor | None = None  # length bins of the generation batch, for adaptive rules
     _generation = 0  # number of the generation batch, from 1
@@ -514,7 +514,7 @@ class ClipPolicyTrainer(RecordingTrainer):
         return min(float(self.state.global_step / max(self.state.max_steps, 1)), 1.0)
 
     def _weights(self, inputs: Mapping[str, Any], read: ClipInputs) -> Tensor | None:
-        """Return the factor ``(B, 1)`` or ``(B, T)`` by which TRL's settings multiply the rule's objective; None if 1."""
+        """Return the factor ``(B, 1)`` or ``(B, T)`` by which TRL's settings multiply the rule's objective; None for 1."""
         factors: list[Tensor] = []
         if "importance_sampling_ratio" in inputs and not self.policy.ratio_to_sampler:
             factors.append(inputs["importance_sampling_ratio"])
@@ -534,7 +534,7 @@ class ClipPolicyTrainer(RecordingTrainer):
 
     @torch.no_grad()
     def _measure(self, judged: Judgement, inputs: Mapping[str, Any], counts: StepCounts, weights: Tensor | None) -> None:
-        """Add the rows of a micro-batch to this process's records of the optimizer step."""
+        """Add the rows of a micro-batch to this process's results for the optimizer step."""
         at_ratio_1 = self._on_policy(judged.inputs, judged.result, counts, self.max_completion_length, weights)
         mask = judged.inputs.response_mask
         table = ResponseTable.measure(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rlzoo.fast_cpu.fused import FusedStep
 
 CONVERSATION = 4096
-"""Number of positions whose rotary embeddings are precomputed for a conversation. They are recomputed for longer episodes."""
+"""Number of positions whose rotary embeddings are precomputed for a conversation. Longer episodes need new embeddings."""
 
 GROWTH = 1.5
 """Factor by which a full buffer grows, which keeps the amount copied proportional to the amount written."""

@@ -26,13 +26,13 @@ logger = logging.getLogger("rlzoo")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits on an episode: the maximum numbers of turns and tokens. An episode that reaches a limit ends unfinished."""
+    """Limits on an episode. An episode that reaches a limit ends unfinished."""
 
     turns: int
-    turn_tokens: int  # that the model chooses in a turn
-    tokens: int  # that the model chooses in an episode
-    observation_tokens: int  # that the environment writes between two turns
-    context: int  # in the whole episode, including the prompt
+    turn_tokens: int  # maximum number of tokens that the model chooses in a turn
+    tokens: int  # maximum number of tokens that the model chooses in an episode
+    observation_tokens: int  # maximum number of tokens that the environment writes between two turns
+    context: int  # maximum number of tokens in the whole episode, including the prompt
 
     @classmethod
     def of(cls, settings: RolloutConfig, context: int) -> Limits:
@@ -62,7 +62,7 @@ class Episode:
     state: int  # environment state before the next turn
     ids: list[int] = field(default_factory=list)  # tokens after the prompt
     log_probs: list[float] = field(default_factory=list)
-    kept: list[KeptSets] = field(default_factory=list)  # for consecutive parts of ``ids``; empty without truncation
+    kept: list[KeptSets] = field(default_factory=list)  # kept tokens of parts of ``ids``; empty without truncation
     turns: list[Turn] = field(default_factory=list)
     numbers: dict[str, float] = field(default_factory=dict)
     is_open: bool = True

@@ -194,7 +194,7 @@ class Conversation:
 
 
 class HFSampler(Sampler):
-    """Samples with a transformers model, through `decode` or transformers' `generate`; keeps the end token."""
+    """Samples with a transformers model, using `decode` or transformers' `generate`; responses include the end token."""
 
     def __init__(
         self,

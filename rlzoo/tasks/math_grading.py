@@ -84,7 +84,7 @@ def math_worker_process(timeout: float) -> Grader:
 def response_answer(response: str) -> str | None:
     r"""Return the content of the last ``\boxed{}``, else the rest of the line after the last ``####``, else None.
 
-    If it is None, math-verify searches the response for an answer.
+    If the result is None, math-verify searches the response for an answer.
 
     Example:
         >>> response_answer("so it is \\boxed{18}"), response_answer("#### 18"), response_answer("it is 18")

@@ -122,7 +122,7 @@ class Task(BaseModel, ABC):
         return [self.prompt(problem) for problem in problems]
 
     def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
-        """Return one reward per response, from the user's function if set, else from the task; failed gradings give 0.
+        """Return one reward per response, from the user's function if set, else from the task; a failed grading gives 0.
 
         Args:
             problems: the problem of each response.
