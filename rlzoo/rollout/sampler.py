@@ -205,7 +205,7 @@ class HFSampler(Sampler):
         way: Way | None = None,
         **common: Any,
     ) -> None:
-        """See `Sampler`. ``own_weights`` samples from a copy of the model; ``way=None`` selects the fastest method."""
+        """See `Sampler`. With ``own_weights``, a copy of the model is used; with ``way=None``, the fastest method."""
         super().__init__(copy.deepcopy(model).requires_grad_(False) if own_weights else model, tokenizer, **common)
         self.needs_weights = own_weights
         self.way: Way = way or quickest_way(self.model)

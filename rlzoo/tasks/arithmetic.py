@@ -37,7 +37,7 @@ class ArithmeticTask(Task):
             raise UserError(
                 f"task.num_operands_max={self.num_operands_max} is below task.num_operands_min={self.num_operands_min}"
             )
-        tries = min(MAX_TRIES, 20 * MAX_TRIES // self.num_operands_max)  # long sums are slow to draw and seldom equal
+        tries = min(MAX_TRIES, 20 * MAX_TRIES // self.num_operands_max)  # long sums are slow to draw and rarely repeat
         sides = (is_held_out(self._draw(f"check:{index}")) for index in range(tries))
         first = next(sides)
         if not any(side != first for side in sides):

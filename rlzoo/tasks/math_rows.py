@@ -111,7 +111,7 @@ def _hub_rows(name: str, split: str, subset: str | None) -> Iterable[tuple[str, 
         chosen = subset or ("main" if "main" in subsets else None)  # main is the usual subset of GSM8K
         splits = datasets.get_dataset_split_names(name, chosen)
         rows = datasets.load_dataset(name, chosen, split=split) if split in splits else None
-    except Exception as error:  # in the network, the name or the subset; the error classes differ between versions
+    except Exception as error:  # due to the network, the name or the subset; the error classes differ between versions
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(f"{name!r} is not a file, and loading it as a hub dataset failed: {reason}") from error
     if rows is None:
