@@ -39,7 +39,7 @@ WORK = 10_000_000_000
 """Limit on a program's work, including the interpreter's start, in units of WebAssembly fuel: about one per instruction."""
 
 CALLS = 20_000
-"""Limit on calls to the functions in `_Program.calls`, which the fuel does not count."""
+"""Limit on calls to the functions in `_Program.calls`, whose work the fuel does not count."""
 
 PRINTED = 20_000
 """Limit on printed bytes; a program that prints more is stopped."""
