@@ -55,9 +55,9 @@ class Environment(Protocol):
 
         Returns:
             The next messages for the model, the reward of this turn, whether the episode is over, and an info mapping. Its
-            ``state`` is a string that is equal for turns that begin in the same state; the default is the observation. For each
-            entry that is a finite number, the last value in each episode is averaged over the episodes and logged as
-            ``env/<name>``. Other entries are ignored.
+            ``state`` is a string that is equal for turns that begin in the same state; the default is the observation. Each
+            numeric entry is logged as ``env/<name>``: the mean over the episodes of its last finite value in an episode. Other
+            entries are ignored.
         """
         ...
 
@@ -93,7 +93,7 @@ class Observation:
         """Check the values that an environment returned.
 
         Raises:
-            ValueError: it does not match the `Environment` interface.
+            ValueError: a value does not match the `Environment` interface.
         """
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
@@ -110,7 +110,7 @@ class Observation:
             number = math.nan
         if not abs(number) <= 1e6:
             raise ValueError(f"returned the reward {shown(reward)}; expected a number between -1e6 and 1e6")
-        if done not in (True, False):  # NumPy's booleans compare equal to these
+        if done not in (True, False):  # NumPy's booleans compare equal to True and False
             raise ValueError(f"returned done={shown(done)}; expected True or False")
         info = {} if info is None else info
         if not isinstance(info, Mapping) or not isinstance(info.get("state", ""), str):

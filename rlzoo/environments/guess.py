@@ -19,7 +19,7 @@ class Guess:
 
     A turn is either the guess alone, or any text, a colon and the guess, as in ``37-100:64``. The reply to a turn without a
     guess is ``what?``. The turn that finds the number has reward 1, and every other turn has reward ``-cost``. An episode that
-    finds the number in turn n therefore earns ``1 - cost * (n - 1)``; one that never finds it earns ``-cost * turns``.
+    finds the number in turn n therefore earns ``1 - cost * (n - 1)``; without success, it earns ``-cost * turns``.
 
     Example:
         >>> game = Guess(turns=3, cost=0.05)

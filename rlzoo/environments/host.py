@@ -1,4 +1,4 @@
-"""Runs the environments of episodes in worker processes, which are killed and replaced if one hangs or crashes."""
+"""Runs the environments of episodes in worker processes, which are killed and replaced when they hang or crash."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Host:
     """Runs any number of episodes in parallel.
 
     Every worker process holds the environments of several episodes and calls them one after another; workers run in parallel.
-    An environment fails if it raises an error, takes too long, ends its process or returns too much. Its episode is then over,
-    and other episodes are not affected. If a worker is killed, its other episodes are replayed in a new worker. If an
-    environment gives different results in the replay, because it uses random numbers that do not depend on its seed, its
-    episode fails too.
+    An environment fails if it raises an error, takes too long, ends its process or returns too much text. Its episode is then
+    over, and other episodes are not affected. If a worker is killed, its other episodes are replayed in a new worker. If an
+    environment gives different results in the replay, because it uses random numbers that do not depend on its seed, that
+    episode fails as well.
     """
 
     def __init__(self, make: Make, *, workers: int, timeout: float, tools: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -36,7 +36,7 @@ class Host:
 
         Args:
             make: returns an environment; must be importable by name.
-            workers: number of worker processes; 0 runs the environments in this process, with no limits.
+            workers: number of worker processes; 0 runs the environments in this process, without time or memory limits.
             timeout: time limit for one call, in seconds.
             tools: JSON schemas of the functions that the model may call, for its prompt.
         """
@@ -70,7 +70,7 @@ class Host:
                 seat.past.pop(number, None)
 
     def call(self, moves: Sequence[Move]) -> list[Observation]:
-        """Make calls for different episodes; several workers run in parallel."""
+        """Call the environments of different episodes; several workers run in parallel."""
         if self._pool is None:
             return [self._alone(move) for move in moves]
         count = len(self._seats)
@@ -103,7 +103,7 @@ class Seat:
         self.past: dict[int, list[tuple[Move, str]]] = {}  # the calls and results of each open episode
 
     def call(self, moves: Sequence[Move]) -> list[Observation]:
-        """Make calls for different episodes, one after another."""
+        """Call the environments of different episodes, one after another."""
         return [self._one(move) for move in moves]
 
     def _one(self, move: Move) -> Observation:

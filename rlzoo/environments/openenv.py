@@ -35,11 +35,11 @@ class OpenEnv:
 
         Args:
             url: address of the server, such as ``http://127.0.0.1:8000``.
-            action: field of the action for the model's text; by default the only required one.
-            observation: field of the observation to show to the model. By default, the only field besides ``done``,
-                ``reward`` and ``metadata`` if it is text, or else the whole observation as JSON.
+            action: field of the action that receives the model's text; by default, its only required field.
+            observation: field of the observation that the model sees. By default, this is the only field besides ``done``,
+                ``reward`` and ``metadata`` if that field is text; otherwise, the model sees the whole observation as JSON.
             fields: further fields of every action.
-            reset: further arguments to the environment's reset.
+            reset: further arguments for the environment's ``reset``.
             timeout: time limit for a reply from the server, in seconds.
         """
         require_extra("openenv", "openenv")
@@ -87,7 +87,7 @@ class OpenEnv:
             schema = answer.json()["action"]
         except (requests.RequestException, ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f"task.arguments.url={self.url!r}: no OpenEnv server responds; start it or correct the address ({error})"
+                f"task.arguments.url={self.url!r}: no OpenEnv server responds; start one or correct the address ({error})"
             ) from error
         names = [name for name in schema.get("properties", {}) if name != "metadata"]
         if action is None:

@@ -27,7 +27,7 @@ class OwnRandom:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Use this state inside the block, and restore the generator's own state afterwards."""
+        """Use this state inside the block, and restore the generator's previous state afterwards."""
         before = random.getstate()
         random.setstate(self._state)
         try:

@@ -46,7 +46,7 @@ class Retries:
         self.tries, self.again, self.discount, self.solved = tries, again, discount, solved
 
     def reset(self, problem: Problem, seed: int) -> Messages:
-        """Return the problem's prompt; nothing is random."""
+        """Return the problem's prompt; the seed is not used."""
         self._problem, self._tries = problem, 0
         return self.prompt(problem)
 

@@ -3,7 +3,7 @@
 The code runs inside a WebAssembly instance. It can use the instance's memory and the eleven functions of `_Program.calls`, and
 nothing else: every other function that the interpreter imports returns "not implemented". None of these functions opens a file
 or a socket, starts a process, sleeps, or reads the clock, the environment or the random numbers of the host. The same code
-therefore gives the same result everywhere and at any time, and the limits count work instead of seconds.
+therefore gives the same result everywhere and at any time, and the limits apply to work instead of time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WORK = 10_000_000_000
 """Limit on a program's work, including the interpreter's start, in units of WebAssembly fuel: about one per instruction."""
 
 CALLS = 20_000
-"""Limit on calls to the functions in `_Program.calls`, because the fuel does not count their time."""
+"""Limit on calls to the functions in `_Program.calls`, whose work the fuel does not count."""
 
 PRINTED = 20_000
 """Limit on printed bytes; a program that prints more is stopped."""
@@ -56,7 +56,7 @@ SHA256 = "e5dc5a398b07b54ea8fdb503bf68fb583d533f10ec3f930963e02b9505f7a763"  # C
 ARGUMENTS = b"python", b"-I", b"-S", b"-X", b"utf8", b"-c"
 WASI = "wasi_snapshot_preview1"
 NOT_IMPLEMENTED, BAD_DESCRIPTOR, INVALID = 52, 8, 28  # WASI's errno
-TERMINAL = 2  # WASI's file type; output arrives line by line
+TERMINAL = 2  # WASI's file type for a terminal, to which Python writes line by line
 
 
 class _StoppedError(Exception):
@@ -146,7 +146,7 @@ class _Program:
 
 
 def _absent(*arguments: int) -> int:
-    """Reply for every function that is not provided to programs."""
+    """Reply to a call to any function that is not provided to programs."""
     return NOT_IMPLEMENTED
 
 
@@ -154,7 +154,7 @@ def prepare() -> None:
     """Load the interpreter; the first call compiles it, which takes about ten seconds.
 
     Raises:
-        UserError: it is not installed, or the compiled interpreter cannot be stored.
+        UserError: the interpreter is not installed, or its compiled form cannot be stored.
     """
     _loaded()
 
@@ -271,7 +271,7 @@ def _cache() -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"cannot write the cache {shown(str(folder))} (set RLZOO_CACHE to use another): {error.strerror}"
+            f"cannot write the cache {shown(str(folder))} (set RLZOO_CACHE to use another folder): {error.strerror}"
         ) from error
     return folder
 

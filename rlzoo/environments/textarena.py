@@ -17,7 +17,7 @@ class TextArena:
     """A game from TextArena, with a single reward at the end.
 
     The games draw from Python's global random generator. Each episode therefore keeps its own state of that generator, so that
-    its game depends only on the seed and the moves.
+    the game depends only on the seed and the moves.
     """
 
     def __init__(self, game: str = "", **options: Any) -> None:
@@ -25,7 +25,7 @@ class TextArena:
 
         Args:
             game: name in TextArena's registry, such as ``GuessTheNumber-v0``.
-            options: options of the game that replace its registered ones, such as ``max_number``.
+            options: options that override the game's registered options, such as ``max_number``.
         """
         require_extra("textarena", "textarena")
         from textarena.envs.registration import ENV_REGISTRY
@@ -90,7 +90,7 @@ def _imported(game: str) -> None:
         if isinstance(entry, str):
             importlib.import_module(entry.partition(":")[0])
     except SyntaxError as error:
-        raise UserError(f"task.arguments.game={game!r}: cannot be imported with this Python: {error}") from error
+        raise UserError(f"task.arguments.game={game!r}: cannot be imported with this version of Python: {error}") from error
 
 
 @contextmanager

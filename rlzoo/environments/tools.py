@@ -122,7 +122,7 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]]:
         ('calculator', {'expression': '1 + 1'})
 
     Raises:
-        ToolError: it does not have the form of `HOW`.
+        ToolError: the call does not have the form of `HOW`.
     """
     if len(text) > LONGEST_CALL:
         raise ToolError(f"the call has {len(text):,} characters (at most {LONGEST_CALL:,})")
@@ -158,7 +158,7 @@ def call_tool(tools: Mapping[str, Tool], name: str, arguments: Mapping[str, Any]
 
 @cache
 def checked(tool: Tool) -> Tool:
-    """Return the tool, with its arguments validated against its annotations."""
+    """Return the tool, wrapped so that its arguments are validated against its annotations."""
     return validate_call(config=ConfigDict(arbitrary_types_allowed=True))(tool)
 
 

@@ -1,4 +1,4 @@
-"""Environments from verifiers, version 1 of its interface: a taskset, and an Env that plays it with one agent."""
+"""Environments with version 1 of the verifiers interface: a taskset, and an Env that plays it with one agent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Verifiers:
 
         Args:
             taskset: name of an installed module that exports a taskset in ``__all__``.
-            env: name of the environment that plays it; by default the taskset's own, or a single turn if it has none.
+            env: name of the environment that plays the taskset; by default the taskset's own, or else a single turn.
             tasks: number of tasks to use from an infinite taskset.
             config: further settings of the taskset.
         """
@@ -61,7 +61,7 @@ class Verifiers:
         return messages
 
     def step(self, message: str) -> tuple[Messages, float, bool, Mapping[str, Any]]:
-        """Pass the model's text to the environment, which waits for it."""
+        """Pass the model's text to the environment, which is waiting for it."""
         with self._own_random():
             self._agent.answer.set_result(message)
             return self._advance()
@@ -82,7 +82,7 @@ class Verifiers:
             self.close()
 
     def _advance(self) -> tuple[list[Message], float, bool, Mapping[str, Any]]:
-        """Let the environment run until it asks for a turn or is over."""
+        """Let the environment run until it asks for a turn or ends."""
         assert self._loop is not None
         first = asyncio.wait({self._run, self._agent.asked}, return_when=asyncio.FIRST_COMPLETED)
         self._loop.run_until_complete(first)
@@ -101,7 +101,7 @@ async def _played(env: Any, task: Any, agent: _Agent) -> list[Any]:
 
     about = vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
     episode = vf.Episode(env=vf.EnvInfo(id=env.config.env_id), task=about, traces=agent.traces)
-    episode.traces = agent.traces  # the same list, which fills while the environment runs
+    episode.traces = agent.traces  # the same list object, which grows while the environment runs
     agents = vf.Agents(env.config, lambda name, spec: _Seat(agent, name, spec))
     await env.setup(agents)
     await env.run(task, agents)
@@ -201,7 +201,7 @@ class _Interaction:
             new.append(vf.SystemMessage(content=data.system_prompt))
         if message is None:
             if self._turns or data.prompt is None:
-                raise ValueError("turn() without a message is only for the first turn of a task with a prompt")
+                raise ValueError("turn() needs a message, except in the first turn of a task with a prompt")
             message = data.prompt
         if isinstance(message, str):
             return [*new, vf.UserMessage(content=message)]
@@ -225,7 +225,7 @@ class _Tasks:
         self._infinite = bool(taskset.INFINITE)
 
     def pick(self, seed: int, count: int) -> Any:
-        """Return the task for a seed, among all tasks of a finite taskset or the first ``count`` of an infinite one."""
+        """Return the task that the seed selects from all tasks, or from the first ``count`` tasks of an infinite taskset."""
         if not self._infinite:
             self._read += self._left
         index = seed % count if self._infinite else seed % max(1, len(self._read))

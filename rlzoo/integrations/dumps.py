@@ -36,9 +36,9 @@ class Response:
 
     token_ids: Tensor  # (n,)
     chosen: Tensor  # (n,) bool: True on tokens that the model generated
-    values: Mapping[str, Tensor] = field(default_factory=dict)  # (n,) each: log-probs and advantages, by field of RecordedStep
-    current: Tensor | None = None  # (n,) log-probs at the optimizer step, if there is exactly one
-    group: str | None = None  # identifies the prompt; None to identify it by its tokens
+    values: Mapping[str, Tensor] = field(default_factory=dict)  # log-probs and advantages, each (n,), by field of RecordedStep
+    current: Tensor | None = None  # (n,) log-probs at the optimizer step, if there is only one step
+    group: str | None = None  # identifies the prompt; if None, the prompt's tokens do
     reward: float | None = None
     finished: bool | None = None
 
@@ -72,7 +72,7 @@ def read_dumps(trainer: str, paths: Sequence[Path], temperature: float = 1.0) ->
         The steps, in numerical order.
 
     Raises:
-        UserError: there is nothing to read, or a dump lacks something that a rollout file needs; the message says what and why.
+        UserError: there is nothing to read, or a dump cannot be converted to a rollout file; the message gives the reason.
     """
     if trainer not in READERS:
         raise UserError(f"unknown trainer {shown(trainer)} (known: {', '.join(READERS)}){did_you_mean(trainer, READERS)}")
@@ -138,7 +138,7 @@ def _assembled(step: int, responses: Sequence[Response], trainer: str, temperatu
 
 
 def _per_response(values: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Return one value per response if each response's values are equal, otherwise the per-token values."""
+    """Return one value per response if the values are equal within every response, otherwise the per-token values."""
     rows = torch.split(values, list(lengths))
     if all(len(row) > 0 and bool((row == row[0]).all()) for row in rows):
         return torch.stack([row[0] for row in rows])
@@ -332,7 +332,7 @@ def _skyrl_tensor(stored: Mapping[str, Any]) -> Tensor:
 
 
 def _slime_files(path: Path) -> Iterable[Path]:
-    found = [file for file in _files(path, "*.pt") if file.stem.isdecimal()]  # not the files from evaluations
+    found = [file for file in _files(path, "*.pt") if file.stem.isdecimal()]  # skips the files from evaluations
     return _required(found, path, "NUMBER.pt, which --save-debug-rollout-data FOLDER/{rollout_id}.pt writes")
 
 
@@ -403,7 +403,7 @@ def _files(path: Path, *patterns: str) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise UserError(f"{str(path)!r} does not exist; give a dump or a folder of dumps")
+        raise UserError(f"{str(path)!r} does not exist; pass a dump or a folder of dumps")
     return sorted({file for pattern in patterns for file in path.glob(pattern)})
 
 
@@ -436,7 +436,7 @@ def _parsed(file: Path, number: int, text: bytes) -> Any:
 
 
 def _behind(prompt: Tensor, values: Tensor) -> Tensor:
-    """Prepend zeros for the prompt to the values of a response's tokens."""
+    """Prepend a zero for every prompt token to the values of a response's tokens."""
     return torch.cat([torch.zeros(len(prompt), dtype=values.dtype), values])
 
 
@@ -457,7 +457,7 @@ def _torch_load(source: Path | io.BytesIO) -> Any:
 
 
 class _Stored:
-    """Placeholder for a trainer's object; keeps its state."""
+    """Placeholder that keeps only the state of a trainer's object."""
 
     state: Any = None
 

@@ -32,15 +32,15 @@ class LossInputs(Protocol):
 
     @property
     def trainer_logprobs(self) -> Tensor:
-        """``(T,)``, with a gradient."""
+        """Log-probs from the trained model, ``(T,)``, with a gradient."""
 
     @property
     def inference_logprobs(self) -> Tensor:
-        """``(T,)``, from the sampler."""
+        """Log-probs from the sampler, ``(T,)``."""
 
     @property
     def ref_logprobs(self) -> Tensor | None:
-        """``(T,)``, from the reference model."""
+        """Log-probs from the reference model, ``(T,)``."""
 
     @property
     def advantages(self) -> Tensor:
@@ -52,14 +52,14 @@ class LossInputs(Protocol):
 
     @property
     def loss_weights(self) -> Tensor | None:
-        """``(T,)``; None means 1 everywhere."""
+        """Weights of the tokens, ``(T,)``; None means 1 everywhere."""
 
 
 class LossOutputs(NamedTuple):
     """The output that prime-rl expects from a loss."""
 
-    loss: Tensor  # (), a sum; prime-rl divides it by the number of tokens in the step
-    metrics: dict[str, Tensor]  # scalars, averaged over the samples that have them
+    loss: Tensor  # scalar sum; prime-rl divides it by the number of tokens in the step
+    metrics: dict[str, Tensor]  # scalars, each averaged over the samples that report it
 
 
 def loss(inputs: LossInputs, rule: str = "fspo", **settings: Any) -> LossOutputs:

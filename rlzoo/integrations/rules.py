@@ -1,4 +1,4 @@
-"""Code shared by the integrations: parsing rules, checking what a trainer supports, and clip decisions by length."""
+"""Code shared by the integrations: parses rules, checks what a trainer supports, and counts clip decisions by length."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def installed() -> Zoo:
 
 
 def parse(name: str) -> tuple[str, dict[str, Any]]:
-    """Split a rule's name from its settings, such as ``"rlzoo:fspo/width_low:0.02/width_high:0.1"``.
+    """Split a string such as ``"rlzoo:fspo/width_low:0.02/width_high:0.1"`` into a rule's name and its settings.
 
-    The name needs no quoting in a shell, in YAML or in a Hydra override. Values are parsed as YAML.
+    The string needs no quoting in a shell, in YAML or in a Hydra override. Values are parsed as YAML.
 
     Raises:
         UserError: a setting does not have the form ``key:value``.
@@ -64,7 +64,7 @@ def rule(name: str, /, instead: Mapping[str, str] | None = None, **settings: Any
 
     Args:
         name: name of the rule, with or without settings, such as ``"fspo"`` or ``"rlzoo:fspo/width_low:0.02"``.
-        instead: fields that the trainer determines, each with the trainer's setting to use instead.
+        instead: maps each field that the trainer determines to the trainer's setting for it.
         **settings: settings of the rule, such as ``width_low=0.02``.
 
     Raises:
@@ -95,7 +95,7 @@ def check_supported(policy: ClipPolicy, trainer: str, given: Iterable[str] = ())
         given: fields of `ClipInputs`, from `rlzoo.policy.NEEDS`, that the integration can fill.
 
     Raises:
-        UserError: the trainer does not provide something that the rule needs; the message says what.
+        UserError: the rule needs something that the trainer does not provide; the message says what.
     """
     if policy.is_adaptive:
         raise UserError(f"{policy.name} adapts its band after every update, but {trainer} keeps no state for it")
@@ -123,7 +123,8 @@ def per_response(values: Tensor, response_mask: Tensor, what: str) -> Tensor:
 def clipped_by_length(result: ClipResult, advantages: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
     """Return the number of responses and the sum of their clip decisions in each bin of `LENGTH_EDGES`.
 
-    Only responses with a nonzero advantage count. For a token rule, a response contributes its share of clipped tokens.
+    Only responses with a nonzero advantage count. If the rule clips tokens, a response contributes its share of clipped
+    tokens.
 
     Args:
         result: result of the rule.

@@ -38,19 +38,19 @@ def loss_fn(
 ) -> CustomLoss:
     """Make a loss function for ``TrainingClient.forward_backward_custom``.
 
-    The loss reads ``logprobs`` (the sampler's, which are the denominator of the ratio), ``advantages`` and ``mask`` from each
-    datum, as tinker-cookbook writes them. Each datum is a response, and a gap in the mask starts a new turn. The rule's
-    reduction applies to the data of one call, so one call is one optimizer step.
+    From each datum, the loss reads the keys that tinker-cookbook writes: ``logprobs`` (from the sampler; the denominator of the
+    ratio), ``advantages`` and ``mask``. Each datum is a response, and a gap in the mask starts a new turn. The rule's reduction
+    applies to the data of one call, so one call corresponds to one optimizer step.
 
     Args:
         name: name of the rule, optionally with settings, such as ``"fspo/width_low:0.02"``.
-        group_ids: one number per datum, equal for responses to the same prompt; for rules that compare groups.
-        rewards: one reward per datum; for rules that read rewards.
+        group_ids: one number per datum, equal for responses to the same prompt; needed by rules that compare groups.
+        rewards: one reward per datum; needed by rules that read rewards.
         max_length: maximum number of model tokens in a response; the reduction ``constant_length`` divides by it.
         **settings: settings of the rule.
 
     Returns:
-        A function from data and their log-probs to the loss and the metrics.
+        A function that takes data and their log-probs, and returns the loss and the metrics.
 
     Raises:
         UserError: the rule is unknown, its settings are invalid, or it needs something that the data do not contain.
@@ -91,10 +91,10 @@ def loss_fn(
 
 
 def _padded(data: list[Any], logprobs: list[Any], key: str) -> Tensor:
-    """Return the values of each datum for a key, padded with 0 to ``(B, T)``, on the log-probs' device.
+    """Return the values that the data have for a key, padded with 0 to ``(B, T)``, on the device of the log-probs.
 
     Raises:
-        UserError: a datum lacks the key, or its values and its log-probs differ in number.
+        UserError: a datum lacks the key, or does not have one value per log-prob.
     """
     rows = []
     for index, (datum, current) in enumerate(zip(data, logprobs, strict=True)):
@@ -124,7 +124,7 @@ def _column(data: list[Any], values: Sequence[float] | None, name: str, dtype: t
 
 @torch.no_grad()
 def _metrics(result: ClipResult, advantages: Tensor, mask: Tensor) -> dict[str, float]:
-    """Return the clip fraction (of responses with A != 0), overall and by length, and the length reweighting error."""
+    """Return the clip fraction of the responses with A != 0, overall and by length, and the length reweighting error."""
     counted = (torch.where(mask, advantages, 0.0) != 0).any(1)
     if not bool(counted.any()):
         return {}

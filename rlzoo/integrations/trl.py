@@ -69,7 +69,7 @@ FILE = re.compile(r"\d{6,9}\.safetensors")
 ROWS, GROUPS, REWARDS, FINISHED, ENTROPY = (
     "rlzoo_rows", "rlzoo_group_ids", "rlzoo_rewards", "rlzoo_finished", "rlzoo_old_entropy",
 )  # fmt: skip
-"""Keys that are added to a generation batch, so that every micro-batch keeps them through TRL's shuffle."""
+"""Keys that are added to a generation batch, so that every micro-batch still has them after TRL's shuffle."""
 ROW_FIELDS = {"group_ids": GROUPS, "rewards": REWARDS, "finished": FINISHED}
 """Per-response fields of `ClipInputs`."""
 RECORDED = {
@@ -87,16 +87,16 @@ LOGGED = r"clip/fraction(_length_bin_\d)?|clip/length_bin_\d_edge|fairness/lre_(
 
 
 def response_mask(inputs: Mapping[str, Tensor]) -> Tensor:
-    """Return a mask ``(B, T)`` of the tokens that the model generated, which excludes padding and tool output."""
+    """Return a mask ``(B, T)`` of the tokens that the model generated, excluding padding and tool output."""
     mask = inputs["completion_mask"].bool()
     return mask & inputs["tool_mask"].bool() if "tool_mask" in inputs else mask
 
 
 class RolloutRecorder:
-    """Writes each of a trainer's generation batches to its own rollout file in a folder: ``000001.safetensors`` and so on.
+    """Writes every generation batch of a trainer to a separate rollout file in a folder: ``000001.safetensors`` and so on.
 
-    The main process writes a file, with the rows of all processes, after the last optimizer step on the batch. A new run needs
-    an empty folder. A run that resumes from a checkpoint continues in the same folder, with the number after the checkpoint's.
+    After the last optimizer step on a batch, the main process writes the file, with the rows of all processes. A new run needs
+    an empty folder. A run that resumes from a checkpoint uses the same folder and continues the checkpoint's numbering.
     Files that the interrupted run wrote for later batches are renamed and kept.
     """
 
@@ -121,7 +121,7 @@ class RolloutRecorder:
         self.number += 1
 
     def _claim(self, done: int, *, resumed: bool) -> None:
-        """Create the folder or check its content, and rename the files of batches after the first ``done``."""
+        """Create the folder or check its content, and rename the files whose number is above ``done``."""
         where = f"record_to={str(self.folder)!r}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -136,7 +136,8 @@ class RolloutRecorder:
                 continue
             if not RecordedStep.load(file).writer.startswith("trl "):
                 raise UserError(
-                    f"{where} contains {name!r}, which comes after the checkpoint's {done} and is not from TRL; move it away"
+                    f"{where} contains {name!r}, whose number is above the checkpoint's {done} but which TRL did not write; "
+                    "move it away"
                 )
             free = (file.with_suffix(f".superseded-{index}") for index in itertools.count(1))
             file.rename(next(path for path in free if not path.exists()))
@@ -154,7 +155,7 @@ class RolloutRecorder:
         self._passes = [[]]
 
     def add(self, rows: Tensor, log_probs: Tensor) -> None:
-        """Store the log-probs ``(B, T)`` of a micro-batch, which consists of these rows of the process's generation batch."""
+        """Store the log-probs ``(B, T)`` of a micro-batch; ``rows`` are its rows in the process's generation batch."""
         self._passes[-1].append((rows.cpu(), log_probs.detach().float().cpu()))
 
     def end_update(self) -> None:
@@ -162,7 +163,7 @@ class RolloutRecorder:
         self._passes.append([])
 
     def write(self, trainer: RecordingTrainer) -> None:
-        """Gather the data of all processes and write the file; does nothing if nothing was sampled since the last file."""
+        """Gather the data of all processes and write the file; do nothing if nothing was sampled since the last file."""
         if not self._tensors:
             return
         passes = [tuple(map(torch.cat, zip(*update, strict=True))) for update in self._passes if update]
@@ -189,7 +190,7 @@ class RolloutRecorder:
             for update in zip(*(passes for _, passes in parts), strict=True)
         ]  # fmt: skip
         values = {field: tensors[name] for field, name in RECORDED.items() if name in tensors}
-        if "old_log_probs" not in values and updates:  # TRL omits them if there is only one optimizer step per batch
+        if "old_log_probs" not in values and updates:  # TRL omits old log-probs if there is only one update per batch
             rows, log_probs = updates[0]
             values["old_log_probs"] = torch.zeros_like(log_probs).index_copy(0, rows, log_probs)
         if "rollout_log_probs" in values and "old_log_probs" in values:  # vLLM reports no log-probs for some tokens
@@ -234,7 +235,7 @@ class RecordingTrainer(GRPOTrainer):  # type: ignore[misc]  # untyped
     policy: ClipPolicy | None = None
     recorder: RolloutRecorder | None = None
     # values that one method passes to the next method that TRL calls
-    _graded: tuple[Tensor, list[bool]] | None = None  # all processes' rewards by function, and which responses are finished
+    _graded: tuple[Tensor, list[bool]] | None = None  # rewards of all processes by function; which responses are finished
     _passed: tuple[Tensor, Tensor | None] | None = None  # log-probs and entropies from the last forward pass
     _num_updates = 0  # optimizer steps since the last generation
 
@@ -331,15 +332,15 @@ class RecordingTrainer(GRPOTrainer):  # type: ignore[misc]  # untyped
 
 @dataclasses.dataclass(slots=True)
 class _Judged:
-    """A rule's results over some period: one row per response, and sums of the rule's own metrics over the responses."""
+    """A rule's results over optimizer steps: one row per response, and sums of the rule's own metrics over the responses."""
 
     tables: list[ResponseTable] = dataclasses.field(default_factory=list)
     sums: dict[str, float] = dataclasses.field(default_factory=dict)
     num_updates: int = 0
-    num_at_ratio_1: int = 0  # updates before which the weights had not changed since sampling
+    num_at_ratio_1: int = 0  # number of updates that began with the weights used for sampling
 
     def add(self, tables: Sequence[ResponseTable], sums: Mapping[str, float]) -> None:
-        """Add responses, and sums of metrics over them."""
+        """Add the rows of responses, and the sums of their metrics."""
         self.tables.extend(tables)
         for name, value in sums.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
@@ -358,9 +359,9 @@ class _Judged:
 class ClipPolicyTrainer(RecordingTrainer):
     """TRL's `GRPOTrainer` with a rule as its loss.
 
-    It is also a mixin: ``class Mine(ClipPolicyTrainer, MyGRPOTrainer)`` adds a rule to your own subclass.
+    The class is also a mixin: ``class Mine(ClipPolicyTrainer, MyGRPOTrainer)`` adds a rule to your own subclass.
 
-    The rule replaces the term of the loss that reads the advantages. TRL computes all other terms on the same forward pass,
+    The rule replaces the term of the loss that reads the advantages. TRL computes all other terms in the same forward pass,
     with advantages of 0: the KL to the reference model (``beta``, ``use_bias_correction_kl``), the entropy bonus
     (``entropy_coef``, ``use_adaptive_entropy``) and the router loss.
 
@@ -381,12 +382,12 @@ class ClipPolicyTrainer(RecordingTrainer):
     policy: ClipPolicy
     _configured: ClipPolicy  # the rule as it was at the start of the run, for adaptive rules
     _on_policy: OnPolicyGradient
-    _own: _Judged  # from this process, in the current optimizer step
-    _logged: _Judged  # from all processes, since the last log
+    _own: _Judged  # results from this process in the current optimizer step
+    _logged: _Judged  # results from all processes since the last log
     _counted: StepCounts | None = None  # for the current optimizer step
     _edges: Tensor | None = None  # length bins of the generation batch, for adaptive rules
     _generation = 0  # number of the generation batch, from 1
-    _high_entropy: Tensor | None = None  # (B, T) tokens trained in the last forward pass
+    _high_entropy: Tensor | None = None  # (B, T) mask of the tokens trained in the last forward pass
 
     def __init__(self, *args: Any, policy: str | ClipPolicy, record_to: str | Path | None = None, **kwargs: Any) -> None:
         """Create a trainer.
@@ -412,7 +413,7 @@ class ClipPolicyTrainer(RecordingTrainer):
                 self._edges = bin_edges(lengths[lengths > 0]) if bool(lengths.any()) else None
         if "old_entropy" not in self.policy.needs or "old_per_token_logps" not in output:
             return {}
-        # TRL's forward pass for the old log-probs does not compute entropies, so another one is needed
+        # TRL's forward pass for the old log-probs does not compute entropies, so another pass is needed
         named = inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters
         with torch.no_grad():
             _, entropies, _ = self._get_per_token_logps_and_entropies(
@@ -435,7 +436,7 @@ class ClipPolicyTrainer(RecordingTrainer):
         self._high_entropy = None
         others = super()._compute_loss(model, self._without_advantages(inputs))
         for name in [name for name in metrics if name.startswith("clip_ratio/")]:
-            del metrics[name]  # from TRL's own rule, with advantages of 0
+            del metrics[name]  # meaningless: from TRL's own rule, with advantages of 0
         assert self._passed is not None, "checked by super()"
         log_probs, entropies = self._passed
         counts, read = self._counts(inputs), self._clip_inputs(inputs, log_probs, entropies)
@@ -447,17 +448,17 @@ class ClipPolicyTrainer(RecordingTrainer):
         objective = judged.objective + (judged.gradient * (log_probs - log_probs.detach())).sum()
         # gradients are averaged across processes, but the counts cover all of them
         loss: Tensor = -objective * self.accelerator.num_processes
-        if "policy_loss" in metrics:  # TRL logs it with an entropy bonus
-            # a share of the step; the other losses are means over a micro-batch
+        if "policy_loss" in metrics:  # TRL logs it if there is an entropy bonus
+            # with "dapo", losses are shares of a step; with other types, means over a micro-batch
             is_share = self.loss_type == "dapo" or not self.model.training
             size = 1 if is_share else self.current_gradient_accumulation_steps
             metrics["policy_loss"][-1] += self.accelerator.gather(loss.detach() * size).mean().item()
         return others + loss
 
     def _without_advantages(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return inputs for which TRL's loss has all its terms except the one from its own rule."""
+        """Return inputs with which only the term of TRL's own rule vanishes from the loss."""
         given = {**inputs, "advantages": torch.zeros_like(inputs["advantages"])}
-        if not (self.beta and self.args.use_bias_correction_kl):  # otherwise nothing reads the ratio, which may overflow
+        if not (self.beta and self.args.use_bias_correction_kl):  # nothing else needs the ratio, which may overflow
             given.pop("old_per_token_logps", None)
         return given
 
@@ -513,7 +514,7 @@ class ClipPolicyTrainer(RecordingTrainer):
         return min(float(self.state.global_step / max(self.state.max_steps, 1)), 1.0)
 
     def _weights(self, inputs: Mapping[str, Any], read: ClipInputs) -> Tensor | None:
-        """Return the factors by which TRL's settings multiply the rule's objective, ``(B, 1)`` or ``(B, T)``, or None."""
+        """Return the factor ``(B, 1)`` or ``(B, T)`` by which TRL's settings multiply the rule's objective; None for 1."""
         factors: list[Tensor] = []
         if "importance_sampling_ratio" in inputs and not self.policy.ratio_to_sampler:
             factors.append(inputs["importance_sampling_ratio"])
@@ -533,7 +534,7 @@ class ClipPolicyTrainer(RecordingTrainer):
 
     @torch.no_grad()
     def _measure(self, judged: Judgement, inputs: Mapping[str, Any], counts: StepCounts, weights: Tensor | None) -> None:
-        """Add the rows of a micro-batch to this process's records of the optimizer step."""
+        """Add the rows of a micro-batch to this process's results for the optimizer step."""
         at_ratio_1 = self._on_policy(judged.inputs, judged.result, counts, self.max_completion_length, weights)
         mask = judged.inputs.response_mask
         table = ResponseTable.measure(
@@ -597,7 +598,7 @@ def use_policy(
 ) -> ClipPolicyTrainer:
     """Make a rule the loss of an existing instance of `GRPOTrainer` or a subclass.
 
-    The trainer becomes a `ClipPolicyTrainer` in addition to its own class, and keeps its state.
+    The trainer's new class inherits from `ClipPolicyTrainer` and from its previous class; the trainer keeps its state.
 
     Args:
         trainer: a trainer before training.
@@ -633,7 +634,7 @@ def use_policy(
     made._buffered_inputs = None  # filled by TRL itself
     if made.updates_per_generation == 1 and not policy.ratio_to_sampler:
         logger.warning(
-            "one optimizer step per generation: the ratio is always 1, so no rule clips anything; set num_iterations=2, or "
+            "one optimizer step per generation: the ratio is always 1, so no rule clips anything; set num_iterations=2, or set "
             "steps_per_generation to at least twice gradient_accumulation_steps"
         )
     if record_to is not None:
@@ -642,11 +643,11 @@ def use_policy(
 
 
 def record(trainer: GRPOTrainer, folder: str | Path) -> RecordingTrainer:
-    """Record the rollouts of an instance of `GRPOTrainer` or a subclass: one rollout file per generation.
+    """Record the rollouts of an instance of `GRPOTrainer` or a subclass: one rollout file per generation batch.
 
     The trainer may use TRL's own loss or a rule. ``rlzoo replay FOLDER --clip fspo,grpo`` then reports what each rule would
-    have clipped. The trainer becomes a `RecordingTrainer` in addition to its own class, because transformers' callbacks do not
-    see the training data.
+    have clipped. The trainer's new class inherits from `RecordingTrainer` and from its previous class, because
+    transformers' callbacks do not see the training data.
 
     Args:
         trainer: a trainer before training.
@@ -656,7 +657,7 @@ def record(trainer: GRPOTrainer, folder: str | Path) -> RecordingTrainer:
         The same object.
 
     Raises:
-        UserError: the trainer is not a `GRPOTrainer`, or generates more often than it takes an optimizer step.
+        UserError: the trainer is not a `GRPOTrainer`, or generates responses more often than it takes optimizer steps.
     """
     _refuse_generations(trainer)
     if (earlier := getattr(trainer, "recorder", None)) is not None:

@@ -116,7 +116,7 @@ def policy_loss(policy: ClipPolicy) -> Callable[..., tuple[Tensor, dict[str, Any
 
 
 def _denominators(policy: ClipPolicy, mask: Tensor, mode: str, config: Any) -> tuple[StepCounts, int, int | None]:
-    """Return the whole step's counts, its number of data-parallel ranks, and the constant of ``seq-mean-token-sum-norm``.
+    """Return the counts of the whole step, the number of data-parallel ranks, and the constant of ``seq-mean-token-sum-norm``.
 
     Raises:
         UserError: verl does not provide these values, or passes only part of a step to a rule that needs the whole step.
@@ -140,7 +140,7 @@ def _denominators(policy: ClipPolicy, mask: Tensor, mode: str, config: Any) -> t
 
 
 def advantage_estimator(estimator: AdvantageEstimator) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Create a verl advantage estimator from one of rlzoo's.
+    """Create a verl advantage estimator from an rlzoo estimator.
 
     verl assigns an outcome reward to one token of a response; the estimator uses it as the reward of the response. Rewards
     on several tokens, for example from ``use_kl_in_reward``, are passed to estimators that accept them; for other
@@ -184,8 +184,8 @@ def advantage_estimator(estimator: AdvantageEstimator) -> Callable[..., tuple[Te
 
 
 def _on_chosen_tokens(rewards: Tensor, mask: Tensor) -> Tensor:
-    """Move each reward, ``(B, T)``, back to the last generated token before it, or to the first one if there is none."""
-    # environments may give a reward on their own tokens
+    """Move each reward to the last generated token up to its position, or to the first generated token if there is none."""
+    # an environment may place rewards on tokens that the model did not generate
     places = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape)
     last = torch.where(mask, places, -1).cummax(1).values
     first = mask.int().argmax(1, keepdim=True)

@@ -1,7 +1,7 @@
 """Decodes with a transformers model: computes each prompt once for all of its responses, and skips responses that have ended.
 
-Transformers runs the forward passes, except those after the prompt in models that `fused` supports. This module provides
-the loop and a cache from which rows can be removed. `quickest_way` selects the decoding method for a model.
+Transformers runs the forward passes, except that `fused` computes the tokens after the prompt in the models that it supports.
+This module provides the loop and a cache from which rows can be removed. `quickest_way` selects a model's decoding method.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rlzoo.fast_cpu.fused import FusedStep
 
 CONVERSATION = 4096
-"""Number of positions whose rotary embeddings are precomputed for a conversation. They are recomputed for longer episodes."""
+"""Number of positions whose rotary embeddings are precomputed for a conversation. Longer episodes need new embeddings."""
 
 GROWTH = 1.5
 """Factor by which a full buffer grows, which keeps the amount copied proportional to the amount written."""
@@ -41,17 +41,17 @@ class Decoded:
 
     tokens: Tensor  # (B, T) int64
     log_probs: Tensor  # (B, T) float32, under the sampling distribution
-    caches: Caches | None = None  # None unless they are kept for the next turn
+    caches: Caches | None = None  # None unless the caches are kept for the next turn
     kept: list[RaggedSets] | None = None  # sets of kept tokens for each response; None without truncation
 
 
 @dataclass(frozen=True, slots=True)
 class Caches:
-    """Keys and values of episodes after a turn, by index in the batch, excluding the last drawn token."""
+    """Keys and values of episodes after a turn, excluding the last drawn token; the dicts are keyed by index in the batch."""
 
     layers: list[RowLayer]
     rows: dict[int, int]  # row in the buffers
-    spans: dict[int, tuple[int, int]]  # columns in the buffers: the first token's, and one past the last token's
+    spans: dict[int, tuple[int, int]]  # start and end columns in the buffers; the end is exclusive
     step: FusedStep | None
 
 
@@ -83,7 +83,7 @@ def decode(
         caches: caches from the previous turn; every prompt starts with the tokens that they cover.
     """
     limit = uniforms.shape[1]
-    # models that are not fused may keep tensors from a forward pass, such as a mask, which training would then reuse
+    # without fusion, no inference mode: the model may keep tensors, such as a mask, that training would then reuse
     with torch.inference_mode() if fuses else torch.no_grad():
         numbers, ends = uniforms.t().contiguous().to(model.device), torch.tensor(sorted(end_ids), device=model.device)
         responses = OpenResponses(model, prompts, pad_id, limit, fuses=fuses, keeps=places is not None)
@@ -134,7 +134,7 @@ class OpenResponses:
             pad_id: see `decode`.
             limit: maximum number of tokens in a response.
             fuses: see `decode`.
-            keeps: whether the caches of ended responses are kept, in the rows after the open ones.
+            keeps: whether the caches of ended responses are kept, in the rows after the open responses.
         """
         self.model = model
         self.cache_name = cache_name(model)
@@ -155,9 +155,9 @@ class OpenResponses:
 
     def _seat(self, number: int, *, keeps: bool) -> None:
         self.keeps = keeps
-        self.rows = torch.arange(number, device=self.device)  # open rows of the batch, in the cache's order
-        self.seats = torch.arange(number, device=self.device)  # all rows of the batch, in the cache's order
-        self.ends = torch.zeros(number, dtype=torch.long, device=self.device)  # columns in the cache when each row ended
+        self.rows = torch.arange(number, device=self.device)  # batch indices of the open responses, in cache order
+        self.seats = torch.arange(number, device=self.device)  # batch indices of all responses, in cache order
+        self.ends = torch.zeros(number, dtype=torch.long, device=self.device)  # cache columns when each response ended
 
     def _mask(self, columns: int, *, fuses: bool) -> Tensor | None:
         """Return the attention mask, ``(B, 1, 1, columns)``; None if no prompt is padded."""
@@ -194,7 +194,7 @@ class OpenResponses:
         return logits[:, -1]
 
     def close(self, ended: Tensor, tokens: Tensor) -> Tensor:
-        """Remove the responses where ``ended`` ``(B,)`` is True, and return the tokens ``(B,)`` of the rest.
+        """Remove the responses where ``ended`` ``(B,)`` is True, and return the tokens of the other responses.
 
         The last responses move into the freed rows, so that at most one response is copied for each response that ends.
         """
@@ -216,7 +216,7 @@ class OpenResponses:
         return tokens[order]
 
     def caches(self, places: Sequence[int]) -> Caches:
-        """Return the caches to keep for the next turn, by index."""
+        """Return the caches for the next turn, keyed by the indices in ``places``."""
         self.ends[self.rows] = self.cache.get_seq_length()
         spans = zip(self.first.tolist(), self.ends.tolist(), strict=True)
         rows = {places[row]: seat for seat, row in enumerate(self.seats.tolist())}
@@ -268,7 +268,7 @@ class ResumedResponses(OpenResponses):
         self.chunk_positions = known[:, None] + (torch.arange(width, device=device) - (width - new)[:, None]).clamp(min=0)
         self.positions = sizes[:, None]
         columns = torch.arange(size, device=device)
-        source = columns - (self.first - starts)[:, None]  # the column's position in the old cache
+        source = columns - (self.first - starts)[:, None]  # each column's position in the old cache
         source = torch.where((source >= starts[:, None]) & (source < ends[:, None]), source, 0)
         rows = torch.tensor([caches.rows[place] for place in places], device=device)
         room = size + min(limit, size + 64)
@@ -295,7 +295,7 @@ class ResumedResponses(OpenResponses):
 
 
 def cache_name(model: PreTrainedModel) -> str:
-    """Return the name of the forward pass's argument for the cache, which transformers 5.24 renamed."""
+    """Return the name of the cache argument of the model's ``forward``, which transformers 5.24 renamed."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # without an adapter
     return "cache" if "cache" in inspect.signature(inner.forward).parameters else "past_key_values"
 
@@ -312,7 +312,7 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
         self.num_rows = int(repeats.sum())
         self.room = room  # initial number of columns
         self.length = 0  # columns in use
-        self.written: Tensor | None = None  # (B, W) where the next update writes; None means everywhere
+        self.written: Tensor | None = None  # (B, W), True where the next update writes; None means everywhere
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Store the prompts' states ``(P, H, S, D)``, repeated for each response."""
@@ -361,7 +361,7 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
         Args:
             rows: ``(B,)`` rows of this layer.
             source: ``(B, S)`` columns of this layer to copy.
-            written: ``(B, W)`` bool: which of the last W columns are written by the next update, which has W tokens.
+            written: ``(B, W)`` bool: which of the last W columns the next update, of W tokens, writes.
             room: initial number of columns.
         """
         layer = RowLayer(torch.ones(len(rows), dtype=torch.long), room)

@@ -49,7 +49,7 @@ class Dialogue:
             )
         added = (str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
         self._special = sorted({*tokenizer.all_special_tokens, *added}, key=len, reverse=True)
-        self._behind: dict[str, tuple[int, ...]] = {}  # by the messages' contents and roles
+        self._behind: dict[str, tuple[int, ...]] = {}  # keyed by the messages' contents and roles
 
     def begin(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the tokens up to the model's first turn.
@@ -64,7 +64,7 @@ class Dialogue:
         return tuple(encoded(lambda part: list(self.tokenizer(part)["input_ids"]), text))
 
     def behind(self, before: Sequence[Message], messages: Sequence[Message]) -> tuple[int, ...]:
-        """Return the tokens between the end of a turn and the model's next turn.
+        """Return the tokens between the end of the model's turn and the start of its next turn.
 
         Args:
             before: the first messages of the episode.

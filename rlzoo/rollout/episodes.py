@@ -29,10 +29,10 @@ class Limits:
     """Limits on an episode. An episode that reaches a limit ends unfinished."""
 
     turns: int
-    turn_tokens: int  # chosen by the model in a turn
-    tokens: int  # chosen by the model in an episode
-    observation_tokens: int  # written by the environment between two turns
-    context: int  # tokens in the whole episode, including the prompt
+    turn_tokens: int  # maximum number of tokens that the model chooses in a turn
+    tokens: int  # maximum number of tokens that the model chooses in an episode
+    observation_tokens: int  # maximum number of tokens that the environment writes between two turns
+    context: int  # maximum number of tokens in the whole episode, including the prompt
 
     @classmethod
     def of(cls, settings: RolloutConfig, context: int) -> Limits:
@@ -62,7 +62,7 @@ class Episode:
     state: int  # environment state before the next turn
     ids: list[int] = field(default_factory=list)  # tokens after the prompt
     log_probs: list[float] = field(default_factory=list)
-    kept: list[KeptSets] = field(default_factory=list)  # consecutive parts; empty without truncation
+    kept: list[KeptSets] = field(default_factory=list)  # kept tokens of parts of ``ids``; empty without truncation
     turns: list[Turn] = field(default_factory=list)
     numbers: dict[str, float] = field(default_factory=dict)
     is_open: bool = True
@@ -124,7 +124,7 @@ class Player:
             temperature: sampling temperature.
             truncation: top-k and top-p; None samples from the whole distribution.
             policy_version: version number to record in every rollout.
-            first_row: number of episodes in the batch that come before these, on other processes.
+            first_row: index of the first episode in the batch of all processes.
         """
         rollouts: list[Rollout] = []
         for start in range(0, len(problems), self.sampler.batch_size):

@@ -69,7 +69,7 @@ def _is_known(encode: Callable[[str], object], character: str) -> bool:
 
 
 def check_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Iterable[str]) -> None:
-    """Check that the tokenizer has tokens for all characters, encoding only prompts with new characters.
+    """Check that the tokenizer has tokens for all characters in the prompts; only prompts with new characters are encoded.
 
     Raises:
         UserError: a character has no token; the message names the prompt and the characters.
@@ -82,12 +82,12 @@ def check_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Iterable[str]) ->
 
 
 def check_task(task: Task, tokenizer: PreTrainedTokenizerBase, *, chat_template: bool, needed: int, held_out: int) -> None:
-    """Check the prompts of a run before it starts; if the task generates them, check only the first ones.
+    """Check the prompts of a run before it starts; if the task generates them, check only the first `GENERATED`.
 
     Args:
         task: the run's task.
         tokenizer: the model's tokenizer.
-        chat_template: whether prompts are wrapped in its chat template, which is then tested on the first prompt.
+        chat_template: whether prompts are wrapped in the tokenizer's chat template, which is then tested on the first prompt.
         needed: number of training problems in the whole run.
         held_out: number of problems to evaluate on.
 
@@ -135,7 +135,7 @@ def _start() -> None:
 def _render(
     template: str, special_tokens: Mapping[str, str], messages: Sequence[Mapping[str, Any]], tools: list[dict[str, Any]]
 ) -> str:
-    """Render messages in the worker process, like ``tokenizer.apply_chat_template``."""
+    """Render messages in the worker process, as ``tokenizer.apply_chat_template`` does."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     texts, _ = render_jinja_template(

@@ -1,4 +1,4 @@
-"""Samples and grades groups of rollouts, divided among processes, with a queue of batches that are sampled ahead."""
+"""Samples and grades groups of rollouts, which are divided among processes; a queue holds batches sampled ahead."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def collect(sample_round: Callable[[int], list[RolloutGroup]], num_groups: int, 
     and the same gradient noise, even when the task is too easy or too hard.
 
     Args:
-        sample_round: returns ``num_groups`` graded groups for new prompts; called with 0, 1, ...
+        sample_round: returns ``num_groups`` graded groups for new prompts; called with the number of the round: 0, 1, ...
         num_groups: size of the batch, in groups.
         extra_rounds: maximum number of rounds after the first; with 0, the batch is the first round regardless of its rewards.
     """
@@ -70,8 +70,8 @@ def collect(sample_round: Callable[[int], list[RolloutGroup]], num_groups: int, 
 class Ahead:
     """A queued batch, which the background thread samples."""
 
-    step: int  # the step that trains on it
-    first: int  # number of training problems before its first one
+    step: int  # the step that trains on the batch
+    first: int  # index of the batch's first training problem
     problems: list[Problem]  # for all processes
     rollouts: Future[list[Rollout]] | None = None  # for this process; None if sampling has not begun
 
@@ -102,8 +102,8 @@ class Rollouts:
         self.next_problem = 0  # number of training problems sampled so far, including dropped ones
         self._failed: list[float] = []  # share of responses whose grading failed, for each round of a step
         self._queue: deque[Ahead] = deque()
-        self._loaded = -1  # version of the sampler's weights, in optimizer steps; -1: unknown
-        self._has_failed = False  # whether a queued batch failed, so that the batches after it are not sampled
+        self._loaded = -1  # version of the sampler's weights, in optimizer steps; -1 if unknown
+        self._has_failed = False  # whether sampling a queued batch failed; the batches after it are then skipped
         num_threads = config.rollout.max_staleness if sampler.in_flight else 1
         self._thread = ThreadPoolExecutor(num_threads, thread_name_prefix="sampler")
 
@@ -125,7 +125,7 @@ class Rollouts:
         Args:
             step: number of the current step, whose batch has been taken.
             version: version of the current weights, in optimizer steps.
-            weights: returns the current weights. They are copied to CPU memory if older batches are still being sampled.
+            weights: returns the current weights, which are copied to CPU memory if older batches are still being sampled.
         """
         settings = self.config.rollout
         while len(self._queue) < min(settings.max_staleness, self.config.steps - step):
@@ -144,7 +144,7 @@ class Rollouts:
             self._queue[place] = replace(batch, rollouts=self._thread.submit(self._sample_ahead, batch, version, copied))
 
     def update_weights(self, version: int, weights: Weights) -> None:
-        """Give the sampler these weights, unless it already has them.
+        """Replace the sampler's weights, unless they already have this version.
 
         Waits for background sampling to end, unless the sampler can change its weights while it samples.
         """
@@ -154,7 +154,7 @@ class Rollouts:
             self._load(version, weights())
 
     def settle(self) -> None:
-        """Wait for background sampling to end. A failure is raised by `take`, when its batch is needed."""
+        """Wait for background sampling to end. If sampling a batch failed, `take` raises the error when it needs the batch."""
         wait([batch.rollouts for batch in self._queue if batch.rollouts is not None])
 
     def forget_ahead(self) -> None:
@@ -167,7 +167,7 @@ class Rollouts:
         self._has_failed, self._loaded = False, -1
 
     def queued(self) -> list[QueuedBatch]:
-        """Wait for the queued batches, and return them with the rollouts from all processes; failed batches have none."""
+        """Wait for the queued batches, and return them with the rollouts from all processes; a failed batch has none."""
         batches = []
         for batch in self._queue:
             own = batch.rollouts.result() if batch.rollouts is not None and batch.is_sampled else None
@@ -202,8 +202,8 @@ class Rollouts:
     def evaluate(self, newest: Callable[[], int]) -> dict[str, float]:
         """Return the mean reward on held-out problems and its sampling error, or an empty dict if ``eval.num_problems`` is 0.
 
-        All evaluations with the same ``seed`` use the same random numbers, at every step and for every rule. Different seeds
-        use different random numbers, so that the spread across seeds includes the sampling error.
+        All evaluations with the same ``seed`` use the same random numbers, at every step and for every rule. Runs with
+        different seeds use different random numbers, so that the spread across seeds includes the sampling error.
 
         Args:
             newest: see `take`.
@@ -233,7 +233,7 @@ class Rollouts:
         return self._graded(problems, rollouts, self.config.rollout.group_size)
 
     def _next_problems(self) -> tuple[int, list[Problem]]:
-        """Return the number of training problems before the next batch, and the problems of that batch."""
+        """Return the index of the next batch's first training problem, and all problems of that batch."""
         first, number = self.next_problem, self.config.rollout.num_prompts
         self.next_problem += number
         return first, self.task.train_problems(first, number)
@@ -244,7 +244,7 @@ class Rollouts:
         self._loaded = version
 
     def _sample_ahead(self, batch: Ahead, version: int, weights: dict[str, Tensor] | None) -> list[Rollout]:
-        """Sample a queued batch in the background thread; after a failure, the batches after it are skipped."""
+        """Sample a queued batch in the background thread; if one fails, the batches after it are skipped."""
         if self._has_failed:
             raise CancelledError
         try:
@@ -298,7 +298,7 @@ class Rollouts:
         return gather(self.accelerator, groups)
 
     def _graded_here(self, asked: list[Problem], rollouts: list[Rollout]) -> tuple[list[Rollout], list[str]]:
-        """Return responses with rewards, and a reason for each failed grading; only each grader's last reason is known."""
+        """Return the responses with rewards, and a reason for each failed grading; a grader knows only its last reason."""
         before = self._num_failed()
         rewards = self._rewards(asked, rollouts)
         failed = self._num_failed() - before
@@ -359,8 +359,8 @@ def sampling_error(rewards: Tensor) -> float:
             so the variance over all rewards, which is larger, is used instead.
 
     Example:
-        The rewards of two problems are 1, 0 and 1, 1. The variances of their means are 1/4 and 0. The variance of the mean of
-        both is 1/16, and its square root is 1/4:
+        The rewards of two problems are 1, 0 and 1, 1. The variances of their means are 1/4 and 0. The mean of both
+        means therefore has variance 1/16, whose square root is 1/4:
 
         >>> sampling_error(torch.tensor([[1.0, 0.0], [1.0, 1.0]]))
         0.25

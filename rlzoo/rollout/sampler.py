@@ -26,7 +26,7 @@ Ids = tuple[int, ...]
 
 
 class Drawn(NamedTuple):
-    """Tokens of one response; those after the first end token are cut off later.
+    """Tokens of one response, including any after the first end token, which are cut off later.
 
     Example:
         ``Drawn(tokens=[10, 14, 1], log_probs=[-0.1, -0.2, -0.9])``
@@ -34,8 +34,8 @@ class Drawn(NamedTuple):
 
     tokens: Sequence[int]
     log_probs: Sequence[float]
-    kept: KeptSets | None = None  # at least one set per token until the first end token; None without truncation
-    versions: Sequence[int] = ()  # version of the weights for each token; empty if the caller knows it
+    kept: KeptSets | None = None  # at least one set per token up to the first end token; None without truncation
+    versions: Sequence[int] = ()  # version of the weights for each token; empty if the caller knows the version
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class Draws:
     seed: int
     rows: Sequence[int]  # row numbers in the whole batch; each row has its own random numbers
     limit: int  # maximum number of tokens in a turn
-    temperature: float = 1.0  # logits are divided by it
-    turn: int = 0  # from 0; each turn has its own random numbers
+    temperature: float = 1.0  # divides the logits
+    turn: int = 0  # counted from 0; each turn has its own random numbers
     truncation: Truncation | None = None  # None for the whole distribution
 
 
@@ -112,7 +112,7 @@ class Sampler(ABC):
             temperature: sampling temperature.
             truncation: top-k and top-p; None samples from the whole distribution.
             policy_version: version number to record in every rollout.
-            first_row: number of responses in the batch that come before these, on other processes; offsets the random numbers.
+            first_row: index of the first response in the batch of all processes; offsets the random numbers.
         """
         with self._tokenizing:
             encoded = [encode_prompt(self.tokenizer, prompt, self.chat_template) for prompt in prompts]
@@ -183,8 +183,8 @@ class Conversation:
         """Draw a turn of each open episode.
 
         Args:
-            contexts: all tokens so far in each open episode, by its index in the batch. They extend the tokens of the
-                previous turn.
+            contexts: all tokens so far of each open episode, keyed by its index in the batch. They begin with the tokens that
+                were passed for the previous turn.
             draws: settings for these episodes, in the same order.
         """
         return list(self.sampler.draw(list(contexts.values()), draws))
@@ -194,7 +194,7 @@ class Conversation:
 
 
 class HFSampler(Sampler):
-    """Samples with a transformers model, through `decode` or transformers' `generate`; keeps the end token."""
+    """Samples with a transformers model, using `decode` or transformers' `generate`; responses include the end token."""
 
     def __init__(
         self,
@@ -205,7 +205,7 @@ class HFSampler(Sampler):
         way: Way | None = None,
         **common: Any,
     ) -> None:
-        """See `Sampler`. ``own_weights`` samples from a copy of the model; ``way=None`` selects the fastest method."""
+        """See `Sampler`. With ``own_weights``, a copy of the model is used; with ``way=None``, the fastest method."""
         super().__init__(copy.deepcopy(model).requires_grad_(False) if own_weights else model, tokenizer, **common)
         self.needs_weights = own_weights
         self.way: Way = way or quickest_way(self.model)

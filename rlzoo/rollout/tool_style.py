@@ -42,7 +42,7 @@ _USER, _ASSISTANT = {"role": "user", "content": "Hello"}, {"role": "assistant", 
 
 @dataclass(frozen=True, slots=True)
 class ToolStyle:
-    r"""How tools and their results are formatted; what the chat template does not support goes into ordinary messages.
+    r"""How tools and their results are formatted; anything that the chat template does not support goes into ordinary messages.
 
     Example:
         >>> style = ToolStyle(text="You may call f.")
@@ -59,7 +59,7 @@ class ToolStyle:
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]]) -> Self:
-        """Determine the style by rendering test messages; templates with a different call format are not used for tools."""
+        """Determine the style by rendering test messages; a template with a different call format is not used for tools."""
         told = _try(tokenizer, [_USER], [_PROBE])
         if all(part in told for part in ("probe_of_tools", "<tool_call>", '"arguments"')):
             answer = {"role": "tool", "name": "probe_of_tools", "content": "an answer"}

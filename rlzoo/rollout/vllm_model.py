@@ -56,7 +56,7 @@ def vllm_weights(weights: Iterable[tuple[str, Tensor]], config: PretrainedConfig
     Args:
         weights: names and tensors of the transformers model.
         config: config of that model.
-        size: width of an attention head in vLLM, at least the width in the model.
+        size: width of an attention head in vLLM; at least the width in the model.
     """
     own, embeddings, has_head = head_size(config), None, False
     for name, tensor in weights:

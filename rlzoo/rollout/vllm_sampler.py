@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from vllm import LLM
 
-MAX_ROWS = 1024  # maximum number of rows in one pass; vLLM's own limit is between 1,024 and 2,048 tokens
+MAX_ROWS = 1024  # maximum number of rows in one pass; vLLM's own limit, in tokens, is between 1,024 and 2,048
 
 ROOM_FOR_TIES = 16  # minimum number of log-probs beyond top_k, in case other tokens share the k-th largest logit
 DROPPED = -9000.0  # tokens that were not kept have a lower log-prob: -inf in process, -9999 from a server
 
 ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # weights are passed as tensors, within one process
-    "VLLM_NO_USAGE_STATS": "1",  # no usage statistics are sent
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process, because weights are passed as tensors
+    "VLLM_NO_USAGE_STATS": "1",  # send no usage statistics
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; the default is a share of all memory
 }
@@ -41,7 +41,10 @@ ENVIRONMENT = {
 
 
 class AnyVLLMSampler(Sampler):
-    """Base class for vLLM in this process or on a server; the weights are undefined until `update_weights` is called."""
+    """Base class for sampling with vLLM, in this process or on a server.
+
+    The weights are undefined until `update_weights` is called.
+    """
 
     needs_weights = True
     max_model_len: int  # maximum number of tokens in a prompt and its response
@@ -60,7 +63,7 @@ class AnyVLLMSampler(Sampler):
         self.settings = settings
         self.has_weights = False
         self.vocabulary = int(model.config.get_text_config().vocab_size)
-        # with more than top_k log-probs, some belong to dropped tokens, which proves that no kept token is missing
+        # more than top_k: if some of the log-probs belong to dropped tokens, no kept token can be missing
         self.num_log_probs = 0 if top_k is None else min(2 * top_k + ROOM_FOR_TIES, self.vocabulary)
 
     @property
@@ -89,13 +92,13 @@ class AnyVLLMSampler(Sampler):
                 "max_tokens": draws.limit,
                 "stop_token_ids": sorted(self.end_ids),
                 "seed": request_seed(draws.seed, row, draws.turn),
-                "logprobs": self.num_log_probs if draws.truncation else 0,  # 0: only the drawn token's
+                "logprobs": self.num_log_probs if draws.truncation else 0,  # 0: only the drawn token's log-prob
             }
             for row in draws.rows
         ]
 
     def _kept(self, reported: Iterable[Mapping[int, float]]) -> KeptSets:
-        """Return the kept tokens for each drawn token, derived from the log-probs of the most probable tokens.
+        """Return the tokens that truncation kept for each drawn token, derived from the log-probs of the most probable tokens.
 
         Raises:
             RunError: vLLM kept more tokens than it returned, because many tie with the k-th largest logit.
@@ -142,7 +145,7 @@ class VLLMSampler(AnyVLLMSampler):
         self.sleeps = self.settings.sleep and bool(platform.is_sleep_mode_available())
         self.head_size = cpu_head_size(model.config) if on_cpu else head_size(model.config)
         config = model.config if self.head_size == head_size(model.config) else padded_config(model.config, self.head_size)
-        # with several training processes, each has its own engine in the existing process group
+        # with several training processes, each process has its own engine in the existing process group
         together = {"distributed_executor_backend": "external_launcher"} if int(os.environ.get("WORLD_SIZE", "1")) > 1 else {}
         set_num_threads = torch.set_num_threads  # vLLM's CPU worker replaces this function with one that only warns
         try:
@@ -152,7 +155,7 @@ class VLLMSampler(AnyVLLMSampler):
                     folder,
                     load_format="dummy",
                     skip_tokenizer_init=True,
-                    trust_remote_code=False,  # even if the trained model was loaded with it
+                    trust_remote_code=False,  # even if the trained model was loaded with remote code
                     generation_config="vllm",  # ignore the model's defaults: every request sets all parameters
                     logprobs_mode="processed_logprobs",  # under the sampling distribution, after temperature, top-k and top-p
                     max_logprobs=max(self.num_log_probs, 1),
@@ -160,7 +163,7 @@ class VLLMSampler(AnyVLLMSampler):
                     max_model_len=self.settings.max_model_len,
                     max_num_seqs=num_rows,
                     gpu_memory_utilization=self.settings.gpu_memory_utilization,
-                    enable_chunked_prefill=not on_cpu,  # fails on the CPU if requests have seeds
+                    enable_chunked_prefill=not on_cpu,  # chunked prefill fails on the CPU if requests have seeds
                     enable_sleep_mode=self.sleeps,
                     enforce_eager=self.settings.enforce_eager or on_cpu,
                     **together,
@@ -265,7 +268,7 @@ def _import_vllm() -> tuple[Any, type[LLM]]:
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Restore the global random states of Python, NumPy and torch, which vLLM seeds and uses."""
+    """Restore the global random states of Python, NumPy and torch after the block, because vLLM seeds and uses them."""
     states = random.getstate(), np.random.get_state()
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices):

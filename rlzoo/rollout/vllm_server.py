@@ -73,7 +73,7 @@ class Gate:
 
     @contextmanager
     def closed(self, abort: Callable[[], None]) -> Iterator[None]:
-        """Block new entries, call ``abort`` until all requests inside have ended, and then run the block."""
+        """Block new requests, call ``abort`` until all open requests have ended, and then run the block."""
         with self._changing:
             with self._condition:
                 self._is_open = False
@@ -95,8 +95,8 @@ class Gate:
 class ServerSampler(AnyVLLMSampler):
     """Samples with the server at ``settings.server``, which serves the model under the name ``served``.
 
-    With ``settings.in_flight``, its weights change while it samples. Responses in progress are aborted, and then
-    continue from their existing tokens with the new weights, so that every token and its log-prob belong to one known version.
+    With ``settings.in_flight``, the server's weights change while it samples. Responses in progress are aborted, and then
+    continued from their existing tokens with the new weights, so that the version of the weights is known for every token.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class ServerSampler(AnyVLLMSampler):
         self.version = 0  # version of the server's weights, in optimizer steps
         self.gate = Gate()
         self.restarts = 0  # number of weight reloads after the server failed to respond
-        self.silent: SilentServerError | None = None  # first failure to respond since the weights were loaded
+        self.silent: SilentServerError | None = None  # the server's first failure to respond since the weights were loaded
         self.gone: RunError | None = None
         # no keep-alive: the server would close the connection while the learner works
         self.http = bounded_pool(
@@ -119,7 +119,7 @@ class ServerSampler(AnyVLLMSampler):
             REPLY_BYTES + (BYTES_PER_TOKEN + BYTES_PER_LOG_PROB * self.num_log_probs) * self.max_new_tokens,
             settings.timeout,
             headers={"Connection": "close"},
-            maxsize=self.batch_size * (64 if settings.in_flight else 1),  # in flight, several batches are drawn at once
+            maxsize=self.batch_size * (64 if settings.in_flight else 1),  # with in_flight, several batches are drawn at once
             timeout=urllib3.Timeout(connect=CONNECT_SECONDS, read=settings.timeout),
             retries=False,
         )
@@ -129,7 +129,7 @@ class ServerSampler(AnyVLLMSampler):
             raise self._error("is on another machine; set rollout.vllm.sync_folder to a folder that both machines share")
         self._check_server()
         self.folder = Path(settings.sync_folder or tempfile.mkdtemp(prefix="rlzoo-weights-")).expanduser().resolve()
-        self.weights: Path | None = None  # folder that the server has loaded
+        self.weights: Path | None = None  # folder of the weights that the server has loaded
 
     def draw(self, rows: Sequence[Ids], draws: Draws) -> list[Drawn]:
         """Request all responses, ``batch_size`` at a time; see `Sampler.draw`."""
@@ -163,9 +163,9 @@ class ServerSampler(AnyVLLMSampler):
                 try:
                     (choice,) = self._ask("POST", "/v1/completions", json=body)["choices"]
                 except SilentServerError as error:
-                    self.silent = self.silent or error  # at once: other batches must not use a restarted server's tokens
+                    self.silent = self.silent or error  # set now, so that no other batch uses a restarted server's tokens
                     raise
-            if choice["token_ids"]:  # empty if it was aborted before the first token
+            if choice["token_ids"]:  # empty if the request was aborted before the first token
                 tokens += choice["token_ids"]
                 log_probs += choice["logprobs"]["token_logprobs"]
                 if truncates:
@@ -184,7 +184,7 @@ class ServerSampler(AnyVLLMSampler):
             except SilentServerError as error:
                 self._recover(restarts, error)
                 continue
-            if silent := self.silent:  # in another batch, which may not have closed the gate yet
+            if silent := self.silent:  # the failure of another batch, which may not have closed the gate yet
                 self._recover(restarts, silent)
             elif restarts == self.restarts:
                 return drawn
@@ -212,8 +212,8 @@ class ServerSampler(AnyVLLMSampler):
     def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int = 0) -> None:
         """Write the weights to the folder, make the server load them and reset its prefix cache.
 
-        All processes call this, because each may hold a shard of the weights. Only the main process contacts the server, and
-        the others wait for it.
+        All processes must call this method, because each may hold a shard of the weights. Only the main process contacts the
+        server, and the other processes wait for it.
         """
         from accelerate import PartialState
 
@@ -227,7 +227,7 @@ class ServerSampler(AnyVLLMSampler):
         self.has_weights = True
 
     def close(self) -> None:
-        """Remove the weights and this sampler's own folder; the server keeps running."""
+        """Remove the weights, and the folder if this sampler created it; the server keeps running."""
         self.http.close()
         self._forget_weights()
         if self.own_folder:
@@ -249,7 +249,7 @@ class ServerSampler(AnyVLLMSampler):
 
         self._forget_weights()
         # a new name every time, because another machine may still see the old file under a reused name
-        self.weights = self.folder / f"weights-{uuid.uuid4().hex}"  # kept for a restarted server
+        self.weights = self.folder / f"weights-{uuid.uuid4().hex}"  # kept, so that a restarted server can load it
         try:
             self.weights.mkdir(parents=True)
             save_file(tensors, self.weights / "model.safetensors", metadata={"format": "pt"})
@@ -285,7 +285,7 @@ class ServerSampler(AnyVLLMSampler):
         A restarted server has its initial weights, so the current weights are loaded before each retry.
 
         Raises:
-            RunError: the server did not respond after all retries, or after one attempt if several processes sample from it.
+            RunError: the server did not respond to any attempt; there is only one attempt if several processes sample from it.
         """
         from accelerate import PartialState
 
@@ -297,7 +297,7 @@ class ServerSampler(AnyVLLMSampler):
                 return work()
             except SilentServerError as error:
                 reason = error
-                if PartialState().num_processes > 1:  # only one process could restore the weights
+                if PartialState().num_processes > 1:  # only the main process could reload the weights
                     break
                 if tries < len(PAUSES):
                     logger.warning("%s; retrying in %d s", error, PAUSES[tries])
@@ -338,7 +338,7 @@ class ServerSampler(AnyVLLMSampler):
             self._abort()
 
     def _ask(self, method: str, path: str, hint: str = "", **request: Any) -> dict[str, Any]:
-        """Send a request and return the JSON object in the reply, empty if it has no body; every failure is a UserError."""
+        """Send a request and return the JSON object in the reply (empty if there is no body); failures raise a UserError."""
         from urllib3.exceptions import HTTPError, ReadTimeoutError
 
         try:

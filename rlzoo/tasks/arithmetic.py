@@ -15,34 +15,35 @@ from rlzoo.tasks.task import MAX_TRIES, Task, draw_held_out, draw_trained, is_he
 from rlzoo.types import Problem
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")  # not \d, which also matches digits in other scripts
-_NUMBER = re.compile(r"(?:(?<![0-9])[+-])?[0-9]+(?:\.[0-9]+)?")  # in 5-23 the minus is not a sign, and 7.23 does not contain 23
+_NUMBER = re.compile(r"(?:(?<![0-9])[+-])?[0-9]+(?:\.[0-9]+)?")  # the minus in 5-23 is not a sign, and 7.23 is one number
 
 
 class ArithmeticTask(Task):
-    """Sums such as ``3+5+9+6``; the answer is the number after the last marker in the response: ``8,17#23``."""
+    """Sums such as ``3+5+9+6``; the answer is the number after the last marker in the response: 23 in ``8,17#23``."""
 
     template: str = Field(default="{question}=", description="prompt template; {question} is replaced by the sum")
     operand_max: int = Field(default=9, ge=1, le=10**6, description="largest number in a sum; the smallest is 1")
     num_operands_min: int = Field(default=2, ge=2, le=1000, description="minimum number of operands in a sum")
     num_operands_max: int = Field(default=20, ge=2, le=1000, description="maximum number of operands in a sum")
     answer_marker: str = Field(
-        default="#", description="the answer is the integer after the last marker; if empty, the last integer in the response"
+        default="#",
+        description="text before the answer, which is an integer; if empty, the last integer in the response is the answer",
     )
 
     def model_post_init(self, context: Any) -> None:
-        """Also reject settings that leave no questions for training or for evaluation."""
+        """Reject settings that leave no questions for training or for evaluation."""
         super().model_post_init(context)
         if self.num_operands_max < self.num_operands_min:
             raise UserError(
                 f"task.num_operands_max={self.num_operands_max} is below task.num_operands_min={self.num_operands_min}"
             )
-        tries = min(MAX_TRIES, 20 * MAX_TRIES // self.num_operands_max)  # long sums are slow to draw and seldom equal
+        tries = min(MAX_TRIES, 20 * MAX_TRIES // self.num_operands_max)  # long sums are slow to draw and rarely repeat
         sides = (is_held_out(self._draw(f"check:{index}")) for index in range(tries))
         first = next(sides)
         if not any(side != first for side in sides):
             raise UserError(
-                f"task.operand_max={self.operand_max} with up to task.num_operands_max={self.num_operands_max} numbers "
-                "gives too few questions for a training and an evaluation split; raise one of the two settings"
+                f"task.operand_max={self.operand_max} and task.num_operands_max={self.num_operands_max} allow "
+                "too few questions for a training and an evaluation split; increase one of these settings"
             )
 
     def train_problems(self, start: int, count: int) -> list[Problem]:

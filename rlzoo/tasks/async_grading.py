@@ -17,7 +17,7 @@ from rlzoo.support.worker_main import reason
 from rlzoo.support.workers import Worker, WorkerStartError
 from rlzoo.tasks.grading import checked_reward
 
-SPARE = 10.0  # seconds past a call's time limit after which a worker that has sent no result is killed
+SPARE = 10.0  # a worker that sends no result is killed this many seconds after a call's time limit
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds between two attempts
 BUSY = (408, 425, 429)  # HTTP status codes, besides 5xx, after which a call is retried
 UNREACHABLE = (ConnectionError, TimeoutError, socket.gaierror, IncompleteRead)
@@ -30,8 +30,8 @@ Outcome = tuple[float, str, bool]
 class AsyncGrader(Worker):
     """A worker process in which up to ``concurrency`` calls of a coroutine function run at once.
 
-    A call that fails because a server is unreachable or busy is retried until its time limit. If a call times out, the process
-    is replaced after the batch, so that no task, thread or connection is left behind.
+    A call that fails because a server is unreachable or busy is retried until its time limit is reached. If a call times out,
+    the process is replaced after the batch, so that no task, thread or connection is left behind.
     """
 
     def __init__(self, load: Callable[[], AsyncFunction], timeout: float, concurrency: int) -> None:
@@ -72,14 +72,14 @@ class AsyncGrader(Worker):
 
 
 def is_coroutine_function(function: Callable[..., Any]) -> bool:
-    """Return whether a function, or an object with ``__call__``, is defined with ``async def``."""
+    """Return whether a function, or an object's ``__call__`` method, is defined with ``async def``."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 def _grade_all(
     load: Callable[[], AsyncFunction], timeout: float, concurrency: int, calls: list[tuple[Any, ...]]
 ) -> Iterator[tuple[int, Outcome]]:
-    """Run in the worker: yield the index and the outcome of each call when it ends."""
+    """Run in the worker: yield the index and the outcome of each call as soon as it ends."""
     loop, function = _event_loop(concurrency), load()
     free, ended = asyncio.Semaphore(concurrency), asyncio.Queue[tuple[int, Outcome]]()
 
@@ -94,7 +94,7 @@ def _grade_all(
 
 @cache
 def _event_loop(num_threads: int) -> asyncio.AbstractEventLoop:
-    """Return the worker's only event loop, so that a reward can keep its connections."""
+    """Return the worker's event loop; the same loop serves all calls, so that a reward function can keep its connections."""
     loop = asyncio.new_event_loop()
     loop.set_default_executor(ThreadPoolExecutor(num_threads))  # for asyncio.to_thread; the default is 6 threads on 2 cores
     return loop

@@ -35,7 +35,7 @@ class EpisodeTask(Task):
     )
 
     def model_post_init(self, context: Any) -> None:
-        """Reject a reward function and a template, which would have no effect."""
+        """Reject the settings ``reward`` and ``template``, which would have no effect."""
         if self.reward is not None:
             raise UserError("task.reward: an environment computes its own rewards; remove this setting")
         if self.template != type(self).model_fields["template"].default:
@@ -85,10 +85,10 @@ class EnvironmentTask(EpisodeTask):
     environment: str = Field(
         min_length=1, description="class of the environment, or a function that returns an environment, as module:name"
     )
-    arguments: dict[str, Any] = Field(default={}, description="keyword arguments for this class or function")
+    arguments: dict[str, Any] = Field(default={}, description="keyword arguments for the environment's class or function")
 
     def model_post_init(self, context: Any) -> None:
-        """Import the environment class or function, so that a mistake is reported before a run starts."""
+        """Import the environment class or function, so that an import error is reported before a run starts."""
         super().model_post_init(context)
         key = f"task.environment={self.environment!r}"
         made = import_named("task.environment", self.environment, "module:Class, for example my_game:Guess")

@@ -16,7 +16,7 @@ def last_boxed(text: str) -> str | None:
         >>> last_boxed(r"\boxed{3} no, \boxed{\frac{1}{2}}")
         '\\frac{1}{2}'
     """
-    # start of the content for each open box, -1 for a plain brace; a single pass is linear in the length of the text
+    # where the content of each open box starts, or -1 for a plain brace; one pass takes time linear in the length of the text
     open_braces: list[int] = []
     begin, content = -1, None
     for match in _BOX_OR_BRACE.finditer(text):

@@ -19,7 +19,7 @@ LARGEST_REWARD = 1e6
 
 
 class Grader(Worker):
-    """A worker process that grades; see `Worker`."""
+    """A worker process that grades responses; see `Worker`."""
 
     def __init__(
         self, function: Callable[..., float], start: Callable[[], object], timeout: float, memory: int | None = None
@@ -65,7 +65,7 @@ def checked_reward(value: object) -> float:
     """Convert a reward to a float.
 
     Raises:
-        ValueError: it is not a finite number, or its magnitude is above `LARGEST_REWARD`.
+        ValueError: the reward is not a finite number, or its magnitude is above `LARGEST_REWARD`.
     """
     number = math.nan
     if isinstance(value, SupportsFloat):  # numbers and one-element arrays and tensors, but not strings

@@ -20,10 +20,10 @@ FEWEST = 5
 
 
 class GuessTask(EpisodeTask):
-    """Games of `Guess`: a problem is a range and a number hidden in it.
+    """Games of `Guess`: a problem consists of a range and a hidden number in this range.
 
     The number of candidates is drawn log-uniformly from 5 to ``highest``, so that games differ in length. One in eight
-    (range, number) pairs is held out for evaluation, selected by a hash of the pair.
+    (range, number) pairs, selected by a hash, is held out for evaluation.
     """
 
     highest: int = Field(default=999, ge=20, le=10**6, description="largest number that can be hidden")

@@ -33,7 +33,7 @@ class MathFileTask(Task):
     template: str = Field(default=ASK_FOR_A_BOX, description="prompt template; {question} is replaced by the question")
 
     def model_post_init(self, context: Any) -> None:
-        """Also read the data, so that a mistake in it is reported before a run starts."""
+        """Read the data, so that an error in it is reported before a run starts."""
         super().model_post_init(context)
         if self.reward is None:
             require_extra("math-verify", "math_verify")
@@ -54,7 +54,7 @@ class MathFileTask(Task):
         if not train:
             where = f"also in task.eval_path={self.eval_path!r}" if self.eval_path else "held out; add more rows"
             raise UserError(f"no questions are left to train on: every question in task.path={self.path!r} is {where}")
-        # files are often sorted by difficulty, and an evaluation may use only the first few
+        # shuffled, because files are often sorted by difficulty and an evaluation may use only the first few problems
         order = _shuffled(len(held_out), "held-out")
         return train, [held_out[index] for index in order]
 

@@ -1,4 +1,4 @@
-"""Compares answers mathematically with math-verify, both with the reference and with each other."""
+"""Uses math-verify to compare answers mathematically with the reference and with each other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlzoo.types import Problem
 
 ASK_FOR_A_BOX = "{question}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
 
-# in characters; references are less than a tenth as long, and math-verify takes minutes for much longer texts
+# in characters; references have less than a tenth of this length, and math-verify takes minutes for much longer texts
 LONGEST_ANSWER = 5_000
 LONGEST_SEARCHED = 100_000  # number of characters at the end of a response that math-verify searches for an answer
 
@@ -45,15 +45,15 @@ class MathGrader:
     def answer_groups(self, responses: Sequence[str], rewards: Sequence[float]) -> list[int | None]:
         """Group the responses to one problem by their answers.
 
-        Correct responses equal the reference and form one group. A wrong response joins the first group whose first answer it
-        equals. The order matters, because math-verify's equality is not transitive.
+        All correct responses form one group. A wrong response joins the first group whose first answer equals its own. The
+        order matters, because math-verify's equality is not transitive.
 
         Args:
             responses: the responses to one problem.
             rewards: their rewards from `grade`.
 
         Returns:
-            For each response, the index of the first response with its answer, or None if no answer can be read.
+            For each response, the index of the first response in its group, or None if no answer can be read.
         """
         answers = [_readable(response) for response in responses]
         wrong = dict.fromkeys(answer for answer, reward in zip(answers, rewards, strict=True) if not reward and answer[0])
@@ -61,7 +61,7 @@ class MathGrader:
         heads: list[tuple[str, bool]] = []
         head_of: dict[tuple[str, bool], tuple[str, bool]] = {}
         for answer, is_read in zip(wrong, checks, strict=True):
-            if is_read:  # an answer that does not equal itself cannot be read
+            if is_read:  # math-verify cannot read an answer that does not equal itself
                 equal = self.worker.grade([(head[0], answer[0], answer[1], head[1]) for head in heads])
                 head_of[answer] = next((head for head, same in zip(heads, equal, strict=True) if same), answer)
                 heads += [answer] if head_of[answer] == answer else []
@@ -82,7 +82,9 @@ def math_worker_process(timeout: float) -> Grader:
 
 
 def response_answer(response: str) -> str | None:
-    r"""Return the last ``\boxed{}``, else the line after the last ``####``, else None; math-verify then searches the response.
+    r"""Return the content of the last ``\boxed{}``, else the rest of the line after the last ``####``, else None.
+
+    If the result is None, math-verify searches the response for an answer.
 
     Example:
         >>> response_answer("so it is \\boxed{18}"), response_answer("#### 18"), response_answer("it is 18")
@@ -93,13 +95,13 @@ def response_answer(response: str) -> str | None:
 
 
 def _readable(response: str) -> tuple[str, bool]:
-    """Return the text to compare, and whether it contains only the answer; the text is empty if there is none."""
+    """Return the text to compare, and whether it contains only the answer; the text is empty if nothing can be compared."""
     answer = response_answer(response)
     return _compared(response, answer, _plain), answer is not None
 
 
 def _compared(response: str, answer: str | None, cleaned: Callable[[str], str]) -> str:
-    """Return the text for math-verify: the answer, or the end of the response if there is none; empty if it is too long."""
+    """Return the text for math-verify: the answer (empty if it is too long), or the end of the response if there is none."""
     if answer is None:
         return response[-LONGEST_SEARCHED:].strip()
     return cleaned(answer) if len(answer) <= LONGEST_ANSWER else ""
@@ -120,7 +122,7 @@ def _bare(answer: str) -> str:
 
 
 def _without_full_stop(text: str) -> str:
-    return text if text.endswith("..") else text.removesuffix(".")  # 0.33... is a number with more digits
+    return text if text.endswith("..") else text.removesuffix(".")  # the dots in 0.33... stand for more digits
 
 
 def _plain(answer: str) -> str:
@@ -130,7 +132,7 @@ def _plain(answer: str) -> str:
 
 
 def start() -> None:
-    """Compare one answer before the first call, so that imports and tables do not count against an answer's time limit."""
+    """Compare one answer before the first call, so that math-verify's setup does not count against an answer's time limit."""
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # math-verify warns that its SIGALRM timeouts are off
     score("[1, 2)", r"so it is $[\frac{1}{2}, \sqrt{3})$", False)  # triggers lazy compilation
 
@@ -142,20 +144,20 @@ def score(reference: str, answer: str, found: bool, reference_found: bool = True
         reference: the correct answer, in LaTeX or plain text.
         answer: the response's answer if ``found``, else the whole response, in which math-verify looks for one.
         found: whether ``answer`` is already extracted.
-        reference_found: the same for ``reference``, which may come from another response.
+        reference_found: whether ``reference`` is already extracted; otherwise, ``reference`` is another whole response.
     """
     from math_verify import parse, verify
 
     if len({base_of(text) for text in (reference, answer)} - {None}) > 1:  # math-verify ignores the base
         return 0.0
-    # time limits of 0: SIGALRM works only in a main thread, and the parent process enforces the limit
+    # 0 turns off math-verify's time limits, because SIGALRM works only in a main thread; the parent process enforces the limit
     gold = parse(_boxed(reference) if reference_found else reference, parsing_timeout=0)
     given = parse(_boxed(answer) if found else answer, parsing_timeout=0)
     return float(verify(gold, given, timeout_seconds=0))
 
 
 def base_of(answer: str) -> str | None:
-    """Return the base of a number with an explicit base, or None.
+    """Return the explicit base of a number, or None if it has none.
 
     Example:
         >>> base_of("52_{8}"), base_of("52")

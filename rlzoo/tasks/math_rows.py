@@ -23,7 +23,7 @@ _ALLOWED = (
     + ", ".join(_ANSWERS)
     + ", reward_model.ground_truth, solution or the assistant's message"
 )
-# BytedTsinghua-SIA/DAPO-Math-17k puts these texts around each question; the task has its own template
+# removed from the questions of BytedTsinghua-SIA/DAPO-Math-17k, because the task has its own template
 _DAPO_BEFORE = (
     "Solve the following math problem step by step. The last line of your response should be of the form Answer: $Answer "
     "(without quotes) where $Answer is the answer to the problem.\n\n"
@@ -35,13 +35,13 @@ _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # name or owner/name
 
 
 def is_file_name(path: str) -> bool:
-    """Return whether a path is a file rather than a dataset: the file exists, or the name is not a valid dataset name."""
+    """Return whether a path names a file rather than a dataset: the file exists, or the path is not a valid dataset name."""
     try:
         if Path(path).is_dir():
-            return False  # datasets reads a folder as a dataset
+            return False  # the datasets library reads a folder as a dataset
         is_file = Path(path).is_file()
-    except OSError:  # longer than any valid name
-        is_file = True  # reading the file reports the error
+    except OSError:  # the path is longer than any valid file name
+        is_file = True  # so that reading the file reports the error
     return is_file or path.endswith(_FILE_ENDINGS) or not _HUB_NAME.fullmatch(path)
 
 
@@ -49,7 +49,7 @@ def read_problems(path: str, split: str, subset: str | None) -> list[Problem]:
     """Return the problems of a local file, or of one split of a hub dataset, without duplicate questions.
 
     Raises:
-        UserError: the data is not found or empty, or a row cannot be used; the message names the row.
+        UserError: the data is missing or empty, or a row is invalid; the message names the row.
     """
     rows = _file_rows(path) if is_file_name(path) else _hub_rows(path, split, subset)
     problems: dict[str, Problem] = {}
@@ -68,13 +68,13 @@ def _file_rows(path: str) -> Iterator[tuple[str, Any]]:
         raise UserError(f"{path!r} is not a file (working directory: {Path.cwd()})") from None
     except UserError:
         raise
-    except Exception as error:  # not text, not Parquet, or an impossible file name; pyarrow has its own errors
+    except Exception as error:  # not text, not Parquet, or an invalid file name; pyarrow has its own error classes
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise UserError(f"{path}: cannot be read: {reason.splitlines()[0]}") from error
 
 
 def _json_rows(path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the rows of JSON lines or of one JSON list."""
+    """Yield the rows of a JSON Lines file, or of a file that contains one JSON list."""
     text = read_text(path, RECORDS)
     if text.lstrip().startswith("["):
         for index, row in enumerate(_json(path, text)):
@@ -111,12 +111,12 @@ def _hub_rows(name: str, split: str, subset: str | None) -> Iterable[tuple[str, 
         chosen = subset or ("main" if "main" in subsets else None)  # main is the usual subset of GSM8K
         splits = datasets.get_dataset_split_names(name, chosen)
         rows = datasets.load_dataset(name, chosen, split=split) if split in splits else None
-    except Exception as error:  # network, name or subset; the error classes differ between versions
+    except Exception as error:  # due to the network, the name or the subset; the error classes differ between versions
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(f"{name!r} is not a file, and loading it as a hub dataset failed: {reason}") from error
     if rows is None:
         raise UserError(f"dataset {name!r} has no split {split!r} (available: {', '.join(splits)}); set task.eval_path")
-    # read in batches of a thousand rows: one dataset has 1.8 million rows, in which each question appears a hundred times
+    # in batches, because a dataset can be large: one has 1.8 million rows and repeats each question a hundred times
     batches = rows.select_columns(_used(name, rows.column_names)).iter(batch_size=1000)
     columns = (dict(zip(batch, values, strict=True)) for batch in batches for values in zip(*batch.values(), strict=True))
     return ((f"{name} {split} row {index}", row) for index, row in enumerate(columns))
@@ -137,7 +137,7 @@ def _problem(place: str, row: Any) -> Problem:
     if isinstance(question, list):  # a list of messages
         asked = _said(question, "user")
         if len(asked) != 1:
-            raise UserError(f"{place}: {len(asked)} user messages; a task asks one question, so there must be exactly one")
+            raise UserError(f"{place}: {len(asked)} user messages; expected exactly one, with the question")
         question = asked[0]
         if isinstance(question, str):
             question = question.removeprefix(_DAPO_BEFORE).removesuffix(_DAPO_AFTER)
@@ -178,7 +178,7 @@ def _answer(place: str, row: Mapping[str, Any]) -> str:
 
 
 def _worked_out(place: str, row: Mapping[str, Any]) -> str | None:
-    """Return the answer at the end of ``solution`` or of the assistant's last message; None if there is neither."""
+    """Return the answer at the end of ``solution`` or of the assistant's last message; None if the row has neither."""
     said = _said(row.get("messages"), "assistant")
     for where, text in (("solution", row.get("solution")), ("the assistant's message", said[-1] if said else None)):
         if not isinstance(text, str):

@@ -19,9 +19,9 @@ from rlzoo.tasks.grading import MEMORY, Grader
 from rlzoo.tasks.task import Task, is_held_out
 from rlzoo.types import Problem
 
-_MAX_TRIES = 1000  # consecutive draws on the wrong side of the split, or without a new question, before giving up
-_MAX_ENTRIES = 100_000  # scorers need the whole entry, not just the answer, so recent entries are kept
-_CHUNK = 500  # reasoning-gym's own dataset size; some datasets cannot be read beyond their size
+_MAX_TRIES = 1000  # maximum number of consecutive draws on the wrong side of the split or without a new question
+_MAX_ENTRIES = 100_000  # maximum number of recent entries kept; scorers need the whole entry, not just the answer
+_CHUNK = 500  # reasoning-gym's default dataset size; some datasets cannot be indexed beyond their size
 _NONSENSE = "?"
 _SET_BY_TASK = ("seed", "size")
 
@@ -47,7 +47,7 @@ class ReasoningGymTask(Task):
         return f"reasoning_gym:{self.dataset}"
 
     def model_post_init(self, context: Any) -> None:
-        """Also generate one problem, so that a wrong option is reported before a run starts."""
+        """Generate one problem, so that an invalid option is reported before a run starts."""
         super().model_post_init(context)
         require_extra("reasoning-gym", "reasoning_gym")
         _check_options(self.dataset, self.options)
@@ -89,7 +89,7 @@ class ReasoningGymTask(Task):
 
     @cached_property
     def _entries(self) -> dict[Problem, dict[str, Any]]:
-        """The full entries of the most recent problems; the scorers need them."""
+        """The full entries of the most recent problems, which the scorers need."""
         return {}
 
     def _remember(self, entry: dict[str, Any]) -> Problem:
@@ -115,7 +115,7 @@ class ReasoningGymTask(Task):
 
 
 def _is_held_out(question: str) -> bool:
-    # CRC-32 is linear: if questions differ in only a few digits, as in string_splitting, it may hold out none
+    # CRC-32 is linear: alone, it may hold out no question if questions differ in only a few digits, as in string_splitting
     return is_held_out(hashlib.sha256(question.encode()).hexdigest())
 
 
@@ -170,5 +170,5 @@ def _score(name: str, options: str, answer: str, entry: dict[str, Any]) -> float
         return 1.0
     scorer = _make_dataset(name, options, 0)
     paid_in_full = scorer.score_answer(answer, entry) == 1.0  # supersets of the answer and failed attempts get partial scores
-    # one scorer (game_of_life_halting, 0.1.25) gives a full score to any text
+    # one scorer (game_of_life_halting in reasoning-gym 0.1.25) gives any text a full score
     return float(paid_in_full and scorer.score_answer(_NONSENSE, entry) < 1.0)

@@ -22,9 +22,9 @@ _QUESTION = re.compile(r"(?P<counter>[0-9]+)(?P<letter>[a-i])(?P<before>[0-9]+),
 class RecurrenceTask(Task):
     """Terms of ``x[n+1] = k x[n] + x[n-1]``, each reduced to its last ``digits`` digits.
 
-    The question gives two terms, as in ``004c17,003c42,``. The number of remaining steps and the multiplier as a letter (``a``
-    is 1, ``c`` is 3) precede each term. The solution continues in the same form and gives the answer after a marker:
-    ``002c43,001c71,000#56``. The number of steps is drawn log-uniformly, so that every octave is equally likely.
+    The question gives two terms, as in ``004c17,003c42,``. Each term is preceded by the number of remaining steps and by a
+    letter for the multiplier (``a`` is 1, ``c`` is 3). The solution continues in the same form and gives the answer after a
+    marker: ``002c43,001c71,000#56``. The number of steps is drawn log-uniformly, so that every octave is equally likely.
     """
 
     digits: int = Field(default=2, ge=1, le=6, description="number of digits in a term")
@@ -33,7 +33,7 @@ class RecurrenceTask(Task):
     steps_max: int = Field(default=250, ge=1, le=100_000, description="maximum number of terms to compute")
 
     def model_post_init(self, context: Any) -> None:
-        """Also reject an empty range of steps."""
+        """Reject an empty range of steps."""
         super().model_post_init(context)
         if self.steps_max < self.steps_min:
             raise UserError(f"task.steps_max={self.steps_max} is below task.steps_min={self.steps_min}")
@@ -52,7 +52,7 @@ class RecurrenceTask(Task):
     def _draw(self, key: str) -> str:
         generator = random.Random(key)
         steps = int(math.exp(generator.uniform(math.log(self.steps_min), math.log(self.steps_max + 1))))
-        steps = min(max(steps, self.steps_min), self.steps_max)  # rounding may move it outside the range
+        steps = min(max(steps, self.steps_min), self.steps_max)  # rounding may move the number outside its range
         letter = ascii_lowercase[generator.randint(1, self.multiplier_max) - 1]
         width = len(str(self.steps_max + 1))
         terms = [generator.randrange(10**self.digits) for _ in range(2)]

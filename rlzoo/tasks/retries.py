@@ -18,10 +18,10 @@ from rlzoo.types import Problem
 
 
 class RetriesTask(EpisodeTask):
-    """Problems of another task; a wrong answer is followed by another try.
+    """Problems from another task; after a wrong answer, the model may try again.
 
     The environment is lightweight and runs in the training process. The other task grades the answers, in its own worker
-    process if grading could do harm.
+    process if grading could hang or crash.
     """
 
     inner: dict[str, Any] = Field(
@@ -36,7 +36,7 @@ class RetriesTask(EpisodeTask):
     workers: int = Field(default=0, ge=0, le=0, description="always 0: the environment runs in the training process")
 
     def model_post_init(self, context: Any) -> None:
-        """Also build the other task, so that a mistake in it is reported before a run starts."""
+        """Build the other task, so that an error in its settings is reported before a run starts."""
         for field in ("reward", "template"):
             if getattr(self, field) != type(self).model_fields[field].default:
                 raise UserError(

@@ -14,7 +14,7 @@ from rlzoo.tasks.math_grading import ASK_FOR_A_BOX, MathGrader, math_worker_proc
 from rlzoo.tasks.math_rows import read_problems
 from rlzoo.types import Problem
 
-TIMEOUT = 5.0  # seconds for one comparison, as in training
+TIMEOUT = 5.0  # time limit in seconds for one comparison, as in training
 NUM_SUMS = 200
 _NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)  # becomes a file name
 
@@ -93,7 +93,7 @@ SUITES = {
 
 
 def find_suite(name: str, folder: Path | None) -> Suite:
-    """Return a known suite, or a user's suite: mathematics questions in ``<name>.jsonl`` in the folder.
+    """Return a built-in suite, or a user's suite of mathematics questions, read from ``<name>.jsonl`` in the folder.
 
     Raises:
         UserError: there is no such suite.

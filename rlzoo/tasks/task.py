@@ -1,4 +1,4 @@
-"""A task: endless training prompts, separate evaluation prompts, and a grade for every response."""
+"""Tasks, each with endless training prompts, separate evaluation prompts, and a grade for every response."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Task(BaseModel, ABC):
 
     @property
     def name(self) -> str:
-        """The name for ``build_task``; for a user's class, ``module:Class``."""
+        """The name that ``build_task`` accepts for this task; for a user's class, ``module:Class``."""
         where = (type(self).__module__, type(self).__qualname__)
         return next((name for name, known in _TASKS.items() if known == where), ":".join(where))
 
@@ -90,7 +90,7 @@ class Task(BaseModel, ABC):
         return template
 
     def model_post_init(self, context: Any) -> None:
-        """Import the user's reward, so that a mistake is reported before a run starts."""
+        """Import the user's reward function, so that an import error is reported before a run starts."""
         if self.reward is not None:
             import_reward(self.reward)
 
@@ -100,26 +100,29 @@ class Task(BaseModel, ABC):
 
     @abstractmethod
     def train_problems(self, start: int, count: int) -> list[Problem]:
-        """Return ``count`` training problems, beginning at ``start``; they never run out and depend only on (seed, index)."""
+        """Return ``count`` problems from an endless training sequence, starting at index ``start``.
+
+        A problem depends only on the seed and its index.
+        """
 
     @abstractmethod
     def held_out_problems(self, count: int) -> list[Problem]:
-        """Return distinct problems that are never trained on and do not depend on the seed; may return fewer than ``count``."""
+        """Return up to ``count`` distinct problems that are never used for training and do not depend on the seed."""
 
     @abstractmethod
     def _grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
-        """Return the task's own rewards."""
+        """Return one reward per response, computed by the task itself."""
 
     def prompt(self, problem: Problem) -> str:
         """Return the template with the problem's question filled in."""
         return self.template.replace("{question}", problem.question)
 
     def prompts(self, problems: Sequence[Problem]) -> list[str]:
-        """Return the first prompts of the problems whose prompts are known before a run starts."""
+        """Return the initial prompt of each problem; a multi-turn task may return only the first few."""
         return [self.prompt(problem) for problem in problems]
 
     def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
-        """Return one reward per response, from the user's function if one is set, else from the task; 0 if grading failed.
+        """Return one reward per response, from the user's function if set, else from the task; a failed grading gives 0.
 
         Args:
             problems: the problem of each response.
@@ -132,17 +135,17 @@ class Task(BaseModel, ABC):
 
     @cached_property
     def _grader(self) -> Grader | None:
-        """The worker process that grades, if answers may make the grader hang or crash; None otherwise."""
+        """The worker process for grading, if an answer could make the grader hang or crash; None otherwise."""
         return None
 
     @property
     def graders(self) -> list[Worker]:
-        """The worker processes that grade and count failures."""
+        """The worker processes that grade responses and count failures."""
         return [grader for grader in (self._own_reward, self._grader) if grader is not None]
 
     @property
     def host(self) -> Host | None:
-        """The host of the environments if the task is multi-turn; None if a response is a single turn."""
+        """The host that runs the environments of a multi-turn task; None for a single-turn task."""
         return None
 
     def episode_seed(self, problem: Problem) -> int:
@@ -154,7 +157,7 @@ class Task(BaseModel, ABC):
         return Origin()
 
     def fingerprint(self) -> str:
-        """Return a hash of the training problems, so that a resumed run can reject different ones."""
+        """Return a hash of the training problems, which tells a resumed run whether they have changed."""
         return fingerprint(self.train_problems(0, _FINGERPRINTED))
 
     def close(self) -> None:
@@ -189,7 +192,7 @@ def build_task(settings: Mapping[str, Any]) -> Task:
 
 
 def _task_class(name: object, fields: dict[str, Any]) -> type[Task]:
-    """Return the task's class; a dataset in the name becomes a field."""
+    """Return the task's class; if the name contains a dataset, add it to ``fields``."""
     kind, colon, rest = str(name).partition(":")
     if colon and kind not in _TASKS and all(part.isidentifier() for part in [*kind.split("."), rest]):
         return _own_class(str(name))
@@ -221,14 +224,14 @@ def task_names() -> list[str]:
 
 
 Drawn = TypeVar("Drawn", bound=Hashable)
-MAX_TRIES = 2000  # consecutive draws without a new held-out problem, after which no more are assumed to exist
+MAX_TRIES = 2000  # maximum number of consecutive draws without a new held-out problem; then the search ends
 
 
 def draw_held_out(draw: Callable[[str], Drawn], held_out: Callable[[Drawn], bool], count: int) -> list[Drawn]:
     """Return the first ``count`` distinct held-out draws, or fewer if there are no more.
 
     Args:
-        draw: returns a question or a problem for a key, always the same one for the same key.
+        draw: returns a question or a problem that depends only on the key.
         held_out: returns whether a draw is held out.
         count: maximum number of draws to return.
     """
@@ -244,7 +247,7 @@ def draw_held_out(draw: Callable[[str], Drawn], held_out: Callable[[Drawn], bool
 
 
 def draw_trained(draw: Callable[[str], Drawn], held_out: Callable[[Drawn], bool], key: str) -> Drawn:
-    """Return the first draw for a training problem's key that is not held out."""
+    """Return the first draw that is not held out; ``key`` identifies the training problem."""
     attempt = 0
     while held_out(drawn := draw(f"train:{key}:{attempt}")):
         attempt += 1
@@ -254,7 +257,7 @@ def draw_trained(draw: Callable[[str], Drawn], held_out: Callable[[Drawn], bool]
 def is_held_out(question: str) -> bool:
     """Return whether a question is held out for evaluation.
 
-    This depends only on a hash of the question's text, so training never uses a held-out question.
+    The decision depends only on a hash of the question's text, so training never uses a held-out question.
 
     Example:
         >>> is_held_out("1+1"), is_held_out("2+4")

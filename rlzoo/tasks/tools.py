@@ -32,10 +32,12 @@ class ToolTask(EpisodeTask):
     )
 
     def model_post_init(self, context: Any) -> None:
-        """Build the other task and import the tools, so that a mistake is reported before a run starts."""
+        """Build the other task and import the tools, so that errors in them are reported before a run starts."""
         for field in ("reward", "template"):
             if getattr(self, field) != type(self).model_fields[field].default:
-                raise UserError(f"task.{field}: belongs to the task that asks the questions; set task.problems.{field} instead")
+                raise UserError(
+                    f"task.{field}: this setting belongs to the task that asks the questions; set task.problems.{field} instead"
+                )
         super().model_post_init(context)
         if self._asking.host is not None:
             raise UserError(
@@ -46,7 +48,7 @@ class ToolTask(EpisodeTask):
 
     @cached_property
     def _asking(self) -> Task:
-        """The task that asks the questions and grades the answers. Copies of this task share it."""
+        """The task that asks the questions and grades the answers. Copies of this `ToolTask` share it."""
         try:
             return build_task(self.problems)
         except UserError as error:
@@ -99,7 +101,7 @@ class ToolTask(EpisodeTask):
         return self._asking.origin(held_out=held_out)
 
     def fingerprint(self) -> str:
-        """Identify the other task's problems."""
+        """Return a hash of the other task's training problems."""
         return self._seeded.fingerprint()
 
 
@@ -149,10 +151,10 @@ def make_environment(references: Sequence[str]) -> Environment:
 
 
 def import_tool(reference: str) -> Tool:
-    """Return the function named by ``module:function``; modules in the current directory are also found.
+    """Return the function named by ``module:function``; the module may be in the current directory.
 
     Raises:
-        UserError: it is not found, or is not a function.
+        UserError: the function is not found, or the name refers to something else.
     """
     tool = import_named("task.tools", reference, FORM)
     key = f"task.tools={shown(reference)}"

@@ -24,7 +24,7 @@ def import_named(setting: str, reference: str, form: str) -> Any:
 
     Args:
         setting: the setting that holds the reference, for error messages.
-        reference: ``module:name``; the module may have dots.
+        reference: ``module:name``; the module name may contain dots.
         form: the expected form with an example, for error messages.
 
     Raises:
@@ -36,11 +36,11 @@ def import_named(setting: str, reference: str, form: str) -> Any:
     if not all(part.isidentifier() for part in parts) or module_name.endswith(".py"):
         raise UserError(f"{key}: expected {form}{_module_of(module_name, name)}")
     here = str(Path.cwd())
-    if here not in sys.path:  # unlike python -m, an installed command does not look in the current directory
+    if here not in sys.path:  # unlike python -m, an installed command does not import from the current directory
         sys.path.append(here)
     try:
         module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # the user's module may raise anything at import
+    except (Exception, SystemExit) as error:  # importing the user's module may raise any exception
         reason = f"it exits when it is imported ({error!r})" if isinstance(error, SystemExit) else error
         raise UserError(f"{key}: cannot import {module_name!r} from {here} or the installed packages: {reason}") from error
     found = getattr(module, name, None)
@@ -51,7 +51,7 @@ def import_named(setting: str, reference: str, form: str) -> Any:
 
 
 def _module_of(path: str, name: str) -> str:
-    """Return the right form as part of an error message if the user gave the path of a Python file, else an empty string."""
+    """If the user gave the path of a Python file, return a hint for the error message; otherwise, an empty string."""
     if not path.endswith(".py"):
         return ""
     stem = path.removesuffix(".py").removeprefix("./")
@@ -62,7 +62,7 @@ def _module_of(path: str, name: str) -> str:
 
 
 def import_reward(reference: str) -> RewardFunction:
-    """Return the function named by ``module:function``; modules in the current directory are also found.
+    """Return the function named by ``module:function``; the module may be in the current directory.
 
     Raises:
         UserError: the module or function is not found, or cannot be called with (problem, response).
@@ -79,17 +79,17 @@ def import_reward(reference: str) -> RewardFunction:
     try:
         inspect.signature(function).bind(Problem("", ""), "")
     except (TypeError, ValueError) as error:
-        raise UserError(f"{key}: must take (problem, response): {error}") from error
+        raise UserError(f"{key}: must accept the arguments (problem, response): {error}") from error
     accepted: RewardFunction = function
     return accepted
 
 
 def reward_worker(reference: str, timeout: float, concurrency: int = 1) -> Grader | AsyncGrader:
-    """Return a worker process that calls the function, with a time limit of ``timeout`` seconds per call.
+    """Return a worker process that calls the user's reward function, with a time limit of ``timeout`` seconds per call.
 
     Up to ``concurrency`` calls of an ``async def`` function run at once.
     """
-    # imported before the first call, so that the import does not count against its time limit
+    # imported before the first call, so that the import does not count against the time limit
     start = partial(import_reward, reference)
     if is_coroutine_function(start()):
         return AsyncGrader(start, timeout, concurrency)

@@ -91,7 +91,7 @@ def test_what_does_not_fit_the_server_is_refused(server):
         OpenEnv(server, observation="board").reset(EPISODE, 0)
     with pytest.raises(UserError, match=r"http://127\.0\.0\.1:8000"):
         OpenEnv("127.0.0.1:8000")
-    with pytest.raises(UserError, match="no OpenEnv server responds; start it or correct the address"):
+    with pytest.raises(UserError, match="no OpenEnv server responds; start one or correct the address"):
         OpenEnv("http://127.0.0.1:9")
 
 

@@ -273,7 +273,7 @@ def test_the_code_that_a_pickle_names_is_not_run(trainer, name, tmp_path):
 def test_a_folder_without_dumps_is_refused(trainer, tmp_path):
     with pytest.raises(UserError, match=r"contains no .*, which"):
         list(read_dumps(trainer, [tmp_path]))
-    with pytest.raises(UserError, match="does not exist; give a dump"):
+    with pytest.raises(UserError, match="does not exist; pass a dump"):
         list(read_dumps(trainer, [tmp_path / "missing"]))
 
 

@@ -127,5 +127,5 @@ def test_ranges_that_contradict_each_other_are_an_error():
 
 
 def test_too_few_questions_to_split_are_an_error():
-    with pytest.raises(UserError, match=r"^task\.operand_max=1 with up to task\.num_operands_max=2 numbers gives too few"):
+    with pytest.raises(UserError, match=r"^task\.operand_max=1 and task\.num_operands_max=2 allow too few"):
         arithmetic(operand_max=1, num_operands_max=2)

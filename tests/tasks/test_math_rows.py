@@ -121,11 +121,8 @@ def test_each_mistake_in_a_file_is_told_with_its_place(tmp_path, gsm8k):
         "no column 'answer', and the assistant's message contains no \\boxed{} or ####"
     )
     twice = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}, {"role": "user", "content": "q"}]
-    assert (
-        message(json.dumps({"prompt": twice, "answer": "1"}))
-        == "2 user messages; a task asks one question, so there must be exactly one"
-    )
-    assert message('{"prompt": [], "answer": "1"}') == "0 user messages; a task asks one question, so there must be exactly one"
+    assert message(json.dumps({"prompt": twice, "answer": "1"})) == "2 user messages; expected exactly one, with the question"
+    assert message('{"prompt": [], "answer": "1"}') == "0 user messages; expected exactly one, with the question"
     assert message('{"prompt": [{"role": "user"}], "answer": "1"}').startswith("no column with the question")
     assert message('{"question": 3, "answer": "1"}') == "the question is 3, not a string"
     assert message('{"question": " ", "answer": "1"}') == "the question is ' ', not a string"

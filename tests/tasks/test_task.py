@@ -193,7 +193,7 @@ def test_each_mistake_in_a_reward_shows_when_the_task_is_built(reward_module, tm
         start.format("b:exact'") + "expected a function (problem, response) -> float, got an object of type int"
     )
     assert error_of(name="arithmetic", reward="own_reward_b:matches") == (
-        start.format("b:matches'") + "must take (problem, response): too many positional arguments"
+        start.format("b:matches'") + "must accept the arguments (problem, response): too many positional arguments"
     )
 
 
