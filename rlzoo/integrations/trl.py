@@ -136,7 +136,7 @@ class RolloutRecorder:
                 continue
             if not RecordedStep.load(file).writer.startswith("trl "):
                 raise UserError(
-                    f"{where} contains {name!r}, whose number is above the checkpoint's {done} but which TRL did not write; "
+                    f"{where} contains {name!r}, which comes after the checkpoint (number {done}) and was not written by TRL; "
                     "move it away"
                 )
             free = (file.with_suffix(f".superseded-{index}") for index in itertools.count(1))

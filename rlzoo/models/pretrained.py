@@ -161,7 +161,8 @@ def _convert(weights: Path, folder: Path) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     except OSError as error:
-        raise UserError(f"cannot write the cache {folder.parent} (set RLZOO_CACHE to use another): {error.strerror}") from error
+        advice = "set RLZOO_CACHE to use another folder"
+        raise UserError(f"cannot write the cache {folder.parent} ({advice}): {error.strerror}") from error
     logger.info("converting %s into %s; this takes about a minute and happens once", weights.name, folder)
     try:
         with quiet(), redirect_stderr(io.StringIO()):  # its progress bar cannot be disabled

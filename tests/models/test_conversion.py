@@ -182,7 +182,7 @@ def test_losing_the_race_uses_the_winners_conversion(tiny_package, monkeypatch):
 def test_a_cache_that_cannot_be_written_is_refused(tiny_package, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("RLZOO_CACHE", str(tmp_path / "file" / "cache"))
-    refuses("smollm2", f"cannot write the cache {tmp_path / 'file' / 'cache'} (set RLZOO_CACHE to use another)")
+    refuses("smollm2", f"cannot write the cache {tmp_path / 'file' / 'cache'} (set RLZOO_CACHE to use another folder)")
 
 
 def test_the_cache_is_where_the_environment_says(tiny_package, monkeypatch, tmp_path):
