@@ -23,12 +23,12 @@ def rescore(
     old: Annotated[
         str | None,
         typer.Option(
-            help="Checkpoint for the old log-probs, or 'sampler' for those that the sampler reported; by default, the recorded "
-            "ones."
+            help="Checkpoint for the old log-probs, or 'sampler' for the log-probs that the sampler reported; by default, the "
+            "recorded values."
         ),
     ] = None,
     ref: Annotated[
-        str | None, typer.Option(help="Checkpoint for the reference log-probs; by default, the recorded ones.")
+        str | None, typer.Option(help="Checkpoint for the reference log-probs; by default, the recorded values.")
     ] = None,
     dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Data type of the weights.")] = "float32",
     quiet: Quiet = False,
