@@ -54,7 +54,7 @@ SHOWN = (
 
 
 def metrics_shown(held_out: str) -> tuple[Shown, ...]:
-    """Return `SHOWN`, labelled with the name of the held-out score: ``"accuracy"`` or ``"reward"``."""
+    """Return `SHOWN` with the held-out score labelled as ``held_out`` says: ``"accuracy"`` or ``"reward"``."""
     return tuple(
         each._replace(label=f"held-out {held_out}", word="accuracy" if held_out == "accuracy" else f"held-out {held_out}")
         if each.metric == "eval/accuracy"

@@ -1,4 +1,4 @@
-"""`rlzoo rescore`: computes the log-probs of recorded tokens with other checkpoints."""
+"""`rlzoo rescore`: computes the log-probs of recorded tokens under other checkpoints."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rescore(
     dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Data type of the weights.")] = "float32",
     quiet: Quiet = False,
 ) -> None:
-    """Compute the log-probs of recorded responses with other checkpoints, and write new rollout files.
+    """Compute the log-probs of recorded responses under other checkpoints, and write new rollout files.
 
     `rlzoo replay` can then compare rules at any distance between the sampling model and the trained model.
     A checkpoint is 'embedded', 'smollm2', a folder, or a name on the hub. The recorded temperature is used.

@@ -26,7 +26,7 @@ def config_names() -> list[str]:
 
 
 def read_config(config: str | Path, plugins: Sequence[str | Path] = ()) -> dict[str, Any]:
-    """Read a config that ships with rlzoo or a plugin by name, or any config file by path.
+    """Read a config by name if it ships with rlzoo or a plugin, or any config file by path.
 
     Args:
         config: name or path of the config.

@@ -116,7 +116,7 @@ def _dump_correction(correction: Correction | None) -> dict[str, Any] | None:
 
 
 class RunConfig(Section):
-    """The complete configuration of a run, as saved in ``config.yaml`` of the run directory.
+    """The complete configuration of a run, as saved in ``config.yaml`` in the run directory.
 
     Example:
         >>> rule = min(load_zoo())  # the name of any installed rule

@@ -225,7 +225,8 @@ class LaunchConfig(Section):
     )
     deepspeed: str | None = Field(None, description="'zero2', 'zero3', or a DeepSpeed configuration file")
     fsdp: bool = Field(
-        False, description="shard weights, gradients and optimizer states with PyTorch's FSDP2; not combined with DeepSpeed"
+        False,
+        description="shard weights, gradients and optimizer states with PyTorch's FSDP2; cannot be combined with DeepSpeed",
     )
     offload: Literal["none", "optimizer", "all"] = Field(
         "none", description="states to keep in CPU memory: the optimizer states or, with ZeRO-3, also the parameters"
@@ -270,8 +271,8 @@ class TrackingConfig(Section):
     figure_every: int = Field(
         10,
         ge=0,
-        description="steps between figures of the clip fraction by length and pages of completions, in addition to those of "
-        "the last step; 0: only those",
+        description="steps between figures of the clip fraction by length and pages of completions, which are also logged "
+        "after the last step; 0: only after the last step",
     )
     completions: int = Field(
         4,

@@ -44,7 +44,7 @@ def calibrate(
 
     Args:
         config: configuration of the pilots; evaluation, checkpoints and MLflow tracking are disabled.
-        target: target share of clipped responses among those with a nonzero advantage, across all steps of a pilot.
+        target: target share of clipped responses among all responses with a nonzero advantage, across all steps of a pilot.
         max_pilots: maximum number of pilots.
         told: called after each pilot.
         observer: called with the metrics of every step.

@@ -291,7 +291,7 @@ def _advantages(path: Path, step: RecordedStep, mask: Tensor) -> Tensor:
 
 
 def _turn_ids(step: RecordedStep) -> Tensor:
-    """Return the turn of each token after the prompts, ``(R, T)``; -1 for tokens that the model did not generate."""
+    """Return the turn of each token after the prompt, ``(R, T)``; -1 for tokens that the model did not generate."""
     sizes = step.sequence_lengths - step.prompt_lengths
     behind = torch.arange(max(int(sizes.max()), 1)) < sizes[:, None]
     first = torch.repeat_interleave(step.prompt_lengths, step.sequence_lengths)

@@ -161,8 +161,8 @@ def _decisions(policy: ClipPolicy, pieces: Sequence[ClipInputs], sign: int) -> T
 def stacked(updates: Sequence[ClipInputs]) -> list[ClipInputs]:
     """Concatenate the rows of consecutive updates, padded to a common width, into stacks of up to `CELLS` tokens.
 
-    A rule that judges each response independently makes the same decisions on a stack as on the separate updates, in fewer
-    operations. A stack has the seed and the progress of its first update.
+    A rule that judges each response independently makes the same decisions on a stack as on the separate updates, but needs
+    fewer operations. A stack takes its seed and progress from its first update.
     """
     stacks: list[list[ClipInputs]] = []
     for inputs in updates:

@@ -105,7 +105,7 @@ def study(
     with_cosine: bool = True,
     told: Told = lambda what, done, total: None,
 ) -> Study:
-    """Replay several rules on a run.
+    """Replay several rules on a recorded run.
 
     Args:
         run: the recording.

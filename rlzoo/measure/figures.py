@@ -35,7 +35,7 @@ class Series:
 
 
 def lines(series: Mapping[str, Series], *, xlabel: str, ylabel: str, title: str = "", log_x: bool = False) -> Figure:
-    """Plot curves, with bands from low to high."""
+    """Plot curves, with bands between their ``low`` and ``high`` values."""
     figure, axes = _canvas(title, xlabel, ylabel)
     for (label, points), look in zip(series.items(), _looks(series, marker=log_x), strict=True):
         axes.plot(points.x, np.array(points.y, dtype=float), label=_literal(label), **look)

@@ -13,7 +13,7 @@ from rlzoo.measure.response_table import ResponseTable
 
 @dataclass(frozen=True, slots=True)
 class Evenness:
-    """The clip fractions of six bins, and the reweighting error over the bins."""
+    """The clip fractions of six bins, and the reweighting error across the bins."""
 
     fraction: tuple[float, ...]  # NaN for an empty bin
     lre: LengthError | None  # given the sign of the advantage; None if everything is clipped
