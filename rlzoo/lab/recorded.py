@@ -64,7 +64,7 @@ class RecordedRun:
     updates: tuple[RecordedUpdate, ...]
     max_length: int  # maximum response length in tokens; if not recorded, length of the longest response
     splits_prompts: bool  # whether an update contained only some of a prompt's responses
-    rule: ClipPolicy | None = None  # the rule of the training run; None for another trainer's own rule
+    rule: ClipPolicy | None = None  # the rule of the training run; None if rlzoo cannot build it
     config: RunConfig | None = None  # only for runs of rlzoo
 
     @classmethod
