@@ -20,7 +20,7 @@ from rlzoo.cli.console import Plain
 
 REFRESHES = 2  # per second
 NARROW = 78  # terminal width in columns below which bars show less
-MEMORY = 3600.0  # seconds of history for estimating the remaining time: a step of a large model takes minutes
+MEMORY = 3600.0  # seconds of history used to estimate the remaining time; a step of a large model can take minutes
 
 
 class Bars(Progress):
@@ -38,7 +38,7 @@ class Bars(Progress):
             disable=is_quiet or not console.is_screen,
             refresh_per_second=REFRESHES,
             speed_estimate_period=MEMORY,
-            redirect_stderr=sys.stderr.isatty(),  # stderr in a file stays unchanged
+            redirect_stderr=sys.stderr.isatty(),  # leave stderr alone if it is a file
             **options,
         )
 

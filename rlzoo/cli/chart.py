@@ -34,7 +34,7 @@ def clip_by_length(profile: LengthProfile, console: Plain) -> Table:
 
 
 def clip_in_words(profile: LengthProfile) -> str:
-    """State which lengths were clipped more or less often than the average response by more than the noise."""
+    """State which lengths were clipped more or less often than the average response, beyond what noise explains."""
     both, average = profile.both, profile.clip_fraction
     if not average:
         return "Nothing was clipped."
@@ -52,7 +52,7 @@ def clip_in_words(profile: LengthProfile) -> str:
 
 
 def interval_bar(ends: Sequence[int], signs: str) -> str:
-    """Draw a bar from 0 to a value, with the value's interval on top; ``ends`` are the low end, the value and the high end.
+    """Draw a bar from 0 to a value, with its interval on top; ``ends`` are the interval's low end, the value and the high end.
 
     Example:
         >>> interval_bar([16, 19, 22], "━─├┤┼")

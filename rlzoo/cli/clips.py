@@ -99,7 +99,7 @@ def _show(console: Plain, entry: Entry[Any]) -> None:
 
 
 def _in_the_default_run(policy: type[ClipPolicy]) -> str:
-    """Return the rule's settings in the default run that differ from its class defaults."""
+    """Return the settings for which the default run overrides the rule's class defaults, with their values."""
     from rlzoo.config.run_config import RunConfig
     from rlzoo.errors import UserError
 
@@ -121,7 +121,7 @@ def print_settings(console: Plain, fields: list[dict[str, Any]], option: str, re
         cells.append((field["name"], default, field["allowed"], field["description"]))
         rows.add_row(*map(Text, cells[-1]))  # brackets in a description are not markup
     if sum(max(map(len, column)) + 2 for column in zip(*cells, strict=True)) > console.width:
-        # as wide as the longest word; with a minimum width instead, rich makes the table too wide and cuts off the last column
+        # as wide as the longest word; with only a minimum width, rich makes the table too wide and cuts off the last column
         rows.columns[2].width = max(len(word) for _, _, allowed, _ in cells for word in allowed.split() or [""])
     console.print(rows)
 
@@ -151,7 +151,7 @@ def _allowed(schema: dict[str, Any]) -> str:
             words.append(f"list, each {_allowed(option.get('items', {}))}")
             continue
         if option.get("type") == "object":
-            continue  # an object with a name and settings is an alternative to the name alone
+            continue  # the name alone may replace an object with a name and settings
         bounds = [f"{sign} {option[key]:g}" for key, sign in signs.items() if key in option]
         words.append(", ".join(option.get("enum", bounds)) or option.get("type", ""))
     return " or ".join(words)

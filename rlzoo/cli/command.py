@@ -1,4 +1,4 @@
-"""Base classes for commands and command groups, which explain a mistake on the command line in one line."""
+"""Base classes for commands and command groups that explain a command-line mistake in a single line."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _continued(sentence: str) -> str:
 
 
 def _option_for(word: str, options: Sequence[str]) -> str:
-    """Return what to write instead of an unexpected argument."""
+    """Return a hint about what to write instead of an unexpected argument."""
     if "--set" in options and "=" in word:
         return f"change a setting with --set {word}"
     if "--plugin" in options and word.endswith(".py"):
@@ -128,7 +128,7 @@ def _are_rules(word: str) -> bool:
 
 
 def _advice(option: str, arguments: Sequence[str], options: Sequence[str]) -> str:
-    """Return what to write instead: a similar option or a setting; settings are imported only if no option is similar."""
+    """Return a hint for an unknown option: a similar option or setting; settings are imported only if no option is similar."""
     names = {name.lstrip("-"): name for name in options}
     if close := difflib.get_close_matches(option.lstrip("-"), names, n=1, cutoff=ALIKE):
         return f"; did you mean {names[close[0]]!r}?"
@@ -153,7 +153,7 @@ def _settings(name: str) -> list[str]:
 
 
 def _value(option: str, arguments: Sequence[str]) -> str:
-    """Return the value that was given to the option."""
+    """Return the value that was passed with the option."""
     for place, word in enumerate(arguments):
         if word.startswith(f"{option}="):
             return word.partition("=")[2]

@@ -1,4 +1,4 @@
-"""`rlzoo compare`: compares the rules of several runs, with confidence intervals, as tables, JSON and an HTML report."""
+"""`rlzoo compare`: compares the rules of several runs; prints tables or JSON, and writes an HTML report."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ clip: share of responses clipped; {match}: length error at this share,
 len: tokens per response; s: seconds per run
 P: probability that a run of the first rule beats a run of the second"""
 WIDEST = 10_000  # characters
-MANY = 4  # contenders; with more, only pairs with the best one are shown
+MANY = 4  # maximum number of contenders for which all pairs are shown, not just pairs with the best contender
 
 
 def compare(
@@ -133,7 +133,7 @@ def _matched(result: Race) -> str:
 
 
 def _width(rows: Table, console: Plain) -> int:
-    """Return the width of a table if no cell is wrapped."""
+    """Return the width that a table needs to show every cell without wrapping."""
     return Measurement.get(console, console.options.update(max_width=WIDEST), rows).maximum
 
 

@@ -22,7 +22,7 @@ def configs(incomplete: str) -> list[str]:
 
 
 def settings(incomplete: str) -> list[str]:
-    """Return ``KEY=`` for matching settings, or ``KEY=VALUE`` after ``=`` if the setting has a fixed set of values."""
+    """Return ``KEY=`` for matching settings or, after ``=``, ``KEY=VALUE`` for each value of a setting with fixed values."""
     from rlzoo.config.run_config import RunConfig
 
     key, equals, _ = incomplete.partition("=")
@@ -32,7 +32,7 @@ def settings(incomplete: str) -> list[str]:
 
 
 def _keys(fields: dict[str, Any], prefix: str) -> Iterator[tuple[str, Sequence[str]]]:
-    """Yield dotted keys, each with its fixed set of values."""
+    """Yield each dotted key with its fixed set of values, which is empty if any value is allowed."""
     for name, field in fields.items():
         if hasattr(field.annotation, "model_fields"):
             yield from _keys(field.annotation.model_fields, f"{prefix}{name}.")
@@ -41,7 +41,7 @@ def _keys(fields: dict[str, Any], prefix: str) -> Iterator[tuple[str, Sequence[s
 
 
 def _values(annotation: Any) -> list[str]:
-    """Return the values of a bool or a Literal, including one inside a union."""
+    """Return the possible values of a bool or a Literal, which may be part of a union."""
     if get_origin(annotation) is Literal:
         return [str(value) for value in get_args(annotation)]
     if annotation is bool:

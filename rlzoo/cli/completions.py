@@ -15,16 +15,16 @@ from rich.text import Text
 from rlzoo.support.printable import printable
 from rlzoo.support.reading import RECORDS, read_text
 
-LONGEST = 1000  # characters of a question or a response that are printed
+LONGEST = 1000  # maximum number of characters to print of a question or a response
 
 
 def is_due(step: int, steps: int) -> bool:
-    """Return whether to print completions after this step: the first or last one, or the end of a tenth of the run."""
+    """Return whether to print completions after this step: after the first step, the last step, and each tenth of the run."""
     return step in (1, steps) or (step > 0 and step % max(1, steps // 10) == 0)
 
 
 def completions(run: Path, step: int, number: int) -> RenderableType:
-    """Return randomly chosen responses from one step, with questions and rewards; the choice depends only on the step."""
+    """Return randomly chosen responses from one step, with their questions and rewards; the choice depends only on the step."""
     file = run / "rollouts" / f"{step:06d}.jsonl"
     try:
         rows = [json.loads(line) for line in read_text(file, RECORDS).split("\n") if line]
@@ -62,6 +62,6 @@ def _lines(row: dict[str, Any], turns: list[dict[str, Any]]) -> Iterator[tuple[s
 
 
 def _cut(text: str) -> Text:
-    """Escape control characters in text from a model or a data set, and cut it to `LONGEST` characters."""
+    """Escape control characters in text from a model or a data set, and truncate it to `LONGEST` characters."""
     more = f" ... {len(text) - LONGEST:,} more characters" if len(text) > LONGEST else ""
     return Text(f"{printable(text[:LONGEST].strip(), keep=chr(10))}{more}")

@@ -1,4 +1,4 @@
-"""The console that all commands print to, without markup, and the handler that prints the log."""
+"""The markup-free console that all commands print to, and the handler that prints the log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlzoo.support.signals import LAST
 
 _JOINED = "\0"  # replaces a space at which a line must not be folded
 
-# use the terminal's own colours, since rich's defaults suit dark terminals, and leave text uncoloured
+# use the terminal's own colours, because rich's default colours suit only dark terminals; leave text uncoloured
 THEME = Theme(
     {
         "bar.complete": "green",
@@ -44,7 +44,7 @@ class Plain(Console):
         super().__init__(highlight=False, markup=False, emoji=False, theme=THEME, **options)
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print lines as described above, and anything else as rich does."""
+        """Print text as the class docstring describes, and anything else as rich does."""
         if all(isinstance(each, str | Text) for each in objects):
             options.setdefault("soft_wrap", True)
             if self.file.isatty():
@@ -114,7 +114,7 @@ def print_error(text: str) -> None:
 
 @contextmanager
 def last_words() -> Iterator[None]:
-    """Hold back the last log record of a stopped run until the block ends, so that it is printed below the block's display."""
+    """Until the block ends, hold back the last log record of a stopped run, so that it is printed below the live display."""
     held: list[logging.LogRecord] = []
     handlers = [handler for handler in logging.getLogger().handlers if isinstance(handler, _Stderr)]
 
@@ -138,5 +138,5 @@ class _Stderr(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             print_error(self.format(record))
-        except Exception:  # handlers of the logging module must not raise
+        except Exception:  # a logging handler must not raise
             self.handleError(record)

@@ -1,4 +1,4 @@
-"""`rlzoo convert`: converts rollout dumps of other trainers to rollout files."""
+"""`rlzoo convert`: converts rollout dumps from other trainers to rollout files."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def convert(
         float, typer.Option(min=1e-3, max=1e3, help="Sampling temperature, which dumps do not record.")
     ] = 1.0,
 ) -> None:
-    """Convert rollout dumps of another trainer to rollout files, which `replay` and `fairness` read."""
+    """Convert rollout dumps from another trainer to rollout files, which `replay` and `fairness` read."""
     with loading():
         from rlzoo.integrations.dumps import read_dumps
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UserError(f"--output {str(output)!r} exists and is not an empty folder; name a new one")
+        raise UserError(f"--output {str(output)!r} exists and is not an empty folder; choose another")
     is_new, written = not output.exists(), list[Path]()
     try:
         for step in read_dumps(trainer, dumps, temperature):

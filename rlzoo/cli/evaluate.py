@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rlzoo.measure.at_k import AtK
 
 EXPERIMENT = "rlzoo"
-SIDE_BY_SIDE = 3  # suites per table, so that it fits a terminal of 80 columns
+SIDE_BY_SIDE = 3  # suites per table, so that a table fits into a terminal with 80 columns
 
 
 @lasting_output()

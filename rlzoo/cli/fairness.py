@@ -27,7 +27,7 @@ def fairness(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Show how far the updates of a run moved responses of each length, and which of them its rule clipped.
+    """Show how far a run's updates moved the responses of each length, and which of these responses its rule clipped.
 
     The rollouts come from a run of rlzoo, or from any trainer that writes rollout files (docs/reference/rollout-files.md).
     """
@@ -41,7 +41,8 @@ def fairness(
     if drift is None:
         where = f" after step {skip_steps}" if skip_steps else ""
         raise UserError(
-            f"{str(run.path)!r} has no response{where} with a nonzero advantage whose log-probs had moved before an update; "
+            f"{str(run.path)!r} has no response{where} that has a nonzero advantage and whose log-probs had moved before an "
+            "update; "
             "with one optimizer step per batch, every ratio is 1 and no rule clips"
         )
     names = names_in("--clip", clip, "comma-separated rules; see `rlzoo clips list`") if clip else ()

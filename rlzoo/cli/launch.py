@@ -1,4 +1,4 @@
-"""Starts a run in several processes with Accelerate's launcher, and exits with their exit code."""
+"""Starts a run in several processes with Accelerate's launcher, and passes on their exit code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def must_launch(config: RunConfig) -> bool:
 
 
 def launch(config: RunConfig, *, resume: bool = False, options: Sequence[str] = ()) -> None:
-    """Run the configuration in ``launch.processes`` processes on this machine and wait for them.
+    """Run the configuration with ``launch.processes`` processes on this machine and wait for them.
 
     Exits with the code of the first process that failed.
     """
@@ -61,13 +61,13 @@ def end_with_the_launcher() -> None:
 
 
 def _environment(processes: int, config: RunConfig) -> dict[str, str]:
-    """Return environment variables for the processes, without those that the user has set."""
+    """Return environment variables for the processes, omitting variables that the user has already set."""
     import torch
 
     told = {
         LAUNCHER: str(os.getpid()),
         COMMAND: typed_command(),
-        "PYTHONSAFEPATH": "1",  # `python -m rlzoo` would import from the working directory first
+        "PYTHONSAFEPATH": "1",  # otherwise, `python -m rlzoo` imports from the working directory first
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes)),
     }
     if not torch.cuda.is_available():
@@ -85,7 +85,7 @@ def _run_accelerate(processes: int, command: list[str], environment: dict[str, s
     plain = ["--mixed_precision", "no", "--dynamo_backend", "no"]
     arguments = launch_command_parser().parse_args([*kind, *plain, *command])
     os.environ.update(environment)
-    logging.getLogger("torch.distributed").setLevel(logging.ERROR)  # it warns about every process that it ends
+    logging.getLogger("torch.distributed").setLevel(logging.ERROR)  # the launcher warns about every process that it ends
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -32,7 +32,7 @@ def entry() -> NoReturn:
         main()
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
-            if signal.getsignal(number) != signal.SIG_IGN:  # a background job of a shell ignores it
+            if signal.getsignal(number) != signal.SIG_IGN:  # background jobs of a shell ignore SIGINT
                 signal.signal(number, _end_at_once)
 
 
@@ -48,7 +48,7 @@ def main() -> NoReturn:
     os.environ["PYTHONSAFEPATH"] = "1"  # child processes must not import from the working directory first
     _open_closed_streams()
     signal.signal(signal.SIGTERM, _terminate)
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # sent when the terminal closes; nohup ignores it
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # sent when the terminal closes; ignored under nohup
         signal.signal(signal.SIGHUP, _terminate)
     try:
         if problem := damage():
@@ -60,7 +60,7 @@ def main() -> NoReturn:
         from rlzoo.cli.app import app
 
         app()
-    except KeyboardInterrupt:  # raised before a command that handles it has started
+    except KeyboardInterrupt:  # Ctrl-C before the start of a command that handles it
         sys.exit(INTERRUPTED)
     except UserError as error:
         _complain(str(error))
@@ -86,7 +86,7 @@ def _open_closed_streams() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # uses the lowest free descriptor
+            os.open(os.devnull, os.O_RDWR)  # returns the lowest free descriptor, which is this one
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(descriptor, mode, closefd=False, encoding="utf-8"))
 

@@ -46,17 +46,17 @@ CORRECTION = Kind("corrections", "a mismatch correction", "correction", "--clip 
 
 
 def clips_new(name: Name, folder: Folder = Path()) -> None:
-    """Write a distribution with a new rule to start from: module, test, page and packaging."""
+    """Write a starter distribution for a new rule: module, test, README and packaging."""
     write(POLICY, name, folder)
 
 
 def advantages_new(name: Name, folder: Folder = Path()) -> None:
-    """Write a distribution with a new advantage estimator to start from: module, test, page and packaging."""
+    """Write a starter distribution for a new advantage estimator: module, test, README and packaging."""
     write(ADVANTAGE, name, folder)
 
 
 def corrections_new(name: Name, folder: Folder = Path()) -> None:
-    """Write a distribution with a new correction to start from: module, test, page and packaging."""
+    """Write a starter distribution for a new correction: module, test, README and packaging."""
     write(CORRECTION, name, folder)
 
 

@@ -24,7 +24,9 @@ Plugins = Annotated[
 Configs = Annotated[
     list[str] | None,
     typer.Option(
-        "--config", autocompletion=complete.configs, help="Shipped config or YAML file; may be repeated, and later ones win."
+        "--config",
+        autocompletion=complete.configs,
+        help="Shipped config or YAML file; may be repeated, and later configs override earlier ones.",
     ),
 ]
 Overrides = Annotated[
@@ -53,7 +55,7 @@ def names_in(option: str, text: str, wanted: str) -> tuple[str, ...]:
 
 
 def refuse_config(name: str) -> None:
-    """Raise `UserError` if a name is that of a shipped config; the message names the rule that the config uses."""
+    """Raise `UserError` if a name belongs to a shipped config; the message names the rule that the config uses."""
     from rlzoo.config.composition import clip_name, config_names, read_config
 
     if name in config_names():
@@ -103,7 +105,7 @@ def lasting_output() -> Iterator[None]:
 
 @contextmanager
 def loading(*, is_quiet: bool = False) -> Iterator[None]:
-    """Show a status line on stderr, if it is a terminal, while the block imports libraries, which takes seconds."""
+    """While the block imports libraries, which takes seconds, show a status line if stderr is a terminal."""
     console = Plain(stderr=True)
     is_shown = console.is_screen and not is_quiet
     with console.status("starting", spinner="line") if is_shown else nullcontext():

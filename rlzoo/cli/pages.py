@@ -35,4 +35,4 @@ def write_page(page: Path, text: str) -> None:
     try:
         page.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"report {str(page)!r} cannot be written: {error.strerror}; name another with --report") from error
+        raise UserError(f"report {str(page)!r} cannot be written: {error.strerror}; name another file with --report") from error

@@ -22,7 +22,7 @@ from rlzoo.training.checks import missing_libraries
 
 
 def dry_run(config: RunConfig, devices: str | None, as_json: bool, *, resume: bool = False) -> None:
-    """Check a run. Print its configuration on stdout and its plan on stderr, or both as JSON on stdout."""
+    """Check a run, and print its configuration to stdout and its plan to stderr, or both as JSON to stdout."""
     named = parse_devices(devices) if devices else None
     processes, architecture, prompts = check(config, named, resume=resume)
     plan = Plan(config, architecture, named or this_machine(), prompts, processes)
@@ -41,7 +41,7 @@ def dry_run(config: RunConfig, devices: str | None, as_json: bool, *, resume: bo
 
 
 def launch_command(config: RunConfig, processes: int) -> str:
-    """Return the command that starts the planned run: the typed command without the options of a dry run."""
+    """Return the command that starts the planned run: the typed command without the dry-run options."""
     words = shlex.split(typed_command())
     kept = [word for before, word in pairwise(["", *words]) if "--devices" not in (before, word.partition("=")[0])]
     more = [] if processes in (1, config.launch.processes) else ["--set", f"launch.processes={processes}"]

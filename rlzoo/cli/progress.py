@@ -24,7 +24,7 @@ WIDEST, NARROWEST = 40, 8  # characters of a sparkline
 
 
 class View(NamedTuple):
-    """The callbacks that show a run: `step` after each step, and `stage` before work between steps."""
+    """The callbacks that show a run: `step` is called after each step, and `stage` before any work between steps."""
 
     step: Callable[[int, Mapping[str, float]], None]
     stage: Callable[[str], None] | None = None
@@ -54,7 +54,7 @@ SHOWN = (
 
 
 def metrics_shown(held_out: str) -> tuple[Shown, ...]:
-    """Return `SHOWN`, labelled with the name of the held-out score: ``"accuracy"`` or ``"reward"``."""
+    """Return `SHOWN` with the held-out score labelled as ``held_out`` says: ``"accuracy"`` or ``"reward"``."""
     return tuple(
         each._replace(label=f"held-out {held_out}", word="accuracy" if held_out == "accuracy" else f"held-out {held_out}")
         if each.metric == "eval/accuracy"
@@ -76,7 +76,7 @@ class Curves:
             values.extend([value] if math.isfinite(value) else values[-1:])
 
     def lines(self, console: Plain) -> Iterator[Text]:
-        """Yield a line for each metric that was measured, no wider than the console."""
+        """Yield one line, no wider than the console, for each metric that was measured."""
         signs, arrow = ("▁▂▃▄▅▆▇█", "→") if console.encoding.startswith("utf") else (".:-=+*#@", "->")
         measured = [(shown, values) for shown, values in self._values.items() if values]
         rows = [(shown.label, shown.number(values[0]), shown.number(values[-1]), values) for shown, values in measured]
@@ -117,7 +117,7 @@ class Screen(Bars):
         self._starting = self.add_task("", total=steps, words="importing")
 
     def say(self, words: str) -> None:
-        """Show what the run does between steps."""
+        """Show what the run is doing between steps."""
         self.update(self._starting, words=words)
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -166,7 +166,7 @@ def shown(
     as_json: bool = False,
     run: Path | None = None,
 ) -> Iterator[View]:
-    """Show a run inside the block, in the form that suits the output.
+    """Inside the block, show a run in the form that suits the output.
 
     On a terminal, the run is shown as curves; elsewhere, as a line per step. With ``as_json``, every step is a JSON object as
     in ``metrics.jsonl``, with null for NaN and infinity. ``held_out`` is the name of the score that an evaluation measures.

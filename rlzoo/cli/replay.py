@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Recording = Annotated[
     list[Path],
     typer.Argument(
-        metavar="RUN|FILE", help="Run directory, or rollout files and folders of such files, which are read as one run."
+        metavar="RUN|FILE", help="Run directory, or rollout files and folders with rollout files, which are read as one run."
     ),
 ]
 
@@ -65,7 +65,7 @@ def replay(
     if match_by_sign and match is None:
         raise UserError("--match-by-sign needs a clip fraction to match; add --match-clip-fraction 0.1")
     if match_by_sign and sweep_width:
-        raise UserError("--match-by-sign and --sweep-width are mutually exclusive; give only one of them")
+        raise UserError("--match-by-sign and --sweep-width are mutually exclusive; use only one of them")
     with loading(is_quiet=quiet):
         from rlzoo.cli.bars import Bars
         from rlzoo.lab.recorded import RecordedRun
@@ -104,8 +104,8 @@ def policy_for(
 ) -> ClipPolicy:
     """Return a rule with its settings for a recorded run; configs and overrides take precedence.
 
-    The rule that the run was trained with keeps its recorded settings. Another rule gets the settings that `rlzoo train` would
-    compose if the run is from rlzoo, and its defaults otherwise.
+    The rule that the run was trained with keeps its recorded settings. If the run is from rlzoo, any other rule gets the
+    settings that `rlzoo train` would compose; otherwise, it gets its defaults.
     """
     from rlzoo.config.composition import for_clip, merge, named_settings, parse_overrides, read_config
     from rlzoo.config.run_config import RunConfig

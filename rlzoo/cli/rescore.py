@@ -1,4 +1,4 @@
-"""`rlzoo rescore`: computes the log-probs of recorded tokens with other checkpoints."""
+"""`rlzoo rescore`: computes the log-probs of recorded tokens under other checkpoints."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def rescore(
     old: Annotated[
         str | None,
         typer.Option(
-            help="Checkpoint for the old log-probs, or 'sampler' for those that the sampler reported; by default, the recorded "
-            "ones."
+            help="Checkpoint for the old log-probs, or 'sampler' for the log-probs that the sampler reported; by default, the "
+            "recorded values."
         ),
     ] = None,
     ref: Annotated[
-        str | None, typer.Option(help="Checkpoint for the reference log-probs; by default, the recorded ones.")
+        str | None, typer.Option(help="Checkpoint for the reference log-probs; by default, the recorded values.")
     ] = None,
     dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Data type of the weights.")] = "float32",
     quiet: Quiet = False,
 ) -> None:
-    """Compute the log-probs of recorded responses with other checkpoints, and write new rollout files.
+    """Compute the log-probs of recorded responses under other checkpoints, and write new rollout files.
 
     `rlzoo replay` can then compare rules at any distance between the sampling model and the trained model.
     A checkpoint is 'embedded', 'smollm2', a folder, or a name on the hub. The recorded temperature is used.

@@ -1,7 +1,8 @@
 """Replaces the `rlzoo ui` process: runs MLflow's server, and prints the address of the page when the server is ready.
 
-The server's output before that is printed only if the server fails to start. Later output, such as errors, is printed as it
-arrives. The module imports only the standard library, because it stays in memory while the server runs.
+Until then, the server's output is held back, and it is printed only if the server fails to start. Later output, such as
+errors, is printed as it arrives. The module imports only the standard library, because it stays in memory while the server
+runs.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Server:
         while self._process.poll() is None and not self.is_stopping:
             try:
                 direct.open(f"{address}/health", timeout=1).close()
-            except urllib.error.HTTPError as error:  # it is ready, but rejects this host name
+            except urllib.error.HTTPError as error:  # the server is ready, but rejects this host name
                 error.close()
             except Exception:
                 time.sleep(POLL)
@@ -96,7 +97,7 @@ def main(address: str, page: str, line: str, is_opened: str, *command: str) -> i
         address: address of the server.
         page: address of the page.
         line: what to print when the server is ready.
-        is_opened: whether to open the page in the default browser; empty for no.
+        is_opened: any text to open the page in the default browser, or an empty string not to open it.
         command: command that starts the server.
     """
     server, signals = Server(list(command)), list[int]()

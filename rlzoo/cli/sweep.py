@@ -51,12 +51,12 @@ def sweep(
         from rlzoo.lab.sweep import Sweep, parse_seeds
     folder = output or Path("sweeps") / "-".join([*names[:4], *(["etc"] if len(names) > 4 else [])])
     if (folder / "config.yaml").exists():
-        raise UserError(f"--output {str(folder)!r} is a run directory; a sweep needs a folder of its own")
+        raise UserError(f"--output {str(folder)!r} is a run directory; choose a separate folder for the sweep")
     settings = (tuple(config or []), tuple(set_ or []), tuple(grid or []))
     sweep = Sweep(folder, names, parse_seeds(seeds), *settings, distinct(plugin or []), steps)
     console = Plain()
     if as_json and not power:
-        raise UserError("--json prints the plan of --power; `rlzoo compare FOLDER --json` prints a sweep's results")
+        raise UserError("--json works only with --power; to print a sweep's results as JSON, use: rlzoo compare FOLDER --json")
     if power:
         _print_power(sweep, console, as_json=as_json)
         return
@@ -101,7 +101,7 @@ def _print_power(sweep: Sweep, console: Plain, *, as_json: bool) -> None:
 
 
 def _finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -> list[Child]:
-    """Run all unfinished runs under one MLflow run, and return those that failed."""
+    """Start or resume all unfinished runs under one MLflow run, and return the runs that failed."""
     from rlzoo.cli.bars import Bars
     from rlzoo.journal.tracking.store import connected
     from rlzoo.lab.sweep import run_children

@@ -32,7 +32,7 @@ def number(value: float | None) -> str:
 
 
 def signed(value: float | None) -> str:
-    """Format a number like `number`, with its sign."""
+    """Format a number like `number`, but always with a sign."""
     return "-" if value is None else f"{'+' if value >= 0 else ''}{number(value)}"
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rlzoo")
 
-MOST_READ = 50  # maximum number of runs in a folder that are read at the end of a run
+MOST_READ = 50  # maximum number of runs to read from a folder at the end of a run
 
 
 @lasting_output()
@@ -50,7 +50,7 @@ def train(
     processes: Annotated[int | None, typer.Option(min=1, help="Number of processes to train with, one for each GPU.")] = None,
     deepspeed: Annotated[
         str | None,
-        typer.Option(metavar="zero2|zero3|FILE", help="ZeRO stage for sharding, or a JSON file with DeepSpeed's settings."),
+        typer.Option(metavar="zero2|zero3|FILE", help="ZeRO stage for sharding, or a DeepSpeed configuration file in JSON."),
     ] = None,
     fsdp: Annotated[
         bool | None,
@@ -125,7 +125,7 @@ def train(
 
 
 def run_to_resume(output: Path | None) -> tuple[Path]:
-    """Return the config file of the run to resume, as the only file to compose from."""
+    """Return the config file of the run to resume, as a tuple for `RunConfig.compose`."""
     if output is None:
         raise UserError("--resume needs --output with the directory of the run")
     if not (output / "config.yaml").is_file():
@@ -138,7 +138,7 @@ def check_unchanged(before: RunConfig, after: RunConfig) -> None:
     from rlzoo.journal.tracking.record import flatten
     from rlzoo.support.redaction import redact_settings
 
-    # the configuration in the run directory has no secrets
+    # the saved configuration contains no secrets
     old, new = (flatten(redact_settings(config.model_dump(mode="json"))) for config in (before, after))
     free = () if before.learner.schedule == "constant" else ("steps",)
     allowed = tuple(key for key in ("steps", "output", "launch.", "checkpoint.", "tracking.") if key not in free)
@@ -161,7 +161,7 @@ def check_unchanged(before: RunConfig, after: RunConfig) -> None:
 
 
 def _train(run: RunConfig, resume: bool, allow_changed_plugin: bool, is_quiet: bool, as_json: bool, num_shown: int) -> None:
-    """Train in this process; if a launcher started several, only the first one prints."""
+    """Train in this process; if a launcher started several processes, only the first one prints."""
     from rlzoo.cli.progress import shown
 
     is_main = os.environ.get("RANK", "0") == "0"
@@ -173,7 +173,7 @@ def _train(run: RunConfig, resume: bool, allow_changed_plugin: bool, is_quiet: b
     title = f"{run.clip.name} on {run.task.name}, model {run.model.path}, seed {run.seed}"
     held_out, is_silent = held_out_score(run), is_quiet or not is_main
     with last_words(), shown(console, title, run.steps, held_out, run=path, is_quiet=is_silent, as_json=as_json) as view:
-        from rlzoo.training.train import train as learn  # takes seconds, so the display starts first
+        from rlzoo.training.train import train as learn  # this import takes seconds, so the display starts first
 
         def observe(step: int, metrics: Mapping[str, float]) -> None:
             view.step(step, metrics)
@@ -195,7 +195,7 @@ def announce_plugins(run: RunConfig) -> None:
 
 
 def held_out_score(run: RunConfig) -> str:
-    """Return what an evaluation of the run measures: the accuracy, or the reward if the user's own function computes it."""
+    """Return what an evaluation of the run measures: the accuracy, or the reward if the user supplied its function."""
     return "accuracy" if run.task.reward is None else "reward"
 
 
@@ -224,7 +224,7 @@ def _print_result(console: Plain, result: RunResult, held_out: str, *, is_quiet:
 
 
 def _are_comparable(folder: Path) -> bool:
-    """Return whether a folder contains several finished runs, but not more than `MOST_READ`, that can be compared."""
+    """Return whether a folder contains between 2 and `MOST_READ` finished runs that can be compared."""
     from rlzoo.lab.races import labelled
     from rlzoo.lab.run_records import find_runs
 
@@ -233,7 +233,7 @@ def _are_comparable(folder: Path) -> bool:
         if not 2 <= len(runs) <= MOST_READ:
             return False
         records, _ = find_runs(runs)
-        labelled(records)  # raises an error if two of them are the same
+        labelled(records)  # raises an error if two runs have the same label and seed
     except (OSError, UserError):
         return False
     return len(records) > 1

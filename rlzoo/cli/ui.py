@@ -20,7 +20,7 @@ from rlzoo.support.redaction import redact
 
 HOST = "127.0.0.1"
 ANY_HOST = {"": HOST, "0.0.0.0": HOST, "::": "::1"}
-"""Maps the hosts that stand for all addresses of this machine to one that a browser can open."""
+"""Maps hosts that mean all addresses of this machine to an address that a browser can open."""
 JOBS = "MLFLOW_SERVER_ENABLE_JOB_EXECUTION"
 CHECKS_OFF = "MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE"
 
@@ -28,7 +28,7 @@ CHECKS_OFF = "MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE"
 def ui(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 5000,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; one that other machines can reach needs --allow-remote.")
+        str, typer.Option(help="Address to listen on; if other machines can reach it, --allow-remote is required.")
     ] = HOST,
     allow_remote: Annotated[
         bool, typer.Option("--allow-remote", help="Allow other machines to connect; MLflow has no authentication.")
@@ -37,10 +37,10 @@ def ui(
         bool, typer.Option("--open", help="Open the page in the default browser when the server is ready.")
     ] = False,
 ) -> None:
-    """Start MLflow's UI on the store that `rlzoo train` writes to, for this machine only.
+    """Start MLflow's UI for the store that `rlzoo train` writes to; by default, only this machine can reach it.
 
-    When the server is ready, the command prints the address of a saved view of the latest experiment, which shows rules side
-    by side.
+    When the server is ready, the command prints the address of a saved view, which shows the rules of the latest experiment
+    side by side.
     """
     with loading():
         from rlzoo.journal.tracking.record import tracking_uri, without_password
@@ -51,7 +51,7 @@ def ui(
         raise UserError(f"MLFLOW_TRACKING_URI points to a server, {redact(uri)}; open this address in a browser")
     if is_missing(uri):
         raise UserError(
-            f"{without_password(uri)} does not exist: no run was tracked here yet; train first (rlzoo train --clip fspo), "
+            f"{without_password(uri)} does not exist: no run has been tracked here yet; train first (rlzoo train --clip fspo), "
             "or change to the folder that contains your runs"
         )
     _refuse_without_checks()
@@ -91,13 +91,13 @@ def ui(
     name = ANY_HOST.get(host, host)
     address = f"http://{f'[{name}]' if ':' in name else name}:{port}"
     page = address if experiment is None else f"{address}{view_path(experiment)}"
-    # MLflow's default of four workers and a job queue would import MLflow several times for a single user
+    # by default, MLflow starts four workers and a job queue, each of which imports MLflow; a single user needs one worker
     command = [sys.executable, "-P", "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
     # by default uvicorn imports the app from the working directory first
     folder = str(importlib.metadata.distribution("mlflow").locate_file("."))
     command += ["--uvicorn-opts", shlex.join(["--app-dir", folder, "--log-level", "error"])]
     line = f"Open {linked(page)}" if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else f"Open {page}"
-    # the server needs none of the libraries in this process
+    # replace this process, because the server needs none of the libraries that it has imported
     program = [sys.executable, "-P", str(Path(__file__).with_name("serve.py"))]
     os.execve(sys.executable, [*program, address, page, line, "yes" if open_browser else "", *command], environment)
 

@@ -14,7 +14,7 @@ from rlzoo.support.reading import SETTINGS, NotReadError, read_text
 
 
 def config_folders() -> list[Path]:
-    """Return the folders of named configs: one in an installed wheel, one in a checkout."""
+    """Return the folders that contain the shipped configs, in an installed wheel or in a checkout."""
     package = Path(str(resources.files("rlzoo")))
     return [folder for folder in (package / "configs", package.parent / "configs") if folder.is_dir()]
 
@@ -26,7 +26,7 @@ def config_names() -> list[str]:
 
 
 def read_config(config: str | Path, plugins: Sequence[str | Path] = ()) -> dict[str, Any]:
-    """Read a config that ships with rlzoo or a plugin by name, or any config file by path.
+    """Read a config by name if it ships with rlzoo or a plugin, or any config file by path.
 
     Args:
         config: name or path of the config.
@@ -51,19 +51,19 @@ def read_config(config: str | Path, plugins: Sequence[str | Path] = ()) -> dict[
     if not isinstance(content, dict):
         raise UserError(f"config {str(path)!r} must contain keys and values such as 'steps: 40', not {type(content).__name__}")
     if odd := [key for key in content if not isinstance(key, str)]:
-        raise UserError(f"config {str(path)!r}: {shown(odd[0])} is not a key; keys are words, such as steps")
+        raise UserError(f"config {str(path)!r}: {shown(odd[0])} is not a valid key; keys must be strings, such as 'steps'")
     return content
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """Parse ``"section.key=value"`` strings, whose values are YAML, into nested settings; later ones win."""
+    """Parse ``"section.key=value"`` strings with YAML values into nested settings; later strings override earlier ones."""
     parsed: dict[str, Any] = {}
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not all(key.split(".")) or not key.isprintable():
             raise UserError(f"--set {shown(override)}: expected KEY=VALUE, such as learner.lr=1e-5")
         if key.count(".") > DEEPEST:
-            raise UserError(f"--set {shown(override)}: more than {DEEPEST} dots in the key")
+            raise UserError(f"--set {shown(override)}: the key has more than {DEEPEST} dots")
         try:
             value = parse_yaml(text)
         except UnreadableError as error:
@@ -98,7 +98,7 @@ def listed(plugins: object) -> Sequence[str]:
 
 
 def for_clip(layer: Mapping[str, Any], name: str | None) -> dict[str, Any]:
-    """Apply a layer's ``per_clip`` settings for one policy, and drop its settings for other policies."""
+    """Apply a layer's ``per_clip`` settings for one policy, and drop the layer's settings for other policies."""
     own = {key: value for key, value in layer.items() if key != "per_clip"}
     if isinstance(own.get("clip"), str):
         own["clip"] = {"name": own["clip"]}
@@ -125,7 +125,7 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
         elif key in NAMED and isinstance(old, dict) and isinstance(new, str):
             new = {"name": new}
         if isinstance(old, dict) and isinstance(new, dict):
-            # one task's settings do not apply to another
+            # one task's settings do not apply to another task
             replaces = key in NAMED and new.get("name", old.get("name")) != old.get("name")
             merged[key] = dict(new) if replaces else merge(old, new)
         else:

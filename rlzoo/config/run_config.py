@@ -84,7 +84,9 @@ def _build_task(value: object, info: ValidationInfo) -> Task:
 
 def _reward_section(value: object) -> object:
     if isinstance(value, str):
-        raise UserError(f"reward={shown(value)}: not a section of settings; name a reward function with task.reward={value}")
+        raise UserError(
+            f"reward={shown(value)}: must be a section of settings; to select a reward function, use task.reward={value}"
+        )
     return value
 
 
@@ -99,7 +101,7 @@ def _build_correction(value: object, info: ValidationInfo) -> Correction | None:
 
 
 def _usual_correction(clip: ClipPolicy | None, rollout: RolloutConfig | None) -> dict[str, Any] | None:
-    """Return the settings for ``correction=auto``: no correction unless responses may be several steps old."""
+    """Return the settings that ``correction=auto`` stands for; None unless responses may be several steps old."""
     if clip is None or rollout is None or rollout.max_staleness < 2 or clip.ratio_to_sampler:
         return None
     return {"name": "tis", "pool": "token" if clip.scope == "token" else "sum"}
@@ -114,7 +116,7 @@ def _dump_correction(correction: Correction | None) -> dict[str, Any] | None:
 
 
 class RunConfig(Section):
-    """The complete configuration of a run, as saved in ``config.yaml`` of the run directory.
+    """The complete configuration of a run, as saved in ``config.yaml`` in the run directory.
 
     Example:
         >>> rule = min(load_zoo())  # the name of any installed rule
@@ -198,8 +200,8 @@ class RunConfig(Section):
         rollout = self.rollout
         if rollout.vllm.in_flight and (rollout.engine != "vllm" or rollout.vllm.server is None or rollout.max_staleness < 2):
             raise UserError(
-                "rollout.vllm.in_flight=true: needs rollout.engine=vllm, a rollout.vllm.server and rollout.max_staleness of at "
-                "least 2"
+                "rollout.vllm.in_flight=true: needs rollout.engine=vllm, a rollout.vllm.server, and a rollout.max_staleness of "
+                "at least 2"
             )
         if rollout.vllm.in_flight and self.task.host is not None:
             raise UserError(
@@ -237,11 +239,12 @@ class RunConfig(Section):
             given.add("token_rewards")
         if missing := sorted(self.estimator.needs - given):
             raise UserError(
-                f"advantage {name!r} needs {missing[0]}, which task {self.task.name!r} does not provide; choose another"
+                f"advantage {name!r} needs {missing[0]}, which task {self.task.name!r} does not provide; choose another "
+                "advantage"
             )
         if self.estimator.per_token and self.clip.scope == "sequence":
             raise UserError(
-                f"clip.advantage={name!r}: its values differ between tokens, but {self.clip.name} accepts only one per "
+                f"clip.advantage={name!r}: its values differ between tokens, but {self.clip.name} accepts only one value per "
                 "response; choose another advantage, or a rule with scope token or batch"
             )
         return self
@@ -251,8 +254,8 @@ class RunConfig(Section):
         given, clip = f"reward.kl_coef={self.reward.kl_coef}", self.clip
         if self.reward.kl_coef and clip.scope == "sequence":
             raise UserError(
-                f"{given}: a KL term in the reward makes advantages per-token, but {clip.name} accepts only one per response; "
-                "use learner.kl_coef instead"
+                f"{given}: a KL term in the reward makes advantages per-token, but {clip.name} accepts only one advantage per "
+                "response; use learner.kl_coef instead"
             )
         if self.reward.kl_coef and not self.estimator.takes_token_rewards:
             kinds = load_zoo(self.plugins).advantages
@@ -273,17 +276,17 @@ class RunConfig(Section):
         plugins: Sequence[str | Path] = (),
         **settings: Any,
     ) -> Self:
-        """Compose a run as the command line does; later sources win.
+        """Compose a run as the command line does; later sources override earlier ones.
 
-        The order is: `DEFAULT_RUN` if no config names a model, each config, ``overrides``, ``settings``. A config's
-        ``per_clip`` section holds settings for individual rules; those for the chosen rule apply.
+        The sources, in order, are `DEFAULT_RUN` (if no config names a model), the configs, ``overrides`` and ``settings``.
+        A config's ``per_clip`` section holds settings for individual rules; only the settings for the chosen rule apply.
 
         Args:
-            configs: names of shipped configs, or files.
+            configs: names of shipped configs, or paths of config files.
             clip: name of the rule; takes precedence over the configs.
             overrides: ``"section.key=value"`` strings, with values in YAML.
             plugins: plugin files and folders, in addition to those listed in the configs.
-            settings: top-level fields such as ``seed=1``; None is ignored.
+            settings: top-level fields such as ``seed=1``; fields that are None are ignored.
 
         Raises:
             UserError: a setting is not valid; the message says what was given, what is allowed and what to do.
@@ -307,11 +310,11 @@ class RunConfig(Section):
             raise UserError(explain(error, cls)) from error
 
     def to_yaml(self, *, with_secrets: bool = False) -> str:
-        """Return the complete configuration as YAML; `compose` gives the same run from a file with this text.
+        """Return the complete configuration as YAML, from which `compose` recreates the same run.
 
         Args:
             with_secrets: include passwords and tokens, for a file that nobody else can read. Otherwise, the secrets that
-            `redaction` finds are left out, and must be supplied again to run from the file.
+            `redaction` finds are left out and must be supplied again when the file is used.
         """
         settings = self.model_dump(mode="json")
         return yaml.safe_dump(settings if with_secrets else redact_settings(settings), sort_keys=False)

@@ -60,7 +60,7 @@ class VLLMConfig(Section):
         description="on a server, with rollout.max_staleness above 1: sample all queued batches at once, and update the "
         "weights during sampling, so that a single response may come from several versions of the weights",
     )
-    enforce_eager: bool = Field(False, description="disable CUDA graphs: vLLM starts sooner and samples more slowly")
+    enforce_eager: bool = Field(False, description="disable CUDA graphs, so that vLLM starts sooner but samples more slowly")
 
 
 LARGEST_VLLM_TOP_K = 512
@@ -144,13 +144,12 @@ class RewardConfig(Section):
         0.5,
         ge=0,
         le=1,
-        description="maximum share of responses whose grading may fail, which gives them a reward of 0; if more "
-        "fail, the run ends",
+        description="maximum share of responses whose grading may fail (their reward is then 0); if more fail, the run ends",
     )
 
 
 class LoraConfig(Section):
-    """Train a low-rank update instead of all weights (arXiv 2106.09685), with PEFT."""
+    """Train a low-rank update with PEFT instead of all weights (arXiv 2106.09685)."""
 
     rank: int = Field(0, ge=0, le=4096, description="rank of the update; 0: train all weights")
     alpha: float | None = Field(None, gt=0, description="scale of the update, multiplied by its rank; null: twice the rank")
@@ -214,27 +213,28 @@ def needs_reference(learner: LearnerConfig, reward: RewardConfig, clip: ClipPoli
 
 
 def minibatches_by_prompts(learner: LearnerConfig, clip: ClipPolicy) -> bool:
-    """Whether the responses to a prompt share a minibatch."""
+    """Whether all responses to a prompt share a minibatch."""
     return learner.minibatch_by == "prompts" or (learner.minibatch_by is None and "group_ids" in clip.needs)
 
 
 class LaunchConfig(Section):
-    """How many processes a run has, and how the model's states are sharded across them."""
+    """How many processes a run uses, and how the model's states are sharded across them."""
 
     processes: int | None = Field(
         None, ge=1, le=65536, description="number of processes; null: one, or as many as a launcher started"
     )
-    deepspeed: str | None = Field(None, description="'zero2', 'zero3', or a file with DeepSpeed's settings")
+    deepspeed: str | None = Field(None, description="'zero2', 'zero3', or a DeepSpeed configuration file")
     fsdp: bool = Field(
-        False, description="shard weights, gradients and optimizer states with PyTorch's FSDP2; not combined with DeepSpeed"
+        False,
+        description="shard weights, gradients and optimizer states with PyTorch's FSDP2; cannot be combined with DeepSpeed",
     )
     offload: Literal["none", "optimizer", "all"] = Field(
-        "none", description="states to keep in CPU memory: the optimizer's, or with ZeRO-3 also the parameters"
+        "none", description="states to keep in CPU memory: the optimizer states or, with ZeRO-3, also the parameters"
     )
 
     @property
     def is_sharded(self) -> bool:
-        """Whether processes hold shards of the optimizer's states, so that all must save (DeepSpeed, FSDP2)."""
+        """Whether each process holds a shard of the optimizer states, so that all processes must save (DeepSpeed, FSDP2)."""
         return self.fsdp or self.deepspeed is not None
 
 
@@ -243,7 +243,9 @@ class EvalConfig(Section):
 
     num_problems: int = Field(0, ge=0, le=1_000_000, description="number of held-out problems; 0: no evaluation")
     num_samples: int = Field(1, ge=1, le=65536, description="sampled responses per problem")
-    every: int = Field(0, ge=0, description="steps between evaluations, in addition to the first and the last; 0: only those")
+    every: int = Field(
+        0, ge=0, description="steps between evaluations, in addition to the first and the last one; 0: no others"
+    )
     temperature: float = Field(1.0, gt=0, le=10, description="sampling temperature")
 
 
@@ -251,7 +253,9 @@ class CheckpointConfig(Section):
     """When the model is saved."""
 
     every: int = Field(
-        10, ge=0, description="steps between checkpoints, in addition to those after step 0 and the last step; 0: only those"
+        10,
+        ge=0,
+        description="steps between checkpoints, in addition to the checkpoints after step 0 and the last step; 0: no others",
     )
     keep: int = Field(2, ge=1, description="number of checkpoints to keep, in addition to the one with the best evaluation")
     keep_for_replay: int = Field(
@@ -267,8 +271,8 @@ class TrackingConfig(Section):
     figure_every: int = Field(
         10,
         ge=0,
-        description="steps between figures of the clip fraction by length and pages of completions, in addition to those of "
-        "the last step; 0: only those",
+        description="steps between figures of the clip fraction by length and pages of completions, which are also logged "
+        "after the last step; 0: only after the last step",
     )
     completions: int = Field(
         4,

@@ -17,7 +17,7 @@ from rlzoo.policy import ClipPolicy
 from rlzoo.training.after_step import Observer
 from rlzoo.training.train import train
 
-NEAR = 0.1  # a clip fraction matches the target if it deviates by at most this share of the target
+NEAR = 0.1  # maximum relative deviation at which a clip fraction counts as matching the target
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +37,20 @@ class Pilot:
 def calibrate(
     config: RunConfig, target: float, *, max_pilots: int, told: Callable[[Pilot], None], observer: Observer | None = None
 ) -> list[Pilot]:
-    """Run pilots until one clips the target share.
+    """Run pilots until one of them clips the target share of responses.
 
     The clip changes the updates, and the updates change what is clipped. Each pilot therefore restarts from the same weights
     with the width that would have hit the target in the previous pilot.
 
     Args:
         config: configuration of the pilots; evaluation, checkpoints and MLflow tracking are disabled.
-        target: target share of clipped responses among those with a nonzero advantage, across all steps of a pilot.
+        target: target share of clipped responses among all responses with a nonzero advantage, across all steps of a pilot.
         max_pilots: maximum number of pilots.
         told: called after each pilot.
         observer: called with the metrics of every step.
 
     Returns:
-        The pilots, in order; `nearest` picks the result.
+        The pilots in the order in which they ran; `nearest` picks the best one.
 
     Raises:
         UserError: the policy has no width, or no width gives that share.

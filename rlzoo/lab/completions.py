@@ -32,7 +32,7 @@ class Answered:
     completions: Completions
 
     def to_line(self, index: int) -> str:
-        """Format as a line of JSON."""
+        """Format the problem and its completions as one line of JSON."""
         return json.dumps({"problem": index, **asdict(self)}, ensure_ascii=False) + "\n"
 
 
@@ -46,7 +46,7 @@ class EvaluationDirectory:
     path: Path
 
     def check(self, settings: Mapping[str, Any]) -> None:
-        """Reject a directory that has other content, or an evaluation with different settings, before any work starts."""
+        """Reject a directory with other content or with an evaluation that has different settings, before any work starts."""
         file = self.path / "settings.yaml"
         try:
             unfinished = temporary_path(file, _KEY)  # left by an evaluation that was killed
@@ -114,7 +114,7 @@ class EvaluationDirectory:
         write_text(self.path / "results.json", json.dumps(results, indent=2) + "\n", _KEY)
 
     def read_results(self) -> dict[str, Any]:
-        """Read ``results.json``; empty if it does not exist yet."""
+        """Return the content of ``results.json``; an empty dict if the file does not exist yet."""
         return read_mapping(self.path / "results.json")
 
     def _file(self, suite: str) -> Path:

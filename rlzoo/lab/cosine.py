@@ -51,13 +51,14 @@ def cosines(
     """Measure the cosine for every rule on the updates whose weights were kept.
 
     The reference is the gradient of ``mean over responses of exp(S) A``, where S is the summed log-ratio. Unclipped importance
-    sampling follows this gradient for the recorded advantages (the theorem in arXiv 2509.09177 bounds the angle). A rule's own
-    length weighting, such as a mean over tokens, also rotates its gradient, even at ratio 1. If the run corrected for its
-    sampler, its correction also applies to the reference, and to every rule that does not correct for the sampler itself.
+    sampling follows this gradient for the recorded advantages (the theorem in arXiv 2509.09177 bounds the angle to it). A
+    rule's own length weighting, such as a mean over tokens, also rotates its gradient, even at ratio 1. If the run used a
+    mismatch correction, the correction also applies to the reference and to every rule whose ratio is not relative to the
+    sampler.
 
     Args:
-        run: a run with ``replay/`` in its directory, see `has_weights`.
-        replayed: rules by label.
+        run: a run that kept weights; see `has_weights`.
+        replayed: replayed rules by label.
         edges: ``(K + 1,)`` edges of the length bins, in tokens.
         told: called after each update with the number of finished updates and the total number.
 
@@ -94,7 +95,7 @@ def has_weights(run: RecordedRun) -> bool:
 
 
 def unclipped(inputs: ClipInputs) -> Tensor:
-    """Return the gradient, ``(B, T)``, of the mean over responses of exp(S) A with respect to the log-probs."""
+    """Return the gradient with respect to the log-probs, ``(B, T)``, of the mean of exp(S) A over responses."""
     log_ratio = ops.sequence_sum(ops.log_ratio(inputs), inputs.response_mask)
     number = int(inputs.response_mask.any(-1).sum())
     weight = ops.limited_exp(log_ratio) * inputs.advantages / max(number, 1)

@@ -84,7 +84,7 @@ class EvaluationConfig(Section):
         if other := next((text for text in overrides if text.partition(".")[0] not in ("model", "rollout")), None):
             raise UserError(f"--set {other.partition('=')[0]}: an evaluation has only the sections model and rollout")
         saved = [str(folder) for _, folder in numbered(Path(model)) if (folder / "config.json").is_file()]
-        named = {**sections.get("model", {}), "path": saved[-1] if saved else model}  # for a run, the last checkpoint
+        named = {**sections.get("model", {}), "path": saved[-1] if saved else model}  # for a run directory, the last checkpoint
         try:
             return cls.model_validate({**sections, **settings, "model": named})
         except ValidationError as error:
@@ -237,7 +237,7 @@ def _complete(
     problems: Sequence[Problem],
     told: Told,
 ) -> None:
-    """Add the missing problems to ``answered`` and to the directory, one complete problem at a time.
+    """Sample and grade the missing problems, and add each complete problem to ``answered`` and to the directory.
 
     A model's outputs depend slightly on the batch composition, which must therefore not depend on where the evaluation was
     interrupted. A batch that was only partly answered is resampled as a whole.

@@ -16,8 +16,8 @@ from rlzoo.lab.run_records import RunRecord
 from rlzoo.measure.comparison import LEVEL, POWER, detectable, seeds_for
 
 USUAL_DEVIATION = 0.01
-"""Standard deviation over seeds of the difference between two rules in the default run, excluding evaluation noise. The
-measured values in docs/explanation/which-rule-wins.md, where every gradient's norm is clipped, are 0.007 to 0.011."""
+"""Standard deviation over seeds of the difference between two rules in the default run, excluding evaluation noise. In
+docs/explanation/which-rule-wins.md, where every gradient's norm is clipped, the measured values are 0.007 to 0.011."""
 USUAL_ACCURACY = 0.75  # accuracy of the default run after training
 DIFFERENCES = (0.01, 0.02, 0.05)
 
@@ -28,7 +28,7 @@ class Power:
 
     num_seeds: int
     num_pairs: int
-    seed_deviation: float  # of the difference between two rules over seeds, excluding evaluation noise
+    seed_deviation: float  # standard deviation over seeds of the difference between two rules, excluding evaluation noise
     source: str  # where `seed_deviation` comes from
     evaluation_error: float  # standard error of one run's accuracy due to sampling responses
     detects: float  # smallest true difference that is detected with probability `POWER`
@@ -55,7 +55,7 @@ def plan(config: RunConfig, num_rules: int, num_seeds: int, records: Sequence[Ru
         UserError: there is no evaluation, there are fewer than two rules or seeds, or the records share too few seeds.
     """
     if config.eval.num_problems == 0:
-        raise UserError("--power needs an evaluation, but eval.num_problems=0; set it, for example to 1000")
+        raise UserError("--power needs an evaluation, but eval.num_problems is 0; set it to 1000, for example")
     if num_rules < 2 or num_seeds < 2:
         raise UserError(
             f"--power compares rules across seeds; it needs at least 2 rules and 2 seeds, not {num_rules} and {num_seeds}"
@@ -68,7 +68,7 @@ def plan(config: RunConfig, num_rules: int, num_seeds: int, records: Sequence[Ru
     error = response / math.sqrt(answers)
     pairs = num_rules * (num_rules - 1) // 2
     whole = math.hypot(deviation, math.sqrt(2) * error)
-    # half of the variance of a difference comes from each run
+    # each run contributes half of the variance of a difference
     needed = math.ceil(2 * response**2 / (deviation**2 / 2) / config.eval.num_problems) if deviation else 0
     return Power(
         num_seeds,

@@ -22,8 +22,8 @@ LONGEST_NAME = 250
 def log_race(race: Race, page: Path) -> None:
     """Log a comparison to the current store; does nothing if the store does not contain the runs.
 
-    Each run gets the metrics ``lre_at_<fraction>`` and ``lre_noise_at_<fraction>``. The report is an artifact of a separate
-    run, which a repeated comparison overwrites.
+    Each run gets the metrics ``lre_at_<fraction>`` and ``lre_noise_at_<fraction>``. The report is stored as an
+    artifact of a separate run; repeating the comparison overwrites it.
     """
     run_ids = {
         (contender.label, run.seed): run_id
@@ -52,7 +52,7 @@ def log_race(race: Race, page: Path) -> None:
 
 
 def _report_run(client: Any, race: Race, page: Path, runs: Mapping[Any, Any]) -> str:
-    """Return the ID of the run that holds the report, nested like the compared runs; repeated comparisons reuse it."""
+    """Return the ID of the report's run, which is nested like the compared runs and reused by repeated comparisons."""
     (experiment, *_) = {run.info.experiment_id for run in runs.values()}
     mark = hashlib.sha256(str(page.resolve()).encode()).hexdigest()[:16]
     for known in client.search_runs([experiment], f"tags.{TAG} = '{mark}'"):

@@ -1,4 +1,4 @@
-"""Compares finished runs of several policies, read from their run directories."""
+"""Compares several policies, based on finished runs that are read from their directories."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ LONGEST_VALUE = 80  # maximum length of a setting in a label, in characters
 class Contender:
     """The runs of one policy with the same settings."""
 
-    label: str  # the policy, and the settings that differ between its runs
+    label: str  # the policy, and the settings that differ between runs of this policy
     runs: tuple[RunRecord, ...]
     score: Estimate
-    profile: LengthProfile | None  # over the responses of all its runs; None without recorded rollouts
-    matched: Mapping[int, LengthProfile] = field(default_factory=dict)  # by seed, with widths scaled to one clip fraction
+    profile: LengthProfile | None  # pooled over the responses of all runs; None without recorded rollouts
+    matched: Mapping[int, LengthProfile] = field(default_factory=dict)  # by seed; widths are scaled to one clip fraction
 
     def mean(self, name: str, last_share: float = 1.0) -> float | None:
         """Return a metric's mean within each run, averaged over the runs."""
@@ -59,7 +59,7 @@ class Contender:
 
     @property
     def sampling_share(self) -> float | None:
-        """The share of the variance of accuracy between seeds that is due to sampling the evaluation responses."""
+        """The share of the between-seed variance in accuracy that is due to sampling the evaluation responses."""
         errors = [error for run in self.runs if (error := run.accuracy_error) is not None]
         scores = [run.accuracies[-1] for run in self.runs if run.accuracies]
         if len(errors) < 2 or len(scores) < 2 or variance(scores) == 0:
@@ -69,11 +69,11 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """The contenders, best first, and every pair of them."""
+    """The contenders, best first, and the differences between every two of them."""
 
     contenders: tuple[Contender, ...]
     pairs: tuple[Difference, ...]
-    metric: str  # that is the score: eval/accuracy, or reward/mean if not every run was evaluated
+    metric: str  # used as the score: eval/accuracy, or reward/mean if not every run was evaluated
     match: float | None
     notes: tuple[str, ...]
     by_sign: bool = False  # whether each sign of the advantage was matched separately
@@ -87,7 +87,7 @@ class Race:
 
     @property
     def score(self) -> str:
-        """Description of the score."""
+        """A description of the score, as shown in tables and figures."""
         is_held_out = self.metric == "eval/accuracy"
         return f"held-out {self.scored} at the end" if is_held_out else "mean reward over the last quarter of the steps"
 
@@ -146,8 +146,8 @@ def race(
     """Compare the runs in the given folders.
 
     Args:
-        paths: run directories, or folders that contain run directories, such as a sweep's.
-        match: clip fraction at which to compare length fairness; each run is replayed with its own policy at scaled widths.
+        paths: run directories, or folders that contain run directories, such as a sweep's folder.
+        match: clip fraction at which to compare length fairness, by replaying each run's own policy with scaled widths.
         by_sign: match negative and positive advantages separately.
         skip_steps: number of initial steps to exclude from the fairness measures.
         told: called to report progress.
@@ -167,7 +167,7 @@ def race(
         matched: dict[int, LengthProfile] = {}
         for run in runs:
             told(label, next(done), len(records))
-            with suppress(UserError):  # no recorded updates, or no width with this clip fraction
+            with suppress(UserError):  # no recorded updates, or no width gives this clip fraction
                 recorded = RecordedRun.read(run.path)
                 policy = recorded.own_rule
                 tables.append(replay(recorded, policy, skip_steps).table)
@@ -199,7 +199,7 @@ def labelled(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
         runs.sort(key=lambda run: run.seed)
         for earlier, later in itertools.pairwise(runs):
             if earlier.seed == later.seed:
-                raise UserError(f"{earlier.path} and {later.path} are both {label} with seed {later.seed}; give only one")
+                raise UserError(f"{earlier.path} and {later.path} are both {label} with seed {later.seed}; pass only one")
     return groups
 
 
@@ -210,7 +210,7 @@ def _short(value: object) -> str:
 
 
 def _varied(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return settings that differ between runs, with their values. A setting that an older run lacks does not count."""
+    """Return settings that differ between runs, with their values. A setting missing from an older run does not count."""
     values: dict[str, dict[str, None]] = {}
     for given in settings:
         for key, value in given.items():
@@ -220,7 +220,7 @@ def _varied(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 
 
 def _not_comparable(records: Sequence[RunRecord]) -> list[str]:
-    """Return notes on the differences between the runs, apart from the policy."""
+    """Return notes on differences between the runs other than the policy."""
     notes = []
     for key, values in _varied([record.settings for record in records]).items():
         if not key.startswith("clip."):

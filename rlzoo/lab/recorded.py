@@ -42,30 +42,30 @@ class RecordedUpdate:
     inputs: ClipInputs
     group: Tensor  # (R,) int64, index of each response's prompt within the step
     sequences: tuple[Tensor, ...]  # R ragged rows of prompt and response token ids
-    weights: Tensor | None = None  # (R, 1) or (R, T) factors on the objective, if the run corrected for its sampler
-    kept: RaggedSets | None = None  # ids kept by top-k or top-p for the tokens that the model chose, row by row
+    weights: Tensor | None = None  # (R, 1) or (R, T) factors on the objective, if the run used a mismatch correction
+    kept: RaggedSets | None = None  # token ids that top-k or top-p kept for each token that the model chose, row by row
 
     def weights_for(self, policy: ClipPolicy) -> Tensor | None:
-        """Return the factors on a rule's objective; None if its ratio, relative to the sampler, already corrects for it."""
+        """Return the factors on a rule's objective; None if its ratio is relative to the sampler and needs no correction."""
         return None if policy.ratio_to_sampler else self.weights
 
     @property
     def counts(self) -> StepCounts:
-        """The denominators of the step."""
+        """The numbers of responses and tokens in the update, by which objectives are divided."""
         return StepCounts.of(self.inputs.response_mask)
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """The updates of a run by rlzoo or another trainer, in order."""
+    """The updates, in order, of a run of rlzoo or of another trainer."""
 
     path: Path  # the run directory, or the first path given
     steps: tuple[RecordedStep, ...]
     updates: tuple[RecordedUpdate, ...]
     max_length: int  # maximum response length in tokens; if not recorded, length of the longest response
-    splits_prompts: bool  # whether an update had only some of a prompt's responses
-    rule: ClipPolicy | None = None  # the rule of the training run; None for another trainer's own rule
-    config: RunConfig | None = None  # only for runs by rlzoo
+    splits_prompts: bool  # whether an update contained only some of a prompt's responses
+    rule: ClipPolicy | None = None  # the rule of the training run; None if rlzoo cannot build it
+    config: RunConfig | None = None  # only for runs of rlzoo
 
     @classmethod
     def read(cls, paths: Path | Sequence[Path], plugins: Sequence[str | Path] = ()) -> RecordedRun:
@@ -73,7 +73,7 @@ class RecordedRun:
 
         Args:
             paths: paths to read.
-            plugins: plugin files and folders that provide the rule named in rollout files; a run directory lists its own.
+            plugins: plugin files and folders that provide the rule named in rollout files; a run directory lists its plugins.
 
         Raises:
             UserError: there is no recording, it is damaged, or it has no updates.
@@ -82,7 +82,9 @@ class RecordedRun:
         config = None
         if (paths[0] / "config.yaml").is_file():
             if len(paths) > 1:
-                raise UserError(f"{len(paths)} paths were given, but {str(paths[0])!r} is a run directory; give only that one")
+                raise UserError(
+                    f"{len(paths)} paths were given, but {str(paths[0])!r} is a run directory; pass only that directory"
+                )
             config = _config(paths[0])
             folder = paths[0] / "rollouts"
             files = rollout_files([folder], named_by_step=True) if folder.is_dir() else []
@@ -97,7 +99,7 @@ class RecordedRun:
         steps = sorted(steps, key=lambda each: each.step)
         for before, after in itertools.pairwise(steps):
             if before.step == after.step:
-                raise UserError(f"two rollout files are for step {after.step}; give the files of a single run")
+                raise UserError(f"two rollout files are for step {after.step}; pass the files of a single run")
         learned = [each for each in steps if each.updates]
         if not learned:
             raise UserError(_without_updates(path, steps))
@@ -106,7 +108,7 @@ class RecordedRun:
         names = {str(each.rule.get("name", "a rule of another trainer")) for each in steps}
         if len(names) > 1:
             raise UserError(
-                f"the steps in {str(path)!r} were trained with {' and '.join(sorted(names))}; give the files of a single run"
+                f"the steps in {str(path)!r} were trained with {' and '.join(sorted(names))}; pass the files of a single run"
             )
         limits = {each.max_length for each in learned} - {None}
         max_length = max((limit for limit in limits if limit), default=max(int(each.lengths.max()) for each in learned))
@@ -144,7 +146,7 @@ def rollout_files(paths: Sequence[Path], *, named_by_step: bool = False) -> list
     """Return the rollout files among the given paths, including those in run directories and other folders.
 
     Args:
-        paths: files and folders. In a run directory, only ``rollouts`` is searched. Subfolders of other folders are ignored.
+        paths: files and folders. In a run directory, only ``rollouts`` is searched. In other folders, subfolders are ignored.
         named_by_step: reject files whose names do not have the form ``STEP.safetensors``, such as ``000001.safetensors``.
 
     Raises:
@@ -155,7 +157,7 @@ def rollout_files(paths: Sequence[Path], *, named_by_step: bool = False) -> list
         path = given
         if given.is_dir():
             path = given / "rollouts" if (given / "config.yaml").is_file() and (given / "rollouts").is_dir() else given
-            # not hidden files such as macOS's ._000001.safetensors
+            # skip hidden files such as macOS's ._000001.safetensors
             inside = [file for file in sorted(path.glob("*.safetensors")) if not file.name.startswith(".")]
             if not inside and not named_by_step:
                 raise UserError(f"{str(path)!r} is neither a run directory nor a folder with rollout files (*.safetensors)")
@@ -163,7 +165,7 @@ def rollout_files(paths: Sequence[Path], *, named_by_step: bool = False) -> list
         elif path.exists():
             found.append(path)
         else:
-            raise UserError(f"{str(path)!r} does not exist; give a run directory, rollout files, or a folder of rollout files")
+            raise UserError(f"{str(path)!r} does not exist; pass a run directory, rollout files, or a folder of rollout files")
     for file in found:
         stem = file.stem
         if named_by_step and not (stem.isdecimal() and stem.isascii() and len(stem) <= LONGEST_STEP):
@@ -175,9 +177,9 @@ def rollout_files(paths: Sequence[Path], *, named_by_step: bool = False) -> list
 
 @contextmanager
 def readable(file: Path) -> Iterator[None]:
-    """Convert an error from reading the safetensors file inside the block to a `UserError`."""
+    """Inside the block, convert any error from reading the safetensors file to a `UserError`."""
     try:
-        with opened(file, sys.maxsize):  # rejects anything but a regular file; safetensors maps it, whatever its size
+        with opened(file, sys.maxsize):  # accept only a regular file, of any size, because safetensors maps it into memory
             yield
     # safetensors' error depends on the kind of damage; torch raises RuntimeError for another model's weights
     except (OSError, ValueError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
@@ -218,7 +220,7 @@ def _without_updates(path: Path, steps: Sequence[RecordedStep]) -> str:
 
 
 def _rule(step: RecordedStep, plugins: Sequence[str | Path]) -> ClipPolicy | None:
-    """Return the rule that another trainer's file names; None if it is not installed or does not accept these settings."""
+    """Return the rule named in another trainer's file; None if it is not installed or rejects the recorded settings."""
     try:
         return load_zoo(plugins).build("rule", step.rule) if step.rule else None
     except UserError:
@@ -280,7 +282,7 @@ def _progress(step: RecordedStep, index: int) -> float | None:
 
 
 def _advantages(path: Path, step: RecordedStep, mask: Tensor) -> Tensor:
-    """Return the recorded advantages, ``(R, 1)`` or ``(R, T)``; without them, each reward minus its prompt's mean reward."""
+    """Return the recorded advantages, ``(R, 1)`` or ``(R, T)``, or else each reward minus its prompt's mean reward."""
     if step.advantages is not None:
         return step.advantages[:, None] if len(step.advantages) == len(step) else _spread(step.advantages, mask)
     if step.rewards is None:
@@ -289,7 +291,7 @@ def _advantages(path: Path, step: RecordedStep, mask: Tensor) -> Tensor:
 
 
 def _turn_ids(step: RecordedStep) -> Tensor:
-    """Return the turn of each token after the prompts, ``(R, T)``; -1 for tokens that the model did not generate."""
+    """Return the turn of each token after the prompt, ``(R, T)``; -1 for tokens that the model did not generate."""
     sizes = step.sequence_lengths - step.prompt_lengths
     behind = torch.arange(max(int(sizes.max()), 1)) < sizes[:, None]
     first = torch.repeat_interleave(step.prompt_lengths, step.sequence_lengths)
@@ -303,12 +305,12 @@ def _turn_ids(step: RecordedStep) -> Tensor:
 
 
 def _spread(flat: Tensor, mask: Tensor) -> Tensor:
-    """Scatter the values of response tokens, ``(N,)`` row by row, into ``(R, T)``, with 0 elsewhere."""
+    """Scatter ``(N,)`` values of response tokens, stored row by row, into ``(R, T)``, with 0 elsewhere."""
     return torch.zeros(mask.shape, dtype=flat.dtype).masked_scatter(mask, flat)
 
 
 def _splits_prompts(step: RecordedStep) -> bool:
-    """Whether an update had some but not all of the trained responses to a prompt."""
+    """Whether an update contained some but not all of the trained responses to a prompt."""
     groups = torch.unique(step.group_ids, return_inverse=True)[1]
     learned = torch.unique(torch.cat([update.rows for update in step.updates]))
     whole = torch.bincount(groups[learned], minlength=len(step))

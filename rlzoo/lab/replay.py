@@ -31,7 +31,7 @@ class Replayed:
     """The results of one rule on recorded data."""
 
     policy: ClipPolicy  # at the beginning
-    last: ClipPolicy  # at the end, if it is adaptive
+    last: ClipPolicy  # at the end; differs from `policy` only if the policy is adaptive
     table: ResponseTable
     profile: LengthProfile
     states: tuple[ClipPolicy, ...]  # before each update
@@ -40,13 +40,13 @@ class Replayed:
 
 
 def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replayed:
-    """Apply a rule to every recorded update, in order; an adaptive rule adapts only to earlier updates.
+    """Apply a rule to all recorded updates in order; an adaptive rule adapts only to earlier updates.
 
     Args:
         run: the recording. The recorded advantages are used, whatever estimator the policy names. The run's mismatch correction
-            weights the objective of every rule, except rules whose ratio is relative to the sampler.
+            weights the objective of every rule whose ratio is not relative to the sampler.
         policy: the rule to apply.
-        skip_steps: number of initial steps, in which adaptive rules settle, to exclude from the result.
+        skip_steps: number of initial steps to exclude from the result, so that adaptive rules can settle first.
 
     Raises:
         UserError: the rule does not support the recorded advantages or weights, or no responses remain.
@@ -75,10 +75,10 @@ def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replaye
 
 
 def replay_by_sign(run: RecordedRun, below: ClipPolicy, above: ClipPolicy, skip_steps: int = 0) -> Replayed:
-    """Apply one policy to responses with A < 0 and another to responses with A > 0, such as the same rule with two widths.
+    """Apply one policy to responses with A < 0 and another to responses with A > 0; only their widths need to differ.
 
     Raises:
-        UserError: as in `replay`.
+        UserError: for the same reasons as in `replay`.
     """
     negative, positive = replay(run, below, skip_steps), replay(run, above, skip_steps)
     table = ResponseTable.concat(
@@ -90,7 +90,7 @@ def replay_by_sign(run: RecordedRun, below: ClipPolicy, above: ClipPolicy, skip_
 
 
 def refuse_missing(run: RecordedRun, policy: ClipPolicy) -> None:
-    """Reject a rule that needs inputs that were not recorded.
+    """Reject a rule if the run did not record all inputs that the rule needs.
 
     Raises:
         UserError: an input is missing; the message says which one, and how to record it.
@@ -112,7 +112,7 @@ def _nothing_left(run: RecordedRun, skip_steps: int) -> UserError:
 
 
 def clip_fraction_of(run: RecordedRun, skip_steps: int = 0, sign: int = 0) -> Callable[[ClipPolicy], float]:
-    """Return a function that maps a policy to its clip fraction on a run, much faster than `replay` does.
+    """Return a function that computes a policy's clip fraction on a run, much faster than `replay`.
 
     The first call for a rule evaluates the policy twice: on individual updates, and on stacks of updates. If the decisions
     agree, later calls use only the stacks. The function is meant to be called with one rule at different widths.
@@ -120,7 +120,7 @@ def clip_fraction_of(run: RecordedRun, skip_steps: int = 0, sign: int = 0) -> Ca
     Args:
         run: the recording.
         skip_steps: number of initial steps to exclude.
-        sign: -1 or 1 for the responses with a negative or a positive advantage, 0 for both.
+        sign: responses to count: -1 for negative advantages, 1 for positive advantages, 0 for both.
     """
     updates = [update.inputs for update in run.updates if not skip_steps or update.step > skip_steps]
     stacks: dict[type[ClipPolicy], list[ClipInputs]] = {}  # inputs on which to evaluate each rule
@@ -147,7 +147,7 @@ def clip_fraction_of(run: RecordedRun, skip_steps: int = 0, sign: int = 0) -> Ca
 
 @torch.no_grad()
 def _decisions(policy: ClipPolicy, pieces: Sequence[ClipInputs], sign: int) -> Tensor:
-    """Return each response's clip decision for this sign of the advantage; for token rules, the share of clipped tokens."""
+    """Return the clip decision (for a token rule, the share of clipped tokens) of each response with this sign of advantage."""
     decisions = []
     for inputs in pieces:
         mask = inputs.response_mask
@@ -161,8 +161,8 @@ def _decisions(policy: ClipPolicy, pieces: Sequence[ClipInputs], sign: int) -> T
 def stacked(updates: Sequence[ClipInputs]) -> list[ClipInputs]:
     """Concatenate the rows of consecutive updates, padded to a common width, into stacks of up to `CELLS` tokens.
 
-    A rule that judges each response independently makes the same decisions on a stack as on the separate updates, in fewer
-    operations. A stack has the seed and the progress of its first update.
+    A rule that judges each response independently makes the same decisions on a stack as on the separate updates, but needs
+    fewer operations. A stack takes its seed and progress from its first update.
     """
     stacks: list[list[ClipInputs]] = []
     for inputs in updates:
@@ -192,12 +192,12 @@ def _stack(updates: Sequence[ClipInputs]) -> ClipInputs:
 
 
 def match_clip_fraction(policy: ClipPolicy, target: float, fraction: Callable[[ClipPolicy], float]) -> ClipPolicy:
-    """Scale all widths of a policy by one factor, found by bisection, so that it clips a target share.
+    """Scale all widths of a policy by one factor, found by bisection, so that the policy clips the target share of responses.
 
     Args:
         policy: a rule with a width, or one that adapts to a target share of clipped responses.
-        target: share of the responses with a nonzero advantage, between 0 and 1.
-        fraction: function from a policy to its clip fraction, which falls as widths grow.
+        target: target clip fraction of the responses with a nonzero advantage, between 0 and 1.
+        fraction: function that computes a policy's clip fraction, which falls as the widths grow.
 
     Raises:
         UserError: no width gives this share; the message says which shares are possible.
@@ -218,10 +218,10 @@ def match_clip_fraction(policy: ClipPolicy, target: float, fraction: Callable[[C
 
 
 def match_by_sign(run: RecordedRun, policy: ClipPolicy, target: float, skip_steps: int = 0) -> Replayed:
-    """Replay a policy with widths scaled separately for each sign of the advantage, to clip the target share of each sign.
+    """Replay a policy whose widths are scaled for each sign of the advantage, so that it clips the target share of each sign.
 
-    With equal widths for both signs, rules clip responses with A < 0 several times as often as those with A > 0, and the factor
-    differs between rules. A rule that adapts to a target share already adapts for each sign separately.
+    With equal widths for both signs, a rule clips responses with A < 0 several times as often as responses with A > 0; how many
+    times depends on the rule. A rule that adapts to a target share already adapts for each sign separately.
 
     Raises:
         UserError: no width gives this share for one of the signs; the message says which shares are possible.
@@ -239,20 +239,21 @@ def match_by_sign(run: RecordedRun, policy: ClipPolicy, target: float, skip_step
 
 
 def _bracket(policy: ClipPolicy, target: float, fraction: Callable[[ClipPolicy], float]) -> tuple[float, float]:
-    """Return two width factors: the first makes the policy clip more than the target, and the second does not."""
+    """Return two width factors: with the first, the policy clips more than the target; with the second, at most the target."""
     seen = [fraction(policy)]
     step = 4.0 if seen[0] > target else 0.25
-    with suppress(ValidationError):  # a width that its field does not allow
+    with suppress(ValidationError):  # a scaled width may be out of its field's bounds
         for power in range(20):
             seen.append(fraction(policy.scaled(step ** (power + 1))))
             if (seen[-1] > target) != (seen[0] > target):
                 ends = sorted((step**power, step ** (power + 1)))
                 return ends[0], ends[1]
     raise UserError(
-        f"no width makes rule {policy.name!r} clip {target} of these responses (possible: {min(seen):.3g} to {max(seen):.3g})"
+        f"no width makes rule {policy.name!r} clip a share of {target} of these responses (possible: {min(seen):.3g} to "
+        f"{max(seen):.3g})"
     )
 
 
 def widths_of(policy: ClipPolicy) -> dict[str, float]:
-    """Return the widths of a policy that are not null."""
+    """Return a policy's widths by field name, omitting widths that are None."""
     return {name: value for name in policy.width_fields() if (value := getattr(policy, name)) is not None}

@@ -79,7 +79,7 @@ def _curves(race: Race) -> ReportSection:
 
 
 def _curve(contender: Contender, name: str) -> Series:
-    """Return the mean over seeds at each step, and the mean, minimum and maximum over seeds of the running mean."""
+    """For each step, return the mean over seeds, and the mean, minimum and maximum of the seeds' running means."""
     by_seed = [[row[name] for row in run.metrics if name in row] for run in contender.runs]
     length = min(map(len, by_seed))
     values = np.array([row[:length] for row in by_seed])

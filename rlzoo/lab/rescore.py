@@ -20,7 +20,7 @@ from rlzoo.recording import RecordedStep, UpdateLogProbs
 FARTHEST = 3.0
 """Largest mean difference, in nats per token, between recorded log-probs and log-probs under a checkpoint of the same model."""
 SAMPLER = "sampler"
-"""Selects the log-probs that the sampler reported, if given in place of a checkpoint."""
+"""In place of a checkpoint, selects the log-probs that the sampler reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,10 @@ def rescore(
     Args:
         paths: rollout files and folders with rollout files.
         output: new or empty folder for the new files, which keep the names of the originals.
-        models: checkpoints that replace the recorded updates. Each becomes one update on all responses, in this order. If
-            there are none, the recorded updates are kept.
-        old: checkpoint for ``old_log_probs`` and ``old_entropy``, or `SAMPLER`; None keeps the recorded ones.
-        ref: checkpoint for ``ref_log_probs``; None keeps the recorded ones.
+        models: checkpoints whose log-probs replace the recorded updates: each checkpoint becomes one update on all responses,
+            in the given order. If there are no checkpoints, the recorded updates are kept.
+        old: checkpoint for ``old_log_probs`` and ``old_entropy``, or `SAMPLER`; None keeps the recorded values.
+        ref: checkpoint for ``ref_log_probs``; None keeps the recorded values.
         dtype: data type of the weights, ``"float32"`` or ``"bfloat16"``.
         reach: called to report progress.
 
@@ -83,7 +83,7 @@ def rescore(
 def _check(steps: Mapping[Path, RecordedStep], output: Path, models: Sequence[str], old: str | None, ref: str | None) -> None:
     """Reject invalid arguments before any model is loaded."""
     if not (models or old or ref):
-        raise UserError("nothing to compute: give checkpoints with --model, --old or --ref")
+        raise UserError("nothing to compute: specify checkpoints with --model, --old or --ref")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UserError(f"--output {str(output)!r} exists and is not an empty folder; choose another")
     names = [file.name for file in steps]
@@ -91,10 +91,10 @@ def _check(steps: Mapping[Path, RecordedStep], output: Path, models: Sequence[st
         raise UserError(f"two files are named {twice[0]}, and their copies would overwrite each other; rescore them separately")
     for file, step in steps.items():
         if old == SAMPLER and step.rollout_log_probs is None:
-            raise UserError(f"{str(file)!r} has no rollout_log_probs: --old {SAMPLER} needs them; name a checkpoint instead")
+            raise UserError(f"{str(file)!r} has no rollout_log_probs: --old {SAMPLER} needs them; specify a checkpoint instead")
         if models and old is None and step.old_log_probs is None:
             raise UserError(
-                f"{str(file)!r} has no old_log_probs, the denominator of the ratio: give --old with the checkpoint that "
+                f"{str(file)!r} has no old_log_probs, the denominator of the ratio: use --old with the checkpoint that "
                 f"sampled the batch, or --old {SAMPLER} to use the log-probs that the sampler reported"
             )
 
@@ -139,7 +139,7 @@ def score(step: RecordedStep, module: ResponseLogProbs) -> Scores:
 
     Args:
         step: the recorded tokens.
-        module: the checkpoint, with the temperature of the recording.
+        module: the checkpoint's model, with the recorded temperature.
     """
     batch, device = batch_of(step), module.language_model.device
     sizes = module.language_model.config.get_text_config()

@@ -29,7 +29,7 @@ class RunRecord:
 
     @property
     def accuracies(self) -> list[float]:
-        """The accuracies of all evaluations; the first precedes the first update, and the last follows the last update."""
+        """The accuracies of all evaluations, the first from before any update, and the last from after the last update."""
         return [row["eval/accuracy"] for row in self.metrics if "eval/accuracy" in row]
 
     @property
@@ -39,7 +39,7 @@ class RunRecord:
         return errors[-1] if errors else None
 
     def mean(self, name: str, last_share: float = 1.0) -> float | None:
-        """Return the mean of a metric over the last ``last_share`` of the steps, by default over all of them."""
+        """Return the mean of a metric over the final share ``last_share`` of the steps, by default over all steps."""
         first = self.settings["steps"] * (1 - last_share)
         values = [row[name] for row in self.metrics if name in row and row["step"] > first]
         return fmean(values) if values else None
@@ -64,14 +64,14 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[RunRecord], list[str]]:
     Raises:
         UserError: a path is not a folder, or there is no finished run.
     """
-    folders: dict[Path, Path] = {}  # from the resolved path to the path as given
+    folders: dict[Path, Path] = {}  # maps each resolved path to the path as given
     for path in paths:
         try:
             is_folder = path.is_dir()
         except (OSError, ValueError):  # an invalid file name
             is_folder = False
         if not is_folder:
-            raise UserError(f"{shown(str(path))} is not a folder; give run directories, or folders that contain them")
+            raise UserError(f"{shown(str(path))} is not a folder; pass run directories, or folders that contain them")
         for folder in (file.parent for file in sorted(path.rglob("config.yaml"))):
             if (folder / "rollouts").is_dir() or (folder / "metrics.jsonl").is_file():  # otherwise it is not a run
                 folders.setdefault(folder.resolve(), folder)
@@ -117,7 +117,7 @@ def _read(folder: Path) -> RunRecord:
     if not (isinstance(clip, str) and type(seed) is type(steps) is int and (folder / "metrics.jsonl").is_file()):
         raise _UnfinishedError
     if type(summary.get("steps")) is int:
-        settings["steps"] = steps = max(steps, summary["steps"])  # higher if it was resumed with more steps
+        settings["steps"] = steps = max(steps, summary["steps"])  # the run may have been resumed with more steps
     metrics = tuple(read_metrics(folder / "metrics.jsonl"))
     if not metrics or metrics[-1]["step"] != steps or not summary.get("finished", True):
         raise _UnfinishedError

@@ -1,4 +1,4 @@
-"""A replay study: applies several rules to one run's rollouts, as configured, at a matched clip fraction, or at many widths."""
+"""A replay study: applies several rules to a run's rollouts at configured widths, a matched clip fraction, or many widths."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Rule:
     label: str
     replayed: Replayed
     cosine: Cosine | None  # None if the run kept no weights
-    note: str = ""  # why its clip fraction was not matched
+    note: str = ""  # why the clip fraction was not matched
 
     @property
     def widths(self) -> str:
@@ -53,7 +53,7 @@ class Study:
     rules: tuple[Rule, ...]
     match: float | None
     skip_steps: int
-    sweep: Mapping[str, Mapping[float, Rule]]  # by policy and by factor of its width
+    sweep: Mapping[str, Mapping[float, Rule]]  # by policy and width factor
     by_sign: bool = False  # whether each sign of the advantage was matched separately
 
     def as_dict(self) -> dict[str, Any]:
@@ -105,15 +105,15 @@ def study(
     with_cosine: bool = True,
     told: Told = lambda what, done, total: None,
 ) -> Study:
-    """Replay several rules on a run.
+    """Replay several rules on a recorded run.
 
     Args:
         run: the recording.
         policies: the rules with their settings; names must differ.
-        match: clip fraction to which every rule's widths are scaled; a rule without a width is left unchanged and gets a note.
+        match: clip fraction that all rules' widths are scaled to match; a rule without a width stays unchanged and gets a note.
         by_sign: match negative and positive advantages separately. Width sweeps and cosines are then unavailable.
         skip_steps: number of initial steps to exclude from the results.
-        sweep_width: also replay every rule that has a width with that width multiplied by each of `FACTORS`.
+        sweep_width: for every rule with a width, also replay the rule with its width multiplied by each of `FACTORS`.
         with_cosine: also measure the cosine to the unclipped gradient, if the run kept weights.
         told: called to report progress.
     """
@@ -137,7 +137,7 @@ def study(
         told("replaying widths", number, len(candidates))
         scaled: dict[str, Replayed] = {}
         for factor in FACTORS:
-            with suppress(ValidationError):  # a width that the field does not allow
+            with suppress(ValidationError):  # a scaled width may be out of its field's bounds
                 scaled[str(factor)] = replay(run, candidate.policy.scaled(factor), skip_steps)
         found = measured(scaled)
         sweep[name] = {float(factor): Rule(name, one, found.get(factor)) for factor, one in scaled.items()}
@@ -153,7 +153,7 @@ def _widths(policy: ClipPolicy) -> str:
 def _matched(
     run: RecordedRun, policy: ClipPolicy, match: float | None, *, by_sign: bool, skip_steps: int
 ) -> tuple[Replayed, str]:
-    """Replay the rule at the clip fraction, or replay it unchanged and return a note that says why."""
+    """Replay the rule at the matched clip fraction; if that is impossible, replay it unchanged and say why in the note."""
     note = ""
     if match is not None:
         try:
@@ -166,5 +166,5 @@ def _matched(
 
 
 def plain(value: Any) -> dict[str, Any]:
-    """Return dataclasses, models and paths as plain JSON; NaN becomes null, because JSON has no NaN."""
+    """Convert dataclasses, models and paths to plain JSON; NaN becomes null, because JSON has no NaN."""
     return dict(json.loads(TypeAdapter(Any).dump_json(value)))

@@ -41,7 +41,7 @@ class Child:
 
     @property
     def is_finished(self) -> bool:
-        """Whether it has reached its last step."""
+        """Whether the run has reached its last step."""
         return bool(read_mapping(self.path / "summary.json").get("finished"))
 
     @property
@@ -50,7 +50,7 @@ class Child:
         return (self.path / "config.yaml").is_file()
 
     def last_metrics(self) -> dict[str, float]:
-        """Return the last row of its metrics; empty before the first row, and while a row is being written."""
+        """Return the last row of the run's metrics; an empty dict before the first row and while a row is being written."""
         try:
             lines = read_text(self.path / "metrics.jsonl", RECORDS).splitlines()
             return dict(parse_json(lines[-1])) if lines else {}
@@ -67,7 +67,7 @@ class Sweep:
     seeds: tuple[int, ...]
     configs: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
-    grid: tuple[str, ...] = ()  # "learner.lr=1e-4,3e-4": every value is combined with every policy and seed
+    grid: tuple[str, ...] = ()  # such as "learner.lr=1e-4,3e-4": every value is combined with every policy and seed
     plugins: tuple[str, ...] = ()
     steps: int | None = None
     children: tuple[Child, ...] = field(init=False)
@@ -79,7 +79,7 @@ class Sweep:
     def _children(self) -> Iterator[Child]:
         for seed, clip, setting in itertools.product(self.seeds, self.clips, _grid(self.grid)):
             words = [clip, *(f"{key.rpartition('.')[2]}={value}" for key, value in setting.items()), str(seed)]
-            name = "-".join(words).replace("/", "_")  # a single folder name, whatever a setting contains
+            name = "-".join(words).replace("/", "_")  # a setting that contains a slash must not create subfolders
             path = self.folder / name
             overrides = (*self.overrides, *(f"{key}={value}" for key, value in setting.items()))
             config = RunConfig.compose(
@@ -96,7 +96,7 @@ class Sweep:
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """Parse seeds: ``"5"`` means seeds 0 to 4, ``"101,102"`` means these two, and ``"5,"`` means only seed 5."""
+    """Parse seeds: ``"5"`` means seeds 0 to 4, ``"101,102"`` means seeds 101 and 102, and ``"5,"`` means only seed 5."""
     try:
         seeds = tuple(range(int(text))) if "," not in text else tuple(int(word) for word in text.split(",") if word.strip())
     except ValueError:
@@ -120,10 +120,10 @@ def _grid(axes: Sequence[str]) -> list[dict[str, str]]:
 
 
 def _check_same(child: Child) -> None:
-    """Reject a run with different settings in the child's directory."""
+    """Raise `UserError` if the child's directory contains a run with different settings."""
     before = read_mapping(child.path / "config.yaml", parse_yaml)
     if not before:
-        raise UserError(f"{str(child.path)!r} is a run whose config.yaml cannot be read; remove it")
+        raise UserError(f"{str(child.path)!r} is a run whose config.yaml cannot be read; remove the run")
     asked = yaml.safe_load(child.config.to_yaml())
     if changed := changed_settings(before, asked | {"output": before.get("output")}):
         raise UserError(
@@ -141,7 +141,7 @@ class SweepProcess:
     started: float
 
     def memory(self) -> int:
-        """Return its resident memory in bytes."""
+        """Return the process's resident memory in bytes."""
         try:
             return int(psutil.Process(self.process.pid).memory_info().rss)
         except psutil.Error:
@@ -160,9 +160,9 @@ def run_children(
     Args:
         children: in the order in which to start them.
         jobs: number of children to run at once; None for one per GPU or, without GPUs, one per core, as far as memory allows.
-        parent_run: ID of the MLflow run to which they belong.
+        parent_run: ID of the MLflow run to which the children belong.
         look: called every half second with the running children.
-        ended: called with each child that ended, and its exit code.
+        ended: called when a child ends, with the child and its exit code.
 
     Returns:
         The children that failed. On Ctrl-C or SIGTERM, the running children are asked to save and exit, and the exception
@@ -172,7 +172,7 @@ def run_children(
     free = slots(jobs)
     running: list[SweepProcess] = []
     failed: list[Child] = []
-    largest = 0  # largest memory of a settled child in bytes; 0 until there is one
+    largest = 0  # largest memory use of a settled child, in bytes; 0 until a child has settled
     try:
         while waiting or running:
             if waiting and free and (jobs is not None or _has_room(running, largest)):
@@ -196,7 +196,7 @@ def run_children(
 
 
 def slots(jobs: int | None) -> list[dict[str, str]]:
-    """Return the environment variables for each child slot, which select a GPU and a share of the cores."""
+    """Return one set of environment variables per concurrent child, which selects a GPU and a share of the cores."""
     import torch
 
     gpus = torch.cuda.device_count()

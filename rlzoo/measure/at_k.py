@@ -45,11 +45,11 @@ class LengthBin:
     longest: int  # upper edge, in tokens
     num_responses: int  # number of responses whose length is in the bin
     num_problems: int  # number of problems whose mean response length is in the bin
-    estimates: dict[str, AtK]  # estimates without observations are omitted
+    estimates: dict[str, AtK]  # measures without observations are omitted
 
 
 def pass_at(num_samples: int, num_right: int, j: int) -> float:
-    """Estimate pass@j without bias: the chance that j of n responses include one of the c right ones (arXiv 2107.03374).
+    """Estimate pass@j without bias: the chance that j of n responses include any of the c right ones (arXiv 2107.03374).
 
     Formula:
         1 - C(n - c, j) / C(n, j)
@@ -65,8 +65,8 @@ def pass_at(num_samples: int, num_right: int, j: int) -> float:
 def majority(completions: Completions) -> float:
     """Compute maj@k for one problem: whether the most frequent answer is right.
 
-    Responses without an answer do not vote; without any votes, the result is 0. A tie counts as the expected result of
-    breaking it at random, which is the share of right answers among the tied answers: 0.5 if one of two is right.
+    Responses without an answer do not vote; without any votes, the result is 0. A tie counts as the share
+    of right answers among the tied answers, which is the expected result of a random choice: 0.5 if one of two is right.
     """
     votes = Counter(completion.answer_group for completion in completions if completion.answer_group is not None)
     most = max(votes.values(), default=0)
@@ -93,8 +93,8 @@ def means(problems: Sequence[Completions]) -> dict[str, float]:
 def by_length(problems: Sequence[Completions]) -> list[LengthBin]:
     """Estimate ``mean@k``, ``pass@k`` and ``maj@k`` in six quantile bins of response length, shortest first.
 
-    For mean@k, each response counts in its own bin. The other two are computed for whole problems; a problem counts in the bin
-    that contains the mean length of its responses. The outer bins may therefore have few problems or none.
+    For mean@k, each response counts in its own bin. pass@k and maj@k are computed for whole problems; a problem counts in
+    the bin that contains the mean length of its responses. The outer bins may therefore have few problems or none.
     """
     k = len(problems[0])
     lengths = torch.tensor([[completion.length for completion in completions] for completions in problems])

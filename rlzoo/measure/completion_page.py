@@ -25,7 +25,7 @@ class Token:
     """A token of a response."""
 
     text: str
-    log_ratio: float | None = None  # None: the model did not choose it
+    log_ratio: float | None = None  # None if the model did not choose the token
     clipped: bool = False
     special: bool = False  # whether it is a special token, such as the end of a sequence
 
@@ -47,7 +47,7 @@ class Completion:
     clipped: int  # number of clipped tokens
     judged: float  # log-ratio that the rule judged
     band: tuple[float, float] | None  # edges of the rule's band
-    ceiling: float | None  # of the rule's dual clip, which applies where the advantage is negative
+    ceiling: float | None  # ceiling of the rule's dual clip, which applies where the advantage is negative
     update: int  # number of the update, from 1
 
     @property
@@ -78,7 +78,7 @@ def render(title: str, facts: Mapping[str, str], completions: Sequence[Completio
 
 
 def shade(log_ratio: float | None) -> str:
-    """Return the CSS class of a log-ratio: ``p1`` to ``p5`` if the token became more likely, ``n1`` to ``n5`` if less.
+    """Return the CSS class of a log-ratio: ``p1`` to ``p5`` if the token became more likely, ``n1`` to ``n5`` if less likely.
 
     Example:
         >>> shade(0.2), shade(-0.004), shade(0.0), shade(None)
@@ -100,7 +100,7 @@ def _token(token: Token) -> Markup:
 
 
 def _row(completion: Completion) -> list[Cell]:
-    """Return the cells of the table."""
+    """Return the cells of a completion's table row."""
     share = completion.clipped / completion.length if completion.length else 0.0
     measured = (completion.reward, completion.advantage, share, completion.judged, completion.band)
     return [completion.prompt, completion.response, *measured, completion.length, completion.update]

@@ -20,10 +20,11 @@ FEWEST = 10
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Drift of responses that have a nonzero advantage and that earlier updates moved; tuples have one entry per length bin.
+    """Drift of the responses with a nonzero advantage that earlier updates moved; tuples have one entry per length bin.
 
-    S is a response's log-ratio to the old model, summed over its L tokens. If tokens moved independently, sd(S) would
-    grow with sqrt(L), and ``sigma_root`` would be equal in all bins. If they moved together, ``sigma_mean`` would be equal.
+    S is a response's log-ratio to the old model, summed over its L tokens. If tokens moved independently, sd(S) would grow
+    with sqrt(L), and ``sigma_root`` would be equal in all bins. If all tokens moved together, ``sigma_mean`` would be equal
+    in all bins.
     """
 
     edges: tuple[float, ...]  # (K + 1,) tokens
@@ -33,9 +34,9 @@ class Drift:
     sigma: tuple[float, ...]  # standard deviation of S, in nats
     sigma_root: tuple[float, ...]  # standard deviation of S / sqrt(L)
     sigma_mean: tuple[float, ...]  # standard deviation of S / L
-    mismatch: tuple[float, ...]  # standard deviation of the summed log-ratio, old model to sampler; NaN if unknown
+    mismatch: tuple[float, ...]  # standard deviation of the summed log-ratio of the old model to the sampler; NaN if unknown
     exponent: float  # slope of log sd(S) against log L, over bins with at least `FEWEST` responses; NaN for fewer than two bins
-    moved: float  # share of responses with a nonzero advantage that an earlier optimizer step moved
+    moved: float  # share of the responses with a nonzero advantage that earlier optimizer steps had moved
 
     @classmethod
     def of(cls, updates: Sequence[ClipInputs]) -> Drift | None:

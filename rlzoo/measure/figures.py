@@ -35,7 +35,7 @@ class Series:
 
 
 def lines(series: Mapping[str, Series], *, xlabel: str, ylabel: str, title: str = "", log_x: bool = False) -> Figure:
-    """Plot curves, with bands from low to high."""
+    """Plot curves, with bands between their ``low`` and ``high`` values."""
     figure, axes = _canvas(title, xlabel, ylabel)
     for (label, points), look in zip(series.items(), _looks(series, marker=log_x), strict=True):
         axes.plot(points.x, np.array(points.y, dtype=float), label=_literal(label), **look)
@@ -87,7 +87,7 @@ def forest(rows: Sequence[tuple[str, float, tuple[float, float] | None]], *, xla
 
 
 def edges_and_weights(edges: Mapping[str, tuple[Series, Series]], weights: Mapping[str, tuple[Series, Series]]) -> Figure:
-    """Plot clip edges against length and weights against ratio; in each pair, A > 0 comes before A < 0."""
+    """Plot clip edges against length and weights against ratio; in each pair, the first series is for A > 0."""
     figure = Figure(figsize=(9.6, 3.9), layout="constrained")
     panels = [figure.add_subplot(1, 2, number) for number in (1, 2)]
     words = (("response length in tokens", "log-ratio at which the gradient ends"), ("ratio", "gradient / gradient at ratio 1"))
@@ -113,7 +113,7 @@ def edges_and_weights(edges: Mapping[str, tuple[Series, Series]], weights: Mappi
 
 
 def svg(figure: Figure) -> str:
-    """Render the figure as an ``<svg>`` element that stores text as text; equal figures give equal bytes."""
+    """Render the figure as an ``<svg>`` element that keeps text as text; equal figures give identical bytes."""
     stream = io.StringIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "rlzoo"}):
         figure.draw_without_rendering()
@@ -164,7 +164,7 @@ def _legend(figure: Figure, axes: Axes) -> None:
 
 
 def _literal(label: str, longest: int = LONGEST_LABEL) -> str:
-    """Escape a label so that matplotlib shows it literally, and shorten a long one in the middle."""
+    """Escape a label so that matplotlib shows it literally, and shorten a long label in the middle."""
     if len(label) > longest:
         label = f"{label[: longest // 2 - 1]}…{label[-(longest // 2) :]}"
     shown = label.replace("$", r"\$")

@@ -18,7 +18,7 @@ Array = NDArray[Any]
 
 CONFIDENCE = 0.95
 NUM_RESAMPLES = 2000
-PRIOR_DEGREES = 4.0  # degrees of freedom that weigh the pooled design effect against a bin's own
+PRIOR_DEGREES = 4.0  # degrees of freedom that weight the pooled design effect against the design effect of a bin
 NUM_DRAWS = 2000  # number of noise draws for a length reweighting error
 Interval = tuple[float, float]
 
@@ -44,8 +44,8 @@ def _wilson(share: Array, trials: Array, z: Array | float) -> tuple[Array, Array
 class Clusters:
     """Clip decisions summed by prompt, length bin and sign; a prompt's responses in all epochs form one observation."""
 
-    count: Array  # (m, K, S) number of rows by prompt, bin and sign of the advantage; S = 1 ignores the sign
-    clipped: Array  # (m, K, S) sum of their clip decisions
+    count: Array  # (m, K, S) number of rows by prompt, bin and sign of the advantage; S = 1 if the sign is ignored
+    clipped: Array  # (m, K, S) sum of the rows' clip decisions
 
     @classmethod
     def of(cls, bins: Array, clipped: Array, prompts: Array, positive: Array | None = None) -> Clusters:
@@ -78,9 +78,9 @@ class Clusters:
 
         The method is Wilson's interval with an effective number of rows ``p (1 - p) / v`` and a quantile of Student's t, as for
         clustered samples (Korn and Graubard, Survey Methodology 24 (1998), 193; Franco et al., Journal of Survey Statistics
-        and Methodology 7 (2019), 334). ``v`` is the variance between prompts. With few prompts, its design effect is shrunk
-        towards the design effect of all bins together (Smyth, Statistical Applications in Genetics 3 (2004), 3). In a bin
-        with a fraction of 0 or 1, every prompt counts as one row.
+        and Methodology 7 (2019), 334). ``p`` is the clip fraction, and ``v`` is its variance between prompts. With few
+        prompts, a bin's design effect is shrunk towards the design effect of all bins together (Smyth, Statistical
+        Applications in Genetics 3 (2004), 3). In a bin with a fraction of 0 or 1, every prompt counts as one row.
         """
         count, clipped = self.count.sum(-1), self.clipped.sum(-1)
         number = count.sum(0)
@@ -99,9 +99,9 @@ class Clusters:
     def reweighting(self) -> Decomposition | None:
         """Compute the length reweighting errors with a correction for noise; None if everything is clipped.
 
-        The influence of a prompt on a weight is twice the change in the weight when the prompt counts only half. It lies
-        between the infinitesimal jackknife, which is too small with few prompts, and the delete-one jackknife, which is too
-        large. It is close to the CR2 estimator of Bell and McCaffrey (Survey Methodology 28 (2002), 169).
+        The influence of a prompt on a weight is twice the change in the weight when the prompt counts only half as much. It
+        lies between the infinitesimal jackknife, which is too small with few prompts, and the delete-one jackknife, which is
+        too large. It is close to the CR2 estimator of Bell and McCaffrey (Survey Methodology 28 (2002), 169).
         """
         count, clipped = self.count.sum(0), self.clipped.sum(0)
         if not (count - clipped).sum() > 0:
@@ -126,7 +126,7 @@ def _weights(count: Array, clipped: Array) -> LengthWeights:
 
 
 def _length_error(deviation: Array, influence: Array, share: Array, quantile: Array) -> LengthError:
-    """Compute the errors from ``w - 1`` ``(K,)`` and each prompt's influence on it ``(m, K)``."""
+    """Compute the errors from ``w - 1``, ``(K,)``, and each prompt's influence on ``w``, ``(m, K)``."""
     signs = share * (1 - 2 * (np.arange(2**NUM_BINS)[:, None] >> np.arange(NUM_BINS) & 1))
     worst = (np.abs(deviation) + quantile * np.sqrt(np.square(influence).sum(0))).max()
     spread = np.sqrt(np.square(influence @ signs.T).sum(0))
@@ -161,10 +161,11 @@ class Reweighting:
 
     The error is a function of absolute values, so noise increases it. ``corrected`` is the true error for which the measured
     error would be the median. The lower end of the interval is the true error for which the measured error would be the 97.5%
-    quantile, or 0 (test inversion; Carpenter, Journal of the Royal Statistical Society B 61 (1999), 159). The error is the
-    maximum of linear forms ``c (w - 1)``; the upper end of the interval is the largest of their upper ends, so it is valid
-    whichever bin is worst. By construction, ``low <= corrected <= value <= high``, because the probability of measuring a
-    smaller value decreases as the true error grows (Anderson, Proceedings of the American Mathematical Society 6 (1955), 170).
+    quantile, or 0 if there is none (test inversion; Carpenter, Journal of the Royal Statistical Society B 61 (1999), 159).
+    The error is the maximum of linear forms ``c (w - 1)``; the upper end of the interval is the largest of their upper ends,
+    so it is valid whichever bin is worst. By construction, ``low <= corrected <= value <= high``, because the probability of
+    measuring a smaller value decreases as the true error grows (Anderson, Proceedings of the American Mathematical Society 6
+    (1955), 170).
     """
 
     value: float
@@ -181,7 +182,7 @@ def _reweighting(deviation: Array, noise: Array, error: Callable[[Array], Array]
     shape = deviation / value if value > 0 else deviation
 
     def at(chance: float) -> float:
-        """Return the true error at which the measured error is at most ``value`` with this probability; 0 if there is none."""
+        """Return the true error for which the measured error is at most ``value`` with this probability; 0 if there is none."""
         if value == 0 or np.mean(alone <= value) <= chance:
             return 0.0
         low, middle, above = 0.0, 0.0, value
@@ -232,12 +233,12 @@ def _draws(influence: Array) -> Array:
 def bootstrap(
     samples: Sequence[Array], statistic: Callable[..., Array], *, paired: bool = False, seed: int = 0
 ) -> Interval | None:
-    """Compute a 95% percentile bootstrap interval; None for fewer than two values or constant resamples.
+    """Compute a 95% percentile bootstrap interval; None for fewer than two values or if all resamples are equal.
 
     Args:
         samples: arrays ``(n,)``.
         statistic: function that computes the statistic of the samples along ``axis``.
-        paired: resample all samples with the same indices.
+        paired: whether to resample all samples with the same indices.
         seed: seed of the resampling.
     """
     from scipy import stats  # takes a second to import
@@ -263,7 +264,7 @@ def bootstrap_mean(sums: Array, counts: Array, seed: int = 0) -> Interval:
     """Compute a 95% bootstrap interval for a mean over all problems, resampling whole problems.
 
     If all problems have the same mean, for example because none was solved, the bootstrap interval would have zero width.
-    Wilson's interval, with each problem as one trial, is then returned instead.
+    In that case, Wilson's interval with one trial per problem is returned instead.
 
     Args:
         sums: ``(n,)`` sum of each problem's values, which are between 0 and 1.

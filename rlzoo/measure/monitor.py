@@ -25,7 +25,7 @@ logger = logging.getLogger("rlzoo")
 
 FILE, SIZES = "monitor.safetensors", "num_responses"
 
-WINDOW = 50  # number of steps whose responses a profile pools
+WINDOW = 50  # number of most recent steps whose responses are pooled in a profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +89,10 @@ class Alarms:
     def __init__(self, policy: ClipPolicy) -> None:
         widths = policy.width_fields()
         self._widths = " and ".join(f"clip.{name}" for name in widths) or "the band"
-        # the alarm does not apply to rules that never clip
+        # the inert alarm does not apply to rules that never clip
         self._alarms = [alarm for alarm in ALARMS if widths or alarm.name != "inert"]
         self._bad_steps: dict[str, int] = {}
-        self.raised: list[str] = []  # names in the order in which they were raised
+        self.raised: list[str] = []  # names of alarms, in the order in which they were raised
 
     def state(self) -> dict[str, Any]:
         """Return the state as plain JSON, for `restore`."""
@@ -166,7 +166,7 @@ class Monitor:
         return LengthProfile.of(ResponseTable.concat(self._tables)) if self._tables else None
 
     def figure(self, step: int) -> Figure | None:
-        """Plot the clip fraction against length after this step; None if no row has a nonzero advantage."""
+        """Plot the clip fraction of all kept rows against length; None if no row has a nonzero advantage."""
         found = self.profile()
         if found is None:
             return None

@@ -58,11 +58,11 @@ class LengthProfile:
     both: Fractions
     below: Fractions  # A < 0
     above: Fractions  # A > 0
-    lre: Decomposition | None  # None when everything is clipped
+    lre: Decomposition | None  # None if everything is clipped
     unmoved: float  # share of rows whose log-ratios are 0, which no rule can clip
     ess: float  # effective sample size of the responses' gradient weights
     ess_by_length: tuple[float, ...]
-    gradient_mass: tuple[float, ...]  # shares of sum |dJ/dlog_probs|, which sum to 1
+    gradient_mass: tuple[float, ...]  # each bin's share of the sum of |dJ/dlog_probs|
     sigma_root: tuple[float, ...]  # standard deviation of S / sqrt(L) over the responses that moved
     standardised: tuple[float, ...]  # QUANTILES of (S - mu L) / (sigma sqrt(L)); normal: -1.64 -.67 0 .67 1.64
     drift: float  # mean log-ratio of a long response (95th percentile of length), in standard deviations
@@ -170,7 +170,7 @@ def _by_bin(index: torch.Tensor, values: torch.Tensor, statistic: Callable[[torc
 
 
 def _gaussian(rows: ResponseTable, index: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...], float]:
-    """Compute the spread by bin, standardised quantiles and drift of the summed log-ratio S over the rows that moved."""
+    """For the rows that moved, compute the spread by bin, standardised quantiles and drift of the summed log-ratio S."""
     moved = _moved(rows)
     total, length = rows.token_log_ratio_sum[moved].double(), rows.length[moved].double()
     mu = float(total.sum() / length.sum()) if len(total) else math.nan

@@ -1,4 +1,4 @@
-"""The table of measurements on which all policies are compared, with one row per response and optimizer step."""
+"""The table of measurements used to compare all policies, with one row per response and optimizer step."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class ResponseTable:
     """
 
     length: Tensor
-    advantage: Tensor  # summed over the tokens if it differs by token
+    advantage: Tensor  # summed over the tokens if each token has its own
     signal: Tensor  # 1 if any token's advantage is not 0
     clipped: Tensor
     clipped_high: Tensor  # above the band with A > 0
     clipped_low: Tensor  # below the band with A < 0
     clipped_dual: Tensor  # above the dual-clip ceiling with A < 0
-    limited: Tensor  # not clipped, but beyond `ops.LOG_RATIO_LIMIT`
+    limited: Tensor  # not clipped, but with a log-ratio beyond `ops.LOG_RATIO_LIMIT`
     weight: Tensor  # gradient as a multiple of the gradient at ratio 1; 0 if cut off, negative if reversed
     gradient_mass: Tensor  # sum over tokens of |dJ/dlog_probs|
-    log_ratio: Tensor  # the judged quantity; for a token rule, its mean over the response
-    band_low: Tensor  # edges of its band; NaN for a rule without a band
+    log_ratio: Tensor  # log-ratio that the rule judged; for a token rule, its mean over the response
+    band_low: Tensor  # edges of the rule's band; NaN for a rule without a band
     band_high: Tensor
-    band_ceiling: Tensor  # ceiling of its dual clip, which applies where A < 0; NaN for a rule without one
+    band_ceiling: Tensor  # ceiling of the rule's dual clip, which applies where A < 0; NaN without a dual clip
     token_log_ratio_sum: Tensor
     token_log_ratio_squared: Tensor
     token_log_ratio_min: Tensor
@@ -44,7 +44,7 @@ class ResponseTable:
     group: Tensor  # int64, id of the prompt from `prompt_ids`, the same in all epochs and minibatches
     turns: Tensor  # number of the model's turns; 1 outside episodes
     turn_tokens: Tensor  # (n, NUM_BINS) tokens of each turn; the last column pools all later turns
-    turn_clipped: Tensor  # (n, NUM_BINS) sum of their clip decisions
+    turn_clipped: Tensor  # (n, NUM_BINS) sum of the clip decisions for these tokens
 
     @classmethod
     def concat(cls, tables: Sequence[ResponseTable]) -> ResponseTable:

@@ -13,7 +13,7 @@ from rlzoo.measure.response_table import ResponseTable
 
 @dataclass(frozen=True, slots=True)
 class Evenness:
-    """The clip fractions of six bins, and the reweighting error over the bins."""
+    """The clip fractions of six bins, and the reweighting error across the bins."""
 
     fraction: tuple[float, ...]  # NaN for an empty bin
     lre: LengthError | None  # given the sign of the advantage; None if everything is clipped
@@ -36,12 +36,12 @@ class TurnProfile:
     """
 
     by_turn: Evenness  # bin k holds the tokens of turn k + 1; the last bin pools all later turns
-    by_number: Evenness  # episodes in quantile bins of their number of turns
-    edges: tuple[float, ...]  # (K + 1,) edges of those bins, in turns
+    by_number: Evenness  # episodes, grouped into quantile bins by number of turns
+    edges: tuple[float, ...]  # (K + 1,) edges of the `by_number` bins, in turns
 
     @classmethod
     def of(cls, table: ResponseTable) -> TurnProfile | None:
-        """Compute the profile of pooled rows; None if every response has one turn, or none has a nonzero advantage."""
+        """Compute the profile of pooled rows; None if every response has one turn or no response has a nonzero advantage."""
         rows = table.judged()
         if len(rows.turns) == 0 or int(rows.turns.max()) == 1:
             return None

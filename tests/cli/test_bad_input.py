@@ -72,8 +72,8 @@ def test_token_mean_with_a_sequence_policy(refused):
 
 def test_kl_in_the_reward_needs_advantages_by_token(refused):
     assert refused("train", "--clip", "gspo", "--set", "reward.kl_coef=0.1") == (
-        "reward.kl_coef=0.1: a KL term in the reward makes advantages per-token, but gspo accepts only one per response; "
-        "use learner.kl_coef instead"
+        "reward.kl_coef=0.1: a KL term in the reward makes advantages per-token, but gspo accepts only one advantage per "
+        "response; use learner.kl_coef instead"
     )
     assert refused("train", "--clip", "grpo", "--set", "reward.kl_coef=0.1") == (
         "reward.kl_coef=0.1: advantage 'group_norm' does not accept per-token rewards (allowed: batch_norm, raw); "

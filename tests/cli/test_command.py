@@ -75,7 +75,7 @@ def test_names_of_other_libraries_are_understood(refused, arguments, hint):
         ),
         (
             ["train", "--set", "reward=mine:short"],
-            "reward='mine:short': not a section of settings; name a reward function with task.reward=mine:short",
+            "reward='mine:short': must be a section of settings; to select a reward function, use task.reward=mine:short",
         ),
     ],
 )

@@ -119,4 +119,4 @@ def test_files_of_two_rules_are_not_one_run(rlzoo, trained, tmp_path):
         dataclasses.replace(RecordedStep.load(trained.path / "rollouts" / name), rule=rule).save(tmp_path / name)
     code, _, error = rlzoo("fairness", tmp_path)
     assert code == 2
-    assert "were trained with fspo and grpo; give the files of a single run" in error
+    assert "were trained with fspo and grpo; pass the files of a single run" in error

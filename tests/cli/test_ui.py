@@ -268,7 +268,7 @@ def test_a_password_in_the_stores_address_is_neither_shown_nor_on_the_command_li
 
 def test_without_a_store_it_says_what_to_do_and_makes_none(refused, monkeypatch, tmp_path):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/none/mlflow.db")
-    assert "no run was tracked here yet; train first (rlzoo train --clip fspo)" in refused("ui")
+    assert "no run has been tracked here yet; train first (rlzoo train --clip fspo)" in refused("ui")
     assert not (tmp_path / "none").exists()
 
 

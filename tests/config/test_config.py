@@ -102,7 +102,7 @@ def test_python_mistakes_are_value_errors():
         ("clip: 5\nper_clip: {}\n", "clip=5: expected the name of a rule, or settings that include a name"),
         ("clip: {name: [1]}\n", "clip="),
         ("clip: fspo\nper_clip: {fspo: [1]}\n", "per_clip must map the names of rules"),
-        ("? \n", "odd.yaml': None is not a key"),
+        ("? \n", "odd.yaml': None is not a valid key"),
         ("clip: fspo\ntask: {1: 2}\n", "task: 1 is not the name of a setting"),
         ('clip: fspo\nplugins: ["a\\0b"]\n', "cannot be accessed"),
         ("clip: fspo\nsteps: 2001-99-99\n", "is not valid YAML"),

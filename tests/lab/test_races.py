@@ -78,7 +78,7 @@ def test_runs_of_one_policy_that_differ_are_told_apart(folder, tmp_path, trained
 
 def test_the_same_policy_and_seed_twice_is_refused(folder, tmp_path, trained):
     again = variant(trained.path, tmp_path / "again")
-    with pytest.raises(UserError, match="are both fspo with seed 0; give only one"):
+    with pytest.raises(UserError, match="are both fspo with seed 0; pass only one"):
         race([folder, again])
 
 

@@ -177,7 +177,7 @@ def test_a_rule_without_a_width_or_with_a_share_out_of_reach_says_so(recorded):
     with pytest.raises(UserError, match="'gpg' has no width"):
         match_clip_fraction(load_zoo()["gpg"](), 0.1, fraction)
     # the first of four updates has ratio 1, so at most about three quarters are clipped
-    with pytest.raises(UserError, match=r"no width makes rule 'fspo' clip 0.89 of these responses \(possible: "):
+    with pytest.raises(UserError, match=r"no width makes rule 'fspo' clip a share of 0.89 of these responses \(possible: "):
         match_clip_fraction(load_zoo()["fspo"](), 0.89, fraction)
 
 
@@ -244,6 +244,6 @@ def test_a_rule_that_adapts_to_a_share_is_matched_by_sign_as_it_is(recorded):
 
 def test_a_rule_that_never_clips_one_sign_is_refused_with_that_sign(recorded):
     with pytest.raises(
-        UserError, match=r"for A < 0: no width makes rule 'cispo' clip .* of these responses \(possible: 0 to 0\)"
+        UserError, match=r"for A < 0: no width makes rule 'cispo' clip a share of .* of these responses \(possible: 0 to 0\)"
     ):
         match_by_sign(recorded, load_zoo()["cispo"](), 0.2)

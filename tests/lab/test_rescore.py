@@ -89,7 +89,7 @@ def test_a_dump_with_only_the_samplers_log_probs_is_replayed_at_two_distances(ru
 
 def test_what_cannot_be_rescored_is_refused_and_nothing_is_written(run, tmp_path):
     output = tmp_path / "new"
-    with pytest.raises(UserError, match="nothing to compute: give checkpoints"):
+    with pytest.raises(UserError, match="nothing to compute: specify checkpoints"):
         rescore([run], output)
     with pytest.raises(UserError, match="does not exist"):
         rescore([tmp_path / "missing"], output, ["embedded"])

@@ -88,5 +88,5 @@ def test_kl_in_the_reward_is_paid_at_its_tokens(model, batch):
 
 @pytest.mark.parametrize("clip", ["gspo", "fspo"])
 def test_a_rule_of_whole_responses_is_refused_with_it(clip):
-    with pytest.raises(UserError, match=f"its values differ between tokens, but {clip} accepts only one per response"):
+    with pytest.raises(UserError, match=f"its values differ between tokens, but {clip} accepts only one value per response"):
         RunConfig.compose(clip=clip, overrides=["clip.advantage=optimal_token_baseline"])
