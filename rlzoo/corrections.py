@@ -60,7 +60,7 @@ class Correction(BaseModel, ABC):
     paper: ClassVar[str]
     aliases: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # other names, and the settings that each implies
     per_token: ClassVar[bool] = False  # whether it returns per-token weights
-    exempt: ClassVar[Mapping[str, str]] = {}  # laws of `rlzoo.testing` that it breaks on purpose, and why
+    exempt: ClassVar[Mapping[str, str]] = {}  # laws of `rlzoo.testing` that the correction breaks on purpose, and why
 
     @property
     def is_per_token(self) -> bool:

@@ -50,7 +50,7 @@ def limited_exp(log_ratio: Tensor) -> Tensor:
 
 
 def lengths(response_mask: Tensor) -> Tensor:
-    """Count the response tokens per row, float32 ``(B, 1)``; a row without tokens counts as 1, so that division is safe."""
+    """Count the response tokens per row, float32 ``(B, 1)``; 1 for a row without tokens, so that division is safe."""
     return response_mask.sum(dim=-1, keepdim=True).clamp(min=1).float()
 
 
@@ -138,8 +138,8 @@ def clamp_by_advantage(log_ratio: Tensor, advantages: Tensor, band: ClipBand | N
         band: edges to clamp to, or None for a rule that does not clip.
 
     Returns:
-        The log-ratio, clamped to the band and to +-`LOG_RATIO_LIMIT`, and a bool tensor of the same shape that is True where
-        the band (not that limit) cut the gradient.
+        The log-ratio, clamped to the band and to +-`LOG_RATIO_LIMIT`, and a bool tensor of the same shape that is True
+        where the band, rather than the limit, cut the gradient.
     """
     clamped, clipped = log_ratio, torch.zeros_like(log_ratio, dtype=torch.bool)
     if band is not None:

@@ -50,7 +50,7 @@ def plugin_files(path: Path) -> dict[str, Path]:
 
 
 def _files_below(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
-    """Yield the plugin's files in a folder; links to its parent folders, ``above``, are not followed."""
+    """Yield the plugin's files in a folder, without following links to its parent folders (``above``)."""
     here = folder.resolve()
     if here in above or (folder / "pyvenv.cfg").exists() or (above and _is_run_directory(folder)):
         return
@@ -86,7 +86,7 @@ def digest(path: Path) -> str:
 
 
 def copy_names(paths: Sequence[str | Path]) -> dict[Path, str]:
-    """Return the name of each plugin's copy in a run directory: the plugin's name, with a number if several share it."""
+    """Return the name of each plugin's copy in a run directory: the plugin's name, numbered if several share it."""
     names: dict[Path, str] = {}
     for path in map(Path, paths):
         name, number = path.name, 2

@@ -34,14 +34,14 @@ class Width:
 
 @dataclass(frozen=True, slots=True)
 class ClipStats:
-    """Statistics for one update, summed across micro-batches and ranks, from which a rule can track drift and spread.
+    """Statistics for one update, summed across micro-batches and ranks, from which a rule can track the log-ratios.
 
     All tensors but `bin_edges` are ``(num_bins, 2)``: rows are length bins, and columns are negative and positive advantages.
     """
 
     bin_edges: Tensor  # (num_bins + 1,) response lengths in tokens
     num_responses: Tensor
-    num_clipped: Tensor  # under a token rule, a response contributes its share of clipped tokens
+    num_clipped: Tensor  # for a token rule, a response contributes its share of clipped tokens
     log_ratio: Tensor  # sum of the judged log-ratio (for a token rule, its mean over the response)
     log_ratio_squared: Tensor
     length: Tensor  # sum of response lengths in tokens
@@ -104,8 +104,8 @@ class ClipPolicy(BaseModel, ABC):
     name: ClassVar[str]
     paper: ClassVar[str]
     scope: ClassVar[Scope]
-    needs: ClassVar[frozenset[str]] = frozenset()  # names in `NEEDS`: fields of `ClipInputs` that it requires
-    exempt: ClassVar[Mapping[str, str]] = {}  # laws of `rlzoo.testing` that it breaks on purpose, and why
+    needs: ClassVar[frozenset[str]] = frozenset()  # fields of `ClipInputs` that the rule requires, from `NEEDS`
+    exempt: ClassVar[Mapping[str, str]] = {}  # laws of `rlzoo.testing` that the rule breaks on purpose, and why
     learns_without_advantages: ClassVar[bool] = False  # responses with A = 0 may have a gradient, e.g. from a penalty
     ratio_to_sampler: ClassVar[bool] = False  # its ratio uses `rollout_log_probs`, which already corrects for the sampler
     watch: ClassVar[Mapping[str, str]] = {}  # metrics that show whether this rule works well, and how to read them
@@ -147,7 +147,7 @@ class ClipPolicy(BaseModel, ABC):
         return self.replace(**{name: _within(type(self), name, width * factor) for name, width in widths.items()})
 
     def targeting(self, clip_fraction: float) -> Self | None:
-        """Return the rule configured to clip this share of the responses; None if it does not adapt to a target share."""
+        """Return the rule configured to clip the given share of the responses; None if it cannot adapt to one."""
         return None
 
     def updated(self, stats: ClipStats) -> Self:
@@ -213,7 +213,7 @@ def _needs_problem(policy: type[ClipPolicy]) -> str | None:
 
 
 def _name_problem(policy: type[ClipPolicy], name: str) -> str | None:
-    """Return what is wrong with a policy's `advantage` or `reduction`, or None; estimators are not looked up here."""
+    """Return what is wrong with a policy's `advantage` or `reduction`, or None; does not check that an estimator exists."""
     field = policy.model_fields.get(name)
     names = _literals(field.annotation) if field else None
     known = get_args(Reduction) if name == "reduction" else None

@@ -42,7 +42,7 @@ class UpdateLogProbs:
     """Log-probs from one optimizer step on a rollout batch."""
 
     rows: Tensor  # (U,) int64: responses in its minibatch
-    log_probs: Tensor  # (M_u,) float32: of these responses' chosen tokens, before the optimizer step, row by row
+    log_probs: Tensor  # (M_u,) float32: one per chosen token of these responses, row by row, before the optimizer step
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +73,10 @@ class RecordedStep:
     response_mask: Tensor  # (N,) bool: True on tokens that the model chose
     group_ids: Tensor  # (R,) int64: responses to the same prompt share an ID
     rewards: Tensor | None = None  # (R,) float32
-    advantages: Tensor | None = None  # (R,) float32, or (M,) if they differ between tokens
+    advantages: Tensor | None = None  # (R,) float32, or (M,) if credit differs by token
     turn_ids: Tensor | None = None  # (M,) int64: 0, 1, ...; if None, every gap in the mask starts a turn
     finished: Tensor | None = None  # (R,) bool; False if cut off at a limit
-    policy_versions: Tensor | None = None  # (R,) or (M,) int64: optimizer-step count of each response's or token's weights
+    policy_versions: Tensor | None = None  # (R,) or (M,) int64: version of the weights that sampled it, in optimizer steps
     rollout_log_probs: Tensor | None = None  # (M,) float32, in nats, as reported by the sampler
     old_log_probs: Tensor | None = None  # (M,) under the trainer's model before the first update on the batch
     ref_log_probs: Tensor | None = None  # (M,) under the reference model
@@ -84,7 +84,7 @@ class RecordedStep:
     kept_ids: Tensor | None = None  # (K,) int32: the token ids that top-k and top-p kept for each token, concatenated
     kept_sizes: Tensor | None = None  # (M,) int32: number of ids kept for each token; 0 for the whole vocabulary
     updates: tuple[UpdateLogProbs, ...] = ()
-    learner_version: int | None = None  # optimizer-step count before the first update; staleness is this minus policy_versions
+    learner_version: int | None = None  # version before the first update; staleness is this minus policy_versions
     temperature: float = 1.0  # sampling temperature; all log-probs come from logits divided by it
     max_length: int | None = None  # maximum number of model tokens in a response
     num_steps: int | None = None  # number of rollout steps in the whole run, from which progress is computed
@@ -223,7 +223,7 @@ class RecordedStep:
 
 
 def turns(response_mask: Tensor) -> Tensor:
-    """Number the turns, int64 ``(B, T)``: every gap in the mask starts a new turn; -1 on tokens that the model did not choose.
+    """Number each row's turns, int64 ``(B, T)``; a gap in the mask starts a new turn, and tokens outside any turn get -1.
 
     Args:
         response_mask: ``(B, T)`` bool, True on tokens that the model chose.
@@ -307,7 +307,7 @@ def _check(step: RecordedStep) -> None:
             _require(not value.is_floating_point() or bool(value.isfinite().all()), f"{name} has a value that is not finite")
     sizes, number, num_tokens = step.sequence_lengths, len(step), len(step.token_ids)
     _require(number > 0, "sequence_lengths is empty")
-    # check them before the sum, which could overflow
+    # checked before summing, because the sum could overflow
     _require(
         bool((sizes > 0).all()) and int(sizes.max()) <= num_tokens,
         f"sequence_lengths has values outside the range 1 to {num_tokens}",

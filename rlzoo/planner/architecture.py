@@ -1,4 +1,4 @@
-"""The dimensions of a language model, which determine its parameters, memory and FLOPs; they are read without its weights."""
+"""The dimensions of a language model, which determine its parameters, memory and FLOPs. The weights are not read."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Plan:
 
     @property
     def observed(self) -> int:
-        """Number of tokens per response that an environment writes."""
+        """Number of tokens that an environment writes per response."""
         return max(0, self.batch.length - self.prompts.longest - self.batch.response)
 
     @property
@@ -78,7 +78,7 @@ class Plan:
 
     @property
     def passes(self) -> int:
-        """Number of micro-batches per process in one optimizer step, if all have the shape of `batch`."""
+        """Number of micro-batches per process in one optimizer step, if all micro-batches have the shape of `batch`."""
         return -(-rows_per_step(self.config, self.processes) // self.batch.rows)
 
     @property
@@ -154,7 +154,7 @@ class Plan:
         saved = 1 + (config.steps - 1) // settings.every if settings.every else 1
         most = (
             settings.keep + 1 + bool(config.eval.num_problems and config.eval.every)
-        )  # plus the checkpoint being written and the best one
+        )  # plus the checkpoint being written and the best checkpoint
         kept = config.steps // settings.keep_for_replay * self.updates if settings.keep_for_replay else 0
         log_probs = 2 + config.learner.num_epochs  # log-probs of the sampler, the old policy, and each epoch
         response = self.batch.response * (log_probs * _LOG_PROB_BYTES + _TEXT_BYTES) + self.batch.length * _ID_BYTES

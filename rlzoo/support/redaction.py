@@ -62,7 +62,7 @@ def redact(text: str) -> str:
 
 
 def redact_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Redact nested settings: values whose keys have secret-like names, and secrets that `redact` finds in the rest.
+    """Redact nested settings: values whose keys have secret-like names, and secrets that `redact` finds in other values.
 
     Example:
         >>> redact_settings({"judge": {"api_key": "abc", "model": "small"}, "max_new_tokens": 64})

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ReplyTooLargeError(OSError):
-    """A server's reply exceeds the size limit."""
+    """Raised when a server's reply exceeds the size limit."""
 
 
 def bounded_reply(largest: int, longest: float) -> type[HTTPResponse]:
@@ -93,7 +93,7 @@ class _Bounded(io.RawIOBase):
 
 
 class _Buffered(io.BufferedReader):
-    """Rejects oversized reads before allocating memory, because servers can claim any size."""
+    """Rejects oversized reads before allocating memory, because a server can announce any size."""
 
     raw: _Bounded
 

@@ -33,7 +33,7 @@ class StopRequest:
     def end(self, message: str) -> NoReturn:
         """Stop as the signal would: with KeyboardInterrupt after Ctrl-C, otherwise with SystemExit.
 
-        On ranks that received no signal, behaves as after SIGTERM.
+        A rank that received no signal stops as after SIGTERM.
         """
         logger.warning(message, extra={LAST: True})
         if self.signal == signal.SIGINT:

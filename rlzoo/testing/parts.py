@@ -1,4 +1,4 @@
-"""The laws for advantage estimators and mismatch corrections."""
+"""The laws that advantage estimators and mismatch corrections must obey."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PartLaw(Generic[Part]):
 
 
 def broken(laws: tuple[PartLaw[Part], ...], part: Part) -> Iterator[tuple[str, str]]:
-    """Yield the laws that an estimator or a correction breaks without an exemption, each with the observed failure."""
+    """Yield each law that an estimator or a correction breaks without an exemption, with the observed failure."""
     for law in laws:
         if law.name in part.exempt:
             continue

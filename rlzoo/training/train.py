@@ -39,7 +39,7 @@ class RunResult:
     path: Path  # the run directory
     metrics: list[dict[str, float]]  # one dict per step, starting with step 0
     profile: LengthProfile | None  # clipping by response length, over the last steps
-    mlflow_run_id: str | None = None  # None if the store could not be reached
+    mlflow_run_id: str | None = None  # None without tracking, or if the store could not be reached
 
 
 def train(

@@ -200,7 +200,7 @@ def test_an_output_directory_that_is_not_free_is_refused(refused, tmp_path):
     folder.mkdir()
     (folder / "config.yaml").touch()
     line = refused("train", "--dry-run", "--output", "out")
-    assert line == "output directory 'out' is not empty; name another with --output, or remove it"
+    assert line == "output directory 'out' is not empty; choose another with --output, or remove this one"
 
 
 def failing_plan(rlzoo, *arguments):

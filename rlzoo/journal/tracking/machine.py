@@ -14,7 +14,7 @@ from rlzoo.journal.tracking.record import FOLDER
 from rlzoo.journal.tracking.rows import Lines
 
 FILE = "machine.jsonl"
-SOON = 1.0  # seconds to the first sample, so that short runs have one
+SOON = 1.0  # seconds until the first sample, so that short runs have one
 
 
 class Machine:
@@ -71,7 +71,7 @@ def _monitors() -> list[Any]:
 
 
 def _measure(monitors: list[Any]) -> dict[str, float]:
-    """Take one sample, keyed by MLflow's metric names."""
+    """Take one sample, and return it keyed by MLflow's metric names."""
     found: dict[str, float] = {}
     for monitor in monitors:
         monitor.collect_metrics()

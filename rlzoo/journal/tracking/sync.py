@@ -1,4 +1,4 @@
-"""Sends the contents of a run directory that an MLflow store does not have yet."""
+"""Sends an MLflow store whatever it does not have yet from a run directory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rlzoo.support.redaction import redact
 ID_TAG = "rlzoo_id"
 CONTEXT = "mlflow.data.context"
 SCHEMA = json.dumps({"mlflow_colspec": [{"name": name, "type": "string", "required": True} for name in ("question", "answer")]})
-SHOWN_DIGEST = 12  # characters: enough to distinguish data sets, and few enough for MLflow's table of runs
+SHOWN_DIGEST = 12  # number of characters: enough to distinguish data sets, but short enough for MLflow's table of runs
 TABLE = "completions.json"
 COLUMNS = ("question", "answer", "response", "reward", "advantage", "clipped", "length")
 SHOWN = (".png", ".html")  # files in figures/ that are logged
@@ -33,7 +33,7 @@ LONGEST_ERROR = 10_000  # characters
 
 
 class Sync:
-    """Sends a run directory to a store. Nothing is sent twice, even if an earlier process sent it and was killed."""
+    """Sends a run directory to a store. What an earlier process sent is not sent again, even if that process was killed."""
 
     def __init__(self, directory: Path, uri: str) -> None:
         self.directory = directory
@@ -139,7 +139,7 @@ class Sync:
             self.num_files += 1
 
     def _send_end(self, record: Record) -> None:
-        """Send what is complete at the end of a run: the completions table, the run's metrics, the model and the status."""
+        """Send what is complete only at the end: the completions table, the run's metrics, the model and the status."""
         client, run_id = self._client, str(self.sent.run_id)
         rows = [list(row.values()) for row in sampled_completions(self.directory, record.completions)]
         table = json.dumps({"columns": ["step", *COLUMNS], "data": rows})
@@ -179,7 +179,7 @@ def send_inputs(client: Any, run: Any, used: Iterable[Data]) -> None:
 
 
 def sampled_completions(directory: Path, number: int) -> Iterator[dict[str, Any]]:
-    """Yield the first response to each of the first ``number`` prompts of every step."""
+    """For every step, yield the first response to each of the first ``number`` prompts."""
     for file in sorted((directory / "rollouts").glob("[0-9]*.jsonl")) if number else ():
         seen = -1
         if not file.stem.isdecimal():
