@@ -31,7 +31,7 @@ def prepare_model(model: PreTrainedModel) -> None:
 
 
 def sharing_cores(threads: int) -> AbstractContextManager[None]:
-    """Return a context manager in which waiting threads sleep while other processes need the cores."""
+    """Return a context manager inside which threads that wait for each other sleep while other processes need the cores."""
     if not IS_THERE:
         return nullcontext()
     from rlzoo.fast_cpu.waiting import waiting_by_load

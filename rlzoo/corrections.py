@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CorrectionInputs:
-    """Inputs to a correction for B responses of up to T tokens, before the first optimizer step on them; log-probs in nats.
+    """Inputs to a correction for B responses of up to T tokens, before the first optimizer step on them. Log-probs are in nats.
 
     Example:
         >>> mask = torch.tensor([[True, True]])

@@ -33,7 +33,8 @@ def log_ratio(inputs: ClipInputs, against: Literal["old", "rollout"] = "old") ->
 
     Args:
         inputs: inputs to the policy.
-        against: the denominator. ``"rollout"`` uses the sampler's log-probabilities, or the old ones if there are none.
+        against: the denominator. ``"rollout"`` uses the sampler's log-probabilities, or the old log-probabilities if those
+            are missing.
     """
     reported = inputs.rollout_log_probs if against == "rollout" else None
     denominator = inputs.old_log_probs if reported is None else reported

@@ -42,7 +42,7 @@ def plugin_files(path: Path) -> dict[str, Path]:
             if size > LARGEST or len(files) > MOST:
                 raise UserError(
                     f"plugin {str(path)!r}: the folder exceeds {LARGEST >> 20} MiB or {MOST:,} files, and each run keeps "
-                    "a copy; name the plugin's .py file or package instead, or move other files out of the folder"
+                    "a copy; specify the plugin's .py file or package instead, or move other files out of the folder"
                 )
     except OSError as error:
         raise UserError(f"plugin {str(path)!r} cannot be read: {error}") from error

@@ -121,7 +121,7 @@ def check_launch(launch: LaunchConfig) -> None:
     if launch.offload == "optimizer" and not stage:
         raise UserError(
             f"launch.offload='optimizer': launch.deepspeed={launch.deepspeed!r} has no ZeRO stage, so nothing is offloaded; "
-            "set one in its zero_optimization"
+            "set a stage in its zero_optimization"
         )
 
 
@@ -230,7 +230,7 @@ def _prepare_environment() -> None:
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message="`torch.distributed.all_gather_into_tensor` is deprecated")  # DeepSpeed calls it
-    if shutil.which("ninja") is None:  # builds DeepSpeed's extensions; it is next to this Python
+    if shutil.which("ninja") is None:  # ninja builds DeepSpeed's extensions, and is installed next to this Python
         os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     from torch.utils.cpp_extension import get_default_build_root
 

@@ -47,7 +47,7 @@ class UpdateLogProbs:
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """A rollout batch of R responses with N tokens, prompts included, of which the model chose M.
+    """A rollout batch of R responses with N tokens in all, including prompts; the model chose M of the tokens.
 
     All tensors are flat: the responses are concatenated. Values that a trainer does not provide are None.
 
@@ -237,7 +237,7 @@ def turns(response_mask: Tensor) -> Tensor:
 
 
 def _plain(name: str, value: Tensor) -> Tensor:
-    """Return the tensor on the CPU, with the data type of its field."""
+    """Return a field's tensor on the CPU, converted to the data type of the field."""
     if name in KEPT:
         return value.detach().cpu().to(torch.int32)
     dtype = torch.int64 if name in INTEGERS else torch.bool if name in FLAGS else torch.float32
@@ -245,7 +245,7 @@ def _plain(name: str, value: Tensor) -> Tensor:
 
 
 def _read_facts(text: str) -> dict[str, Any]:
-    """Parse a file's metadata into fields; raise ValueError if it is invalid."""
+    """Parse a file's metadata into fields; raise ValueError if the metadata is invalid."""
     try:
         facts = parse_json(text)
     except UnreadableError as error:
@@ -262,7 +262,7 @@ def _read_facts(text: str) -> dict[str, Any]:
 
 
 def _read_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Convert a file's tensors to fields with their data types; raise ValueError if one is invalid."""
+    """Convert a file's tensors to the data types of their fields; raise ValueError if a tensor is invalid."""
     for name in REQUIRED:
         if name not in tensors:
             raise ValueError(f"{name} is missing")
@@ -281,7 +281,7 @@ def _read_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def _converted(name: str, tensor: Tensor) -> Tensor:
-    """Convert a tensor from one of the accepted data types to the data type of its field."""
+    """Convert a tensor from an accepted data type to the data type of its field."""
     read: tuple[torch.dtype, ...]
     if name in KEPT:
         read, dtype = (torch.int32,), torch.int32

@@ -109,7 +109,7 @@ class Rollout:
 
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]  # includes the end token if the response reached it
-    rollout_log_probs: tuple[float, ...]  # one per response token, from the sampler; 0 if the model did not choose it
+    rollout_log_probs: tuple[float, ...]  # one per response token, from the sampler; 0 on tokens that the model did not choose
     text: str
     finished: bool  # False if cut off at a limit
     policy_version: int  # version of the weights that sampled its first token, in optimizer steps

@@ -28,7 +28,7 @@ logger = logging.getLogger("rlzoo")
 PART_NAME = re.compile(r"[a-z][a-z0-9]*([-_@][a-z0-9]+)*")
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 SCOPES = get_args(Scope)
-MOST_LISTED = 24  # names in an error message
+MOST_LISTED = 24  # maximum number of names in an error message
 
 Part = TypeVar("Part", ClipPolicy, AdvantageEstimator, Correction)
 
@@ -317,7 +317,7 @@ def _warn_once(text: str) -> None:
 
 def _excluded(plugins: Sequence[Plugin]) -> str:
     names = ", ".join(f"{plugin.name} ({plugin.source})" for plugin in plugins)
-    return f"{RESTRICT} excludes {names}; add the ones you trust to it"
+    return f"{RESTRICT} excludes {names}; add the plugins that you trust to it"
 
 
 def _article(noun: str) -> str:

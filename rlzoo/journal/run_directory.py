@@ -81,7 +81,7 @@ def _code(error: Exception) -> int | None:
 
 @contextmanager
 def writing(file: Path, size: int = 0) -> Iterator[None]:
-    """Re-raise errors in the block that come from writing files as `UnwritableError`.
+    """Inside the block, re-raise errors from writing files as `UnwritableError`.
 
     Args:
         file: the file or folder that is being written.
@@ -395,7 +395,7 @@ def _num_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def read_metrics(file: Path) -> list[dict[str, float]]:
-    """Read the rows of a ``metrics.jsonl``. An incomplete last line is skipped.
+    """Read the rows of a ``metrics.jsonl`` file. An incomplete last line is skipped.
 
     Raises:
         UserError: the file cannot be read, or a line does not hold the metrics of a step. The message gives the line number.

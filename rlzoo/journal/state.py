@@ -128,7 +128,7 @@ def newest_state(run: Path) -> Path | None:
     if damaged:
         raise UserError(
             f"--resume: every checkpoint in {str(run / 'checkpoints')!r} is damaged{damaged}; nothing was changed; "
-            "restore one, or start another run with another --output"
+            "restore a checkpoint, or start another run with another --output"
         )
     last = _last_step(run)
     if numbered(run) or last > 0:

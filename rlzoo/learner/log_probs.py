@@ -29,9 +29,9 @@ logger = logging.getLogger("rlzoo")
 class ResponseLogProbs(nn.Module):
     """Wraps a causal language model to compute log-probabilities and entropies of response tokens only.
 
-    The head runs on chunks of response tokens only, and the backward pass recomputes each chunk. Logits of shape (B, T,
-    vocabulary) are therefore never materialized. For models that transform the logits after the head, the constructor disables
-    chunking.
+    The head runs on one chunk of response tokens at a time, and the backward pass recomputes each chunk. Logits of shape
+    (B, T, vocabulary) are therefore never materialized. For models that transform the logits after the head, the
+    constructor disables chunking.
 
     If tokens were drawn from a truncated distribution, probabilities are renormalized over the tokens that the sampler kept.
     Log-probs, statistics and gradients then refer to the truncated distribution.

@@ -40,7 +40,7 @@ def check(config: RunConfig, named: Devices | None = None, *, resume: bool = Fal
     processes = config.launch.processes or (named.count if named else num_processes(config))
     if named and processes > named.count:
         given = f"launch.processes={processes}: more than the {named.count} devices of --devices"
-        raise UserError(f"{given}; each process needs one")
+        raise UserError(f"{given}; each process needs a device")
     check_run(config, processes=processes, resume=resume, here=named is None)
     architecture, prompts = find_architecture(config.model.path), longest_prompt(config)
     check_length(config, architecture, prompts)

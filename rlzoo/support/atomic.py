@@ -1,4 +1,4 @@
-"""Writes files and folders atomically: under a temporary name first, so that each is either complete or absent."""
+"""Writes files and folders atomically: under a temporary name first, so that a file or folder is either complete or absent."""
 
 from __future__ import annotations
 

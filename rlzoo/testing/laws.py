@@ -201,7 +201,7 @@ class _Draws(TorchFunctionMode):
 
 @law()
 def draws_follow_the_seed(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """4. A rule that draws random numbers draws different ones for a different `inputs.seed`."""
+    """4. A rule that draws random numbers draws different numbers if `inputs.seed` differs."""
     drawn = []
     for seed in (1, 2, 99):
         with _Draws() as draws:
@@ -212,7 +212,7 @@ def draws_follow_the_seed(policy: ClipPolicy, inputs: ClipInputs) -> None:
         len(other) == len(first) and all(torch.equal(one, two) for one, two in zip(first, other, strict=True))
         for other in drawn[1:]
     )
-    few = sum(each.numel() for each in first) < 8  # this few values may be equal by chance
+    few = sum(each.numel() for each in first) < 8  # with so few values, all may be equal by chance
     assert few or not same, "every seed gives the same draws; use torch.Generator().manual_seed(inputs.seed)"
 
 
@@ -790,7 +790,7 @@ def _swept(policy: ClipPolicy) -> list[ClipInputs]:
 
 
 def _cuts(policy: ClipPolicy, log_ratios: list[float], length: int, advantage: float) -> list[tuple[bool, bool]]:
-    """Return whether a response counts as clipped and whether its gradient is cut, for each log-ratio of all its tokens."""
+    """For each log-ratio of a whole response, return whether the response counts as clipped and whether its gradient is cut."""
     inputs = data.uniform_inputs(policy, log_ratios, length, advantage)
     result, gradient = evaluate(policy, inputs)
     clipped = _tokens(result.clipped, inputs).any(dim=-1)
@@ -1050,7 +1050,7 @@ def _numbers(settings: Any) -> list[float]:
 
 @law(shrinks=False)
 def updates_pull_back(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """35. After five updates with everything clipped, the rule clips no more than after five with nothing (warning only)."""
+    """35. After five updates with everything clipped, a rule clips no more than after five without clipping (warning only)."""
     if not policy.is_adaptive:
         return
     after = []

@@ -59,7 +59,7 @@ def check_run(config: RunConfig, *, processes: int | None = None, resume: bool =
     if rollout.engine == "vllm" and rollout.vllm.server and rollout.max_staleness > 1 and number > 1:
         raise UserError(
             f"rollout.max_staleness={rollout.max_staleness}: with a vLLM server, {number} processes would change its weights "
-            "at different times; use 0 or 1, one process, or another rollout.engine"
+            "at different times; set it to 0 or 1, use one process, or choose another rollout.engine"
         )
     if here:
         check_launcher(config.launch)

@@ -135,7 +135,7 @@ class Run:
         if state.data != self.data:
             raise UserError(
                 f"--resume: the training problems of task {self.task.name!r} differ from those that the run was started with; "
-                "restore its data, or start another run"
+                "restore the task's data, or start another run"
             )
         self.learner.load(folder, state.num_optimizer_steps, updates)
         if self.learner.scheduler.state_dict() != state.scheduler:

@@ -134,7 +134,7 @@ def test_train_refuses_a_plugin_that_does_not_exist(refused, tmp_path):
     )
     (tmp_path / "notes.txt").write_text("notes")
     line = refused("train", "--plugin", tmp_path / "notes.txt")
-    assert line.startswith(f"plugin '{tmp_path / 'notes.txt'}' is not a .py file; give ")
+    assert line.startswith(f"plugin '{tmp_path / 'notes.txt'}' is not a .py file; specify ")
     (tmp_path / "empty").mkdir()
     assert refused("train", "--plugin", tmp_path / "empty") == f"plugin '{tmp_path / 'empty'}' contains no .py file"
 

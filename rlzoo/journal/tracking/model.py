@@ -34,7 +34,7 @@ def model_files(folder: Path) -> list[Path]:
 
 
 def send_model(client: Any, run: Any, record_id: str, checkpoint: Path, step: int) -> None:
-    """Log a checkpoint as the model of a run, unless the store already has it."""
+    """Log a checkpoint as the model of a run, unless the store already has that model."""
     from mlflow.entities import LoggedModelOutput, LoggedModelStatus
 
     mark = f"{record_id}:{checkpoint.name}"

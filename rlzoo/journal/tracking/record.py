@@ -48,7 +48,7 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What is logged to MLflow for a run directory, besides the rows of its ``metrics.jsonl``."""
+    """What is logged to MLflow for a run directory, in addition to the rows of its ``metrics.jsonl``."""
 
     id: str  # value of the tag that identifies the run in every store
     experiment: str

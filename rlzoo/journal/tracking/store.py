@@ -96,7 +96,7 @@ def differing_settings(experiment: str) -> list[str]:
 
 
 def is_missing(uri: str) -> bool:
-    """Whether the store is a SQLite file that does not exist. Connecting to it would create it."""
+    """Whether the store is a SQLite file that does not exist. Connecting to such a store would create the file."""
     prefix = "sqlite:///"
     return uri.startswith(prefix) and not Path(uri.removeprefix(prefix).partition("?")[0]).exists()
 

@@ -69,7 +69,7 @@ class Sync:
         self.report(None)
 
     def report(self, trouble: str | None) -> None:
-        """Record in the run directory what was sent, and the store's current error, if any."""
+        """Save a record of what was sent, and of the store's current error, if any, in the run directory."""
         self.sent.trouble = trouble
         self.sent.write(self.directory, self._uri)
 
@@ -154,7 +154,7 @@ class Sync:
             checkpoint = final_checkpoint(self.directory, record.step, record.max_model_mb)
             if checkpoint is not None:
                 send_model(client, client.get_run(run_id), record.id, checkpoint, record.step)
-        status = "KILLED" if record.status == "RUNNING" else record.status  # its process ended without setting a status
+        status = "KILLED" if record.status == "RUNNING" else record.status  # the run's process ended without setting a status
         client.set_terminated(run_id, status, None if record.ended is None else int(record.ended * 1000))
 
 
