@@ -59,7 +59,7 @@ class Correction(BaseModel, ABC):
     name: ClassVar[str]
     paper: ClassVar[str]
     aliases: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # other names, and the settings that each implies
-    per_token: ClassVar[bool] = False  # whether it returns per-token weights
+    per_token: ClassVar[bool] = False  # whether the correction returns per-token weights
     exempt: ClassVar[Mapping[str, str]] = {}  # laws of `rlzoo.testing` that the correction breaks on purpose, and why
 
     @property

@@ -24,8 +24,8 @@ from rlzoo.support.distribution import DISTRIBUTION
 from rlzoo.support.reading import SETTINGS, read_text
 
 RESTRICT = "RLZOO_PLUGINS"
-"""Environment variable that selects installed plugins. If unset, all are loaded; if empty, only the bundled ones. Otherwise
-it is a comma-separated list of plugins or distributions to load in addition to the bundled ones."""
+"""Environment variable that selects installed plugins. If it is unset, all plugins are loaded; if it is empty, only bundled
+plugins. Otherwise, it is a comma-separated list of plugins or distributions to load in addition to the bundled plugins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,10 @@ class Plugin:
     source: str  # distribution and version, or a path
     load: Callable[[], Any]
     bundled: bool
-    asked_for: bool  # whether the user named it for this run, so that any problem is an error
+    asked_for: bool  # whether the user named the plugin for this run, so that any problem is an error
     module: str  # a plugin that the user named replaces an installed plugin with the same module
-    distribution: str = ""  # normalized name of the distribution that installed it
-    file: Path | None = None  # file of its module, if the user named the plugin
+    distribution: str = ""  # normalized name of the distribution that installed the plugin
+    file: Path | None = None  # file of the plugin's module, if the user named the plugin
 
     @property
     def names(self) -> set[str]:
@@ -128,7 +128,7 @@ def _identity(plugin: Plugin) -> tuple[str, str]:
 
 
 def installed_plugins() -> list[Plugin]:
-    """Return the plugins from installed distributions: first the bundled ones, then the others, each group sorted by name."""
+    """Return the plugins from installed distributions: first bundled plugins, then all others, each group sorted by name."""
     named = functools.cache(
         operator.attrgetter("name", "version")
     )  # cached: most plugins come from one distribution, and reading its metadata is slow
@@ -164,7 +164,7 @@ def _resolved(path: str | Path) -> Path:
 
 
 def _from_path(path: Path) -> Iterator[Plugin]:
-    """Yield the plugins in a file, a package or the folder of a distribution; for any other folder, those in its files."""
+    """Yield the plugins at a path: a file, a package, the folder of a distribution, or another folder of plugin files."""
     if (path / "pyproject.toml").is_file():
         modules = _entry_points(path)
         if not modules:

@@ -31,7 +31,7 @@ class UserError(ValueError):
 
 
 def one_line(message: str) -> str:
-    """Escape control characters in a message, and leave out its middle if it is longer than `LONGEST_MESSAGE`."""
+    """Escape control characters in a message, and leave out the middle of a message longer than `LONGEST_MESSAGE`."""
     printable = (char if char.isprintable() else char.encode("unicode_escape").decode() for char in _cut(message))
     return _cut("".join(printable))  # an escape sequence is longer than the character it replaces
 

@@ -107,7 +107,7 @@ class ClipPolicy(BaseModel, ABC):
     needs: ClassVar[frozenset[str]] = frozenset()  # fields of `ClipInputs` that the rule requires, from `NEEDS`
     exempt: ClassVar[Mapping[str, str]] = {}  # laws of `rlzoo.testing` that the rule breaks on purpose, and why
     learns_without_advantages: ClassVar[bool] = False  # responses with A = 0 may have a gradient, e.g. from a penalty
-    ratio_to_sampler: ClassVar[bool] = False  # its ratio uses `rollout_log_probs`, which already corrects for the sampler
+    ratio_to_sampler: ClassVar[bool] = False  # the ratio uses `rollout_log_probs`, which already corrects for the sampler
     watch: ClassVar[Mapping[str, str]] = {}  # metrics that show whether this rule works well, and how to read them
 
     advantage: Advantage = Field("group_norm", description="how a group's rewards become advantages")
@@ -147,7 +147,7 @@ class ClipPolicy(BaseModel, ABC):
         return self.replace(**{name: _within(type(self), name, width * factor) for name, width in widths.items()})
 
     def targeting(self, clip_fraction: float) -> Self | None:
-        """Return the rule configured to clip the given share of the responses; None if it cannot adapt to one."""
+        """Return the rule configured to clip the given share of the responses; None if the rule has no target share."""
         return None
 
     def updated(self, stats: ClipStats) -> Self:
@@ -177,7 +177,7 @@ NEEDS = (
 """The fields of `ClipInputs` that a policy may list in its `needs`."""
 
 OVERRIDABLE = frozenset({"scaled", "targeting", "updated", "model_config", "model_post_init"})
-"""Attributes of `ClipPolicy` that a subclass may override, besides class variables and Python's own methods."""
+"""Attributes of `ClipPolicy` that a subclass may override, in addition to class variables and Python's own methods."""
 
 NAMED = ("advantage", "reduction")
 """The fields of every policy that select another part by name."""

@@ -41,7 +41,7 @@ LARGEST_LOG_PROB = 1e-3  # nats; a log-probability is at most 0, apart from roun
 class UpdateLogProbs:
     """Log-probs from one optimizer step on a rollout batch."""
 
-    rows: Tensor  # (U,) int64: responses in its minibatch
+    rows: Tensor  # (U,) int64: rows of the responses in the update's minibatch
     log_probs: Tensor  # (M_u,) float32: one per chosen token of these responses, row by row, before the optimizer step
 
 
@@ -76,7 +76,7 @@ class RecordedStep:
     advantages: Tensor | None = None  # (R,) float32, or (M,) if credit differs by token
     turn_ids: Tensor | None = None  # (M,) int64: 0, 1, ...; if None, every gap in the mask starts a turn
     finished: Tensor | None = None  # (R,) bool; False if cut off at a limit
-    policy_versions: Tensor | None = None  # (R,) or (M,) int64: version of the weights that sampled it, in optimizer steps
+    policy_versions: Tensor | None = None  # (R,) or (M,) int64: version of the sampling weights, as a number of optimizer steps
     rollout_log_probs: Tensor | None = None  # (M,) float32, in nats, as reported by the sampler
     old_log_probs: Tensor | None = None  # (M,) under the trainer's model before the first update on the batch
     ref_log_probs: Tensor | None = None  # (M,) under the reference model
@@ -84,7 +84,7 @@ class RecordedStep:
     kept_ids: Tensor | None = None  # (K,) int32: the token ids that top-k and top-p kept for each token, concatenated
     kept_sizes: Tensor | None = None  # (M,) int32: number of ids kept for each token; 0 for the whole vocabulary
     updates: tuple[UpdateLogProbs, ...] = ()
-    learner_version: int | None = None  # version before the first update; staleness is this minus policy_versions
+    learner_version: int | None = None  # version before the first update; the staleness is this minus policy_versions
     temperature: float = 1.0  # sampling temperature; all log-probs come from logits divided by it
     max_length: int | None = None  # maximum number of model tokens in a response
     num_steps: int | None = None  # number of rollout steps in the whole run, from which progress is computed

@@ -37,8 +37,8 @@ class Turn:
         >>> turn = Turn(start=0, end=5, text="50", observation="lower", reward=0.0, state=812)
     """
 
-    start: int  # index of its first token in the response
-    end: int  # index one past its last token
+    start: int  # index of the turn's first token in the response
+    end: int  # index after the turn's last token
     text: str  # what the model wrote
     observation: str = ""  # the environment's reply
     reward: float = 0.0  # reward for this turn
@@ -112,7 +112,7 @@ class Rollout:
     rollout_log_probs: tuple[float, ...]  # one per response token, from the sampler; 0 on tokens that the model did not choose
     text: str
     finished: bool  # False if cut off at a limit
-    policy_version: int  # version of the weights that sampled its first token, in optimizer steps
+    policy_version: int  # version of the weights that sampled the first token, as a number of optimizer steps
     reward: float = 0.0
     turns: tuple[Turn, ...] = ()  # turns of an episode, in order; empty for a single-turn response
     opening: str = ""  # in an episode, the environment's first message
@@ -136,7 +136,7 @@ class Rollout:
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """For each of the model's tokens, the version of the weights that sampled it, in optimizer steps."""
+        """For each of the model's tokens, the version of the sampling weights, as a number of optimizer steps."""
         every = self.token_versions or (self.policy_version,) * len(self.response_ids)
         return tuple(version for start, end in self.spans for version in every[start:end])
 

@@ -1,4 +1,4 @@
-"""Runs a decoding step of a Llama-like model without its modules, but with joined matrices and one operation for all heads.
+"""Runs a decoding step of a Llama-like model with joined matrices and one operation for all heads, bypassing its modules.
 
 Most of the cost of a step in a small model is the overhead of many small operations. This module needs only a third as many
 operations. It computes the same results as the Llama, Mistral, Qwen2 and Qwen3 models in transformers, and is compared with
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MODELS = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROPES = ("default", "linear", "llama3", "yarn")  # rotary types whose angles do not depend on the response's length
 JOINED_BYTES = 2**30
-"""Maximum size of the layers, in bytes, at which their matrices are joined and packed, because this copies the matrices."""
+"""Maximum size of the layers, in bytes, at which their matrices are joined and packed; this copies the matrices."""
 
 
 class KeyValues(Protocol):

@@ -32,11 +32,11 @@ INTERVAL = 0.25
 """Seconds between two measurements of the load."""
 
 OTHERS = 0.25
-"""Load of other processes, in cores beyond the free ones, above which threads have to wait for a core."""
+"""Number of cores by which the load of other processes may exceed the free cores before threads have to wait for a core."""
 
 
 def prepare_waiting() -> None:
-    """Set both waiting behaviours through environment variables, which libgomp reads when torch is imported.
+    """Configure both ways of waiting through environment variables, which libgomp reads when torch is imported.
 
     The user's own settings are kept. Nothing is set if torch comes with another OpenMP runtime, which interprets the
     variables differently.
@@ -101,7 +101,7 @@ def _clocks() -> tuple[float, float]:
 
 
 class _MoreThreads:
-    """Holds one thread per copy of libgomp in addition to those of operations; the thread sleeps until it is released."""
+    """Holds one more thread per copy of libgomp than an operation uses; the thread sleeps until it is released."""
 
     def __init__(self, libraries: list[ctypes.CDLL]) -> None:
         self._released = threading.Event()

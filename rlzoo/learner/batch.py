@@ -85,7 +85,7 @@ class Batch:
 class ScoredBatch(Batch):
     """A batch with all of a rule's inputs except the current model's log-probs.
 
-    At the first optimizer step, the current model is still the old one. The rows of the first minibatch are therefore not
+    At the first optimizer step, the current model is still the old model. The rows of the first minibatch are therefore not
     scored in a separate pass (``unscored``). Their ``old_log_probs`` are 0 until `with_old_log_probs` fills in the log-probs
     of the training forward pass.
     """

@@ -52,7 +52,7 @@ class Update:
 
     rows: Tensor  # (R,) rows of the batch
     log_probs: Tensor  # (R, T) from the model just before the step, on the CPU
-    entropy: Tensor | None  # (R, T) in nats, from the same pass; None unless the rule needs it
+    entropy: Tensor | None  # (R, T) in nats, from the same pass as log_probs; None unless the rule needs it
     clipped: Tensor  # (R, T) bool: the model's tokens whose gradient the rule cut, on the CPU
     table: ResponseTable  # one row per response, in the order of computation
     table_rows: Tensor  # (R,) the batch row that each row of the table describes
@@ -125,7 +125,7 @@ class Learner:
 
     @property
     def progress(self) -> float:
-        """Fraction of the run's updates that precede the next one, in [0, 1)."""
+        """Fraction of the run's updates that precede the next update, in [0, 1)."""
         return float(self.scheduler.last_epoch) / max(self.num_updates, 1)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -343,7 +343,7 @@ class Learner:
             norm, stepped = self.optimization.apply(limit)
         else:
             self.optimization.forget()  # with a zero gradient, AdamW's momentum would still move the weights
-        self.advance_schedule(1)  # advance the schedule whether or not the step was taken
+        self.advance_schedule(1)  # whether or not the step was taken
         self.num_optimizer_steps += stepped
         if learns:
             self.num_nonfinite = 0 if stepped else self.num_nonfinite + 1

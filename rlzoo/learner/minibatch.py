@@ -31,7 +31,7 @@ class Measured:
     """Measurements of one minibatch across all processes, before the weights change."""
 
     log_probs: Tensor  # (R, T) for the minibatch's rows before the step, on the CPU
-    entropy: Tensor | None  # (R, T) from the same pass; None unless the rule needs it
+    entropy: Tensor | None  # (R, T) from the same pass as log_probs; None unless the rule needs it
     clipped: Tensor  # (R, T) bool: the model's tokens whose gradient the rule cut, on the CPU
     table: ResponseTable
     table_rows: Tensor  # (R,) the batch row that each row of the table describes

@@ -189,7 +189,7 @@ class DeepSpeedOptimization:
     def __init__(self, accelerator: Accelerator, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.accelerator = accelerator
         self.model, _ = accelerator.prepare(module, optimizer)
-        self.optimizer = self.model.basic_optimizer  # differs from the given one if states are offloaded to the CPU
+        self.optimizer = self.model.basic_optimizer  # differs from the given optimizer if states are offloaded to the CPU
         stage = accelerator.state.deepspeed_plugin.zero_stage
         if self.model.zero_optimization_stage() != stage or self.model.dp_world_size != accelerator.num_processes:
             raise UserError(

@@ -32,8 +32,8 @@ class PassShape:
     """The dimensions of a micro-batch, the unit of one forward and backward pass."""
 
     rows: int
-    length: int  # tokens of the longest row: prompt, response and observations
-    response: int  # tokens that the model chose in the longest row
+    length: int  # number of tokens in the longest row: prompt, response and observations
+    response: int  # number of tokens that the model chose in the longest row
 
     @property
     def tokens(self) -> int:

@@ -25,7 +25,7 @@ LEARNER_UTILISATION = 0.4  # assumed share of a device's FLOP/s that forward and
 SAMPLER_UTILISATION = 0.5  # assumed share of a device's memory bandwidth that decoding reaches
 
 _TEXT_BYTES = 5  # bytes of JSON text per response token, about right for English and LaTeX
-_TURN_BYTES = 128  # bytes of JSON per turn, besides its text
+_TURN_BYTES = 128  # bytes of JSON per turn, excluding the turn's text
 _ID_BYTES, _KEPT_ID_BYTES, _LOG_PROB_BYTES = 8, 4, 4
 
 
@@ -41,7 +41,7 @@ class Prompts:
 class Plan:
     """The resources that a run needs if every prompt and response has its maximum length.
 
-    Values that depend on the model's architecture are None if it is unknown.
+    Values that depend on the model's architecture are None if the architecture is unknown.
     """
 
     config: RunConfig

@@ -24,10 +24,10 @@ def row_uniforms(seed: int, rows: Sequence[int], num_tokens: int, turn: int = 0)
 class Truncation:
     """Restricts sampling to the most probable tokens: first to the ``top_k`` largest logits, then by top-p among them.
 
-    Top-p keeps the most probable tokens, up to and including the one at which their total probability reaches ``top_p``, so it
-    keeps at least one token. All tokens whose logits equal the k-th largest are kept. These are the conventions of
-    transformers' ``TopKLogitsWarper`` and ``TopPLogitsWarper``. Among equal probabilities at the edge of top-p, higher ids are
-    kept first.
+    Top-p keeps the most probable tokens, up to and including the token at which their total probability reaches ``top_p``,
+    so it keeps at least one token. All tokens whose logits equal the k-th largest are kept. These are the conventions of
+    transformers' ``TopKLogitsWarper`` and ``TopPLogitsWarper``. Among equal probabilities at the edge of top-p, higher ids
+    are kept first.
 
     Example:
         ``Truncation(top_p=0.9)(logits, temperature=1.0)`` keeps the most probable tokens, with a total of at least 0.9.

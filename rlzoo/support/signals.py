@@ -25,7 +25,7 @@ logger = logging.getLogger("rlzoo")
 
 @dataclass(slots=True)
 class StopRequest:
-    """Records whether a signal has asked the run to stop, and which one."""
+    """Records whether a signal has asked the run to stop, and which signal."""
 
     signal: int | None = None
     since: float = 0.0  # from `time.monotonic`

@@ -1,4 +1,4 @@
-"""Runs code that may hang, crash or use too much memory in a separate process, which is replaced if it fails."""
+"""Runs code in a separate process, which is replaced if the code hangs, crashes or uses too much memory."""
 
 from __future__ import annotations
 

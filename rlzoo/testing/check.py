@@ -34,7 +34,7 @@ class Outcome:
 
 
 def check(policy: ClipPolicy) -> list[Outcome]:
-    """Check one policy against every law without pytest, in the order of `LAWS`; the first failure often causes others."""
+    """Check one policy against every law without pytest, in the order of `LAWS`; a failure often causes later ones."""
     return [_outcome(policy, law) for law in LAWS]
 
 

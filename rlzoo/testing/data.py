@@ -179,7 +179,7 @@ def evaluate(policy: ClipPolicy, inputs: ClipInputs) -> tuple[ClipResult, Tensor
 
 
 def fresh(inputs: ClipInputs) -> ClipInputs:
-    """Return a copy of the inputs that shares no memory with them."""
+    """Return a copy of the inputs that shares no memory with the originals."""
     return map_tensors(inputs, lambda values: values.detach().clone())
 
 
@@ -199,7 +199,7 @@ def clip_stats(inputs: ClipInputs, result: ClipResult) -> ClipStats:
 
 
 def map_tensors(inputs: ClipInputs, change: Change, names: Sequence[str] = ALL_FIELDS) -> ClipInputs:
-    """Return the inputs with ``change`` applied to the named tensors, by default to all of them."""
+    """Return the inputs with ``change`` applied to the named tensors, or to all tensors by default."""
     tensors = {name: getattr(inputs, name) for name in names}
     changed: dict[str, Any] = {name: change(value) for name, value in tensors.items() if value is not None}
     return replace(inputs, **changed)

@@ -594,7 +594,7 @@ def penalties_are_declared(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 @law()
 def advantages_scale_the_gradient(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """21. The gradient is proportional to the advantages: for a factor of 4 at any ratio, and of 1000 and -1 at ratio 1."""
+    """21. The gradient is proportional to the advantages: for factor 4 at any ratio, and for factors 1000 and -1 at ratio 1."""
     if "rewards" in policy.needs or ratio_one_is_reinforce.name in policy.exempt:
         return
     at_one = dataclasses.replace(inputs, log_probs=inputs.old_log_probs, rollout_log_probs=inputs.old_log_probs)
@@ -609,7 +609,7 @@ def advantages_scale_the_gradient(policy: ClipPolicy, inputs: ClipInputs) -> Non
 
 @law()
 def token_advantages_are_honoured(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """22. With (B, T) advantages, each token uses its own advantage; equal values act like (B, 1) (per-token objectives)."""
+    """22. With (B, T) advantages, each token uses its own; equal advantages in a row act like (B, 1) (per-token objectives)."""
     expected, expected_gradient = evaluate(policy, inputs)
     if policy.scope == "sequence" or expected.objective.shape[-1] == 1 != inputs.log_probs.shape[-1]:
         return
@@ -683,7 +683,7 @@ def log_ratio_rises_with_log_probs(policy: ClipPolicy, inputs: ClipInputs) -> No
 
 @law()
 def clipped_means_no_gradient(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """25. Where A != 0 and log-ratios are below 20, exactly the positions without a gradient are ``clipped``, and some are."""
+    """25. Where A != 0 and log-ratios are below 20, ``clipped`` positions exist and are exactly those without a gradient."""
     result, gradient = evaluate(policy, inputs)
     relevant = _relevant(result, inputs)
     _assert_nowhere(relevant & result.clipped & (gradient != 0), "a position counts as clipped but has a gradient")
@@ -1144,7 +1144,7 @@ def compiles(policy: ClipPolicy, inputs: ClipInputs) -> None:
         return policy(ClipInputs(**tensors, **constants)).objective
 
     expected = objective(**given)
-    torch.compiler.reset()  # the caches of other policies would count against this one
+    torch.compiler.reset()  # otherwise compilations of other policies would count toward torch's limit
     traced: Any = torch.compile(objective, fullgraph=True, backend="aot_eager")
     try:
         with warnings.catch_warnings():

@@ -151,7 +151,7 @@ def prompts_are_independent(estimator: AdvantageEstimator) -> None:
 
 
 def the_better_response_has_the_larger_advantage(estimator: AdvantageEstimator) -> None:
-    """If two responses to a prompt differ only in the reward, the better one has at least as large an advantage."""
+    """If two responses to a prompt differ only in the reward, the higher reward gives at least as large an advantage."""
     inputs = advantage_inputs(estimator)
     same = _rows(inputs, torch.zeros(SIZE, dtype=torch.long))
     paid = None if same.token_rewards is None else torch.zeros_like(same.token_rewards)

@@ -151,7 +151,7 @@ class Run:
         self._newest()
 
     def _queue(self, state: RunState) -> list[QueuedBatch]:
-        """The batches that were sampled ahead; checkpoints of earlier versions store at most one, for the last problems."""
+        """The batches sampled ahead; a checkpoint of an earlier version stores at most one batch, for the last problems."""
         if state.ahead is None:
             return state.queue
         return [QueuedBatch(state.next_problem - self.config.rollout.num_prompts, state.ahead)]

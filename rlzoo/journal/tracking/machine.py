@@ -65,7 +65,7 @@ def _monitors() -> list[Any]:
 
     monitors: list[Any] = [CPUMonitor(), DiskMonitor(), NetworkMonitor()]
     for gpus in (GPUMonitor, ROCMMonitor):
-        with contextlib.suppress(Exception):  # each vendor's library has its own errors
+        with contextlib.suppress(Exception):  # each vendor's library raises different errors
             return [*monitors, gpus()]
     return monitors
 

@@ -59,7 +59,7 @@ def experiment_id(client: Any, name: str) -> str:
         return str(found.experiment_id)
     try:
         made = str(client.create_experiment(name, tags={KIND: "custom_model_development"}))
-    except MlflowException:  # another run created it in the meantime
+    except MlflowException:  # another run created the experiment in the meantime
         if found := client.get_experiment_by_name(name):
             return str(found.experiment_id)
         raise

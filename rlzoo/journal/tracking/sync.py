@@ -1,4 +1,4 @@
-"""Sends an MLflow store whatever it does not have yet from a run directory."""
+"""Sends the contents of a run directory to an MLflow store, except for what the store already has."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Sync:
             self.report(None)
         if record.status == "RUNNING" != run.info.status:  # the run was resumed
             client.update_run(run_id, status="RUNNING")
-        written = {NOTE: record.tags.get(NOTE, "")} if NOTE in run.data.tags else {}  # a user may have edited it
+        written = {NOTE: record.tags.get(NOTE, "")} if NOTE in run.data.tags else {}  # a user may have edited the note
         self._tags = {**run.data.tags, **written}
         send_inputs(client, run, record.data)
         params = [Param(key, value) for key, value in record.params.items() if key not in run.data.params]

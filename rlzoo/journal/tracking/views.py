@@ -96,7 +96,7 @@ def _section(name: str, num_charts: int) -> dict[str, Any]:
 
 
 def _chart(section: str, metric: str) -> dict[str, Any]:
-    """Return a chart in MLflow's format: lines for a per-step metric, which has a ``/`` in its name, and bars for any other."""
+    """Return a chart in MLflow's format: lines for a per-step metric, which has a ``/`` in its name, or else bars."""
     chart = {
         "uuid": f"{KEY}-{metric}",
         "type": "BAR",
