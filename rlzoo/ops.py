@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LOG_RATIO_LIMIT = 20.0
-"""Maximum absolute log-ratio; larger values are clamped before ``exp``. exp(20), about 4.9e8, is far outside any rule's band."""
+"""Maximum absolute log-ratio; larger values are clamped before ``exp``. exp(20), about 4.9e8, is far beyond any rule's band."""
 
 
 def log_probs(inputs: ClipInputs) -> Tensor:
