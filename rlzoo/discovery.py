@@ -90,7 +90,7 @@ def plugin_configs(paths: Sequence[str | Path] = ()) -> dict[str, Path]:
     """Return the configs of third-party plugins: the files ``configs/FILE.yaml`` in their packages.
 
     Args:
-        paths: plugins that the user named, in addition to the installed ones that `RESTRICT` allows.
+        paths: plugins that the user named, in addition to the installed plugins that `RESTRICT` allows.
 
     Returns:
         The files, keyed by ``PLUGIN/FILE``.

@@ -1,4 +1,4 @@
-"""Exceptions that print as a single line, grouped by who can fix the cause, and one-line formatting of pydantic errors."""
+"""Exceptions with one-line messages, grouped by who can fix the cause, and one-line formatting of pydantic errors."""
 
 from __future__ import annotations
 

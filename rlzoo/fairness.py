@@ -44,7 +44,8 @@ class LengthWeights:
 
     - ``total``: w_k = sum_s (n_ks / n_k) a_ks / a. This is the observed weight.
     - ``composition``: w_k = sum_s (n_ks / n_k) a_s / a. This would be the weight if each sign were clipped equally at every
-      length. Long responses are wrong more often, and wrong ones are clipped more often; this weight isolates that effect.
+      length. Long responses are wrong more often, and wrong responses are clipped more often; this weight isolates that
+      effect.
     - ``conditional``: w_k is proportional to sum_s p_s a_ks, with sum_k p_k w_k = 1. This would be the weight if every bin
       had the same mix of signs as the run (direct standardisation). If a bin has no responses with sign s, a_ks is set to a_s.
 

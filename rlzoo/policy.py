@@ -36,7 +36,8 @@ class Width:
 class ClipStats:
     """Statistics for one update, summed across micro-batches and ranks, from which a rule can track the log-ratios.
 
-    All tensors but `bin_edges` are ``(num_bins, 2)``: rows are length bins, and columns are negative and positive advantages.
+    All tensors except `bin_edges` are ``(num_bins, 2)``: rows are length bins, and columns are negative and positive
+    advantages.
     """
 
     bin_edges: Tensor  # (num_bins + 1,) response lengths in tokens
@@ -213,7 +214,7 @@ def _needs_problem(policy: type[ClipPolicy]) -> str | None:
 
 
 def _name_problem(policy: type[ClipPolicy], name: str) -> str | None:
-    """Return what is wrong with a policy's `advantage` or `reduction`, or None; does not check that an estimator exists."""
+    """Return what is wrong with a policy's `advantage` or `reduction`, or None, without checking that an estimator exists."""
     field = policy.model_fields.get(name)
     names = _literals(field.annotation) if field else None
     known = get_args(Reduction) if name == "reduction" else None

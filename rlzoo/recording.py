@@ -1,4 +1,4 @@
-"""The rollout file format: sampled responses and their log-probs at every optimizer step, from any trainer.
+"""The rollout file format, in which any trainer can record sampled responses and their log-probs at every optimizer step.
 
 docs/reference/rollout-files.md describes the format. A run directory contains one file per rollout step.
 """

@@ -148,7 +148,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class RolloutGroup:
-    """All responses sampled for one problem; advantages compare them with each other."""
+    """All responses sampled for one problem; their advantages are relative to each other."""
 
     problem: Problem
     rollouts: tuple[Rollout, ...]

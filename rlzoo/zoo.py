@@ -181,7 +181,7 @@ class Zoo(Shelf[ClipPolicy]):
 
 
 def load_zoo(plugins: Sequence[str | Path] = ()) -> Zoo:
-    """Load all installed plugins (entry-point group ``rlzoo``) and the plugins in the files and folders ``plugins``.
+    """Load all installed plugins (entry-point group ``rlzoo``) and the plugins in the files and folders named in ``plugins``.
 
     An installed plugin that cannot be used is skipped with a warning, and looking up its names raises an error. The
     environment variable ``RLZOO_PLUGINS`` restricts which installed plugins are loaded. An entry of ``plugins`` replaces an
@@ -216,7 +216,7 @@ def load_zoo(plugins: Sequence[str | Path] = ()) -> Zoo:
 
 
 def _allowed(zoo: Zoo, named: Sequence[Plugin]) -> list[Plugin]:
-    """Return the installed plugins to load: those that `RESTRICT` allows and that no user-named plugin replaces."""
+    """Return the installed plugins that `RESTRICT` allows and that no user-named plugin replaces."""
     installed, allowed = installed_plugins(), allowed_names()
     usable: list[Plugin] = []
     for plugin in installed:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SMALLEST = 2**15
-"""Minimum number of elements in a weight for oneDNN to pay off: it compiles a kernel for every new shape."""
+"""Minimum number of elements in a weight for oneDNN to pay off, because oneDNN compiles a kernel for every new shape."""
 
 PACKED = 2**19
 """Minimum number of elements in a bfloat16 weight for packing to pay off."""
@@ -43,7 +43,7 @@ def prepare_cpu(model: PreTrainedModel) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep freed memory; otherwise the kernel zeroes the pages of every large tensor again."""
+    """Let the C library keep freed memory; otherwise the operating system zeroes the pages of every new large tensor."""
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         libc.mallopt(M_MMAP_MAX, 0)

@@ -26,7 +26,7 @@ SPINS = 300_000
 """Number of iterations for which a thread spins before it sleeps; libgomp's default."""
 
 SETTINGS = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": str(SPINS)}
-"""With enough cores, threads spin as usual. With too few, they do not spin; libgomp's default would be 100 iterations."""
+"""With enough cores, threads spin as usual. With too few, they do not spin, whereas libgomp's default is 100 iterations."""
 
 INTERVAL = 0.25
 """Seconds between two measurements of the load."""

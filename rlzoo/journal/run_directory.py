@@ -101,7 +101,7 @@ def writing(file: Path, size: int = 0) -> Iterator[None]:
 
 
 class RunDirectory:
-    """The directory of one run, which never replaces that of another run and is written by one process at a time."""
+    """The directory of one run, which never overwrites another run and is written by one process at a time."""
 
     def __init__(self, path: Path, is_writer: bool = True, lock: Lock | None = None) -> None:
         self.path = path

@@ -92,7 +92,7 @@ def identity(run: Path) -> str:
 
 
 def numbered(run: Path) -> list[tuple[int, Path]]:
-    """Return the steps and folders of the checkpoints, sorted by step. Folders with any other name are ignored."""
+    """Return the steps and folders of the checkpoints, sorted by step. Folders that are not named after a step are ignored."""
     folder = run / "checkpoints"
     found = list(folder.iterdir()) if folder.is_dir() else []
     steps = [(int(path.name[5:]), path) for path in found if NAME.fullmatch(path.name) and path.is_dir()]
@@ -100,7 +100,7 @@ def numbered(run: Path) -> list[tuple[int, Path]]:
 
 
 def newest_state(run: Path) -> Path | None:
-    """Find the state in the newest intact checkpoint of a run, and log a warning for each damaged one.
+    """Find the state in the newest intact checkpoint of a run, and log a warning for each damaged checkpoint.
 
     Returns:
         The folder of the state; None if the run was stopped before its first checkpoint and must start over.

@@ -69,7 +69,7 @@ class Batch:
         return self.kept.select(ranges((lengths.cumsum(0) - lengths)[rows], lengths[rows]))
 
     def scatter(self, rows: Tensor, values: Tensor) -> Tensor:
-        """Scatter one value per model token to ``(R, T)``, with 0 elsewhere; gradients flow through.
+        """Scatter one value per model token to ``(R, T)``, with 0 elsewhere; the operation is differentiable.
 
         T is the width of the whole batch, so a rule's inputs do not depend on the split into micro-batches.
 

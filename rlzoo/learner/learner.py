@@ -146,7 +146,7 @@ class Learner:
         Args:
             folder: folder that `save` wrote.
             num_optimizer_steps: optimizer steps taken before `save`.
-            num_updates: updates before `save`, including skipped ones.
+            num_updates: updates before `save`, including skipped updates.
 
         Raises:
             UserError: the files do not belong to this run.
@@ -276,8 +276,8 @@ class Learner:
             before_update: called with the index of each update, from 0, just before it changes the weights.
 
         Returns:
-            The batch with all old log-probs filled in, and the updates in order, of which there are none if no response can
-            have a gradient.
+            The batch with all old log-probs filled in, and the updates in order: an empty list if no response can have a
+            gradient.
         """
         minibatches = self.minibatches(batch, batch.seed)
         if not self._learns_from(batch.advantages):

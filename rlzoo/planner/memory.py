@@ -180,7 +180,7 @@ def trained_parameters(architecture: Architecture, config: RunConfig) -> int:
 
 
 def resume_bytes(architecture: Architecture, config: RunConfig, has_deepspeed: bool) -> float:
-    """Return the size of a checkpoint in bytes across all processes, without the model: trained parameters and moments."""
+    """Return the size of a checkpoint in bytes across all processes, excluding the model: trained parameters and moments."""
     number = _trained_bytes(config, has_deepspeed) + 2 * _moment_bytes(config, has_deepspeed)
     more = weight_bytes(architecture, config) if has_deepspeed else 0
     return more + trained_parameters(architecture, config) * number

@@ -103,7 +103,7 @@ class Plan:
         """FLOPs of one step across all devices, for "learner" and "rollout".
 
         A product of (m, k) and (k, n) matrices counts as 2 m k n. A backward pass counts as two forward passes. Attention
-        counts all pairs of tokens in a row, including masked ones.
+        counts all pairs of tokens in a row, including masked pairs.
         """
         if self.architecture is None:
             return None

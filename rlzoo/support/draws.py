@@ -1,4 +1,4 @@
-"""Draws tokens by inverse transform sampling, from random numbers that belong to each response."""
+"""Draws tokens by inverse transform sampling, using separate random numbers for each response."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def bounded_pool(address: str, largest: int, longest: float, **settings: Any) ->
 
 
 class _Bounded(io.RawIOBase):
-    """A socket's file that raises an error when the size or time limit is exceeded."""
+    """A socket's file object that raises an error when the size or time limit is exceeded."""
 
     def __init__(self, sock: socket.socket, file: io.BufferedIOBase, largest: int, longest: float) -> None:
         self._sock, self._file = sock, file

@@ -1,4 +1,4 @@
-"""Handles signals that stop a run; the first one takes effect at the end of the step."""
+"""Handles signals that stop a run; the first signal takes effect at the end of the step."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class StopRequest:
 
 @contextlib.contextmanager
 def requested_stop() -> Iterator[StopRequest]:
-    """Record the first Ctrl-C, SIGTERM or SIGHUP inside the block; a second one takes effect immediately."""
+    """Record the first Ctrl-C, SIGTERM or SIGHUP inside the block; a second signal takes effect immediately."""
     stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield stop

@@ -114,7 +114,7 @@ class Worker:
         self.last_failure = reason
 
     def close(self) -> None:
-        """End the process, which also happens on garbage collection and at exit; the next call starts another."""
+        """End the process, which also happens on garbage collection and at exit; the next call starts another process."""
         with self._lock:
             if self._process is not None:
                 self._end()

@@ -25,7 +25,7 @@ MAX_TRIALS = 300  # maximum number of trials when shrinking; a trial takes about
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one law for one policy."""
+    """The result of checking one policy against one law."""
 
     law: str
     status: Literal["pass", "warn", "fail", "opted out"]
@@ -34,7 +34,7 @@ class Outcome:
 
 
 def check(policy: ClipPolicy) -> list[Outcome]:
-    """Check one policy against every law without pytest, in the order of `LAWS`; a failure often causes later ones."""
+    """Check one policy against every law without pytest, in the order of `LAWS`; a failure often causes further failures."""
     return [_outcome(policy, law) for law in LAWS]
 
 

@@ -79,13 +79,13 @@ def _searched_spread(policy: ClipPolicy, with_spread: Callable[[float], ClipInpu
 
 
 def on_policy_inputs(policy: ClipPolicy) -> ClipInputs:
-    """Return `off_policy_inputs` at ratio 1: every log-probability equals the one at sampling time."""
+    """Return `off_policy_inputs` at ratio 1: every log-probability is the same as at sampling time."""
     inputs = off_policy_inputs(policy)
     return replace(inputs, log_probs=inputs.old_log_probs, rollout_log_probs=inputs.old_log_probs)
 
 
 def extreme_inputs(policy: ClipPolicy) -> ClipInputs:
-    """Return 4096-token responses for every sign of A, with log-ratios of +-100 on all tokens or only on the first."""
+    """Return 4096-token responses for every sign of A, with log-ratios of +-100 on all tokens or on the first token only."""
     shift = torch.zeros(12, 4096)
     shift[0:3], shift[3:6] = 100.0, -100.0
     shift[6:9, 0], shift[9:12, 0] = 100.0, -100.0

@@ -77,7 +77,7 @@ class LawError(AssertionError):
 
 
 def _assert_nowhere(places: Tensor, what: str, inputs: ClipInputs | None = None) -> None:
-    """Raise an error that names the first True position of ``(B, T)``, with that row of ``inputs`` if there are any."""
+    """Raise an error that names the first True position of ``(B, T)``, with that row of ``inputs`` if given."""
     if places.any():
         row, token = places.nonzero()[0].tolist()
         what = f"{what} (row {row}, token {token})"
@@ -883,7 +883,7 @@ def _near(log_ratio: Tensor, edge: Tensor) -> Tensor:
 
 @law(shrinks=False)
 def widths_scale(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """30. ``scaled(f)`` is valid and clips less for larger f, for both signs of A; it raises an error if there is no width."""
+    """30. ``scaled(f)`` is valid and clips less for larger f, for both signs of A; without a width, it raises an error."""
     try:
         same = policy.scaled(1.0)
     except ValueError:
@@ -1117,7 +1117,7 @@ def _options(policy: ClipPolicy) -> Iterator[tuple[str, ClipPolicy]]:
 
 
 def _some_numbers(field: Any) -> list[float]:
-    """Return numbers within the bounds of a field; the integers come last."""
+    """Return numbers within the bounds of a field, with integers last."""
     marks = [mark for mark in field.metadata if isinstance(mark, BOUNDS)]
     bounds = [
         float(bound) for name in ("gt", "ge", "lt", "le") for mark in marks if (bound := getattr(mark, name, None)) is not None

@@ -109,7 +109,7 @@ class Sent:
 
     @classmethod
     def read(cls, directory: Path, uri: str) -> Sent:
-        """Read what a store has received; empty if it has not received this record."""
+        """Read what a store has received; empty if the store has not received this record."""
         record, found = Record.read(directory), sent_to(directory).get(without_password(uri))
         own_id = "" if record is None else record.id
         return found if found is not None and found.id == own_id else cls(own_id)

@@ -69,7 +69,7 @@ class Sync:
         self.report(None)
 
     def report(self, trouble: str | None) -> None:
-        """Save a record of what was sent, and of the store's current error, if any, in the run directory."""
+        """In the run directory, record what was sent and the store's current error, if any."""
         self.sent.trouble = trouble
         self.sent.write(self.directory, self._uri)
 
