@@ -229,7 +229,7 @@ def _prepare_environment() -> None:
             port = str(probe.getsockname()[1])
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", message="`torch.distributed.all_gather_into_tensor` is deprecated")  # DeepSpeed calls it
+    warnings.filterwarnings("ignore", message="`torch.distributed.all_gather_into_tensor` is deprecated")  # called by DeepSpeed
     if shutil.which("ninja") is None:  # ninja builds DeepSpeed's extensions, and is installed next to this Python
         os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     from torch.utils.cpp_extension import get_default_build_root

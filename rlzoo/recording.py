@@ -42,7 +42,7 @@ class UpdateLogProbs:
     """Log-probs from one optimizer step on a rollout batch."""
 
     rows: Tensor  # (U,) int64: rows of the responses in the update's minibatch
-    log_probs: Tensor  # (M_u,) float32: one per chosen token of these responses, row by row, before the optimizer step
+    log_probs: Tensor  # (M_u,) float32: log-probs of these responses' chosen tokens before the optimizer step, row by row
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class RecordedStep:
     kept_ids: Tensor | None = None  # (K,) int32: the token ids that top-k and top-p kept for each token, concatenated
     kept_sizes: Tensor | None = None  # (M,) int32: number of ids kept for each token; 0 for the whole vocabulary
     updates: tuple[UpdateLogProbs, ...] = ()
-    learner_version: int | None = None  # version before the first update; the staleness is this minus policy_versions
+    learner_version: int | None = None  # weights' version before the first update; the staleness is this minus policy_versions
     temperature: float = 1.0  # sampling temperature; all log-probs come from logits divided by it
     max_length: int | None = None  # maximum number of model tokens in a response
     num_steps: int | None = None  # number of rollout steps in the whole run, from which progress is computed

@@ -163,8 +163,8 @@ class RolloutGroup:
 class QueuedBatch:
     """A batch that was sampled ahead, as stored in a checkpoint."""
 
-    first: int  # index of its first training problem
-    rollouts: list[Rollout] | None  # from all processes, without rewards; None if not sampled yet
+    first: int  # index of the batch's first training problem
+    rollouts: list[Rollout] | None  # responses from all processes, without rewards; None if not sampled yet
 
 
 @dataclass(frozen=True, slots=True)

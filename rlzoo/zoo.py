@@ -263,7 +263,7 @@ def _answers(plugin: Plugin, manager: pluggy.PluginManager) -> dict[str, Any]:
         raise _UnusableError(f"is not valid: {_described(error)}") from error
     ours = manager.get_hookcallers(module) or []
     known, unknown = ([caller for caller in ours if caller.has_spec() is wanted] for wanted in (True, False))
-    strange = [caller.name for caller in unknown]  # a hook of a later version, or misspelt
+    strange = [caller.name for caller in unknown]  # hooks of a later version of rlzoo, or misspelt names
     if not known and strange:
         hint = did_you_mean(strange[0], HOOKS)
         raise _UnusableError(f"has no hook that this version of rlzoo knows, only {strange[0]!r}{hint}")

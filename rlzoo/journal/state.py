@@ -28,7 +28,7 @@ class RunState:
 
     step: NonNegativeInt
     num_optimizer_steps: NonNegativeInt
-    next_problem: NonNegativeInt  # training problems sampled so far
+    next_problem: NonNegativeInt  # number of training problems sampled so far
     num_nonfinite: NonNegativeInt  # number of consecutive updates, ending with the latest, whose gradient was not finite
     scheduler: dict[str, Any]
     alarms: dict[str, Any]

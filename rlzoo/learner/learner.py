@@ -101,7 +101,7 @@ class Learner:
         self.max_length = max_length
         self.num_updates = num_updates
         self.num_optimizer_steps = 0
-        self.num_nonfinite = 0  # consecutive updates whose gradient was not finite
+        self.num_nonfinite = 0  # number of consecutive updates whose gradient was not finite
         launch = launch or LaunchConfig()
         self.accelerator = accelerator or make_accelerator(launch, config)
         self.micro_batches = MicroBatches(self.accelerator, language_model, config, pad_id=pad_id, padding_side=padding_side)

@@ -228,7 +228,7 @@ class DeepSpeedOptimization:
 
         own_types = torch.serialization.safe_globals([LossScaler, ZeroStageEnum, fragment_address])
         try:
-            # the files are pickles, which DeepSpeed loads without restrictions; torch's environment variable overrides this
+            # the files are pickles, which DeepSpeed loads without restrictions unless torch's environment variable is set
             with patch_environment(TORCH_FORCE_WEIGHTS_ONLY_LOAD=1), own_types:
                 self.model.load_checkpoint(str(folder), tag="deepspeed")
         except UnpicklingError as error:

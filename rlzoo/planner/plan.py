@@ -21,8 +21,8 @@ from rlzoo.planner.memory import (
     weight_bytes,
 )
 
-LEARNER_UTILISATION = 0.4  # assumed share of a device's FLOP/s that forward and backward passes reach
-SAMPLER_UTILISATION = 0.5  # assumed share of a device's memory bandwidth that decoding reaches
+LEARNER_UTILISATION = 0.4  # assumed share of a device's FLOP/s that forward and backward passes achieve
+SAMPLER_UTILISATION = 0.5  # assumed share of a device's memory bandwidth that decoding achieves
 
 _TEXT_BYTES = 5  # bytes of JSON text per response token, about right for English and LaTeX
 _TURN_BYTES = 128  # bytes of JSON per turn, excluding the turn's text

@@ -15,7 +15,7 @@ from typing import NoReturn
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that stop a run. Closing a terminal sends SIGHUP; under ``nohup``, SIGHUP stays ignored."""
 
-ONE_PRESS = 1.0  # seconds within which signals count as one, because a terminal and a launcher may both forward a Ctrl-C
+ONE_PRESS = 1.0  # seconds within which signals count as one signal, because a terminal and a launcher may both forward a Ctrl-C
 
 LAST = "is_last"
 """Attribute of the log record with which a stopped run ends, so that a display can print it last."""

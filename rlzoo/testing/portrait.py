@@ -34,7 +34,7 @@ class Portrait:
 
     name: str
     edges: Mapping[int, Edges]  # by response length in tokens
-    positive: Mapping[float, float | None]  # by ratio, for A > 0: gradient over gradient at ratio 1; negative if reversed
+    positive: Mapping[float, float | None]  # by ratio, for A > 0: gradient relative to ratio 1; negative if reversed
     negative: Mapping[float, float | None]  # the same for A < 0
 
 

@@ -43,7 +43,7 @@ class Run:
     def __init__(self, config: RunConfig, task: Task, *, resume: bool = False) -> None:
         self.accelerator = make_accelerator(config.launch, config.learner, dtype=config.model.dtype)
         self.is_main = self.accelerator.is_main_process
-        path = gather(self.accelerator, [config.output or usual_output(config)])[0]  # the time may differ between ranks
+        path = gather(self.accelerator, [config.output or usual_output(config)])[0]  # its time may differ between ranks
         self.config = config.model_copy(update={"output": path})
         self.task = task
         with ExitStack() as failed:

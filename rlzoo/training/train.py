@@ -117,7 +117,7 @@ def _run(run: Run, tracker: Tracker, stop: StopRequest, observer: Observer | Non
     seconds = {"seconds": round(run.seconds, 3)}
     run.directory.summarise({**run.summary(finished=True), **seconds, "metrics": whole})
     speeds = [row[SPEED] for row in run.metrics[-WINDOW:] if SPEED in row]
-    speed = {"tokens_per_second": round(fmean(speeds))} if speeds else {}  # not in the summary, which a resumed run repeats
+    speed = {"tokens_per_second": round(fmean(speeds))} if speeds else {}  # not in the summary, which must be reproducible
     tracker.conclude(config.steps, whole | speed, {"warnings": ", ".join(run.monitor.alarms.raised)})
     return RunResult(run.directory.path, run.metrics, profile)
 

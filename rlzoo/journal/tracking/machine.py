@@ -14,7 +14,7 @@ from rlzoo.journal.tracking.record import FOLDER
 from rlzoo.journal.tracking.rows import Lines
 
 FILE = "machine.jsonl"
-SOON = 1.0  # seconds until the first sample, so that short runs have one
+SOON = 1.0  # seconds until the first sample, so that even short runs have a sample
 
 
 class Machine:

@@ -65,7 +65,7 @@ class Record:
     status: Status = "RUNNING"
     ended: float | None = None
     step: int = 0  # step number under which `metrics` are logged
-    metrics: dict[str, float] = field(default_factory=dict)  # of the whole run
+    metrics: dict[str, float] = field(default_factory=dict)  # metrics of the whole run
 
     @classmethod
     def new(cls, experiment: str, name: str, *, tags: Mapping[str, str], params: Mapping[str, Any], **others: Any) -> Self:

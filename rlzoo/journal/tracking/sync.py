@@ -104,7 +104,7 @@ class Sync:
         from mlflow import MlflowException
 
         if self.sent.run_id is not None:
-            with suppress(MlflowException):  # the store was deleted; if it is down, the next call raises
+            with suppress(MlflowException):  # the store was deleted; if the store is down, the next call raises an error
                 return client.get_run(self.sent.run_id)
         experiment = experiment_id(client, record.experiment)
         for run in client.search_runs([experiment], f"tags.{ID_TAG} = '{record.id}'"):  # created by a killed process
