@@ -31,7 +31,7 @@ def prepare_model(model: PreTrainedModel) -> None:
 
 
 def sharing_cores(threads: int) -> AbstractContextManager[None]:
-    """Return a context manager in which waiting threads sleep while other processes need the cores."""
+    """Return a context manager inside which threads that wait for each other sleep while other processes need the cores."""
     if not IS_THERE:
         return nullcontext()
     from rlzoo.fast_cpu.waiting import waiting_by_load
@@ -56,7 +56,7 @@ def fused_step(model: PreTrainedModel, length: int) -> FusedStep:
 
 
 def joined_bytes() -> int:
-    """Return the total size of a model's layers, in bytes, up to which sampling fuses and packs copies of their matrices."""
+    """Return the maximum size of a model's layers, in bytes, at which sampling fuses and packs copies of their matrices."""
     if not IS_THERE:
         return 0
     from rlzoo.fast_cpu.fused import JOINED_BYTES

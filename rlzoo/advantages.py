@@ -75,12 +75,12 @@ class AdvantageEstimator(BaseModel, ABC):
     name: ClassVar[str]
     paper: ClassVar[str]
     aliases: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # other names, and the settings that each implies
-    needs: ClassVar[frozenset[str]] = frozenset()  # names in `NEEDS`: the optional inputs that it requires
-    per_token: ClassVar[bool] = False  # whether it always returns per-token values
-    takes_token_rewards: ClassVar[bool] = False  # whether it accepts token rewards; if given any, it returns per-token values
-    compares: ClassVar[bool] = True  # whether it compares the responses to one prompt
+    needs: ClassVar[frozenset[str]] = frozenset()  # optional inputs that the estimator requires, from `NEEDS`
+    per_token: ClassVar[bool] = False  # whether the estimator always returns per-token values
+    takes_token_rewards: ClassVar[bool] = False  # whether it accepts token rewards, for which it returns per-token advantages
+    compares: ClassVar[bool] = True  # whether the estimator compares the responses to one prompt
     takes_one: ClassVar[bool] = False  # whether the only response to a prompt gets advantage 0, rather than causing an error
-    exempt: ClassVar[Mapping[str, str]] = {}  # laws of `rlzoo.testing` that it breaks on purpose, and why
+    exempt: ClassVar[Mapping[str, str]] = {}  # laws of `rlzoo.testing` that the estimator breaks on purpose, and why
 
     @property
     def min_group_size(self) -> int:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CorrectionInputs:
-    """Inputs to a correction for B responses of up to T tokens, before the first optimizer step on them; log-probs in nats.
+    """Inputs to a correction for B responses of up to T tokens, before the first optimizer step on them. Log-probs are in nats.
 
     Example:
         >>> mask = torch.tensor([[True, True]])
@@ -59,8 +59,8 @@ class Correction(BaseModel, ABC):
     name: ClassVar[str]
     paper: ClassVar[str]
     aliases: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # other names, and the settings that each implies
-    per_token: ClassVar[bool] = False  # whether it returns per-token weights
-    exempt: ClassVar[Mapping[str, str]] = {}  # laws of `rlzoo.testing` that it breaks on purpose, and why
+    per_token: ClassVar[bool] = False  # whether the correction returns per-token weights
+    exempt: ClassVar[Mapping[str, str]] = {}  # laws of `rlzoo.testing` that the correction breaks on purpose, and why
 
     @property
     def is_per_token(self) -> bool:

@@ -24,8 +24,8 @@ from rlzoo.support.distribution import DISTRIBUTION
 from rlzoo.support.reading import SETTINGS, read_text
 
 RESTRICT = "RLZOO_PLUGINS"
-"""Environment variable that selects installed plugins. If unset, all are loaded; if empty, only the bundled ones. Otherwise
-it is a comma-separated list of plugins or distributions to load in addition to the bundled ones."""
+"""Environment variable that selects installed plugins. If it is unset, all plugins are loaded; if it is empty, only bundled
+plugins. Otherwise, it is a comma-separated list of plugins or distributions to load in addition to the bundled plugins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,14 @@ class Plugin:
     source: str  # distribution and version, or a path
     load: Callable[[], Any]
     bundled: bool
-    asked_for: bool  # whether the user named it for this run, which turns any problem into an error
-    module: str  # a plugin that the user named replaces an installed one with the same module
-    distribution: str = ""  # normalized name of the distribution that installed it
-    file: Path | None = None  # file of its module, if the user named the plugin
+    asked_for: bool  # whether the user named the plugin for this run, so that any problem is an error
+    module: str  # a plugin that the user named replaces an installed plugin with the same module
+    distribution: str = ""  # normalized name of the distribution that installed the plugin
+    file: Path | None = None  # file of the plugin's module, if the user named the plugin
 
     @property
     def names(self) -> set[str]:
-        """The names that select the plugin in `RESTRICT`."""
+        """The names by which `RESTRICT` can select the plugin."""
         return {_normal(self.name), self.distribution}
 
     @property
@@ -81,7 +81,7 @@ def named_plugins(paths: Sequence[str | Path]) -> list[Plugin]:
 
 
 def allowed_names() -> set[str] | None:
-    """Return the names that `RESTRICT` allows besides the bundled plugins; None if it allows all."""
+    """Return the names of the plugins that `RESTRICT` allows in addition to the bundled ones; None if it allows all."""
     allowed = os.environ.get(RESTRICT)
     return None if allowed is None else {_normal(name) for name in allowed.split(",") if name.strip()}
 
@@ -90,7 +90,7 @@ def plugin_configs(paths: Sequence[str | Path] = ()) -> dict[str, Path]:
     """Return the configs of third-party plugins: the files ``configs/FILE.yaml`` in their packages.
 
     Args:
-        paths: plugins that the user named, in addition to the installed ones that `RESTRICT` allows.
+        paths: plugins that the user named, in addition to the installed plugins that `RESTRICT` allows.
 
     Returns:
         The files, keyed by ``PLUGIN/FILE``.
@@ -108,7 +108,7 @@ def plugin_configs(paths: Sequence[str | Path] = ()) -> dict[str, Path]:
 
 
 def _without_repeats(paths: Sequence[str | Path]) -> Iterator[tuple[Path, list[Plugin]]]:
-    """Yield each resolved path with the plugins in it that no earlier path contains."""
+    """Yield each path in resolved form with its plugins, leaving out the plugins that an earlier path contains."""
     seen: set[tuple[str, str]] = set()
     for path in map(_resolved, paths):
         new: dict[tuple[str, str], Plugin] = {}
@@ -128,7 +128,7 @@ def _identity(plugin: Plugin) -> tuple[str, str]:
 
 
 def installed_plugins() -> list[Plugin]:
-    """Return the plugins from installed distributions: first the bundled ones, then the others, each group sorted by name."""
+    """Return the plugins from installed distributions: first bundled plugins, then all others, each group sorted by name."""
     named = functools.cache(
         operator.attrgetter("name", "version")
     )  # cached: most plugins come from one distribution, and reading its metadata is slow
@@ -148,7 +148,7 @@ def _normal(name: str) -> str:
 
 
 def _resolved(path: str | Path) -> Path:
-    """Return the absolute path of a user-named plugin; it stays valid if the working directory changes.
+    """Return the absolute path of a plugin that the user named, so that the path stays valid if the working directory changes.
 
     Raises:
         UserError: the path is not a valid file name.
@@ -164,7 +164,7 @@ def _resolved(path: str | Path) -> Path:
 
 
 def _from_path(path: Path) -> Iterator[Plugin]:
-    """Yield the plugins in a file, a package, a distribution's folder, or the files of any other folder."""
+    """Yield the plugins at a path: a file, a package, the folder of a distribution, or another folder of plugin files."""
     if (path / "pyproject.toml").is_file():
         modules = _entry_points(path)
         if not modules:
@@ -181,7 +181,7 @@ def _from_path(path: Path) -> Iterator[Plugin]:
         yield from map(_file_plugin, files)
     else:
         kind = "is not a .py file" if path.exists() else "does not exist"
-        raise UserError(f"plugin {str(path)!r} {kind}; give a .py file, a package, or the folder of a distribution")
+        raise UserError(f"plugin {str(path)!r} {kind}; specify a .py file, a package, or the folder of a distribution")
 
 
 def _entry_points(folder: Path) -> list[str]:
@@ -236,7 +236,7 @@ def _file_plugin(path: Path) -> Plugin:
 
 @functools.cache
 def _import_file(file: Path, modified: int) -> ModuleType:
-    """Import a file as a module; an unchanged file yields the same module object, so that its classes stay identical."""
+    """Import a file as a module; an unchanged file is not imported again, so that its classes keep their identity."""
     name = f"rlzoo_plugin_{file.parent.name if file.stem == '__init__' else file.stem}_{abs(hash((file, modified))):x}"
     folders = [str(file.parent)] if file.stem == "__init__" else None
     spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders)

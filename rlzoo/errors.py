@@ -1,4 +1,4 @@
-"""Exceptions that print as a single line, grouped by who can fix the cause. Also formats pydantic errors as one line."""
+"""Exceptions with one-line messages, grouped by who can fix the cause, and one-line formatting of pydantic errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class UserError(ValueError):
 
 
 def one_line(message: str) -> str:
-    """Escape control characters in a message, and leave out its middle if it is longer than `LONGEST_MESSAGE`."""
+    """Escape control characters in a message, and leave out the middle of a message longer than `LONGEST_MESSAGE`."""
     printable = (char if char.isprintable() else char.encode("unicode_escape").decode() for char in _cut(message))
     return _cut("".join(printable))  # an escape sequence is longer than the character it replaces
 
@@ -80,7 +80,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
-    """Format the first mistake in a pydantic error as one line: the key, what was given and what is allowed.
+    """Format the first mistake that a pydantic error reports as one line: the key, what was given and what is allowed.
 
     Args:
         error: an error raised by ``model``.
@@ -109,7 +109,7 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
 
 
 def first_mistake(error: ValidationError) -> str:
-    """Format the first mistake in a pydantic error about data that a program wrote: its place, and what is expected there."""
+    """Format the first problem that pydantic found in data written by a program: its place, and what is expected there."""
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     message = str(first["msg"])

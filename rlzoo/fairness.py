@@ -24,7 +24,7 @@ def bin_edges(lengths: Tensor, num_bins: int = NUM_BINS) -> Tensor:
 
 
 def bin_index(lengths: Tensor, edges: Tensor) -> Tensor:
-    """Return each length's bin, ``(n,)``: bin k has ``edges[k] < length <= edges[k + 1]``; bin 0 also has the shortest."""
+    """Return each length's bin, ``(n,)``: bin k has ``edges[k] < length <= edges[k + 1]``; bin 0 includes its lower edge."""
     return torch.bucketize(lengths.float().contiguous(), edges[1:-1].contiguous(), right=False)
 
 
@@ -37,14 +37,15 @@ def bin_sums(index: Tensor, values: Tensor, num_bins: int = NUM_BINS) -> Tensor:
 class LengthWeights:
     """Weight of each length bin after clipping, relative to its share of the responses, float64 ``(..., K)``.
 
-    A weight of 0.8 means that a bin's responses count 20% less than their share of the samples. Responses are grouped
+    A weight of 0.8 means that clipping reduces a bin's share of the responses by 20%. Responses are grouped
     by bin k and advantage sign s: n_ks is their number, and a_ks is their acceptance rate, the share that was not clipped.
     p_k is the share of responses in bin k, and p_s is the share with sign s. a_s is the acceptance rate for sign s over all
     lengths, and a is the overall acceptance rate.
 
     - ``total``: w_k = sum_s (n_ks / n_k) a_ks / a. This is the observed weight.
     - ``composition``: w_k = sum_s (n_ks / n_k) a_s / a. This would be the weight if each sign were clipped equally at every
-      length. Long responses are wrong more often, and wrong ones are clipped more often; this weight isolates that effect.
+      length. Long responses are wrong more often, and wrong responses are clipped more often; this weight isolates that
+      effect.
     - ``conditional``: w_k is proportional to sum_s p_s a_ks, with sum_k p_k w_k = 1. This would be the weight if every bin
       had the same mix of signs as the run (direct standardisation). If a bin has no responses with sign s, a_ks is set to a_s.
 
@@ -62,7 +63,7 @@ class LengthWeights:
 
         Args:
             count: ``(..., K, S)`` number of responses with a non-zero advantage, by bin and sign of the advantage.
-            clipped: ``(..., K, S)`` sum of their clip decisions. Under a token rule, a response contributes its share of
+            clipped: ``(..., K, S)`` sum of their clip decisions. For a token rule, a response contributes its share of
                 clipped tokens.
         """
         accepted, count = count.double() - clipped.double(), count.double()
@@ -88,7 +89,7 @@ class LengthWeights:
 def length_reweighting_error(weight: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the length reweighting error (arXiv 2509.09177) for length bins with weights w_k and shares p_k.
 
-    Both errors are 0 when nothing is clipped and grow with the clip fraction. Compare policies only at a matched clip
+    The error is 0 when nothing is clipped, and grows with the clip fraction. Compare policies only at a matched clip
     fraction.
 
     Args:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LOG_RATIO_LIMIT = 20.0
-"""Maximum absolute log-ratio: larger ones are clamped before ``exp``. exp(20), about 4.9e8, is far outside any rule's band."""
+"""Maximum absolute log-ratio; larger values are clamped before ``exp``. exp(20), about 4.9e8, is far beyond any rule's band."""
 
 
 def log_probs(inputs: ClipInputs) -> Tensor:
@@ -33,7 +33,8 @@ def log_ratio(inputs: ClipInputs, against: Literal["old", "rollout"] = "old") ->
 
     Args:
         inputs: inputs to the policy.
-        against: the denominator. ``"rollout"`` uses the sampler's log-probabilities, or the old ones if there are none.
+        against: the denominator. ``"rollout"`` uses the sampler's log-probabilities, or the old log-probabilities if those
+            are missing.
     """
     reported = inputs.rollout_log_probs if against == "rollout" else None
     denominator = inputs.old_log_probs if reported is None else reported
@@ -50,7 +51,7 @@ def limited_exp(log_ratio: Tensor) -> Tensor:
 
 
 def lengths(response_mask: Tensor) -> Tensor:
-    """Count the response tokens per row, float32 ``(B, 1)``; a row without tokens counts as 1, so that division is safe."""
+    """Count the response tokens per row, float32 ``(B, 1)``; 1 for a row without tokens, so that division is safe."""
     return response_mask.sum(dim=-1, keepdim=True).clamp(min=1).float()
 
 
@@ -138,8 +139,8 @@ def clamp_by_advantage(log_ratio: Tensor, advantages: Tensor, band: ClipBand | N
         band: edges to clamp to, or None for a rule that does not clip.
 
     Returns:
-        The log-ratio, clamped to the band and to +-`LOG_RATIO_LIMIT`, and a bool tensor of the same shape that is True where
-        the band (not that limit) cut the gradient.
+        The log-ratio, clamped to the band and to +-`LOG_RATIO_LIMIT`, and a bool tensor of the same shape that is True
+        where the band, rather than the limit, cut the gradient.
     """
     clamped, clipped = log_ratio, torch.zeros_like(log_ratio, dtype=torch.bool)
     if band is not None:

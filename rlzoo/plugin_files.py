@@ -42,7 +42,7 @@ def plugin_files(path: Path) -> dict[str, Path]:
             if size > LARGEST or len(files) > MOST:
                 raise UserError(
                     f"plugin {str(path)!r}: the folder exceeds {LARGEST >> 20} MiB or {MOST:,} files, and each run keeps "
-                    "a copy; name the plugin's .py file or package instead, or move other files out of the folder"
+                    "a copy; specify the plugin's .py file or package instead, or move other files out of the folder"
                 )
     except OSError as error:
         raise UserError(f"plugin {str(path)!r} cannot be read: {error}") from error
@@ -50,7 +50,7 @@ def plugin_files(path: Path) -> dict[str, Path]:
 
 
 def _files_below(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
-    """Yield the plugin's files in a folder; links to its parent folders, ``above``, are not followed."""
+    """Yield the plugin's files in a folder, without following links to its parent folders (``above``)."""
     here = folder.resolve()
     if here in above or (folder / "pyvenv.cfg").exists() or (above and _is_run_directory(folder)):
         return
@@ -86,7 +86,7 @@ def digest(path: Path) -> str:
 
 
 def copy_names(paths: Sequence[str | Path]) -> dict[Path, str]:
-    """Return the name of each plugin's copy in a run directory: the plugin's name, with a number if several share it."""
+    """Return the name of each plugin's copy in a run directory: the plugin's name, numbered if several share it."""
     names: dict[Path, str] = {}
     for path in map(Path, paths):
         name, number = path.name, 2

@@ -34,14 +34,15 @@ class Width:
 
 @dataclass(frozen=True, slots=True)
 class ClipStats:
-    """Statistics for one update, summed across micro-batches and ranks, from which a rule can track drift and spread.
+    """Statistics for one update, summed across micro-batches and ranks, from which a rule can track the log-ratios.
 
-    All tensors but `bin_edges` are ``(num_bins, 2)``: rows are length bins, and columns are negative and positive advantages.
+    All tensors except `bin_edges` are ``(num_bins, 2)``: rows are length bins, and columns are negative and positive
+    advantages.
     """
 
     bin_edges: Tensor  # (num_bins + 1,) response lengths in tokens
     num_responses: Tensor
-    num_clipped: Tensor  # under a token rule, a response contributes its share of clipped tokens
+    num_clipped: Tensor  # for a token rule, a response contributes its share of clipped tokens
     log_ratio: Tensor  # sum of the judged log-ratio (for a token rule, its mean over the response)
     log_ratio_squared: Tensor
     length: Tensor  # sum of response lengths in tokens
@@ -104,10 +105,10 @@ class ClipPolicy(BaseModel, ABC):
     name: ClassVar[str]
     paper: ClassVar[str]
     scope: ClassVar[Scope]
-    needs: ClassVar[frozenset[str]] = frozenset()  # names in `NEEDS`: fields of `ClipInputs` that it requires
-    exempt: ClassVar[Mapping[str, str]] = {}  # laws of `rlzoo.testing` that it breaks on purpose, and why
+    needs: ClassVar[frozenset[str]] = frozenset()  # fields of `ClipInputs` that the rule requires, from `NEEDS`
+    exempt: ClassVar[Mapping[str, str]] = {}  # laws of `rlzoo.testing` that the rule breaks on purpose, and why
     learns_without_advantages: ClassVar[bool] = False  # responses with A = 0 may have a gradient, e.g. from a penalty
-    ratio_to_sampler: ClassVar[bool] = False  # its ratio uses `rollout_log_probs`, which already corrects for the sampler
+    ratio_to_sampler: ClassVar[bool] = False  # the ratio uses `rollout_log_probs`, which already corrects for the sampler
     watch: ClassVar[Mapping[str, str]] = {}  # metrics that show whether this rule works well, and how to read them
 
     advantage: Advantage = Field("group_norm", description="how a group's rewards become advantages")
@@ -147,7 +148,7 @@ class ClipPolicy(BaseModel, ABC):
         return self.replace(**{name: _within(type(self), name, width * factor) for name, width in widths.items()})
 
     def targeting(self, clip_fraction: float) -> Self | None:
-        """Return the rule configured to clip this share of the responses; None if it does not adapt to a target share."""
+        """Return the rule configured to clip the given share of the responses; None if the rule has no target share."""
         return None
 
     def updated(self, stats: ClipStats) -> Self:
@@ -177,7 +178,7 @@ NEEDS = (
 """The fields of `ClipInputs` that a policy may list in its `needs`."""
 
 OVERRIDABLE = frozenset({"scaled", "targeting", "updated", "model_config", "model_post_init"})
-"""Attributes of `ClipPolicy` that a subclass may override, besides class variables and Python's own methods."""
+"""Attributes of `ClipPolicy` that a subclass may override, in addition to class variables and Python's own methods."""
 
 NAMED = ("advantage", "reduction")
 """The fields of every policy that select another part by name."""
@@ -213,7 +214,7 @@ def _needs_problem(policy: type[ClipPolicy]) -> str | None:
 
 
 def _name_problem(policy: type[ClipPolicy], name: str) -> str | None:
-    """Return what is wrong with a policy's `advantage` or `reduction`, or None; estimators are not looked up here."""
+    """Return what is wrong with a policy's `advantage` or `reduction`, or None, without checking that an estimator exists."""
     field = policy.model_fields.get(name)
     names = _literals(field.annotation) if field else None
     known = get_args(Reduction) if name == "reduction" else None

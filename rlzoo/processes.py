@@ -1,4 +1,4 @@
-"""Sets up training in several processes: the accelerator, checks of the launch, and the split of rows among ranks."""
+"""Sets up training in several processes: creates the accelerator, checks the launch, and splits rows among ranks."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
         handlers = [] if torch.cuda.is_available() else [InitProcessGroupKwargs(backend="gloo")]
         plugin = DeepSpeedPlugin(hf_ds_config=settings, zero3_init_flag=False)
         accelerator = Accelerator(deepspeed_plugin=plugin, kwargs_handlers=handlers)
-        # otherwise transformers would load all models in shards, including the sampler's
+        # otherwise transformers would shard every model that it loads, including the sampler's
         from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
         unset_hf_deepspeed_config()
@@ -121,7 +121,7 @@ def check_launch(launch: LaunchConfig) -> None:
     if launch.offload == "optimizer" and not stage:
         raise UserError(
             f"launch.offload='optimizer': launch.deepspeed={launch.deepspeed!r} has no ZeRO stage, so nothing is offloaded; "
-            "set one in its zero_optimization"
+            "set a stage in its zero_optimization"
         )
 
 
@@ -155,7 +155,7 @@ def check_launcher(launch: LaunchConfig) -> None:
 
 
 def deepspeed_settings(launch: LaunchConfig, *, bf16: bool, max_grad_norm: float | None) -> dict[str, Any]:
-    """Return DeepSpeed's configuration: the named stage or file, completed by the learner's settings.
+    """Return DeepSpeed's configuration: the configured stage or file, supplemented with the learner's settings.
 
     Raises:
         UserError: DeepSpeed is not installed, the file does not exist, or it contains settings that belong to the learner.
@@ -229,8 +229,8 @@ def _prepare_environment() -> None:
             port = str(probe.getsockname()[1])
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", message="`torch.distributed.all_gather_into_tensor` is deprecated")  # DeepSpeed calls it
-    if shutil.which("ninja") is None:  # builds DeepSpeed's extensions; it is next to this Python
+    warnings.filterwarnings("ignore", message="`torch.distributed.all_gather_into_tensor` is deprecated")  # called by DeepSpeed
+    if shutil.which("ninja") is None:  # ninja builds DeepSpeed's extensions, and is installed next to this Python
         os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     from torch.utils.cpp_extension import get_default_build_root
 
@@ -249,14 +249,14 @@ def _check(accelerator: Accelerator, launch: LaunchConfig) -> None:
     if got != asked:
         raise UserError(
             f"launch.processes={asked}, but the training group has size {got} (mode {kind.value}, processes started: "
-            f"{started}); use rlzoo train --processes {asked}, or a launcher that starts as many processes"
+            f"{started}); use rlzoo train --processes {asked}, or a launcher that starts that many processes"
         )
     if launch.deepspeed is not None and kind is not DistributedType.DEEPSPEED:
         raise UserError(f"launch.deepspeed={launch.deepspeed!r}, but Accelerate chose {kind.value}")
 
 
 def deal(rows: Tensor, lengths: Sequence[int], num_shares: int) -> list[Tensor]:
-    """Split rows among processes so that the processes' total lengths are as even as possible.
+    """Split rows among processes so that the total lengths per process are as even as possible.
 
     Args:
         rows: ``(R,)`` row numbers.
@@ -283,7 +283,7 @@ def peak_memory() -> int:
 
 
 def gather(accelerator: Accelerator, items: list[Item]) -> list[Item]:
-    """Return the concatenated lists of all processes, on every process."""
+    """Concatenate the lists of all processes, and return the result on every process."""
     if accelerator.num_processes == 1:
         return items
     from accelerate.utils import gather_object

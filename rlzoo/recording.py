@@ -1,4 +1,4 @@
-"""The rollout file format: sampled responses and their log-probs at every optimizer step, from any trainer.
+"""The rollout file format, in which any trainer can record sampled responses and their log-probs at every optimizer step.
 
 docs/reference/rollout-files.md describes the format. A run directory contains one file per rollout step.
 """
@@ -41,13 +41,13 @@ LARGEST_LOG_PROB = 1e-3  # nats; a log-probability is at most 0, apart from roun
 class UpdateLogProbs:
     """Log-probs from one optimizer step on a rollout batch."""
 
-    rows: Tensor  # (U,) int64: responses in its minibatch
-    log_probs: Tensor  # (M_u,) float32: of these responses' chosen tokens, before the optimizer step, row by row
+    rows: Tensor  # (U,) int64: rows of the responses in the update's minibatch
+    log_probs: Tensor  # (M_u,) float32: log-probs of these responses' chosen tokens before the optimizer step, row by row
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """A rollout batch of R responses with N tokens, prompts included, of which the model chose M.
+    """A rollout batch of R responses with N tokens in all, including prompts; the model chose M of the tokens.
 
     All tensors are flat: the responses are concatenated. Values that a trainer does not provide are None.
 
@@ -73,10 +73,10 @@ class RecordedStep:
     response_mask: Tensor  # (N,) bool: True on tokens that the model chose
     group_ids: Tensor  # (R,) int64: responses to the same prompt share an ID
     rewards: Tensor | None = None  # (R,) float32
-    advantages: Tensor | None = None  # (R,) float32, or (M,) if they differ between tokens
+    advantages: Tensor | None = None  # (R,) float32, or (M,) if credit differs by token
     turn_ids: Tensor | None = None  # (M,) int64: 0, 1, ...; if None, every gap in the mask starts a turn
     finished: Tensor | None = None  # (R,) bool; False if cut off at a limit
-    policy_versions: Tensor | None = None  # (R,) or (M,) int64: optimizer-step count of each response's or token's weights
+    policy_versions: Tensor | None = None  # (R,) or (M,) int64: version of the sampling weights, as a number of optimizer steps
     rollout_log_probs: Tensor | None = None  # (M,) float32, in nats, as reported by the sampler
     old_log_probs: Tensor | None = None  # (M,) under the trainer's model before the first update on the batch
     ref_log_probs: Tensor | None = None  # (M,) under the reference model
@@ -84,7 +84,7 @@ class RecordedStep:
     kept_ids: Tensor | None = None  # (K,) int32: the token ids that top-k and top-p kept for each token, concatenated
     kept_sizes: Tensor | None = None  # (M,) int32: number of ids kept for each token; 0 for the whole vocabulary
     updates: tuple[UpdateLogProbs, ...] = ()
-    learner_version: int | None = None  # optimizer-step count before the first update; staleness is this minus policy_versions
+    learner_version: int | None = None  # weights' version before the first update; the staleness is this minus policy_versions
     temperature: float = 1.0  # sampling temperature; all log-probs come from logits divided by it
     max_length: int | None = None  # maximum number of model tokens in a response
     num_steps: int | None = None  # number of rollout steps in the whole run, from which progress is computed
@@ -223,7 +223,7 @@ class RecordedStep:
 
 
 def turns(response_mask: Tensor) -> Tensor:
-    """Number the turns, int64 ``(B, T)``: every gap in the mask starts a new turn; -1 on tokens that the model did not choose.
+    """Number each row's turns, int64 ``(B, T)``; a gap in the mask starts a new turn, and tokens outside any turn get -1.
 
     Args:
         response_mask: ``(B, T)`` bool, True on tokens that the model chose.
@@ -237,7 +237,7 @@ def turns(response_mask: Tensor) -> Tensor:
 
 
 def _plain(name: str, value: Tensor) -> Tensor:
-    """Return the tensor on the CPU, with the data type of its field."""
+    """Return a field's tensor on the CPU, converted to the data type of the field."""
     if name in KEPT:
         return value.detach().cpu().to(torch.int32)
     dtype = torch.int64 if name in INTEGERS else torch.bool if name in FLAGS else torch.float32
@@ -245,7 +245,7 @@ def _plain(name: str, value: Tensor) -> Tensor:
 
 
 def _read_facts(text: str) -> dict[str, Any]:
-    """Parse a file's metadata into fields; raise ValueError if it is invalid."""
+    """Parse a file's metadata into fields; raise ValueError if the metadata is invalid."""
     try:
         facts = parse_json(text)
     except UnreadableError as error:
@@ -262,7 +262,7 @@ def _read_facts(text: str) -> dict[str, Any]:
 
 
 def _read_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Convert a file's tensors to fields with their data types; raise ValueError if one is invalid."""
+    """Convert a file's tensors to the data types of their fields; raise ValueError if a tensor is invalid."""
     for name in REQUIRED:
         if name not in tensors:
             raise ValueError(f"{name} is missing")
@@ -281,7 +281,7 @@ def _read_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def _converted(name: str, tensor: Tensor) -> Tensor:
-    """Convert a tensor from one of the accepted data types to the data type of its field."""
+    """Convert a tensor from an accepted data type to the data type of its field."""
     read: tuple[torch.dtype, ...]
     if name in KEPT:
         read, dtype = (torch.int32,), torch.int32
@@ -307,7 +307,7 @@ def _check(step: RecordedStep) -> None:
             _require(not value.is_floating_point() or bool(value.isfinite().all()), f"{name} has a value that is not finite")
     sizes, number, num_tokens = step.sequence_lengths, len(step), len(step.token_ids)
     _require(number > 0, "sequence_lengths is empty")
-    # check them before the sum, which could overflow
+    # checked before summing, because the sum could overflow
     _require(
         bool((sizes > 0).all()) and int(sizes.max()) <= num_tokens,
         f"sequence_lengths has values outside the range 1 to {num_tokens}",

@@ -37,8 +37,8 @@ class Turn:
         >>> turn = Turn(start=0, end=5, text="50", observation="lower", reward=0.0, state=812)
     """
 
-    start: int  # index of its first token in the response
-    end: int  # index one past its last token
+    start: int  # index of the turn's first token in the response
+    end: int  # index after the turn's last token
     text: str  # what the model wrote
     observation: str = ""  # the environment's reply
     reward: float = 0.0  # reward for this turn
@@ -109,17 +109,17 @@ class Rollout:
 
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]  # includes the end token if the response reached it
-    rollout_log_probs: tuple[float, ...]  # one per response token, from the sampler; 0 if the model did not choose it
+    rollout_log_probs: tuple[float, ...]  # one per response token, from the sampler; 0 on tokens that the model did not choose
     text: str
     finished: bool  # False if cut off at a limit
-    policy_version: int  # optimizer-step count of the weights that sampled its first token
+    policy_version: int  # version of the weights that sampled the first token, as a number of optimizer steps
     reward: float = 0.0
     turns: tuple[Turn, ...] = ()  # turns of an episode, in order; empty for a single-turn response
     opening: str = ""  # in an episode, the environment's first message
     failure: str = ""  # why the environment of an episode failed; empty if it did not
     numbers: Mapping[str, float] = field(default_factory=dict)  # metrics from an episode's environment
     kept: KeptSets | None = None  # one set per response token; None if responses were sampled from the whole vocabulary
-    token_versions: tuple[int, ...] = ()  # policy_version of each response token; empty if they are all the same
+    token_versions: tuple[int, ...] = ()  # policy_version of each response token; empty if all are the same
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
@@ -136,7 +136,7 @@ class Rollout:
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """Optimizer-step count of the weights that sampled each of the model's tokens."""
+        """For each of the model's tokens, the version of the sampling weights, as a number of optimizer steps."""
         every = self.token_versions or (self.policy_version,) * len(self.response_ids)
         return tuple(version for start, end in self.spans for version in every[start:end])
 
@@ -148,7 +148,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class RolloutGroup:
-    """All responses sampled for one problem; advantages compare them with each other."""
+    """All responses sampled for one problem; their advantages are relative to each other."""
 
     problem: Problem
     rollouts: tuple[Rollout, ...]
@@ -163,8 +163,8 @@ class RolloutGroup:
 class QueuedBatch:
     """A batch that was sampled ahead, as stored in a checkpoint."""
 
-    first: int  # number of training problems in earlier batches
-    rollouts: list[Rollout] | None  # of all processes, without rewards; None: not sampled yet
+    first: int  # index of the batch's first training problem
+    rollouts: list[Rollout] | None  # responses from all processes, without rewards; None if not sampled yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,5 +245,5 @@ class ClipResult:
     objective: Tensor  # (B, T) or (B, 1), float32: unreduced, to be maximised
     log_ratio: Tensor  # (B, T) or (B, 1), detached: the quantity the policy judged
     clipped: Tensor  # (B, T) or (B, 1), bool: where the gradient was cut, or capped or reversed in rules that never cut it
-    band: ClipBand | None = None  # for rules that have one; distinguishes cuts at the ceiling from cuts at the low edge
+    band: ClipBand | None = None  # for rules that have a band; distinguishes cuts at the ceiling from cuts at the low edge
     metrics: Mapping[str, Tensor] = field(default_factory=dict)  # (B, T) or (B, 1); their means are logged as rule/<name>

@@ -28,7 +28,7 @@ logger = logging.getLogger("rlzoo")
 PART_NAME = re.compile(r"[a-z][a-z0-9]*([-_@][a-z0-9]+)*")
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 SCOPES = get_args(Scope)
-MOST_LISTED = 24  # names in an error message
+MOST_LISTED = 24  # maximum number of names in an error message
 
 Part = TypeVar("Part", ClipPolicy, AdvantageEstimator, Correction)
 
@@ -47,7 +47,7 @@ class Entry(Generic[Part]):
 
 
 class Shelf(Mapping[str, type[Part]], Generic[Part]):
-    """Sorted mapping from names to classes of one kind; an unknown name raises an error that suggests the closest one.
+    """Sorted mapping from names to classes of one kind; an error for an unknown name suggests the closest known one.
 
     Example:
         >>> from rlzoo import load_zoo
@@ -60,7 +60,7 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
         self._base, self._problems = base, problems
         self.entries: dict[str, Entry[Part]] = {}
         self.aliases: dict[str, tuple[str, Mapping[str, Any]]] = {}  # name and settings that each alias stands for
-        self.problems: dict[str, set[str]] = {}  # why something was not loaded, and the names that are missing as a result
+        self.problems: dict[str, set[str]] = {}  # each problem, with the names that are missing because of it
         self.excluded: list[Plugin] = []  # installed plugins that `RESTRICT` does not allow
         self._contested: set[str] = set()  # names that two third-party plugins claim
 
@@ -90,7 +90,7 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
         return name in self.entries
 
     def outside(self) -> dict[str, list[str]]:
-        """Return the names from third-party plugins, grouped by source: a distribution and version, or a path."""
+        """Return the names that third-party plugins provide, grouped by source: a distribution and version, or a path."""
         sources: dict[str, list[str]] = {}
         for name, entry in self.entries.items():
             if not entry.plugin.bundled:
@@ -161,7 +161,7 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
 
 
 class Zoo(Shelf[ClipPolicy]):
-    """All loaded parts: a mapping of clip policies by name, with estimators, corrections and tasks as attributes.
+    """All loaded classes: a mapping from names to clip policies, with the estimators, corrections and tasks as attributes.
 
     Example:
         >>> from rlzoo import load_zoo
@@ -181,7 +181,7 @@ class Zoo(Shelf[ClipPolicy]):
 
 
 def load_zoo(plugins: Sequence[str | Path] = ()) -> Zoo:
-    """Load all installed plugins (entry-point group ``rlzoo``) and those in the files and folders of ``plugins``.
+    """Load all installed plugins (entry-point group ``rlzoo``) and the plugins in the files and folders named in ``plugins``.
 
     An installed plugin that cannot be used is skipped with a warning, and looking up its names raises an error. The
     environment variable ``RLZOO_PLUGINS`` restricts which installed plugins are loaded. An entry of ``plugins`` replaces an
@@ -216,7 +216,7 @@ def load_zoo(plugins: Sequence[str | Path] = ()) -> Zoo:
 
 
 def _allowed(zoo: Zoo, named: Sequence[Plugin]) -> list[Plugin]:
-    """Return the installed plugins to load: those that `RESTRICT` allows and that no user-named plugin replaces."""
+    """Return the installed plugins that `RESTRICT` allows and that no user-named plugin replaces."""
     installed, allowed = installed_plugins(), allowed_names()
     usable: list[Plugin] = []
     for plugin in installed:
@@ -235,7 +235,7 @@ HOOKS = CLIPS, ADVANTAGES, CORRECTIONS, TASKS = "rlzoo_clip_policies", "rlzoo_ad
 
 
 class _UnusableError(Exception):
-    """Why a plugin cannot be used."""
+    """Raised when a plugin cannot be used; the message says why."""
 
 
 def _answers(plugin: Plugin, manager: pluggy.PluginManager) -> dict[str, Any]:
@@ -263,7 +263,7 @@ def _answers(plugin: Plugin, manager: pluggy.PluginManager) -> dict[str, Any]:
         raise _UnusableError(f"is not valid: {_described(error)}") from error
     ours = manager.get_hookcallers(module) or []
     known, unknown = ([caller for caller in ours if caller.has_spec() is wanted] for wanted in (True, False))
-    strange = [caller.name for caller in unknown]  # from a later version, or misspelt
+    strange = [caller.name for caller in unknown]  # hooks of a later version of rlzoo, or misspelt names
     if not known and strange:
         hint = did_you_mean(strange[0], HOOKS)
         raise _UnusableError(f"has no hook that this version of rlzoo knows, only {strange[0]!r}{hint}")
@@ -317,7 +317,7 @@ def _warn_once(text: str) -> None:
 
 def _excluded(plugins: Sequence[Plugin]) -> str:
     names = ", ".join(f"{plugin.name} ({plugin.source})" for plugin in plugins)
-    return f"{RESTRICT} excludes {names}; add the ones you trust to it"
+    return f"{RESTRICT} excludes {names}; add the plugins that you trust to it"
 
 
 def _article(noun: str) -> str:

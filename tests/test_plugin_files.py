@@ -87,7 +87,7 @@ def test_a_link_back_and_what_is_no_file_are_left_out(project):
 @pytest.mark.parametrize(("name", "value"), [("LARGEST", 20), ("MOST", 5)])
 def test_a_folder_beyond_the_bound_is_refused_in_one_line_and_leaves_nothing(project, monkeypatch, name, value):
     monkeypatch.setattr(plugin_files, name, value)
-    with pytest.raises(UserError, match=r"plugin '.*/project': the folder exceeds .* name the plugin's \.py file"):
+    with pytest.raises(UserError, match=r"plugin '.*/project': the folder exceeds .* specify the plugin's \.py file"):
         RunDirectory.create(project.parent / "out", "steps: 1\n", [str(project)])
     assert not (project.parent / "out").exists()
 

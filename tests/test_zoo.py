@@ -181,7 +181,7 @@ def test_asking_for_what_is_excluded_says_how_to_allow_it(install, monkeypatch):
     install("third-party", "third", SOUND)
     monkeypatch.setenv("RLZOO_PLUGINS", "")
     zoo = load_zoo()
-    why = r"RLZOO_PLUGINS excludes third \(third-party 1\.2\); add the ones you trust to it"
+    why = r"RLZOO_PLUGINS excludes third \(third-party 1\.2\); add the plugins that you trust to it"
     with pytest.raises(UserError, match=f"rule 'third' cannot be used: {why}"):
         zoo["third"]
     with pytest.raises(UserError, match=f"unknown rule 'free'.*; {why}"):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SMALLEST = 2**15
-"""Minimum number of elements in a weight for oneDNN to pay off: it compiles a kernel for every new shape."""
+"""Minimum number of elements in a weight for oneDNN to pay off, because oneDNN compiles a kernel for every new shape."""
 
 PACKED = 2**19
 """Minimum number of elements in a bfloat16 weight for packing to pay off."""
@@ -43,7 +43,7 @@ def prepare_cpu(model: PreTrainedModel) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep freed memory; otherwise the kernel zeroes the pages of every large tensor again."""
+    """Let the C library keep freed memory; otherwise the operating system zeroes the pages of every new large tensor."""
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         libc.mallopt(M_MMAP_MAX, 0)
@@ -106,9 +106,9 @@ class _Linear(torch.autograd.Function):
 class Product:
     """``states @ weight.T + bias`` without a gradient, optimized for many products with a constant weight.
 
-    For few rows, a library spends as much time on reordering the weight as on the product. Packing avoids the reordering.
-    MKL packs a weight for a fixed number of rows, so a weight is packed once that number has repeated. oneDNN packs for any
-    number of rows.
+    For a small number of rows, a library spends as much time reordering the weight as computing the product. Packing avoids
+    the reordering. MKL packs a weight for a fixed number of rows, so a weight is packed only after several products with
+    the same number of rows. oneDNN packs for any number of rows.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, packs: bool = True) -> None:
@@ -128,7 +128,7 @@ class Product:
             self.weight, self.multiply = torch.ops.mkldnn._reorder_linear_weight(weight), onednn_linear
 
     def __call__(self, states: Tensor) -> Tensor:
-        """Multiply ``(B, K)``, with at least one row."""
+        """Multiply the states ``(B, K)``, which have at least one row, by the weight."""
         if self._by_mkl:
             self._steady = self._steady + 1 if len(states) == self._rows else 0
             self._rows = len(states)

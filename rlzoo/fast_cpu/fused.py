@@ -1,8 +1,8 @@
-"""Runs a decoding step of a Llama-like model without its modules, with joined matrices and one operation for all heads.
+"""Runs a decoding step of a Llama-like model with joined matrices and one operation for all heads, bypassing its modules.
 
-Most of the cost of a step in a small model is the overhead of many small operations. This module needs a third as many. It
-computes the same results as the Llama, Mistral, Qwen2 and Qwen3 models in transformers, and is compared with them before it
-is used.
+Most of the cost of a step in a small model is the overhead of many small operations. This module needs only a third as many
+operations. It computes the same results as the Llama, Mistral, Qwen2 and Qwen3 models in transformers, and is compared with
+them before it is used.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 MODELS = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-ROPES = ("default", "linear", "llama3", "yarn")  # their angles do not depend on the length of the response
+ROPES = ("default", "linear", "llama3", "yarn")  # rotary types whose angles do not depend on the response's length
 JOINED_BYTES = 2**30
-"""Maximum size of the layers, in bytes, for joining and packing their matrices, which copies them."""
+"""Maximum size of the layers, in bytes, at which their matrices are joined and packed; this copies the matrices."""
 
 
 class KeyValues(Protocol):
     """One layer's cache."""
 
     def update(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
-        """Append ``(B, H, 1, D)``, and return all keys and values, ``(B, H, T, D)``."""
+        """Append keys and values ``(B, H, 1, D)``, and return all keys and values, ``(B, H, T, D)``."""
         ...
 
 
@@ -89,7 +89,7 @@ class FusedStep:
         )
 
     def _product(self, *linears: nn.Linear) -> Product:
-        """Return one product for several linear layers, with their outputs concatenated."""
+        """Return one product that computes several linear layers and concatenates their outputs."""
         weights = [linear.weight.to(self.dtype) for linear in linears]
         biases = [linear.bias.to(self.dtype) for linear in linears if linear.bias is not None]
         bias = torch.cat(biases) if biases else None
@@ -99,7 +99,7 @@ class FusedStep:
         return (self._product(*linears),) if self.copies else tuple(map(self._product, linears))
 
     def __call__(self, tokens: Tensor, positions: Tensor, layers: Sequence[KeyValues], mask: Tensor | None) -> Tensor:
-        """Return logits ``(B, V)`` after one more token of each response.
+        """Return the logits ``(B, V)`` that follow one more token of each response.
 
         Args:
             tokens: ``(B,)``.

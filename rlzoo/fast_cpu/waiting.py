@@ -1,12 +1,12 @@
-"""Makes the threads of an operation spin while they wait for each other if cores are free, and sleep if they are not.
+"""Makes the threads of an operation spin while they wait for each other if cores are free, and sleep otherwise.
 
 libgomp's threads spin for milliseconds before they sleep, which is fastest while each thread has its own core. If other
 processes need the cores too, a thread spins on its core while the thread that it waits for is not running, and a run takes
 several times as long. libgomp has a second, shorter spin for processes with more threads than cores. While other processes need
 the cores, this module holds one additional, sleeping libgomp thread, so that all threads use the shorter spin.
 
-How threads wait does not change the results. The number of threads would, so it stays the same, and a run computes the same
-bits under any load.
+How threads wait does not change the results. The number of threads would change them, so it stays the same, and a run
+computes the same bits under any load.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ SPINS = 300_000
 """Number of iterations for which a thread spins before it sleeps; libgomp's default."""
 
 SETTINGS = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": str(SPINS)}
-"""With enough cores, threads spin as usual. With too few, they do not spin; libgomp's default would be 100 iterations."""
+"""With enough cores, threads spin as usual. With too few, they do not spin, whereas libgomp's default is 100 iterations."""
 
 INTERVAL = 0.25
 """Seconds between two measurements of the load."""
 
 OTHERS = 0.25
-"""Load of other processes in excess of the free cores, in cores, above which threads have to wait for a core."""
+"""Number of cores by which the load of other processes may exceed the free cores before threads have to wait for a core."""
 
 
 def prepare_waiting() -> None:
-    """Set both waiting behaviours through environment variables, which libgomp reads when torch is imported.
+    """Configure both ways of waiting through environment variables, which libgomp reads when torch is imported.
 
     The user's own settings are kept. Nothing is set if torch comes with another OpenMP runtime, which interprets the
     variables differently.
@@ -53,7 +53,7 @@ def _torch_has_libgomp() -> bool:
 
 @contextmanager
 def waiting_by_load(threads: int) -> Iterator[None]:
-    """Inside the block, make threads sleep while they wait for each other, for as long as other processes need their cores.
+    """Inside the block, make threads that wait for each other sleep for as long as other processes need their cores.
 
     Does nothing without libgomp or ``/proc``, or with a single thread.
 
@@ -101,7 +101,7 @@ def _clocks() -> tuple[float, float]:
 
 
 class _MoreThreads:
-    """Holds one more thread per copy of libgomp than operations use; the thread sleeps until it is released."""
+    """Holds one more thread per copy of libgomp than an operation uses; the thread sleeps until it is released."""
 
     def __init__(self, libraries: list[ctypes.CDLL]) -> None:
         self._released = threading.Event()
@@ -114,7 +114,7 @@ class _MoreThreads:
 
     def _hold(self, libraries: list[ctypes.CDLL]) -> None:
         for library in libraries:
-            # an empty operation; its second thread belongs to this thread until this thread ends
+            # run an empty operation: its second thread then belongs to this thread until this thread ends
             library.GOMP_parallel(library.omp_get_thread_num, None, 2, 0)
         self._released.wait()
 

@@ -53,15 +53,15 @@ def own_state(folder: Path, run: Path) -> RunState | None:
 
 
 def own_checkpoints(run: Path, until: int) -> list[tuple[RunState, Path]]:
-    """Return the complete checkpoints of this run up to the given step, in order."""
+    """Return the complete checkpoints of this run up to the given step, sorted by step."""
     found = [(own_state(folder, run), folder) for step, folder in numbered(run) if step <= until]
     return [(state, folder) for state, folder in found if state is not None]
 
 
 def rotate(run: Path, newest: int, keep: int, scores: Mapping[int, float]) -> None:
-    """Remove old checkpoints, except the last ``keep``, the last periodic one and the one with the best score.
+    """Remove old checkpoints, except the last ``keep``, the last periodic checkpoint and the checkpoint with the best score.
 
-    A checkpoint that was saved because the run was stopped is kept until there is a newer one.
+    A checkpoint that was saved because the run was stopped is kept until a newer checkpoint exists.
     """
     saved = own_checkpoints(run, newest)
     periodic = [state.step for state, _ in saved if state.periodic]
@@ -77,8 +77,8 @@ def rotate(run: Path, newest: int, keep: int, scores: Mapping[int, float]) -> No
 def discard(folder: Path, run: Path) -> None:
     """Remove the files that rlzoo wrote into a checkpoint, and the folder if it is then empty.
 
-    The folder is renamed first. If the process is killed in between, no partial checkpoint has the old name, and
-    `tidy` removes the rest.
+    The folder is renamed first, so that no partial checkpoint keeps its name if the process is killed; `tidy` then removes
+    the remaining files.
     """
     doomed = temporary_path(folder.with_name(folder.name + DISCARDED), identity(run))
     if os.path.lexists(doomed):
@@ -88,7 +88,7 @@ def discard(folder: Path, run: Path) -> None:
 
 
 def _remove_discarded(doomed: Path, folder: Path) -> None:
-    """Remove the sealed files, and give a folder that contains other files its original name."""
+    """Remove the sealed files, and restore the folder's original name if it contains other files."""
     if doomed.is_dir() and not doomed.is_symlink():
         remove_sealed(doomed)
     if os.path.lexists(folder) and os.path.lexists(doomed):
@@ -100,8 +100,8 @@ def _remove_discarded(doomed: Path, folder: Path) -> None:
 def put_in_place(temporary: Path, folder: Path, run: Path) -> None:
     """Give a complete checkpoint its final name.
 
-    An older checkpoint of this run with that name is removed: it is either damaged, because the run was resumed from an
-    earlier one, or contains weights from the middle of a step. Anything else with that name is renamed.
+    An older checkpoint of this run with that name is removed: either it is damaged, so the run was resumed from an earlier
+    checkpoint, or it contains weights from the middle of a step. Anything else with that name is renamed.
     """
     if own_state(folder, run) is not None or _is_own_stop(folder, run):
         discard(folder, run)
@@ -113,7 +113,7 @@ def put_in_place(temporary: Path, folder: Path, run: Path) -> None:
 def tidy(run: Path) -> None:
     """Remove temporary and partially removed files and checkpoints that killed processes of this run left behind.
 
-    Only paths whose names contain the ID of this run are removed. User files may have any other name.
+    Only paths whose names contain the ID of this run are removed, so the user's files may have any other name.
     """
     key = identity(run)
     figures = [path for path in (run / "figures").rglob("*") if path.is_dir()]
@@ -129,7 +129,7 @@ def tidy(run: Path) -> None:
 
 
 def remove_unfinished(path: Path, name: str) -> None:
-    """Remove an unfinished file or folder. A folder with other files is kept and renamed."""
+    """Remove an unfinished file or folder. A folder that contains other files is renamed instead."""
     is_checkpoint = path.parent.name == "checkpoints"
     if path.is_dir() and not path.is_symlink():
         remove_files(path, lambda file: FILES.fullmatch(file) if is_checkpoint else is_tensors(file, name))
@@ -140,7 +140,7 @@ def remove_unfinished(path: Path, name: str) -> None:
 
 
 def forget_older_stops(run: Path, newest: Path) -> None:
-    """Remove weights that were saved in the middle of earlier steps."""
+    """Remove the weights that this run saved in the middle of earlier steps."""
     for folder in sorted((run / "checkpoints").glob("stopped-step-*")):
         if folder != newest and _is_own_stop(folder, run):
             discard(folder, run)

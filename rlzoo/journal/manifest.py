@@ -48,15 +48,15 @@ def damage(folder: Path) -> str | None:
 
 
 def sealed_files(folder: Path) -> dict[str, str]:
-    """Read the checksums of the sealed files, by relative path; raise the parser's error if the manifest is damaged."""
+    """Read the checksums of the sealed files, keyed by relative path; raise the parser's error if the manifest is damaged."""
     files: dict[str, str] = json.loads(read_text(folder / FILE, SETTINGS))
     return files
 
 
 def remove_sealed(folder: Path) -> None:
-    """Remove the sealed files, then the manifest and empty folders. Other files stay.
+    """Remove the sealed files, then the manifest and empty folders. Other files are kept.
 
-    It can be called again after an interruption. Without a valid manifest, only empty folders are removed.
+    The function can be called again after an interruption. Without a valid manifest, only empty folders are removed.
     """
     try:
         names = {*sealed_files(folder), FILE}

@@ -61,7 +61,7 @@ def recorded_step(
 
 
 def policy_versions(rollouts: Sequence[Rollout]) -> Tensor:
-    """Return the version of the weights that sampled each response, or each token if any response has several."""
+    """Return the version of the weights that sampled each response, or each token if versions differ within a response."""
     if any(rollout.token_versions for rollout in rollouts):
         return torch.tensor([version for rollout in rollouts for version in rollout.versions])
     return torch.tensor([rollout.policy_version for rollout in rollouts])

@@ -81,7 +81,7 @@ def _code(error: Exception) -> int | None:
 
 @contextmanager
 def writing(file: Path, size: int = 0) -> Iterator[None]:
-    """Re-raise errors in the block that come from writing files as `UnwritableError`.
+    """Inside the block, re-raise errors from writing files as `UnwritableError`.
 
     Args:
         file: the file or folder that is being written.
@@ -101,11 +101,11 @@ def writing(file: Path, size: int = 0) -> Iterator[None]:
 
 
 class RunDirectory:
-    """The directory of one run: never created over another run, and written by one process at a time."""
+    """The directory of one run, which never overwrites another run and is written by one process at a time."""
 
     def __init__(self, path: Path, is_writer: bool = True, lock: Lock | None = None) -> None:
         self.path = path
-        self.is_writer = is_writer  # only one process writes; in the others, these methods do nothing
+        self.is_writer = is_writer  # only one process writes; in other processes, the writing methods do nothing
         self._lock = (lock or Lock(path)) if is_writer else None
         self._models_files: set[str] = set()  # files that transformers wrote into the checkpoint
 
@@ -118,7 +118,7 @@ class RunDirectory:
     def create(cls, path: Path, config_yaml: str, plugins: Sequence[str] = (), *, is_writer: bool = True) -> RunDirectory:
         """Create the directory, write ``config.yaml``, and copy the plugin files of the run.
 
-        An existing directory is used if it is empty. It may be a mount point, a link or the current directory.
+        An existing directory is used if it is empty, even if it is a mount point, a link or the current directory.
 
         Raises:
             UserError: the directory is not empty, or cannot be written.
@@ -139,7 +139,7 @@ class RunDirectory:
                 (made / "config.yaml").write_text(config_yaml, encoding="utf-8")
                 (made / IDENTITY).write_text(json.dumps({"id": uuid.uuid4().hex}) + "\n", encoding="utf-8")
                 copy_plugins(plugins, made / "plugins")
-            for part in sorted(made.iterdir(), key=lambda part: part.name == "config.yaml"):  # the config marks a run
+            for part in sorted(made.iterdir(), key=lambda part: part.name == "config.yaml"):  # last, because it marks a run
                 part.replace(path / part.name)
             made.rmdir()
         except BaseException as error:
@@ -170,9 +170,9 @@ class RunDirectory:
         except (OSError, ValueError) as error:
             raise UserError(f"output directory {shown(str(path))} cannot be used: {error}") from error
         if taken:
-            raise UserError(f"output directory {str(path)!r} is not empty; name another with --output, or remove it")
+            raise UserError(f"output directory {str(path)!r} is not empty; choose another with --output, or remove this one")
         if is_other:
-            raise UserError(f"output directory {str(path)!r} is not a directory; name another with --output")
+            raise UserError(f"output directory {str(path)!r} is not a directory; choose another with --output")
 
     @classmethod
     def resume(cls, path: Path, *, is_writer: bool = True) -> RunDirectory:
@@ -224,7 +224,7 @@ class RunDirectory:
             step.save(file, self.identity)
 
     def save_weights(self, step: int, update: int, weights: Mapping[str, Tensor]) -> None:
-        """Save the weights from before an update, so that replay can compute gradients with them."""
+        """Save the weights as they were before an update, so that replay can compute gradients with them."""
         if not self.is_writer:
             return
         file = self.path / "replay" / f"{step:06d}-{update}.safetensors"
@@ -268,11 +268,11 @@ class RunDirectory:
         *,
         adapter: Mapping[str, Tensor] | None = None,
     ) -> Path:
-        """Write weights and tokenizer for ``from_pretrained`` to a temporary folder, and return the folder.
+        """Write the weights and the tokenizer for ``from_pretrained`` to a temporary folder, and return the folder.
 
-        The settings of the rule go to ``clip.json``; for an adaptive rule, they include its state. A LoRA adapter is
-        also saved alone, in ``adapter/``; ``adapter`` holds its weights if the model is sharded. The caller may add files.
-        `finish_checkpoint` turns the folder into a checkpoint.
+        The settings of the rule are written to ``clip.json``; for an adaptive rule, they include its state. A LoRA adapter
+        is also saved separately, in ``adapter/``; ``adapter`` holds its weights if the model is sharded. The caller may add
+        files. `finish_checkpoint` turns the folder into a checkpoint.
         """
         temporary = temporary_path(self.path / "checkpoints" / name, self.identity)
         if not self.is_writer:
@@ -285,7 +285,7 @@ class RunDirectory:
                 skeleton = type(model)(model.config)  # no weights and no adapters
             skeleton.generation_config = model.generation_config
             with quiet():
-                skeleton.save_pretrained(temporary, state_dict={})  # saved first, to list the files that transformers writes
+                skeleton.save_pretrained(temporary, state_dict={})  # first without weights, to list transformers' files
                 tokenizer.save_pretrained(temporary)
                 self._models_files = {path.relative_to(temporary).as_posix() for path in temporary.rglob("*")}
                 skeleton.save_pretrained(temporary, state_dict=dict(weights))
@@ -304,7 +304,7 @@ class RunDirectory:
             checkpoints.rotate(self.path, int(folder.name.removeprefix("step-")), keep, scores or {})
 
     def finish_stopped(self, temporary: Path, step: int) -> None:
-        """Seal weights from the middle of a step, give them their final name, and remove such weights from earlier steps."""
+        """Seal and rename weights saved in the middle of a step, and remove weights saved in the middle of earlier steps."""
         if not self.is_writer:
             return
         with writing(temporary):
@@ -395,7 +395,7 @@ def _num_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def read_metrics(file: Path) -> list[dict[str, float]]:
-    """Read the rows of a ``metrics.jsonl``. An incomplete last line is skipped.
+    """Read the rows of a ``metrics.jsonl`` file. An incomplete last line is skipped.
 
     Raises:
         UserError: the file cannot be read, or a line does not hold the metrics of a step. The message gives the line number.

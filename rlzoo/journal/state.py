@@ -1,4 +1,4 @@
-"""Stores the training state other than weights and optimizer in a checkpoint, and finds the newest checkpoint."""
+"""Stores the training state in a checkpoint, except for the weights and the optimizer, and finds the newest checkpoint."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ logger = logging.getLogger("rlzoo")
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """The state of a run after a step, apart from weights and optimizer."""
+    """The state of a run after a step, except for the weights and the optimizer."""
 
     step: NonNegativeInt
     num_optimizer_steps: NonNegativeInt
-    next_problem: NonNegativeInt  # training problems sampled so far
-    num_nonfinite: NonNegativeInt  # consecutive updates without a finite gradient, up to the latest update
+    next_problem: NonNegativeInt  # number of training problems sampled so far
+    num_nonfinite: NonNegativeInt  # number of consecutive updates, ending with the latest, whose gradient was not finite
     scheduler: dict[str, Any]
     alarms: dict[str, Any]
     data: str  # hash of the training problems
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # training time so far
     run: str  # ID of the run
-    periodic: bool = True  # False: saved because the run was stopped, or at its end
+    periodic: bool = True  # False if saved because the run was stopped or had ended
     queue: list[QueuedBatch] = field(default_factory=list)  # batches that were sampled ahead for the next steps
     ahead: list[Rollout] | None = None  # the responses of the next step, in checkpoints of earlier versions
 
     def write(self, folder: Path) -> None:
-        """Write the state to a folder of a checkpoint."""
+        """Write the state to a folder in a checkpoint."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / FILE).write_bytes(TypeAdapter(RunState).dump_json(self))
 
     @classmethod
     def read(cls, folder: Path) -> RunState:
-        """Read the state from a folder of a checkpoint.
+        """Read the state from a folder in a checkpoint.
 
         Raises:
             UserError: the file is missing or not valid.
@@ -92,7 +92,7 @@ def identity(run: Path) -> str:
 
 
 def numbered(run: Path) -> list[tuple[int, Path]]:
-    """Return the steps and folders of the checkpoints, in order. Folders with other names are ignored."""
+    """Return the steps and folders of the checkpoints, sorted by step. Folders that are not named after a step are ignored."""
     folder = run / "checkpoints"
     found = list(folder.iterdir()) if folder.is_dir() else []
     steps = [(int(path.name[5:]), path) for path in found if NAME.fullmatch(path.name) and path.is_dir()]
@@ -100,13 +100,14 @@ def numbered(run: Path) -> list[tuple[int, Path]]:
 
 
 def newest_state(run: Path) -> Path | None:
-    """Find the state in the newest intact checkpoint of a run, and log a warning for each damaged one.
+    """Find the state in the newest intact checkpoint of a run, and log a warning for each damaged checkpoint.
 
     Returns:
         The folder of the state; None if the run was stopped before its first checkpoint and must start over.
 
     Raises:
-        UserError: there is no run, its checkpoints are missing or all damaged, or the newest belongs to another run.
+        UserError: there is no run, its checkpoints are missing or all damaged, or the newest checkpoint belongs to another
+            run.
     """
     if not (run / "config.yaml").is_file():
         raise UserError(f"--resume: {str(run)!r} is not a run directory: it has no config.yaml")
@@ -127,7 +128,7 @@ def newest_state(run: Path) -> Path | None:
     if damaged:
         raise UserError(
             f"--resume: every checkpoint in {str(run / 'checkpoints')!r} is damaged{damaged}; nothing was changed; "
-            "restore one, or start another run with another --output"
+            "restore a checkpoint, or start another run with another --output"
         )
     last = _last_step(run)
     if numbered(run) or last > 0:

@@ -27,7 +27,7 @@ class Batch:
     """
 
     step: int  # rollout step of the run, from 1
-    sequences: tuple[Tensor, ...]  # B rows of token ids, prompt first, ragged
+    sequences: tuple[Tensor, ...]  # B ragged rows of token ids, each starting with the prompt
     prompt_lengths: Tensor  # (B,) int64
     response_mask: Tensor  # (B, T) bool, padded on the right
     turn_ids: Tensor  # (B, T) int64: 0, 1, ... on the model's tokens, -1 elsewhere
@@ -69,7 +69,7 @@ class Batch:
         return self.kept.select(ranges((lengths.cumsum(0) - lengths)[rows], lengths[rows]))
 
     def scatter(self, rows: Tensor, values: Tensor) -> Tensor:
-        """Scatter one value per model token to ``(R, T)``, with 0 elsewhere; gradients flow through.
+        """Scatter one value per model token to ``(R, T)``, with 0 elsewhere; the operation is differentiable.
 
         T is the width of the whole batch, so a rule's inputs do not depend on the split into micro-batches.
 
@@ -85,15 +85,15 @@ class Batch:
 class ScoredBatch(Batch):
     """A batch with all of a rule's inputs except the current model's log-probs.
 
-    At the first optimizer step, the current model is still the old one. The rows of the first minibatch are therefore not
+    At the first optimizer step, the current model is still the old model. The rows of the first minibatch are therefore not
     scored in a separate pass (``unscored``). Their ``old_log_probs`` are 0 until `with_old_log_probs` fills in the log-probs
     of the training forward pass.
     """
 
     old_log_probs: Tensor  # (B, T) float32, from the model before the batch's first optimizer step
     advantages: Tensor  # (B, 1), or (B, T) with per-token credit
-    unscored: Tensor  # (B,) bool: rows of the first minibatch, if they are not scored separately
-    seed: int  # seed of the step; determines the split into minibatches
+    unscored: Tensor  # (B,) bool: rows that are not scored separately, such as the first minibatch
+    seed: int  # seed of the step, which determines the split into minibatches
     ref_log_probs: Tensor | None = None  # (B, T); None without a reference model
     old_entropy: Tensor | None = None  # (B, T) in nats, from the same model as old_log_probs; None unless the rule needs it
     weights: Tensor | None = None  # (B, 1) or (B, T) factors of the objective; None without a correction
@@ -104,7 +104,7 @@ class ScoredBatch(Batch):
         return cls(**{each.name: getattr(batch, each.name) for each in fields(Batch)}, **scores)
 
     def with_old_log_probs(self, rows: Tensor, log_probs: Tensor, entropy: Tensor | None = None) -> ScoredBatch:
-        """Fill in the old log-probs ``(R, T)`` of the unscored rows, and their entropy if it is kept."""
+        """Fill in the old log-probs ``(R, T)`` of the unscored rows, and the entropy if the rule needs it."""
         assert self.unscored.nonzero()[:, 0].tolist() == sorted(rows.tolist()), "the rows are those of the first minibatch"
         old_log_probs, old_entropy = self.old_log_probs.clone(), self.old_entropy
         old_log_probs[rows] = log_probs

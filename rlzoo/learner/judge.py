@@ -157,7 +157,7 @@ def check_result(policy: ClipPolicy, inputs: ClipInputs, result: ClipResult) -> 
 
 
 def gradient_of(policy: ClipPolicy, total: Tensor, inputs: ClipInputs, result: ClipResult) -> Tensor:
-    """Compute ``d total / d log_probs``, ``(B, T)``, and check that it is finite if the inputs are.
+    """Compute ``d total / d log_probs``, ``(B, T)``, and check that it is finite for finite inputs.
 
     A policy must not return NaN or infinity for finite log-probabilities. If the model's log-probabilities are not finite,
     the returned gradient is not finite either, so that the step is skipped.
@@ -170,7 +170,7 @@ def gradient_of(policy: ClipPolicy, total: Tensor, inputs: ClipInputs, result: C
     except RuntimeError as error:
         raise PolicyError(policy.name, "returned an objective without a gradient; it must depend on log_probs") from error
     mask = inputs.response_mask
-    # check a single number first, and look for the response only if it is not finite
+    # check a single number first, and search for the response only if that number is not finite
     read = torch.where(mask, inputs.log_probs.detach(), 0.0).sum()
     if bool(torch.isfinite(read + total.detach() + gradient.sum())):
         return gradient

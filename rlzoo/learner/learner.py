@@ -52,10 +52,10 @@ class Update:
 
     rows: Tensor  # (R,) rows of the batch
     log_probs: Tensor  # (R, T) from the model just before the step, on the CPU
-    entropy: Tensor | None  # (R, T) in nats, from the same pass; None unless the rule needs it
+    entropy: Tensor | None  # (R, T) in nats, from the same pass as log_probs; None unless the rule needs it
     clipped: Tensor  # (R, T) bool: the model's tokens whose gradient the rule cut, on the CPU
     table: ResponseTable  # one row per response, in the order of computation
-    table_rows: Tensor  # (R,) the batch row that each row of the table measures
+    table_rows: Tensor  # (R,) the batch row that each row of the table describes
     rule_metrics: Mapping[str, float]  # means of the rule's metrics over the responses
     objective: float
     grad_norm: float  # before clipping
@@ -71,8 +71,8 @@ class Learner:
     The rule is differentiated with respect to the log-probs only, g = dJ/dlog_probs, and ``sum(g * log_probs)`` is
     back-propagated through the model. This is exact for every rule, because a rule sees the model only through log_probs.
 
-    With several processes, each holds the whole batch and computes its share of the rows. Log-probs, measurements and
-    gradients are summed across processes, so that all processes end a step with the same values.
+    With several processes, each process holds the whole batch and computes its share of the rows. Log-probs, measurements
+    and gradients are summed across processes, so that all processes end a step with the same values.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Learner:
         self.max_length = max_length
         self.num_updates = num_updates
         self.num_optimizer_steps = 0
-        self.num_nonfinite = 0  # consecutive updates whose gradient was not finite
+        self.num_nonfinite = 0  # number of consecutive updates whose gradient was not finite
         launch = launch or LaunchConfig()
         self.accelerator = accelerator or make_accelerator(launch, config)
         self.micro_batches = MicroBatches(self.accelerator, language_model, config, pad_id=pad_id, padding_side=padding_side)
@@ -125,7 +125,7 @@ class Learner:
 
     @property
     def progress(self) -> float:
-        """Fraction of the run's updates that precede the next one, in [0, 1)."""
+        """Fraction of the run's updates that precede the next update, in [0, 1)."""
         return float(self.scheduler.last_epoch) / max(self.num_updates, 1)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -146,7 +146,7 @@ class Learner:
         Args:
             folder: folder that `save` wrote.
             num_optimizer_steps: optimizer steps taken before `save`.
-            num_updates: updates before `save`, including skipped ones.
+            num_updates: updates before `save`, including skipped updates.
 
         Raises:
             UserError: the files do not belong to this run.
@@ -173,8 +173,8 @@ class Learner:
 
         Args:
             batch: batch, identical on every process.
-            seed: seed for the split into minibatches and for rules that draw random numbers. Rows of the first minibatch are
-                not scored; see `ScoredBatch`.
+            seed: seed that determines the split into minibatches, and the draws of rules that use random numbers. Rows of
+                the first minibatch are not scored; see `ScoredBatch`.
         """
         rewards = batch.rewards - overlong_penalty(batch.lengths, self.max_length, self.reward)
         batch = replace(batch, rewards=rewards)
@@ -182,7 +182,7 @@ class Learner:
         advantages = None if kl_coef or needs else self._advantages(batch)
         unscored = torch.zeros(len(batch), dtype=torch.bool)
         if not self.has_reference and advantages is not None and not self._learns_from(advantages):
-            unscored[:] = True  # their old log-probs are never read
+            unscored[:] = True  # the old log-probs of these rows are never read
         elif advantages is not None and self.correction is None:
             unscored[self.minibatches(batch, seed)[0]] = True
         old_log_probs, old_entropy = self.log_probs_and_entropy(batch, ~unscored)
@@ -233,7 +233,7 @@ class Learner:
         return self.log_probs_and_entropy(batch)[0]
 
     def log_probs_and_entropy(self, batch: Batch, where: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Compute the model's log-probs and entropies, ``(B, T)``, of the responses selected by ``where``, and 0 elsewhere."""
+        """Compute the model's log-probs and entropies ``(B, T)`` for the responses selected by ``where``, with 0 elsewhere."""
         rows = torch.arange(len(batch))
         return self.micro_batches.log_probs(self.model, batch, rows if where is None else rows[where])
 
@@ -276,7 +276,8 @@ class Learner:
             before_update: called with the index of each update, from 0, just before it changes the weights.
 
         Returns:
-            The batch with all old log-probs filled in, and the updates in order; no updates if no response can have a gradient.
+            The batch with all old log-probs filled in, and the updates in order: an empty list if no response can have a
+            gradient.
         """
         minibatches = self.minibatches(batch, batch.seed)
         if not self._learns_from(batch.advantages):
@@ -342,7 +343,7 @@ class Learner:
             norm, stepped = self.optimization.apply(limit)
         else:
             self.optimization.forget()  # with a zero gradient, AdamW's momentum would still move the weights
-        self.advance_schedule(1)  # the schedule advances whether or not the step was taken
+        self.advance_schedule(1)  # whether or not the step was taken
         self.num_optimizer_steps += stepped
         if learns:
             self.num_nonfinite = 0 if stepped else self.num_nonfinite + 1

@@ -29,9 +29,9 @@ logger = logging.getLogger("rlzoo")
 class ResponseLogProbs(nn.Module):
     """Wraps a causal language model to compute log-probabilities and entropies of response tokens only.
 
-    The head runs on chunks of response tokens only, and the backward pass recomputes each chunk. Logits of shape (B, T,
-    vocabulary) are therefore never materialized. For models that transform the logits after the head, the constructor disables
-    chunking.
+    The head runs on one chunk of response tokens at a time, and the backward pass recomputes each chunk. Logits of shape
+    (B, T, vocabulary) are therefore never materialized. For models that transform the logits after the head, the
+    constructor disables chunking.
 
     If tokens were drawn from a truncated distribution, probabilities are renormalized over the tokens that the sampler kept.
     Log-probs, statistics and gradients then refer to the truncated distribution.
@@ -99,7 +99,7 @@ def chunked_log_probs(
         hidden: ``(N, H)`` last hidden states.
         targets: ``(N,)`` token ids.
         head: maps ``(n, H)`` to ``(n, V)`` logits.
-        temperature: logits are divided by it.
+        temperature: the divisor of the logits.
         entropy_gradient: whether the entropies carry a gradient.
         statistic: which statistic to return as the second output.
         kept: N sets of tokens over which probabilities are renormalized; None for the whole vocabulary.
@@ -145,7 +145,7 @@ def _log_probs_of_logits(
 
 @torch.no_grad()
 def head_gives_the_logits(model: PreTrainedModel) -> bool:
-    """Test on 8 tokens whether ``head(base_model(x))`` equals the model's logits (no soft-capping or scaling)."""
+    """Check with 8 tokens whether ``head(base_model(x))`` equals the model's logits (no soft-capping or scaling)."""
     head = model.get_output_embeddings()
     if head is None or model.base_model is model or getattr(head, "bias", None) is not None:
         return False
@@ -157,7 +157,7 @@ def head_gives_the_logits(model: PreTrainedModel) -> bool:
 
 @torch.no_grad()
 def check_packing(model: PreTrainedModel) -> None:
-    """Test on two rows that packing does not change the model's logits.
+    """Check with two rows that packing does not change the model's logits.
 
     Raises:
         UserError: the model's attention mixes packed rows.

@@ -36,7 +36,7 @@ class ModelInputs:
     attention_mask: Tensor | None  # (R, S) 1 on tokens, 0 on padding; None if causal attention needs no mask
     position_ids: Tensor | None  # (R, S) from 0 at each row's first token; None if rows start at position 0
     predicts: Tensor  # (R, S) bool: positions whose next token the model chose
-    kept: RaggedSets | None = None  # one set of kept tokens per such position; None for the whole vocabulary
+    kept: RaggedSets | None = None  # one set of kept tokens per True position of `predicts`; None for the whole vocabulary
 
     def to(self, device: torch.device) -> ModelInputs:
         """Move the inputs to a device."""
@@ -123,7 +123,7 @@ class MicroBatches:
         self.padding_side: PaddingSide = padding_side
 
     def of(self, batch: Batch, rows: Tensor, *, learns: bool = False) -> list[MicroBatch]:
-        """Return this process's micro-batches, followed by idle ones until every process has the same number.
+        """Return this process's micro-batches, followed by idle micro-batches until every process has the same number.
 
         The numbers must match because collective operations in a pass wait for all processes.
         """
@@ -137,7 +137,7 @@ class MicroBatches:
         return own + [MicroBatch(shortest, learns, is_idle=True)] * (max(map(len, cuts)) - len(own))
 
     def forward(self, model: nn.Module, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute differentiable log-probs, and entropies, for the given rows, ``(R, T)`` each, with 0 outside the mask."""
+        """Compute differentiable log-probs and the entropies ``(R, T)`` for the given rows, with 0 outside the mask."""
         inputs = packed(batch, rows) if self.packing else padded(batch, rows, self.pad_id, self.padding_side)
         log_probs, entropy = model(inputs.to(self.accelerator.device))
         return batch.scatter(rows, log_probs), batch.scatter(rows, entropy)
@@ -189,7 +189,8 @@ def overhead(*, is_cpu: bool, depth: int) -> int:
 def cut(sizes: Sequence[int], rows: Tensor, max_tokens: int, *, packing: bool = False, overhead: int = 256) -> list[Tensor]:
     """Split rows into micro-batches of at most ``max_tokens`` tokens, longest first; a single row may exceed the limit.
 
-    A padded micro-batch has ``rows x longest row`` tokens; a packed one has the sum of its rows' lengths.
+    The number of tokens in a padded micro-batch is ``rows x longest row``; in a packed one, it is the sum of the rows'
+    lengths.
 
     Args:
         sizes: number of tokens in every row of the batch.
@@ -205,7 +206,7 @@ def cut(sizes: Sequence[int], rows: Tensor, max_tokens: int, *, packing: bool = 
 
 
 def _packed_numbers(lengths: Sequence[int], max_tokens: int) -> Iterator[int]:
-    """Yield the number of rows in each micro-batch: as many as fit."""
+    """Yield the number of rows in each micro-batch, which is as many as fit."""
     start = 0
     while start < len(lengths):
         number = max(1, sum(total <= max_tokens for total in accumulate(lengths[start:])))
@@ -214,7 +215,7 @@ def _packed_numbers(lengths: Sequence[int], max_tokens: int) -> Iterator[int]:
 
 
 def _padded_numbers(lengths: Sequence[int], max_tokens: int, overhead: int) -> Iterator[int]:
-    """Yield the number of rows in each micro-batch that minimises the total cost, by dynamic programming."""
+    """Yield the numbers of rows per micro-batch that minimise the total cost, found by dynamic programming."""
     end = len(lengths)
     costs, numbers = [0.0] * (end + 1), [0] * end
     for start in range(end - 1, -1, -1):

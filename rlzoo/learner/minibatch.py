@@ -31,10 +31,10 @@ class Measured:
     """Measurements of one minibatch across all processes, before the weights change."""
 
     log_probs: Tensor  # (R, T) for the minibatch's rows before the step, on the CPU
-    entropy: Tensor | None  # (R, T) from the same pass; None unless the rule needs it
+    entropy: Tensor | None  # (R, T) from the same pass as log_probs; None unless the rule needs it
     clipped: Tensor  # (R, T) bool: the model's tokens whose gradient the rule cut, on the CPU
     table: ResponseTable
-    table_rows: Tensor  # (R,) the batch row that each row of the table measures
+    table_rows: Tensor  # (R,) the batch row that each row of the table describes
     rule_metrics: Mapping[str, float]  # means of the rule's metrics over the responses
     objective: float
     learns: bool  # whether there is a gradient to apply
@@ -92,7 +92,7 @@ class Minibatch:
         self._gradient = torch.zeros(self.log_probs.shape, device=gradient.device)
         self._gradient[self.rows] = gradient
         acting = gradient.any(dim=1).cpu() | (self.config.entropy_coef > 0)
-        return self.rows[acting] if acting.any() else self.rows[:1]  # a step needs at least one backward pass
+        return self.rows[acting] if acting.any() else self.rows[:1]  # at least one row, because a step needs a backward pass
 
     def gradient(self, piece: MicroBatch, log_probs: Tensor, entropy: Tensor) -> Tensor:
         """Evaluate the rule on a micro-batch and return g = dJ/dlog_probs ``(R, T)``, including the KL term.
@@ -133,7 +133,7 @@ class Minibatch:
         return gradient
 
     def entropy_bonus(self, piece: MicroBatch, entropy: Tensor) -> Tensor:
-        """Compute the objective's entropy term from a micro-batch's entropies ``(R, T)``: coefficient times reduced entropy."""
+        """Return the objective's entropy term, coefficient times reduced entropy, for a micro-batch's entropies ``(R, T)``."""
         if piece.is_idle:
             return 0.0 * entropy.sum()
         mask = self.batch.response_mask[piece.rows].to(entropy.device)
@@ -159,12 +159,12 @@ class Minibatch:
         )
 
     def _measured(self, on_policy: OnPolicyGradient) -> tuple[Tensor, ResponseTable, dict[str, float], float, bool]:
-        """Return this process's rows, response table, metric sums and objective, and whether it has a gradient."""
+        """Return this process's rows, response table, metric sums and objective, and whether there is a gradient."""
         rows, judgements, entropies, kls = zip(*self._judged, strict=True)
         judged, own = Judgement.concat(judgements), torch.cat(rows)
         factors = None if self.batch.weights is None else self.batch.weights[own].to(judged.gradient.device)
         at_ratio_1 = on_policy(judged.inputs, judged.result, self.counts, self.max_length, factors)
-        silent = judged.gradient[(judged.inputs.advantages == 0).all(dim=-1)].nan_to_num(0.0)  # NaN comes from the model
+        silent = judged.gradient[(judged.inputs.advantages == 0).all(dim=-1)].nan_to_num(0.0)  # NaN is the model's fault
         if self.policy.scope != "batch" and not self.policy.learns_without_advantages and bool(silent.any()):
             raise PolicyError(
                 self.policy.name,

@@ -24,7 +24,7 @@ class OnPolicyGradient:
 
     def __init__(self, policy: ClipPolicy) -> None:
         self.policy = policy
-        self._constants: dict[int, tuple[float, float]] = {}  # by length, for A > 0 and A < 0
+        self._constants: dict[int, tuple[float, float]] = {}  # keyed by length; the constants for A > 0 and A < 0
 
     def __call__(
         self,
@@ -75,7 +75,7 @@ class OnPolicyGradient:
                 error.add_note("on synthetic responses at ratio 1")
                 raise
             (gradient,) = torch.autograd.grad(torch.where(mask, objective, 0.0).sum(), leaf)
-        # rules that drop tokens at random do so at ratio 1 too; the maximum comes from a token that was not dropped
+        # a rule that drops tokens at random also does so at ratio 1; the maximum comes from a token that was not dropped
         largest = torch.where(mask, gradient.abs(), 0.0).amax(-1)
         if is_per_response(objective, mask):
             largest = largest / mask.sum(-1)  # the sum above counted the objective once per token

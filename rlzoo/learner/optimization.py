@@ -34,7 +34,7 @@ class PlainOptimization:
 
     `DeepSpeedOptimization` and `FSDPOptimization` have the same methods and attributes. ``model`` is called like the original
     module and sums the gradients across processes. ``optimizer`` is the optimizer whose learning rate a scheduler sets.
-    ``rounded_to`` is the data type to which weights are rounded when they are read; None if they are already stored in it.
+    ``rounded_to`` is the data type to which weights are rounded when they are read; None if no rounding is needed.
 
     After every step, a weight that has a float32 master is set to the master's rounded value, so that small steps accumulate. A
     single process also accumulates the gradients of its micro-batches in float32; with several processes, DDP accumulates them
@@ -139,7 +139,7 @@ def _tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def _restore(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Set the optimized parameters and the optimizer's states to what `_tensors` returned."""
+    """Set the optimized parameters and the optimizer's states to the values that `_tensors` returned."""
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         key, index = name.rsplit("/", 1)
@@ -151,7 +151,7 @@ def _restore(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) ->
 
 
 def _misfits(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> Iterator[str]:
-    """Yield the differences in names, shapes and data types between saved tensors and the optimizer's."""
+    """Yield the differences in names, shapes and data types between saved tensors and the optimizer's tensors."""
     parameters = _parameters(optimizer)
     is_adamw = type(optimizer) is torch.optim.AdamW  # other optimizers may have different states
     expected: dict[str, Tensor] = {f"parameter/{index}": parameter for index, parameter in enumerate(parameters)}
@@ -182,14 +182,14 @@ def _bad_values(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer,
 
 
 class DeepSpeedOptimization:
-    """Shards optimizer states and gradients among processes (ZeRO-2), and also the weights (ZeRO-3)."""
+    """Shards the optimizer states and gradients among processes (ZeRO-2), or these and the weights (ZeRO-3)."""
 
     rounded_to: torch.dtype | None = None
 
     def __init__(self, accelerator: Accelerator, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.accelerator = accelerator
         self.model, _ = accelerator.prepare(module, optimizer)
-        self.optimizer = self.model.basic_optimizer  # differs from the given one if states are offloaded to the CPU
+        self.optimizer = self.model.basic_optimizer  # differs from the given optimizer if states are offloaded to the CPU
         stage = accelerator.state.deepspeed_plugin.zero_stage
         if self.model.zero_optimization_stage() != stage or self.model.dp_world_size != accelerator.num_processes:
             raise UserError(
@@ -228,7 +228,7 @@ class DeepSpeedOptimization:
 
         own_types = torch.serialization.safe_globals([LossScaler, ZeroStageEnum, fragment_address])
         try:
-            # the files are pickles, which DeepSpeed loads without restrictions; torch's environment variable overrides this
+            # the files are pickles, which DeepSpeed loads without restrictions unless torch's environment variable is set
             with patch_environment(TORCH_FORCE_WEIGHTS_ONLY_LOAD=1), own_types:
                 self.model.load_checkpoint(str(folder), tag="deepspeed")
         except UnpicklingError as error:
@@ -270,7 +270,7 @@ class FSDPOptimization:
             # otherwise the embedding and the head would stay gathered after a pass, and would not see a restored checkpoint
             fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
             assert isinstance(part, FSDPModule), "fully_shard extends the class of the module"
-            part.set_gradient_divide_factor(1.0)  # the processes' shares of the loss are summed, not averaged
+            part.set_gradient_divide_factor(1.0)  # sum the processes' shares of the loss, rather than averaging them
             part.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
         self.model = module
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -341,7 +341,7 @@ class FSDPOptimization:
 
 
 def _layers(module: nn.Module) -> list[nn.Module]:
-    """Return the layers whose weights are gathered together, inner ones first; transformers lists their classes."""
+    """Return the layers whose weights are gathered together, innermost first; transformers lists their classes."""
     parts = list(module.modules())
     names = {name for part in parts for name in getattr(part, "_no_split_modules", None) or ()}
     return [part for part in reversed(parts) if type(part).__name__ in names]

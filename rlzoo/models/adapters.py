@@ -29,7 +29,7 @@ def prepare_for_training(model: PreTrainedModel, config: LearnerConfig) -> None:
             model.activation_checkpointing_enable({"use_reentrant": False})
         else:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        model.train()  # transformers checkpoints only in training mode; dropout is 0
+        model.train()  # transformers checkpoints activations only in training mode; dropout is 0
 
 
 def _add_lora(model: PreTrainedModel, config: LoraConfig) -> None:

@@ -113,7 +113,7 @@ def _from_pretrained(source: str, settings: ModelConfig, trust_remote_code: bool
 
     config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
     text_config = config.get_text_config()
-    for name, value in text_config.to_dict().items():  # must be set before the layers copy it
+    for name, value in text_config.to_dict().items():  # set before the layers are built, because they copy the value
         if ("dropout" in name or name.endswith("pdrop")) and type(value) in (int, float):
             setattr(text_config, name, 0.0)
     model, report = AutoModelForCausalLM.from_pretrained(
@@ -165,7 +165,7 @@ def _convert(weights: Path, folder: Path) -> Path:
         raise UserError(f"cannot write the cache {folder.parent} ({advice}): {error.strerror}") from error
     logger.info("converting %s into %s; this takes about a minute and happens once", weights.name, folder)
     try:
-        with quiet(), redirect_stderr(io.StringIO()):  # its progress bar cannot be disabled
+        with quiet(), redirect_stderr(io.StringIO()):  # the progress bar of this function cannot be disabled
             _write_converted(weights, temporary)
         temporary.replace(folder)
     except Exception as error:

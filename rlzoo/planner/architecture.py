@@ -1,4 +1,4 @@
-"""The dimensions of a language model, which determine its parameters, memory and FLOPs; they are read without its weights."""
+"""The dimensions of a language model, which determine its parameters, memory and FLOPs. The weights are not read."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def find_architecture(path: str) -> Architecture | None:
 
 
 def model_file(path: str, name: str, *, download: bool = True) -> Path | None:
-    """Find a small file of the model at ``model.path``, in its folder, the hub's cache or on the hub; None if it is missing."""
+    """Find a small file of the model at ``model.path`` in its folder, the hub's cache or the hub; None if it is missing."""
     folder = local_model(path)
     if folder is not None:
         return folder / name if (folder / name).is_file() else None

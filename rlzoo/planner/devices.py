@@ -27,7 +27,7 @@ class Devices:
     memory: int  # memory of one device in bytes
     flops: float | None = None  # dense bfloat16 FLOP/s of one device; None if unknown
     bandwidth: float | None = None  # memory bandwidth of one device in bytes per second; None if unknown
-    is_cpu: bool = False  # if so, all processes share the machine's memory
+    is_cpu: bool = False  # whether the device is a CPU, whose memory all processes share
 
     def share(self, processes: int) -> float:
         """Return the memory that each process may use, in bytes."""

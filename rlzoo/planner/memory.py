@@ -32,8 +32,8 @@ class PassShape:
     """The dimensions of a micro-batch, the unit of one forward and backward pass."""
 
     rows: int
-    length: int  # tokens of the longest row: prompt, response and observations
-    response: int  # tokens that the model chose in the longest row
+    length: int  # number of tokens in the longest row: prompt, response and observations
+    response: int  # number of tokens that the model chose in the longest row
 
     @property
     def tokens(self) -> int:
@@ -101,7 +101,7 @@ def rows_per_step(config: RunConfig, processes: int) -> int:
 def micro_batch(
     config: RunConfig, architecture: Architecture | None, prompt: int, processes: int, *, is_cpu: bool = False
 ) -> PassShape:
-    """Return a full micro-batch of an optimizer step, with prompts and responses of maximum length."""
+    """Return the shape of a full micro-batch of an optimizer step, with prompts and responses of maximum length."""
     chosen, length = longest_response(config, architecture, prompt)
     depth = architecture.num_layers * architecture.hidden_size if architecture is not None else 1
     limit = max_tokens(config.learner.max_tokens_per_micro_batch, is_cpu=is_cpu, depth=depth)
@@ -112,7 +112,8 @@ def micro_batch(
 def longest_response(config: RunConfig, architecture: Architecture | None, prompt: int) -> tuple[int, int]:
     """Return two token counts for the longest response: tokens that the model chooses, and all tokens including the prompt.
 
-    An environment's observations take up positions, memory and FLOPs like other tokens. An episode ends at the context limit.
+    An environment's observations take up positions, memory and FLOPs, just like other tokens. An episode ends at the
+    context limit.
     """
     rollout = config.rollout
     if config.task.host is None:
@@ -136,7 +137,7 @@ def memory(architecture: Architecture, config: RunConfig, sharding: Sharding, ba
     on_device = 0.0 if sharding.offloads_optimizer else owned
     weights = float(whole + own)
     if sharding.shards_weights:
-        has_none = sharding.offloads_weights or (sharding.is_fsdp and keeps)  # under FSDP2, the master weights are the weights
+        has_none = sharding.offloads_weights or (sharding.is_fsdp and keeps)  # FSDP2 keeps the master weights only
         weights = 0.0 if has_none else weights / processes
     states = {
         "weights": weights,
@@ -147,7 +148,7 @@ def memory(architecture: Architecture, config: RunConfig, sharding: Sharding, ba
         if sharding.is_fsdp
         else _buffers(whole, own or trained * element, element, sharding),
     }
-    # a micro-batch's embedding gradient is held separately while the rest is computed
+    # the embedding's gradient from a micro-batch is held separately while the other gradients are computed
     head = 0 if is_low_rank else architecture.embedding_parameters * (FLOAT if keeps else element)
     gradients = owned * (own or trained * number) + head
     at_head, at_last_layer = activations(architecture, config, batch)
@@ -160,7 +161,7 @@ def memory(architecture: Architecture, config: RunConfig, sharding: Sharding, ba
     step = max(moments, key=lambda parts: sum(parts.values()))
     sampler = _sampler(architecture, config, sharding, batch, devices)
     if config.rollout.max_staleness or (config.rollout.engine == "vllm" and not config.rollout.vllm.sleep):
-        step["sampler"] = sampler  # it samples ahead while the learner works, or vLLM keeps its memory
+        step["sampler"] = sampler  # the sampler samples ahead while the learner works, or vLLM keeps its memory
     return Memory(states, step, sampler)
 
 
@@ -179,7 +180,7 @@ def trained_parameters(architecture: Architecture, config: RunConfig) -> int:
 
 
 def resume_bytes(architecture: Architecture, config: RunConfig, has_deepspeed: bool) -> float:
-    """Return the bytes that a checkpoint stores besides the model, across all processes: trained parameters and moments."""
+    """Return the size of a checkpoint in bytes across all processes, excluding the model: trained parameters and moments."""
     number = _trained_bytes(config, has_deepspeed) + 2 * _moment_bytes(config, has_deepspeed)
     more = weight_bytes(architecture, config) if has_deepspeed else 0
     return more + trained_parameters(architecture, config) * number
@@ -213,7 +214,7 @@ def _buffers(weights: float, gradients: float, element: int, sharding: Sharding)
 
 
 def _fsdp_buffers(architecture: Architecture, element: int) -> float:
-    """Return the size of FSDP2's buffers in bytes: the embeddings, this layer and the next, and the largest gradient."""
+    """Return the size of FSDP2's buffers in bytes: the embeddings, the current and the next layer, and the largest gradient."""
     layer, layers = architecture.layer_parameters, architecture.num_layers
     rest = architecture.num_parameters - layers * layer
     return (rest + min(2, layers) * layer) * element + max(rest, layer) * FLOAT
@@ -232,8 +233,9 @@ def _has_mask(config: RunConfig) -> bool:
 def layer_activations(architecture: Architecture, config: RunConfig, batch: PassShape) -> float:
     """Return the memory, in bytes, that one layer's forward pass on a micro-batch keeps for its backward pass.
 
-    The count follows transformers. An RMS norm stores its input in float32, the normalised input and its output. Attention
-    stores query, key, value (repeated per query head if rows are packed) and output. The MLP stores four inner tensors.
+    The count follows the implementation in transformers. An RMS norm stores its input in float32, the normalised input and
+    its output. Attention stores query, key, value (repeated per query head if rows are packed) and output. The MLP stores
+    four inner tensors.
     """
     element, hidden = _compute_bytes(config), architecture.hidden_size
     wide = FLOAT if config.learner.autocast == "bfloat16" else element  # residuals and norms keep the weights' data type
@@ -283,8 +285,8 @@ def _truncation(config: RunConfig) -> Truncation | None:
 def _sampler(architecture: Architecture, config: RunConfig, sharding: Sharding, batch: PassShape, devices: Devices) -> float:
     """Return the sampler's memory in bytes: vLLM's share of the device, or the key-value cache and logits of `decode`.
 
-    `decode` also copies a small model's matrices to fuse them, and packs them on a CPU. A sampler that samples ahead has its
-    own weights. On a CPU, each batch that waits in its queue holds another copy of the weights.
+    `decode` also holds fused copies of a small model's matrices; on a CPU, these copies are packed. A sampler that samples
+    ahead has its own weights. On a CPU, each batch in the queue of such a sampler holds another copy of the weights.
     """
     from rlzoo.rollout.decode import GROWTH
 

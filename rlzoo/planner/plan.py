@@ -21,11 +21,11 @@ from rlzoo.planner.memory import (
     weight_bytes,
 )
 
-LEARNER_UTILISATION = 0.4  # assumed share of a device's FLOP/s that forward and backward passes reach
-SAMPLER_UTILISATION = 0.5  # assumed share of a device's memory bandwidth that decoding reaches
+LEARNER_UTILISATION = 0.4  # assumed share of a device's FLOP/s that forward and backward passes achieve
+SAMPLER_UTILISATION = 0.5  # assumed share of a device's memory bandwidth that decoding achieves
 
 _TEXT_BYTES = 5  # bytes of JSON text per response token, about right for English and LaTeX
-_TURN_BYTES = 128  # bytes of JSON per turn, besides its text
+_TURN_BYTES = 128  # bytes of JSON per turn, excluding the turn's text
 _ID_BYTES, _KEPT_ID_BYTES, _LOG_PROB_BYTES = 8, 4, 4
 
 
@@ -41,7 +41,7 @@ class Prompts:
 class Plan:
     """The resources that a run needs if every prompt and response has its maximum length.
 
-    Values that depend on the model's architecture are None if it is unknown.
+    Values that depend on the model's architecture are None if the architecture is unknown.
     """
 
     config: RunConfig
@@ -63,7 +63,7 @@ class Plan:
 
     @property
     def observed(self) -> int:
-        """Number of tokens per response that an environment writes."""
+        """Number of tokens that an environment writes per response."""
         return max(0, self.batch.length - self.prompts.longest - self.batch.response)
 
     @property
@@ -78,7 +78,7 @@ class Plan:
 
     @property
     def passes(self) -> int:
-        """Number of micro-batches per process in one optimizer step, if all have the shape of `batch`."""
+        """Number of micro-batches per process in one optimizer step, if all micro-batches have the shape of `batch`."""
         return -(-rows_per_step(self.config, self.processes) // self.batch.rows)
 
     @property
@@ -103,7 +103,7 @@ class Plan:
         """FLOPs of one step across all devices, for "learner" and "rollout".
 
         A product of (m, k) and (k, n) matrices counts as 2 m k n. A backward pass counts as two forward passes. Attention
-        counts all pairs of tokens in a row, including masked ones.
+        counts all pairs of tokens in a row, including masked pairs.
         """
         if self.architecture is None:
             return None
@@ -154,7 +154,7 @@ class Plan:
         saved = 1 + (config.steps - 1) // settings.every if settings.every else 1
         most = (
             settings.keep + 1 + bool(config.eval.num_problems and config.eval.every)
-        )  # plus the checkpoint being written and the best one
+        )  # plus the checkpoint being written and the best checkpoint
         kept = config.steps // settings.keep_for_replay * self.updates if settings.keep_for_replay else 0
         log_probs = 2 + config.learner.num_epochs  # log-probs of the sampler, the old policy, and each epoch
         response = self.batch.response * (log_probs * _LOG_PROB_BYTES + _TEXT_BYTES) + self.batch.length * _ID_BYTES

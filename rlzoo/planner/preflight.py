@@ -19,12 +19,12 @@ from rlzoo.training.checks import check_run, num_processes
 
 LOOKED_AT = 2000  # maximum number of training prompts to read, so that planning is fast
 _COUNTED = 16  # how many of the longest texts are tokenized to find the longest prompt
-_BYTES_PER_TOKEN = 2  # without a tokenizer; less than in English (4) or LaTeX (3), so that lengths are overestimated
+_BYTES_PER_TOKEN = 2  # assumed without a tokenizer; less than in English (4) or LaTeX (3), so that lengths are overestimated
 _TEMPLATE_TOKENS = 64  # allowance for a chat template's own tokens
 
 
 def check(config: RunConfig, named: Devices | None = None, *, resume: bool = False) -> tuple[int, Architecture | None, Prompts]:
-    """Raise UserError for a mistake that would stop a run later; `rlzoo train` calls it with and without ``--dry-run``.
+    """Raise UserError for a mistake that would stop a run later; called by `rlzoo train`, with or without ``--dry-run``.
 
     Args:
         config: configuration of the run.
@@ -40,7 +40,7 @@ def check(config: RunConfig, named: Devices | None = None, *, resume: bool = Fal
     processes = config.launch.processes or (named.count if named else num_processes(config))
     if named and processes > named.count:
         given = f"launch.processes={processes}: more than the {named.count} devices of --devices"
-        raise UserError(f"{given}; each process needs one")
+        raise UserError(f"{given}; each process needs a device")
     check_run(config, processes=processes, resume=resume, here=named is None)
     architecture, prompts = find_architecture(config.model.path), longest_prompt(config)
     check_length(config, architecture, prompts)
@@ -124,7 +124,7 @@ def check_memory(plan: Plan) -> None:
 
 
 def shown(size: float) -> str:
-    """Format a number of bytes, such as 12.3 GB."""
+    """Format a number of bytes with a unit, as in 12.3 GB."""
     return decimal(int(size))
 
 

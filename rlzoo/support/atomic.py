@@ -1,4 +1,4 @@
-"""Writes files and folders atomically: under a temporary name first, so that each is either complete or absent."""
+"""Writes files and folders atomically: under a temporary name first, so that a file or folder is either complete or absent."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor], key: str, metadata:
 
 
 def is_tensors(name: str, own: str) -> bool:
-    """Return whether a file in the folder of `write_tensors` was written by it, completely or partly."""
+    """Return whether `write_tensors` wrote a file in its folder, completely or in part."""
     return name == own or UNFINISHED_TENSORS.fullmatch(name) is not None
 
 

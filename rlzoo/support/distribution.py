@@ -27,7 +27,7 @@ def damage() -> str | None:
 
 
 def leftovers() -> str | None:
-    """Return where files of the other project are mixed with rlzoo's, or None; uninstalling that project would damage rlzoo."""
+    """Return where the other project's files are mixed with rlzoo's, or None; uninstalling that project would damage rlzoo."""
     for folder in sys.modules["rlzoo"].__path__:
         if Path(folder, "algorithms", "__init__.py").is_file():
             return f"{folder} also contains files of another project, 'rlzoo' on the package index: {REPAIR}"

@@ -1,4 +1,4 @@
-"""Draws tokens by inverse transform sampling, from random numbers that belong to each response."""
+"""Draws tokens by inverse transform sampling, using separate random numbers for each response."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def row_uniforms(seed: int, rows: Sequence[int], num_tokens: int, turn: int = 0)
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """Restricts sampling to the most probable tokens: the ``top_k`` largest logits, then top-p among these.
+    """Restricts sampling to the most probable tokens: first to the ``top_k`` largest logits, then by top-p among them.
 
-    Top-p keeps the most probable tokens, up to and including the one at which their total probability reaches ``top_p``, so it
-    keeps at least one token. All tokens whose logits equal the k-th largest are kept. These are the conventions of
-    transformers' ``TopKLogitsWarper`` and ``TopPLogitsWarper``. Among equal probabilities at the edge of top-p, higher ids are
-    kept first.
+    Top-p keeps the most probable tokens, up to and including the token at which their total probability reaches ``top_p``,
+    so it keeps at least one token. All tokens whose logits equal the k-th largest are kept. These are the conventions of
+    transformers' ``TopKLogitsWarper`` and ``TopPLogitsWarper``. Among equal probabilities at the edge of top-p, higher ids
+    are kept first.
 
     Example:
         ``Truncation(top_p=0.9)(logits, temperature=1.0)`` keeps the most probable tokens, with a total of at least 0.9.
@@ -83,7 +83,7 @@ def _at_once(logits: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _by_blocks(logits: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw as `_at_once` does, but find the block first and then the token."""
+    """Draw the same tokens as `_at_once`, but find the block of each token first."""
     largest = logits.amax(dim=-1, keepdim=True)
     masses = (logits - largest).exp()  # unnormalised probabilities
     blocks = torch.nn.functional.pad(masses, (0, -masses.shape[-1] % BLOCK)).view(len(masses), -1, BLOCK)
@@ -98,7 +98,7 @@ def _by_blocks(logits: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _first_above(sums: Tensor, wanted: Tensor) -> Tensor:
-    """Return where the cumulative sums ``(B, N)`` first exceed ``wanted``, ``(B, 1)``, or where they stop growing."""
+    """Return the index at which the cumulative sums ``(B, N)`` first exceed ``wanted``, ``(B, 1)``, or stop growing."""
     last = (sums < sums[:, -1:]).sum(dim=-1, keepdim=True)
     return torch.minimum(torch.searchsorted(sums, wanted, right=True), last)
 

@@ -13,7 +13,7 @@ def require_extra(extra: str, *libraries: str) -> None:
     """Check that optional libraries are installed, without importing them.
 
     Raises:
-        UserError: a library is missing; the message has the command that installs it.
+        UserError: a library is missing; the message contains the command that installs the library.
     """
     for library in libraries:
         if importlib.util.find_spec(library) is None:

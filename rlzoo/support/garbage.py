@@ -1,4 +1,4 @@
-"""Garbage collector settings of the command line: rare collections during imports, and fast ones during training.
+"""Garbage collector settings of the command line: collections are rare during imports and fast during training.
 
 `rlzoo.train` does not change the collector, which belongs to the user in a notebook or a test.
 """

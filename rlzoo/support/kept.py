@@ -42,7 +42,7 @@ class RaggedSets:
         return RaggedSets(self.ids.to(device), self.sizes.to(device))
 
     def select(self, index: Tensor) -> RaggedSets:
-        """Return the sets with the indices ``(M,)``, in this order."""
+        """Return the sets at the given indices ``(M,)``, in the order of the indices."""
         sizes = self.sizes[index]
         return RaggedSets(self.ids[ranges((self.sizes.cumsum(0) - self.sizes)[index], sizes)], sizes)
 
@@ -72,19 +72,19 @@ def ranges(starts: Tensor, sizes: Tensor) -> Tensor:
 
 
 class SetRecorder:
-    """Collects the sets of many responses, one token of each open response at a time."""
+    """Collects the sets of many responses, one token of each unfinished response at a time."""
 
     def __init__(self) -> None:
         self._rows: list[Tensor] = []
         self._sets: list[RaggedSets] = []
 
     def add(self, rows: Tensor, mask: Tensor) -> None:
-        """Add a set ``(R, V)`` for the next token of each of the responses ``(R,)``."""
+        """Add the sets ``(R, V)`` for the next token of each response in ``rows``, ``(R,)``."""
         self._rows.append(rows.cpu())
         self._sets.append(RaggedSets.of_mask(mask).to("cpu"))
 
     def by_response(self, number: int) -> list[RaggedSets]:
-        """Return the sets of each of ``number`` responses, in the order of their tokens."""
+        """Return the sets of each of the ``number`` responses, in the order of the tokens."""
         rows = torch.cat(self._rows)
         sets = RaggedSets.concat(self._sets).select(rows.argsort(stable=True))
         num_tokens = torch.bincount(rows, minlength=number).tolist()

@@ -28,7 +28,7 @@ class Lock:
         """Acquire the lock, waiting up to ``seconds`` for another process to release it.
 
         Raises:
-            UserError: another process holds it.
+            UserError: another process holds the lock.
         """
         self._folder, until = folder, time.monotonic() + seconds
         self._opened = {folder: os.open(folder, os.O_RDONLY)}

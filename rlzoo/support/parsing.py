@@ -9,15 +9,15 @@ from typing import Any
 
 import yaml
 
-LONGEST_YAML = 20_000  # maximum number of characters; PyYAML takes about 0.3 s for them, and configs are ten times shorter
+LONGEST_YAML = 20_000  # maximum number of characters, which PyYAML parses in about 0.3 s; configs are ten times shorter
 DEEPEST = 40  # maximum nesting depth of lists and mappings, because code that traverses settings recurses
-LARGEST = 100_000  # maximum number of values in a YAML text; aliases can multiply them
+LARGEST = 100_000  # maximum number of values in a YAML text; aliases can multiply values
 MOST_BITS = 14_000  # maximum number of bits in an integer, because Python prints at most 4300 digits
 TOO_DEEP = f"lists or mappings nested deeper than {DEEPEST}"
 
 
 class UnreadableError(ValueError):
-    """The text is not valid YAML or JSON, or exceeds a limit; the message does not repeat the text."""
+    """Raised when a text is not valid YAML or JSON, or exceeds a limit; the message does not repeat the text."""
 
 
 def parse_yaml(text: str) -> Any:

@@ -12,7 +12,7 @@ RECORDS = 2**31  # maximum size in bytes of a file of records: questions, metric
 
 
 class NotReadError(OSError):
-    """The file has the wrong type or is too large; ``strerror`` says which."""
+    """Raised when a file has the wrong type or is too large; ``strerror`` says which."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(0, reason, str(path))

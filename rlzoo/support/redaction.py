@@ -62,7 +62,7 @@ def redact(text: str) -> str:
 
 
 def redact_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Redact nested settings: values whose keys have secret-like names, and secrets that `redact` finds in the rest.
+    """Redact nested settings: values whose keys have secret-like names, and secrets that `redact` finds in other values.
 
     Example:
         >>> redact_settings({"judge": {"api_key": "abc", "model": "small"}, "max_new_tokens": 64})
@@ -81,7 +81,7 @@ def redacted_keys(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str
 
 
 def with_secrets_of(given: Mapping[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the written settings, with redacted values taken from ``given``."""
+    """Return the settings ``written``, replacing redacted values with those in ``given``."""
     return {key: given[key] if key in given and REDACTED in str(value) else value for key, value in written.items()}
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ReplyTooLargeError(OSError):
-    """A server's reply exceeds the size limit."""
+    """Raised when a server's reply exceeds the size limit."""
 
 
 def bounded_reply(largest: int, longest: float) -> type[HTTPResponse]:
@@ -62,7 +62,7 @@ def bounded_pool(address: str, largest: int, longest: float, **settings: Any) ->
 
 
 class _Bounded(io.RawIOBase):
-    """A socket's file that raises an error when the size or time limit is exceeded."""
+    """A socket's file object that raises an error when the size or time limit is exceeded."""
 
     def __init__(self, sock: socket.socket, file: io.BufferedIOBase, largest: int, longest: float) -> None:
         self._sock, self._file = sock, file
@@ -93,7 +93,7 @@ class _Bounded(io.RawIOBase):
 
 
 class _Buffered(io.BufferedReader):
-    """Rejects oversized reads before allocating memory, because servers can claim any size."""
+    """Rejects oversized reads before allocating memory, because a server can announce any size."""
 
     raw: _Bounded
 

@@ -1,4 +1,4 @@
-"""Handles signals that stop a run; the first one takes effect at the end of the step."""
+"""Handles signals that stop a run; the first signal takes effect at the end of the step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import NoReturn
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that stop a run. Closing a terminal sends SIGHUP; under ``nohup``, SIGHUP stays ignored."""
 
-ONE_PRESS = 1.0  # seconds within which signals count as one, because a terminal and a launcher may both forward a Ctrl-C
+ONE_PRESS = 1.0  # seconds within which signals count as one signal, because a terminal and a launcher may both forward a Ctrl-C
 
 LAST = "is_last"
 """Attribute of the log record with which a stopped run ends, so that a display can print it last."""
@@ -25,7 +25,7 @@ logger = logging.getLogger("rlzoo")
 
 @dataclass(slots=True)
 class StopRequest:
-    """Records whether a signal has asked the run to stop, and which one."""
+    """Records whether a signal has asked the run to stop, and which signal."""
 
     signal: int | None = None
     since: float = 0.0  # from `time.monotonic`
@@ -33,7 +33,7 @@ class StopRequest:
     def end(self, message: str) -> NoReturn:
         """Stop as the signal would: with KeyboardInterrupt after Ctrl-C, otherwise with SystemExit.
 
-        On ranks that received no signal, behaves as after SIGTERM.
+        A rank that received no signal stops as after SIGTERM.
         """
         logger.warning(message, extra={LAST: True})
         if self.signal == signal.SIGINT:
@@ -43,7 +43,7 @@ class StopRequest:
 
 @contextlib.contextmanager
 def requested_stop() -> Iterator[StopRequest]:
-    """Record the first Ctrl-C, SIGTERM or SIGHUP inside the block; a second one takes effect immediately."""
+    """Record the first Ctrl-C, SIGTERM or SIGHUP inside the block; a second signal takes effect immediately."""
     stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield stop

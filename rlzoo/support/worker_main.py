@@ -2,7 +2,7 @@
 
 `rlzoo.support.workers` starts it as ``python -P worker_main.py CALLS``, where CALLS is the descriptor of a socket for calls
 and results. Its stdin is a pipe that is never written to. When the parent ends, the pipe closes, and the kernel kills this
-process at once. The module only imports the standard library.
+process at once. The module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 SPARE_SECONDS = 1.0
-"""CPU seconds beyond a call's limit after which the kernel kills the worker, if its parent has not."""
+"""CPU seconds beyond a call's limit after which the kernel kills the worker if its parent has not done so."""
 
 
 def reason(error: BaseException) -> str:
     """Format an error as one line, even if its ``__str__`` fails, with the place in the user's code that raised it.
 
-    A UserError has no place, because its message already says what to do.
+    For a UserError, the place is omitted, because the message already says what to do.
     """
     try:
         text = " ".join(str(error).split())
@@ -41,7 +41,7 @@ def reason(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Return `` (FILE:LINE)`` of the error in the first file outside of rlzoo that it passed through, or an empty string."""
+    """Return `` (FILE:LINE)`` for the first file outside rlzoo in the error's traceback, or an empty string."""
     own = f"{Path(__file__).parents[1]}{os.sep}"
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     outside = [(file, line) for file, line in frames if not file.startswith(own)]
@@ -55,7 +55,7 @@ def _place(error: BaseException) -> str:
 
 
 def die_with(life: int) -> None:
-    """Have the kernel kill this process when the other end of a pipe closes, without running Python code."""
+    """Have the kernel kill this process, without running any Python code, when the other end of a pipe closes."""
     if sys.platform == "linux":  # elsewhere the signal is SIGIO, which also kills a process without a handler
         fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
@@ -77,7 +77,7 @@ def limit_memory(limit: int) -> None:
 
 
 def limit_cpu_time(seconds: float) -> None:
-    """Have the kernel end this process after another ``seconds`` of CPU time per CPU."""
+    """Have the kernel kill this process after about ``seconds`` more seconds of CPU time per CPU."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     limit = math.ceil(used.ru_utime + used.ru_stime + (seconds + SPARE_SECONDS) * (os.cpu_count() or 1))
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
@@ -104,7 +104,7 @@ def serve(connection: socket.socket) -> None:
 
 
 def _replies(function: Callable[..., Any], arguments: bytes, seconds: float) -> Iterator[bytes]:
-    """Yield one reply; for a generator function, one for each of its values."""
+    """Yield one reply or, for a generator function, one reply per value."""
     try:
         limit_cpu_time(seconds)
         value = function(*pickle.loads(arguments))

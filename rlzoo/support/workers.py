@@ -1,4 +1,4 @@
-"""Runs code that may hang, crash or use too much memory in a separate process, which is replaced if it fails."""
+"""Runs code in a separate process, which is replaced if the code hangs, crashes or uses too much memory."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ LONGEST_START = 300.0  # maximum seconds for a worker to start, including import
 
 
 class WorkerError(Exception):
-    """A call failed; the message says why."""
+    """Raised when a call failed; the message says why."""
 
 
 class WorkerTimeoutError(WorkerError):
-    """A call took too long, and the worker was killed."""
+    """Raised when a call took too long and its worker was killed."""
 
 
 class WorkerStartError(Exception):
-    """A worker could not be started; the message says why."""
+    """Raised when a worker could not be started; the message says why."""
 
 
 class Worker:
@@ -40,7 +40,7 @@ class Worker:
     Attributes:
         num_timeouts: number of calls that took too long.
         num_crashes: number of calls that raised an error or ended the process.
-        last_failure: reason of the last failure.
+        last_failure: the reason for the last failure.
     """
 
     def __init__(self, function: Callable[..., Any], start: Callable[[], object], memory: int | None = None) -> None:
@@ -114,7 +114,7 @@ class Worker:
         self.last_failure = reason
 
     def close(self) -> None:
-        """End the process, which also happens on garbage collection and at exit; the next call starts another."""
+        """End the process, which also happens on garbage collection and at exit; the next call starts another process."""
         with self._lock:
             if self._process is not None:
                 self._end()

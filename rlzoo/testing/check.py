@@ -25,16 +25,16 @@ MAX_TRIALS = 300  # maximum number of trials when shrinking; a trial takes about
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one law for one policy."""
+    """The result of checking one policy against one law."""
 
     law: str
     status: Literal["pass", "warn", "fail", "opted out"]
-    detail: str = ""  # why it failed, the law's advice, or the reason for opting out
+    detail: str = ""  # the reason for the failure, the law's advice, or the reason for opting out
     inputs: ClipInputs | None = None  # the smallest failing inputs found, if the failure depends on inputs
 
 
 def check(policy: ClipPolicy) -> list[Outcome]:
-    """Check one policy against every law without pytest, in the order of `LAWS`; the first failure often causes others."""
+    """Check one policy against every law without pytest, in the order of `LAWS`; a failure often causes further failures."""
     return [_outcome(policy, law) for law in LAWS]
 
 
@@ -84,7 +84,7 @@ def _describe(error: Exception, policy: ClipPolicy | None = None) -> str:
 
 
 def _read_without_need(policy: ClipPolicy) -> list[str]:
-    """Return the optional inputs that a policy reads without naming them in `needs`, if it raises an error without them."""
+    """Return the optional inputs that a policy does not name in `needs`, but without which it raises an error."""
 
     def raises(left_out: str | None = None) -> bool:
         values: dict[str, Any] = {**optional_fields(plain), **({left_out: None} if left_out else {})}
@@ -101,7 +101,7 @@ def _read_without_need(policy: ClipPolicy) -> list[str]:
 
 
 def _kind(error: Exception | None) -> str | None:
-    """Describe a failure without numbers, so that the same failure is recognised on smaller inputs."""
+    """Describe a failure without its numbers, so that the same failure can be recognised on smaller inputs."""
     return None if error is None else type(error).__name__ + re.sub(r"\d+", "", _describe(error).partition(":")[0])
 
 

@@ -25,7 +25,7 @@ Change = Callable[[Tensor], Tensor]
 def off_policy_inputs(policy: ClipPolicy, seed: int = 0, num_responses: int = 24, max_length: int = 40) -> ClipInputs:
     """Return ragged data in which every sixth advantage is 0, and the policy clips 10 to 40% of the responses with A != 0.
 
-    The spread of the token log-ratios is found by a search with this policy. For a policy that never clips, the spread is 0.1.
+    A search with this policy finds the spread of the token log-ratios. For a policy that never clips, the spread is 0.1.
     """
     with_spread = partial(ragged_inputs, policy, seed=seed, num_responses=num_responses, max_length=max_length)
     key = (
@@ -63,7 +63,7 @@ def ragged_inputs(
 
 
 SPREADS: dict[tuple[type[ClipPolicy], str, int, int, int], float] = {}
-"""Cached spreads for the most recent policies: all laws start from the same inputs."""
+"""Spreads for the most recent policies, cached because all laws start from the same inputs."""
 
 
 def _searched_spread(policy: ClipPolicy, with_spread: Callable[[float], ClipInputs]) -> float:
@@ -79,13 +79,13 @@ def _searched_spread(policy: ClipPolicy, with_spread: Callable[[float], ClipInpu
 
 
 def on_policy_inputs(policy: ClipPolicy) -> ClipInputs:
-    """Return `off_policy_inputs` at ratio 1: every log-probability equals the one at sampling time."""
+    """Return `off_policy_inputs` at ratio 1: every log-probability is the same as at sampling time."""
     inputs = off_policy_inputs(policy)
     return replace(inputs, log_probs=inputs.old_log_probs, rollout_log_probs=inputs.old_log_probs)
 
 
 def extreme_inputs(policy: ClipPolicy) -> ClipInputs:
-    """Return 4096-token responses for every sign of A, with log-ratios of +-100 on all tokens or only on the first."""
+    """Return 4096-token responses for every sign of A, with log-ratios of +-100 on all tokens or on the first token only."""
     shift = torch.zeros(12, 4096)
     shift[0:3], shift[3:6] = 100.0, -100.0
     shift[6:9, 0], shift[9:12, 0] = 100.0, -100.0
@@ -100,7 +100,7 @@ def moved(inputs: ClipInputs, factor: float) -> ClipInputs:
 
 
 def uniform_inputs(policy: ClipPolicy, log_ratios: Sequence[float], length: int, advantage: float) -> ClipInputs:
-    """Return one response per log-ratio, all of the same length; every token of a response has its log-ratio."""
+    """Return one response per log-ratio, all of the same length; the tokens of a response share its log-ratio."""
     shift = torch.tensor(log_ratios, dtype=torch.float32)[:, None].expand(-1, length)
     old = torch.full((len(log_ratios), length), -4.0)  # low enough that the probability can rise
     advantages = torch.full((len(log_ratios), 1), advantage)
@@ -150,7 +150,7 @@ def answer(policy: ClipPolicy, inputs: ClipInputs) -> ClipResult:
 
 
 def _well_formed(result: ClipResult, inputs: ClipInputs) -> ClipResult:
-    """Check that the laws can handle the shapes of a result; return it with ``clipped`` as bool."""
+    """Check that the laws can handle the shapes of a result, and return the result with ``clipped`` as bool."""
     assert isinstance(result, ClipResult), f"the result is a {type(result).__name__}, not a ClipResult"
     size, max_length = inputs.log_probs.shape
     shapes = {(size, max_length): None, (size, 1): None}
@@ -179,7 +179,7 @@ def evaluate(policy: ClipPolicy, inputs: ClipInputs) -> tuple[ClipResult, Tensor
 
 
 def fresh(inputs: ClipInputs) -> ClipInputs:
-    """Return a copy of the inputs that shares no memory with them."""
+    """Return a copy of the inputs that shares no memory with the originals."""
     return map_tensors(inputs, lambda values: values.detach().clone())
 
 
@@ -189,7 +189,7 @@ def visible(values: Tensor, inputs: ClipInputs) -> Tensor:
 
 
 def clip_stats(inputs: ClipInputs, result: ClipResult) -> ClipStats:
-    """Return the sums that the learner would pass to `ClipPolicy.updated` for these inputs, in two length bins."""
+    """Return the statistics that the learner would pass to `ClipPolicy.updated` for these inputs, in two length bins."""
     length = inputs.response_mask.sum(dim=-1).float()
     edges = torch.stack([length.min(), length.median(), length.max()])
     keep = (inputs.advantages != 0).any(dim=-1)
@@ -199,7 +199,7 @@ def clip_stats(inputs: ClipInputs, result: ClipResult) -> ClipStats:
 
 
 def map_tensors(inputs: ClipInputs, change: Change, names: Sequence[str] = ALL_FIELDS) -> ClipInputs:
-    """Return the inputs with ``change`` applied to the named tensors, by default to all of them."""
+    """Return the inputs with ``change`` applied to the named tensors, or to all tensors by default."""
     tensors = {name: getattr(inputs, name) for name in names}
     changed: dict[str, Any] = {name: change(value) for name, value in tensors.items() if value is not None}
     return replace(inputs, **changed)

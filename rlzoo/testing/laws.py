@@ -44,7 +44,7 @@ class Law:
 
 
 class LawWarning(UserWarning):
-    """Advice from a law about a policy that obeys it."""
+    """Advice that a law gives on a policy that obeys it."""
 
 
 def law(*, example: Example = data.off_policy_inputs, shrinks: bool = True) -> Callable[[Callable[..., None]], Law]:
@@ -77,7 +77,7 @@ class LawError(AssertionError):
 
 
 def _assert_nowhere(places: Tensor, what: str, inputs: ClipInputs | None = None) -> None:
-    """Raise an error that names the first True position of ``(B, T)``, with that row of ``inputs`` if they are given."""
+    """Raise an error that names the first True position of ``(B, T)``, with that row of ``inputs`` if given."""
     if places.any():
         row, token = places.nonzero()[0].tolist()
         what = f"{what} (row {row}, token {token})"
@@ -201,7 +201,7 @@ class _Draws(TorchFunctionMode):
 
 @law()
 def draws_follow_the_seed(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """4. A rule that draws random numbers draws different ones for a different `inputs.seed`."""
+    """4. A rule that draws random numbers draws different numbers if `inputs.seed` differs."""
     drawn = []
     for seed in (1, 2, 99):
         with _Draws() as draws:
@@ -212,7 +212,7 @@ def draws_follow_the_seed(policy: ClipPolicy, inputs: ClipInputs) -> None:
         len(other) == len(first) and all(torch.equal(one, two) for one, two in zip(first, other, strict=True))
         for other in drawn[1:]
     )
-    few = sum(each.numel() for each in first) < 8  # so few values may be equal by chance
+    few = sum(each.numel() for each in first) < 8  # with so few values, all may be equal by chance
     assert few or not same, "every seed gives the same draws; use torch.Generator().manual_seed(inputs.seed)"
 
 
@@ -298,7 +298,7 @@ class _Calls(TorchFunctionMode):
 class _Devices(TorchFunctionMode):
     """Records the first call that mixes tensors from several devices; zero-dimensional tensors may be mixed.
 
-    A meta tensor has no values. A call that needs values returns the result of the same call on the CPU.
+    A meta tensor has no values. A call that needs values therefore returns the result of the same call on the CPU.
     """
 
     FREE: typing.ClassVar = {Tensor.to, Tensor.copy_, Tensor.__getitem__, Tensor.__setitem__}
@@ -339,7 +339,7 @@ def runs_on_another_device(policy: ClipPolicy, inputs: ClipInputs) -> None:
     try:
         with _Devices(calls.seen) as devices:
             result = policy(without_values)
-    except Exception:  # a rule that passes values to another library is checked only up to that call
+    except Exception:  # a rule that passes values to another library is checked only up to the call of that library
         assert devices.mixed is None, f"{devices.mixed} mixes the inputs' device with the CPU; {advice}"
         return
     assert devices.mixed is None, f"{devices.mixed} mixes the inputs' device with the CPU; {advice}"
@@ -373,7 +373,7 @@ def rollout_log_probs_are_optional(policy: ClipPolicy, inputs: ClipInputs) -> No
 
 @law(example=data.on_policy_inputs)
 def ratio_is_to_the_old_model(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """9. rollout_log_probs are ignored at ratio 1 (warning only); with `ratio_to_sampler`, raising them raises no weight."""
+    """9. rollout_log_probs are ignored at ratio 1 (warning only); with `ratio_to_sampler`, raising them increases no weight."""
     if policy.ratio_to_sampler:
         _assert_likelier_weighs_no_more(policy, inputs)
         return
@@ -594,7 +594,7 @@ def penalties_are_declared(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 @law()
 def advantages_scale_the_gradient(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """21. The gradient scales with the advantages: by 4 at any ratio, and by 1000 and by -1 at ratio 1."""
+    """21. The gradient is proportional to the advantages: for factor 4 at any ratio, and for factors 1000 and -1 at ratio 1."""
     if "rewards" in policy.needs or ratio_one_is_reinforce.name in policy.exempt:
         return
     at_one = dataclasses.replace(inputs, log_probs=inputs.old_log_probs, rollout_log_probs=inputs.old_log_probs)
@@ -609,7 +609,7 @@ def advantages_scale_the_gradient(policy: ClipPolicy, inputs: ClipInputs) -> Non
 
 @law()
 def token_advantages_are_honoured(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """22. With (B, T) advantages, each token uses its own; equal values in a row act like (B, 1) (per-token objectives)."""
+    """22. With (B, T) advantages, each token uses its own; equal advantages in a row act like (B, 1) (per-token objectives)."""
     expected, expected_gradient = evaluate(policy, inputs)
     if policy.scope == "sequence" or expected.objective.shape[-1] == 1 != inputs.log_probs.shape[-1]:
         return
@@ -631,7 +631,7 @@ def token_advantages_are_honoured(policy: ClipPolicy, inputs: ClipInputs) -> Non
 
 
 def _token_advantages(inputs: ClipInputs) -> Tensor:
-    """Return random advantages ``(B, T)`` of both signs; every fifth one is 0, and so are all those of a row with A = 0."""
+    """Return random advantages ``(B, T)`` of both signs, with 0 at every fifth token and in all rows with A = 0."""
     noise = torch.randn(inputs.response_mask.shape, generator=torch.Generator().manual_seed(1))
     noise[:, 2::5] = 0
     return torch.where(inputs.response_mask & (inputs.advantages != 0), noise, 0.0)
@@ -652,7 +652,7 @@ def rows_weigh_the_same(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 @law(example=data.on_policy_inputs)
 def log_ratio_rises_with_log_probs(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """24. log_ratio is 0 at ratio 1, and rises in proportion to the log-probs of the response, for every token."""
+    """24. For every token, log_ratio is 0 at ratio 1, and rises in proportion to the log-probs of the response."""
     # shift only half of the rows: a rule may compare rows with each other
     chosen = (torch.arange(len(inputs.log_probs)) % 2 == 0)[:, None]
 
@@ -683,7 +683,7 @@ def log_ratio_rises_with_log_probs(policy: ClipPolicy, inputs: ClipInputs) -> No
 
 @law()
 def clipped_means_no_gradient(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """25. Where A != 0 and log-ratios are below 20, some positions are ``clipped``: exactly those without a gradient."""
+    """25. Where A != 0 and log-ratios are below 20, ``clipped`` positions exist and are exactly those without a gradient."""
     result, gradient = evaluate(policy, inputs)
     relevant = _relevant(result, inputs)
     _assert_nowhere(relevant & result.clipped & (gradient != 0), "a position counts as clipped but has a gradient")
@@ -694,7 +694,7 @@ def clipped_means_no_gradient(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 
 def _relevant(result: ClipResult, inputs: ClipInputs) -> Tensor:
-    """Return where the gradient reveals the clip decision, ``(B, T)``: A != 0 and no log-ratio is at the limit."""
+    """Mark the positions ``(B, T)`` where the gradient reveals the clip decision: A != 0, and no log-ratio is at the limit."""
     moved = (inputs.log_probs - inputs.old_log_probs).abs()
     limits = (result.log_ratio.abs() < ops.LOG_RATIO_LIMIT) & (moved < ops.LOG_RATIO_LIMIT)
     return inputs.response_mask & (inputs.advantages != 0) & limits
@@ -750,7 +750,7 @@ def clipped_means_held_back(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 @law()
 def only_cuts_outward(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """27. A > 0 is cut only above ratio 1, A < 0 only below 1 or above a ceiling; a cut persists further from 1."""
+    """27. Gradients are cut only above ratio 1 if A > 0, only below 1 or above a ceiling if A < 0; cuts persist further out."""
     own = dataclasses.replace(inputs, advantages=_token_advantages(inputs))
     for given in (inputs, own) if policy.scope == "token" else (inputs,):
         result = answer(policy, given)
@@ -768,7 +768,7 @@ def only_cuts_outward(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 
 def _wrong_cut(cuts: list[tuple[bool, bool]], advantage: float, way: float) -> tuple[str, int] | None:
-    """Return a description and the index of the first wrong decision, moving away from ratio 1; None if all are right."""
+    """Return a description and the index of the first wrong decision, counting away from ratio 1; None if there is none."""
     decisions = [clipped for clipped, _ in cuts]
     if advantage > 0 > way and any(decisions):
         return "a positive advantage is cut below ratio 1", decisions.index(True)
@@ -790,7 +790,7 @@ def _swept(policy: ClipPolicy) -> list[ClipInputs]:
 
 
 def _cuts(policy: ClipPolicy, log_ratios: list[float], length: int, advantage: float) -> list[tuple[bool, bool]]:
-    """Return whether a response counts as clipped and whether its gradient is cut, for each log-ratio of all its tokens."""
+    """For each log-ratio of a whole response, return whether the response counts as clipped and whether its gradient is cut."""
     inputs = data.uniform_inputs(policy, log_ratios, length, advantage)
     result, gradient = evaluate(policy, inputs)
     clipped = _tokens(result.clipped, inputs).any(dim=-1)
@@ -801,7 +801,7 @@ def _cuts(policy: ClipPolicy, log_ratios: list[float], length: int, advantage: f
 
 @law()
 def band_is_the_one_used(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """28. All positions beyond the band's edge for the sign of A are clipped; if all tokens agree, no position inside it is."""
+    """28. Positions beyond the band's edge for the sign of A are clipped; if all tokens share a log-ratio, no others are."""
     for number, given in enumerate([inputs, *_swept(policy)]):
         result = answer(policy, given)
         band, judged = result.band, result.log_ratio
@@ -883,7 +883,7 @@ def _near(log_ratio: Tensor, edge: Tensor) -> Tensor:
 
 @law(shrinks=False)
 def widths_scale(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """30. ``scaled(f)`` is valid and clips less for larger f, for both signs of A; it raises an error if there is no width."""
+    """30. ``scaled(f)`` is valid and clips less for larger f, for both signs of A; without a width, it raises an error."""
     try:
         same = policy.scaled(1.0)
     except ValueError:
@@ -965,7 +965,7 @@ def _assert_null_is_no_band(policy: ClipPolicy, name: str, examples: list[ClipIn
 
 
 def _valid(policy: ClipPolicy, name: str, values: Iterable[Any]) -> Iterator[ClipPolicy]:
-    """Yield the policy with each given value of a setting, except values that its class does not allow."""
+    """Yield the policy with each given value of a setting, except values that the policy's class does not allow."""
     for value in values:
         try:
             yield policy.replace(**{name: value})
@@ -998,7 +998,7 @@ def update_is_pure(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 
 def _sums(policy: ClipPolicy, inputs: ClipInputs, share: float, progress: float = 0.3) -> ClipStats:
-    """Return the sums of an update in which the given share of every response was clipped."""
+    """Return the statistics of an update in which the given share of every response was clipped."""
     length = inputs.response_mask.sum(dim=-1).float()
     edges = torch.stack([length.min(), length.median(), length.max()])
     sign = torch.ones_like(length)
@@ -1050,7 +1050,7 @@ def _numbers(settings: Any) -> list[float]:
 
 @law(shrinks=False)
 def updates_pull_back(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """35. After five updates with everything clipped, the rule clips no more than after five with nothing (warning only)."""
+    """35. After five updates with everything clipped, a rule clips no more than after five without clipping (warning only)."""
     if not policy.is_adaptive:
         return
     after = []
@@ -1077,7 +1077,7 @@ def every_option_keeps_the_laws(policy: ClipPolicy, inputs: ClipInputs) -> None:
                     warnings.simplefilter("ignore", LawWarning)
                     each(other)
             except Exception as error:
-                if _is_broken(each, policy):  # it fails with the defaults as well, which is reported separately
+                if _is_broken(each, policy):  # the law also fails with the defaults, which is reported separately
                     continue
                 kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
                 message = f"with {what}: {each.name}: {kind}{str(error).strip().partition(chr(10))[0]}"
@@ -1117,7 +1117,7 @@ def _options(policy: ClipPolicy) -> Iterator[tuple[str, ClipPolicy]]:
 
 
 def _some_numbers(field: Any) -> list[float]:
-    """Return numbers within the bounds of a field; the integers come last."""
+    """Return numbers within the bounds of a field, with integers last."""
     marks = [mark for mark in field.metadata if isinstance(mark, BOUNDS)]
     bounds = [
         float(bound) for name in ("gt", "ge", "lt", "le") for mark in marks if (bound := getattr(mark, name, None)) is not None
@@ -1144,7 +1144,7 @@ def compiles(policy: ClipPolicy, inputs: ClipInputs) -> None:
         return policy(ClipInputs(**tensors, **constants)).objective
 
     expected = objective(**given)
-    torch.compiler.reset()  # the caches of other policies would count against this one
+    torch.compiler.reset()  # otherwise compilations of other policies would count toward torch's limit
     traced: Any = torch.compile(objective, fullgraph=True, backend="aot_eager")
     try:
         with warnings.catch_warnings():

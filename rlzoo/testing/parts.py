@@ -1,4 +1,4 @@
-"""The laws for advantage estimators and mismatch corrections."""
+"""The laws that advantage estimators and mismatch corrections must obey."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PartLaw(Generic[Part]):
 
 
 def broken(laws: tuple[PartLaw[Part], ...], part: Part) -> Iterator[tuple[str, str]]:
-    """Yield the laws that an estimator or a correction breaks without an exemption, each with the observed failure."""
+    """Yield each law that an estimator or a correction breaks without an exemption, with the observed failure."""
     for law in laws:
         if law.name in part.exempt:
             continue
@@ -151,7 +151,7 @@ def prompts_are_independent(estimator: AdvantageEstimator) -> None:
 
 
 def the_better_response_has_the_larger_advantage(estimator: AdvantageEstimator) -> None:
-    """If two responses to a prompt differ only in the reward, the better one has at least as large an advantage."""
+    """If two responses to a prompt differ only in the reward, the higher reward gives at least as large an advantage."""
     inputs = advantage_inputs(estimator)
     same = _rows(inputs, torch.zeros(SIZE, dtype=torch.long))
     paid = None if same.token_rewards is None else torch.zeros_like(same.token_rewards)

@@ -34,12 +34,12 @@ class Portrait:
 
     name: str
     edges: Mapping[int, Edges]  # by response length in tokens
-    positive: Mapping[float, float | None]  # by ratio, for A > 0: gradient over gradient at ratio 1; negative if reversed
+    positive: Mapping[float, float | None]  # by ratio, for A > 0: gradient relative to ratio 1; negative if reversed
     negative: Mapping[float, float | None]  # the same for A < 0
 
 
 def portrait(policy: ClipPolicy, lengths: Sequence[int] = LENGTHS, ratios: Sequence[float] = RATIOS) -> Portrait:
-    """Measure a policy on single responses whose tokens share a log-ratio; all ratios are the ratios that the rule judges.
+    """Measure a policy on single responses whose tokens share a log-ratio; ratios are always those that the rule judges.
 
     The tokens have probability exp(-4) ≈ 0.018 at sampling time, which matters for rules whose band depends on the probability.
     For rules that judge individual tokens, the last token is measured.
@@ -64,7 +64,7 @@ def _measured(policy: ClipPolicy, token: float, length: int, advantage: int) -> 
 
 
 def _edge(policy: ClipPolicy, length: int, advantage: int, way: int) -> float | None:
-    """Find where the gradient vanishes or reverses, outwards from ratio 1, by geometric steps and then bisection."""
+    """Find where the gradient vanishes or reverses, moving outwards from ratio 1 by geometric steps and then bisection."""
     at_one = _measured(policy, 0.0, length, advantage)[1]
     if at_one <= 0:
         return None

@@ -21,7 +21,7 @@ FEWEST_NORMS = 10
 """Number of earlier gradient norms required for spike detection."""
 
 Observer = Callable[[int, Mapping[str, float]], None]
-"""Called with the step number and its metrics after each step, and with step 0 after the first evaluation."""
+"""Called after each step with the step's number and metrics, and after the first evaluation with number 0."""
 
 Stage = Callable[[str], None]
 """Called with a short description before work outside the training steps, such as ``"evaluating 1,000 problems"``."""
@@ -30,7 +30,7 @@ logger = logging.getLogger("rlzoo")
 
 
 class AfterStep:
-    """Evaluates, logs, saves and stops after each training step."""
+    """Evaluates the model, logs metrics and saves the run after a training step, and stops the run on request."""
 
     def __init__(
         self, run: Run, tracker: Tracker, stop: StopRequest, observer: Observer | None = None, stage: Stage | None = None
@@ -65,7 +65,7 @@ class AfterStep:
             self.observer(step, row)
         run.complete(step)
         is_stopping = run.learner.micro_batches.any(self.stop.signal is not None)
-        # a checkpoint at step 0 makes every run with steps resumable
+        # with a checkpoint at step 0, every run that has begun can be resumed
         if step in (0, config.steps) or run.is_due(step, config.checkpoint.every) or is_stopping:
             run.save(step)
         if run.is_drawn(step):
@@ -88,7 +88,7 @@ class AfterStep:
         state = RunState.read(folder)
         # the schedule does not roll back, so that it still ends with the run
         run.learner.load(folder, state.num_optimizer_steps, run.learner.scheduler.last_epoch)
-        run.rollouts.forget_ahead()  # they were sampled with the discarded weights
+        run.rollouts.forget_ahead()  # these batches were sampled with the discarded weights
         logger.warning("step %d: gradient spike; restored the weights from step %d", step, state.step)
         return True
 

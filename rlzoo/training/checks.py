@@ -27,7 +27,7 @@ def usual_output(config: RunConfig) -> Path:
 
 
 def num_processes(config: RunConfig) -> int:
-    """The run's number of processes: ``launch.processes``, or the number that a launcher has started."""
+    """The number of processes in the run: ``launch.processes``, or the number that a launcher has started."""
     started = os.environ.get("WORLD_SIZE", "")
     return config.launch.processes or (int(started) if started.isdigit() else 0) or 1
 
@@ -37,12 +37,12 @@ def check_run(config: RunConfig, *, processes: int | None = None, resume: bool =
 
     Args:
         config: configuration of the run.
-        processes: number of processes that will take part in the run; None for `num_processes`.
+        processes: number of processes that will take part in the run; None for the result of `num_processes`.
         resume: whether the run is resumed, in which case its directory exists.
-        here: whether the run will use this machine; False skips checks of this machine.
+        here: whether the run will use this machine; if False, checks of this machine are skipped.
 
     Raises:
-        UserError: the configuration has a problem; one line describes the first one.
+        UserError: the configuration has a problem; the message describes the first problem in one line.
     """
     config.refuse_redacted()
     is_main = os.environ.get("RANK", "0") == "0"
@@ -59,7 +59,7 @@ def check_run(config: RunConfig, *, processes: int | None = None, resume: bool =
     if rollout.engine == "vllm" and rollout.vllm.server and rollout.max_staleness > 1 and number > 1:
         raise UserError(
             f"rollout.max_staleness={rollout.max_staleness}: with a vLLM server, {number} processes would change its weights "
-            "at different times; use 0 or 1, one process, or another rollout.engine"
+            "at different times; set it to 0 or 1, use one process, or choose another rollout.engine"
         )
     if here:
         check_launcher(config.launch)
@@ -98,7 +98,7 @@ def check_plugins_unchanged(config: RunConfig, *, allowed: bool) -> None:
 
     Args:
         config: configuration of the run, whose directory is ``output``.
-        allowed: whether to log a warning about a changed plugin instead of raising an error.
+        allowed: whether to log a warning instead of raising an error if a plugin has changed.
 
     Raises:
         UserError: the code of a plugin has changed since the run was started.

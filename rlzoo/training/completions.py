@@ -1,4 +1,4 @@
-"""Collects the responses of a step, with the rule's decision on every token, for the completions page in MLflow."""
+"""Collects the responses of a step, and the rule's decision on every token, for the completions page in MLflow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_TOKENS = 20_000  # maximum number of tokens on a page; such a page takes 1 
 PARTIAL = "\N{WHITE VERTICAL RECTANGLE}"
 """Shown for a token that ends inside a character, because a byte-level tokenizer may split characters."""
 
-LONGEST_CHARACTER = 4  # in UTF-8 bytes, and therefore in tokens of a byte-level tokenizer
+LONGEST_CHARACTER = 4  # maximum length in UTF-8 bytes, and therefore in tokens of a byte-level tokenizer
 
 
 def completion_page(
@@ -38,14 +38,14 @@ def completion_page(
 ) -> str:
     """Render the responses to the ``tracking.completions`` prompts whose responses were clipped most.
 
-    If these exceed `MOST_TOKENS`, only the responses that were clipped most are shown.
+    If these responses exceed `MOST_TOKENS`, only those that were clipped most are shown.
     """
     rows_of = torch.split(torch.arange(len(batch)), [len(group.rollouts) for group in groups])
     shares = torch.tensor(clipped_shares(batch, updates))
     most = torch.stack([shares[rows].sum() for rows in rows_of]).argsort(descending=True, stable=True)
     prompts = most[: config.tracking.completions].tolist()
     rows = torch.cat([rows_of[prompt] for prompt in prompts])
-    sizes: dict[int, int] = {}  # number of shown tokens of each row
+    sizes: dict[int, int] = {}  # number of tokens that are shown, by row
     for row in rows[shares[rows].argsort(descending=True, stable=True)].tolist():
         size = min(len(batch.sequences[row]) - int(batch.prompt_lengths[row]), MOST_TOKENS - sum(sizes.values()))
         if size > 0:
@@ -80,8 +80,8 @@ def _completion(
     """Collect the data that the page shows about one response.
 
     Args:
-        number: index of its prompt, and its index among the responses to the prompt.
-        row: its row in the batch.
+        number: index of the response's prompt, and index of the response among the responses to that prompt.
+        row: the response's row in the batch.
         size: number of tokens to show.
         tokenizer: decodes the tokens.
         groups: the responses of the step.

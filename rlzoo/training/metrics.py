@@ -134,7 +134,7 @@ def episode_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 
 
 def band_metrics(rows: ResponseTable, profile: LengthProfile) -> dict[str, float]:
-    """Compute the mean band edges in each length bin, for rules that have a band."""
+    """Compute the mean edges of the band in each length bin, for rules that have a band."""
     index = bin_index(rows.length, torch.tensor(profile.edges))
     return {
         f"clip/band_{side}_length_bin_{k}": float(edge[index == k].mean())
@@ -220,7 +220,7 @@ def update_metrics(updates: Sequence[Update], *, with_kl: bool) -> dict[str, flo
 
 
 def policy_settings(policy: ClipPolicy, configured: ClipPolicy) -> dict[str, float]:
-    """The settings that an adaptive rule has changed so far, with their current values."""
+    """Return the settings that an adaptive rule has changed so far, with their current values."""
     before = configured.model_dump()
     return {
         f"clip/setting_{name}": float(value)

@@ -53,14 +53,14 @@ def run_tags(config: RunConfig, task: str) -> dict[str, str]:
 
 
 def clip_source(config: RunConfig) -> str:
-    """The distribution and version, or the file, that provides the rule; else its module."""
+    """The distribution and version, or the file, that provides the rule; otherwise, its module."""
     entry = load_zoo(config.plugins).entries.get(config.clip.name)
     kind = type(config.clip)
     return entry.source if entry is not None and entry.kind is kind else kind.__module__
 
 
 def description(config: RunConfig, path: Path) -> str:
-    """Describe a run in Markdown: its command, and the settings that differ from the default run of its rule."""
+    """Describe a run in Markdown: its command, and the settings that differ from those of its rule's default run."""
     title = f"**{config.clip.name}** on {config.task.name}, model {config.model.path}, seed {config.seed}, {config.steps} steps"
     command, usual = usual_run(config)
     return describe_run(title, command, differences(_settings(usual), _settings(config)), path.resolve())

@@ -1,4 +1,4 @@
-"""The parts of one training run, and how the run is saved and resumed."""
+"""The objects that make up a training run, and how the run is saved and resumed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Run:
     def __init__(self, config: RunConfig, task: Task, *, resume: bool = False) -> None:
         self.accelerator = make_accelerator(config.launch, config.learner, dtype=config.model.dtype)
         self.is_main = self.accelerator.is_main_process
-        path = gather(self.accelerator, [config.output or usual_output(config)])[0]  # the time may differ between ranks
+        path = gather(self.accelerator, [config.output or usual_output(config)])[0]  # its time may differ between ranks
         self.config = config.model_copy(update={"output": path})
         self.task = task
         with ExitStack() as failed:
@@ -58,7 +58,7 @@ class Run:
                 self._restore(checkpoint)
             else:
                 self.directory = RunDirectory.create(path, self.config.to_yaml(), config.plugins, is_writer=self.is_main)
-            # all processes write to the same temporary folders, but only the main one is sure to see the identity file
+            # every process needs this ID to name temporary folders, but only the main process is sure to see its file
             self.directory.identity = gather(self.accelerator, [self.directory.identity if self.is_main else ""])[0]
             failed.pop_all()
 
@@ -134,8 +134,8 @@ class Run:
         self._check(state, folder.parent, updates)
         if state.data != self.data:
             raise UserError(
-                f"--resume: the training problems of task {self.task.name!r} differ from those the run was started with; "
-                "restore its data, or start another run"
+                f"--resume: the training problems of task {self.task.name!r} differ from those that the run was started with; "
+                "restore the task's data, or start another run"
             )
         self.learner.load(folder, state.num_optimizer_steps, updates)
         if self.learner.scheduler.state_dict() != state.scheduler:
@@ -151,7 +151,7 @@ class Run:
         self._newest()
 
     def _queue(self, state: RunState) -> list[QueuedBatch]:
-        """The batches that were sampled ahead; checkpoints of earlier versions store at most one, for the last problems."""
+        """The batches sampled ahead; a checkpoint of an earlier version stores at most one batch, for the last problems."""
         if state.ahead is None:
             return state.queue
         return [QueuedBatch(state.next_problem - self.config.rollout.num_prompts, state.ahead)]
@@ -181,7 +181,7 @@ class Run:
             raise UserError(f"--resume: checkpoint {str(folder)!r} {problem}; it does not belong to this run; move it away")
 
     def summary(self, *, finished: bool) -> dict[str, object]:
-        """The contents of ``summary.json``."""
+        """Return the contents of ``summary.json``."""
         return {
             "finished": finished,
             "steps": self.config.steps,
@@ -191,7 +191,7 @@ class Run:
 
     @contextmanager
     def attempt(self, step: int) -> Iterator[None]:
-        """Run one step in the block. If it fails before any update, restore the state before the step."""
+        """Run the block as one step. If the step fails before its first update, restore the state from before the step."""
         self.attempted, position, updates = step, self.rollouts.position(), self.learner.scheduler.last_epoch
         try:
             yield
@@ -203,7 +203,7 @@ class Run:
         self.is_clean = False
 
     def before_update(self, index: int) -> None:
-        """Save the weights before an update, if ``checkpoint.keep_for_replay`` asks for this step."""
+        """Save the weights before an update, if ``checkpoint.keep_for_replay`` selects this step."""
         self.is_clean = False
         if self.is_due(self.attempted, self.config.checkpoint.keep_for_replay):
             self.directory.save_weights(self.attempted, index, kept_weights(self.learner.weights(), keep=self.is_main))
@@ -211,8 +211,8 @@ class Run:
     def sample(self, step: int) -> Sampled:
         """Sample and grade the responses of a step, and start sampling for later steps.
 
-        If the responses were sampled ahead, only the groups that dynamic sampling adds are sampled now. A checkpoint waits for
-        batches whose sampling has begun, so it does not store older weights.
+        If the responses were sampled ahead, only the groups that dynamic sampling adds are sampled now. A checkpoint waits
+        for every batch whose sampling has begun, so it need not store the older weights that sample the batch.
         """
         version = self.learner.num_optimizer_steps
         if self.rollouts.sampler.in_flight:
@@ -234,7 +234,7 @@ class Run:
                     self.directory.save_page(page, name)
 
     def _newest(self) -> int:
-        """Give the sampler the current weights, and return the number of optimizer steps behind them."""
+        """Give the sampler the current weights, and return the number of optimizer steps that produced them."""
         version = self.learner.num_optimizer_steps
         self.rollouts.update_weights(version, self.learner.weights)
         return version
@@ -294,7 +294,7 @@ class Run:
         """End the run, and save its weights if a step was not completed.
 
         If the step made no update, the state has not changed since the previous step, and a normal checkpoint is saved.
-        Otherwise the weights are saved as ``stopped-step-...`` for debugging. A run cannot resume from them.
+        Otherwise the weights are saved as ``stopped-step-...`` for debugging, and the run cannot resume from them.
         """
         try:
             # gathering sharded weights needs all processes, and the others may have failed elsewhere
@@ -331,7 +331,7 @@ class Run:
         return every > 0 and step > 0 and step % every == 0
 
     def is_drawn(self, step: int) -> bool:
-        """Whether figures of the step are drawn."""
+        """Whether to draw figures of the step."""
         return step == self.config.steps or self.is_due(step, self.config.tracking.figure_every)
 
     @property

@@ -39,7 +39,7 @@ class RunResult:
     path: Path  # the run directory
     metrics: list[dict[str, float]]  # one dict per step, starting with step 0
     profile: LengthProfile | None  # clipping by response length, over the last steps
-    mlflow_run_id: str | None = None  # None if the store could not be reached
+    mlflow_run_id: str | None = None  # None without tracking, or if the store could not be reached
 
 
 def train(
@@ -117,7 +117,7 @@ def _run(run: Run, tracker: Tracker, stop: StopRequest, observer: Observer | Non
     seconds = {"seconds": round(run.seconds, 3)}
     run.directory.summarise({**run.summary(finished=True), **seconds, "metrics": whole})
     speeds = [row[SPEED] for row in run.metrics[-WINDOW:] if SPEED in row]
-    speed = {"tokens_per_second": round(fmean(speeds))} if speeds else {}  # not in the summary, which a resumed run repeats
+    speed = {"tokens_per_second": round(fmean(speeds))} if speeds else {}  # not in the summary, which must be reproducible
     tracker.conclude(config.steps, whole | speed, {"warnings": ", ".join(run.monitor.alarms.raised)})
     return RunResult(run.directory.path, run.metrics, profile)
 

@@ -148,7 +148,7 @@ def test_output_directory_of_another_run(refused, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.yaml").write_text("steps: 1\n")
     line = refused("train", "--output", tmp_path / "mine")
-    assert line == f"output directory '{tmp_path / 'mine'}' is not empty; name another with --output, or remove it"
+    assert line == f"output directory '{tmp_path / 'mine'}' is not empty; choose another with --output, or remove this one"
 
 
 def test_output_directory_that_cannot_be_written(refused, tmp_path):

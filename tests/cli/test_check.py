@@ -117,7 +117,7 @@ def test_a_policy_that_raises_fails_the_law_with_what_it_raised(rlzoo, plugin):
 def test_check_refuses_what_is_not_there(refused, plugin, tmp_path):
     assert refused("clips", "check", "gsop").endswith("; did you mean 'gspo'?")
     missing = tmp_path / "none.py"
-    assert refused("clips", "check", missing).startswith(f"plugin '{missing}' does not exist; give a .py file")
+    assert refused("clips", "check", missing).startswith(f"plugin '{missing}' does not exist; specify a .py file")
     file = plugin(SOUND, "import no_such_library\n", returned="Plain")
     assert refused("clips", "check", file) == (
         f"plugin '{file}' cannot be imported: ModuleNotFoundError: No module named 'no_such_library'"

@@ -94,7 +94,7 @@ def test_a_process_without_a_prompt_is_refused(refused):
 
 def test_more_processes_than_devices_are_refused(refused):
     assert refused("train", "--dry-run", "--devices", "2xH100", *settings("launch.processes=4")) == (
-        "launch.processes=4: more than the 2 devices of --devices; each process needs one"
+        "launch.processes=4: more than the 2 devices of --devices; each process needs a device"
     )
 
 
@@ -200,7 +200,7 @@ def test_an_output_directory_that_is_not_free_is_refused(refused, tmp_path):
     folder.mkdir()
     (folder / "config.yaml").touch()
     line = refused("train", "--dry-run", "--output", "out")
-    assert line == "output directory 'out' is not empty; name another with --output, or remove it"
+    assert line == "output directory 'out' is not empty; choose another with --output, or remove this one"
 
 
 def failing_plan(rlzoo, *arguments):

@@ -130,11 +130,11 @@ def test_a_new_policy_is_listed_checked_and_trained_from_its_folder(written, rlz
 def test_train_refuses_a_plugin_that_does_not_exist(refused, tmp_path):
     missing = tmp_path / "none.py"
     assert refused("train", "--plugin", missing) == (
-        f"plugin '{missing}' does not exist; give a .py file, a package, or the folder of a distribution"
+        f"plugin '{missing}' does not exist; specify a .py file, a package, or the folder of a distribution"
     )
     (tmp_path / "notes.txt").write_text("notes")
     line = refused("train", "--plugin", tmp_path / "notes.txt")
-    assert line.startswith(f"plugin '{tmp_path / 'notes.txt'}' is not a .py file; give ")
+    assert line.startswith(f"plugin '{tmp_path / 'notes.txt'}' is not a .py file; specify ")
     (tmp_path / "empty").mkdir()
     assert refused("train", "--plugin", tmp_path / "empty") == f"plugin '{tmp_path / 'empty'}' contains no .py file"
 

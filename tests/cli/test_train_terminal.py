@@ -92,7 +92,7 @@ def test_a_mistake_leaves_nothing_but_its_line(on_a_terminal, tmp_path):
     code, screen = on_a_terminal(60, 20, "train", "--output", "out", *QUICK)
     assert code == 2
     assert screen.text.replace("\n", " ") == (
-        "rlzoo: output directory 'out' is not empty; name another with --output, or remove it"
+        "rlzoo: output directory 'out' is not empty; choose another with --output, or remove this one"
     )
     assert all(len(line) <= 60 for line in screen.text.split("\n"))
 

@@ -23,7 +23,7 @@ ABSENT = "-"
 
 
 def describe_run(title: str, usual: str, differences: Mapping[str, tuple[Any, Any]], directory: Path) -> str:
-    """Describe a run in Markdown, with the settings in which it differs from the command ``usual``."""
+    """Describe a run in Markdown, and list the settings that differ from those of the command ``usual``."""
     place = shlex.quote(str(directory))
     paragraphs = [
         title,
@@ -42,7 +42,7 @@ def describe_run(title: str, usual: str, differences: Mapping[str, tuple[Any, An
 
 
 def differences(usual: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the usual and the current value of each setting that differs; keys that occur only in ``usual`` are ignored."""
+    """Return each differing setting with its usual and its current value; keys that occur only in ``usual`` are ignored."""
     return {key: (usual.get(key, ABSENT), value) for key, value in here.items() if key not in usual or usual[key] != value}
 
 
@@ -94,7 +94,7 @@ def _is_secret(name: str, text: str) -> bool:
 
 
 def _program(path: str) -> list[str]:
-    """Return the words of the command that started the current program, given its path."""
+    """Return the words with which a command starts the program at ``path``, such as ``["python", "train.py"]``."""
     file = Path(path)
     if file.name == "__main__.py":
         return ["rlzoo"] if file.parent.name == "rlzoo" else ["python", "-m", file.parent.name]

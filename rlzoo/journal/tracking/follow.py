@@ -1,7 +1,7 @@
-"""The follower process, which sends a run to MLflow while it trains: ``python -m rlzoo.journal.tracking.follow``.
+"""The follower process, which sends a run to MLflow during training: ``python -m rlzoo.journal.tracking.follow``.
 
 It reads the path of the run directory from stdin. Its stdin closes when the training process ends for any reason. The
-follower then has `LONGEST_END` seconds to send the rest.
+follower then has `LONGEST_END` seconds to send the remaining data.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from rlzoo.support.redaction import redact
 
 POLL = 1.0  # seconds between checks of the directory
 LONGEST_PAUSE = 30.0  # maximum seconds between attempts while the store cannot be reached
-PATIENCE = 15.0  # seconds without success after the run's end before the rest is left to `rlzoo sync`
-LONGEST_END = 60.0  # seconds after the run's end before the rest is left to `rlzoo sync`, even if the store responds
+PATIENCE = 15.0  # seconds without success after the run's end before the remaining data is left to `rlzoo sync`
+LONGEST_END = 60.0  # seconds after the run's end before the remaining data is left to `rlzoo sync`, even if the store responds
 
 
 def follow(sync: Sync, is_over: Callable[[float], bool], uri: str) -> bool:
@@ -36,7 +36,7 @@ def follow(sync: Sync, is_over: Callable[[float], bool], uri: str) -> bool:
 
     Args:
         sync: the sender of the run directory.
-        is_over: waits for the given seconds or until the run is over; returns whether the run is over.
+        is_over: waits until the run is over, but at most for the given number of seconds; returns whether the run is over.
         uri: address of the store.
     """
     pause, until = 0.0, math.inf

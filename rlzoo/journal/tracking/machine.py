@@ -14,7 +14,7 @@ from rlzoo.journal.tracking.record import FOLDER
 from rlzoo.journal.tracking.rows import Lines
 
 FILE = "machine.jsonl"
-SOON = 1.0  # seconds to the first sample, so that short runs have one
+SOON = 1.0  # seconds until the first sample, so that even short runs have a sample
 
 
 class Machine:
@@ -65,13 +65,13 @@ def _monitors() -> list[Any]:
 
     monitors: list[Any] = [CPUMonitor(), DiskMonitor(), NetworkMonitor()]
     for gpus in (GPUMonitor, ROCMMonitor):
-        with contextlib.suppress(Exception):  # each vendor's library has its own errors
+        with contextlib.suppress(Exception):  # each vendor's library raises different errors
             return [*monitors, gpus()]
     return monitors
 
 
 def _measure(monitors: list[Any]) -> dict[str, float]:
-    """Take one sample, keyed by MLflow's metric names."""
+    """Take one sample, and return it keyed by MLflow's metric names."""
     found: dict[str, float] = {}
     for monitor in monitors:
         monitor.collect_metrics()

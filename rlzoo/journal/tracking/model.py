@@ -34,7 +34,7 @@ def model_files(folder: Path) -> list[Path]:
 
 
 def send_model(client: Any, run: Any, record_id: str, checkpoint: Path, step: int) -> None:
-    """Log a checkpoint as the model of a run, unless the store already has it."""
+    """Log a checkpoint as the model of a run, unless the store already has that model."""
     from mlflow.entities import LoggedModelOutput, LoggedModelStatus
 
     mark = f"{record_id}:{checkpoint.name}"
@@ -58,8 +58,8 @@ def send_model(client: Any, run: Any, record_id: str, checkpoint: Path, step: in
 def write_model(folder: Path, checkpoint: Path, model: Any, run_id: str) -> None:
     """Write an MLflow model of the transformers flavour, with links to the files of the checkpoint.
 
-    ``mlflow.transformers.save_model`` would copy the weights and load the tokenizer, which takes time and memory. For a
-    tokenizer that comes with its own code, that function would fail or run the code.
+    ``mlflow.transformers.save_model`` would copy the weights and load the tokenizer, which takes time and memory. If a
+    tokenizer comes with its own code, that function would fail or run the code.
     """
     from mlflow.models import Model, ModelSignature
     from mlflow.types.schema import ColSpec, Schema

@@ -48,7 +48,7 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What is logged to MLflow for a run directory, besides the rows of its ``metrics.jsonl``."""
+    """What is logged to MLflow for a run directory, in addition to the rows of its ``metrics.jsonl``."""
 
     id: str  # value of the tag that identifies the run in every store
     experiment: str
@@ -60,16 +60,16 @@ class Record:
     completions: int = 0  # number of prompts per step whose first response is logged
     data: tuple[Data, ...] = ()
     curves: Curves = "all"
-    machine_every: float = 0.0  # seconds between samples of the machine's load; 0: none
-    max_model_mb: float = 0.0  # the final model is logged only if it is at most this large
+    machine_every: float = 0.0  # seconds between samples of the machine's load; 0 for no samples
+    max_model_mb: float = 0.0  # maximum size of a final model that is logged
     status: Status = "RUNNING"
     ended: float | None = None
-    step: int = 0  # step at which `metrics` are logged
-    metrics: dict[str, float] = field(default_factory=dict)  # of the whole run
+    step: int = 0  # step number under which `metrics` are logged
+    metrics: dict[str, float] = field(default_factory=dict)  # metrics of the whole run
 
     @classmethod
     def new(cls, experiment: str, name: str, *, tags: Mapping[str, str], params: Mapping[str, Any], **others: Any) -> Self:
-        """Create a record that starts now; ``others`` sets further fields by name."""
+        """Create a record with the current time as the start; ``others`` sets further fields by name."""
         parent = os.environ.get(PARENT_RUN)
         ours = {
             "mlflow.user": psutil.Process().username(),
@@ -94,7 +94,7 @@ class Record:
         return _read(directory / FOLDER / "record.json", _RECORD)
 
     def write(self, directory: Path) -> None:
-        """Write the record to a directory; an older record is replaced."""
+        """Write the record to a directory, replacing any older record."""
         _write(directory / FOLDER / "record.json", asdict(self), self.id)
 
 
@@ -109,13 +109,13 @@ class Sent:
 
     @classmethod
     def read(cls, directory: Path, uri: str) -> Sent:
-        """Read what a store has received; empty if it has not received this record."""
+        """Read what a store has received; empty if the store has not received this record."""
         record, found = Record.read(directory), sent_to(directory).get(without_password(uri))
         own_id = "" if record is None else record.id
         return found if found is not None and found.id == own_id else cls(own_id)
 
     def write(self, directory: Path, uri: str) -> None:
-        """Save this object in the directory, for the process that sends the rest."""
+        """Save this object in the directory, for the process that sends the remaining data."""
         stores = sent_to(directory) | {without_password(uri): self}
         _write(directory / FOLDER / "sent.json", {store: asdict(sent) for store, sent in stores.items()}, self.id)
 
@@ -133,7 +133,7 @@ def run_id_of(directory: Path) -> str | None:
 
 
 def tracking_uri() -> str:
-    """Return ``MLFLOW_TRACKING_URI`` if it is set, and otherwise a SQLite file in the current directory."""
+    """Return ``MLFLOW_TRACKING_URI`` if it is set; otherwise the address of a SQLite file in the current directory."""
     return os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_STORE
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-LARGEST_CALL = 1000  # metrics in one call; MLflow's own limit
+LARGEST_CALL = 1000  # maximum number of metrics in one call; MLflow's own limit
 
 Curves = Literal["curated", "all"]
-"""Which metrics of a step are sent: all, or only those that are useful as curves."""
+"""Which metrics of a step are sent: all metrics, or only metrics that are useful as curves."""
 
 LEFT_OUT = (
     *("ratio/standardised_", "learner/objective", "eval/accuracy_se"),
@@ -19,7 +19,7 @@ LEFT_OUT = (
 """Prefixes of metrics that are not curated. Interval bounds are not curated either."""
 
 BY_BIN = ("clip/fraction_length_bin_", "clip/fraction_num_turns_bin_", "clip/band_", "fairness/ess_length_bin_")
-"""Prefixes of the curated metrics by length and by number of turns; all others are only in ``metrics.jsonl``."""
+"""Prefixes of curated metrics by length or number of turns; other metrics of these kinds are only in ``metrics.jsonl``."""
 
 
 class Lines:
@@ -27,7 +27,7 @@ class Lines:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self.offset = 0  # of the first unread byte
+        self.offset = 0  # offset of the first unread byte
 
     def added(self) -> list[dict[str, float]]:
         """Read the complete lines that were added since the last call."""
@@ -68,7 +68,7 @@ class Points:
 
 
 def curves(row: Mapping[str, float], kind: Curves) -> dict[str, float]:
-    """Return the metrics of a row that are sent."""
+    """Return the metrics in a row that should be sent."""
     own = ("step", "time/clock")
     return {key: row[key] for key in row if key not in own and (kind == "all" or is_curated(key))}
 

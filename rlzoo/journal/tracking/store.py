@@ -22,7 +22,7 @@ LARGEST_REPLY = 16 * 2**20
 LONGEST_REPLY = 60.0  # maximum duration of a reply in seconds
 
 SPARE_MEMORY = 2**30
-"""Bytes that the process may allocate beyond its current memory: a compressed reply can grow a thousandfold when read."""
+"""Number of bytes that the process may allocate beyond its current memory: a compressed reply can expand a thousandfold."""
 
 KIND = "mlflow.experimentKind"  # tag that makes MLflow's pages show runs and models instead of traces and judges
 
@@ -51,7 +51,7 @@ def bounded_store() -> Iterator[None]:
 
 
 def experiment_id(client: Any, name: str) -> str:
-    """Return the ID of the experiment with this name; create it with its saved view if there is none."""
+    """Return the ID of the experiment with this name; if there is none, create the experiment and its saved view."""
     from mlflow import MlflowException
 
     found = client.get_experiment_by_name(name)
@@ -59,7 +59,7 @@ def experiment_id(client: Any, name: str) -> str:
         return str(found.experiment_id)
     try:
         made = str(client.create_experiment(name, tags={KIND: "custom_model_development"}))
-    except MlflowException:  # another run created it in the meantime
+    except MlflowException:  # another run created the experiment in the meantime
         if found := client.get_experiment_by_name(name):
             return str(found.experiment_id)
         raise
@@ -68,7 +68,7 @@ def experiment_id(client: Any, name: str) -> str:
 
 
 def latest_experiment() -> str | None:
-    """Return the ID of the experiment with the newest run, and ensure that it has the saved view; None if there is none."""
+    """Return the ID of the experiment with the newest run, adding the saved view if it is missing; None without experiments."""
     with connected() as client:
         found = client.search_experiments(order_by=["last_update_time DESC"])
         own = [experiment for experiment in found if experiment.experiment_id != "0"]  # 0 is MLflow's "Default"
@@ -81,7 +81,7 @@ def latest_experiment() -> str | None:
 
 
 def differing_settings(experiment: str) -> list[str]:
-    """Return the settings in `SAME_CONTEST` in which the runs of the saved view differ; reads up to 1,000 runs.
+    """Return the settings in `SAME_CONTEST` that differ between the runs of the saved view, of which up to 1,000 are read.
 
     The saved view averages all runs of a rule, so its charts do not allow a comparison of rules if these settings differ.
     """
@@ -96,13 +96,13 @@ def differing_settings(experiment: str) -> list[str]:
 
 
 def is_missing(uri: str) -> bool:
-    """Whether the store is a SQLite file that does not exist. Connecting to it would create it."""
+    """Whether the store is a SQLite file that does not exist. Connecting to such a store would create the file."""
     prefix = "sqlite:///"
     return uri.startswith(prefix) and not Path(uri.removeprefix(prefix).partition("?")[0]).exists()
 
 
 def open_parent(experiment: str, run_name: str, tags: Mapping[str, str]) -> str:
-    """Create an MLflow run that other runs will be nested under, and return its ID."""
+    """Create an MLflow run under which other runs will be nested, and return its ID."""
     with connected() as client:
         entry = experiment_id(client, os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment)
         return str(client.create_run(entry, run_name=run_name, tags=dict(tags)).info.run_id)

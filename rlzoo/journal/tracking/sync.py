@@ -1,4 +1,4 @@
-"""Sends the contents of a run directory that an MLflow store does not have yet."""
+"""Sends the contents of a run directory to an MLflow store, except for what the store already has."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rlzoo.support.redaction import redact
 ID_TAG = "rlzoo_id"
 CONTEXT = "mlflow.data.context"
 SCHEMA = json.dumps({"mlflow_colspec": [{"name": name, "type": "string", "required": True} for name in ("question", "answer")]})
-SHOWN_DIGEST = 12  # characters: enough to distinguish data sets, and few enough for MLflow's table of runs
+SHOWN_DIGEST = 12  # number of characters: enough to distinguish data sets, but short enough for MLflow's table of runs
 TABLE = "completions.json"
 COLUMNS = ("question", "answer", "response", "reward", "advantage", "clipped", "length")
 SHOWN = (".png", ".html")  # files in figures/ that are logged
@@ -33,7 +33,7 @@ LONGEST_ERROR = 10_000  # characters
 
 
 class Sync:
-    """Sends a run directory to a store. Nothing is sent twice, even if an earlier process sent it and was killed."""
+    """Sends a run directory to a store. What an earlier process sent is not sent again, even if that process was killed."""
 
     def __init__(self, directory: Path, uri: str) -> None:
         self.directory = directory
@@ -69,7 +69,7 @@ class Sync:
         self.report(None)
 
     def report(self, trouble: str | None) -> None:
-        """Record in the run directory what was sent, and the store's current error, if any."""
+        """In the run directory, record what was sent and the store's current error, if any."""
         self.sent.trouble = trouble
         self.sent.write(self.directory, self._uri)
 
@@ -90,7 +90,7 @@ class Sync:
             self.report(None)
         if record.status == "RUNNING" != run.info.status:  # the run was resumed
             client.update_run(run_id, status="RUNNING")
-        written = {NOTE: record.tags.get(NOTE, "")} if NOTE in run.data.tags else {}  # a user may have edited it
+        written = {NOTE: record.tags.get(NOTE, "")} if NOTE in run.data.tags else {}  # a user may have edited the note
         self._tags = {**run.data.tags, **written}
         send_inputs(client, run, record.data)
         params = [Param(key, value) for key, value in record.params.items() if key not in run.data.params]
@@ -104,7 +104,7 @@ class Sync:
         from mlflow import MlflowException
 
         if self.sent.run_id is not None:
-            with suppress(MlflowException):  # the store was deleted; if it is down, the next call raises
+            with suppress(MlflowException):  # the store was deleted; if the store is down, the next call raises an error
                 return client.get_run(self.sent.run_id)
         experiment = experiment_id(client, record.experiment)
         for run in client.search_runs([experiment], f"tags.{ID_TAG} = '{record.id}'"):  # created by a killed process
@@ -139,7 +139,7 @@ class Sync:
             self.num_files += 1
 
     def _send_end(self, record: Record) -> None:
-        """Send what is complete at the end of a run: the completions table, the run's metrics, the model and the status."""
+        """Send what is complete only at the end: the completions table, the run's metrics, the model and the status."""
         client, run_id = self._client, str(self.sent.run_id)
         rows = [list(row.values()) for row in sampled_completions(self.directory, record.completions)]
         table = json.dumps({"columns": ["step", *COLUMNS], "data": rows})
@@ -154,7 +154,7 @@ class Sync:
             checkpoint = final_checkpoint(self.directory, record.step, record.max_model_mb)
             if checkpoint is not None:
                 send_model(client, client.get_run(run_id), record.id, checkpoint, record.step)
-        status = "KILLED" if record.status == "RUNNING" else record.status  # its process ended without setting a status
+        status = "KILLED" if record.status == "RUNNING" else record.status  # the run's process ended without setting a status
         client.set_terminated(run_id, status, None if record.ended is None else int(record.ended * 1000))
 
 
@@ -179,7 +179,7 @@ def send_inputs(client: Any, run: Any, used: Iterable[Data]) -> None:
 
 
 def sampled_completions(directory: Path, number: int) -> Iterator[dict[str, Any]]:
-    """Yield the first response to each of the first ``number`` prompts of every step."""
+    """For every step, yield the first response to each of the first ``number`` prompts."""
     for file in sorted((directory / "rollouts").glob("[0-9]*.jsonl")) if number else ():
         seen = -1
         if not file.stem.isdecimal():

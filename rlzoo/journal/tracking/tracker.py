@@ -1,4 +1,4 @@
-"""The part of MLflow tracking that runs in the training process: starts the follower process, and records how the run ended."""
+"""The part of MLflow tracking that runs in the training process, starts the follower process and records how the run ended."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Tracker:
         self._record: Record | None = None
         self._trouble: str | None = None
         self._process: subprocess.Popen[str] | None = None
-        if is_on:  # started early, because it takes as long to load as the run itself
+        if is_on:  # started early, because the follower takes as long to load as the run itself
             command = [sys.executable, "-P", "-m", "rlzoo.journal.tracking.follow"]
             # in its own session, so that Ctrl-C reaches only the run
             self._process = subprocess.Popen(
@@ -51,7 +51,7 @@ class Tracker:
         self._directory = directory
         self._record.write(directory)
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has exited; `__exit__` checks the exit code
+        with contextlib.suppress(BrokenPipeError):  # the process has exited; `__exit__` checks the exit code
             self._process.stdin.write(f"{directory.resolve()}\n")
             self._process.stdin.flush()
 
@@ -102,7 +102,7 @@ class Tracker:
                 self._process.wait()
 
     def _wait(self, process: subprocess.Popen[str], directory: Path) -> None:
-        """Wait until the rest is sent, for at most `LONGEST_END` seconds."""
+        """Wait until the remaining data is sent, for at most `LONGEST_END` seconds."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(QUIET_END)
         if process.returncode is None:

@@ -1,7 +1,7 @@
 """The saved view that compares rules side by side on MLflow's runs page.
 
-MLflow stores a saved view in an experiment tag, lists it in the *Views* menu of the runs page, and opens it by its key in
-the address. The tag's format is undocumented. This module writes the format of the pinned version; browser tests check it.
+MLflow stores a saved view in an experiment tag, lists it in the *Views* menu of the runs page, and opens it if its key is
+in the URL. The tag's format is undocumented. This module writes the format of the pinned version, as browser tests check.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from urllib.parse import quote
 from rlzoo.support.colours import RULE_TAG
 
 TAG_PREFIX = "mlflow.sharedViewState."
-KEY = "rlzoo-2"  # short, because it is part of the address; a new layout needs a new number, to keep views that users edited
+KEY = "rlzoo-2"  # short, because it is part of the URL; a new layout needs a new number, to keep views that users edited
 NAME = "Rules side by side"
 MOST_RUNS = 100  # maximum number of lines or bars in a chart
 REPORT = "report"
-"""Rule tag of the runs that hold a comparison's report."""
+"""Value of the rule tag for MLflow runs that hold the report of a comparison."""
 
 FILTER = f"tags.{RULE_TAG} != '{REPORT}' and attributes.status != 'FAILED'"
-"""Selects the runs that the view shows: those of a rule, without reports and failed runs."""
+"""Selects the runs that the view shows: all runs of a rule, except reports and failed runs."""
 
 COLUMNS = (
     *("params.`seed`", "metrics.`accuracy`", "metrics.`gain`", "metrics.`lre_at_0.1`", "metrics.`lre_noise_at_0.1`"),
@@ -96,7 +96,7 @@ def _section(name: str, num_charts: int) -> dict[str, Any]:
 
 
 def _chart(section: str, metric: str) -> dict[str, Any]:
-    """Return a chart in MLflow's format: lines for a per-step metric, which has a ``/`` in its name, and bars for others."""
+    """Return a chart in MLflow's format: lines for a per-step metric, which has a ``/`` in its name, or else bars."""
     chart = {
         "uuid": f"{KEY}-{metric}",
         "type": "BAR",
