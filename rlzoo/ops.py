@@ -71,7 +71,7 @@ def per_response(values: Tensor, response_mask: Tensor) -> Tensor:
 
 
 def positions(response_mask: Tensor) -> Tensor:
-    """Number the response tokens, float32 ``(B, T)``: 1, 2, ... on the model's tokens, 0 elsewhere."""
+    """Return the position of each response token, counted from 1, as float32 ``(B, T)``; 0 where the mask is False."""
     return torch.where(response_mask, response_mask.cumsum(dim=-1), 0).float()
 
 

@@ -4,9 +4,8 @@
 
 The model is a two-layer Qwen3 of 0.1 million parameters that plays ``task.name=guess``. It learns from the games of a mediocre
 player, which writes its current bounds and then a guess: ``37-100:64``. In every turn, this player may forget an answer,
-confuse an answer with its opposite, or guess outside its bounds, each with a small probability. Otherwise, it guesses any
-number between its bounds with equal probability. Reinforcement learning can remove these mistakes and move the guesses to the
-middle.
+confuse an answer with its opposite, or guess outside its bounds, each with a small probability. Otherwise, it guesses
+uniformly between its bounds. Reinforcement learning can remove these mistakes and move the guesses to the middle.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class FSPOAdaptive(ClipPolicy):
         """Return the weight of each knot, and its clip fraction minus the target, both as float64 ``(K,)``.
 
         Args:
-            stats: statistics of an update with this policy, which must have knots.
+            stats: statistics of an update with this policy; the policy must already have knots.
             sign: `BELOW` or `ABOVE`.
         """
         filled = stats.num_responses[:, sign] > 0

@@ -60,7 +60,7 @@ def refuse_config(name: str) -> None:
 
     if name in config_names():
         rule = clip_name(read_config(name))
-        also = f"; see its rule with: rlzoo clips show {rule}" if rule else ""
+        also = f"; to see its rule, run: rlzoo clips show {rule}" if rule else ""
         raise UserError(f"{name!r} is a config, not a rule: use --config {name}{also}")
 
 

@@ -111,7 +111,7 @@ class SuiteResult:
     by_length: tuple[LengthBin, ...]  # shortest first
     response_length_mean: float  # in tokens
     truncated: float  # share of the responses that reached the length limit
-    no_answer: float  # share of the responses without an answer
+    no_answer: float  # share of responses that contain no answer
 
     @classmethod
     def of(cls, suite: str, answered: Sequence[Answered]) -> Self:

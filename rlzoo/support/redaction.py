@@ -46,7 +46,7 @@ _SHAPES = re.compile(
 def redact(text: str) -> str:
     """Replace everything in a text that is or looks like a secret.
 
-    This covers users and passwords in URLs, values that follow names such as ``api_key=``, tokens in known formats, and the
+    This covers user names and passwords in URLs, values that follow names such as ``api_key=``, tokens in known formats, and the
     values of environment variables that have secret-like names or contain a URL with a password.
 
     Example:

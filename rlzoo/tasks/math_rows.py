@@ -115,7 +115,9 @@ def _hub_rows(name: str, split: str, subset: str | None) -> Iterable[tuple[str, 
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(f"{name!r} is not a file, and loading it as a hub dataset failed: {reason}") from error
     if rows is None:
-        raise UserError(f"dataset {name!r} has no split {split!r} (available: {', '.join(splits)}); set task.eval_path")
+        setting = "task.eval_path" if split == "test" else "task.path"
+        advice = f"set {setting} to a file, or to a dataset that has this split"
+        raise UserError(f"dataset {name!r} has no split {split!r} (available: {', '.join(splits)}); {advice}")
     # in batches, because a dataset can be large: one has 1.8 million rows and repeats each question a hundred times
     batches = rows.select_columns(_used(name, rows.column_names)).iter(batch_size=1000)
     columns = (dict(zip(batch, values, strict=True)) for batch in batches for values in zip(*batch.values(), strict=True))

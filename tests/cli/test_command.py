@@ -67,11 +67,11 @@ def test_names_of_other_libraries_are_understood(refused, arguments, hint):
         (["--clip", "fspo"], "no option --clip before the name of a command; see --help"),
         (
             ["clips", "show", "dapo"],
-            "'dapo' is a config, not a rule: use --config dapo; see its rule with: rlzoo clips show grpo",
+            "'dapo' is a config, not a rule: use --config dapo; to see its rule, run: rlzoo clips show grpo",
         ),
         (
             ["clips", "check", "dapo"],
-            "'dapo' is a config, not a rule: use --config dapo; see its rule with: rlzoo clips show grpo",
+            "'dapo' is a config, not a rule: use --config dapo; to see its rule, run: rlzoo clips show grpo",
         ),
         (
             ["train", "--set", "reward=mine:short"],

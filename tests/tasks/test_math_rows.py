@@ -159,7 +159,10 @@ def test_a_data_set_is_read_by_its_splits(tmp_path, monkeypatch):
     task = math_file(both)
     assert {p.question for p in task.train_problems(0, 20)} == {row["question"] for row in GSM8K[:20]}
     assert {p.question for p in task.held_out_problems(99)} == {row["question"] for row in GSM8K[20:25]}
-    assert error_of(one) == f"dataset {str(one)!r} has no split 'test' (available: train); set task.eval_path"
+    assert error_of(one) == (
+        f"dataset {str(one)!r} has no split 'test' (available: train); "
+        "set task.eval_path to a file, or to a dataset that has this split"
+    )
 
 
 @pytest.mark.parametrize(
