@@ -51,7 +51,9 @@ def parse(name: str) -> tuple[str, dict[str, Any]]:
         key, colon, value = setting.partition(":")
         if not (key and colon and value) or key in given:
             example = f"{PREFIX}fspo/width_low:0.02/width_high:0.1"
-            raise UserError(f"{shown(name)}: expected /key:value settings after the name, each key at most once, for example {example}")
+            raise UserError(
+                f"{shown(name)}: expected /key:value settings after the name, each key at most once, for example {example}"
+            )
         try:
             given[key] = parse_yaml(value)
         except UnreadableError as error:

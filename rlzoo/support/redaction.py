@@ -46,8 +46,8 @@ _SHAPES = re.compile(
 def redact(text: str) -> str:
     """Replace everything in a text that is or looks like a secret.
 
-    This covers user names and passwords in URLs, values that follow names such as ``api_key=``, tokens in known formats, and the
-    values of environment variables that have secret-like names or contain a URL with a password.
+    This covers user names and passwords in URLs, values that follow names such as ``api_key=``, tokens in known formats, and
+    the values of environment variables that have secret-like names or contain a URL with a password.
 
     Example:
         >>> redact("postgresql://me:hunter2@host/db refused api_key=abc")
