@@ -13,7 +13,7 @@ from torch import Tensor
 from rlzoo import ClipBand, ClipInputs, ClipPolicy, ClipResult, ClipStats, Width, hookimpl, ops
 
 BELOW, ABOVE = 0, 1  # columns of ClipStats, for advantages below and above zero
-INERT = 1e-4  # in nats; if all log-ratios are smaller, their spread is not yet known
+INERT = 1e-4  # in nats; while all log-ratios are smaller, no knots are placed
 USUAL = 1.5  # initial width, as a multiple of the log-ratio's root mean square
 FOLLOW = 0.05  # fraction of the distance to the current lengths that knots move per update
 FURTHEST = 20.0  # maximum absolute offset, in nats
