@@ -151,8 +151,7 @@ class BatchNorm(AdvantageEstimator):
             return _normalised(inputs.rewards, torch.zeros_like(inputs.group_ids))
         returns = inputs.returns()
         values = returns[inputs.response_mask]
-        if bool((values == values[:1]).all()):  # a rounding error in the mean must not turn equal returns into non-zero
-        advantages
+        if bool((values == values[:1]).all()):  # rounding of the mean must not make equal returns look unequal
             return torch.zeros_like(returns)
         return (returns - values.mean()) / (values.std() + STD_FLOOR)
 
