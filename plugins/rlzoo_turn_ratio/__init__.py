@@ -1,4 +1,4 @@
-"""Turn ratio: clips one ratio for each turn of a conversation: the geometric mean of the turn's token ratios."""
+"""Turn ratio: clips, for each turn of a conversation, the geometric mean of its token ratios."""
 
 from __future__ import annotations
 
