@@ -8,7 +8,7 @@ separated by commas.
 
 Every rule is applied to the same recorded log-probs, as in `rlzoo replay`. Its widths are scaled until it clips a tenth of
 all responses with a non-zero advantage (for grpo, a tenth of their tokens). Bars show 95% intervals over prompts.
-``lre_max`` is printed with its noise, the value to expect from this many prompts if all lengths were clipped equally.
+``lre_max`` is printed with its noise: the value to expect from this many prompts if all lengths were clipped equally.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rlzoo.measure.figures import Series, profile
 
 RULES = ("fspo", "gspo", "grpo", "rloo")
 FRACTION = 0.1
-FEW = 5  # number of rules that fit in one panel
+FEW = 5  # maximum number of rules in one panel
 
 
 def main() -> None:

@@ -5,9 +5,9 @@ With a server on this machine, such as vLLM's, and a copy of examples/judge_rewa
     export JUDGE_URL=http://127.0.0.1:8000/v1 JUDGE_MODEL=NAME
     rlzoo train --clip fspo --set task.reward=judge_reward:judge --set task.timeout=120
 
-With ``async def``, many requests can wait concurrently. If the server is temporarily unavailable, a request is repeated
-until ``task.timeout`` expires. If the function raises an exception, for example because a reply contains no grade, the
-reward is 0.
+Because ``judge`` is an ``async def`` function, many requests can wait concurrently. If the server is temporarily unavailable, a
+request is repeated until ``task.timeout`` expires. If the function raises an exception, for example because a reply contains no
+grade, the reward is 0.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ async def judge(problem: Problem, response: str) -> float:
 
 
 def grade(reply: str) -> float:
-    """Return the grade in a reply, between 0 and 1; raises an error if the reply is not exactly the requested line."""
+    """Return the grade in a reply, between 0 and 1; raise an error if the reply is not exactly the requested line."""
     found = re.fullmatch(r"GRADE: (10|\d)", reply.strip())
     if found is None:
         raise ValueError(f"the judge did not reply with a grade: {reply[:80]!r}")

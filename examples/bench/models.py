@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from transformers import Qwen3Config
 
 HIDDEN, LAYERS, INNER, HEADS, KEY_HEADS, HEAD_SIZE = 256, 6, 768, 8, 4, 32
-LONGEST = 1200  # counters; if the last counter of a prompt is far above the length limit, the response reaches the limit
+LONGEST = 1200  # number of counters; if a prompt's last counter is far above the length limit, the response reaches the limit
 SPECIAL = 2  # padding and end token
 
 
 def qwen3(shape: tuple[int, int, int, int, int, int, int], **settings: Any) -> Qwen3Config:
-    """Return the configuration of a Qwen3 model; the shape is in the order of `SHAPES`, and token 0 is the padding."""
+    """Return the configuration of a Qwen3 model; ``shape`` is ordered as in `SHAPES`, and token 0 is the padding."""
     from transformers import Qwen3Config
 
     vocabulary, hidden, inner, layers, heads, key_heads, head_size = shape

@@ -37,7 +37,7 @@ def comparison(report: dict[str, Any]) -> str:
 
 
 def roofline(report: dict[str, Any]) -> str:
-    """Format a table with one row per case and phase: the bound set by the rate of matrix products, and shares of that rate."""
+    """Format a table with a row per case and phase: the bound from the matrix product rate, and each library's share of it."""
     machine = report["machine"]
     gain = machine["onednn_float32"] / machine["matmul_float32"]
     rows = [

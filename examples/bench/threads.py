@@ -92,7 +92,7 @@ def _workers(case: str) -> Iterator[dict[str, subprocess.Popen[str]]]:
 
 @contextmanager
 def _busy(number: int) -> Iterator[None]:
-    """Within the block, run processes that keep one core each busy."""
+    """Within the block, run processes that each keep one core busy."""
     processes = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(number)]
     try:
         if number:

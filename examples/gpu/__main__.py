@@ -46,7 +46,7 @@ PACKAGES = (
 
 
 def make_findable(folder: Path) -> None:
-    """Make the plugins findable if rlzoo is not installed and there is only this checkout.
+    """Make the plugins discoverable if rlzoo is not installed and there is only this checkout.
 
     The entry points of pyproject.toml are written to the metadata of a distribution in ``folder``, which is added to
     PYTHONPATH.
@@ -91,14 +91,14 @@ def run_part(part: str, options: argparse.Namespace, report: dict[str, Any]) -> 
         replace_row(report, row_of(part, whole, "failed", str(error), options), [whole])
         records.write(options.output / "gpu.json", report)
         return
-    for line in read_lines(options.output / f"{part}.rows"):  # left behind by a killed call
+    for line in read_lines(options.output / f"{part}.rows"):  # left behind by a killed command
         if "begun" not in line:
             replace_row(report, Row(**line), listed)
     before = {row.name: row for row in report["rows"] if row.part == part}
     pending = [case for case in listed if case.name not in before or before[case.name].status not in DONE]
     if part not in options.only:
         pending = [case for case in pending if case.name in options.only]
-    # the case that used up the part's time in the last call runs last
+    # the case that used up the part's time in the previous call runs last
     pending.sort(key=lambda case: case.name in before and before[case.name].status == "stopped")
     end = time.monotonic() + 60 * options.minutes
     while pending and time.monotonic() < end:
@@ -127,7 +127,7 @@ def run_part(part: str, options: argparse.Namespace, report: dict[str, Any]) -> 
 
 
 def row_of(part: str, case: Case, status: Status, found: str, options: argparse.Namespace) -> Row:
-    """Return the row of a case without an outcome."""
+    """Return a row for a case that has no outcome."""
     return Row(part, case.name, case.about, case.allowed, status, found, options.mark)
 
 

@@ -1,4 +1,4 @@
-"""Packs the files that a machine without a network needs (this checkout, wheels, weights) into pieces of at most 60 MB.
+"""Packs the files that a machine without network access needs (this checkout, wheels, weights) into pieces of at most 60 MB.
 
     python -m examples.gpu.carry packages.json --python 3.12 --glibc 2.35 --machine x86_64 --output carried
 
@@ -136,7 +136,7 @@ def resolve(wanted: Sequence[Requirement], target: Target, wheels: Path) -> list
 
 
 def download(name: str, specifier: SpecifierSet, target: Target, wheels: Path, by: str) -> Path:
-    """Download one wheel, or build it from source if the result fits any machine."""
+    """Download one wheel, or build it from source if the resulting wheel runs on any machine."""
     with tempfile.TemporaryDirectory(dir=wheels) as folder:
         done = target.pip("download", "-d", folder, f"{name}{specifier}")
         if done.returncode:

@@ -1,4 +1,4 @@
-"""Checks and joins the pieces next to this file, and installs their contents without a network; needs only Python and pip.
+"""Checks and joins the pieces next to this file, and installs their contents without network access; needs only Python and pip.
 
     python carried/install.py [--to FOLDER]
 

@@ -47,7 +47,7 @@ def make_model(quick: bool, seed: int = 0) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """A batch, and the data that an oracle needs about it."""
+    """A batch, and what the oracle needs to know about it."""
 
     batch: ScoredBatch  # old log-probs are 0 until `off_policy` sets them
     log_ratios: Tensor  # (B, T) float64, at the positions of the mask

@@ -31,7 +31,7 @@ class Rule:
         return self.low * scale, self.high * scale, math.inf if self.ceiling is None else self.ceiling * scale
 
     def slope(self, log_ratio: float, advantage: float, length: int) -> float:
-        """Return the log-ratio derivative of the term m = min(r A, clip(r) A) or, where A < 0, of max(m, c A)."""
+        """Return the derivative of m = min(r A, clip(r) A) or, where A < 0, of max(m, c A) with respect to the log-ratio."""
         low, high, ceiling = self.edges(length)
         kept = log_ratio <= high if advantage > 0 else low <= log_ratio <= ceiling
         return math.exp(log_ratio) * advantage if kept else 0.0

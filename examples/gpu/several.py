@@ -1,4 +1,4 @@
-"""Part ``several``: checks that several processes compute the same weights as one process, however states are sharded."""
+"""Part ``several``: checks that several processes compute the same weights as one process, however the state is sharded."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def launched(file: Path, processes: int, settings: dict[str, Any], setting: Sett
     launch = json.dumps({"processes": processes, **settings})
     worker = ["-m", "examples.gpu.several_worker", str(file), launch, json.dumps(setting.quick)]
     command = [sys.executable, "-m", "accelerate.commands.launch", *options, *plain, *worker]
-    extensions = setting.models / "torch-extensions"  # DeepSpeed's; a killed build leaves a lock that nobody releases
+    extensions = setting.models / "torch-extensions"  # used by DeepSpeed; a killed build leaves a lock that nobody releases
     for lock in extensions.glob("**/lock"):
         lock.unlink()
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

@@ -1,9 +1,9 @@
 """Part ``speed``: measures tokens per second by phase, utilisation of the device and peak memory, without pass criteria.
 
-Only the FLOPs of the model are counted (`roofline.step_flops`): matrix products and causal attention, three forward passes
-for learning, no recomputation, and the head on response tokens only. PaLM's formula of 6 N + 12 l h d T per token, which
-nanochat and torchtitan use, counts full attention and the head on all tokens, so it gives a higher utilisation for the same
-time.
+Only the FLOPs of the model are counted (`roofline.step_flops`): matrix products and causal attention. Learning counts as three
+forward passes without recomputation, and the head counts on response tokens only. PaLM's formula of 6 N + 12 l h d T per token,
+which nanochat and torchtitan use, counts full attention and the head on all tokens, so it gives a higher utilisation for the
+same time.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def learning(setting: Setting, overrides: tuple[str, ...], *, ragged: bool = Fal
 
 
 def random_batch(case: BenchCase, model: Any, *, ragged: bool) -> Any:
-    """Return the case's number of random responses, all of the case's length or of ragged lengths from a sixteenth of it."""
+    """Return a batch of random responses of the case's length or, if ``ragged``, of a sixteenth of it to all of it."""
     from rlzoo.learner.batch import Batch
 
     rng = torch.Generator().manual_seed(0)

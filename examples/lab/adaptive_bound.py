@@ -43,7 +43,7 @@ class Ledger:
         self.counted: list[Tensor] = []  # (n, K) weight of each row in each knot's error
 
     def add(self, policy: FSPOAdaptive, stats: ClipStats, length: Tensor, clipped: Tensor) -> None:
-        """Add an update: its policy, which must have knots, its statistics, and its rows with this sign of the advantage."""
+        """Add an update: its policy (which must have knots), its statistics, and its rows with this sign of the advantage."""
         weight, _ = policy.errors(stats, self.sign)
         count, sums = stats.num_responses[:, self.sign], stats.length[:, self.sign]
         cell = bin_index(length, stats.bin_edges)

@@ -4,7 +4,7 @@
     python examples/lab/episode_picture.py runs/guess docs/images/episodes.svg
 
 The first game in the picture is the first loss in the first step. The second game is from the last step: the first win that
-took more than four turns and has at least as wide a range as the first game.
+took more than four turns and began with at least as wide a range as the first game.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def tokens(run: Path, step: int, index: int) -> list[tuple[str, bool]]:
 
 
 def drawn(found: list[tuple[str, bool]], top: float) -> tuple[list[str], float]:
-    """Return the tokens as SVG elements below ``top``, and the y at which they end; lines break only between writers."""
+    """Return the tokens as SVG elements below ``top``, and the y coordinate of their end; lines break only between speakers."""
     parts, column = [], 0
     for chosen, run in itertools.groupby(found, key=lambda token: token[1]):
         texts = [text.replace("<eos>", END) for text, _ in run]

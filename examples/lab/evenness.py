@@ -37,7 +37,7 @@ Cell = tuple[str, str, str, str]
 
 
 def tables(path: Path, names: Sequence[str], options: argparse.Namespace) -> dict[Cell, ResponseTable]:
-    """Return the response tables of one run, for every rule, way of matching the clip fraction, and part of the run."""
+    """Return one run's response table for each rule, way of matching the clip fraction, and part of the run."""
     torch.set_num_threads(1)
     run = RecordedRun.read(path)
     policies = [RunConfig.compose(options.config, clip=name).clip for name in names]

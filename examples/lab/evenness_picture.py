@@ -1,4 +1,4 @@
-"""Draws the length error of every rule on rollouts from five rules, in total and for a given sign of the advantage.
+"""Draws the length error of every rule on rollouts from five rules, in total and conditional on the sign of the advantage.
 
 ``python -m examples.lab.evenness_picture evenness.csv evenness.svg`` draws a group of bars for each training rule. Bars are
 means over the rule's runs, and dots are individual runs. The dashed line is the mean noise floor, which is the error of a

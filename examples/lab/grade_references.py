@@ -33,7 +33,7 @@ def raised(answer: str, which: int) -> str | None:
 
 
 def other_letter(answer: str) -> str | None:
-    """Return the answer with one letter changed, or None if it contains a number or no letter."""
+    """Return the answer with one letter changed, or None if it contains a number or has no letter."""
     letter = LETTER.search(answer)
     if NUMBER.search(answer) or letter is None:
         return None

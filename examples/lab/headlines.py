@@ -51,7 +51,7 @@ def over_seeds(what: str, by_seed: Mapping[int, Iterable[float]]) -> Headline:
 
 
 def evenness(rows: Sequence[Row]) -> list[Headline]:
-    """Return the differences between rules in length error, on the rollouts of both kinds of learners."""
+    """Return the differences in length error between rules, on the rollouts of summing and of averaging learners."""
     single = [row for row in rows if row["seed"] != "all" and row["part"] == "all"]
 
     def gap(part: str, matched: str, learners: Sequence[str], first: str, second: str) -> Headline:
@@ -81,7 +81,7 @@ def evenness(rows: Sequence[Row]) -> list[Headline]:
 
 
 def flat(rows: Sequence[Row]) -> dict[str, tuple[int, int]]:
-    """For each rule, return the number of runs whose error is indistinguishable from 0 (matched by sign), and the total."""
+    """For each rule, return how many runs, matched by sign, have an error indistinguishable from 0, and the total."""
     found: dict[str, tuple[int, int]] = {}
     for row in rows:
         if row["seed"] != "all" and row["part"] == "all" and row["matched"] == "by sign":
@@ -91,7 +91,7 @@ def flat(rows: Sequence[Row]) -> dict[str, tuple[int, int]]:
 
 
 def factorial(rows: Sequence[Row]) -> list[Headline]:
-    """Return the differences in accuracy between bands, and between clipping every gradient norm and none."""
+    """Return the differences in accuracy between bands, and between clipping all gradient norms and clipping none."""
     scores: dict[str, dict[int, float]] = {}
     for row in rows:
         scores.setdefault(row["cell"], {})[int(row["seed"])] = float(row["accuracy"])

@@ -13,7 +13,7 @@ have the same mix of positions. All steps are scaled to the same spread of token
 The gradients come from separate responses, of 16 to 512 tokens, to other prompts; the reward of a response is its share of
 commas and full stops. The model of the variance is ``Var(S | L) = a L + b L^2``: a is the variance of a token's log-ratio plus
 its covariance with neighbouring tokens, and b is the variance of the component that all tokens of a response have in common.
-The model is fitted on every other length and tested on the lengths in between. Results are kept in FOLDER; to resume, repeat
+The model is fitted to every other length and tested on the lengths in between. Results are kept in FOLDER; to resume, repeat
 the command.
 """
 
@@ -54,8 +54,8 @@ TOPICS = (
     "the water cycle", "a robot that dreams", "how glass is made", "the Olympic games",
 )  # fmt: skip
 KINDS = ("random", "mean", "sum")
-SPREAD = 0.02  # nats: root mean square of the token log-ratios in every step
-TRAINING_TOPICS = 4  # the first topics; the gradients come from their responses, which are not measured
+SPREAD = 0.02  # root mean square of the token log-ratios after every step, in nats
+TRAINING_TOPICS = 4  # number of initial topics whose responses give the gradients and are not measured
 GROUP = 8
 LENGTHS = (16, 23, 32, 45, 64, 91, 128, 181, 256, 362, 512, 724, 1024, 1448, 2048)  # tokens of the windows
 PER_DOCUMENT = 8  # maximum number of windows of one length from one document
@@ -69,8 +69,8 @@ class Settings:
     prompt: str = "Write a long text about {topic}."
     topics: tuple[str, ...] = TOPICS
     length: int = 2048  # tokens of a document
-    training_length: int = 512  # tokens of the longest response for the gradients
-    probe: int = 512  # tokens of each of the two documents that set the size of a step
+    training_length: int = 512  # tokens in the longest response that gives the gradients
+    probe: int = 512  # tokens in each of the two documents that set the size of a step
     batch: int = 12  # number of prompts that are sampled together
     kinds: tuple[str, ...] = KINDS
 
@@ -100,7 +100,7 @@ def documents(folder: Path, options: Settings) -> tuple[list[Document], list[Doc
 
 
 def sampled(file: Path, sampler: HFSampler, prompts: Sequence[str], samples: int, *, seed: int) -> list[Document]:
-    """Return the responses to the prompts, which are sampled only if the file does not exist yet."""
+    """Return the responses to the prompts, sampling them only if the file does not exist yet."""
     if not file.exists():
         rollouts = sampler.sample(prompts, samples, seed=seed, first_row=0)
         temporary = file.with_suffix(".tmp")
@@ -155,7 +155,7 @@ def move(model: PreTrainedModel, direction: Sequence[Tensor], size: float) -> No
 def measured(
     folder: Path, options: Settings, documents: Sequence[Document], training: Sequence[Document]
 ) -> tuple[dict[str, Array], list[Row]]:
-    """Return the token log-ratios ``(D, T)`` for every kind of step, and the sums for the responses behind the gradients."""
+    """Return the token log-ratios ``(D, T)`` for every kind of step, and the sums for the responses that give the gradients."""
     model, tokenizer = load_pretrained(options.model)
     weights = [p.clone() for p in model.parameters()]
 
@@ -225,7 +225,7 @@ def windows(log_ratios: dict[str, Array]) -> list[Row]:
 
 
 def prefixes(log_ratios: dict[str, Array]) -> list[Row]:
-    """Return the summed log-ratio of the first tokens of every document, as if the response had been cut off there."""
+    """Return the summed log-ratios of every document's prefixes, as if its response had been cut off at each of the lengths."""
     some = next(iter(log_ratios.values()))
     return [
         {"document": document, "length": length, **{kind: float(v[document, :length].sum()) for kind, v in log_ratios.items()}}

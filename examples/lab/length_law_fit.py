@@ -2,9 +2,9 @@
 
     python -m examples.lab.length_law_fit length-law.csv --results FOLDER [--figure length-law.svg]
 
-It writes ``length-law-fit.csv``, with a row for each kind of step and each split of the lengths. A row contains the
-coefficients with 95% intervals, and the errors of the predicted variance at the held-out lengths for the law, for each of
-its two terms alone, and for a free power. For three bands, a row also contains the number of held-out lengths at which the
+The script writes ``length-law-fit.csv``, with a row for each kind of step and each split of the lengths. A row contains the
+coefficients with 95% intervals, and the errors of the predicted variance at the held-out lengths for the law, for each of its
+two terms alone, and for a free power. For three bands, a row also contains the number of held-out lengths at which the
 predicted clip fraction lies in the 95% interval of the measured clip fraction. ``between`` holds out every other length, and
 ``beyond`` holds out the longer half. Intervals are computed by resampling whole documents.
 """
@@ -51,7 +51,7 @@ class Windows:
         return np.unique(self.length)
 
     def resampled(self, rng: np.random.Generator) -> Windows:
-        """Return the windows of the same number of documents, drawn with replacement."""
+        """Return a bootstrap resample: the windows of as many documents, drawn with replacement."""
         names = np.unique(self.document)
         drawn = rng.choice(names, len(names))
         index = np.concatenate([np.flatnonzero(self.document == name) for name in drawn])
@@ -90,7 +90,7 @@ class Fit:
 
     @property
     def crossover(self) -> float:
-        """The length in tokens at which both parts of the variance are equal."""
+        """The length in tokens at which the two parts of the variance are equal."""
         return self.a / self.b if self.b > 0 else np.inf
 
 
@@ -118,7 +118,7 @@ def predicted_clip(windows: Windows, fit: Fit, fitted: Array, edge: float, power
 
 
 def error(predicted: Array, measured: Array) -> float:
-    """Return the RMS log ratio of two variances as a factor minus 1: 0.1 means about 10% too high or too low."""
+    """Return the RMS log-ratio of the variances, converted to a relative error: 0.1 means about 10% too high or too low."""
     return float(np.expm1(np.sqrt(np.square(np.log(predicted / measured)).mean())))
 
 

@@ -1,4 +1,4 @@
-"""Tests the length law on 2,000 independent texts, from the first token, at lengths that were not used to fit it.
+"""Tests the length law on 2,000 independent texts, each from its first token, at lengths that were not used to fit it.
 
     python -m examples.lab.length_law_texts --output FOLDER [--results FOLDER] [--texts 2000] [--quick]
 
@@ -7,8 +7,8 @@ SmolLM2-135M-Instruct writes texts of 16 to 2,048 tokens to 2,000 different prom
 every other length, and tested on the texts of the lengths in between:
 
 - ``a L + b L^2``: all tokens have the same variance, and the tokens of a text have a component in common.
-- ``tokens``: the sum over the first L positions of the variance of the token log-ratio at that position. It has no common
-  component, and the variance may depend on the position.
+- ``tokens``: the sum over the first L positions of the variance of the token log-ratio at that position. This model has no
+  common component, but lets the variance depend on the position.
 
 The command writes ``length-law-texts.csv``, with a row for each text, and ``length-law-texts-fit.csv``, with a row for each
 kind of step and model. Results are kept in FOLDER; to resume, repeat the command.
@@ -65,7 +65,7 @@ class Batch:
 
     name: str
     length: int
-    first: int  # number of the first text
+    first: int  # index of the first text
     documents: list[Document]
 
 
@@ -232,7 +232,7 @@ def analysed(kind: str, log_ratios: Mapping[str, Array], batches: Sequence[Batch
 
 
 def stratified(windows: Windows, rng: np.random.Generator) -> Windows:
-    """Return the same number of texts of every length, drawn with replacement."""
+    """Return a bootstrap resample that keeps the number of texts of every length."""
     index = np.concatenate(
         [rng.choice(found, len(found)) for found in (np.flatnonzero(windows.length == length) for length in windows.lengths)]
     )

@@ -32,9 +32,9 @@ from rlzoo.types import Problem
 
 PAD, EOS = "<pad>", "<eos>"
 OUTPUT = Path(__file__).resolve().parents[2] / "rlzoo" / "assets" / "embedded"
-MAX_LENGTH = 256  # tokens of prompt and response
+MAX_LENGTH = 256  # maximum number of tokens in a prompt with its response
 MAX_RESPONSE = 96  # tokens; the longest solution has 76
-FIRST_PROBLEM = 10_000_000  # far beyond the training problems that reinforcement learning starts with
+FIRST_PROBLEM = 10_000_000  # an index far above those of the first problems, on which reinforcement learning trains
 BATCH, POOL = 32, 512
 PEAK_LR, WARM_STEPS = 2.5e-3, 100
 

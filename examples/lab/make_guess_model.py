@@ -32,9 +32,9 @@ from rlzoo.types import Problem, Rollout
 
 OUTPUT = Path(__file__).resolve().parents[2] / "rlzoo" / "assets" / "embedded-guess"
 CHARACTERS = "0123456789-:? abcdefghijklmnopqrstuvwxyz"
-MAX_LENGTH = 512  # tokens of an episode; the longest game has 341
-TURN = 13  # tokens of the longest turn, such as 123-1000:456, with its end token
-FIRST_PROBLEM = 10_000_000  # far beyond the training problems that reinforcement learning starts with
+MAX_LENGTH = 512  # maximum number of tokens in an episode; the longest game has 341
+TURN = 13  # number of tokens in the longest turn, such as 123-1000:456, including its end token
+FIRST_PROBLEM = 10_000_000  # an index far above those of the first problems, on which reinforcement learning trains
 FORGETS, CONFUSES, STRAYS = 0.1, 0.03, 0.15  # probabilities of the player's mistakes in each turn
 BATCH, POOL = 32, 512
 PEAK_LR, WARM_STEPS = 2.5e-3, 100

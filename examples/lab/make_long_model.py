@@ -28,8 +28,8 @@ from rlzoo.tasks import Task, build_task
 from rlzoo.tasks.recurrence import worked_solution, worked_terms
 
 CHARACTERS = "0123456789,#abcdefghi"
-MAX_LENGTH = 2048  # tokens of prompt and response; the longest text has 1,764
-FIRST_PROBLEM = 10_000_000  # far beyond the training problems that reinforcement learning starts with
+MAX_LENGTH = 2048  # maximum number of tokens in a prompt with its response; the longest text has 1,764
+FIRST_PROBLEM = 10_000_000  # an index far above those of the first problems, on which reinforcement learning trains
 POOL = 256
 BATCH_TOKENS = 2048
 PEAK_LR, WARM_STEPS = 2e-3, 100

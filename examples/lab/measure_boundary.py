@@ -2,8 +2,8 @@
 
 ``python examples/lab/measure_boundary.py [NAME ...]`` times optimizer steps with the model and batch of the default run. For
 each step, it also times the policy call alone, and everything that depends on the policy: the call, the checks, the
-reduction and the gradient with respect to the log-probs, all repeated at ratio 1 for the metrics. The script uses one
-thread, and prints the median shares.
+reduction and the gradient with respect to the log-probs, all of which are repeated at ratio 1 for the metrics. The script uses
+one thread, and prints the median shares.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def main(folder: Path) -> None:
         file = folder / "widths" / f"{clip}.yaml"
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
-            # exit code 1: no pilot is close to the target, and the widths of the nearest pilot were written
+            # exit code 1: no pilot run came close to the target, so the widths of the nearest one were written
             rlzoo("calibrate", "--config", "guess", "--clip", clip, "--seed", TUNING_SEED, "--steps", 20, "--output", file)
         found = yaml.safe_load(file.read_text())["clip"]
         widths[clip] = {"clip": {name: value for name, value in found.items() if name != "name"}}

@@ -142,7 +142,7 @@ def trained(record: RunRecord) -> dict[str, Any]:
 
 
 def numbers(folders: Mapping[str, Path]) -> list[dict[str, Any]]:
-    """Return a row for each run in the folders; each folder is a cell of the experiment."""
+    """Return a row for each run in the folders; each folder is one cell of the experimental design."""
     return [{"cell": cell, **trained(record)} for cell, folder in folders.items() for record in find_runs([folder])[0]]
 
 
@@ -220,7 +220,7 @@ MASKS = {
 
 
 def masks(lab: Lab) -> None:
-    """Experiment 5, second part: the share of responses, 16 to 31 updates old, that each correction keeps at each length."""
+    """Experiment 5, second part: of responses 16 to 31 updates old, the share that each correction keeps at each length."""
     settings = (*NO_WEIGHTS, "eval.num_problems=0", "rollout.num_prompts=64", "learner.num_minibatches=16")
     words = [] if lab.quick else ["--steps", "20"]
     rows = []

@@ -118,7 +118,7 @@ class PassAtK(AdvantageEstimator):
         for index in torch.unique(group_ids):
             rows = (group_ids == index).nonzero()[:, 0]
             values = rewards[rows]
-            best = _share_of_maxima(len(values), self.k).to(values)  # in the order of ascending rewards
+            best = _share_of_maxima(len(values), self.k).to(values)  # in ascending order of reward
             ascending = values.sort().values
             mean = (best * ascending).sum()
             spread = (best * (ascending - mean).square()).sum().sqrt()
@@ -151,7 +151,7 @@ class BatchNorm(AdvantageEstimator):
             return _normalised(inputs.rewards, torch.zeros_like(inputs.group_ids))
         returns = inputs.returns()
         values = returns[inputs.response_mask]
-        if bool((values == values[:1]).all()):  # rounding of the mean must not turn equal returns into a signal
+        if bool((values == values[:1]).all()):  # rounding of the mean must not make equal returns look unequal
             return torch.zeros_like(returns)
         return (returns - values.mean()) / (values.std() + STD_FLOOR)
 

@@ -19,8 +19,8 @@ class ASPO(ClipPolicy):
         no gradient where A > 0 and r_t > 1 + clip_high, or A < 0 and r_t < 1 - clip_low: constant, with the edge's weight
 
     Where:
-        sg[.] stops the gradient, and A = (R - mean) / std of the rewards R in the group. A capped token keeps its gradient
-        and does not count as clipped.
+        sg[.] stops the gradient, and A = (R - mean) / std, with the mean and std of the rewards R in the group. A capped
+        token keeps its gradient and does not count as clipped.
 
     Differences from GRPO:
         GRPO weights a token with A > 0 by its ratio, which gives more weight to tokens that have become likelier. Here,

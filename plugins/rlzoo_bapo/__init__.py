@@ -22,7 +22,7 @@ class BAPO(ClipPolicy):
 
     Where:
         Sums run over all tokens in the step. pi_rollout is the sampler's probability, or pi_old if the sampler reported
-        none. A = (R - mean) / std of the rewards R in the group.
+        none. A = (R - mean) / std, with the mean and std of the rewards R in the group.
 
     Differences from GRPO:
         The ceiling for tokens with A > 0 is high and adaptive, because tokens with A < 0 would otherwise dominate early in
@@ -81,7 +81,7 @@ class BAPO(ClipPolicy):
 
 
 def grid(first: float, last: float, step: float) -> list[float]:
-    """Return the numbers from ``first`` to ``last`` in increments of ``step``; only ``first`` if ``last`` is not above it."""
+    """Return the numbers from ``first`` to ``last`` in steps of ``step``, or only ``first`` if ``last`` is not above it."""
     number = max(0, math.ceil((last - first) / step - 1e-9))
     return [min(first + index * step, last) if index else first for index in range(number + 1)]
 

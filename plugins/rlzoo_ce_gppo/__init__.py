@@ -20,8 +20,8 @@ class CEGPPO(ClipPolicy):
             r_t A                                          elsewhere
 
     Where:
-        r_t = pi_t / pi_old_t, sg[.] stops the gradient, and A = (R - mean) / std of the rewards R in the group. A token
-        counts as clipped in the first two cases.
+        r_t = pi_t / pi_old_t, sg[.] stops the gradient, and A = (R - mean) / std, with the mean and std of the rewards R in
+        the group. A token counts as clipped in the first two cases.
 
     Differences from GRPO:
         Clipped tokens keep a gradient of beta times the bound, instead of 0. Most of them are rare tokens. Learning from

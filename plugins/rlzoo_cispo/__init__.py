@@ -1,4 +1,4 @@
-"""CISPO: a policy gradient with clipped importance weights, with either definition of the bound."""
+"""CISPO: a policy gradient with clipped importance weights, in two versions that define the bound differently."""
 
 from __future__ import annotations
 

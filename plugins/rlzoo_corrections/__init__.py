@@ -177,7 +177,7 @@ class TVGate(Correction):
 
 
 class BinaryTVGate(Correction):
-    """Drops tokens whose probabilities in trainer and sampler are far apart, if learning would increase the distance.
+    """Drops tokens whose trainer and sampler probabilities are far apart, if learning would increase the distance.
 
     Formula:
         w_t = 0 where |p_t - q_t| > threshold and sign(log rho_t) A_t > 0, else min(rho_t, high)
@@ -232,13 +232,13 @@ class BinaryKLGate(Correction):
 
 
 def _log_probs(inputs: CorrectionInputs) -> tuple[Tensor, Tensor]:
-    """Return the log-probs of the trainer and of the sampler, float32 ``(B, T)`` each; they are equal at masked positions."""
+    """Return the trainer's and the sampler's log-probs, both as float32 ``(B, T)``; they are equal at masked positions."""
     log_q = torch.where(inputs.response_mask, inputs.rollout_log_probs.float(), 0.0)
     return log_q + inputs.log_ratio, log_q
 
 
 def _gated(inputs: CorrectionInputs, is_far: Tensor, high: float) -> Tensor:
-    """Return 0 for tokens that are far from the sampler and would move further, else the ratio up to ``high``, ``(B, T)``."""
+    """Return 0 for tokens that are far from the sampler and would move further away, else the ratio up to ``high``."""
     pushes = inputs.log_ratio.sign() * inputs.advantages > 0
     return torch.where(is_far & pushes, 0.0, ops.limited_exp(inputs.log_ratio).clamp(max=high))
 

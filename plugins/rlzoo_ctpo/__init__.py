@@ -1,4 +1,4 @@
-"""CTPO: clips the cumulative ratio of each prefix to a band that grows with the token's position."""
+"""CTPO: clips the cumulative ratio of each prefix to a band that grows with the length of the prefix."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CTPO(ClipPolicy):
 
     Where:
         t = 1, 2, ... counts the model's tokens, and sg[.] stops the gradient. x_t equals rho_t, but its gradient comes only
-        from token t. A = (R - mean) / std of the rewards R in the group.
+        from token t. A = (R - mean) / std, with the mean and std of the rewards R in the group.
 
     Differences from GRPO:
         A token is weighted by the ratio of the whole prefix that it ends, which is the importance ratio of the state and the

@@ -101,7 +101,7 @@ class DPPOKL(ClipPolicy):
 
 
 def probabilities(inputs: ClipInputs) -> tuple[Tensor, Tensor]:
-    """Return each token's current probability and its probability when sampled, ``(B, T)`` each, detached; 1 where masked."""
+    """Return each token's probability now and under the sampler, both detached and ``(B, T)``, with 1 at masked positions."""
     now = ops.log_probs(inputs).detach()
     return now.exp(), (now - ops.log_ratio(inputs, against="rollout").detach()).exp()
 

@@ -21,10 +21,11 @@ class FIPO(ClipPolicy):
         With `dual_clip` c, where A < 0: max(that minimum, c f_t A)
 
     Where:
-        t counts the model's tokens, sg stops the gradient, and A = (R - mean) / std of the rewards R in the group.
+        t counts the model's tokens, sg stops the gradient, and A = (R - mean) / std, with the mean and std of the rewards R
+        in the group.
 
     Differences from GRPO:
-        Credit differs within a response: tokens that lead to text that the policy now prefers get up to 1 + weight_high
+        Credit differs within a response: tokens that lead to text that the policy now prefers get up to (1 + weight_high)
         times the advantage. The ceiling is higher, as in DAPO, and the mean is over all tokens. On the first update, f is 1.
 
     Reference:

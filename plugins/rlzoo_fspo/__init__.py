@@ -23,7 +23,7 @@ class FSPO(ClipPolicy):
 
     Differences from GRPO:
         The importance ratio is the product of a response's token ratios, so that the response is clipped as a unit.
-        The width is given per sqrt(token) in log space, not as a distance from a ratio of 1.
+        The widths are in log space and are multiplied by sqrt(L); they are not distances from a ratio of 1.
 
     Reference:
         Length-fair sequence policy optimisation, arXiv 2509.09177. Version 1 centres the band on the drift; versions 2 and 3

@@ -13,7 +13,7 @@ from torch import Tensor
 from rlzoo import ClipBand, ClipInputs, ClipPolicy, ClipResult, ClipStats, Width, hookimpl, ops
 
 BELOW, ABOVE = 0, 1  # columns of ClipStats, for advantages below and above zero
-INERT = 1e-4  # in nats; if all log-ratios are smaller, their spread is not yet known
+INERT = 1e-4  # in nats; while all log-ratios are smaller, no knots are placed
 USUAL = 1.5  # initial width, as a multiple of the log-ratio's root mean square
 FOLLOW = 0.05  # fraction of the distance to the current lengths that knots move per update
 FURTHEST = 20.0  # maximum absolute offset, in nats
@@ -35,8 +35,8 @@ class FSPOAdaptive(ClipPolicy):
         offset_j += rate weight_j (clip fraction_j - target)
 
     Where:
-        L is the response's length, and A is its advantage. The offsets are stored at a few lengths, the knots, which follow
-        the mean lengths of the length bins; between knots, an offset is linear in log L. A response whose length lies
+        L is the response's length, and A is its advantage. The offsets are stored at a few lengths, called knots, which
+        follow the mean lengths of the length bins; between knots, an offset is linear in log L. A response whose length lies
         between two knots counts towards both, in proportion to its closeness to each. clip fraction_j is the share of
         clipped responses, weighted in this way. weight_j is the number of responses that count towards knot j, divided by
         the mean of this number over knots and signs, and capped at 3. This is a step of online quantile regression: the band
@@ -126,7 +126,7 @@ class FSPOAdaptive(ClipPolicy):
         return self.replace(lengths=knots, **offsets)
 
     def _followed(self, length: Tensor) -> Self:
-        """Move the knots towards this update's lengths, or place new knots at them if there are more lengths than knots."""
+        """Move the knots towards this update's lengths, or place new knots at these lengths if they outnumber the knots."""
         following = torch.tensor(sorted(set(length.tolist())), dtype=torch.float64)
         if len(following) < len(self.lengths):
             return self
@@ -138,7 +138,7 @@ class FSPOAdaptive(ClipPolicy):
         return self.replace(lengths=torch.exp(knots.log() + FOLLOW * (following.log() - knots.log())).tolist())
 
     def _stepped(self, offsets: Offsets, stats: ClipStats, sign: int) -> list[float]:
-        """Take a step of online quantile regression for one side of the band, and return its offsets at the update's knots."""
+        """Take a step of online quantile regression for one side of the band, and return the new offsets at its knots."""
         weight, error = self.errors(stats, sign)
         return (torch.tensor(offsets, dtype=torch.float64) + self.rate * weight * error).clamp(-FURTHEST, FURTHEST).tolist()
 
@@ -160,7 +160,7 @@ class FSPOAdaptive(ClipPolicy):
 
 
 def hats(length: Tensor, knots: Sequence[float]) -> Tensor:
-    """Return the knots' weights at each length, ``(..., K)``, linear in log length and constant beyond the outermost knots."""
+    """Return each knot's weight at each length, ``(..., K)``: linear in log length, and constant beyond the outermost knots."""
     x, at = length.double().log()[..., None], torch.tensor(knots, dtype=torch.float64, device=length.device).log()
     if len(knots) == 1:
         return torch.ones_like(x)

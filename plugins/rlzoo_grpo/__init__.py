@@ -17,7 +17,7 @@ class GRPO(ClipPolicy):
         With `dual_clip` c, where A < 0: max(that minimum, c A)
 
     Where:
-        A = (R - mean) / std of the rewards R in the group.
+        A = (R - mean) / std, with the mean and std of the rewards R in the group.
 
     Differences from GRPO:
         None. DAPO, Dr. GRPO, REINFORCE++ and the dual clip are configurations of this policy: configs/dapo.yaml,

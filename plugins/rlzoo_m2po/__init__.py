@@ -1,4 +1,4 @@
-"""M2PO: clips the step's tokens at a log-ratio that keeps their second moment within a bound."""
+"""M2PO: clips the step's tokens at a log-ratio that keeps the second moment of the log-ratios within a bound."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def clip_edge(distances: Tensor, number: Tensor, threshold: float) -> Tensor:
     Args:
         distances: non-negative, of any shape; 0 for entries that do not count.
         number: number of entries that count.
-        threshold: bound on the mean of ``min(distance, edge)^2``.
+        threshold: bound on the mean of ``min(distance, edge)^2``, where ``edge`` is the result.
 
     Returns:
         A scalar; 0 if even the smallest distance that counts is too large.

@@ -18,8 +18,8 @@ class REAL(ClipPolicy):
         s_i = mean_t log(pi_t / pi_old_t)
 
     Where:
-        A response is good if its reward is above `threshold`. Prompts without both good and bad responses contribute 0 but
-        count in the mean.
+        A response is good if its reward is above `threshold`. Prompts that lack good or bad responses contribute 0 but count
+        in the mean.
 
     Differences from GRPO:
         A classification loss replaces the advantage. The weight of a response's gradient is a softmax of its score, and is
@@ -54,7 +54,7 @@ class REAL(ClipPolicy):
     threshold: float = Field(0.5, ge=-1e6, le=1e6, description="responses with a larger reward are good, all others bad")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Classify each group, and return a ``(B, 1)`` objective: J of each response's prompt."""
+        """Classify each group, and return a ``(B, 1)`` objective: every response gets the J of its prompt."""
         assert inputs.group_ids is not None, "real needs group_ids: fill ClipInputs.group_ids"
         assert inputs.rewards is not None, "real needs rewards: fill ClipInputs.rewards"
         score = ops.sequence_mean(ops.log_ratio(inputs), inputs.response_mask)

@@ -18,8 +18,8 @@ class SAPO(ClipPolicy):
         tau = tau_positive where A > 0, tau_negative where A <= 0
 
     Where:
-        r_t = pi_t / pi_old_t, and A = (R - mean) / std of the rewards R in the group. The weight of a token's gradient is
-        r_t sech^2(tau (r_t - 1) / 2), which is 1 at ratio 1.
+        r_t = pi_t / pi_old_t, and A = (R - mean) / std, with the mean and std of the rewards R in the group. The weight of a
+        token's gradient is r_t sech^2(tau (r_t - 1) / 2), which is 1 at ratio 1.
 
     Differences from GRPO:
         The gradient decreases smoothly and is never cut, so nothing counts as clipped. It decreases on both sides of 1, for

@@ -19,7 +19,8 @@ class TopEntropy(ClipPolicy):
 
     Where:
         H_t is the entropy of the model at the start of the update, in nats, and r_t = pi_t / pi_old_t. A token with H_t < h
-        has no gradient and does not count as clipped. A = (R - mean) / std of the rewards R in the group.
+        has no gradient and does not count as clipped. A = (R - mean) / std, with the mean and std of the rewards R in the
+        group.
 
     Differences from GRPO:
         Most tokens are left out, because they are determined by earlier tokens and carry little signal. The ceiling is

@@ -1,4 +1,4 @@
-"""TOPR: tapered off-policy REINFORCE, which weights only wrong responses by an importance ratio, truncated at 1."""
+"""TOPR: tapered off-policy REINFORCE, which weights only wrong responses by an importance ratio that is truncated at 1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turn ratio: clips one ratio for each turn of a conversation, the geometric mean of its tokens' ratios."""
+"""Turn ratio: clips, for each turn of a conversation, the geometric mean of its token ratios."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TurnRatio(ClipPolicy):
 
     Where:
         A turn is the model's text between two messages of an environment. sg[.] stops the gradient, so that the gradient of
-        each token is weighted by its own advantage. A = (R - mean) / std of the rewards R in the group.
+        each token is weighted by its own advantage. A = (R - mean) / std, with the mean and std of the rewards R in the group.
 
     Differences from GRPO:
         All tokens of a turn share one ratio. A single-turn response is clipped as in GSPO, but with a wider band.
