@@ -95,7 +95,7 @@ def _imported(game: str) -> None:
 
 @contextmanager
 def _no_download(game: str) -> Iterator[None]:
-    """Prevent downloads: word games request NLTK data whenever they are created, but only installed data is used."""
+    """Prevent downloads of NLTK data, which word games request whenever they are created; use only installed data."""
     import nltk
 
     def downloaded(name: str, *_: Any, **__: Any) -> bool:
