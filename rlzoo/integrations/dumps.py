@@ -332,7 +332,7 @@ def _skyrl_tensor(stored: Mapping[str, Any]) -> Tensor:
 
 
 def _slime_files(path: Path) -> Iterable[Path]:
-    found = [file for file in _files(path, "*.pt") if file.stem.isdecimal()]  # skips the files from evaluations
+    found = [file for file in _files(path, "*.pt") if file.stem.isdecimal()]  # skips files written by evaluations
     return _required(found, path, "NUMBER.pt, which --save-debug-rollout-data FOLDER/{rollout_id}.pt writes")
 
 

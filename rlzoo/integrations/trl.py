@@ -395,7 +395,7 @@ class ClipPolicyTrainer(RecordingTrainer):
         Args:
             *args: arguments of `GRPOTrainer`.
             policy: the rule, or the name of an installed rule, which then has its default settings.
-            record_to: folder for one rollout file per generation batch, see `RolloutRecorder`.
+            record_to: folder for one rollout file per generation batch; see `RolloutRecorder`.
             **kwargs: keyword arguments of `GRPOTrainer`.
 
         Raises:
@@ -601,13 +601,13 @@ def use_policy(
     The trainer's new class inherits from `ClipPolicyTrainer` and from its previous class; the trainer keeps its state.
 
     Args:
-        trainer: a trainer before training.
+        trainer: a trainer that has not started training.
         policy: the rule, or the name of an installed rule.
-        record_to: folder for a rollout file of each generation batch, see `RolloutRecorder`.
+        record_to: folder for one rollout file per generation batch; see `RolloutRecorder`.
         **settings: settings for a rule given by name: ``use_policy(trainer, "fspo", width_low=0.02)``.
 
     Returns:
-        The same object.
+        The trainer that was passed in.
 
     Raises:
         UserError: there is no such rule, or it is not compatible with TRL's settings; the message says why.
@@ -650,11 +650,11 @@ def record(trainer: GRPOTrainer, folder: str | Path) -> RecordingTrainer:
     transformers' callbacks do not see the training data.
 
     Args:
-        trainer: a trainer before training.
+        trainer: a trainer that has not started training.
         folder: a new or empty folder, or the folder of the run whose checkpoint is resumed; see `RolloutRecorder`.
 
     Returns:
-        The same object.
+        The trainer that was passed in.
 
     Raises:
         UserError: the trainer is not a `GRPOTrainer`, or generates responses more often than it takes optimizer steps.
