@@ -54,10 +54,10 @@ class Environment(Protocol):
         """Process the text that the model wrote in one turn.
 
         Returns:
-            The next messages for the model, the reward of this turn, whether the episode is over, and an info mapping. Its
-            ``state`` is a string that is equal for turns that begin in the same state; the default is the observation. Each
-            numeric entry is logged as ``env/<name>``: the mean over the episodes of its last finite value in an episode. Other
-            entries are ignored.
+            The next messages for the model, the reward of this turn, whether the episode is over, and an info mapping.
+            The mapping's ``state`` is a string that is equal for turns that begin in the same state; the default is the
+            observation. Each numeric entry is logged as ``env/<name>``: its last finite value in each episode, averaged over
+            the episodes. Other entries are ignored.
         """
         ...
 

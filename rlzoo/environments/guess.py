@@ -17,9 +17,10 @@ Answer = tuple[str, float, bool, dict[str, Any]]
 class Guess:
     """The model guesses a number between two bounds, and the environment says whether the hidden number is higher or lower.
 
-    A turn is either the guess alone, or any text, a colon and the guess, as in ``37-100:64``. The reply to a turn without a
-    guess is ``what?``. The turn that finds the number has reward 1, and every other turn has reward ``-cost``. An episode that
-    finds the number in turn n therefore earns ``1 - cost * (n - 1)``; without success, it earns ``-cost * turns``.
+    A turn is either the guess alone, or any text followed by a colon and the guess, as in ``37-100:64``. The reply to a turn
+    without a guess is ``what?``. The turn that finds the number has reward 1, and every other turn has reward ``-cost``. An
+    episode that finds the number in turn n therefore earns ``1 - cost * (n - 1)``; an episode that never finds it earns
+    ``-cost * turns``.
 
     Example:
         >>> game = Guess(turns=3, cost=0.05)
@@ -77,7 +78,7 @@ class Guess:
         return self._answer(" lower ", -self.cost)
 
     def _answer(self, text: str, reward: float, *, found: bool = False) -> Answer:
-        """Return a reply, with the remaining bounds as the state and the counts as metrics.
+        """Return a reply, with the remaining bounds as the state and statistics of the game as metrics.
 
         ``wasted`` is the share of turns that could not find the number, because they named no number between the bounds.
         """

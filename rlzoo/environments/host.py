@@ -32,7 +32,7 @@ class Host:
     """
 
     def __init__(self, make: Make, *, workers: int, timeout: float, tools: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Store the arguments; workers start with the first call.
+        """Store the arguments; the first call starts the workers.
 
         Args:
             make: returns an environment; must be importable by name.

@@ -38,7 +38,7 @@ class OpenEnv:
             action: field of the action that receives the model's text; by default, its only required field.
             observation: field of the observation that the model sees. By default, this is the only field besides ``done``,
                 ``reward`` and ``metadata`` if that field is text; otherwise, the model sees the whole observation as JSON.
-            fields: further fields of every action.
+            fields: further fields to send with every action.
             reset: further arguments for the environment's ``reset``.
             timeout: time limit for a reply from the server, in seconds.
         """

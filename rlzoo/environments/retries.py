@@ -51,7 +51,7 @@ class Retries:
         return self.prompt(problem)
 
     def step(self, message: str) -> tuple[Messages, float, bool, Mapping[str, Any]]:
-        """Grade an answer. Only the last answer has a reward, so that extra tries alone gain nothing."""
+        """Grade an answer. Only the last answer earns a reward, so that extra tries alone gain nothing."""
         reward = self.grade(self._problem, message)
         solved = reward >= self.solved
         self._tries += 1

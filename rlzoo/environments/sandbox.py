@@ -1,9 +1,9 @@
 """Runs Python code that a model wrote, in CPython compiled to WebAssembly.
 
 The code runs inside a WebAssembly instance. It can use the instance's memory and the eleven functions of `_Program.calls`, and
-nothing else: every other function that the interpreter imports returns "not implemented". None of these functions opens a file
-or a socket, starts a process, sleeps, or reads the clock, the environment or the random numbers of the host. The same code
-therefore gives the same result everywhere and at any time, and the limits apply to work instead of time.
+nothing else: every other function that the interpreter imports returns "not implemented". None of the eleven functions opens a
+file or a socket, starts a process, sleeps, or reads the clock, the environment or the random numbers of the host. The same code
+therefore gives the same result everywhere and at any time, and the limits are on work rather than time.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class TextArena:
         from textarena.envs.registration import ENV_REGISTRY
 
         if game not in ENV_REGISTRY:
-            example = "for example GuessTheNumber-v0, Mastermind-v0 or Blackjack-v0"
+            example = "its games include GuessTheNumber-v0, Mastermind-v0 and Blackjack-v0"
             close = did_you_mean(game, ENV_REGISTRY)
             raise UserError(f"task.arguments.game={shown(game)}: TextArena has no game with that name ({example}){close}")
         self.game, self.options = game, options
@@ -95,7 +95,7 @@ def _imported(game: str) -> None:
 
 @contextmanager
 def _no_download(game: str) -> Iterator[None]:
-    """Prevent downloads: word games request NLTK data whenever they are created, but only installed data is used."""
+    """Prevent downloads of NLTK data, which word games request whenever they are created; use only installed data."""
     import nltk
 
     def downloaded(name: str, *_: Any, **__: Any) -> bool:

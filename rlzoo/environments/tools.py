@@ -1,4 +1,4 @@
-"""Tools, which are Python functions that the model calls during its turns, with a calculator as an example."""
+"""Tools: Python functions that the model can call during its turns; a calculator serves as an example."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environments with version 1 of the verifiers interface: a taskset, and an Env that plays it with one agent."""
+"""Environments that use version 1 of the verifiers interface: a taskset, and an Env that plays it with one agent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Verifiers:
 
         Args:
             taskset: name of an installed module that exports a taskset in ``__all__``.
-            env: name of the environment that plays the taskset; by default the taskset's own, or else a single turn.
+            env: name of the environment that plays the taskset; by default, the taskset's own, or a single turn if it has none.
             tasks: number of tasks to use from an infinite taskset.
             config: further settings of the taskset.
         """

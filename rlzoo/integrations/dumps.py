@@ -36,7 +36,7 @@ class Response:
 
     token_ids: Tensor  # (n,)
     chosen: Tensor  # (n,) bool: True on tokens that the model generated
-    values: Mapping[str, Tensor] = field(default_factory=dict)  # log-probs and advantages, each (n,), by field of RecordedStep
+    values: Mapping[str, Tensor] = field(default_factory=dict)  # log-probs and advantages, (n,), keyed by field of RecordedStep
     current: Tensor | None = None  # (n,) log-probs at the optimizer step, if there is only one step
     group: str | None = None  # identifies the prompt; if None, the prompt's tokens do
     reward: float | None = None
@@ -332,7 +332,7 @@ def _skyrl_tensor(stored: Mapping[str, Any]) -> Tensor:
 
 
 def _slime_files(path: Path) -> Iterable[Path]:
-    found = [file for file in _files(path, "*.pt") if file.stem.isdecimal()]  # skips the files from evaluations
+    found = [file for file in _files(path, "*.pt") if file.stem.isdecimal()]  # skips files written by evaluations
     return _required(found, path, "NUMBER.pt, which --save-debug-rollout-data FOLDER/{rollout_id}.pt writes")
 
 

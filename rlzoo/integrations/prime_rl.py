@@ -66,9 +66,9 @@ def loss(inputs: LossInputs, rule: str = "fspo", **settings: Any) -> LossOutputs
     """Compute a rule's loss for one sample.
 
     The ratio is relative to the sampler's log-probs, because prime-rl provides no others. prime-rl divides the sum of all
-    losses by the number of tokens in the step, regardless of the rule's ``reduction``. Rules with a per-token objective are
-    therefore reduced with ``token_mean``, and rules with a per-response objective with ``sequence_mean`` times the number of
-    responses per token.
+    losses by the number of tokens in the step, regardless of the rule's ``reduction``. The effective reduction is therefore
+    ``token_mean`` for rules with a per-token objective; for rules with a per-response objective, it is ``sequence_mean`` times
+    the number of responses divided by the number of tokens.
 
     Args:
         inputs: prime-rl's ``LossInputs``. A gap in the mask starts a new turn.

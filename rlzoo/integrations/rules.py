@@ -94,7 +94,7 @@ def check_supported(policy: ClipPolicy, trainer: str, given: Iterable[str] = ())
     Args:
         policy: the rule.
         trainer: name of the trainer, for error messages.
-        given: fields of `ClipInputs`, from `rlzoo.policy.NEEDS`, that the integration can fill.
+        given: fields of `ClipInputs` listed in `rlzoo.policy.NEEDS` that the integration can fill.
 
     Raises:
         UserError: the rule needs something that the trainer does not provide; the message says what.
@@ -125,7 +125,7 @@ def per_response(values: Tensor, response_mask: Tensor, what: str) -> Tensor:
 def clipped_by_length(result: ClipResult, advantages: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
     """Return the number of responses and the sum of their clip decisions in each bin of `LENGTH_EDGES`.
 
-    Only responses with a nonzero advantage count. If the rule clips tokens, a response contributes its share of clipped
+    Only responses with a nonzero advantage are counted. If the rule clips tokens, a response contributes its share of clipped
     tokens.
 
     Args:

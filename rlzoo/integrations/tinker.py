@@ -91,7 +91,7 @@ def loss_fn(
 
 
 def _padded(data: list[Any], logprobs: list[Any], key: str) -> Tensor:
-    """Return the values that the data have for a key, padded with 0 to ``(B, T)``, on the device of the log-probs.
+    """Return the data's values for a key, padded with 0 to ``(B, T)``, on the device of the log-probs.
 
     Raises:
         UserError: a datum lacks the key, or does not have one value per log-prob.

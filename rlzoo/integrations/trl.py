@@ -102,7 +102,7 @@ class RolloutRecorder:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self.number: int | None = None  # number of the current generation batch, from 1
+        self.number: int | None = None  # number of the current generation batch, counted from 1
         self._tensors: dict[str, Tensor] = {}  # this process's tensors, in sampling order
         self._facts: dict[str, Any] = {}
         self._passes: list[list[tuple[Tensor, Tensor]]] = [[]]  # rows and log-probs of each micro-batch, by optimizer step
@@ -137,7 +137,7 @@ class RolloutRecorder:
             if not RecordedStep.load(file).writer.startswith("trl "):
                 raise UserError(
                     f"{where} contains {name!r}, which comes after the checkpoint (number {done}) and was not written by TRL; "
-                    "move it away"
+                    "move it to another folder"
                 )
             free = (file.with_suffix(f".superseded-{index}") for index in itertools.count(1))
             file.rename(next(path for path in free if not path.exists()))
@@ -234,7 +234,7 @@ class RecordingTrainer(GRPOTrainer):  # type: ignore[misc]  # untyped
 
     policy: ClipPolicy | None = None
     recorder: RolloutRecorder | None = None
-    # values that one method passes to the next method that TRL calls
+    # values passed between methods that TRL calls one after another
     _graded: tuple[Tensor, list[bool]] | None = None  # rewards of all processes by function; which responses are finished
     _passed: tuple[Tensor, Tensor | None] | None = None  # log-probs and entropies from the last forward pass
     _num_updates = 0  # optimizer steps since the last generation
@@ -376,7 +376,7 @@ class ClipPolicyTrainer(RecordingTrainer):
     - TRL's factors multiply the rule's objective: the correction for vLLM's log-probs (unless the rule's ratio is relative to
       the sampler and already corrects for it), the off-policy mask, and the mask of high-entropy tokens.
     - An adaptive rule is updated after every optimizer step, from the step's micro-batches on all processes. Checkpoints
-      contain its state.
+      contain the rule's state.
     """
 
     policy: ClipPolicy
@@ -384,10 +384,10 @@ class ClipPolicyTrainer(RecordingTrainer):
     _on_policy: OnPolicyGradient
     _own: _Judged  # results from this process in the current optimizer step
     _logged: _Judged  # results from all processes since the last log
-    _counted: StepCounts | None = None  # for the current optimizer step
+    _counted: StepCounts | None = None  # counts for the current optimizer step
     _edges: Tensor | None = None  # length bins of the generation batch, for adaptive rules
-    _generation = 0  # number of the generation batch, from 1
-    _high_entropy: Tensor | None = None  # (B, T) mask of the tokens trained in the last forward pass
+    _generation = 0  # number of the generation batch, counted from 1
+    _high_entropy: Tensor | None = None  # (B, T) mask of the tokens selected in the last forward pass
 
     def __init__(self, *args: Any, policy: str | ClipPolicy, record_to: str | Path | None = None, **kwargs: Any) -> None:
         """Create a trainer.
@@ -395,7 +395,7 @@ class ClipPolicyTrainer(RecordingTrainer):
         Args:
             *args: arguments of `GRPOTrainer`.
             policy: the rule, or the name of an installed rule, which then has its default settings.
-            record_to: folder for one rollout file per generation batch, see `RolloutRecorder`.
+            record_to: folder for one rollout file per generation batch; see `RolloutRecorder`.
             **kwargs: keyword arguments of `GRPOTrainer`.
 
         Raises:
@@ -448,7 +448,7 @@ class ClipPolicyTrainer(RecordingTrainer):
         objective = judged.objective + (judged.gradient * (log_probs - log_probs.detach())).sum()
         # gradients are averaged across processes, but the counts cover all of them
         loss: Tensor = -objective * self.accelerator.num_processes
-        if "policy_loss" in metrics:  # TRL logs it if there is an entropy bonus
+        if "policy_loss" in metrics:  # TRL logs this metric if there is an entropy bonus
             # with "dapo", losses are shares of a step; with other types, means over a micro-batch
             is_share = self.loss_type == "dapo" or not self.model.training
             size = 1 if is_share else self.current_gradient_accumulation_steps
@@ -456,7 +456,7 @@ class ClipPolicyTrainer(RecordingTrainer):
         return others + loss
 
     def _without_advantages(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return inputs with which only the term of TRL's own rule vanishes from the loss."""
+        """Return inputs with advantages of 0, which removes only the term of TRL's own rule from the loss."""
         given = {**inputs, "advantages": torch.zeros_like(inputs["advantages"])}
         if not (self.beta and self.args.use_bias_correction_kl):  # nothing else needs the ratio, which may overflow
             given.pop("old_per_token_logps", None)
@@ -491,7 +491,7 @@ class ClipPolicyTrainer(RecordingTrainer):
         old = inputs.get("old_per_token_logps")  # None if TRL knows that the model has not changed since sampling
         old = log_probs if old is None else old.float()
         reported = inputs.get("sampling_per_token_logps")
-        if reported is not None:  # NaN where vLLM reported none
+        if reported is not None:  # NaN where vLLM reported no log-prob
             reported = torch.where(reported.isnan(), old, reported.float())
         optional: dict[str, Any] = {
             "turn_ids": turns(mask),
@@ -601,13 +601,13 @@ def use_policy(
     The trainer's new class inherits from `ClipPolicyTrainer` and from its previous class; the trainer keeps its state.
 
     Args:
-        trainer: a trainer before training.
+        trainer: a trainer that has not started training.
         policy: the rule, or the name of an installed rule.
-        record_to: folder for a rollout file of each generation batch, see `RolloutRecorder`.
+        record_to: folder for one rollout file per generation batch; see `RolloutRecorder`.
         **settings: settings for a rule given by name: ``use_policy(trainer, "fspo", width_low=0.02)``.
 
     Returns:
-        The same object.
+        The trainer that was passed in.
 
     Raises:
         UserError: there is no such rule, or it is not compatible with TRL's settings; the message says why.
@@ -650,11 +650,11 @@ def record(trainer: GRPOTrainer, folder: str | Path) -> RecordingTrainer:
     transformers' callbacks do not see the training data.
 
     Args:
-        trainer: a trainer before training.
+        trainer: a trainer that has not started training.
         folder: a new or empty folder, or the folder of the run whose checkpoint is resumed; see `RolloutRecorder`.
 
     Returns:
-        The same object.
+        The trainer that was passed in.
 
     Raises:
         UserError: the trainer is not a `GRPOTrainer`, or generates responses more often than it takes optimizer steps.
@@ -698,8 +698,8 @@ def refuse_unfit(trainer: GRPOTrainer, policy: ClipPolicy) -> None:
     changed = [f"{key}={getattr(args, key)!r}" for key in REPLACED if key in defaults and getattr(args, key) != defaults[key]]
     if changed:
         raise UserError(
-            f"{', '.join(changed)}: only TRL's own rule reads this, and {name} replaces that rule; keep the default and set "
-            "fields of the policy, such as reduction"
+            f"{', '.join(changed)}: only TRL's own rule uses such a setting, and {name} replaces that rule; keep the default "
+            "and set fields of the policy, such as reduction"
         )
     estimator = type(policy).model_fields["advantage"].default
     if policy.advantage != estimator:

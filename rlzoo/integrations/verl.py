@@ -1,6 +1,6 @@
 """Makes installed rules and estimators available in verl: ``loss_mode=rlzoo:fspo``, ``adv_estimator=rlzoo:group_norm``.
 
-verl imports this module through the entry-point group ``verl.plugins``, or if ``VERL_USE_EXTERNAL_MODULES`` names it. Names of
+verl imports this module through the entry-point group ``verl.plugins`` or the variable ``VERL_USE_EXTERNAL_MODULES``. Names of
 the form ``rlzoo:...`` are resolved when verl looks them up, and may include settings, as in ``rlzoo:fspo/width_low:0.02``.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 REDUCTIONS: dict[str, Reduction] = {
     "token-mean": "token_mean",
-    "token-sum": "token_mean",  # with a token count of 1
+    "token-sum": "token_mean",  # a sum, because the token count is set to 1
     "seq-mean-token-mean": "sequence_mean",
     "seq-mean-token-sum": "sequence_mean_token_sum",
     "seq-mean-token-sum-norm": "constant_length",
@@ -184,7 +184,7 @@ def advantage_estimator(estimator: AdvantageEstimator) -> Callable[..., tuple[Te
 
 
 def _on_chosen_tokens(rewards: Tensor, mask: Tensor) -> Tensor:
-    """Move each reward to the last generated token up to its position, or to the first generated token if there is none."""
+    """Move each reward to the last generated token at or before its position, else to the first generated token."""
     # an environment may place rewards on tokens that the model did not generate
     places = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape)
     last = torch.where(mask, places, -1).cummax(1).values

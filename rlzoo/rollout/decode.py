@@ -157,7 +157,7 @@ class OpenResponses:
         self.keeps = keeps
         self.rows = torch.arange(number, device=self.device)  # batch indices of the open responses, in cache order
         self.seats = torch.arange(number, device=self.device)  # batch indices of all responses, in cache order
-        self.ends = torch.zeros(number, dtype=torch.long, device=self.device)  # cache columns when each response ended
+        self.ends = torch.zeros(number, dtype=torch.long, device=self.device)  # number of columns when each response ended
 
     def _mask(self, columns: int, *, fuses: bool) -> Tensor | None:
         """Return the attention mask, ``(B, 1, 1, columns)``; None if no prompt is padded."""
@@ -346,7 +346,7 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
         return buffer
 
     def keep(self, num_rows: int, movers: Tensor, holes: Tensor, *, swaps: bool = False) -> None:
-        """Move rows from ``movers`` to ``holes``, or swap the two, and then keep only the first ``num_rows`` rows."""
+        """Move the rows ``movers`` to ``holes``, or swap them, and then keep only the first ``num_rows`` rows."""
         self.num_rows = num_rows
         if len(movers):
             for buffer in (self.keys, self.values):
@@ -361,7 +361,7 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
         Args:
             rows: ``(B,)`` rows of this layer.
             source: ``(B, S)`` columns of this layer to copy.
-            written: ``(B, W)`` bool: which of the last W columns the next update, of W tokens, writes.
+            written: ``(B, W)`` bool, True in those of the last W columns that the next update (of W tokens) writes.
             room: initial number of columns.
         """
         layer = RowLayer(torch.ones(len(rows), dtype=torch.long), room)

@@ -26,7 +26,7 @@ class Dialogue:
     Without a chat template, the contents of the messages are concatenated. With a chat template, the first messages are
     rendered up to the start of the model's turn. To find the text after a turn, the conversation is rendered with a
     placeholder for the turn; the text after the placeholder, up to the next turn, is tokenised. The tokens that the model
-    chose never change, nor do the tokens before them. `ToolStyle` determines how tools and their results are formatted.
+    generated never change, nor do the tokens before them. `ToolStyle` determines how tools and their results are formatted.
     """
 
     def __init__(

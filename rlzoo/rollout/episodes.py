@@ -29,8 +29,8 @@ class Limits:
     """Limits on an episode. An episode that reaches a limit ends unfinished."""
 
     turns: int
-    turn_tokens: int  # maximum number of tokens that the model chooses in a turn
-    tokens: int  # maximum number of tokens that the model chooses in an episode
+    turn_tokens: int  # maximum number of tokens that the model generates in a turn
+    tokens: int  # maximum number of tokens that the model generates in an episode
     observation_tokens: int  # maximum number of tokens that the environment writes between two turns
     context: int  # maximum number of tokens in the whole episode, including the prompt
 
@@ -42,7 +42,7 @@ class Limits:
         return cls(settings.max_turns, turn_tokens, tokens, settings.max_observation_tokens, context)
 
     def longest(self, prompt: int) -> tuple[int, int]:
-        """Return the maximum number of tokens that the model chooses in an episode, and the maximum length of the episode.
+        """Return the maximum number of tokens that the model generates in an episode, and the episode's maximum length.
 
         Example:
             >>> Limits(turns=3, turn_tokens=10, tokens=25, observation_tokens=100, context=512).longest(prompt=7)
@@ -62,7 +62,7 @@ class Episode:
     state: int  # environment state before the next turn
     ids: list[int] = field(default_factory=list)  # tokens after the prompt
     log_probs: list[float] = field(default_factory=list)
-    kept: list[KeptSets] = field(default_factory=list)  # kept tokens of parts of ``ids``; empty without truncation
+    kept: list[KeptSets] = field(default_factory=list)  # kept tokens for successive parts of ``ids``; empty without truncation
     turns: list[Turn] = field(default_factory=list)
     numbers: dict[str, float] = field(default_factory=dict)
     is_open: bool = True
@@ -71,7 +71,7 @@ class Episode:
 
     @property
     def length(self) -> int:
-        """Number of tokens that the model chose."""
+        """Number of tokens that the model generated."""
         return sum(turn.end - turn.start for turn in self.turns)
 
     def rollout(self, text: str, policy_version: int) -> Rollout:
@@ -167,7 +167,7 @@ class Player:
         return Episode(number, seen.messages, (0,), 0, is_open=False, failure=failure)
 
     def _advance(self, conversation: Conversation, episodes: Sequence[Episode], draws: Draws) -> None:
-        """Play turns until every episode is over; ``draws`` contains the rows of all episodes."""
+        """Play turns until every episode is over; ``draws.rows`` holds the row numbers of all episodes."""
         for turn in range(self.limits.turns):
             places = [place for place, episode in enumerate(episodes) if episode.is_open and self._has_room(episode)]
             if not places:
@@ -181,7 +181,7 @@ class Player:
                 self._answer(episodes[place], seen)
 
     def _has_room(self, episode: Episode) -> bool:
-        """Return whether the episode has room for another turn, and close it otherwise."""
+        """Return whether the episode has room for another turn; if not, close the episode."""
         size = len(episode.prompt_ids) + len(episode.ids) + self.limits.turn_tokens
         episode.is_open = episode.length < self.limits.tokens and size <= self.limits.context
         return episode.is_open

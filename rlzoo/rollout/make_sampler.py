@@ -51,6 +51,6 @@ def make_sampler(
         from rlzoo.rollout.vllm_server import ServerSampler
 
         return ServerSampler(model, tokenizer, settings.vllm, served=named.path, **common)
-    overlaps = settings.max_staleness > 0  # then vLLM samples while the learner works and must not sleep
+    overlaps = settings.max_staleness > 0  # if so, vLLM samples while the learner works, so it must not sleep
     awake = settings.vllm.model_copy(update={"sleep": False}) if overlaps else settings.vllm
     return VLLMSampler(model, tokenizer, awake, **common)

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class PromptError(UserError):
-    """A prompt cannot be encoded for the model; ``reason`` states the cause, without the prompt or any advice."""
+    """A prompt cannot be encoded for the model; ``reason`` states the cause, but does not quote the prompt or give advice."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)

@@ -48,7 +48,7 @@ class Sampled:
 def collect(sample_round: Callable[[int], list[RolloutGroup]], num_groups: int, extra_rounds: int) -> Sampled:
     """Sample until ``num_groups`` groups have rewards that are not all equal (dynamic sampling, arXiv 2503.14476).
 
-    If there are too few such groups, groups with equal rewards complete the batch. Minibatches therefore have the same size,
+    If there are too few such groups, groups with equal rewards fill up the batch. Minibatches therefore have the same size,
     and the same gradient noise, even when the task is too easy or too hard.
 
     Args:
@@ -146,7 +146,7 @@ class Rollouts:
     def update_weights(self, version: int, weights: Weights) -> None:
         """Replace the sampler's weights, unless they already have this version.
 
-        Waits for background sampling to end, unless the sampler can change its weights while it samples.
+        Wait for background sampling to end first, unless the sampler can change its weights while it samples.
         """
         if not self.sampler.in_flight:
             self.settle()
@@ -158,7 +158,7 @@ class Rollouts:
         wait([batch.rollouts for batch in self._queue if batch.rollouts is not None])
 
     def forget_ahead(self) -> None:
-        """Drop all responses that were sampled ahead; their problems are sampled again with different weights."""
+        """Drop all responses that were sampled ahead; new ones are sampled for the same problems with different weights."""
         for batch in self._queue:
             if batch.rollouts is not None:
                 batch.rollouts.cancel()
@@ -178,7 +178,7 @@ class Rollouts:
         return batches
 
     def restore(self, step: int, next_problem: int, queue: list[QueuedBatch]) -> None:
-        """Restore the position from a checkpoint that was saved after the given step."""
+        """Restore the next problem and the queue from a checkpoint that was saved after the given step."""
         number, size = self.config.rollout.num_prompts, self.config.rollout.group_size
         self.next_problem = next_problem
         start, end = self._share(number)
@@ -190,11 +190,11 @@ class Rollouts:
             self._queue.append(Ahead(step + place, saved.first, self.task.train_problems(saved.first, number), rollouts))
 
     def position(self) -> tuple[int, tuple[Ahead, ...]]:
-        """Return the current position, for `go_back`."""
+        """Return the next problem's index and the queue, for `go_back`."""
         return self.next_problem, tuple(self._queue)
 
     def go_back(self, position: tuple[int, tuple[Ahead, ...]]) -> None:
-        """Return to a position; queued batches whose sampling failed are sampled again."""
+        """Go back to an earlier `position`; queued batches whose sampling failed are sampled again."""
         self.next_problem, queue = position
         self._queue = deque(batch if batch.is_sampled else replace(batch, rollouts=None) for batch in queue)
         self._has_failed = False
@@ -244,7 +244,7 @@ class Rollouts:
         self._loaded = version
 
     def _sample_ahead(self, batch: Ahead, version: int, weights: dict[str, Tensor] | None) -> list[Rollout]:
-        """Sample a queued batch in the background thread; if one fails, the batches after it are skipped."""
+        """Sample a queued batch in the background thread; if sampling fails, the batches after it are skipped."""
         if self._has_failed:
             raise CancelledError
         try:
@@ -298,7 +298,10 @@ class Rollouts:
         return gather(self.accelerator, groups)
 
     def _graded_here(self, asked: list[Problem], rollouts: list[Rollout]) -> tuple[list[Rollout], list[str]]:
-        """Return the responses with rewards, and a reason for each failed grading; a grader knows only its last reason."""
+        """Return the responses with rewards, and a reason for each response whose grading failed.
+
+        A grader stores only the reason for its last failure, so the reasons may repeat.
+        """
         before = self._num_failed()
         rewards = self._rewards(asked, rollouts)
         failed = self._num_failed() - before
@@ -309,7 +312,7 @@ class Rollouts:
         )
 
     def _rewards(self, asked: list[Problem], rollouts: list[Rollout]) -> list[float]:
-        """Return one reward per response; a user's own task grades in this process, so its errors and results are checked."""
+        """Return one reward per response; check for errors and invalid rewards, which a user-defined task may produce."""
         named = f"task {self.task.name!r}"
         try:
             given = self.task.grade(asked, [rollout.text for rollout in rollouts])
@@ -356,11 +359,11 @@ def sampling_error(rewards: Tensor) -> float:
 
     Args:
         rewards: tensor ``(problems, samples)``. With one sample per problem, the variance within a problem is unknown,
-            so the variance over all rewards, which is larger, is used instead.
+            so the larger variance over all rewards is used instead.
 
     Example:
-        The rewards of two problems are 1, 0 and 1, 1. The variances of their means are 1/4 and 0. The mean of both
-        means therefore has variance 1/16, whose square root is 1/4:
+        The rewards of two problems are 1, 0 and 1, 1. The variances of the two mean rewards are 1/4 and 0.
+        The average of these means therefore has variance 1/16, whose square root is 1/4:
 
         >>> sampling_error(torch.tensor([[1.0, 0.0], [1.0, 1.0]]))
         0.25

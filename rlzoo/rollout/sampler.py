@@ -34,7 +34,7 @@ class Drawn(NamedTuple):
 
     tokens: Sequence[int]
     log_probs: Sequence[float]
-    kept: KeptSets | None = None  # at least one set per token up to the first end token; None without truncation
+    kept: KeptSets | None = None  # one set per token, at least up to the first end token; None without truncation
     versions: Sequence[int] = ()  # version of the weights for each token; empty if the caller knows the version
 
 
@@ -180,7 +180,7 @@ class Conversation:
         self.sampler = sampler
 
     def draw(self, contexts: Mapping[int, Ids], draws: Draws) -> list[Drawn]:
-        """Draw a turn of each open episode.
+        """Draw a turn for each open episode.
 
         Args:
             contexts: all tokens so far of each open episode, keyed by its index in the batch. They begin with the tokens that
@@ -205,7 +205,7 @@ class HFSampler(Sampler):
         way: Way | None = None,
         **common: Any,
     ) -> None:
-        """See `Sampler`. With ``own_weights``, a copy of the model is used; with ``way=None``, the fastest method."""
+        """See `Sampler`. ``own_weights`` samples from a copy of the model; ``way=None`` selects the fastest method."""
         super().__init__(copy.deepcopy(model).requires_grad_(False) if own_weights else model, tokenizer, **common)
         self.needs_weights = own_weights
         self.way: Way = way or quickest_way(self.model)
@@ -261,7 +261,7 @@ class HFSampler(Sampler):
             pad_id=pad_id,
             temperature=draws.temperature,
             truncation=draws.truncation,
-            fuses=self.way == "fused" and can_fuse(self.model),  # an adapter may have been added
+            fuses=self.way == "fused" and can_fuse(self.model),  # an adapter may have been added since
         )
 
     def _generate(self, rows: Sequence[Ids], uniforms: Tensor, draws: Draws, pad_id: int) -> Decoded:

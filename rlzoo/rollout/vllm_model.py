@@ -40,7 +40,7 @@ def cpu_head_size(config: PretrainedConfig) -> int:
 
 
 def padded_config(config: PretrainedConfig, size: int) -> PretrainedConfig:
-    """Return the config with heads of ``size``; rotary embeddings still apply only to the original components."""
+    """Return a copy of the config with heads of width ``size``; rotary embeddings apply only to the original components."""
     changed = copy.deepcopy(config)
     changed.head_dim = size
     changed.rope_parameters = {**config.rope_parameters, "partial_rotary_factor": head_size(config) / size}
@@ -69,7 +69,7 @@ def vllm_weights(weights: Iterable[tuple[str, Tensor]], config: PretrainedConfig
 
 
 def padded(name: str, tensor: Tensor, own: int, size: int) -> Tensor:
-    """Pad a Qwen3 tensor with zeros to heads of ``size``, without changing any logit.
+    """Pad the heads in a Qwen3 tensor with zeros from width ``own`` to width ``size``, without changing any logit.
 
     The mean square that normalises queries and keys is then taken over ``size`` components, which scales both by
     sqrt(size / own). Scores are divided by sqrt(size) instead of sqrt(own), which cancels the scale of the queries. The scale
@@ -94,7 +94,7 @@ def write_served(path: str, folder: str | Path) -> None:
     """Write a model to a folder for ``vllm serve`` on this machine.
 
     Args:
-        path: any value of ``model.path``.
+        path: any valid value of ``model.path``.
         folder: output folder, which must not exist.
     """
     from safetensors.torch import save_file

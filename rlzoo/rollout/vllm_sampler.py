@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from vllm import LLM
 
-MAX_ROWS = 1024  # maximum number of rows in one pass; vLLM's own limit, in tokens, is between 1,024 and 2,048
+MAX_ROWS = 1024  # maximum number of rows in one pass; vLLM's own limit is between 1,024 and 2,048 tokens
 
 ROOM_FOR_TIES = 16  # minimum number of log-probs beyond top_k, in case other tokens share the k-th largest logit
-DROPPED = -9000.0  # tokens that were not kept have a lower log-prob: -inf in process, -9999 from a server
+DROPPED = -9000.0  # log-probs of dropped tokens are below this: -inf in process, -9999 from a server
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process, because weights are passed as tensors
@@ -101,7 +101,7 @@ class AnyVLLMSampler(Sampler):
         """Return the tokens that truncation kept for each drawn token, derived from the log-probs of the most probable tokens.
 
         Raises:
-            RunError: vLLM kept more tokens than it returned, because many tie with the k-th largest logit.
+            RunError: vLLM kept more tokens than it returned, because many logits tie with the k-th largest.
         """
         ids: list[int] = []
         sizes: list[int] = []

@@ -184,7 +184,7 @@ class ServerSampler(AnyVLLMSampler):
             except SilentServerError as error:
                 self._recover(restarts, error)
                 continue
-            if silent := self.silent:  # the failure of another batch, which may not have closed the gate yet
+            if silent := self.silent:  # another batch failed, but may not have closed the gate yet
                 self._recover(restarts, silent)
             elif restarts == self.restarts:
                 return drawn
@@ -213,7 +213,7 @@ class ServerSampler(AnyVLLMSampler):
         """Write the weights to the folder, make the server load them and reset its prefix cache.
 
         All processes must call this method, because each may hold a shard of the weights. Only the main process contacts the
-        server, and the other processes wait for it.
+        server; the other processes wait until it is done.
         """
         from accelerate import PartialState
 
@@ -297,7 +297,7 @@ class ServerSampler(AnyVLLMSampler):
                 return work()
             except SilentServerError as error:
                 reason = error
-                if PartialState().num_processes > 1:  # only the main process could reload the weights
+                if PartialState().num_processes > 1:  # not retried: only the main process can reload the weights
                     break
                 if tries < len(PAUSES):
                     logger.warning("%s; retrying in %d s", error, PAUSES[tries])

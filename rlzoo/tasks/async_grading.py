@@ -35,7 +35,7 @@ class AsyncGrader(Worker):
     """
 
     def __init__(self, load: Callable[[], AsyncFunction], timeout: float, concurrency: int) -> None:
-        """Store the arguments; the worker starts with the first call.
+        """Store the arguments; the first call starts the worker.
 
         Args:
             load: returns the coroutine function; must be importable by name, because it runs in another process.
@@ -96,7 +96,7 @@ def _grade_all(
 def _event_loop(num_threads: int) -> asyncio.AbstractEventLoop:
     """Return the worker's event loop; the same loop serves all calls, so that a reward function can keep its connections."""
     loop = asyncio.new_event_loop()
-    loop.set_default_executor(ThreadPoolExecutor(num_threads))  # for asyncio.to_thread; the default is 6 threads on 2 cores
+    loop.set_default_executor(ThreadPoolExecutor(num_threads))  # for asyncio.to_thread; by default, it has 6 threads on 2 cores
     return loop
 
 

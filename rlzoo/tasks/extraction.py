@@ -43,7 +43,7 @@ def final_answer(response: str) -> str:
     This is the content of the last ``<answer>`` tag, else the content of the last ``\boxed{}``, else the rest of the line after
     the last ``####`` or "answer is", else the last non-empty line.
     """
-    opened = response.rfind(_TAG, 0, max(response.rfind(_END_TAG), 0))  # the last tag that is closed
+    opened = response.rfind(_TAG, 0, max(response.rfind(_END_TAG), 0))  # the last opening tag that has a closing tag
     if opened >= 0:
         return response[opened + len(_TAG) :].partition(_END_TAG)[0].strip()
     boxed = last_boxed(response)

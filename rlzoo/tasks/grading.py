@@ -24,7 +24,7 @@ class Grader(Worker):
     def __init__(
         self, function: Callable[..., float], start: Callable[[], object], timeout: float, memory: int | None = None
     ) -> None:
-        """Store the arguments; the worker starts with the first call.
+        """Store the arguments; the first call starts the worker.
 
         Args:
             function: returns the reward for one call; must be importable by name, because it runs in another process.

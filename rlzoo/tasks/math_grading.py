@@ -13,7 +13,7 @@ from rlzoo.types import Problem
 
 ASK_FOR_A_BOX = "{question}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
 
-# in characters; references have less than a tenth of this length, and math-verify takes minutes for much longer texts
+# in characters; references are less than a tenth as long, and math-verify takes minutes on much longer texts
 LONGEST_ANSWER = 5_000
 LONGEST_SEARCHED = 100_000  # number of characters at the end of a response that math-verify searches for an answer
 
@@ -46,7 +46,7 @@ class MathGrader:
         """Group the responses to one problem by their answers.
 
         All correct responses form one group. A wrong response joins the first group whose first answer equals its own. The
-        order matters, because math-verify's equality is not transitive.
+        order of the responses matters, because math-verify's equality is not transitive.
 
         Args:
             responses: the responses to one problem.
@@ -61,7 +61,7 @@ class MathGrader:
         heads: list[tuple[str, bool]] = []
         head_of: dict[tuple[str, bool], tuple[str, bool]] = {}
         for answer, is_read in zip(wrong, checks, strict=True):
-            if is_read:  # math-verify cannot read an answer that does not equal itself
+            if is_read:  # if an answer does not equal itself, math-verify cannot read it
                 equal = self.worker.grade([(head[0], answer[0], answer[1], head[1]) for head in heads])
                 head_of[answer] = next((head for head, same in zip(heads, equal, strict=True) if same), answer)
                 heads += [answer] if head_of[answer] == answer else []
@@ -101,7 +101,7 @@ def _readable(response: str) -> tuple[str, bool]:
 
 
 def _compared(response: str, answer: str | None, cleaned: Callable[[str], str]) -> str:
-    """Return the text for math-verify: the answer (empty if it is too long), or the end of the response if there is none."""
+    """Return the text for math-verify: the answer (empty if too long), or the end of the response if it has no answer."""
     if answer is None:
         return response[-LONGEST_SEARCHED:].strip()
     return cleaned(answer) if len(answer) <= LONGEST_ANSWER else ""
@@ -143,8 +143,8 @@ def score(reference: str, answer: str, found: bool, reference_found: bool = True
     Args:
         reference: the correct answer, in LaTeX or plain text.
         answer: the response's answer if ``found``, else the whole response, in which math-verify looks for one.
-        found: whether ``answer`` is already extracted.
-        reference_found: whether ``reference`` is already extracted; otherwise, ``reference`` is another whole response.
+        found: whether ``answer`` has already been extracted.
+        reference_found: whether ``reference`` has already been extracted; otherwise, ``reference`` is another whole response.
     """
     from math_verify import parse, verify
 

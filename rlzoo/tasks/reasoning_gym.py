@@ -19,7 +19,7 @@ from rlzoo.tasks.grading import MEMORY, Grader
 from rlzoo.tasks.task import Task, is_held_out
 from rlzoo.types import Problem
 
-_MAX_TRIES = 1000  # maximum number of consecutive draws on the wrong side of the split or without a new question
+_MAX_TRIES = 1000  # maximum number of consecutive draws that are on the wrong side of the split or repeat a question
 _MAX_ENTRIES = 100_000  # maximum number of recent entries kept; scorers need the whole entry, not just the answer
 _CHUNK = 500  # reasoning-gym's default dataset size; some datasets cannot be indexed beyond their size
 _NONSENSE = "?"
@@ -29,8 +29,8 @@ _SET_BY_TASK = ("seed", "size")
 class ReasoningGymTask(Task):
     """Problems from one reasoning-gym dataset; the reward is 1 for a full score, else 0.
 
-    The scorers run in a worker process, because several evaluate the answer as Python code and some never return for a bad
-    answer. A few datasets (isomorphic_strings, polynomial_multiplication, ransom_note, word_ladder) sample from Python sets, so
+    The scorers run in a worker process, because some evaluate the answer as Python code, and some never return if the answer is
+    bad. A few datasets (isomorphic_strings, polynomial_multiplication, ransom_note, word_ladder) sample from Python sets, so
     their problems depend on ``PYTHONHASHSEED``.
     """
 

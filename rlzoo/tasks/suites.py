@@ -37,7 +37,7 @@ def math_grader() -> SuiteGrader:
 class Suite:
     """A set of questions with reference answers.
 
-    The question is read from the column ``question`` or ``problem``, and the reference from ``answer``, else ``solution``.
+    The question is read from the column ``question`` or ``problem``, and the reference from ``answer`` or else ``solution``.
     """
 
     name: str

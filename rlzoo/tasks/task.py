@@ -122,7 +122,7 @@ class Task(BaseModel, ABC):
         return [self.prompt(problem) for problem in problems]
 
     def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
-        """Return one reward per response, from the user's function if set, else from the task; a failed grading gives 0.
+        """Return one reward per response, from the user's function if set, else from the task; 0 if grading fails.
 
         Args:
             problems: the problem of each response.
@@ -157,7 +157,7 @@ class Task(BaseModel, ABC):
         return Origin()
 
     def fingerprint(self) -> str:
-        """Return a hash of the training problems, which tells a resumed run whether they have changed."""
+        """Return a hash of the training problems, so that a resumed run can tell whether they have changed."""
         return fingerprint(self.train_problems(0, _FINGERPRINTED))
 
     def close(self) -> None:
@@ -192,7 +192,7 @@ def build_task(settings: Mapping[str, Any]) -> Task:
 
 
 def _task_class(name: object, fields: dict[str, Any]) -> type[Task]:
-    """Return the task's class; if the name contains a dataset, add it to ``fields``."""
+    """Return the task's class; if the name includes a dataset, add the dataset to ``fields``."""
     kind, colon, rest = str(name).partition(":")
     if colon and kind not in _TASKS and all(part.isidentifier() for part in [*kind.split("."), rest]):
         return _own_class(str(name))
@@ -213,7 +213,7 @@ def _own_class(reference: str) -> type[Task]:
         raise UserError(f"{key}: is not a subclass of rlzoo.tasks.Task")
     if missing := sorted(cls.__abstractmethods__):
         raise UserError(f"{key}: does not implement {', '.join(missing)}")
-    if getattr(cls, "name", None) is not Task.name:  # config.yaml must name the class
+    if getattr(cls, "name", None) is not Task.name:  # the name in config.yaml must identify the class
         raise UserError(f"{key}: defines its own name; a custom task is identified by its module and class")
     return cls
 
@@ -224,16 +224,16 @@ def task_names() -> list[str]:
 
 
 Drawn = TypeVar("Drawn", bound=Hashable)
-MAX_TRIES = 2000  # maximum number of consecutive draws without a new held-out problem; then the search ends
+MAX_TRIES = 2000  # the search ends after this many consecutive draws without a new held-out problem
 
 
 def draw_held_out(draw: Callable[[str], Drawn], held_out: Callable[[Drawn], bool], count: int) -> list[Drawn]:
-    """Return the first ``count`` distinct held-out draws, or fewer if there are no more.
+    """Return the first ``count`` distinct held-out questions or problems, or fewer if no more are found.
 
     Args:
         draw: returns a question or a problem that depends only on the key.
-        held_out: returns whether a draw is held out.
-        count: maximum number of draws to return.
+        held_out: returns whether a question or problem is held out.
+        count: maximum number of questions or problems to return.
     """
     found: dict[Drawn, None] = {}
     number = tries = 0
@@ -247,7 +247,7 @@ def draw_held_out(draw: Callable[[str], Drawn], held_out: Callable[[Drawn], bool
 
 
 def draw_trained(draw: Callable[[str], Drawn], held_out: Callable[[Drawn], bool], key: str) -> Drawn:
-    """Return the first draw that is not held out; ``key`` identifies the training problem."""
+    """Return the first question or problem drawn that is not held out; ``key`` identifies the training problem."""
     attempt = 0
     while held_out(drawn := draw(f"train:{key}:{attempt}")):
         attempt += 1

@@ -48,7 +48,7 @@ class ToolTask(EpisodeTask):
 
     @cached_property
     def _asking(self) -> Task:
-        """The task that asks the questions and grades the answers. Copies of this `ToolTask` share it."""
+        """The task that asks the questions and grades the answers. Copies of this `ToolTask` share that task."""
         try:
             return build_task(self.problems)
         except UserError as error:
@@ -56,7 +56,7 @@ class ToolTask(EpisodeTask):
 
     @property
     def _seeded(self) -> Task:
-        """The other task with the run's seed, which determines the order of the questions."""
+        """The other task, with the run's seed unless it has its own; the seed determines the order of the questions."""
         return self._asking if self._asking.seed is not None else self._asking.model_copy(update={"seed": self.seed})
 
     @cached_property
@@ -106,7 +106,7 @@ class ToolTask(EpisodeTask):
 
 
 class AskingHost(Host):
-    """A host whose episodes ask the questions of a task; the task grades the final answers in this process.
+    """A host whose episodes pose a task's questions; the task grades the final answers in this process.
 
     The processes that run the tools know neither the reference answers nor the grader.
     """
@@ -154,7 +154,7 @@ def import_tool(reference: str) -> Tool:
     """Return the function named by ``module:function``; the module may be in the current directory.
 
     Raises:
-        UserError: the function is not found, or the name refers to something else.
+        UserError: the name is not found, or does not refer to a function.
     """
     tool = import_named("task.tools", reference, FORM)
     key = f"task.tools={shown(reference)}"

@@ -25,7 +25,7 @@ def import_named(setting: str, reference: str, form: str) -> Any:
     Args:
         setting: the setting that holds the reference, for error messages.
         reference: ``module:name``; the module name may contain dots.
-        form: the expected form with an example, for error messages.
+        form: the expected form of the reference, with an example, for error messages.
 
     Raises:
         UserError: the reference has the wrong form, or the module or name is not found.
@@ -51,7 +51,7 @@ def import_named(setting: str, reference: str, form: str) -> Any:
 
 
 def _module_of(path: str, name: str) -> str:
-    """If the user gave the path of a Python file, return a hint for the error message; otherwise, an empty string."""
+    """Return a hint for the error message if the user gave the path of a Python file, else an empty string."""
     if not path.endswith(".py"):
         return ""
     stem = path.removesuffix(".py").removeprefix("./")

@@ -473,7 +473,7 @@ def test_one_step_for_each_generation_is_warned_of(tmp_path, caplog):
 
 @pytest.mark.parametrize(
     ("policy", "settings", "message"),
-    [("grpo", {"epsilon": 0.1, "delta": 2.0}, "delta=2.0, epsilon=0.1: only TRL's own rule reads this, and grpo"),
+    [("grpo", {"epsilon": 0.1, "delta": 2.0}, "delta=2.0, epsilon=0.1: only TRL's own rule uses such a setting, and grpo"),
      ("grpo", {"loss_type": "grpo"}, "loss_type='grpo': "),
      ("grpo", {"importance_sampling_level": "sequence"}, "importance_sampling_level='sequence': "),
      (ZOO["grpo"](advantage="group_mean"), {}, "advantage='group_mean': TRL computes the advantages; set scale_rewards"),
