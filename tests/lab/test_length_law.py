@@ -1,5 +1,10 @@
 """The fit of the length law finds the variances that generated the data, and its prediction fails if the law does not hold."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -117,3 +122,22 @@ def test_a_resample_has_as_many_texts_of_every_length():
     resampled = stratified(windows, np.random.default_rng(0))
     assert sorted(resampled.length) == sorted(windows.length)
     assert {total < 2 for total, length in zip(resampled.total, resampled.length, strict=True) if length == 16} == {True}
+
+
+@pytest.mark.long
+def test_the_command_measures_texts_and_resumes(tmp_path):
+    def run():
+        command = [sys.executable, "-m", "examples.lab.length_law_texts", "--output", str(tmp_path), "--quick"]
+        done = subprocess.run(
+            command, cwd=Path(__file__).parents[2], env=os.environ, capture_output=True, text=True, timeout=200, check=True
+        )
+        return done.stdout, [(tmp_path / name).read_text() for name in ("length-law-texts.csv", "length-law-texts-fit.csv")]
+
+    out, files = run()
+    assert "sampled texts-181-0.json" in out
+    assert files[0].count("\n") == 181
+    assert files[1].count("\n") == 7
+    (tmp_path / "mean-64-0.npy").unlink()
+    again, same = run()
+    assert "sampled" not in again
+    assert same == files

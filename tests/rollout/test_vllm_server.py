@@ -126,7 +126,7 @@ def test_a_server_that_stays_away_in_flight_ends_in_one_line(server, in_flight):
 @pytest.mark.parametrize("overrides", [("rollout.max_staleness=1",), ("rollout.engine=hf",), ("rollout.vllm.server=null",)])
 def test_weights_change_in_flight_only_on_a_server_behind_a_queue(overrides):
     given = ["rollout.engine=vllm", "rollout.vllm.server=http://127.0.0.1:1", "rollout.max_staleness=2"]
-    with pytest.raises(UserError, match=r"in_flight=true: needs rollout.engine=vllm, a rollout.vllm.server and"):
+    with pytest.raises(UserError, match=r"in_flight=true: needs rollout.engine=vllm, a rollout.vllm.server, and"):
         RunConfig.compose(clip="grpo", overrides=[*given, "rollout.vllm.in_flight=true", *overrides])
 
 
