@@ -234,7 +234,7 @@ class LaunchConfig(Section):
 
     @property
     def is_sharded(self) -> bool:
-        """Whether each process holds a shard of the optimizer states, so that all processes must save (DeepSpeed, FSDP2)."""
+        """Whether optimizer states are sharded (DeepSpeed, FSDP2), in which case all processes must take part in saving."""
         return self.fsdp or self.deepspeed is not None
 
 

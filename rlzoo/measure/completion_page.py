@@ -59,7 +59,7 @@ class Completion:
 
 
 def render(title: str, facts: Mapping[str, str], completions: Sequence[Completion]) -> str:
-    """Render a self-contained HTML page with ``facts`` at the top; all input is escaped, and only the page's script may run."""
+    """Render a self-contained HTML page with ``facts`` at the top; all input is escaped, and only its own script can run."""
     environment = Environment(loader=PackageLoader("rlzoo", "assets"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(number=number, token=_token, plain=lambda text: printable(text, keep="\n"))
     script = files("rlzoo").joinpath("assets", "completions.js").read_text(encoding="utf-8")

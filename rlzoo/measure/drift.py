@@ -20,7 +20,7 @@ FEWEST = 10
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Drift of the responses with a nonzero advantage that earlier updates moved; tuples have one entry per length bin.
+    """The drift of responses that earlier updates moved and whose advantage is not 0; tuples have one entry per length bin.
 
     S is a response's log-ratio to the old model, summed over its L tokens. If tokens moved independently, sd(S) would grow
     with sqrt(L), and ``sigma_root`` would be equal in all bins. If all tokens moved together, ``sigma_mean`` would be equal
@@ -36,7 +36,7 @@ class Drift:
     sigma_mean: tuple[float, ...]  # standard deviation of S / L
     mismatch: tuple[float, ...]  # standard deviation of the summed log-ratio of the old model to the sampler; NaN if unknown
     exponent: float  # slope of log sd(S) against log L, over bins with at least `FEWEST` responses; NaN for fewer than two bins
-    moved: float  # share of the responses with a nonzero advantage that earlier optimizer steps had moved
+    moved: float  # among the responses with a nonzero advantage, the share that earlier optimizer steps had moved
 
     @classmethod
     def of(cls, updates: Sequence[ClipInputs]) -> Drift | None:

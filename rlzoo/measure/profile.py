@@ -19,7 +19,7 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 @dataclass(frozen=True, slots=True)
 class Fractions:
-    """Clip fractions by length bin, shortest first, with 95% intervals over prompts; NaN for an empty bin."""
+    """Clip fractions by length bin, shortest first, with 95% intervals clustered by prompt; NaN for an empty bin."""
 
     count: tuple[int, ...]
     fraction: tuple[float, ...]
