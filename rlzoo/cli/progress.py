@@ -121,7 +121,7 @@ class Screen(Bars):
         self.update(self._starting, words=words)
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add one step's metrics to the view; step 0 starts a new run."""
+        """Add one step's metrics to the view; step 0 begins a new run and clears the curves."""
         if step == 0:
             self._curves = Curves(self._held_out)
         if not self._bars:

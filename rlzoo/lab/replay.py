@@ -49,7 +49,7 @@ def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replaye
         skip_steps: number of initial steps to exclude from the result, so that adaptive rules can settle first.
 
     Raises:
-        UserError: the rule does not support the recorded advantages or weights, or no response with a nonzero advantage is left.
+        UserError: the rule does not support the recorded advantages or weights, or no advantage differs from 0.
     """
     if policy.scope == "sequence" and run.updates[0].inputs.advantages.shape[-1] != 1:
         raise UserError(f"{str(run.path)!r} has per-token advantages, but {policy.name} needs one per response")

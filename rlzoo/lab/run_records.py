@@ -39,7 +39,7 @@ class RunRecord:
         return errors[-1] if errors else None
 
     def mean(self, name: str, last_share: float = 1.0) -> float | None:
-        """Return the mean of a metric over the last steps of the run, which make up the fraction ``last_share`` of all steps."""
+        """Return the mean of a metric over the last steps of the run; ``last_share`` is the fraction of steps to include."""
         first = self.settings["steps"] * (1 - last_share)
         values = [row[name] for row in self.metrics if name in row and row["step"] > first]
         return fmean(values) if values else None

@@ -15,7 +15,7 @@ from rlzoo.measure.profile import MOVED, labels
 from rlzoo.types import ClipInputs
 
 FEWEST = 10
-"""Minimum number of responses in a bin that is used to fit the exponent."""
+"""Minimum number of responses for a bin to be used in fitting the exponent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Drift:
 
 
 def _rows(inputs: ClipInputs) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return ``(n,)`` columns for responses with a nonzero advantage: length, S, whether A < 0, mismatch, whether it moved."""
+    """Return ``(n,)`` columns for responses with a nonzero advantage: length, S, whether A < 0, mismatch, whether S moved."""
     mask = inputs.response_mask
     log_ratio = torch.where(mask, inputs.log_probs - inputs.old_log_probs, 0.0).double()
     sampled = inputs.rollout_log_probs

@@ -84,7 +84,7 @@ ALARMS = (
 
 
 class Alarms:
-    """Counts consecutive bad steps."""
+    """Counts consecutive bad steps for each alarm."""
 
     def __init__(self, policy: ClipPolicy) -> None:
         widths = policy.width_fields()
