@@ -237,7 +237,7 @@ def _complete(
     problems: Sequence[Problem],
     told: Told,
 ) -> None:
-    """Sample and grade the missing problems, and add each complete problem to ``answered`` and to the directory.
+    """Sample and grade the missing responses, and add each completed problem to ``answered`` and to the directory.
 
     A model's outputs depend slightly on which problems share a batch, so the batches must not depend on where the evaluation
     was interrupted: a batch that was only partly answered is resampled as a whole.

@@ -32,7 +32,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A response with the rule's clip decisions at its last update."""
+    """A response with the rule's clip decisions in the last update that contained the response."""
 
     prompt: int  # number of the prompt within its step, from 1
     response: int  # number of the response among its prompt's responses, from 1

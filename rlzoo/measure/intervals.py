@@ -171,7 +171,7 @@ class Reweighting:
     value: float
     corrected: float
     interval: Interval | None  # 95%; None if all prompts have the same values
-    noise: float  # expected error with this many prompts if every length were clipped equally
+    noise: float  # expected error with this many prompts if all lengths were clipped equally
 
 
 def _reweighting(deviation: Array, noise: Array, error: Callable[[Array], Array], high: float) -> Reweighting:

@@ -115,7 +115,7 @@ class LengthProfile:
 
     @property
     def lre_noise(self) -> float | None:
-        """The expected `lre_max` with this many prompts if every length were clipped equally."""
+        """The expected `lre_max` with this many prompts if all lengths were clipped equally."""
         return None if self.lre is None else self.lre.conditional.max.noise
 
     def bin_labels(self) -> list[str]:
