@@ -35,7 +35,7 @@ def calibrate(
     """Use short pilot runs to find the width at which a rule clips a given share of responses, and write it to a config."""
     path = output or Path(f"{clip}-calibrated.yaml")
     if path.exists():
-        raise UserError(f"{str(path)!r} exists; remove it, or name another file with --output")
+        raise UserError(f"{str(path)!r} exists; remove it, or choose another file with --output")
     if not path.parent.is_dir():
         raise UserError(f"--output {str(path)!r}: there is no folder {str(path.parent)!r}")
     with loading(is_quiet=quiet):

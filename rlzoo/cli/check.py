@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rlzoo.types import ClipInputs
 
 STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "opted out": "dim"}
-SHOWN = 8  # maximum number of rows and tokens to print of a failing input
+SHOWN = 8  # maximum number of rows and of tokens to print for a failing input
 
 
 def clips_check(

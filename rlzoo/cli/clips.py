@@ -151,7 +151,7 @@ def _allowed(schema: dict[str, Any]) -> str:
             words.append(f"list, each {_allowed(option.get('items', {}))}")
             continue
         if option.get("type") == "object":
-            continue  # the name alone may replace an object with a name and settings
+            continue  # skip an object with a name and settings, because the name alone is also allowed
         bounds = [f"{sign} {option[key]:g}" for key, sign in signs.items() if key in option]
         words.append(", ".join(option.get("enum", bounds)) or option.get("type", ""))
     return " or ".join(words)

@@ -26,7 +26,7 @@ class Group(TyperGroup):
         except Exception as error:
             if type(error).__name__ != "NoSuchOption":  # typer's copy of click has no public name for it
                 raise
-            raise UserError(f"no option {vars(error)['option_name']} before the name of a command; see --help") from None
+            raise UserError(f"no such option before the command's name: {vars(error)['option_name']}; see --help") from None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Return the command with this name; raises `UserError` if there is none."""
@@ -138,7 +138,7 @@ def _advice(option: str, arguments: Sequence[str], options: Sequence[str]) -> st
 
 
 def _settings(name: str) -> list[str]:
-    """Return the keys of settings with this name."""
+    """Return the dotted keys of all settings with this name."""
     from rlzoo.config.run_config import RunConfig
     from rlzoo.errors import keys_called
 
@@ -148,7 +148,7 @@ def _settings(name: str) -> list[str]:
     inner = getattr(section.annotation, "model_fields", {}) if section else {}
     first = next(
         (f"{name}.{key}" for key in ("path", "name") if key in inner), None
-    )  # the setting that selects a section's model or task
+    )  # the setting that selects the model or the task of a section
     return [first] if first else keys_called(name, RunConfig)
 
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from rlzoo.support.printable import printable
 from rlzoo.support.reading import RECORDS, read_text
 
-LONGEST = 1000  # maximum number of characters to print of a question or a response
+LONGEST = 1000  # maximum number of characters to print for a question or a response
 
 
 def is_due(step: int, steps: int) -> bool:

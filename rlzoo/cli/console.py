@@ -52,7 +52,7 @@ class Plain(Console):
         super().print(*objects, **options)
 
     def print_docstring(self, text: str) -> None:
-        """Print the docstring of a rule, an estimator or a correction; on a terminal, fill its paragraphs to the width."""
+        """Print the docstring of a rule, an estimator or a correction; on a terminal, wrap its paragraphs at the width."""
         self.print(refilled(text, self.width) if self.file.isatty() else text)
 
     @property
@@ -79,7 +79,7 @@ def folded(text: str, width: int) -> str:
 
 
 def refilled(text: str, width: int) -> str:
-    """Fill the paragraphs of a docstring to a width; the lines of its formula and its list items are not joined."""
+    """Wrap the paragraphs of a docstring at a width, without joining list items or the lines of a formula."""
     joined, is_formula = list[str](), False
     for line in text.splitlines():
         before = joined[-1] if joined else ""

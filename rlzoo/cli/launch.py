@@ -31,7 +31,7 @@ def must_launch(config: RunConfig) -> bool:
 def launch(config: RunConfig, *, resume: bool = False, options: Sequence[str] = ()) -> None:
     """Run the configuration with ``launch.processes`` processes on this machine and wait for them.
 
-    Exits with the code of the first process that failed.
+    If a process fails, exit with the code of the first one that failed.
     """
     processes = config.launch.processes
     assert processes is not None, "checked by must_launch"

@@ -34,7 +34,7 @@ Folder = Annotated[Path, typer.Option(help="Folder in which to create rlzoo-NAME
 class Kind:
     """A kind of plugin, and what `new` writes for it."""
 
-    command: str  # command of rlzoo, such as clips
+    command: str  # name of the rlzoo command, such as clips
     what: str  # name of the kind, with its article
     folder: str  # folder of the templates
     option: str  # options of `rlzoo train`, with $part for the name

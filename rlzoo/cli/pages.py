@@ -22,7 +22,7 @@ def check_page(page: Path) -> None:
         with page.open("rb") as file:
             if MARK in file.read(1000):
                 return
-    raise UserError(f"{str(page)!r} exists and is not an rlzoo report; name another file with --report, or move it away")
+    raise UserError(f"{str(page)!r} exists and is not an rlzoo report; move it away, or choose another file with --report")
 
 
 def write_page(page: Path, text: str) -> None:
@@ -35,4 +35,4 @@ def write_page(page: Path, text: str) -> None:
     try:
         page.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"report {str(page)!r} cannot be written: {error.strerror}; name another file with --report") from error
+        raise UserError(f"report {str(page)!r} cannot be written: {error.strerror}; choose another with --report") from error

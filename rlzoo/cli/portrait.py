@@ -1,4 +1,4 @@
-"""`rlzoo clips portrait`: shows where rules cut off gradients and how they weight them, as tables and a picture."""
+"""`rlzoo clips portrait`: shows where rules cut off gradients and how rules weight gradients, as tables and a picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shows a run while it trains: curves on a terminal, or a line or a JSON object per step."""
+"""Shows the progress of a run: as curves on a terminal, or as one line or one JSON object per step."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ SHOWN = (
 
 
 def metrics_shown(held_out: str) -> tuple[Shown, ...]:
-    """Return `SHOWN` with the held-out score labelled as ``held_out`` says: ``"accuracy"`` or ``"reward"``."""
+    """Return `SHOWN` with the held-out score labelled ``held_out``, which is ``"accuracy"`` or ``"reward"``."""
     return tuple(
         each._replace(label=f"held-out {held_out}", word="accuracy" if held_out == "accuracy" else f"held-out {held_out}")
         if each.metric == "eval/accuracy"
@@ -121,7 +121,7 @@ class Screen(Bars):
         self.update(self._starting, words=words)
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add one step's metrics to the view; step 0 starts a new run."""
+        """Add one step's metrics to the view; step 0 begins a new run and clears the curves."""
         if step == 0:
             self._curves = Curves(self._held_out)
         if not self._bars:
@@ -149,7 +149,7 @@ class Screen(Bars):
         super().stop()
 
     def get_renderables(self) -> list[RenderableType]:
-        """Return what is drawn; called several times per second."""
+        """Return the contents of the display; rich calls this method several times per second."""
         top = Text(self._ending) if self._ending else self.make_tasks_table(self.tasks)
         room = len(SHOWN) if self._ending else max(0, self._plain.height - 2)
         return [top, *list(self._curves.lines(self._plain))[:room]]
@@ -168,9 +168,9 @@ def shown(
 ) -> Iterator[View]:
     """Inside the block, show a run in the form that suits the output.
 
-    On a terminal, the run is shown as curves; elsewhere, as a line per step. With ``as_json``, every step is a JSON object as
-    in ``metrics.jsonl``, with null for NaN and infinity. ``held_out`` is the name of the score that an evaluation measures.
-    ``run`` is the run directory, from which the earlier steps of a resumed run are read.
+    On a terminal, the run is shown as curves; elsewhere, as a line per step. With ``as_json``, every step is printed as a
+    JSON object as in ``metrics.jsonl``, with null for NaN and infinity. ``held_out`` is the name of the score that an
+    evaluation measures. ``run`` is the run directory, from which the earlier steps of a resumed run are read.
     """
     titles, described = [printable(title)], metrics_shown(held_out)  # the title is printed with the first step
 

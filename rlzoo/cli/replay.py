@@ -104,8 +104,8 @@ def policy_for(
 ) -> ClipPolicy:
     """Return a rule with its settings for a recorded run; configs and overrides take precedence.
 
-    The rule that the run was trained with keeps its recorded settings. If the run is from rlzoo, any other rule gets the
-    settings that `rlzoo train` would compose; otherwise, it gets its defaults.
+    The rule that the run was trained with keeps its recorded settings. Any other rule gets the settings that `rlzoo train`
+    would compose if the run is from rlzoo, and its default settings otherwise.
     """
     from rlzoo.config.composition import for_clip, merge, named_settings, parse_overrides, read_config
     from rlzoo.config.run_config import RunConfig

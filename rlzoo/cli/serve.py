@@ -77,7 +77,7 @@ class Server:
             with self._lock:
                 if not self.is_ready:
                     self._held += line
-                elif not self.is_stopping:  # a server that is stopping prints tracebacks
+                elif not self.is_stopping:  # drop the tracebacks that a stopping server prints
                     self._print(line)
 
     def _print(self, text: bytes | bytearray) -> None:
@@ -97,7 +97,7 @@ def main(address: str, page: str, line: str, is_opened: str, *command: str) -> i
         address: address of the server.
         page: address of the page.
         line: what to print when the server is ready.
-        is_opened: any text to open the page in the default browser, or an empty string not to open it.
+        is_opened: any non-empty string to open the page in the default browser; empty otherwise.
         command: command that starts the server.
     """
     server, signals = Server(list(command)), list[int]()

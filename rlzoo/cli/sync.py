@@ -20,7 +20,7 @@ def sync(runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run dir
 
     for directory in runs:
         if Record.read(directory) is None:
-            raise UserError(f"{str(directory)!r} is not the directory of a tracked run; name run directories, such as runs/*")
+            raise UserError(f"{str(directory)!r} is not the directory of a tracked run; pass run directories, such as runs/*")
     console = Plain()
     sent = [_sync(directory, console) for directory in runs]  # sync all of them, even if one fails
     if not all(sent):

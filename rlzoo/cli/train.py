@@ -195,7 +195,7 @@ def announce_plugins(run: RunConfig) -> None:
 
 
 def held_out_score(run: RunConfig) -> str:
-    """Return what an evaluation of the run measures: the accuracy, or the reward if the user supplied its function."""
+    """Return what an evaluation of the run measures: the accuracy, or the reward if the user supplied a reward function."""
     return "accuracy" if run.task.reward is None else "reward"
 
 

@@ -93,11 +93,11 @@ def ui(
     page = address if experiment is None else f"{address}{view_path(experiment)}"
     # by default, MLflow starts four workers and a job queue, each of which imports MLflow; a single user needs one worker
     command = [sys.executable, "-P", "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
-    # by default uvicorn imports the app from the working directory first
+    # by default, uvicorn imports the app from the working directory first
     folder = str(importlib.metadata.distribution("mlflow").locate_file("."))
     command += ["--uvicorn-opts", shlex.join(["--app-dir", folder, "--log-level", "error"])]
     line = f"Open {linked(page)}" if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else f"Open {page}"
-    # replace this process, because the server needs none of the libraries that it has imported
+    # replace this process, because the server needs none of the libraries imported here
     program = [sys.executable, "-P", str(Path(__file__).with_name("serve.py"))]
     os.execve(sys.executable, [*program, address, page, line, "yes" if open_browser else "", *command], environment)
 
@@ -108,7 +108,7 @@ def linked(address: str) -> str:
 
 
 def _refuse_without_checks() -> None:
-    """Raise `UserError` if the environment disables MLflow's protection against other sites in the same browser."""
+    """Raise `UserError` if the environment disables MLflow's protection against requests from other websites in the browser."""
     if os.environ.get(CHECKS_OFF, "").lower() not in ("", "0", "false", "f", "no", "n", "off"):
         raise UserError(f"{CHECKS_OFF} is set, which disables MLflow's security checks; unset it")
     for name in ("MLFLOW_SERVER_ALLOWED_HOSTS", "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS"):

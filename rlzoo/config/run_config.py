@@ -101,7 +101,7 @@ def _build_correction(value: object, info: ValidationInfo) -> Correction | None:
 
 
 def _usual_correction(clip: ClipPolicy | None, rollout: RolloutConfig | None) -> dict[str, Any] | None:
-    """Return the settings that ``correction=auto`` stands for; None unless responses may be several steps old."""
+    """Return the settings of the correction that ``correction=auto`` selects; None if no correction is needed."""
     if clip is None or rollout is None or rollout.max_staleness < 2 or clip.ratio_to_sampler:
         return None
     return {"name": "tis", "pool": "token" if clip.scope == "token" else "sum"}
@@ -313,8 +313,8 @@ class RunConfig(Section):
         """Return the complete configuration as YAML, from which `compose` recreates the same run.
 
         Args:
-            with_secrets: include passwords and tokens, for a file that nobody else can read. Otherwise, the secrets that
-            `redaction` finds are left out and must be supplied again when the file is used.
+            with_secrets: whether to include passwords and tokens, for a file that no other user can read. If False, the
+            secrets that `redaction` finds are left out and must be supplied again when the file is used.
         """
         settings = self.model_dump(mode="json")
         return yaml.safe_dump(settings if with_secrets else redact_settings(settings), sort_keys=False)

@@ -234,7 +234,7 @@ class LaunchConfig(Section):
 
     @property
     def is_sharded(self) -> bool:
-        """Whether each process holds a shard of the optimizer states, so that all processes must save (DeepSpeed, FSDP2)."""
+        """Whether optimizer states are sharded (DeepSpeed, FSDP2), in which case all processes must take part in saving."""
         return self.fsdp or self.deepspeed is not None
 
 
@@ -267,12 +267,12 @@ class TrackingConfig(Section):
     """What is logged to MLflow."""
 
     mlflow: bool = Field(True, description="track the run in MLflow; metrics.jsonl is written either way")
-    experiment: str = Field("rlzoo", min_length=1, description="MLflow experiment (MLFLOW_EXPERIMENT_NAME overrides)")
+    experiment: str = Field("rlzoo", min_length=1, description="MLflow experiment (overridden by MLFLOW_EXPERIMENT_NAME)")
     figure_every: int = Field(
         10,
         ge=0,
-        description="steps between figures of the clip fraction by length and pages of completions, which are also logged "
-        "after the last step; 0: only after the last step",
+        description="interval in steps at which figures of the clip fraction by length and pages of completions are logged, "
+        "in addition to the last step; 0: only after the last step",
     )
     completions: int = Field(
         4,

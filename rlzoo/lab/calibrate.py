@@ -39,7 +39,7 @@ def calibrate(
 ) -> list[Pilot]:
     """Run pilots until one of them clips the target share of responses.
 
-    The clip changes the updates, and the updates change what is clipped. Each pilot therefore restarts from the same weights
+    Clipping changes the updates, and the updates change what is clipped. Each pilot therefore restarts from the same weights
     with the width that would have hit the target in the previous pilot.
 
     Args:

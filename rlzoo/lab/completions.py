@@ -46,7 +46,7 @@ class EvaluationDirectory:
     path: Path
 
     def check(self, settings: Mapping[str, Any]) -> None:
-        """Reject a directory with other content or with an evaluation that has different settings, before any work starts."""
+        """Before any work starts, reject a directory with other content or with an evaluation that has different settings."""
         file = self.path / "settings.yaml"
         try:
             unfinished = temporary_path(file, _KEY)  # left by an evaluation that was killed
@@ -102,7 +102,7 @@ class EvaluationDirectory:
         return answered
 
     def append(self, suite: str, start: int, answered: Sequence[Answered]) -> None:
-        """Append fully answered problems, starting at index ``start``; the data is on disk when this returns."""
+        """Append fully answered problems, starting at index ``start``; the data is on disk when the method returns."""
         lines = "".join(item.to_line(start + place) for place, item in enumerate(answered))
         with self._file(suite).open("ab") as file:
             file.write(lines.encode())

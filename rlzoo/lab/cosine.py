@@ -36,7 +36,7 @@ class Cosine:
     """The cosine for one rule, averaged over the updates whose weights were kept."""
 
     mean: float
-    # 95%, bootstrapped over rollout batches, because updates on a batch share responses; None for fewer than two batches
+    # 95%, bootstrapped over rollout batches, because updates on the same batch share responses; None for fewer than two batches
     interval: Interval | None
     by_length: tuple[float, ...]  # for the responses of each length bin; NaN for an empty bin
     num_updates: int

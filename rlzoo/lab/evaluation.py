@@ -91,13 +91,13 @@ class EvaluationConfig(Section):
             raise UserError(explain(error, cls)) from error
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings that completions depend on; an evaluation with the same settings can be resumed."""
+        """Return the settings that completions depend on; an evaluation can be resumed only with the same settings."""
         included = {"model", "rollout", "seed"}
         return redact_settings(self.model_dump(mode="json", include=included, exclude={"rollout": UNUSED}))
 
 
 def default_output(config: EvaluationConfig) -> Path:
-    """Return a directory named after the model and the seed, so that the same command finds it again."""
+    """Return a path named after the model and the seed, so that rerunning the command finds the same directory."""
     return Path("evals") / f"{re.sub(r'[^A-Za-z0-9]+', '-', config.model.path).strip('-')}-{config.seed}"
 
 
@@ -237,10 +237,10 @@ def _complete(
     problems: Sequence[Problem],
     told: Told,
 ) -> None:
-    """Sample and grade the missing problems, and add each complete problem to ``answered`` and to the directory.
+    """Sample and grade the missing responses, and add each completed problem to ``answered`` and to the directory.
 
-    A model's outputs depend slightly on the batch composition, which must therefore not depend on where the evaluation was
-    interrupted. A batch that was only partly answered is resampled as a whole.
+    A model's outputs depend slightly on which problems share a batch, so the batches must not depend on where the evaluation
+    was interrupted: a batch that was only partly answered is resampled as a whole.
     """
     k = config.rollout.group_size
     size = max(1, config.rollout.batch_size // k)
@@ -278,7 +278,7 @@ def _complete(
 
 
 def _track(evaluation: Evaluation, experiment: str) -> str | None:
-    """Log an evaluation to MLflow; returns the run ID, or None if the store cannot be reached."""
+    """Log an evaluation to MLflow and return the run ID, or None if the store cannot be reached."""
     config = evaluation.config
     tags = {
         "kind": "evaluation",

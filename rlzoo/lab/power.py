@@ -52,7 +52,7 @@ def plan(config: RunConfig, num_rules: int, num_seeds: int, records: Sequence[Ru
             `USUAL_DEVIATION` is used.
 
     Raises:
-        UserError: there is no evaluation, there are fewer than two rules or seeds, or the records share too few seeds.
+        UserError: there is no evaluation, there are fewer than two rules or seeds, or the recorded rules share too few seeds.
     """
     if config.eval.num_problems == 0:
         raise UserError("--power needs an evaluation, but eval.num_problems is 0; set it to 1000, for example")

@@ -1,4 +1,4 @@
-"""Logs a comparison to MLflow: the matched length error of every run, and the report in a separate run."""
+"""Logs a comparison to MLflow: every run's length error at the matched clip fraction, and the report in a separate run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONGEST_NAME = 250
 
 
 def log_race(race: Race, page: Path) -> None:
-    """Log a comparison to the current store; does nothing if the store does not contain the runs.
+    """Log a comparison to the current MLflow store; do nothing if the store does not contain the runs.
 
     Each run gets the metrics ``lre_at_<fraction>`` and ``lre_noise_at_<fraction>``. The report is stored as an
     artifact of a separate run; repeating the comparison overwrites it.
@@ -52,7 +52,7 @@ def log_race(race: Race, page: Path) -> None:
 
 
 def _report_run(client: Any, race: Race, page: Path, runs: Mapping[Any, Any]) -> str:
-    """Return the ID of the report's run, which is nested like the compared runs and reused by repeated comparisons."""
+    """Return the ID of the run that holds the report; it is nested like the compared runs, and a later comparison reuses it."""
     (experiment, *_) = {run.info.experiment_id for run in runs.values()}
     mark = hashlib.sha256(str(page.resolve()).encode()).hexdigest()[:16]
     for known in client.search_runs([experiment], f"tags.{TAG} = '{mark}'"):

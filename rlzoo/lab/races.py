@@ -32,7 +32,7 @@ class Contender:
     runs: tuple[RunRecord, ...]
     score: Estimate
     profile: LengthProfile | None  # pooled over the responses of all runs; None without recorded rollouts
-    matched: Mapping[int, LengthProfile] = field(default_factory=dict)  # by seed; widths are scaled to one clip fraction
+    matched: Mapping[int, LengthProfile] = field(default_factory=dict)  # by seed, with widths scaled to the same clip fraction
 
     def mean(self, name: str, last_share: float = 1.0) -> float | None:
         """Return a metric's mean within each run, averaged over the runs."""
@@ -53,7 +53,7 @@ class Contender:
 
     @property
     def matched_noise(self) -> float | None:
-        """The length error expected at the matched clip fraction if clipping were even, averaged over the runs."""
+        """The length error expected at the matched clip fraction if all lengths were clipped equally; averaged over runs."""
         noise = [profile.lre_noise for profile in self.matched.values() if profile.lre_noise is not None]
         return fmean(noise) if noise else None
 
@@ -69,7 +69,7 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """The contenders, best first, and the differences between every two of them."""
+    """The contenders, best first, and their pairwise differences."""
 
     contenders: tuple[Contender, ...]
     pairs: tuple[Difference, ...]
@@ -220,7 +220,7 @@ def _varied(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 
 
 def _not_comparable(records: Sequence[RunRecord]) -> list[str]:
-    """Return notes on differences between the runs other than the policy."""
+    """Return notes on how the runs differ, apart from their policies."""
     notes = []
     for key, values in _varied([record.settings for record in records]).items():
         if not key.startswith("clip."):

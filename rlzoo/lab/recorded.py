@@ -42,11 +42,11 @@ class RecordedUpdate:
     inputs: ClipInputs
     group: Tensor  # (R,) int64, index of each response's prompt within the step
     sequences: tuple[Tensor, ...]  # R ragged rows of prompt and response token ids
-    weights: Tensor | None = None  # (R, 1) or (R, T) factors on the objective, if the run used a mismatch correction
+    weights: Tensor | None = None  # (R, 1) or (R, T) weights for the objective, if the run used a mismatch correction
     kept: RaggedSets | None = None  # token ids that top-k or top-p kept for each token that the model chose, row by row
 
     def weights_for(self, policy: ClipPolicy) -> Tensor | None:
-        """Return the factors on a rule's objective; None if its ratio is relative to the sampler and needs no correction."""
+        """Return the weights for a rule's objective; None if the rule's ratio is already relative to the sampler."""
         return None if policy.ratio_to_sampler else self.weights
 
     @property
@@ -57,7 +57,7 @@ class RecordedUpdate:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """The updates, in order, of a run of rlzoo or of another trainer."""
+    """The updates of one run of rlzoo or of another trainer, in order."""
 
     path: Path  # the run directory, or the first path given
     steps: tuple[RecordedStep, ...]
@@ -181,7 +181,7 @@ def readable(file: Path) -> Iterator[None]:
     try:
         with opened(file, sys.maxsize):  # accept only a regular file, of any size, because safetensors maps it into memory
             yield
-    # safetensors' error depends on the kind of damage; torch raises RuntimeError for another model's weights
+    # safetensors raises different errors for different kinds of damage; torch raises RuntimeError for another model's weights
     except (OSError, ValueError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{str(file)!r} cannot be read: {error}; remove it to continue without it") from error
 

@@ -30,12 +30,12 @@ CELLS = 2**18
 class Replayed:
     """The results of one rule on recorded data."""
 
-    policy: ClipPolicy  # at the beginning
-    last: ClipPolicy  # at the end; differs from `policy` only if the policy is adaptive
+    policy: ClipPolicy  # before the first update
+    last: ClipPolicy  # after the last update; differs from `policy` only if the rule is adaptive
     table: ResponseTable
     profile: LengthProfile
     states: tuple[ClipPolicy, ...]  # before each update
-    # the policy for A > 0 if each sign has its own widths, see `replay_by_sign`
+    # the policy for A > 0 if each sign of the advantage has its own widths; see `replay_by_sign`
     above: ClipPolicy | None = None
 
 
@@ -49,7 +49,7 @@ def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replaye
         skip_steps: number of initial steps to exclude from the result, so that adaptive rules can settle first.
 
     Raises:
-        UserError: the rule does not support the recorded advantages or weights, or no responses remain.
+        UserError: the rule does not support the recorded advantages or weights, or no advantage differs from 0.
     """
     if policy.scope == "sequence" and run.updates[0].inputs.advantages.shape[-1] != 1:
         raise UserError(f"{str(run.path)!r} has per-token advantages, but {policy.name} needs one per response")
@@ -75,7 +75,7 @@ def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replaye
 
 
 def replay_by_sign(run: RecordedRun, below: ClipPolicy, above: ClipPolicy, skip_steps: int = 0) -> Replayed:
-    """Apply one policy to responses with A < 0 and another to responses with A > 0; only their widths need to differ.
+    """Apply one policy to responses with A < 0 and another to responses with A > 0; they should differ only in their widths.
 
     Raises:
         UserError: for the same reasons as in `replay`.
@@ -97,7 +97,7 @@ def refuse_missing(run: RecordedRun, policy: ClipPolicy) -> None:
     """
     missing = sorted(name for name in policy.needs if getattr(run.updates[0].inputs, name) is None)
     if missing:
-        how = "replay a run whose rule also needs it" if run.config else "record it, see docs/reference/rollout-files.md"
+        how = "replay a run whose rule also needs it" if run.config else "record it (see docs/reference/rollout-files.md)"
         raise UserError(f"{policy.name} needs {missing[0]}, which {str(run.path)!r} did not record; {how}")
     if "group_ids" in policy.needs and run.splits_prompts:
         raise UserError(
@@ -114,8 +114,8 @@ def _nothing_left(run: RecordedRun, skip_steps: int) -> UserError:
 def clip_fraction_of(run: RecordedRun, skip_steps: int = 0, sign: int = 0) -> Callable[[ClipPolicy], float]:
     """Return a function that computes a policy's clip fraction on a run, much faster than `replay`.
 
-    The first call for a rule evaluates the policy twice: on individual updates, and on stacks of updates. If the decisions
-    agree, later calls use only the stacks. The function is meant to be called with one rule at different widths.
+    The first call for a rule evaluates the policy twice: on each update separately, and on stacks of several updates. If the
+    decisions agree, later calls use only the stacks. The function is meant to be called with one rule at different widths.
 
     Args:
         run: the recording.
@@ -147,7 +147,7 @@ def clip_fraction_of(run: RecordedRun, skip_steps: int = 0, sign: int = 0) -> Ca
 
 @torch.no_grad()
 def _decisions(policy: ClipPolicy, pieces: Sequence[ClipInputs], sign: int) -> Tensor:
-    """Return the clip decision (for a token rule, the share of clipped tokens) of each response with this sign of advantage."""
+    """Return the clip decisions (for a token rule, shares of clipped tokens) of the responses whose advantage has this sign."""
     decisions = []
     for inputs in pieces:
         mask = inputs.response_mask
@@ -196,7 +196,7 @@ def match_clip_fraction(policy: ClipPolicy, target: float, fraction: Callable[[C
 
     Args:
         policy: a rule with a width, or one that adapts to a target share of clipped responses.
-        target: target clip fraction of the responses with a nonzero advantage, between 0 and 1.
+        target: target clip fraction among the responses with a nonzero advantage; between 0 and 1.
         fraction: function that computes a policy's clip fraction, which falls as the widths grow.
 
     Raises:
@@ -218,7 +218,7 @@ def match_clip_fraction(policy: ClipPolicy, target: float, fraction: Callable[[C
 
 
 def match_by_sign(run: RecordedRun, policy: ClipPolicy, target: float, skip_steps: int = 0) -> Replayed:
-    """Replay a policy whose widths are scaled for each sign of the advantage, so that it clips the target share of each sign.
+    """Replay a policy with its widths scaled separately for A < 0 and for A > 0, so that it clips the target share of each.
 
     With equal widths for both signs, a rule clips responses with A < 0 several times as often as responses with A > 0; how many
     times depends on the rule. A rule that adapts to a target share already adapts for each sign separately.

@@ -50,8 +50,8 @@ def rescore(
     Args:
         paths: rollout files and folders with rollout files.
         output: new or empty folder for the new files, which keep the names of the originals.
-        models: checkpoints whose log-probs replace the recorded updates: each checkpoint becomes one update on all responses,
-            in the given order. If there are no checkpoints, the recorded updates are kept.
+        models: checkpoints to use in place of the recorded updates, in the given order. The log-probs under each checkpoint
+            become one update on all responses. If there are no checkpoints, the recorded updates are kept.
         old: checkpoint for ``old_log_probs`` and ``old_entropy``, or `SAMPLER`; None keeps the recorded values.
         ref: checkpoint for ``ref_log_probs``; None keeps the recorded values.
         dtype: data type of the weights, ``"float32"`` or ``"bfloat16"``.

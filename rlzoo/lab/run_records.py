@@ -29,7 +29,7 @@ class RunRecord:
 
     @property
     def accuracies(self) -> list[float]:
-        """The accuracies of all evaluations, the first from before any update, and the last from after the last update."""
+        """The accuracies of all evaluations, from the one before the first update to the one after the last update."""
         return [row["eval/accuracy"] for row in self.metrics if "eval/accuracy" in row]
 
     @property
@@ -39,7 +39,7 @@ class RunRecord:
         return errors[-1] if errors else None
 
     def mean(self, name: str, last_share: float = 1.0) -> float | None:
-        """Return the mean of a metric over the final share ``last_share`` of the steps, by default over all steps."""
+        """Return the mean of a metric over the last steps of the run; ``last_share`` is the fraction of steps to include."""
         first = self.settings["steps"] * (1 - last_share)
         values = [row[name] for row in self.metrics if name in row and row["step"] > first]
         return fmean(values) if values else None

@@ -1,4 +1,4 @@
-"""A replay study: applies several rules to a run's rollouts at configured widths, a matched clip fraction, or many widths."""
+"""A replay study: applies rules to a run's rollouts at their own widths, at a matched clip fraction, or at several widths."""
 
 from __future__ import annotations
 
@@ -110,11 +110,11 @@ def study(
     Args:
         run: the recording.
         policies: the rules with their settings; names must differ.
-        match: clip fraction that all rules' widths are scaled to match; a rule without a width stays unchanged and gets a note.
+        match: clip fraction to match by scaling the rules' widths; a rule without a width stays unchanged and gets a note.
         by_sign: match negative and positive advantages separately. Width sweeps and cosines are then unavailable.
         skip_steps: number of initial steps to exclude from the results.
         sweep_width: for every rule with a width, also replay the rule with its width multiplied by each of `FACTORS`.
-        with_cosine: also measure the cosine to the unclipped gradient, if the run kept weights.
+        with_cosine: also measure the cosine between each rule's gradient and the unclipped gradient, if the run kept weights.
         told: called to report progress.
     """
     sweep_width, with_cosine = sweep_width and not by_sign, with_cosine and not by_sign

@@ -196,7 +196,7 @@ def run_children(
 
 
 def slots(jobs: int | None) -> list[dict[str, str]]:
-    """Return one set of environment variables per concurrent child, which selects a GPU and a share of the cores."""
+    """Return a set of environment variables for each concurrent child, to select its GPU and its share of the cores."""
     import torch
 
     gpus = torch.cuda.device_count()
@@ -217,7 +217,7 @@ def _start(child: Child, environment: dict[str, str], parent_run: str | None) ->
     variables = os.environ | environment | {LAUNCHER: str(os.getpid())} | ({PARENT_RUN: parent_run} if parent_run else {})
     command = [sys.executable, "-P", "-m", "rlzoo", "train", *child.arguments, *(["--resume"] if child.is_begun else [])]
     with log.open("ab") as file:
-        # a separate session: Ctrl-C reaches only the sweep, which signals each child once
+        # use a separate session, so that Ctrl-C reaches only the sweep, which signals each child once
         process = subprocess.Popen(
             command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=variables, start_new_session=True
         )

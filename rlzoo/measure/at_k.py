@@ -22,7 +22,7 @@ class Completion:
 
     response: str
     reward: Annotated[float, Field(allow_inf_nan=False)]  # 1 if the response is right, else 0
-    answer_group: Annotated[int, Field(ge=0)] | None  # index of the first response with the same answer; None if no answer
+    answer_group: Annotated[int, Field(ge=0)] | None  # index of the first response with the same answer; None without an answer
     length: Annotated[int, Field(ge=0)]  # in tokens, including the end token
     finished: bool  # False if cut off at the length limit
 

@@ -52,14 +52,14 @@ class Difference:
 
 
 def iqm(values: Array, axis: int = -1) -> Array:
-    """Compute the interquartile mean, which drops the lowest and the highest quarter of the values, each rounded down."""
+    """Compute the interquartile mean, which drops the lowest and the highest quarter of the values (rounded down)."""
     return np.asarray(stats.trim_mean(values, 0.25, axis=axis))
 
 
 def estimate(scores: Sequence[float]) -> Estimate:
     """Estimate the mean and the interquartile mean with their 95% intervals.
 
-    The interval of the mean is Student's t interval. The interval of the interquartile mean is computed as for any trimmed
+    The interval for the mean is Student's t interval. The interval for the interquartile mean is computed as for any trimmed
     mean: the standard error comes from the winsorised variance, and the degrees of freedom are the number of kept values
     minus 1 (Tukey and McLaughlin, Sankhya A 25 (1963), 331).
 
@@ -120,7 +120,7 @@ def differences(scores: Mapping[str, Mapping[int, float]]) -> list[Difference]:
     """Compare all pairs of policies, given their scores by policy and seed.
 
     A winner is named if a pair has `MIN_SEEDS` common seeds and the p-value of its paired t-test is at most `LEVEL` after
-    Holm's correction for all pairs that can be tested. Of 1,000 races between four equal rules with five seeds, 4.6% named
+    Holm's correction for all pairs that can be tested. Of 1,000 comparisons of four equal rules with five seeds, 4.6% named
     a winner with normal scores, and 2.7% with log-normal scores. ``pytest tests/measure/test_comparison.py -k among_equals``
     repeats this measurement.
     """

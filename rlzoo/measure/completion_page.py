@@ -32,7 +32,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A response with the rule's clip decisions at its last update."""
+    """A response with the rule's clip decisions in the last update that contained the response."""
 
     prompt: int  # number of the prompt within its step, from 1
     response: int  # number of the response among its prompt's responses, from 1
@@ -59,7 +59,7 @@ class Completion:
 
 
 def render(title: str, facts: Mapping[str, str], completions: Sequence[Completion]) -> str:
-    """Render a self-contained HTML page with ``facts`` at the top; all input is escaped, and only the page's script may run."""
+    """Render a self-contained HTML page with ``facts`` at the top; all input is escaped, and only its own script can run."""
     environment = Environment(loader=PackageLoader("rlzoo", "assets"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(number=number, token=_token, plain=lambda text: printable(text, keep="\n"))
     script = files("rlzoo").joinpath("assets", "completions.js").read_text(encoding="utf-8")

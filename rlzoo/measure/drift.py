@@ -15,12 +15,12 @@ from rlzoo.measure.profile import MOVED, labels
 from rlzoo.types import ClipInputs
 
 FEWEST = 10
-"""Minimum number of responses in a bin that is used to fit the exponent."""
+"""Minimum number of responses for a bin to be used in fitting the exponent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Drift of the responses with a nonzero advantage that earlier updates moved; tuples have one entry per length bin.
+    """The drift of responses that earlier updates moved and whose advantage is not 0; tuples have one entry per length bin.
 
     S is a response's log-ratio to the old model, summed over its L tokens. If tokens moved independently, sd(S) would grow
     with sqrt(L), and ``sigma_root`` would be equal in all bins. If all tokens moved together, ``sigma_mean`` would be equal
@@ -36,7 +36,7 @@ class Drift:
     sigma_mean: tuple[float, ...]  # standard deviation of S / L
     mismatch: tuple[float, ...]  # standard deviation of the summed log-ratio of the old model to the sampler; NaN if unknown
     exponent: float  # slope of log sd(S) against log L, over bins with at least `FEWEST` responses; NaN for fewer than two bins
-    moved: float  # share of the responses with a nonzero advantage that earlier optimizer steps had moved
+    moved: float  # among the responses with a nonzero advantage, the share that earlier optimizer steps had moved
 
     @classmethod
     def of(cls, updates: Sequence[ClipInputs]) -> Drift | None:
@@ -83,7 +83,7 @@ class Drift:
 
 
 def _rows(inputs: ClipInputs) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return ``(n,)`` columns for responses with a nonzero advantage: length, S, whether A < 0, mismatch, whether it moved."""
+    """Return ``(n,)`` columns for responses with a nonzero advantage: length, S, whether A < 0, mismatch, whether S moved."""
     mask = inputs.response_mask
     log_ratio = torch.where(mask, inputs.log_probs - inputs.old_log_probs, 0.0).double()
     sampled = inputs.rollout_log_probs

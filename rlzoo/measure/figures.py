@@ -87,7 +87,7 @@ def forest(rows: Sequence[tuple[str, float, tuple[float, float] | None]], *, xla
 
 
 def edges_and_weights(edges: Mapping[str, tuple[Series, Series]], weights: Mapping[str, tuple[Series, Series]]) -> Figure:
-    """Plot clip edges against length and weights against ratio; in each pair, the first series is for A > 0."""
+    """Plot clip edges against length and weights against ratio; each rule has two series, the first for A > 0."""
     figure = Figure(figsize=(9.6, 3.9), layout="constrained")
     panels = [figure.add_subplot(1, 2, number) for number in (1, 2)]
     words = (("response length in tokens", "log-ratio at which the gradient ends"), ("ratio", "gradient / gradient at ratio 1"))

@@ -18,7 +18,7 @@ Array = NDArray[Any]
 
 CONFIDENCE = 0.95
 NUM_RESAMPLES = 2000
-PRIOR_DEGREES = 4.0  # degrees of freedom that weight the pooled design effect against the design effect of a bin
+PRIOR_DEGREES = 4.0  # weight of the pooled design effect relative to the design effect of a bin, in degrees of freedom
 NUM_DRAWS = 2000  # number of noise draws for a length reweighting error
 Interval = tuple[float, float]
 
@@ -78,8 +78,8 @@ class Clusters:
 
         The method is Wilson's interval with an effective number of rows ``p (1 - p) / v`` and a quantile of Student's t, as for
         clustered samples (Korn and Graubard, Survey Methodology 24 (1998), 193; Franco et al., Journal of Survey Statistics
-        and Methodology 7 (2019), 334). ``p`` is the clip fraction, and ``v`` is its variance between prompts. With few
-        prompts, a bin's design effect is shrunk towards the design effect of all bins together (Smyth, Statistical
+        and Methodology 7 (2019), 334). ``p`` is the clip fraction, and ``v`` is its variance, with prompts as observations.
+        With few prompts, a bin's design effect is shrunk towards the design effect of all bins together (Smyth, Statistical
         Applications in Genetics 3 (2004), 3). In a bin with a fraction of 0 or 1, every prompt counts as one row.
         """
         count, clipped = self.count.sum(-1), self.clipped.sum(-1)
@@ -150,7 +150,7 @@ class LengthError:
 class Decomposition:
     """The length reweighting error by cause, with the weights defined in `rlzoo.fairness.LengthWeights`."""
 
-    conditional: LengthError  # given the sign of the advantage: the rule's effect on lengths
+    conditional: LengthError  # conditional on the sign of the advantage: the rule's effect on lengths
     composition: LengthError  # from the mix of signs alone: the rule's effect on signs
     total: LengthError  # the observed error
 
@@ -162,20 +162,20 @@ class Reweighting:
     The error is a function of absolute values, so noise increases it. ``corrected`` is the true error for which the measured
     error would be the median. The lower end of the interval is the true error for which the measured error would be the 97.5%
     quantile, or 0 if there is none (test inversion; Carpenter, Journal of the Royal Statistical Society B 61 (1999), 159).
-    The error is the maximum of linear forms ``c (w - 1)``; the upper end of the interval is the largest of their upper ends,
-    so it is valid whichever bin is worst. By construction, ``low <= corrected <= value <= high``, because the probability of
-    measuring a smaller value decreases as the true error grows (Anderson, Proceedings of the American Mathematical Society 6
-    (1955), 170).
+    The error is the maximum of linear forms ``c (w - 1)``; the upper end of the interval is the largest of the forms' upper
+    ends, so the interval is valid whichever bin is worst. By construction, ``low <= corrected <= value <= high``, because the
+    probability of measuring a smaller value decreases as the true error grows (Anderson, Proceedings of the American
+    Mathematical Society 6 (1955), 170).
     """
 
     value: float
     corrected: float
     interval: Interval | None  # 95%; None if all prompts have the same values
-    noise: float  # expected error with this many prompts if every length were clipped equally
+    noise: float  # expected error with this many prompts if all lengths were clipped equally
 
 
 def _reweighting(deviation: Array, noise: Array, error: Callable[[Array], Array], high: float) -> Reweighting:
-    """Compute the error from ``w - 1``, draws of its noise ``(n, K)``, and the upper end of the interval."""
+    """Compute an error with its interval from ``w - 1``, noise draws ``(n, K)``, and the upper end of the interval."""
     value, alone = float(error(deviation)), error(noise)
     if not noise.any():
         return Reweighting(value, value, None, 0.0)
@@ -223,7 +223,7 @@ def _t_quantile(prompts: Array) -> Array:
 
 
 def _draws(influence: Array) -> Array:
-    """Draw normal noise ``(n, K)`` with the covariance of sums over prompts, in antithetic pairs."""
+    """Draw normal noise ``(n, K)``, in antithetic pairs, with the covariance of the influences summed over prompts."""
     values, vectors = np.linalg.eigh(influence.T @ influence)
     values = np.where(values > 1e-12 * values[-1], values, 0.0)  # replace rounding errors with exact zeros
     drawn = np.random.default_rng(0).standard_normal((NUM_DRAWS // 2, NUM_BINS)) * np.sqrt(values) @ vectors.T

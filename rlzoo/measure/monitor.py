@@ -84,7 +84,7 @@ ALARMS = (
 
 
 class Alarms:
-    """Counts consecutive bad steps."""
+    """Counts consecutive bad steps for each alarm."""
 
     def __init__(self, policy: ClipPolicy) -> None:
         widths = policy.width_fields()
@@ -152,7 +152,7 @@ class Monitor:
         try:
             columns = load_file(folder / FILE)
             sizes = columns.pop(SIZES).tolist()
-            if "band_high" in columns:  # checkpoints of earlier versions have no ceilings
+            if "band_high" in columns:  # checkpoints from earlier versions have no ceilings
                 columns.setdefault("band_ceiling", torch.full_like(columns["band_high"], torch.nan))
             pieces = {name: column.split(sizes) for name, column in columns.items()}
             tables = [ResponseTable(**{name: piece[n] for name, piece in pieces.items()}) for n in range(len(sizes))]

@@ -19,7 +19,7 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 @dataclass(frozen=True, slots=True)
 class Fractions:
-    """Clip fractions by length bin, shortest first, with 95% intervals over prompts; NaN for an empty bin."""
+    """Clip fractions by length bin, shortest first, with 95% intervals clustered by prompt; NaN for an empty bin."""
 
     count: tuple[int, ...]
     fraction: tuple[float, ...]
@@ -115,7 +115,7 @@ class LengthProfile:
 
     @property
     def lre_noise(self) -> float | None:
-        """The expected `lre_max` with this many prompts if every length were clipped equally."""
+        """The expected `lre_max` with this many prompts if all lengths were clipped equally."""
         return None if self.lre is None else self.lre.conditional.max.noise
 
     def bin_labels(self) -> list[str]:

@@ -16,7 +16,7 @@ from rlzoo.types import ClipInputs, ClipResult
 
 @dataclass(frozen=True, slots=True)
 class ResponseTable:
-    """One row per response and optimizer step; columns are float32 ``(n,)`` on the CPU, except `group` and per-turn columns.
+    """One row per response and optimizer step; columns are float32 ``(n,)`` on the CPU, except `group` and the turn columns.
 
     A clip decision is the share of clipped tokens for a token rule, and 0 or 1 for a sequence rule.
     """

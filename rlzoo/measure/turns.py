@@ -16,7 +16,7 @@ class Evenness:
     """The clip fractions of six bins, and the reweighting error across the bins."""
 
     fraction: tuple[float, ...]  # NaN for an empty bin
-    lre: LengthError | None  # given the sign of the advantage; None if everything is clipped
+    lre: LengthError | None  # conditional on the sign of the advantage; None if everything is clipped
 
     @classmethod
     def of(cls, found: Clusters) -> Evenness:

@@ -28,7 +28,7 @@ def test_calibrate_says_when_the_share_was_not_met(rlzoo, tmp_path):
 def test_calibrate_refuses_before_any_work(refused, tmp_path):
     assert "'gpg' has no width to calibrate" in refused("calibrate", "--clip", "gpg")
     (tmp_path / "taken.yaml").write_text("")
-    assert "exists; remove it, or name another file" in refused(
+    assert "exists; remove it, or choose another file" in refused(
         "calibrate", "--clip", "rloo", "--output", tmp_path / "taken.yaml"
     )
     assert "there is no folder" in refused("calibrate", "--clip", "rloo", "--output", tmp_path / "none" / "a.yaml")

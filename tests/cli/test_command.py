@@ -64,7 +64,7 @@ def test_names_of_other_libraries_are_understood(refused, arguments, hint):
         (["clips", "show"], "clips show: NAME|PATH is missing: a rule's name, or a plugin file or folder"),
         (["trian"], "no command trian; did you mean 'train'?"),
         (["clips", "shwo"], "clips: no command shwo; did you mean 'show'?"),
-        (["--clip", "fspo"], "no option --clip before the name of a command; see --help"),
+        (["--clip", "fspo"], "no such option before the command's name: --clip; see --help"),
         (
             ["clips", "show", "dapo"],
             "'dapo' is a config, not a rule: use --config dapo; to see its rule, run: rlzoo clips show grpo",
