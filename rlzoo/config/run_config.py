@@ -143,7 +143,8 @@ class RunConfig(Section):
         "auto",
         validate_default=True,
         description="the correction for differences between sampler and trainer: its name, or its name and settings; none: no "
-        "correction; auto: tis if rollout.max_staleness is above 1, otherwise none",
+        "correction; auto: tis if rollout.max_staleness is above 1 and the rule's ratio is not relative to the sampler, "
+        "otherwise none",
     )
     learner: LearnerConfig = Field(default_factory=LearnerConfig, description="how the model is updated")
     eval: EvalConfig = Field(default_factory=EvalConfig, description="held-out evaluation")

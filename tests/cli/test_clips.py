@@ -33,7 +33,7 @@ def test_list_as_json_holds_the_same(rlzoo):
     assert list(rows) == list(load_zoo())
     assert rows["gspo"] == {
         "name": "gspo",
-        "what it does": "Clips the geometric mean of a response's token ratios to one narrow band for all lengths.",
+        "what it does": "Clips the geometric mean of a response's token ratios to the same narrow band at every length.",
         "scope": "sequence",
         "advantage": "group_norm",
         "reduction": "sequence_mean",
@@ -90,7 +90,7 @@ def test_show_has_the_five_parts_the_fields_and_the_metrics(rlzoo):
     assert lines[0] == f"fspo-adaptive  {OURS}  {policy.paper}"
     assert (
         lines[2]
-        == "Clips the importance ratio of a whole response to a band that learns to clip the same share at every length."
+        == "Clips the importance ratio of a whole response to a learned band that clips the same share of responses at every length."
     )
     places = [lines.index(part) for part in (*PARTS, "Settings (--set clip.NAME=VALUE)", "Watch these metrics")]
     assert places == sorted(places)
