@@ -114,7 +114,7 @@ def group_centred(values: Tensor, group_ids: Tensor) -> Tensor:
 
 
 def _numbered(group_ids: Tensor) -> Tensor:
-    """Renumber the groups ``(B, 1)`` from 0, as ``(B,)``; no tensor shape depends on the number of groups."""
+    """Return the group ids ``(B, 1)`` renumbered from 0, as ``(B,)``; no tensor shape depends on the number of groups."""
     order = group_ids[:, 0].argsort()
     ascending = group_ids[:, 0][order]
     number = torch.cat([torch.zeros_like(ascending[:1]), (ascending[1:] != ascending[:-1]).long()]).cumsum(0)

@@ -27,7 +27,7 @@ class RaggedSets:
 
     @classmethod
     def of_mask(cls, mask: Tensor) -> RaggedSets:
-        """Return the sets of a mask ``(N, V)``; a row that is True everywhere is stored as an empty set."""
+        """Convert a mask ``(N, V)`` to sets; a row that is True everywhere is stored as an empty set."""
         partial = mask & ~mask.all(dim=-1, keepdim=True)
         return cls(partial.nonzero()[:, 1].int(), partial.sum(dim=-1))
 

@@ -64,7 +64,7 @@ def _measured(policy: ClipPolicy, token: float, length: int, advantage: int) -> 
 
 
 def _edge(policy: ClipPolicy, length: int, advantage: int, way: int) -> float | None:
-    """Find where the gradient vanishes or reverses, moving outwards from ratio 1 by geometric steps and then bisection."""
+    """Find where the gradient vanishes or reverses, moving outwards from ratio 1 in geometric steps and then bisecting."""
     at_one = _measured(policy, 0.0, length, advantage)[1]
     if at_one <= 0:
         return None
