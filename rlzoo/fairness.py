@@ -32,13 +32,13 @@ def bin_index(lengths: Tensor, edges: Tensor) -> Tensor:
 
 
 def bin_sums(index: Tensor, values: Tensor, num_bins: int = NUM_BINS) -> Tensor:
-    """Return the sum of the ``(n,)`` values in each bin, float64 ``(num_bins,)``; ``index`` comes from `bin_index`."""
+    """Return the sum of the ``(n,)`` values in each bin as float64 ``(num_bins,)``; ``index`` comes from `bin_index`."""
     return torch.zeros(num_bins, dtype=torch.float64).index_add_(0, index, values.double())
 
 
 @dataclass(frozen=True, slots=True)
 class LengthWeights:
-    """Weight of each length bin after clipping, relative to its share of the responses, float64 ``(..., K)``.
+    """Weights of the length bins after clipping, relative to the bins' shares of the responses, as float64 ``(..., K)``.
 
     A weight of 0.8 means that clipping reduces a bin's share of the responses by 20%. Responses are grouped
     by bin k and advantage sign s: n_ks is their number, and a_ks is their acceptance rate, the share that was not clipped.

@@ -223,7 +223,7 @@ class RecordedStep:
 
 
 def turns(response_mask: Tensor) -> Tensor:
-    """Return each token's turn in its row, int64 ``(B, T)``: 0, 1, ..., or -1 outside any turn; a gap in the mask ends a turn.
+    """Return each token's turn as int64 ``(B, T)``: 0, 1, ... in each row, -1 outside any turn; a gap in the mask ends a turn.
 
     Args:
         response_mask: ``(B, T)`` bool, True on tokens that the model chose.

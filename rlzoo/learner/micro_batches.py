@@ -75,7 +75,7 @@ def packed(batch: Batch, rows: Tensor) -> ModelInputs:
 
 
 def _predicts(batch: Batch, rows: Tensor, starts: Tensor, number: int) -> Tensor:
-    """Return a mask, bool ``(number,)``, of the flat positions that predict a token chosen by the model.
+    """Return a bool mask ``(number,)`` of the flat positions that predict a token chosen by the model.
 
     Args:
         batch: the whole batch.

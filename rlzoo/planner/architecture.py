@@ -18,7 +18,7 @@ _QWEN3_HEAD_DIM = 128  # transformers' default for Qwen3 configs without head_di
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A decoder of identical layers with rotary positions, RMS norms and a gated MLP: Llama, Mistral, Qwen2, Qwen3."""
+    """A decoder of identical layers with rotary positions, RMS norms and a gated MLP (Llama, Mistral, Qwen2 or Qwen3)."""
 
     vocab_size: int
     hidden_size: int

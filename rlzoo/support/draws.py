@@ -15,7 +15,7 @@ BLOCK = 256  # number of probabilities per block; a draw finds its block first, 
 
 
 def row_uniforms(seed: int, rows: Sequence[int], num_tokens: int, turn: int = 0) -> Tensor:
-    """Return random numbers in [0, 1), float64 ``(rows, num_tokens)``, that depend only on the seed, the row and the turn."""
+    """Return float64 random numbers ``(rows, num_tokens)`` in [0, 1) that depend only on the seed, the row and the turn."""
     turns = [turn] if turn else []
     return torch.from_numpy(np.stack([np.random.default_rng([seed, row, *turns]).random(num_tokens) for row in rows]))
 
@@ -99,7 +99,7 @@ def _by_blocks(logits: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _first_above(sums: Tensor, wanted: Tensor) -> Tensor:
-    """Return the index at which the cumulative sums ``(B, N)`` first exceed ``wanted``, ``(B, 1)``, or stop growing."""
+    """Return the index at which the cumulative sums ``(B, N)`` first exceed ``wanted`` ``(B, 1)`` or stop growing."""
     last = (sums < sums[:, -1:]).sum(dim=-1, keepdim=True)
     return torch.minimum(torch.searchsorted(sums, wanted, right=True), last)
 

@@ -79,7 +79,7 @@ class SetRecorder:
         self._sets: list[RaggedSets] = []
 
     def add(self, rows: Tensor, mask: Tensor) -> None:
-        """Add the sets ``(R, V)`` for the next token of each response in ``rows``, ``(R,)``."""
+        """Add the sets ``(R, V)`` for the next token of each response in ``rows`` ``(R,)``."""
         self._rows.append(rows.cpu())
         self._sets.append(RaggedSets.of_mask(mask).to("cpu"))
 

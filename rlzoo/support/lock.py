@@ -49,7 +49,7 @@ class Lock:
         """Check that the locked directory and file are still in place.
 
         Raises:
-            UserError: one of them was moved or replaced.
+            UserError: the directory or the file was moved or replaced.
         """
         for path in (self._folder, self._locked or self._folder):
             if not _is_at(self._opened[path], path):

@@ -609,7 +609,7 @@ def advantages_scale_the_gradient(policy: ClipPolicy, inputs: ClipInputs) -> Non
 
 @law()
 def token_advantages_are_honoured(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """22. With (B, T) advantages, each token uses its own; equal advantages in a row act like (B, 1) (per-token objectives)."""
+    """22. In per-token objectives, each token uses its own (B, T) advantage; a row of equal advantages acts like (B, 1)."""
     expected, expected_gradient = evaluate(policy, inputs)
     if policy.scope == "sequence" or expected.objective.shape[-1] == 1 != inputs.log_probs.shape[-1]:
         return
@@ -974,7 +974,7 @@ def _valid(policy: ClipPolicy, name: str, values: Iterable[Any]) -> Iterator[Cli
 
 
 def _other_widths(policy: ClipPolicy, name: str, width: float) -> Iterator[ClipPolicy]:
-    """Yield the policy with other values for one width, within its bounds."""
+    """Yield the policy with other values for one width, within the width's bounds."""
     return _valid(policy, name, (width * factor for factor in (0.5, 2.0, 0.1, 10.0, 0.01, 100.0)))
 
 

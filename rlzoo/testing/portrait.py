@@ -1,4 +1,4 @@
-"""Measures where a rule cuts the gradient, by response length, and how it weights the gradient, by ratio."""
+"""Measures where a rule cuts the gradient (by response length), and how it weights the gradient (by ratio)."""
 
 from __future__ import annotations
 
