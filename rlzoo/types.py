@@ -171,7 +171,7 @@ class QueuedBatch:
 class ClipInputs:
     """Inputs to a clip policy for B responses of up to T tokens; log-probabilities are in nats.
 
-    The learner fills the fields below ``seed`` only for rules that name them in `ClipPolicy.needs`; otherwise they are None.
+    The engine fills the fields below ``seed`` only for rules that name them in `ClipPolicy.needs`; otherwise they are None.
     These fields carry no gradient. Values at masked positions are arbitrary, and a rule must ignore them.
 
     Example:
