@@ -52,7 +52,7 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
     check_launcher(launch)
     _detach_earlier_accelerators(launch)
     if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed guesses and logs its guess
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed guesses the device, and logs its guess
     bf16 = learner.autocast == "bfloat16"
     if launch.deepspeed is None:
         with warnings.catch_warnings():
