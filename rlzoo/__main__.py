@@ -3,7 +3,7 @@
 import sys
 
 if not sys.flags.safe_path:
-    sys.path.append(sys.path.pop(0))  # move the working directory, which Python puts first, to the end
+    sys.path.append(sys.path.pop(0))  # Python puts the working directory first on the path; move it to the end
 
 from rlzoo.cli.main import entry
 

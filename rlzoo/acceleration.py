@@ -56,7 +56,7 @@ def fused_step(model: PreTrainedModel, length: int) -> FusedStep:
 
 
 def joined_bytes() -> int:
-    """Return the maximum size of a model's layers, in bytes, at which sampling fuses and packs copies of their matrices."""
+    """Return the total size of a model's layers, in bytes, up to which sampling fuses and packs copies of their matrices."""
     if not IS_THERE:
         return 0
     from rlzoo.fast_cpu.fused import JOINED_BYTES

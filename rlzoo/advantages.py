@@ -77,7 +77,7 @@ class AdvantageEstimator(BaseModel, ABC):
     aliases: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # other names, and the settings that each implies
     needs: ClassVar[frozenset[str]] = frozenset()  # optional inputs that the estimator requires, from `NEEDS`
     per_token: ClassVar[bool] = False  # whether the estimator always returns per-token values
-    takes_token_rewards: ClassVar[bool] = False  # whether it accepts token rewards, for which it returns per-token advantages
+    takes_token_rewards: ClassVar[bool] = False  # whether it turns token rewards into per-token advantages
     compares: ClassVar[bool] = True  # whether the estimator compares the responses to one prompt
     takes_one: ClassVar[bool] = False  # whether the only response to a prompt gets advantage 0, rather than causing an error
     exempt: ClassVar[Mapping[str, str]] = {}  # laws of `rlzoo.testing` that the estimator breaks on purpose, and why

@@ -155,7 +155,7 @@ def _resolved(path: str | Path) -> Path:
     """
     try:
         whole = Path(path).expanduser().resolve()
-        whole.lstat()  # since Python 3.14, exists() does not raise
+        whole.lstat()  # in Python 3.14 and later, exists() hides errors
     except (FileNotFoundError, NotADirectoryError):
         pass  # reported by `_from_path`
     except (OSError, ValueError, RuntimeError) as error:

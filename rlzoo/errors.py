@@ -1,4 +1,4 @@
-"""Exceptions with one-line messages, grouped by who can fix the cause, and one-line formatting of pydantic errors."""
+"""Exceptions with one-line messages, grouped by who can fix the cause; also formats pydantic errors as one line."""
 
 from __future__ import annotations
 

@@ -24,18 +24,21 @@ def bin_edges(lengths: Tensor, num_bins: int = NUM_BINS) -> Tensor:
 
 
 def bin_index(lengths: Tensor, edges: Tensor) -> Tensor:
-    """Return each length's bin, ``(n,)``: bin k has ``edges[k] < length <= edges[k + 1]``; bin 0 includes its lower edge."""
+    """Return the bin of each length, ``(n,)``.
+
+    Bin k contains the lengths with ``edges[k] < length <= edges[k + 1]``; bin 0 also contains its lower edge.
+    """
     return torch.bucketize(lengths.float().contiguous(), edges[1:-1].contiguous(), right=False)
 
 
 def bin_sums(index: Tensor, values: Tensor, num_bins: int = NUM_BINS) -> Tensor:
-    """Return the sum of the ``(n,)`` values in each bin, float64 ``(num_bins,)``; ``index`` comes from `bin_index`."""
+    """Return the sum of the ``(n,)`` values in each bin as float64 ``(num_bins,)``; ``index`` comes from `bin_index`."""
     return torch.zeros(num_bins, dtype=torch.float64).index_add_(0, index, values.double())
 
 
 @dataclass(frozen=True, slots=True)
 class LengthWeights:
-    """Weight of each length bin after clipping, relative to its share of the responses, float64 ``(..., K)``.
+    """Weights of the length bins after clipping, relative to the bins' shares of the responses, as float64 ``(..., K)``.
 
     A weight of 0.8 means that clipping reduces a bin's share of the responses by 20%. Responses are grouped
     by bin k and advantage sign s: n_ks is their number, and a_ks is their acceptance rate, the share that was not clipped.
@@ -43,9 +46,9 @@ class LengthWeights:
     lengths, and a is the overall acceptance rate.
 
     - ``total``: w_k = sum_s (n_ks / n_k) a_ks / a. This is the observed weight.
-    - ``composition``: w_k = sum_s (n_ks / n_k) a_s / a. This would be the weight if each sign were clipped equally at every
-      length. Long responses are wrong more often, and wrong responses are clipped more often; this weight isolates that
-      effect.
+    - ``composition``: w_k = sum_s (n_ks / n_k) a_s / a. This would be the weight if the clip rate of each sign were the same
+      at every length. Long responses are wrong more often, and wrong responses are clipped more often; this weight isolates
+      that effect.
     - ``conditional``: w_k is proportional to sum_s p_s a_ks, with sum_k p_k w_k = 1. This would be the weight if every bin
       had the same mix of signs as the run (direct standardisation). If a bin has no responses with sign s, a_ks is set to a_s.
 
@@ -89,8 +92,8 @@ class LengthWeights:
 def length_reweighting_error(weight: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the length reweighting error (arXiv 2509.09177) for length bins with weights w_k and shares p_k.
 
-    The error is 0 when nothing is clipped, and grows with the clip fraction. Compare policies only at a matched clip
-    fraction.
+    The error is 0 when nothing is clipped, and grows with the clip fraction. Compare policies only at matched clip
+    fractions.
 
     Args:
         weight: ``(..., K)``, one of the weights in `LengthWeights`.

@@ -49,7 +49,7 @@ def rlzoo_tasks() -> Mapping[str, str]:
 
 
 def api_problem(wanted: object) -> str | None:
-    """Return why a plugin that needs interface version ``wanted``, such as ``"1.0"``, cannot be used, or None."""
+    """Return why a plugin that needs interface version ``wanted`` (such as ``"1.0"``) cannot be used, or None."""
     major, minor = API_VERSION
     try:
         wanted_major, wanted_minor = map(int, str(wanted).split("."))

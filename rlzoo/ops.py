@@ -21,7 +21,7 @@ LOG_RATIO_LIMIT = 20.0
 
 
 def log_probs(inputs: ClipInputs) -> Tensor:
-    """Return the current policy's log-probabilities, float32 ``(B, T)``, exactly 0 where masked; they carry the gradient."""
+    """Return the current policy's log-probabilities as float32 ``(B, T)``, exactly 0 where masked; they carry the gradient."""
     return _visible(inputs.log_probs, inputs.response_mask)
 
 
@@ -51,7 +51,7 @@ def limited_exp(log_ratio: Tensor) -> Tensor:
 
 
 def lengths(response_mask: Tensor) -> Tensor:
-    """Count the response tokens per row, float32 ``(B, 1)``; 1 for a row without tokens, so that division is safe."""
+    """Count the response tokens per row, as float32 ``(B, 1)``; 1 for a row without tokens, so that division is safe."""
     return response_mask.sum(dim=-1, keepdim=True).clamp(min=1).float()
 
 
@@ -114,7 +114,7 @@ def group_centred(values: Tensor, group_ids: Tensor) -> Tensor:
 
 
 def _numbered(group_ids: Tensor) -> Tensor:
-    """Renumber the groups ``(B, 1)`` from 0, as ``(B,)``; no tensor shape depends on the number of groups."""
+    """Return the group ids ``(B, 1)`` renumbered from 0, as ``(B,)``; no tensor shape depends on the number of groups."""
     order = group_ids[:, 0].argsort()
     ascending = group_ids[:, 0][order]
     number = torch.cat([torch.zeros_like(ascending[:1]), (ascending[1:] != ascending[:-1]).long()]).cumsum(0)

@@ -86,7 +86,7 @@ def digest(path: Path) -> str:
 
 
 def copy_names(paths: Sequence[str | Path]) -> dict[Path, str]:
-    """Return the name of each plugin's copy in a run directory: the plugin's name, numbered if several share it."""
+    """Return the name of each plugin's copy in a run directory: the plugin's name, with a number if it is not unique."""
     names: dict[Path, str] = {}
     for path in map(Path, paths):
         name, number = path.name, 2

@@ -52,7 +52,7 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
     check_launcher(launch)
     _detach_earlier_accelerators(launch)
     if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed guesses and logs its guess
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed guesses the device, and logs its guess
     bf16 = learner.autocast == "bfloat16"
     if launch.deepspeed is None:
         with warnings.catch_warnings():
@@ -65,7 +65,7 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
     else:
         settings = deepspeed_settings(launch, bf16=bf16 or dtype == "bfloat16", max_grad_norm=learner.max_grad_norm)
         _prepare_environment()
-        # on a CPU, each process would train alone without an explicit backend
+        # without an explicit backend, each process on a CPU would train alone
         handlers = [] if torch.cuda.is_available() else [InitProcessGroupKwargs(backend="gloo")]
         plugin = DeepSpeedPlugin(hf_ds_config=settings, zero3_init_flag=False)
         accelerator = Accelerator(deepspeed_plugin=plugin, kwargs_handlers=handlers)
@@ -241,7 +241,7 @@ def _prepare_environment() -> None:
 
 
 def _check(accelerator: Accelerator, launch: LaunchConfig) -> None:
-    """Check that the accelerator matches the launch settings; misconfigured launches can silently train in one process."""
+    """Check that the accelerator matches the launch settings; a misconfigured launch may silently train in one process."""
     from accelerate.utils import DistributedType
 
     started = int(os.environ.get("WORLD_SIZE", "1"))

@@ -74,7 +74,7 @@ class RecordedStep:
     group_ids: Tensor  # (R,) int64: responses to the same prompt share an ID
     rewards: Tensor | None = None  # (R,) float32
     advantages: Tensor | None = None  # (R,) float32, or (M,) if credit differs by token
-    turn_ids: Tensor | None = None  # (M,) int64: 0, 1, ...; if None, every gap in the mask starts a turn
+    turn_ids: Tensor | None = None  # (M,) int64: turns 0, 1, ...; if None, a new turn starts after every gap in the mask
     finished: Tensor | None = None  # (R,) bool; False if cut off at a limit
     policy_versions: Tensor | None = None  # (R,) or (M,) int64: version of the sampling weights, as a number of optimizer steps
     rollout_log_probs: Tensor | None = None  # (M,) float32, in nats, as reported by the sampler
@@ -84,8 +84,8 @@ class RecordedStep:
     kept_ids: Tensor | None = None  # (K,) int32: the token ids that top-k and top-p kept for each token, concatenated
     kept_sizes: Tensor | None = None  # (M,) int32: number of ids kept for each token; 0 for the whole vocabulary
     updates: tuple[UpdateLogProbs, ...] = ()
-    learner_version: int | None = None  # weights' version before the first update; the staleness is this minus policy_versions
-    temperature: float = 1.0  # sampling temperature; all log-probs come from logits divided by it
+    learner_version: int | None = None  # weights' version before the first update; minus policy_versions, it is the staleness
+    temperature: float = 1.0  # sampling temperature; all log-probs are computed from logits divided by it
     max_length: int | None = None  # maximum number of model tokens in a response
     num_steps: int | None = None  # number of rollout steps in the whole run, from which progress is computed
     seed: int = 0  # seed of the first update; update k has seed + k
@@ -112,7 +112,7 @@ class RecordedStep:
 
     @property
     def prompt_lengths(self) -> Tensor:
-        """Number of tokens before the first token that the model chose, ``(R,)``; all tokens if it chose none."""
+        """Number of tokens before the first token that the model chose, ``(R,)``; the full length if it chose none."""
         rows = torch.repeat_interleave(torch.arange(len(self)), self.sequence_lengths)
         place = torch.arange(len(self.token_ids)) - (self.sequence_lengths.cumsum(0) - self.sequence_lengths)[rows]
         chosen = self.response_mask
@@ -223,7 +223,7 @@ class RecordedStep:
 
 
 def turns(response_mask: Tensor) -> Tensor:
-    """Number each row's turns, int64 ``(B, T)``; a gap in the mask starts a new turn, and tokens outside any turn get -1.
+    """Return each token's turn as int64 ``(B, T)``: 0, 1, ... in each row, -1 outside any turn; a gap in the mask ends a turn.
 
     Args:
         response_mask: ``(B, T)`` bool, True on tokens that the model chose.

@@ -98,8 +98,8 @@ def kl_estimate(
     k1 is unbiased with high variance, k2 is biased with low variance, and k3 is unbiased with low variance and never negative.
     These properties do not carry over to the gradients when an estimator is used as a *loss*. In expectation, the gradient
     of k2 equals the gradient of the KL, the gradient of k1 is zero (arXiv 2510.01555), and the gradient of k3 equals the
-    gradient of KL(pi_ref || pi). The ratio in ``unbiased_k3`` carries a gradient, so both its value and its gradient are
-    unbiased for KL(pi || pi_ref) under any sampling policy.
+    gradient of KL(pi_ref || pi). The ratio in ``unbiased_k3`` carries a gradient, so both the estimate and its gradient
+    are unbiased for KL(pi || pi_ref) under any sampling policy.
 
     Args:
         log_probs: log-probs of the current model.

@@ -47,7 +47,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class KeptSets:
-    """The candidate tokens from which the sampler drew each token of a response, as packed int32 ids.
+    """For each token of a response, the candidate tokens from which the sampler drew it, as packed int32 ids.
 
     A size of 0 stands for the whole vocabulary, or for a token that the model did not choose.
 
@@ -94,7 +94,7 @@ class KeptSets:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One sampled response, as reported by the sampler. In an episode, some of its tokens come from the environment.
+    """One sampled response, as reported by the sampler. In an episode, some tokens of the response come from the environment.
 
     Example:
         The response is "8#17" with its end token. Each token has an id and a log-probability in nats:
@@ -148,7 +148,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class RolloutGroup:
-    """All responses sampled for one problem; their advantages are relative to each other."""
+    """All responses sampled for one problem; their advantages are computed relative to each other."""
 
     problem: Problem
     rollouts: tuple[Rollout, ...]
@@ -161,7 +161,7 @@ class RolloutGroup:
 
 @dataclass(frozen=True, slots=True)
 class QueuedBatch:
-    """A batch that was sampled ahead, as stored in a checkpoint."""
+    """A batch that was sampled ahead of its training step, as stored in a checkpoint."""
 
     first: int  # index of the batch's first training problem
     rollouts: list[Rollout] | None  # responses from all processes, without rewards; None if not sampled yet
@@ -244,6 +244,6 @@ class ClipResult:
 
     objective: Tensor  # (B, T) or (B, 1), float32: unreduced, to be maximised
     log_ratio: Tensor  # (B, T) or (B, 1), detached: the quantity the policy judged
-    clipped: Tensor  # (B, T) or (B, 1), bool: where the gradient was cut, or capped or reversed in rules that never cut it
+    clipped: Tensor  # (B, T) or (B, 1), bool: where the gradient was cut (or, if a rule never cuts it, capped or reversed)
     band: ClipBand | None = None  # for rules that have a band; distinguishes cuts at the ceiling from cuts at the low edge
     metrics: Mapping[str, Tensor] = field(default_factory=dict)  # (B, T) or (B, 1); their means are logged as rule/<name>

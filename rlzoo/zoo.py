@@ -134,7 +134,7 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
         other = taken.source if taken else "another plugin"
         problem = f"{other} has the same name; rename or uninstall one of them"
         self.reject(plugin, f"{label} cannot be used: {problem} ({plugin})", kind.name)
-        if taken and not taken.plugin.bundled:  # it is ambiguous which of the two was meant
+        if taken and not taken.plugin.bundled:  # the name could mean either class
             self._contested.add(kind.name)
             del self.entries[kind.name]
 

@@ -1,7 +1,7 @@
 """Fast matrix products on CPUs: freed memory is kept, and oneDNN replaces MKL where MKL is only half as fast.
 
 torch uses MKL for float32 products. On AMD CPUs, MKL uses AVX2 even if AVX-512 is available. oneDNN, which torch uses for
-bfloat16, supports AVX-512 there.
+bfloat16, supports AVX-512 on these CPUs.
 """
 
 from __future__ import annotations

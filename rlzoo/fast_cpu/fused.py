@@ -99,7 +99,7 @@ class FusedStep:
         return (self._product(*linears),) if self.copies else tuple(map(self._product, linears))
 
     def __call__(self, tokens: Tensor, positions: Tensor, layers: Sequence[KeyValues], mask: Tensor | None) -> Tensor:
-        """Return the logits ``(B, V)`` that follow one more token of each response.
+        """Return the logits ``(B, V)`` after one more token of each response.
 
         Args:
             tokens: ``(B,)``.

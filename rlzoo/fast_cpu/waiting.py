@@ -5,7 +5,7 @@ processes need the cores too, a thread spins on its core while the thread that i
 several times as long. libgomp has a second, shorter spin for processes with more threads than cores. While other processes need
 the cores, this module holds one additional, sleeping libgomp thread, so that all threads use the shorter spin.
 
-How threads wait does not change the results. The number of threads would change them, so it stays the same, and a run
+How threads wait does not change the results. Changing the number of threads would, so the number stays the same, and a run
 computes the same bits under any load.
 """
 

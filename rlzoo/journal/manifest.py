@@ -28,7 +28,7 @@ def seal(folder: Path, is_own: Callable[[str], bool] = lambda name: True) -> Non
 
 
 def damage(folder: Path) -> str | None:
-    """Describe the damage to a sealed folder, such as ``"model.safetensors was changed"``; None if it is intact.
+    """Return a description of the damage to a sealed folder, such as ``"model.safetensors was changed"``; None if it is intact.
 
     Files that were added later are not checked.
     """

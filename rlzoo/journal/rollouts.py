@@ -96,7 +96,7 @@ def transcripts(groups: Sequence[RolloutGroup], batch: ScoredBatch, updates: Seq
 
 
 def clipped_shares(batch: ScoredBatch, updates: Sequence[Update]) -> list[float]:
-    """Return the clipped share of each response's tokens at its last update; 0 for a response without updates."""
+    """Return the share of tokens clipped at the last update of each response; 0 for a response without updates."""
     shares = torch.zeros(len(batch))
     for update in updates:
         shares[update.rows] = ops.per_response(update.clipped.float(), batch.response_mask[update.rows])[:, 0]

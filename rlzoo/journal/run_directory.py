@@ -52,13 +52,13 @@ NOTHING = re.compile(r"\.lock|lost\+found|\.rlzoo-\w+\.part")
 """Names that an empty directory may contain: a lock, ``lost+found``, and temporary folders of killed processes."""
 
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO, errno.EFBIG)
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # `_code` returns EIO for torch.save
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # `_code` returns EIO if torch.save fails
 
 logger = logging.getLogger("rlzoo")
 
 
 class UnwritableError(OSError):
-    """Raised if a run's file cannot be written; the message gives the cause and, on a full disk, the needed and free space."""
+    """Raised if a run's file cannot be written; the message says why and, on a full disk, how much space is needed and free."""
 
 
 def why_not_written(error: Exception) -> str | None:
@@ -139,7 +139,8 @@ class RunDirectory:
                 (made / "config.yaml").write_text(config_yaml, encoding="utf-8")
                 (made / IDENTITY).write_text(json.dumps({"id": uuid.uuid4().hex}) + "\n", encoding="utf-8")
                 copy_plugins(plugins, made / "plugins")
-            for part in sorted(made.iterdir(), key=lambda part: part.name == "config.yaml"):  # last, because it marks a run
+            # config.yaml last, because it marks a run
+            for part in sorted(made.iterdir(), key=lambda part: part.name == "config.yaml"):
                 part.replace(path / part.name)
             made.rmdir()
         except BaseException as error:
@@ -282,10 +283,10 @@ class RunDirectory:
             temporary.parent.mkdir(exist_ok=True)
             checkpoints.tidy(self.path)
             with torch.device("meta"):
-                skeleton = type(model)(model.config)  # no weights and no adapters
+                skeleton = type(model)(model.config)  # without weights or adapters
             skeleton.generation_config = model.generation_config
             with quiet():
-                skeleton.save_pretrained(temporary, state_dict={})  # first without weights, to list transformers' files
+                skeleton.save_pretrained(temporary, state_dict={})  # first without weights, to list the other files
                 tokenizer.save_pretrained(temporary)
                 self._models_files = {path.relative_to(temporary).as_posix() for path in temporary.rglob("*")}
                 skeleton.save_pretrained(temporary, state_dict=dict(weights))

@@ -238,7 +238,7 @@ class Learner:
         return self.micro_batches.log_probs(self.model, batch, rows if where is None else rows[where])
 
     def collision_probs(self, batch: Batch) -> Tensor:
-        """Compute collision probabilities ``(B, T)``, sums of squared probabilities over the vocabulary, in a separate pass."""
+        """In a separate pass, compute collision probabilities ``(B, T)``: sums of squared probabilities over the vocabulary."""
         self._module.statistic = "collision"
         try:
             return self.log_probs_and_entropy(batch)[1]
@@ -273,7 +273,7 @@ class Learner:
 
         Args:
             batch: batch, identical on every process.
-            before_update: called with the index of each update, from 0, just before it changes the weights.
+            before_update: called with the index of each update, from 0, just before the update changes the weights.
 
         Returns:
             The batch with all old log-probs filled in, and the updates in order: an empty list if no response can have a

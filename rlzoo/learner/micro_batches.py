@@ -34,7 +34,7 @@ class ModelInputs:
 
     input_ids: Tensor  # (R, S)
     attention_mask: Tensor | None  # (R, S) 1 on tokens, 0 on padding; None if causal attention needs no mask
-    position_ids: Tensor | None  # (R, S) from 0 at each row's first token; None if rows start at position 0
+    position_ids: Tensor | None  # (R, S) positions, counted from 0 at each row's first token; None for the default positions
     predicts: Tensor  # (R, S) bool: positions whose next token the model chose
     kept: RaggedSets | None = None  # one set of kept tokens per True position of `predicts`; None for the whole vocabulary
 
@@ -75,7 +75,7 @@ def packed(batch: Batch, rows: Tensor) -> ModelInputs:
 
 
 def _predicts(batch: Batch, rows: Tensor, starts: Tensor, number: int) -> Tensor:
-    """Mark the flat positions that predict a token chosen by the model, ``(number,)`` bool.
+    """Return a bool mask ``(number,)`` of the flat positions that predict a token chosen by the model.
 
     Args:
         batch: the whole batch.
@@ -206,7 +206,7 @@ def cut(sizes: Sequence[int], rows: Tensor, max_tokens: int, *, packing: bool = 
 
 
 def _packed_numbers(lengths: Sequence[int], max_tokens: int) -> Iterator[int]:
-    """Yield the number of rows in each micro-batch, which is as many as fit."""
+    """Yield the number of rows in each micro-batch; each takes as many rows as fit."""
     start = 0
     while start < len(lengths):
         number = max(1, sum(total <= max_tokens for total in accumulate(lengths[start:])))

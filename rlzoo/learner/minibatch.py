@@ -133,7 +133,7 @@ class Minibatch:
         return gradient
 
     def entropy_bonus(self, piece: MicroBatch, entropy: Tensor) -> Tensor:
-        """Return the objective's entropy term, coefficient times reduced entropy, for a micro-batch's entropies ``(R, T)``."""
+        """Return the objective's entropy term, given the entropies ``(R, T)``: the coefficient times the reduced entropy."""
         if piece.is_idle:
             return 0.0 * entropy.sum()
         mask = self.batch.response_mask[piece.rows].to(entropy.device)
@@ -164,7 +164,7 @@ class Minibatch:
         judged, own = Judgement.concat(judgements), torch.cat(rows)
         factors = None if self.batch.weights is None else self.batch.weights[own].to(judged.gradient.device)
         at_ratio_1 = on_policy(judged.inputs, judged.result, self.counts, self.max_length, factors)
-        silent = judged.gradient[(judged.inputs.advantages == 0).all(dim=-1)].nan_to_num(0.0)  # NaN is the model's fault
+        silent = judged.gradient[(judged.inputs.advantages == 0).all(dim=-1)].nan_to_num(0.0)  # NaN comes from the model
         if self.policy.scope != "batch" and not self.policy.learns_without_advantages and bool(silent.any()):
             raise PolicyError(
                 self.policy.name,

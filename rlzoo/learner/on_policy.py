@@ -24,7 +24,7 @@ class OnPolicyGradient:
 
     def __init__(self, policy: ClipPolicy) -> None:
         self.policy = policy
-        self._constants: dict[int, tuple[float, float]] = {}  # keyed by length; the constants for A > 0 and A < 0
+        self._constants: dict[int, tuple[float, float]] = {}  # by length, the constants for A > 0 and A < 0
 
     def __call__(
         self,
@@ -60,7 +60,7 @@ class OnPolicyGradient:
         return torch.where(mask, gradient, 0.0)
 
     def _measure(self, lengths: list[int], size: int, device: torch.device) -> None:
-        """Evaluate the rule at ratio 1 on a response of each length, for A = 1 and A = -1, with the batch's width."""
+        """Evaluate the rule at ratio 1 on a response of each length, for A = 1 and A = -1, padded to the batch's width."""
         if not lengths:
             return
         number = len(lengths)

@@ -53,7 +53,7 @@ class PlainOptimization:
         self.accelerator = accelerator
         self.optimizer = optimizer
         self.model, self._prepared = accelerator.prepare(module, optimizer)
-        self._masters = masters  # module parameters with the float32 copies that are optimized
+        self._masters = masters  # each module parameter with its float32 copy, which is optimized
         if accelerator.num_processes == 1:
             hooked: Any  # torch provides no type for the method
             for hooked, master in masters:
@@ -182,7 +182,7 @@ def _bad_values(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer,
 
 
 class DeepSpeedOptimization:
-    """Shards the optimizer states and gradients among processes (ZeRO-2), or these and the weights (ZeRO-3)."""
+    """Shards the optimizer states and gradients among processes (ZeRO-2), and in ZeRO-3 also the weights."""
 
     rounded_to: torch.dtype | None = None
 
@@ -240,8 +240,8 @@ class DeepSpeedOptimization:
 class FSDPOptimization:
     """Shards weights, gradients and optimizer states among processes (PyTorch's FSDP2).
 
-    A pass gathers the weights of one layer at a time. For bfloat16 weights, each process keeps float32 shards, the masters: a
-    pass gathers them rounded to bfloat16, and gradients are summed and accumulated in float32.
+    A pass gathers the weights of one layer at a time. For bfloat16 weights, each process keeps float32 shards (the
+    masters). A pass gathers these shards rounded to bfloat16, and gradients are summed and accumulated in float32.
 
     Accelerate connects the processes, but is not used for sharding: on a CPU, it silently skips FSDP2, and with mixed
     precision, it rounds the log-probs and the exchanged gradients to bfloat16.

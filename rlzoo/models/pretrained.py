@@ -81,7 +81,7 @@ def load_named(settings: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeni
     try:
         with quiet():
             model, tokenizer, missing = _from_pretrained(str(folder or path), settings, trust_remote_code)
-    except Exception as error:  # any exception is caused by the model's files
+    except Exception as error:  # the model's files can cause any exception
         what = f"{folder} contains no model that can be loaded" if folder else f"cannot be loaded (allowed: {ALLOWED})"
         raise UserError(f"model.path={path!r}: {what}: {_one_line(error)}") from error
     if missing:

@@ -18,7 +18,7 @@ _QWEN3_HEAD_DIM = 128  # transformers' default for Qwen3 configs without head_di
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A decoder of identical layers with rotary positions, RMS norms and a gated MLP: Llama, Mistral, Qwen2, Qwen3."""
+    """A decoder of identical layers with rotary positions, RMS norms and a gated MLP (Llama, Mistral, Qwen2 or Qwen3)."""
 
     vocab_size: int
     hidden_size: int
@@ -140,7 +140,7 @@ def find_architecture(path: str) -> Architecture | None:
 
 
 def model_file(path: str, name: str, *, download: bool = True) -> Path | None:
-    """Find a small file of the model at ``model.path`` in its folder, the hub's cache or the hub; None if it is missing."""
+    """Find a small file of the model at ``model.path`` in its folder, in the hub's cache or on the hub; None if missing."""
     folder = local_model(path)
     if folder is not None:
         return folder / name if (folder / name).is_file() else None

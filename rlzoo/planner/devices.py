@@ -15,7 +15,7 @@ _SPEC = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """A number of identical devices.
+    """One or more identical devices.
 
     Example:
         >>> parse_devices("8xH100").memory
@@ -35,7 +35,7 @@ class Devices:
 
 
 DATA_SHEETS: dict[str, tuple[float, float, float]] = {
-    # memory in GB, dense bfloat16 TFLOP/s, memory TB/s, from NVIDIA's data sheets for the SXM (otherwise PCIe) versions
+    # memory in GB, dense bfloat16 TFLOP/s, memory TB/s, from NVIDIA's data sheets (SXM version if there is one, otherwise PCIe)
     "A100-40GB": (40, 312, 1.555),
     "A100-80GB": (80, 312, 2.039),
     "H100": (80, 989, 3.35),
@@ -46,7 +46,7 @@ DATA_SHEETS: dict[str, tuple[float, float, float]] = {
 
 
 def parse_devices(text: str) -> Devices:
-    """Parse ``8xH100``, ``2x24GB`` or, with a speed in TFLOP/s, ``2x24GB@165``; raises UserError for other text."""
+    """Parse ``8xH100``, ``2x24GB`` or, with a speed in TFLOP/s, ``2x24GB@165``; raise UserError for any other text."""
     match = _SPEC.fullmatch(text.replace(" ", ""))
     name = match["name"] if match else None
     sheet = next((sheet for sheet in DATA_SHEETS if sheet.lower() == (name or "").lower()), None)

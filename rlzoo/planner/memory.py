@@ -19,7 +19,7 @@ from rlzoo.support.draws import Truncation
 
 FLOAT = 4  # bytes of a float32
 BYTES = {"float32": 4, "bfloat16": 2}
-_MOMENT_BYTES_8BIT = 1 + FLOAT / 256  # one byte, and one scale per block of 256
+_MOMENT_BYTES_8BIT = 1 + FLOAT / 256  # one byte per value, and one scale per block of 256 values
 _SAMPLER_BYTES_PER_LOGIT = 5 * FLOAT  # `draw` holds the logits, their scaled, shifted and exponentiated copies, and blocks
 _TOP_K_BYTES_PER_LOGIT = FLOAT + 1  # the masked logits and the mask, when sampling and in the learner
 _TOP_P_BYTES_PER_LOGIT = 4 * FLOAT  # sorted logits, their order (int64) and a mask, in addition to float64 probabilities
@@ -266,7 +266,7 @@ def activations(architecture: Architecture, config: RunConfig, batch: PassShape)
     if not config.learner.gradient_checkpointing:
         held += layers * layer
         return held + last_norm, held + in_backward
-    held += layers * hidden * BYTES[config.model.dtype] * batch.tokens  # inputs of the layers, which are recomputed
+    held += layers * hidden * BYTES[config.model.dtype] * batch.tokens  # the layers' inputs, from which the rest is recomputed
     return held + last_norm, held + layer + in_backward
 
 

@@ -34,7 +34,7 @@ class Prompts:
     """The length of a task's longest prompt."""
 
     longest: int  # tokens
-    counted: bool  # whether it was counted with the model's tokenizer; False if estimated from the text
+    counted: bool  # whether the length was counted with the model's tokenizer; False if it was estimated from the text
 
 
 @dataclass(frozen=True)

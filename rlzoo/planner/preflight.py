@@ -19,7 +19,7 @@ from rlzoo.training.checks import check_run, num_processes
 
 LOOKED_AT = 2000  # maximum number of training prompts to read, so that planning is fast
 _COUNTED = 16  # how many of the longest texts are tokenized to find the longest prompt
-_BYTES_PER_TOKEN = 2  # assumed without a tokenizer; less than in English (4) or LaTeX (3), so that lengths are overestimated
+_BYTES_PER_TOKEN = 2  # assumed without a tokenizer; lower than for English (4) or LaTeX (3), so that lengths are overestimated
 _TEMPLATE_TOKENS = 64  # allowance for a chat template's own tokens
 
 

@@ -15,22 +15,23 @@ BLOCK = 256  # number of probabilities per block; a draw finds its block first, 
 
 
 def row_uniforms(seed: int, rows: Sequence[int], num_tokens: int, turn: int = 0) -> Tensor:
-    """Return random numbers in [0, 1), float64 ``(rows, num_tokens)``, that depend only on the seed, the row and the turn."""
+    """Return float64 random numbers ``(rows, num_tokens)`` in [0, 1) that depend only on the seed, the row and the turn."""
     turns = [turn] if turn else []
     return torch.from_numpy(np.stack([np.random.default_rng([seed, row, *turns]).random(num_tokens) for row in rows]))
 
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """Restricts sampling to the most probable tokens: first to the ``top_k`` largest logits, then by top-p among them.
+    """Restricts sampling to the most probable tokens: first to the ``top_k`` largest logits, then by top-p.
 
-    Top-p keeps the most probable tokens, up to and including the token at which their total probability reaches ``top_p``,
-    so it keeps at least one token. All tokens whose logits equal the k-th largest are kept. These are the conventions of
-    transformers' ``TopKLogitsWarper`` and ``TopPLogitsWarper``. Among equal probabilities at the edge of top-p, higher ids
-    are kept first.
+    Top-k keeps every token whose logit is at least the k-th largest. Of these tokens, top-p keeps the most probable,
+    up to and including the token at which their total probability reaches ``top_p``, so it keeps at least one token. These
+    are the conventions of transformers' ``TopKLogitsWarper`` and ``TopPLogitsWarper``. Among equal probabilities at the edge
+    of top-p, higher ids are kept first.
 
     Example:
-        ``Truncation(top_p=0.9)(logits, temperature=1.0)`` keeps the most probable tokens, with a total of at least 0.9.
+        ``Truncation(top_p=0.9)(logits, temperature=1.0)`` keeps the most probable tokens, whose probabilities
+        add up to at least 0.9.
     """
 
     top_p: float = 1.0  # in (0, 1]
@@ -98,7 +99,7 @@ def _by_blocks(logits: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _first_above(sums: Tensor, wanted: Tensor) -> Tensor:
-    """Return the index at which the cumulative sums ``(B, N)`` first exceed ``wanted``, ``(B, 1)``, or stop growing."""
+    """Return the index at which the cumulative sums ``(B, N)`` first exceed ``wanted`` ``(B, 1)`` or stop growing."""
     last = (sums < sums[:, -1:]).sum(dim=-1, keepdim=True)
     return torch.minimum(torch.searchsorted(sums, wanted, right=True), last)
 

@@ -27,7 +27,7 @@ class RaggedSets:
 
     @classmethod
     def of_mask(cls, mask: Tensor) -> RaggedSets:
-        """Return the sets of a mask ``(N, V)``; a row that is True everywhere is stored as an empty set."""
+        """Convert a mask ``(N, V)`` to sets; a row that is True everywhere is stored as an empty set."""
         partial = mask & ~mask.all(dim=-1, keepdim=True)
         return cls(partial.nonzero()[:, 1].int(), partial.sum(dim=-1))
 
@@ -79,7 +79,7 @@ class SetRecorder:
         self._sets: list[RaggedSets] = []
 
     def add(self, rows: Tensor, mask: Tensor) -> None:
-        """Add the sets ``(R, V)`` for the next token of each response in ``rows``, ``(R,)``."""
+        """Add the sets ``(R, V)`` for the next token of each response in ``rows`` ``(R,)``."""
         self._rows.append(rows.cpu())
         self._sets.append(RaggedSets.of_mask(mask).to("cpu"))
 

@@ -20,7 +20,7 @@ class Lock:
     """An exclusive lock on a directory, held from construction until `release` or the end of the process.
 
     The directory itself is locked, so that removing the lock file has no effect. The lock file contains the id of the process
-    that holds the lock. On file systems that can only lock files, such as NFS, the lock file is locked instead of the
+    that holds the lock. On file systems that can lock only files, such as NFS, the lock file is locked instead of the
     directory.
     """
 
@@ -49,7 +49,7 @@ class Lock:
         """Check that the locked directory and file are still in place.
 
         Raises:
-            UserError: one of them was moved or replaced.
+            UserError: the directory or the file was moved or replaced.
         """
         for path in (self._folder, self._locked or self._folder):
             if not _is_at(self._opened[path], path):
@@ -61,7 +61,7 @@ class Lock:
             os.close(self._opened.popitem()[1])
 
     def _take(self, path: Path, until: float) -> bool:
-        """Try to lock a path; return False if the file system does not support it."""
+        """Try to lock a path; return False if the file system cannot lock it."""
         while True:
             try:
                 fcntl.flock(self._opened[path], fcntl.LOCK_EX | fcntl.LOCK_NB)

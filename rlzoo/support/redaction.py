@@ -86,7 +86,7 @@ def with_secrets_of(given: Mapping[str, Any], written: Mapping[str, Any]) -> dic
 
 
 def without_userinfo(uri: str) -> str:
-    """Remove user, password and secret parameters from a URL."""
+    """Remove the user name, the password and any secret parameters from a URL."""
     return _PARAMETER.sub(_without_value, _USERINFO.sub(r"\g<scheme>", uri))
 
 

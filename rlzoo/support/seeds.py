@@ -1,4 +1,4 @@
-"""Derives a separate seed for every step and use, so that random draws do not depend on earlier draws."""
+"""Derives a separate seed for every step and purpose, so that random draws do not depend on earlier draws."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class StopRequest:
     def end(self, message: str) -> NoReturn:
         """Stop as the signal would: with KeyboardInterrupt after Ctrl-C, otherwise with SystemExit.
 
-        A rank that received no signal stops as after SIGTERM.
+        A rank that received no signal stops as if it had received SIGTERM.
         """
         logger.warning(message, extra={LAST: True})
         if self.signal == signal.SIGINT:

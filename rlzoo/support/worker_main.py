@@ -56,7 +56,7 @@ def _place(error: BaseException) -> str:
 
 def die_with(life: int) -> None:
     """Have the kernel kill this process, without running any Python code, when the other end of a pipe closes."""
-    if sys.platform == "linux":  # elsewhere the signal is SIGIO, which also kills a process without a handler
+    if sys.platform == "linux":  # on other systems the signal is SIGIO, which also kills a process without a handler
         fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(life, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)

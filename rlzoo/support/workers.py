@@ -84,11 +84,11 @@ class Worker:
                 raise
 
     def call_generator(self, arguments: tuple[Any, ...], number: int, timeout: float) -> list[Any]:
-        """Call a generator function and return its values. If it or the process fails, the missing values count as failures.
+        """Call a generator function and return its values; if the call fails, the missing values count as failures.
 
         Args:
             arguments: arguments of the function.
-            number: number of values that it yields, each JSON-serialisable.
+            number: number of values that the function yields, each JSON-serialisable.
             timeout: seconds without a value after which the process is killed.
 
         Raises:

@@ -101,7 +101,7 @@ def _read_without_need(policy: ClipPolicy) -> list[str]:
 
 
 def _kind(error: Exception | None) -> str | None:
-    """Describe a failure without its numbers, so that the same failure can be recognised on smaller inputs."""
+    """Return a failure's message without its numbers, so that the same failure can be recognised on smaller inputs."""
     return None if error is None else type(error).__name__ + re.sub(r"\d+", "", _describe(error).partition(":")[0])
 
 
@@ -116,7 +116,7 @@ def shrink(inputs: ClipInputs, still_fails: Callable[[ClipInputs], bool]) -> Cli
                 trials += 1
                 smaller = _without(inputs, dimension, range(start, start + chunk))
                 has_tokens = smaller.response_mask.numel() and smaller.response_mask.any(dim=-1).all()
-                if has_tokens and still_fails(smaller):  # a response without tokens does not reveal anything
+                if has_tokens and still_fails(smaller):  # a response without tokens shows nothing
                     inputs = smaller
                 else:
                     start += chunk

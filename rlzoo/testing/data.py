@@ -23,7 +23,7 @@ Change = Callable[[Tensor], Tensor]
 
 
 def off_policy_inputs(policy: ClipPolicy, seed: int = 0, num_responses: int = 24, max_length: int = 40) -> ClipInputs:
-    """Return ragged data in which every sixth advantage is 0, and the policy clips 10 to 40% of the responses with A != 0.
+    """Return ragged data in which every sixth advantage is 0 and the policy clips 10 to 40% of the responses with A != 0.
 
     A search with this policy finds the spread of the token log-ratios. For a policy that never clips, the spread is 0.1.
     """
@@ -68,7 +68,8 @@ SPREADS: dict[tuple[type[ClipPolicy], str, int, int, int], float] = {}
 
 def _searched_spread(policy: ClipPolicy, with_spread: Callable[[float], ClipInputs]) -> float:
     """Return a spread at which 10 to 40% of the responses are clipped, or 0.1 if there is none."""
-    spread, low, high = 0.1, 1e-6, 8.0  # start in the middle: rules that look only at signs accept any spread
+    # start with a moderate spread: a rule that looks only at signs clips the same share at any spread
+    spread, low, high = 0.1, 1e-6, 8.0
     for _ in range(40):
         fraction = clip_fraction(policy, with_spread(spread))
         if 0.2 <= fraction <= 0.3:

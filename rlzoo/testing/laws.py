@@ -117,7 +117,7 @@ def settings_are_complete(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 
 def _survives_its_dump(policy: ClipPolicy) -> bool:
-    """Whether the policy can be restored from its dump, both as Python objects and as JSON, the format of checkpoints."""
+    """Whether the policy can be restored from its dump, both as Python objects and as JSON (the format of checkpoints)."""
     kind = type(policy)
     try:
         restored = (kind.model_validate(policy.model_dump()), kind.model_validate_json(policy.model_dump_json()))
@@ -428,7 +428,7 @@ def padding_changes_nothing(policy: ClipPolicy, inputs: ClipInputs) -> None:
         return torch.full((size, width + 8), fill).to(values.dtype).index_copy(1, keep, values)
 
     padded = inputs
-    # different values, so that no difference between fields is 0
+    # a different fill for each field, so that no difference between two fields is 0
     for fill, name in zip((-3.0, -1.0, -5.0, 2.0, -0.5), TOKEN_FIELDS, strict=True):
         padded = map_tensors(padded, partial(wider, fill=fill), (name,))
     padded = map_tensors(padded, lambda values: wider(values, 0), ("response_mask", "token_ids"))
@@ -594,7 +594,7 @@ def penalties_are_declared(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 @law()
 def advantages_scale_the_gradient(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """21. The gradient is proportional to the advantages: for factor 4 at any ratio, and for factors 1000 and -1 at ratio 1."""
+    """21. The gradient scales with A: for a factor of 4 at any ratio, and for factors of 1000 and -1 at ratio 1."""
     if "rewards" in policy.needs or ratio_one_is_reinforce.name in policy.exempt:
         return
     at_one = dataclasses.replace(inputs, log_probs=inputs.old_log_probs, rollout_log_probs=inputs.old_log_probs)
@@ -609,7 +609,7 @@ def advantages_scale_the_gradient(policy: ClipPolicy, inputs: ClipInputs) -> Non
 
 @law()
 def token_advantages_are_honoured(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """22. With (B, T) advantages, each token uses its own; equal advantages in a row act like (B, 1) (per-token objectives)."""
+    """22. In per-token objectives, each token uses its own (B, T) advantage; a row of equal advantages acts like (B, 1)."""
     expected, expected_gradient = evaluate(policy, inputs)
     if policy.scope == "sequence" or expected.objective.shape[-1] == 1 != inputs.log_probs.shape[-1]:
         return
@@ -750,7 +750,7 @@ def clipped_means_held_back(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 @law()
 def only_cuts_outward(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """27. Gradients are cut only above ratio 1 if A > 0, only below 1 or above a ceiling if A < 0; cuts persist further out."""
+    """27. Gradients are cut only above ratio 1 if A > 0, and only below 1 or above a ceiling if A < 0; cuts persist outward."""
     own = dataclasses.replace(inputs, advantages=_token_advantages(inputs))
     for given in (inputs, own) if policy.scope == "token" else (inputs,):
         result = answer(policy, given)
@@ -801,7 +801,7 @@ def _cuts(policy: ClipPolicy, log_ratios: list[float], length: int, advantage: f
 
 @law()
 def band_is_the_one_used(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """28. Positions beyond the band's edge for the sign of A are clipped; if all tokens share a log-ratio, no others are."""
+    """28. Positions beyond the band's edge for the sign of A are clipped, and no others if all tokens share a log-ratio."""
     for number, given in enumerate([inputs, *_swept(policy)]):
         result = answer(policy, given)
         band, judged = result.band, result.log_ratio
@@ -921,7 +921,7 @@ def widths_scale(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 
 def _share(policy: ClipPolicy, inputs: ClipInputs, side: int) -> float:
-    """Return the clipped share of the responses with one sign of A."""
+    """Return the clipped share of the responses whose advantage has the given sign."""
     clipped = ops.per_response(answer(policy, inputs).clipped.float(), inputs.response_mask)
     rows = inputs.advantages.sign() == side
     return float(clipped[rows].mean()) if bool(rows.any()) else 0.0
@@ -974,7 +974,7 @@ def _valid(policy: ClipPolicy, name: str, values: Iterable[Any]) -> Iterator[Cli
 
 
 def _other_widths(policy: ClipPolicy, name: str, width: float) -> Iterator[ClipPolicy]:
-    """Yield the policy with other values for one width, within its bounds."""
+    """Yield the policy with other values for one width, within the width's bounds."""
     return _valid(policy, name, (width * factor for factor in (0.5, 2.0, 0.1, 10.0, 0.01, 100.0)))
 
 
@@ -1067,7 +1067,7 @@ def updates_pull_back(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 @law(shrinks=False)
 def every_option_keeps_the_laws(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """36. The laws also hold for every other option of a setting: each word, true and false, and null or a number."""
+    """36. The laws also hold for every other option of a setting: any allowed word, true or false, and null or a number."""
     for what, other in _options(policy):
         for each in LAWS:
             if each.name in policy.exempt or each.name in ONCE:
@@ -1097,7 +1097,7 @@ ONCE = {"settings_are_complete", "names_are_known", "every_need_matters", "every
 
 
 def _options(policy: ClipPolicy) -> Iterator[tuple[str, ClipPolicy]]:
-    """Yield variants of the policy, each with one word, switch or null changed, if the class allows the change."""
+    """Yield variants of the policy, each with one word, boolean or null replaced, if the class allows the new value."""
     for name, field in type(policy).model_fields.items():
         if name in NAMED:
             continue

@@ -1,4 +1,4 @@
-"""Measures where a rule cuts the gradient, by response length, and how it weights the gradient, by ratio."""
+"""Measures where a rule cuts the gradient (by response length), and how it weights the gradient (by ratio)."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _measured(policy: ClipPolicy, token: float, length: int, advantage: int) -> 
 
 
 def _edge(policy: ClipPolicy, length: int, advantage: int, way: int) -> float | None:
-    """Find where the gradient vanishes or reverses, moving outwards from ratio 1 by geometric steps and then bisection."""
+    """Find where the gradient vanishes or reverses, moving outwards from ratio 1 in geometric steps and then bisecting."""
     at_one = _measured(policy, 0.0, length, advantage)[1]
     if at_one <= 0:
         return None

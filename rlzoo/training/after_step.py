@@ -76,8 +76,8 @@ class AfterStep:
     def _roll_back(self, step: int) -> bool:
         """Restore the weights of the newest periodic checkpoint; return False if there is none yet.
 
-        Training continues with new data. Checkpoints that were saved because the run was stopped do not count, so that an
-        interrupted run equals an uninterrupted one.
+        Training continues with new data. Checkpoints that were saved because the run was stopped are not used, so that
+        an interrupted run gives the same results as an uninterrupted one.
         """
         run = self.run
         periodic = [folder for state, folder in own_checkpoints(run.directory.path, step - 1) if state.periodic]

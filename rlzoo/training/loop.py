@@ -13,7 +13,7 @@ from rlzoo.training.run import Run
 
 
 def steps(run: Run) -> Iterator[tuple[int, dict[str, float], list[Update]]]:
-    """Train, and yield the number, metrics and updates of each step when it is done."""
+    """Train, and yield the number, metrics and updates of each step when the step is done."""
     for step in range(run.done + 1, run.config.steps + 1):
         seed, watch = step_seed(run.config.seed, LEARNER, step), Stopwatch()
         with run.attempt(step):

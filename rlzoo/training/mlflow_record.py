@@ -53,7 +53,7 @@ def run_tags(config: RunConfig, task: str) -> dict[str, str]:
 
 
 def clip_source(config: RunConfig) -> str:
-    """The distribution and version, or the file, that provides the rule; otherwise, its module."""
+    """The distribution (with its version) or the file that provides the rule; otherwise, the rule's module."""
     entry = load_zoo(config.plugins).entries.get(config.clip.name)
     kind = type(config.clip)
     return entry.source if entry is not None and entry.kind is kind else kind.__module__

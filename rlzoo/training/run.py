@@ -43,7 +43,8 @@ class Run:
     def __init__(self, config: RunConfig, task: Task, *, resume: bool = False) -> None:
         self.accelerator = make_accelerator(config.launch, config.learner, dtype=config.model.dtype)
         self.is_main = self.accelerator.is_main_process
-        path = gather(self.accelerator, [config.output or usual_output(config)])[0]  # its time may differ between ranks
+        # the time in the default name may differ between ranks
+        path = gather(self.accelerator, [config.output or usual_output(config)])[0]
         self.config = config.model_copy(update={"output": path})
         self.task = task
         with ExitStack() as failed:
@@ -58,7 +59,7 @@ class Run:
                 self._restore(checkpoint)
             else:
                 self.directory = RunDirectory.create(path, self.config.to_yaml(), config.plugins, is_writer=self.is_main)
-            # every process needs this ID to name temporary folders, but only the main process is sure to see its file
+            # every process needs this ID to name temporary folders, but only the main process is sure to see the ID's file
             self.directory.identity = gather(self.accelerator, [self.directory.identity if self.is_main else ""])[0]
             failed.pop_all()
 
@@ -151,7 +152,7 @@ class Run:
         self._newest()
 
     def _queue(self, state: RunState) -> list[QueuedBatch]:
-        """The batches sampled ahead; a checkpoint of an earlier version stores at most one batch, for the last problems."""
+        """Return the batches sampled ahead; a checkpoint of an earlier version has at most one, for the latest problems."""
         if state.ahead is None:
             return state.queue
         return [QueuedBatch(state.next_problem - self.config.rollout.num_prompts, state.ahead)]
@@ -222,7 +223,7 @@ class Run:
         return sampled
 
     def record(self, sampled: Sampled, batch: ScoredBatch, updates: Sequence[Update]) -> None:
-        """Write the responses and log-probs of a step to the run directory: as text, for replay, and as a page for MLflow."""
+        """Write the step's responses and log-probs to the run directory: as text, as a rollout file and as an MLflow page."""
         if self.is_main:
             texts = transcripts(sampled.groups, batch, updates)
             step = recorded_step(self.config, batch, sampled.groups, updates, sampled.learner_version)
@@ -230,7 +231,8 @@ class Run:
             tracking = self.config.tracking
             if tracking.mlflow and tracking.completions and updates and self.is_drawn(batch.step):
                 page = completion_page(self.config, self.tokenizer, sampled.groups, batch, updates)
-                for name in (f"completions/step-{batch.step:06d}.html", "completions.html"):  # the second is the newest page
+                # completions.html always holds the newest page
+                for name in (f"completions/step-{batch.step:06d}.html", "completions.html"):
                     self.directory.save_page(page, name)
 
     def _newest(self) -> int:
@@ -327,11 +329,11 @@ class Run:
         return self._before + time.perf_counter() - self._began
 
     def is_due(self, step: int, every: int) -> bool:
-        """Whether the step is a multiple of ``every``; never if ``every`` is 0."""
+        """Whether the step is a multiple of ``every``; False if ``every`` is 0."""
         return every > 0 and step > 0 and step % every == 0
 
     def is_drawn(self, step: int) -> bool:
-        """Whether to draw figures of the step."""
+        """Whether to draw figures for the step."""
         return step == self.config.steps or self.is_due(step, self.config.tracking.figure_every)
 
     @property

@@ -79,7 +79,7 @@ def train(
             run = Run(config, task, resume=resume)
             last.callback(run.directory.close)
             tracker.begin(run.directory.path, run_record(run))
-            # only CPU operations have threads that wait for each other
+            # only operations on a CPU have threads that wait for each other
             threads = torch.get_num_threads() if run.accelerator.device.type == "cpu" else 1
             with requested_stop() as stop, sharing_cores(threads):
                 result = _run(run, tracker, stop, observer, stage)

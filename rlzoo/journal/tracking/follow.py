@@ -27,7 +27,7 @@ from rlzoo.support.redaction import redact
 
 POLL = 1.0  # seconds between checks of the directory
 LONGEST_PAUSE = 30.0  # maximum seconds between attempts while the store cannot be reached
-PATIENCE = 15.0  # seconds without success after the run's end before the remaining data is left to `rlzoo sync`
+PATIENCE = 15.0  # seconds after the run's end during which failed attempts are repeated; unsent data is left to `rlzoo sync`
 LONGEST_END = 60.0  # seconds after the run's end before the remaining data is left to `rlzoo sync`, even if the store responds
 
 

@@ -55,7 +55,7 @@ class Points:
         """Send the rows that the store does not have, and return their number. Rows must be in order."""
         new = [points(row, self._kind) for row in rows if self._is_new(row)]
         size = max(1, LARGEST_CALL // max(map(len, new), default=1))
-        for start in range(0, len(new), size):  # each call sends whole rows, because it may fail
+        for start in range(0, len(new), size):  # a call may fail, so each call sends whole rows
             self._client.log_batch(self._run_id, metrics=[point for row in new[start : start + size] for point in row])
         return len(new)
 

@@ -1,4 +1,4 @@
-"""Connects to an MLflow store, with limits in case the store is slow, sends endless replies, or is not MLflow."""
+"""Connects to an MLflow store, with limits in case the store is slow, sends endless replies, or is not an MLflow server."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def experiment_id(client: Any, name: str) -> str:
 
 
 def latest_experiment() -> str | None:
-    """Return the ID of the experiment with the newest run, adding the saved view if it is missing; None without experiments."""
+    """Return the ID of the experiment with the newest run, adding the saved view if it is missing; None if there is none."""
     with connected() as client:
         found = client.search_experiments(order_by=["last_update_time DESC"])
         own = [experiment for experiment in found if experiment.experiment_id != "0"]  # 0 is MLflow's "Default"
@@ -81,7 +81,7 @@ def latest_experiment() -> str | None:
 
 
 def differing_settings(experiment: str) -> list[str]:
-    """Return the settings in `SAME_CONTEST` that differ between the runs of the saved view, of which up to 1,000 are read.
+    """Return the settings in `SAME_CONTEST` that differ between the runs of the saved view; at most 1,000 runs are read.
 
     The saved view averages all runs of a rule, so its charts do not allow a comparison of rules if these settings differ.
     """

@@ -139,7 +139,7 @@ class Sync:
             self.num_files += 1
 
     def _send_end(self, record: Record) -> None:
-        """Send what is complete only at the end: the completions table, the run's metrics, the model and the status."""
+        """Send what is complete only when the run ends: the completions table, the run's metrics, the model and the status."""
         client, run_id = self._client, str(self.sent.run_id)
         rows = [list(row.values()) for row in sampled_completions(self.directory, record.completions)]
         table = json.dumps({"columns": ["step", *COLUMNS], "data": rows})

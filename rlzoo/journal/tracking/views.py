@@ -1,7 +1,8 @@
 """The saved view that compares rules side by side on MLflow's runs page.
 
 MLflow stores a saved view in an experiment tag, lists it in the *Views* menu of the runs page, and opens it if its key is
-in the URL. The tag's format is undocumented. This module writes the format of the pinned version, as browser tests check.
+in the URL. The tag's format is undocumented. This module writes the format of the pinned MLflow version; browser tests
+check it.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def _section(name: str, num_charts: int) -> dict[str, Any]:
 
 
 def _chart(section: str, metric: str) -> dict[str, Any]:
-    """Return a chart in MLflow's format: lines for a per-step metric, which has a ``/`` in its name, or else bars."""
+    """Return a chart in MLflow's format: lines for a per-step metric (with a ``/`` in its name), bars for any other metric."""
     chart = {
         "uuid": f"{KEY}-{metric}",
         "type": "BAR",
