@@ -117,7 +117,7 @@ def _turn(worker: subprocess.Popen[str]) -> dict[str, float]:
 
 
 def work(case: str, setting: str) -> None:
-    """Run the worker process, which takes turns until the parent process ends."""
+    """Run as a worker process: time some steps whenever the parent asks for it, until the parent ends."""
     if setting == "new":
         prepare_waiting()
     from examples.bench import turns

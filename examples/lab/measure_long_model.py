@@ -27,7 +27,7 @@ MAX_NEW_TOKENS = 1792
 
 
 def rows(problems: list[Problem], groups: list[list[Rollout]]) -> Iterator[dict[str, object]]:
-    """Yield one row for all problems, and one for each range of steps and each multiplier."""
+    """Yield one row for all problems, one for each range of steps, and one for each multiplier."""
     steps = [int(problem.question.split(",")[1].rstrip("0123456789").rstrip(ascii_lowercase)) for problem in problems]
     letters = [next(character for character in problem.question if character.isalpha()) for problem in problems]
     parts = {"all": list(range(len(problems)))}

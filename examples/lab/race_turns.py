@@ -45,7 +45,7 @@ def main(folder: Path) -> None:
     ):
         rule = ("--clip", ",".join(clips), "--seeds", SEEDS)
         if rlzoo("sweep", "--config", "guess", "--config", chosen, *rule, *settings, "--output", folder / name):
-            raise SystemExit(f"the sweep in {folder / name} is not complete; rerun this script to resume")
+            raise SystemExit(f"the sweep in {folder / name} is not complete; rerun this script to resume it")
 
 
 if __name__ == "__main__":

@@ -136,7 +136,8 @@ class RolloutRecorder:
                 continue
             if not RecordedStep.load(file).writer.startswith("trl "):
                 raise UserError(
-                    f"{where} contains {name!r}, which comes after the checkpoint (number {done}) and was not written by TRL; "
+                    f"{where} contains {name!r}, which comes after batch {done}, the last before the checkpoint, and was "
+                    "not written by TRL; "
                     "move it to another folder"
                 )
             free = (file.with_suffix(f".superseded-{index}") for index in itertools.count(1))

@@ -87,7 +87,7 @@ def identity(run: Path) -> str:
     except (OSError, ValueError) as error:
         raise UserError(f"{str(file)!r} cannot be read: {error}; restore it") from error
     if not isinstance(found, dict) or not isinstance(found.get("id"), str):
-        raise UserError(f"{str(file)!r} has no run ID; restore it")
+        raise UserError(f"{str(file)!r} has no run ID; restore the file")
     return str(found["id"])
 
 

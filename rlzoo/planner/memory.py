@@ -235,7 +235,7 @@ def layer_activations(architecture: Architecture, config: RunConfig, batch: Pass
 
     The count follows the implementation in transformers. An RMS norm stores its input in float32, the normalised input and
     its output. Attention stores query, key, value (repeated per query head if rows are packed) and output. The MLP stores
-    four inner tensors.
+    four tensors of the intermediate size.
     """
     element, hidden = _compute_bytes(config), architecture.hidden_size
     wide = FLOAT if config.learner.autocast == "bfloat16" else element  # residuals and norms keep the weights' data type

@@ -76,7 +76,7 @@ def check_length(config: RunConfig, architecture: Architecture | None, prompts: 
     needed = f"with prompts of up to {about}{prompts.longest} tokens, a sequence length of {prompts.longest + new} is needed"
     if architecture is not None and prompts.longest + new > architecture.max_length:
         left = architecture.max_length - prompts.longest
-        advice = f"set it to at most {left}" if left > 0 else "the prompts alone are too long"
+        advice = f"set rollout.max_new_tokens to at most {left}" if left > 0 else "the prompts alone are too long"
         has = f"model {config.model.path!r} accepts at most {architecture.max_length}"
         raise UserError(f"rollout.max_new_tokens={new}: {needed}, but {has}; {advice}")
     if config.rollout.engine == "vllm" and limit is not None and prompts.longest + new > limit:

@@ -116,7 +116,7 @@ def test_responses_beyond_the_models_positions_are_refused(refused, model):
     # prompts of the task have up to 57 letters, about 29 tokens without a tokenizer; 4,096 - 29 remain
     line = refused("train", "--dry-run", *settings(f"model.path={model}", "rollout.max_new_tokens=4090"))
     assert line.startswith("rollout.max_new_tokens=4090: with prompts of up to about ")
-    assert f"but model {str(model)!r} accepts at most 4096; set it to at most 40" in line
+    assert f"but model {str(model)!r} accepts at most 4096; set rollout.max_new_tokens to at most 40" in line
     embedded = refused("train", "--dry-run", *settings("rollout.max_new_tokens=5000"))
     assert "with prompts of up to 40 tokens, a sequence length of 5040 is needed, but model 'embedded' accepts" in embedded
 

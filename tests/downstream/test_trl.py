@@ -678,7 +678,7 @@ def test_a_folder_with_anything_in_it_is_refused_and_a_resumed_run_goes_on_in_it
     foreign.save(folder / "000002.safetensors")
     with pytest.raises(
         UserError,
-        match=r"contains '000002\.safetensors', which comes after the checkpoint \(number \d+\) and was not written by TRL",
+        match=r"contains '000002\.safetensors', which comes after batch \d+, the last before the checkpoint, and was not",
     ):
         ClipPolicyTrainer(policy="fspo", record_to=folder, **arguments(tmp_path, **settings)).train(
             resume_from_checkpoint=str(tmp_path / "checkpoint-2")

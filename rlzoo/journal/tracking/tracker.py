@@ -1,4 +1,4 @@
-"""The part of MLflow tracking that runs in the training process, starts the follower process and records how the run ended."""
+"""The part of MLflow tracking in the training process: it starts the follower process and records how the run ended."""
 
 from __future__ import annotations
 
