@@ -120,8 +120,8 @@ def check_launch(launch: LaunchConfig) -> None:
         raise UserError("launch.offload='all': parameters can be offloaded only with ZeRO-3; set launch.deepspeed=zero3")
     if launch.offload == "optimizer" and not stage:
         raise UserError(
-            f"launch.offload='optimizer': launch.deepspeed={launch.deepspeed!r} sets no ZeRO stage of 1 or more, so nothing would "
-            "be offloaded; set a stage in its zero_optimization section"
+            f"launch.offload='optimizer': launch.deepspeed={launch.deepspeed!r} sets no ZeRO stage of 1 or more, so "
+            "nothing would be offloaded; set a stage in its zero_optimization section"
         )
 
 

@@ -52,7 +52,9 @@ def clip_in_words(profile: LengthProfile) -> str:
 
 
 def interval_bar(ends: Sequence[int], signs: str) -> str:
-    """Draw a bar from 0 to a value, with its interval drawn over it; ``ends`` are the interval's low end, the value and the high end.
+    """Draw a bar from 0 to a value, with its interval drawn over it.
+
+    ``ends`` are the low end of the interval, the value, and the high end.
 
     Example:
         >>> interval_bar([16, 19, 22], "━─├┤┼")

@@ -137,8 +137,7 @@ class RolloutRecorder:
             if not RecordedStep.load(file).writer.startswith("trl "):
                 raise UserError(
                     f"{where} contains {name!r}, which comes after batch {done}, the last before the checkpoint, and was "
-                    "not written by TRL; "
-                    "move it to another folder"
+                    "not written by TRL; move it to another folder"
                 )
             free = (file.with_suffix(f".superseded-{index}") for index in itertools.count(1))
             file.rename(next(path for path in free if not path.exists()))
