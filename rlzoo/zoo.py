@@ -78,7 +78,9 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
         left_out += f"; {_excluded(self.excluded)}" if self.excluded else ""
         known = [*self.entries, *self.aliases]
         listed = f" (installed: {', '.join(known)})" if len(known) <= MOST_LISTED else f"; see `rlzoo {self.command} list`"
-        raise UserError(f"unknown {self.what} {name!r}{did_you_mean(name, known) or listed}{left_out}")
+        file = f"{name.replace('-', '_')}.py"
+        in_file = f"; if {file} defines it, add --plugin {file}" if NAME.fullmatch(name) and Path(file).is_file() else ""
+        raise UserError(f"unknown {self.what} {name!r}{in_file or did_you_mean(name, known) or listed}{left_out}")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)

@@ -20,7 +20,7 @@ BESIDE = 34  # characters next to a bar, for the lengths and the numbers
 
 def clip_by_length(profile: LengthProfile, console: Plain) -> Table:
     """Return a table with a row per non-empty length bin: lengths, a bar with its 95% interval, and the numbers."""
-    rows = table(">", "<", "<", title="clip fraction by response length", show_header=False)
+    rows = table(">", "<", "<", title="clip fraction by response length, all steps", show_header=False)
     both = profile.both
     largest = max([0.01, *(high for high in both.high if not math.isnan(high))])
     width = max(NARROWEST, min(WIDEST, console.width - BESIDE))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,7 +13,7 @@ from rich.text import Text
 
 from rlzoo.cli import complete
 from rlzoo.cli.console import Plain
-from rlzoo.cli.options import AsJson, Plugins, loading, refuse_config
+from rlzoo.cli.options import AsJson, Plugins, check_rule_names, loading, refuse_config
 from rlzoo.cli.tables import table
 
 if TYPE_CHECKING:
@@ -55,7 +56,9 @@ def clips_show(
     with loading():
         from rlzoo.zoo import is_path, load_zoo
     zoo = load_zoo(plugin or [])
-    if not is_path(name, zoo):
+    check_rule_names([name])
+    is_misspelled = name not in zoo and name.lower() in zoo and not Path(name).exists()  # only in capital letters
+    if is_misspelled or not is_path(name, zoo):
         if name not in zoo:
             refuse_config(name)
         policy = zoo[name]  # raises an error that says why a rule cannot be used

@@ -52,7 +52,7 @@ class Command(TyperCommand):
                 raise
             raise UserError(f"{_path(ctx)}: {self._explain(error, given)}") from None
         if rest and not ctx.resilient_parsing:
-            raise UserError(f"{_path(ctx)} {rest[0]}: {_option_for(rest[0], self._options())}")
+            raise UserError(f"{_path(ctx)} {rest[0]}: {_option_for(rest, self._options(), given)}")
         return rest
 
     def _options(self) -> list[str]:
@@ -101,14 +101,18 @@ def _continued(sentence: str) -> str:
     return text if any(map(str.isupper, text.partition(" ")[0][1:])) else f"{text[:1].lower()}{text[1:]}"
 
 
-def _option_for(word: str, options: Sequence[str]) -> str:
-    """Return a hint about what to write instead of an unexpected argument."""
+def _option_for(rest: Sequence[str], options: Sequence[str], given: Sequence[str]) -> str:
+    """Return a hint about what to write instead of the first unexpected argument."""
+    word = rest[0]
     if "--set" in options and "=" in word:
         return f"change a setting with --set {word}"
     if "--plugin" in options and word.endswith(".py"):
         return f"name a plugin with --plugin {word}"
     if "--config" in options and (word.endswith((".yaml", ".yml")) or _is_config(word)):
         return f"name a config with --config {word}"
+    named = next((value for option, value in pairwise(given) if option == "--clip"), None)
+    if named is not None and "--seeds" in options and _are_rules(word):
+        return f"separate rules with commas: --clip {','.join([named, *(rule for rule in rest if _are_rules(rule))])}"
     if "--clip" in options:
         return f"name the rule with --clip {word}" if _are_rules(word) else "unexpected argument; name a rule with --clip NAME"
     return "unexpected argument; see --help"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, get_args, get_origin
 
+import typer
+
 
 def policies(incomplete: str) -> list[str]:
     """Return the names of rules that complete the last name in a comma-separated list."""
@@ -21,12 +23,21 @@ def configs(incomplete: str) -> list[str]:
     return [name for name in config_names() if name.startswith(incomplete)]
 
 
-def settings(incomplete: str) -> list[str]:
-    """Return ``KEY=`` for matching settings or, after ``=``, ``KEY=VALUE`` for each value of a setting with fixed values."""
+def settings(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return ``KEY=`` for matching settings or, after ``=``, ``KEY=VALUE`` for each value of a setting with fixed values.
+
+    The settings of the rules that ``--clip`` names are included.
+    """
     from rlzoo.config.run_config import RunConfig
 
     key, equals, _ = incomplete.partition("=")
     found = dict(_keys(RunConfig.model_fields, ""))
+    if named := ctx.params.get("clip"):
+        from rlzoo.zoo import load_zoo
+
+        zoo = load_zoo()
+        for policy in (zoo[name] for name in named.split(",") if name in zoo):
+            found |= dict(_keys(policy.model_fields, "clip."))
     offered = [f"{key}={value}" for value in found.get(key, ())] if equals else [f"{name}=" for name in found]
     return [word for word in offered if word.startswith(incomplete)]
 

@@ -113,16 +113,19 @@ def _finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -
         for child in (worker.child for worker in running):
             metrics = child.last_metrics()
             step = int(metrics.get("step", 0))
-            done += step
+            done += 0 if child.is_finished else step
             words = f"reward {metrics['reward/mean']:.2f}" if "reward/mean" in metrics else ""
             bars.reach(child.name, step, child.config.steps, words)
         bars.reach("all steps", done, sum(child.config.steps for child in sweep.children))
 
+    finished = sum(child.is_finished for child in sweep.children)
+
     def ended(child: Child, code: int) -> None:
+        nonlocal finished  # counts the runs that were reported, because several may have finished since the last report
         bars.remove(child.name)
+        finished += child.is_finished
         if is_quiet and child.is_finished:
             return
-        finished = sum(other.is_finished for other in sweep.children)
         metrics = child.last_metrics()
         held_out = "accuracy" if child.config.task.reward is None else "held-out reward"
         shown = {held_out: "eval/accuracy", "reward": "reward/mean", "clip": "clip/fraction"}

@@ -175,7 +175,11 @@ def _train(run: RunConfig, resume: bool, allow_changed_plugin: bool, is_quiet: b
     with last_words(), shown(console, title, run.steps, held_out, run=path, is_quiet=is_silent, as_json=as_json) as view:
         from rlzoo.training.train import train as learn  # this import takes seconds, so the display starts first
 
+        is_new = not resume
+
         def observe(step: int, metrics: Mapping[str, float]) -> None:
+            nonlocal is_new
+            is_new = True
             view.step(step, metrics)
             if num_shown and is_due(step, run.steps):
                 console.print(completions(path, step, num_shown))
@@ -183,6 +187,10 @@ def _train(run: RunConfig, resume: bool, allow_changed_plugin: bool, is_quiet: b
         with quick_garbage_collection():
             result = learn(run, observe, resume=resume, allow_changed_plugin=allow_changed_plugin, stage=view.stage)
     if is_main:
+        if not is_new and not as_json:
+            console.print(
+                f"the run was already complete ({run.steps}/{run.steps}); to continue it, resume with a larger --steps"
+            )
         _print_result(console, result, held_out, is_quiet=is_quiet, as_json=as_json)
 
 

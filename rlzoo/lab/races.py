@@ -21,6 +21,7 @@ from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable, pooled_runs
 
 REPETITION = ("seed", "output", "plugins", "tracking.", "checkpoint.")  # settings that may differ between repetitions
+NOT_COMPARABLE = "not comparable"
 LONGEST_VALUE = 80  # maximum length of a setting in a label, in characters
 
 
@@ -33,6 +34,7 @@ class Contender:
     score: Estimate
     profile: LengthProfile | None  # pooled over the responses of all runs; None without recorded rollouts
     matched: Mapping[int, LengthProfile] = field(default_factory=dict)  # by seed, with widths scaled to the same clip fraction
+    clips_parts: bool = False  # whether the rule clips tokens or turns, so that a part of a response may be clipped
 
     def mean(self, name: str, last_share: float = 1.0) -> float | None:
         """Return a metric's mean within each run, averaged over the runs."""
@@ -46,10 +48,14 @@ class Contender:
         return fmean(values) if values else None
 
     @property
+    def errors(self) -> dict[int, float]:
+        """The length error at the matched clip fraction, by seed."""
+        return {seed: profile.lre_max for seed, profile in self.matched.items() if profile.lre_max is not None}
+
+    @property
     def matched_lre_max(self) -> float | None:
         """The length error at the matched clip fraction, averaged over the runs."""
-        errors = [profile.lre_max for profile in self.matched.values() if profile.lre_max is not None]
-        return fmean(errors) if errors else None
+        return fmean(self.errors.values()) if self.errors else None
 
     @property
     def matched_noise(self) -> float | None:
@@ -101,11 +107,14 @@ class Race:
         beaten = [verdict.partition(" above ")[2] for verdict in verdicts if verdict.startswith(f"{best.label} above ")]
         shown = f"above {', '.join(beaten)}" if beaten else verdicts[0]
         found = [f"Best {self.scored}: {best.label}, {best.score.mean:.3f} ({shown})."]
-        errors = [(error, c) for c in self.contenders if (error := c.matched_lre_max) is not None]
-        if len(errors) > 1:
-            error, even = min(errors, key=lambda pair: pair[0])
-            noise = "" if even.matched_noise is None else f" ({even.matched_noise:.3f} expected if even)"
-            found.append(f"Most even at clip fraction {self.match:g}: {even.label}, lre_max {error:.3f}{noise}.")
+        if any(note.startswith(NOT_COMPARABLE) for note in self.notes):
+            found = ["No best rule is named, because the runs are not comparable."]
+        # a rule that clips parts of responses averages over many decisions, so its error is smaller for that reason alone
+        kinds = [[c for c in self.contenders if c.errors and c.clips_parts == parts] for parts in (False, True)]
+        for parts, kind in zip((False, True), kinds, strict=True):
+            if len(kind) > 1:
+                which = "" if not all(kinds) else f" of the rules that clip {'tokens or turns' if parts else 'whole responses'}"
+                found.append(f"Most even{which} at clip fraction {self.match:g}: {_most_even(kind)}.")
         return found
 
     def as_dict(self) -> dict[str, Any]:
@@ -133,6 +142,18 @@ class Race:
         ]
         about = {"score": self.score, "match": self.match, "match_by_sign": self.by_sign, "notes": self.notes}
         return plain({**about, "contenders": contenders, "pairs": self.pairs})
+
+
+def _most_even(contenders: Sequence[Contender]) -> str:
+    """Return the contender with the smallest length error, and the rules that it is shown to be more even than."""
+    even = min(contenders, key=lambda contender: fmean(contender.errors.values()))
+    # the negative error is a score, because a higher score is better
+    scores = {contender.label: {seed: -error for seed, error in contender.errors.items()} for contender in contenders}
+    verdicts = [pair.verdict for pair in differences(scores) if even.label in (pair.first, pair.second)]
+    beaten = [verdict.partition(" above ")[2] for verdict in verdicts if verdict.startswith(f"{even.label} above ")]
+    shown = f"more even than {', '.join(beaten)}" if beaten else verdicts[0]
+    noise = "" if even.matched_noise is None else f"; noise {even.matched_noise:.3f}"
+    return f"{even.label}, lre {even.matched_lre_max:.3f} ({shown}{noise})"
 
 
 def race(
@@ -176,8 +197,10 @@ def race(
                 elif match is not None:
                     policy = match_clip_fraction(policy, match, clip_fraction_of(recorded, skip_steps))
                     matched[run.seed] = replay(recorded, policy, skip_steps).profile
-        whole = LengthProfile.of(pooled_runs(tables)) if tables else None
-        contenders.append(Contender(label, tuple(runs), estimate(list(scored[label].values())), whole, matched))
+        pooled = pooled_runs(tables) if tables else None
+        whole = None if pooled is None else LengthProfile.of(pooled)
+        in_parts = pooled is not None and bool(((pooled.clipped > 0) & (pooled.clipped < 1)).any())
+        contenders.append(Contender(label, tuple(runs), estimate(list(scored[label].values())), whole, matched, in_parts))
     contenders.sort(key=lambda contender: -contender.score.iqm)
     pairs = differences({contender.label: scored[contender.label] for contender in contenders})
     return Race(tuple(contenders), tuple(pairs), metric, match, tuple(notes), by_sign)
@@ -224,6 +247,6 @@ def _not_comparable(records: Sequence[RunRecord]) -> list[str]:
     notes = []
     for key, values in _varied([record.settings for record in records]).items():
         if not key.startswith("clip."):
-            what = "not comparable" if key.startswith(SAME_CONTEST) else "the policy is not the only difference"
+            what = NOT_COMPARABLE if key.startswith(SAME_CONTEST) else "the policy is not the only difference"
             notes.append(f"{what}: {key} differs between the runs ({', '.join(values)})")
     return sorted(notes)

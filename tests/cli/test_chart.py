@@ -25,7 +25,7 @@ def drawn(profile, encoding="utf-8", width=80):
 
 def test_every_bin_has_a_row_with_its_lengths_share_and_interval(profile):
     title, *rows = drawn(profile)
-    assert title.strip() == "clip fraction by response length"
+    assert title.strip() == "clip fraction by response length, all steps"
     assert len(rows) == sum(count > 0 for count in profile.both.count)
     for row, share in zip(rows, profile.both.fraction, strict=True):
         assert f"{share:.3f}".removeprefix("0") in row

@@ -148,3 +148,10 @@ def test_no_letter_of_a_setting_is_cut_off(columns):
     start = file.getvalue().splitlines()[2].index("meaning")
     meanings = " ".join(line[start:].strip() for line in file.getvalue().splitlines()[3:]).split()
     assert meanings == " ".join(field["description"] for field in described).split()
+
+
+def test_a_name_in_capital_letters_and_a_rule_in_a_file_get_a_hint(refused, tmp_path):
+    assert refused("clips", "show", "FSPO") == "unknown rule 'FSPO'; did you mean 'fspo'?"
+    (tmp_path / "here" / "my_rule.py").write_text("")
+    for words in (("train", "--clip", "my-rule"), ("clips", "show", "my-rule")):
+        assert refused(*words) == "unknown rule 'my-rule'; if my_rule.py defines it, add --plugin my_rule.py"

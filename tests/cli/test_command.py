@@ -1,5 +1,7 @@
 """Mistakes on the command line get a suggestion, and the shell completes names and settings."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from rlzoo.cli import complete
@@ -56,6 +58,8 @@ def test_names_of_other_libraries_are_understood(refused, arguments, hint):
             "train: --clip needs a value: rule to train with, such as fspo (see `rlzoo clips list`)",
         ),
         (["train", "fspo"], "train fspo: name the rule with --clip fspo"),
+        (["sweep", "--clip", "fspo", "gspo", "grpo"], "sweep gspo: separate rules with commas: --clip fspo,gspo,grpo"),
+        (["clips", "show", "ppo"], "there is no rule 'ppo'; did you mean 'grpo', which has PPO's clip?"),
         (["train", "dapo"], "train dapo: name a config with --config dapo"),
         (["train", "mine.py"], "train mine.py: name a plugin with --plugin mine.py"),
         (["train", "steps=3"], "train steps=3: change a setting with --set steps=3"),
@@ -106,6 +110,11 @@ def test_the_shell_completes_policies_configs_and_settings():
     assert complete.policies("fspo") == ["fspo", "fspo-adaptive", "fspo-turn"]
     assert "fspo,gspo" in complete.policies("fspo,gs")
     assert complete.configs("arith") == ["arithmetic"]
-    assert complete.settings("learner.sch") == ["learner.schedule="]
-    assert complete.settings("learner.schedule=co") == ["learner.schedule=constant", "learner.schedule=cosine"]
-    assert complete.settings("nothing") == []
+    plain = SimpleNamespace(params={})
+    assert complete.settings(plain, "learner.sch") == ["learner.schedule="]
+    assert complete.settings(plain, "learner.schedule=co") == ["learner.schedule=constant", "learner.schedule=cosine"]
+    assert complete.settings(plain, "clip.width") == []
+    named = SimpleNamespace(params={"clip": "gspo,fspo,no-such-rule"})
+    assert complete.settings(named, "clip.width_l") == ["clip.width_low="]
+    assert "clip.clip_low=" in complete.settings(named, "clip.clip_")
+    assert complete.settings(plain, "nothing") == []

@@ -3,14 +3,16 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from rlzoo.errors import UserError
-from rlzoo.lab.races import find_runs, labelled, race
+from rlzoo.lab.races import Contender, Race, find_runs, labelled, race
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import replay
+from rlzoo.measure.comparison import differences, estimate
 from tests.quick import quick_run
 
 
@@ -174,3 +176,44 @@ def test_a_setting_of_any_length_makes_a_label_of_some(tmp_path, trained):
     long = variant(trained.path, tmp_path / "long", task__template="{question}" + "?" * 5000)
     groups = labelled(find_runs([trained.path, long])[0])
     assert max(map(len, groups)) < 120
+
+
+def contender(label, errors, *, clips_parts=False):
+    matched = {seed: SimpleNamespace(lre_max=error, lre_noise=0.02) for seed, error in enumerate(errors)}
+    return Contender(label, (), estimate([0.5] * len(errors)), None, matched, clips_parts)
+
+
+def highlights(*contenders, notes=()):
+    pairs = differences({each.label: dict.fromkeys(each.matched, 0.5) for each in contenders})
+    return Race(contenders, tuple(pairs), "eval/accuracy", 0.1, notes).highlights
+
+
+def test_the_most_even_rule_is_named_with_the_rules_that_it_is_shown_to_beat():
+    flat, even = contender("flat", [0.11, 0.13, 0.12, 0.14, 0.12]), contender("even", [0.02, 0.03, 0.02, 0.04, 0.02])
+    near = contender("near", [0.021, 0.029, 0.022, 0.039, 0.02])
+    assert highlights(flat, even)[1] == "Most even at clip fraction 0.1: even, lre 0.026 (more even than flat; noise 0.020)."
+    assert highlights(near, even)[1] == "Most even at clip fraction 0.1: even, lre 0.026 (no difference shown; noise 0.020)."
+    few = [contender("flat", [0.11, 0.13]), contender("even", [0.02, 0.03])]
+    assert highlights(*few)[1] == "Most even at clip fraction 0.1: even, lre 0.025 (too few seeds; noise 0.020)."
+
+
+def test_rules_that_clip_tokens_are_not_called_more_even_than_rules_that_clip_responses():
+    first, second = contender("fspo", [0.05, 0.06]), contender("gspo", [0.08, 0.09])
+    tokens = contender("grpo", [0.01, 0.02], clips_parts=True)
+    _, *found = highlights(first, second, tokens)
+    assert found == [
+        "Most even of the rules that clip whole responses at clip fraction 0.1: fspo, lre 0.055 (too few seeds; noise 0.020)."
+    ]
+    *_, last = highlights(first, second, tokens, contender("cispo", [0.03, 0.04], clips_parts=True))
+    assert last.startswith("Most even of the rules that clip tokens or turns at clip fraction 0.1: grpo, lre 0.015")
+    assert len(highlights(first, tokens)) == 1
+
+
+def test_no_best_rule_is_named_among_runs_that_are_not_comparable():
+    notes = ("not comparable: steps differs between the runs (3, 40)",)
+    found = highlights(contender("fspo", [0.05, 0.06]), contender("gspo", [0.08, 0.09]), notes=notes)
+    assert found[0] == "No best rule is named, because the runs are not comparable."
+
+
+def test_a_rule_that_clips_tokens_is_recognised_from_its_decisions(folder):
+    assert {each.label: each.clips_parts for each in race([folder]).contenders} == {"fspo": False, "grpo": True}
