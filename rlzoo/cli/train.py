@@ -188,9 +188,7 @@ def _train(run: RunConfig, resume: bool, allow_changed_plugin: bool, is_quiet: b
             result = learn(run, observe, resume=resume, allow_changed_plugin=allow_changed_plugin, stage=view.stage)
     if is_main:
         if not is_new and not as_json:
-            console.print(
-                f"the run was already complete ({run.steps}/{run.steps}); to continue it, resume with a larger --steps"
-            )
+            console.print(f"all {run.steps} steps were already done; to continue the run, resume with a larger --steps")
         _print_result(console, result, held_out, is_quiet=is_quiet, as_json=as_json)
 
 
