@@ -94,6 +94,7 @@ def print_portraits(console: Plain, portraits: Sequence[Portrait]) -> None:
         if has_inward:
             rows.add_row("", "", f"cut below ratio 1 where A > 0: {', '.join(has_inward)}")
     console.print("log-ratio at which the gradient ends, by response length L", style="bold")
+    console.print("(of a token, or the sum or mean over a response, depending on the rule)", style="dim")
     console.print(rows)
     ratios = list(portraits[0].positive)
     weights = table("<", "<", *(f">{ratio:g}" for ratio in ratios))
