@@ -23,7 +23,7 @@ def test_a_name_with_settings_is_split(name, expected):
     "name", ["fspo/", "fspo/width_low", "fspo/width_low:", "fspo/:1", "fspo/drift:1/drift:2", "fspo/drift:[1"]
 )
 def test_what_is_no_setting_is_refused(name):
-    with pytest.raises(UserError, match=r"expected settings as /key:value|cannot be read"):
+    with pytest.raises(UserError, match=r"expected /key:value settings|cannot be read"):
         parse(name)
 
 
