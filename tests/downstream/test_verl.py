@@ -135,7 +135,7 @@ def test_rollout_weights_multiply_the_objective():
      ("grpo/advantage:raw", "token-mean", {}, r"advantage:raw would be ignored; set algorithm\.adv_estimator"),
      ("grpo/clip_lo:0.1", "token-mean", {}, "unknown key 'rlzoo:grpo/clip_lo'.*did you mean 'clip_low'"),
      ("grpo/clip_low:5", "token-mean", {}, "rlzoo:grpo/clip_low=5: input should be less than 1"),
-     ("grpo/clip_low", "token-mean", {}, "expected settings as /key:value"),
+     ("grpo/clip_low", "token-mean", {}, "expected /key:value settings"),
      ("grop", "token-mean", {}, "unknown rule 'grop'.*did you mean 'grpo'")],
 )  # fmt: skip
 def test_what_would_be_wrong_or_ignored_is_refused(name, mode, info, message):
