@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import binomtest
 
 from examples.lab.length_law import (
     GROUP,
@@ -220,7 +221,7 @@ def analysed(kind: str, log_ratios: Mapping[str, Array], batches: Sequence[Batch
         for band, power in BANDS.items():
             edge = width(used, power)
             expected = np.array([(shape * spread[length] > edge * length**power).mean() for length in lengths.tolist()])
-            low, high = np.quantile([clipped(one, edge, power) for one in resamples], [0.025, 0.975], axis=0)
+            low, high = binomial_intervals(clipped(windows, edge, power), windows)
             held = ((low <= expected) & (expected <= high))[~fitted]
             row |= {
                 f"clip by {band}": words(clipped(windows, edge, power)),
@@ -229,6 +230,16 @@ def analysed(kind: str, log_ratios: Mapping[str, Array], batches: Sequence[Batch
             }
         rows.append(row)
     return rows
+
+
+def binomial_intervals(shares: Array, windows: Windows) -> tuple[Array, Array]:
+    """Return the exact (Clopper-Pearson) 95% interval for the share of clipped texts at each length."""
+    numbers = [int((windows.length == length).sum()) for length in windows.lengths]
+    found = [
+        binomtest(round(float(share) * number), number).proportion_ci(method="exact")
+        for share, number in zip(shares, numbers, strict=True)
+    ]
+    return np.array([each.low for each in found]), np.array([each.high for each in found])
 
 
 def stratified(windows: Windows, rng: np.random.Generator) -> Windows:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from examples.lab.length_law import LENGTHS
 from examples.lab.length_law_fit import MODELS, SPLITS, Fit, Windows, clipped, error, width
-from examples.lab.length_law_texts import Batch, analysed, stratified, summed_token_variances
+from examples.lab.length_law_texts import Batch, analysed, binomial_intervals, stratified, summed_token_variances
 
 SIGMA, TAU = 0.02, 0.001  # they are equal at 400 tokens
 
@@ -122,6 +123,14 @@ def test_a_resample_has_as_many_texts_of_every_length():
     resampled = stratified(windows, np.random.default_rng(0))
     assert sorted(resampled.length) == sorted(windows.length)
     assert {total < 2 for total, length in zip(resampled.total, resampled.length, strict=True) if length == 16} == {True}
+
+
+def test_the_interval_of_a_clip_rate_is_exact():
+    windows = Windows(np.arange(300), np.repeat([16.0, 32.0, 64.0], 100), np.zeros(300))
+    low, high = binomial_intervals(np.array([0.0, 0.1, 1.0]), windows)
+    # none of 100: (1 - p)^100 = .025; ten of 100: quantiles of Beta(10, 91) and Beta(11, 90)
+    assert low == pytest.approx([0.0, stats.beta.ppf(0.025, 10, 91), 0.025**0.01])
+    assert high == pytest.approx([1 - 0.025**0.01, stats.beta.ppf(0.975, 11, 90), 1.0])
 
 
 @pytest.mark.long
