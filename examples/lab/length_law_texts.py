@@ -201,6 +201,7 @@ def analysed(kind: str, log_ratios: Mapping[str, Array], batches: Sequence[Batch
     rng = np.random.default_rng(0)
     # every length is resampled on its own, because its texts are independent of the others
     resamples = [stratified(windows, rng) for _ in range(NUM_RESAMPLES)]
+    laws = [Fit.of(lengths[fitted], one.variances()[fitted]) for one in resamples]
     sampling = float(np.median([error(one.variances()[~fitted], variances[~fitted]) for one in resamples]))
     rows = []
     for model, variance in predicted.items():
@@ -214,6 +215,7 @@ def analysed(kind: str, log_ratios: Mapping[str, Array], batches: Sequence[Batch
             "predicted variance": words(variance),
             "error": error(variance[~fitted], variances[~fitted]),
             "sampling_error": sampling,
+            **(parameters(law, laws) if model == MODELS[0] else {}),
         }
         used = Windows(windows.document[inside], windows.length[inside], windows.total[inside])
         spread = dict(zip(lengths.tolist(), np.sqrt(variance), strict=True))
@@ -230,6 +232,19 @@ def analysed(kind: str, log_ratios: Mapping[str, Array], batches: Sequence[Batch
             }
         rows.append(row)
     return rows
+
+
+def parameters(law: Fit, resampled: Sequence[Fit]) -> Row:
+    """Return sigma, tau and the crossover of the law ``a L + b L^2``, with percentile intervals over resampled texts."""
+    found: Row = {}
+    for name, value, drawn in (
+        ("sigma", law.a**0.5, [one.a**0.5 for one in resampled]),
+        ("tau", law.b**0.5, [one.b**0.5 for one in resampled]),
+        ("crossover", law.crossover, [one.crossover for one in resampled]),
+    ):
+        low, high = np.quantile(drawn, [0.025, 0.975], method="inverted_cdf")
+        found |= {name: value, f"{name}_low": float(low), f"{name}_high": float(high)}
+    return found
 
 
 def binomial_intervals(shares: Array, windows: Windows) -> tuple[Array, Array]:
