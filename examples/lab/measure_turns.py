@@ -30,7 +30,7 @@ def seconds(conversation: Conversation, turns: int) -> float:
     for turn in range(turns):
         drawn = conversation.draw(contexts, Draws(seed=1, rows=range(ROWS), limit=size, turn=turn))
         contexts = {
-            row: (*ids, *tokens, *[4] * OBSERVED) for (row, ids), (tokens, _) in zip(contexts.items(), drawn, strict=True)
+            row: (*ids, *tokens, *[4] * OBSERVED) for (row, ids), (tokens, *_) in zip(contexts.items(), drawn, strict=True)
         }
     return time.perf_counter() - started
 
