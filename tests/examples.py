@@ -58,6 +58,7 @@ NEEDS = {
     "judge_reward.py": "a server with a model that judges; tests/tasks/test_async_grading.py has a small one",
     "lab/embedded_card.py": "make_embedded_model.py, which imports it",
     "lab/grade_references.py": "the extra math-verify, and the suites' questions",
+    "lab/length_law_picture.py": "the folder examples on the path: python -m examples.lab.length_law_picture",
     "lab/length_law_texts.py": "the folder examples on the path; tests/lab/test_length_law.py runs it",
     "lab/measure_long_model.py": "a model of make_long_model.py that has learned when to end",
     "lab/measure_staleness.py": "a vLLM server, and half an hour",

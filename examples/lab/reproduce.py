@@ -286,6 +286,7 @@ def law(lab: Lab) -> None:
     lab.script("length_law_fit", str(lab.results / "length-law.csv"), *figure)
     texts = ["--output", str(lab.runs / "law-texts"), "--results", str(lab.results)]
     lab.script("length_law_texts", *texts, *(["--quick"] if lab.quick else []))
+    lab.script("length_law_picture", str(lab.results), str(lab.results / "length-law-texts.svg"))
 
 
 def figures(lab: Lab) -> None:

@@ -171,6 +171,52 @@ def test_the_length_law_holds_after_a_random_step_and_fails_after_a_gradient_ste
     assert float(fits["random"]["tau_low"]) == 0 < min(float(fits[step]["tau_low"]) for step in ("mean", "sum"))
 
 
+def test_the_variances_of_tokens_predict_2000_texts_and_the_square_root_does_not():
+    fits = {(row["step"], row["model"]): row for row in read("length-law-texts-fit.csv")}
+    texts = read("length-law-texts.csv")
+    assert len(texts) == 2000
+    totals = {
+        (step, length): np.array([float(row[step]) for row in texts if int(row["length"]) == length])
+        for step in ("random", "mean", "sum")
+        for length in sorted({int(row["length"]) for row in texts})
+    }
+    held = {}
+    for (step, model), fit in fits.items():
+        lengths = [length for one, length in totals if one == step]
+        tested = [int(length) for length in fit["tested"].split()]
+        fitted = [int(length) for length in fit["fitted"].split()]
+        assert sorted(tested + fitted) == lengths
+        variances = [totals[step, length].var(ddof=1) for length in lengths]
+        assert [float(value) for value in fit["variance"].split()] == pytest.approx(variances, rel=0.006)
+        predicted = dict(zip(lengths, map(float, fit["predicted variance"].split()), strict=True))
+        ratios = [np.log(predicted[length] / totals[step, length].var(ddof=1)) for length in tested]
+        assert np.expm1(np.sqrt(np.mean(np.square(ratios)))) == pytest.approx(float(fit["error"]), abs=0.01)
+        for band, power in (("constant", 0.0), ("sqrt(L)", 0.5), ("L", 1.0)):
+            # the width at which a tenth of the texts of the fitted lengths are outside, with equal weight for all lengths
+            scaled = np.concatenate([np.abs(totals[step, length]) / length**power for length in fitted])
+            weights = np.concatenate([np.full(len(totals[step, length]), 1 / len(totals[step, length])) for length in fitted])
+            order = np.argsort(-scaled)
+            edge = scaled[order[np.searchsorted(np.cumsum(weights[order]) / len(fitted), 0.1)]]
+            expected = dict(zip(lengths, map(float, fit[f"predicted clip by {band}"].split()), strict=True))
+            for length in tested:
+                outside, number = int((np.abs(totals[step, length]) > edge * length**power).sum()), len(totals[step, length])
+                low = stats.beta.ppf(0.025, outside, number - outside + 1) if outside else 0.0
+                high = stats.beta.ppf(0.975, outside + 1, number - outside)
+                held[step, model] = held.get((step, model), 0) + (low <= expected[length] <= high)
+    law, tokens = "a L + b L^2", "tokens"
+    assert {step: held[step, law] for step in ("random", "mean", "sum")} == {"random": 21, "mean": 10, "sum": 11}
+    assert {step: held[step, tokens] for step in ("random", "mean", "sum")} == {"random": 19, "mean": 21, "sum": 19}
+    errors = {key: round(100 * float(fit["error"])) for key, fit in fits.items()}
+    assert [errors[step, law] for step in ("random", "mean", "sum")] == [25, 210, 110]
+    assert [errors[step, tokens] for step in ("random", "mean", "sum")] == [14, 16, 13]
+    for step, growth in (("random", 11.0), ("mean", 3.8), ("sum", 4.7)):
+        assert totals[step, 2048].std(ddof=1) / totals[step, 16].std(ddof=1) == pytest.approx(growth, abs=0.05)
+    for step, share in (("mean", 0.23), ("sum", 0.27)):
+        shortest, *_, longest = map(float, fits[step, law]["clip by sqrt(L)"].split())
+        assert (round(shortest, 2), longest) == (share, 0.0)
+        assert float(fits[step, law]["tau_high"]) == 0.0
+
+
 def test_a_gradient_step_moves_the_first_tokens_and_a_random_step_does_not():
     first, *_, last = read("length-law-positions.csv")
     assert round(float(first["mean"]) / float(last["mean"])) == 9
