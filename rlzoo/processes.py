@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import resource
@@ -75,6 +76,17 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
         unset_hf_deepspeed_config()
     _check(accelerator, launch)
     return accelerator
+
+
+def leave_process_group() -> None:
+    """Wait for the other processes and destroy the process group, if there is one.
+
+    Otherwise a thread of the group may abort this process while Python exits, and the launcher then kills the other ones.
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        gc.collect()  # sharded parameters are in reference cycles and hold the group
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
 
 
 def _detach_earlier_accelerators(launch: LaunchConfig) -> None:

@@ -15,7 +15,7 @@ from examples.gpu.data import make_data, make_model
 from rlzoo import load_zoo
 from rlzoo.config.sections import LaunchConfig, LearnerConfig
 from rlzoo.learner.learner import Learner
-from rlzoo.processes import make_accelerator
+from rlzoo.processes import leave_process_group, make_accelerator
 
 
 def start(quick: bool) -> dict[str, Tensor]:
@@ -47,6 +47,7 @@ def main(file: Path, launch: dict[str, Any], quick: bool) -> None:
     weights = three_updates(launch, quick)
     if torch.distributed.get_rank() == 0:
         save_file(weights, file)
+    leave_process_group()
 
 
 if __name__ == "__main__":

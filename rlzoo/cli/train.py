@@ -173,6 +173,7 @@ def _train(run: RunConfig, resume: bool, allow_changed_plugin: bool, is_quiet: b
     title = f"{run.clip.name} on {run.task.name}, model {run.model.path}, seed {run.seed}"
     held_out, is_silent = held_out_score(run), is_quiet or not is_main
     with last_words(), shown(console, title, run.steps, held_out, run=path, is_quiet=is_silent, as_json=as_json) as view:
+        from rlzoo.processes import leave_process_group
         from rlzoo.training.train import train as learn  # this import takes seconds, so the display starts first
 
         is_new = not resume
@@ -190,6 +191,7 @@ def _train(run: RunConfig, resume: bool, allow_changed_plugin: bool, is_quiet: b
         if not is_new and not as_json:
             console.print(f"all {run.steps} steps were already done; to continue the run, resume with a larger --steps")
         _print_result(console, result, held_out, is_quiet=is_quiet, as_json=as_json)
+    leave_process_group()
 
 
 def announce_plugins(run: RunConfig) -> None:

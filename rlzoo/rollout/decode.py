@@ -86,8 +86,10 @@ def decode(
     # without fusion, no inference mode: the model may keep tensors, such as a mask, that training would then reuse
     with torch.inference_mode() if fuses else torch.no_grad():
         numbers, ends = uniforms.t().contiguous().to(model.device), torch.tensor(sorted(end_ids), device=model.device)
-        responses = OpenResponses(model, prompts, pad_id, limit, fuses=fuses, keeps=places is not None)
-        if caches is not None:
+        responses: OpenResponses
+        if caches is None:
+            responses = OpenResponses(model, prompts, pad_id, limit, fuses=fuses, keeps=places is not None)
+        else:
             assert places is not None, "caches require places"
             responses = ResumedResponses(model, prompts, pad_id, limit, caches, places, fuses=fuses)
         tokens = torch.full((len(prompts), limit), pad_id, device=model.device)

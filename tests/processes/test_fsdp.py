@@ -13,8 +13,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from rlzoo import UserError
-from rlzoo.config.sections import LaunchConfig
-from rlzoo.processes import make_accelerator
+from rlzoo.config.sections import LaunchConfig, LearnerConfig
+from rlzoo.processes import leave_process_group, make_accelerator
 from tests.off_policy import make_model, off_policy_batch
 from tests.processes.fsdp_worker import make_learner, updates, weights_of
 from tests.processes.test_processes import ROOT, environment
@@ -171,3 +171,11 @@ def test_autocast_is_that_of_the_plain_path():
 def test_one_process_needs_no_launcher():
     make_accelerator(ALONE, make_learner(torch.float32, ALONE).config)
     assert torch.distributed.get_world_size() == 1
+
+
+def test_a_process_leaves_its_group_at_the_end():
+    leave_process_group()  # does nothing without a group
+    make_accelerator(ALONE, LearnerConfig())
+    assert torch.distributed.is_initialized()
+    leave_process_group()
+    assert not torch.distributed.is_initialized()

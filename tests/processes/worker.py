@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from rlzoo import load_zoo
 from rlzoo.config.sections import LaunchConfig, LearnerConfig
 from rlzoo.learner.learner import Learner
-from rlzoo.processes import make_accelerator
+from rlzoo.processes import leave_process_group, make_accelerator
 from tests.off_policy import PAD, make_model, off_policy_batch
 
 RULES = ("grpo", "fspo", "m2po")  # of scope token, sequence and batch
@@ -60,3 +60,4 @@ def main():
 
 if __name__ == "__main__":
     main()
+    leave_process_group()
