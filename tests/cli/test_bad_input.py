@@ -39,9 +39,9 @@ def test_unknown_policy(refused):
 
 
 def test_unknown_key_names_the_closest(refused):
-    assert refused("train", "--set", "learner.lrr=1") == "unknown key 'learner.lrr'; did you mean 'lr'?"
+    assert refused("train", "--set", "learner.lrr=1") == "unknown key 'learner.lrr'; did you mean 'learner.lr'?"
     assert refused("train", "--set", "learner.zzz=1").startswith("unknown key 'learner.zzz' (allowed: lr, schedule, ")
-    assert refused("train", "--set", "clip.width_hi=1").endswith("; did you mean 'width_high'?")
+    assert refused("train", "--set", "clip.width_hi=1").endswith("; did you mean 'clip.width_high'?")
     assert refused("train", "--set", "rolout.group_size=1").endswith("; did you mean 'rollout'?")
 
 
@@ -84,7 +84,7 @@ def test_kl_in_the_reward_needs_advantages_by_token(refused):
 def test_shaping_out_of_range(refused):
     line = refused("train", "--set", "reward.overlong_buffer=1.5")
     assert line == "reward.overlong_buffer=1.5: input should be less than or equal to 1"
-    assert refused("train", "--set", "reward.overlong=1").endswith("; did you mean 'overlong_buffer'?")
+    assert refused("train", "--set", "reward.overlong=1").endswith("; did you mean 'reward.overlong_buffer'?")
     one = ("--set", "rollout.group_size=1", "--set", "clip.advantage=raw")
     line = refused("train", *one, "--set", "rollout.dynamic_sampling=2")
     assert line == "rollout.dynamic_sampling=2: needs a rollout.group_size of at least 2"

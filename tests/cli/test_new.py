@@ -161,7 +161,7 @@ def test_train_refuses_settings_that_the_plugins_policy_has_not(refused, plugin)
     file = plugin(SOUND, returned="Plain")
     named = ("train", "--plugin", file, "--clip", "plain")
     assert refused(*named, "--set", "clip.width=2") == "clip.width=2: input should be less than 1"
-    assert refused(*named, "--set", "clip.widht=0.1") == "unknown key 'clip.widht'; did you mean 'width'?"
+    assert refused(*named, "--set", "clip.widht=0.1") == "unknown key 'clip.widht'; did you mean 'clip.width'?"
     assert refused(*named, "--set", "clip.zzz=0.1") == "unknown key 'clip.zzz' (allowed: advantage, reduction, width)"
 
 

@@ -151,7 +151,7 @@ def test_a_rule_of_whole_responses_refuses_a_weight_per_token():
         (["correction=tiss"], r"unknown correction 'tiss'; did you mean 'tis'\?"),
         (
             ["correction=tis", "correction.pol=sum"],
-            r"unknown key 'correction.pol'; did you mean 'pool'\?",
+            r"unknown key 'correction.pol'; did you mean 'correction.pool'\?",
         ),
         (["correction.pool=sum"], r"correction=\{'pool': 'sum'\}: expected the name of a correction, or a mapping with a name"),
         (["correction=tis", "correction.high=-1"], r"correction.high=-1: input should be greater than 0"),

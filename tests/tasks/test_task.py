@@ -59,7 +59,7 @@ def test_a_task_without_a_name_is_an_error():
 
 
 def test_an_unknown_setting_is_told_the_closest():
-    assert error_of(name="arithmetic", operand_maxx=5) == "unknown key 'task.operand_maxx'; did you mean 'operand_max'?"
+    assert error_of(name="arithmetic", operand_maxx=5) == "unknown key 'task.operand_maxx'; did you mean 'task.operand_max'?"
     message = error_of(name="arithmetic", zzz=5)
     assert message.startswith("unknown key 'task.zzz' (allowed: template, reward, timeout, reward_concurrency, seed, ")
 
@@ -153,7 +153,7 @@ def test_each_mistake_in_a_task_of_the_users_own_is_told(reward_module, tmp_path
         f"task.name='own_task_0:Echo': cannot import 'own_task_0' from {tmp_path}"
     )
     assert error_of(name="own_task_b:Echo", width=0).startswith("task.width=0: ")
-    assert error_of(name="own_task_b:Echo", widht=1).endswith("did you mean 'width'?")
+    assert error_of(name="own_task_b:Echo", widht=1).endswith("did you mean 'task.width'?")
 
 
 FORM = "expected module:function, for example my_rewards:exact_match"
