@@ -133,6 +133,9 @@ def _finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -
         outcome = "finished" if child.is_finished else f"ended with exit code {code}"
         console.print(f"{child.name} {outcome}  {words}  ({finished} of {len(sweep.children)})")
 
+    if not is_quiet:
+        already = f", {finished} of them already finished" if finished else ""
+        console.print(f"{len(sweep.children)} runs in {sweep.folder}{already}")
     parent = parent_of(sweep)
     status = "FAILED"
     try:

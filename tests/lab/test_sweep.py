@@ -76,7 +76,8 @@ def test_children_are_nested_under_one_run_with_names_and_tags(swept):
 
 
 def test_the_comparison_is_printed_and_two_runs_make_no_winner(swept):
-    _, _, printed = swept
+    folder, _, printed = swept
+    assert printed.startswith(f"2 runs in {folder.name}\n")
     assert "fspo" in printed
     assert "too few seeds" in printed
 
@@ -88,6 +89,7 @@ def test_started_again_finished_runs_are_not_redone_and_more_can_be_added(run, s
     parent = (folder / "sweep.json").read_text()
     answer = run(command("race", clip="fspo,grpo,gspo"), folder.parent, store)
     assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert answer.stdout.startswith(f"3 runs in {folder.name}, 2 of them already finished\n")
     assert (folder / "fspo-0" / "summary.json").stat().st_mtime_ns == before
     assert (folder / "gspo-0" / "summary.json").exists()
     assert (folder / "sweep.json").read_text() == parent
