@@ -73,7 +73,7 @@ class PolicyError(RuntimeError):
 
 
 def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return ``"; did you mean 'lr'?"`` with the closest known word, after the prefix, or an empty string."""
+    """Return ``"; did you mean 'lr'?"`` with the prefix and the closest known word, or an empty string if no word is close."""
     names = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), list(names), n=1)
     return f"; did you mean {prefix + names[close[0]]!r}?" if close else ""
@@ -97,7 +97,9 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
         section = _section(model, location[:-1])
         allowed = list(section.model_fields) if section else []
         elsewhere = [] if prefix else keys_called(location[-1], model)
-        dotted = "" if "/" in prefix else key.removesuffix(location[-1])  # --set needs the whole dotted key
+        dotted = (
+            "" if "/" in prefix else key.removesuffix(location[-1])
+        )  # --set needs the whole key; a rule's name such as rule/key:value does not
         hint = f"; did you mean {elsewhere[0]!r}?" if elsewhere else did_you_mean(location[-1], allowed, dotted)
         listed = f" (allowed: {', '.join(allowed)})"
         return f"unknown key {key!r}{hint or listed}"

@@ -81,7 +81,7 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
 def leave_process_group() -> None:
     """Wait for the other processes and destroy the process group, if there is one.
 
-    Otherwise a thread of the group may abort this process while Python exits, and the launcher then kills the other ones.
+    Otherwise a thread of the group may abort this process while Python exits, and the launcher then kills the others.
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         gc.collect()  # sharded parameters are in reference cycles and hold the group

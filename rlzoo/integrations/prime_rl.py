@@ -62,7 +62,7 @@ class LossOutputs(NamedTuple):
     metrics: dict[str, Tensor]  # scalars, each averaged over the samples that report it
 
 
-def loss(inputs: LossInputs, rule: str = "fspo", **settings: Any) -> LossOutputs:
+def loss(inputs: LossInputs, rule: str, **settings: Any) -> LossOutputs:
     """Compute a rule's loss for one sample.
 
     The ratio is relative to the sampler's log-probs, because prime-rl provides no others. prime-rl divides the sum of all
@@ -72,7 +72,7 @@ def loss(inputs: LossInputs, rule: str = "fspo", **settings: Any) -> LossOutputs
 
     Args:
         inputs: prime-rl's ``LossInputs``. A gap in the mask starts a new turn.
-        rule: name of the rule, optionally with settings, such as ``"fspo/width_low:0.02"``.
+        rule: name of the rule, optionally with settings, such as ``"my-rule/width_low:0.02"``.
         **settings: settings of the rule.
 
     Raises:

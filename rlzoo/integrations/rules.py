@@ -34,7 +34,7 @@ def installed() -> Zoo:
 
 
 def parse(name: str) -> tuple[str, dict[str, Any]]:
-    """Split a string such as ``"rlzoo:fspo/width_low:0.02/width_high:0.1"`` into a rule's name and its settings.
+    """Split a string such as ``"rlzoo:my-rule/width_low:0.02/width_high:0.1"`` into a rule's name and its settings.
 
     The string needs no quoting in a shell, in YAML or in a Hydra override. Values are parsed as YAML.
 
@@ -42,18 +42,16 @@ def parse(name: str) -> tuple[str, dict[str, Any]]:
         UserError: a setting does not have the form ``key:value``.
 
     Example:
-        >>> parse("rlzoo:fspo/width_low:0.02")
-        ('fspo', {'width_low': 0.02})
+        >>> parse("rlzoo:my-rule/width_low:0.02")
+        ('my-rule', {'width_low': 0.02})
     """
     bare, *settings = name.removeprefix(PREFIX).split("/")
     given: dict[str, Any] = {}
     for setting in settings:
         key, colon, value = setting.partition(":")
         if not (key and colon and value) or key in given:
-            example = f"{PREFIX}fspo/width_low:0.02/width_high:0.1"
-            raise UserError(
-                f"{shown(name)}: expected /key:value settings after the name, each key at most once, for example {example}"
-            )
+            form = f"{PREFIX}NAME/KEY:VALUE/KEY:VALUE"
+            raise UserError(f"{shown(name)}: expected /key:value settings after the name, each key at most once, as in {form}")
         try:
             given[key] = parse_yaml(value)
         except UnreadableError as error:
@@ -65,16 +63,12 @@ def rule(name: str, /, instead: Mapping[str, str] | None = None, **settings: Any
     """Create an installed rule.
 
     Args:
-        name: name of the rule, with or without settings, such as ``"fspo"`` or ``"rlzoo:fspo/width_low:0.02"``.
+        name: name of the rule, with or without settings, such as ``"my-rule"`` or ``"rlzoo:my-rule/width_low:0.02"``.
         instead: maps each field that the trainer determines to the trainer's setting for it.
         **settings: settings of the rule, such as ``width_low=0.02``.
 
     Raises:
         UserError: the rule is unknown, or a setting is unknown or invalid.
-
-    Example:
-        >>> rule("fspo", width_low=0.02).width_low
-        0.02
     """
     bare, given = parse(name)
     given |= settings

@@ -43,7 +43,7 @@ def loss_fn(
     applies to the data of one call, so one call corresponds to one optimizer step.
 
     Args:
-        name: name of the rule, optionally with settings, such as ``"fspo/width_low:0.02"``.
+        name: name of the rule, optionally with settings, such as ``"my-rule/width_low:0.02"``.
         group_ids: one number per datum, equal for responses to the same prompt; needed by rules that compare groups.
         rewards: one reward per datum; needed by rules that read rewards.
         max_length: maximum number of model tokens in a response; the reduction ``constant_length`` divides by it.

@@ -604,7 +604,7 @@ def use_policy(
         trainer: a trainer that has not started training.
         policy: the rule, or the name of an installed rule.
         record_to: folder for one rollout file per generation batch; see `RolloutRecorder`.
-        **settings: settings for a rule given by name: ``use_policy(trainer, "fspo", width_low=0.02)``.
+        **settings: settings for a rule given by name: ``use_policy(trainer, "my-rule", width_low=0.02)``.
 
     Returns:
         The trainer that was passed in.
@@ -616,7 +616,7 @@ def use_policy(
         policy = load_zoo().build("policy", {**settings, "name": policy})
     elif not isinstance(policy, ClipPolicy):
         what = (
-            "a class: pass an instance, as in policy=fspo()"
+            "a class: pass an instance, as in policy=MyRule()"
             if isinstance(policy, type)
             else "neither a rule nor the name of one"
         )
@@ -645,7 +645,7 @@ def use_policy(
 def record(trainer: GRPOTrainer, folder: str | Path) -> RecordingTrainer:
     """Record the rollouts of an instance of `GRPOTrainer` or a subclass: one rollout file per generation batch.
 
-    The trainer may use TRL's own loss or a rule. ``rlzoo replay FOLDER --clip fspo,grpo`` then reports what each rule would
+    The trainer may use TRL's own loss or a rule. ``rlzoo replay FOLDER --clip NAME,NAME`` then reports what each rule would
     have clipped. The trainer's new class inherits from `RecordingTrainer` and from its previous class, because
     transformers' callbacks do not see the training data.
 

@@ -1,7 +1,7 @@
-"""Makes installed rules and estimators available in verl: ``loss_mode=rlzoo:fspo``, ``adv_estimator=rlzoo:group_norm``.
+"""Makes installed rules and estimators available in verl: ``loss_mode=rlzoo:my-rule``, ``adv_estimator=rlzoo:group_norm``.
 
 verl imports this module through the entry-point group ``verl.plugins`` or the variable ``VERL_USE_EXTERNAL_MODULES``. Names of
-the form ``rlzoo:...`` are resolved when verl looks them up, and may include settings, as in ``rlzoo:fspo/width_low:0.02``.
+the form ``rlzoo:...`` are resolved when verl looks them up, and may include settings, as in ``rlzoo:my-rule/width_low:0.02``.
 """
 
 from __future__ import annotations

@@ -23,12 +23,12 @@ _ALLOWED = (
     + ", ".join(_ANSWERS)
     + ", reward_model.ground_truth, solution or the assistant's message"
 )
-# removed from the questions of BytedTsinghua-SIA/DAPO-Math-17k, because the task has its own template
-_DAPO_BEFORE = (
+# the template in the questions of verl's dataset (docs/reference/tasks.md), removed because the task has its own template
+_TEMPLATE_BEFORE = (
     "Solve the following math problem step by step. The last line of your response should be of the form Answer: $Answer "
     "(without quotes) where $Answer is the answer to the problem.\n\n"
 )
-_DAPO_AFTER = '\n\nRemember to put your answer on its own line after "Answer:".'
+_TEMPLATE_AFTER = '\n\nRemember to put your answer on its own line after "Answer:".'
 _FILE_ENDINGS = (".json", ".jsonl", ".parquet")
 _IN_DOLLARS = re.compile(r"\$([^$]+)\$")
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # name or owner/name
@@ -142,7 +142,7 @@ def _problem(place: str, row: Any) -> Problem:
             raise UserError(f"{place}: {len(asked)} user messages; expected exactly one, with the question")
         question = asked[0]
         if isinstance(question, str):
-            question = question.removeprefix(_DAPO_BEFORE).removesuffix(_DAPO_AFTER)
+            question = question.removeprefix(_TEMPLATE_BEFORE).removesuffix(_TEMPLATE_AFTER)
     if question is None:
         raise _missing(place, row, "question")
     if not isinstance(question, str) or not question.strip():

@@ -13,6 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from rlzoo import UserError
+from rlzoo.cli.main import main
 from rlzoo.config.sections import LaunchConfig, LearnerConfig
 from rlzoo.processes import leave_process_group, make_accelerator
 from tests.off_policy import make_model, off_policy_batch
@@ -178,4 +179,16 @@ def test_a_process_leaves_its_group_at_the_end():
     make_accelerator(ALONE, LearnerConfig())
     assert torch.distributed.is_initialized()
     leave_process_group()
+    assert not torch.distributed.is_initialized()
+
+
+def test_the_command_leaves_its_group_at_the_end(tmp_path, monkeypatch):
+    overrides = ["rollout.num_prompts=2", "rollout.group_size=2", "eval.num_problems=0", "tracking.mlflow=false"]
+    options = [word for override in overrides for word in ("--set", override)]
+    run = ["train", "--clip", "fspo", "--fsdp", "--steps", "1", "--quiet", "--output", str(tmp_path / "run")]
+    monkeypatch.setattr(sys, "argv", ["rlzoo", *run, *options])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["finished"]
     assert not torch.distributed.is_initialized()

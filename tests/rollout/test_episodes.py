@@ -9,8 +9,10 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from rlzoo import UserError
+from rlzoo.acceleration import fused_step
 from rlzoo.environments import Host
 from rlzoo.learner.batch import collate
+from rlzoo.rollout import decode
 from rlzoo.rollout.dialogue import Dialogue
 from rlzoo.rollout.episodes import Limits, Player
 from rlzoo.rollout.sampler import Conversation, HFSampler
@@ -67,6 +69,14 @@ def test_each_token_is_computed_once():
     computed.clear()
     play(Plain, model, "rows")
     assert sum(ids.numel() for ids in computed) > 1.3 * padded
+
+
+def test_the_matrices_are_joined_once_for_all_turns(monkeypatch):
+    made = []
+    monkeypatch.setattr(decode, "fused_step", lambda *args: made.append(args) or fused_step(*args))
+    rollouts = play(model=make_model().eval(), way="fused")
+    assert max(len(rollout.turns) for rollout in rollouts) > 1
+    assert len(made) == 1
 
 
 @pytest.mark.parametrize("batch_size", [1, 5, 256])
