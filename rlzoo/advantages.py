@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -44,6 +44,11 @@ class AdvantageInputs:
     state_ids: Tensor | None = None  # (B, T) int64: environment state at the start of the token's turn
     old_log_probs: Tensor | None = None  # (B, T) under the model before the first update on the batch
     collision_probs: Tensor | None = None  # (B, T) sum of that model's squared probabilities over the vocabulary
+
+    def select(self, rows: Tensor) -> AdvantageInputs:
+        """Return the inputs of the given rows, ``(R,)`` int64."""
+        present = {each.name: value for each in fields(self) if (value := getattr(self, each.name)) is not None}
+        return replace(self, **{name: value[rows] for name, value in present.items()})
 
     def returns(self) -> Tensor:
         """Compute each token's return, ``(B, T)``: the response's reward plus the token rewards from that token on."""

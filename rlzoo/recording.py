@@ -72,7 +72,7 @@ class RecordedStep:
     sequence_lengths: Tensor  # (R,) int64: number of tokens in each prompt and its response
     response_mask: Tensor  # (N,) bool: True on tokens that the model chose
     group_ids: Tensor  # (R,) int64: responses to the same prompt share an ID
-    rewards: Tensor | None = None  # (R,) float32
+    rewards: Tensor | None = None  # (R,) float32; NaN for a response without a grade, which no rule sees
     advantages: Tensor | None = None  # (R,) float32, or (M,) if credit differs by token
     turn_ids: Tensor | None = None  # (M,) int64: turns 0, 1, ...; if None, a new turn starts after every gap in the mask
     finished: Tensor | None = None  # (R,) bool; False if cut off at a limit
@@ -304,7 +304,8 @@ def _check(step: RecordedStep) -> None:
         if value is not None:
             _require(value.ndim == 1, f"{name} has shape {tuple(value.shape)}, but must have one dimension")
             _require(name not in (*INTEGERS, *KEPT) or not bool((value < 0).any()), f"{name} has a negative value")
-            _require(not value.is_floating_point() or bool(value.isfinite().all()), f"{name} has a value that is not finite")
+            is_bad = value.isinf() if name == "rewards" else ~value.isfinite()
+            _require(not value.is_floating_point() or not bool(is_bad.any()), f"{name} has a value that is not finite")
     sizes, number, num_tokens = step.sequence_lengths, len(step), len(step.token_ids)
     _require(number > 0, "sequence_lengths is empty")
     # checked before summing, because the sum could overflow

@@ -113,7 +113,7 @@ class Rollout:
     text: str
     finished: bool  # False if cut off at a limit
     policy_version: int  # version of the weights that sampled the first token, as a number of optimizer steps
-    reward: float = 0.0
+    reward: float | None = None  # None if there is no grade, for example because the grader failed
     turns: tuple[Turn, ...] = ()  # turns of an episode, in order; empty for a single-turn response
     opening: str = ""  # in an episode, the environment's first message
     failure: str = ""  # why the environment of an episode failed; empty if it did not
@@ -156,7 +156,7 @@ class RolloutGroup:
     @property
     def is_mixed(self) -> bool:
         """Whether the rewards differ; if not, comparing the responses gives no signal."""
-        return len({rollout.reward for rollout in self.rollouts}) > 1
+        return len({rollout.reward for rollout in self.rollouts} - {None}) > 1
 
 
 @dataclass(frozen=True, slots=True)

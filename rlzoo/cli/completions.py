@@ -36,7 +36,8 @@ def completions(run: Path, step: int, number: int) -> RenderableType:
             length = f"{row['length']} tokens{'' if row['finished'] else ', cut off'}"
             turns = row.get("turns", [])
             played = f", {len(turns)} turn{'s' if len(turns) > 1 else ''}" if turns else ""
-            about = f"reward {row['reward']:g}, {length}{played}, response {index + 1} of {len(rows)}"
+            grade = "no grade" if row["reward"] is None else f"reward {row['reward']:g}"
+            about = f"{grade}, {length}{played}, response {index + 1} of {len(rows)}"
             shown.add_row(Text(f"step {step}", "not dim bold"), about)
             for who, text in _lines(row, turns):
                 shown.add_row(who, _cut(text))

@@ -144,7 +144,8 @@ class RewardConfig(Section):
         0.5,
         ge=0,
         le=1,
-        description="maximum share of responses whose grading may fail (their reward is then 0); if more fail, the run ends",
+        description="maximum share of responses whose grading may fail; they have no grade and advantage 0, and if more fail, "
+        "the run ends",
     )
 
 

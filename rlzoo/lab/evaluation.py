@@ -262,7 +262,8 @@ def _complete(
             first_row=start * k,
         )
         texts = [rollout.text for rollout in rollouts]
-        rewards = grader.grade([problem for problem in batch for _ in range(k)], texts)
+        grades = grader.grade([problem for problem in batch for _ in range(k)], texts)
+        rewards = [grade or 0.0 for grade in grades]  # the graders of suites grade every answer
         fresh = []
         for place, problem in enumerate(batch):
             rows = slice(place * k, (place + 1) * k)

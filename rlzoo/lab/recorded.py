@@ -42,17 +42,13 @@ class RecordedUpdate:
     inputs: ClipInputs
     group: Tensor  # (R,) int64, index of each response's prompt within the step
     sequences: tuple[Tensor, ...]  # R ragged rows of prompt and response token ids
+    counts: StepCounts  # by which objectives are divided; includes responses without a grade
     weights: Tensor | None = None  # (R, 1) or (R, T) weights for the objective, if the run used a mismatch correction
     kept: RaggedSets | None = None  # token ids that top-k or top-p kept for each token that the model chose, row by row
 
     def weights_for(self, policy: ClipPolicy) -> Tensor | None:
         """Return the weights for a rule's objective; None if the rule's ratio is already relative to the sampler."""
         return None if policy.ratio_to_sampler else self.weights
-
-    @property
-    def counts(self) -> StepCounts:
-        """The numbers of responses and tokens in the update, by which objectives are divided."""
-        return StepCounts.of(self.inputs.response_mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,14 +247,17 @@ def _updates(path: Path, step: RecordedStep, max_length: int, config: RunConfig 
         weights = config.correction(CorrectionInputs(old, sampled, mask, advantages))
     edges, batch = bin_edges(step.lengths[step.lengths > 0]), batch_of(step)
     for index, update in enumerate(step.updates):
-        rows = update.rows
+        graded = batch.graded[update.rows]
+        if not graded.any():
+            continue
+        rows, counts = update.rows[graded], StepCounts.of(mask[update.rows])
         of_rows: dict[str, Any] = {name: values[rows] for name, values in optional.items()}
         yield RecordedUpdate(
             step.step,
             index,
             edges,
             ClipInputs(
-                log_probs=_spread(update.log_probs, mask[rows]),
+                log_probs=_spread(update.log_probs, mask[update.rows])[graded],
                 old_log_probs=old[rows],
                 advantages=advantages[rows],
                 response_mask=mask[rows],
@@ -270,6 +269,7 @@ def _updates(path: Path, step: RecordedStep, max_length: int, config: RunConfig 
             ),
             group=step.group_ids[rows],
             sequences=tuple(sequences[row] for row in rows.tolist()),
+            counts=counts,
             weights=None if weights is None else weights[rows],
             kept=batch.kept_of(rows),
         )
@@ -287,7 +287,10 @@ def _advantages(path: Path, step: RecordedStep, mask: Tensor) -> Tensor:
         return step.advantages[:, None] if len(step.advantages) == len(step) else _spread(step.advantages, mask)
     if step.rewards is None:
         raise UserError(f"step {step.step} in {str(path)!r} has neither advantages nor rewards; record one of them")
-    return ops.group_centred(step.rewards[:, None].double(), step.group_ids[:, None]).float()
+    graded = ~step.rewards.isnan()
+    advantages = torch.zeros(len(step), 1)
+    advantages[graded] = ops.group_centred(step.rewards[graded, None].double(), step.group_ids[graded, None]).float()
+    return advantages
 
 
 def _turn_ids(step: RecordedStep) -> Tensor:

@@ -32,7 +32,7 @@ class Batch:
     response_mask: Tensor  # (B, T) bool, padded on the right
     turn_ids: Tensor  # (B, T) int64: 0, 1, ... on the model's tokens, -1 elsewhere
     rollout_log_probs: Tensor  # (B, T) float32, as the sampler reported them
-    rewards: Tensor  # (B,) float32
+    rewards: Tensor  # (B,) float32; NaN without a grade
     group_ids: Tensor  # (B,) int64; responses to the same prompt share an id
     finished: Tensor  # (B,) bool; False if cut off at a limit
     # (B, T) rewards of all turns but the last, each at its turn's last token; included in `rewards`
@@ -48,6 +48,11 @@ class Batch:
     def lengths(self) -> Tensor:
         """Number of tokens that the model chose in each response, ``(B,)``."""
         return self.response_mask.sum(dim=-1)
+
+    @property
+    def graded(self) -> Tensor:
+        """Whether each response has a grade, ``(B,)``; the others have advantage 0, and no rule sees them."""
+        return ~self.rewards.isnan()
 
     @property
     def sizes(self) -> list[int]:
@@ -104,8 +109,8 @@ class ScoredBatch(Batch):
         return cls(**{each.name: getattr(batch, each.name) for each in fields(Batch)}, **scores)
 
     def with_old_log_probs(self, rows: Tensor, log_probs: Tensor, entropy: Tensor | None = None) -> ScoredBatch:
-        """Fill in the old log-probs ``(R, T)`` of the unscored rows, and the entropy if the rule needs it."""
-        assert self.unscored.nonzero()[:, 0].tolist() == sorted(rows.tolist()), "the rows are those of the first minibatch"
+        """Fill in the old log-probs ``(R, T)`` of the first minibatch, and the entropy if the rule needs it."""
+        assert self.unscored.nonzero()[:, 0].tolist() == sorted(rows[self.graded[rows]].tolist()), "from the first minibatch"
         old_log_probs, old_entropy = self.old_log_probs.clone(), self.old_entropy
         old_log_probs[rows] = log_probs
         if old_entropy is not None:
@@ -191,7 +196,7 @@ def collate(groups: Sequence[RolloutGroup], step: int = 0) -> Batch:
         response_mask=turn_ids >= 0,
         turn_ids=turn_ids,
         rollout_log_probs=reported,
-        rewards=torch.tensor([rollout.reward for rollout in rollouts], dtype=torch.float32),
+        rewards=torch.tensor([torch.nan if each.reward is None else each.reward for each in rollouts], dtype=torch.float32),
         group_ids=torch.tensor([index for index, group in enumerate(groups) for _ in group.rollouts]),
         finished=torch.tensor([rollout.finished for rollout in rollouts]),
         turn_rewards=paid if played else None,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from rlzoo import ops
 from rlzoo.advantages import AdvantageEstimator, AdvantageInputs
 from rlzoo.config.sections import (
     LaunchConfig,
@@ -28,7 +30,7 @@ from rlzoo.fairness import bin_edges
 from rlzoo.learner.batch import Batch, ScoredBatch
 from rlzoo.learner.judge import updated
 from rlzoo.learner.log_probs import ResponseLogProbs, check_packing
-from rlzoo.learner.micro_batches import MicroBatches, PaddingSide
+from rlzoo.learner.micro_batches import MicroBatch, MicroBatches, PaddingSide
 from rlzoo.learner.minibatch import Measured, Minibatch, learns_without_advantages
 from rlzoo.learner.on_policy import OnPolicyGradient
 from rlzoo.learner.optimization import make_optimization, make_scheduler, named_weights
@@ -171,6 +173,9 @@ class Learner:
     def score(self, batch: Batch, seed: int = 0) -> ScoredBatch:
         """Compute all of the rule's inputs except the current model's log-probs.
 
+        Every row is scored in the micro-batch in which it will be trained. In another one, rounding differs, and in bfloat16
+        ratios would differ from 1 although the weights are the same.
+
         Args:
             batch: batch, identical on every process.
             seed: seed that determines the split into minibatches, and the draws of rules that use random numbers. Rows of
@@ -178,15 +183,25 @@ class Learner:
         """
         rewards = batch.rewards - overlong_penalty(batch.lengths, self.max_length, self.reward)
         batch = replace(batch, rewards=rewards)
-        kl_coef, needs = self.reward.kl_coef, self.estimator.needs & {"old_log_probs", "collision_probs"}
-        advantages = None if kl_coef or needs else self._advantages(batch)
+        kl_coef, needs = self.reward.kl_coef, self.estimator.needs
+        advantages = None if self._scores_before_advantages else self._advantages(batch)
         unscored = torch.zeros(len(batch), dtype=torch.bool)
+        minibatches = self.minibatches(batch, seed)[: self.config.num_minibatches]  # the first epoch has every row once
         if not self.has_reference and advantages is not None and not self._learns_from(advantages):
             unscored[:] = True  # the old log-probs of these rows are never read
         elif advantages is not None and self.correction is None:
-            unscored[self.minibatches(batch, seed)[0]] = True
-        old_log_probs, old_entropy = self.log_probs_and_entropy(batch, ~unscored)
-        ref_log_probs = self.reference_log_probs(batch) if self.has_reference else None
+            unscored[minibatches[0]] = batch.graded[minibatches[0]]
+        cuts = [self._cut(batch, rows, advantages) for rows in minibatches]
+        old_log_probs, old_entropy = self.micro_batches.log_probs(
+            self.model,
+            batch,
+            [
+                piece
+                for rows, pieces in zip(minibatches, cuts, strict=True)
+                for piece in (self.micro_batches.of(batch, rows[~unscored[rows]]) if unscored[rows].any() else pieces)
+            ],
+        )
+        ref_log_probs = self.reference_log_probs(batch, list(chain(*cuts))) if self.has_reference else None
         if advantages is None:
             given: dict[str, Tensor] = {}
             if kl_coef:
@@ -214,6 +229,8 @@ class Learner:
     def _advantages(self, batch: Batch, **given: Tensor) -> Tensor:
         """Estimate the advantages, ``(B, 1)``, or ``(B, T)`` with per-token credit; 0 for filtered responses.
 
+        Responses without a grade are in no baseline, and have advantage 0, as do the others of a group that is then too small.
+
         Args:
             batch: batch with shaped rewards.
             given: optional fields of `AdvantageInputs`, ``(B, T)`` each.
@@ -226,16 +243,21 @@ class Learner:
             rewards = rewards - paid.sum(-1, keepdim=True)
             given["token_rewards"] = paid + given["token_rewards"] if "token_rewards" in given else paid
         inputs = AdvantageInputs(rewards, batch.group_ids[:, None], batch.response_mask, batch.turn_ids, **given)
-        return without_truncated(self.estimator(inputs), batch.finished, self.reward)
+        number = ops.group_sum(batch.graded.float()[:, None], inputs.group_ids)[:, 0]
+        rows = (batch.graded & ((number >= self.estimator.min_group_size) | self.estimator.takes_one)).nonzero()[:, 0]
+        if len(rows) == 0:
+            return torch.zeros_like(rewards)
+        estimated = self.estimator(inputs if len(rows) == len(batch) else inputs.select(rows))
+        advantages = torch.zeros(len(batch), estimated.shape[1]).index_copy(0, rows, estimated)
+        return without_truncated(advantages, batch.finished, self.reward)
 
     def log_probs(self, batch: Batch) -> Tensor:
         """Compute the model's log-probs of all responses, ``(B, T)``."""
         return self.log_probs_and_entropy(batch)[0]
 
-    def log_probs_and_entropy(self, batch: Batch, where: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Compute the model's log-probs and entropies ``(B, T)`` for the responses selected by ``where``, with 0 elsewhere."""
-        rows = torch.arange(len(batch))
-        return self.micro_batches.log_probs(self.model, batch, rows if where is None else rows[where])
+    def log_probs_and_entropy(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Compute the model's log-probs and entropies of all responses, ``(B, T)`` each."""
+        return self.micro_batches.log_probs(self.model, batch, self.micro_batches.of(batch, torch.arange(len(batch))))
 
     def collision_probs(self, batch: Batch) -> Tensor:
         """In a separate pass, compute collision probabilities ``(B, T)``: sums of squared probabilities over the vocabulary."""
@@ -245,26 +267,30 @@ class Learner:
         finally:
             self._module.statistic = "entropy"
 
-    def reference_log_probs(self, batch: Batch) -> Tensor:
-        """Compute the log-probs from the starting model, ``(B, T)``."""
-        rows = torch.arange(len(batch))
+    def reference_log_probs(self, batch: Batch, pieces: Sequence[MicroBatch] | None = None) -> Tensor:
+        """Compute the log-probs from the starting model, ``(B, T)``, in the given micro-batches."""
+        pieces = self.micro_batches.of(batch, torch.arange(len(batch))) if pieces is None else pieces
         if self.reference is None:
             with without_adapter(self.language_model):
-                return self.micro_batches.log_probs(self.model, batch, rows)[0]
+                return self.micro_batches.log_probs(self.model, batch, pieces)[0]
         with self.accelerator.autocast():
-            return self.micro_batches.log_probs(self.reference, batch, rows)[0]
+            return self.micro_batches.log_probs(self.reference, batch, pieces)[0]
 
     def minibatches(self, batch: Batch, seed: int) -> list[Tensor]:
         """Draw the minibatches at random: one tensor of rows per optimizer step, epoch by epoch.
 
-        With ``learner.minibatch_by=prompts``, whole groups are drawn instead of individual rows.
+        Later epochs have the same minibatches in another order, so that a row is always in the same micro-batch. With
+        ``learner.minibatch_by=prompts``, whole groups are drawn instead of individual rows.
         """
         rng = torch.Generator().manual_seed(seed)
         by_prompts = minibatches_by_prompts(self.config, self.policy)
         group = torch.unique(batch.group_ids, return_inverse=True)[1] if by_prompts else torch.arange(len(batch))
-        epochs = [torch.randperm(int(group.max()) + 1, generator=rng) for _ in range(self.config.num_epochs)]
-        shares = [share for order in epochs for share in order.tensor_split(self.config.num_minibatches)]
-        return [torch.cat([(group == index).nonzero()[:, 0] for index in share]) for share in shares] if by_prompts else shares
+        number, order = self.config.num_minibatches, torch.randperm(int(group.max()) + 1, generator=rng)
+        drawn = list(order.tensor_split(number))
+        if by_prompts:
+            drawn = [torch.cat([(group == index).nonzero()[:, 0] for index in share]) for share in drawn]
+        later = [torch.randperm(number, generator=rng) for _ in range(1, self.config.num_epochs)]
+        return drawn + [drawn[index] for order in later for index in order]
 
     def update(
         self, batch: ScoredBatch, before_update: Callable[[int], None] | None = None
@@ -285,7 +311,7 @@ class Learner:
             return batch, []
         updates: list[Update] = []
         for index, rows in enumerate(minibatches):
-            if not len(rows):  # fewer responses than minibatches
+            if not batch.graded[rows].any():  # no grades, or fewer responses than minibatches
                 self.advance_schedule(1)
                 continue
             progress = self.progress
@@ -305,7 +331,8 @@ class Learner:
         """Accumulate the gradient of one minibatch's loss over its micro-batches.
 
         Rows with advantage 0 get only a forward pass, unless the rule declares that it learns from them or the loss has a
-        KL term or an entropy bonus. A rule of scope "batch" is evaluated before the first backward pass.
+        KL term or an entropy bonus. Rows without a grade get only a forward pass and count in the denominators. A rule of
+        scope "batch" is evaluated before the first backward pass.
 
         Args:
             batch: scored batch.
@@ -315,13 +342,12 @@ class Learner:
         minibatch = Minibatch(
             batch, rows, self.policy, self.config, max_length=self.max_length, seed=seed, progress=self.progress
         )
-        learning = minibatch.learning
+        pieces = self._cut(batch, rows, batch.advantages)
         if self.policy.scope == "batch":
-            log_probs, entropy = self.micro_batches.log_probs(self.model, batch, rows)
+            log_probs, entropy = self.micro_batches.log_probs(self.model, batch, pieces)
             acting = minibatch.judge_whole(log_probs.to(self.accelerator.device), entropy.to(self.accelerator.device))
+            learning = self._learning(batch, batch.advantages)[rows]
             pieces = self.micro_batches.of(batch, acting, learns=True) if learning.any() else []
-        else:
-            pieces = self.micro_batches.of(batch, rows[~learning]) + self.micro_batches.of(batch, rows[learning], learns=True)
         for index, piece in enumerate(pieces):
             with self.optimization.micro_batch(is_last=index == len(pieces) - 1), torch.set_grad_enabled(piece.learns):
                 log_probs, entropy = self.micro_batches.forward(self.model, batch, piece.rows)
@@ -375,6 +401,24 @@ class Learner:
             warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
             for _ in range(num_updates):
                 self.scheduler.step()
+
+    @property
+    def _scores_before_advantages(self) -> bool:
+        """Whether the advantages depend on the old log-probs."""
+        return bool(self.reward.kl_coef or self.estimator.needs & {"old_log_probs", "collision_probs"})
+
+    def _learning(self, batch: Batch, advantages: Tensor) -> Tensor:
+        """Return the rows that can have a gradient, ``(B,)`` bool; equal before and after the scoring pass."""
+        if self._scores_before_advantages or learns_without_advantages(self.config, self.policy):
+            return batch.graded
+        return (advantages != 0).any(dim=1)
+
+    def _cut(self, batch: Batch, rows: Tensor, advantages: Tensor | None) -> list[MicroBatch]:
+        """Split a minibatch into this process's micro-batches, for scoring and for training; see `score`."""
+        if self.policy.scope == "batch":  # the rule sees log-probs from one pass over all rows
+            return self.micro_batches.of(batch, rows)
+        learning = (batch.graded if advantages is None else self._learning(batch, advantages))[rows]
+        return self.micro_batches.of(batch, rows[~learning]) + self.micro_batches.of(batch, rows[learning], learns=True)
 
     def _learns_from(self, advantages: Tensor) -> bool:
         """Return whether any response can have a gradient."""

@@ -143,10 +143,10 @@ class MicroBatches:
         return batch.scatter(rows, log_probs), batch.scatter(rows, entropy)
 
     @torch.no_grad()
-    def log_probs(self, model: nn.Module, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute log-probs and entropies ``(B, T)`` for the given rows across all processes, with 0 elsewhere, on the CPU."""
+    def log_probs(self, model: nn.Module, batch: Batch, pieces: Sequence[MicroBatch]) -> tuple[Tensor, Tensor]:
+        """Compute log-probs and entropies ``(B, T)`` across all processes, with 0 for rows outside ``pieces``, on the CPU."""
         both = torch.zeros(2, *batch.response_mask.shape)
-        for piece in self.of(batch, rows):
+        for piece in pieces:
             log_probs, entropy = self.forward(model, batch, piece.rows)
             if not piece.is_idle:
                 both[:, piece.rows] = torch.stack([log_probs, entropy]).float().cpu()

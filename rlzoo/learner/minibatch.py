@@ -68,17 +68,11 @@ class Minibatch:
         self.progress = progress
         # denominators of the whole step, across all micro-batches and processes
         self.counts = StepCounts.of(batch.response_mask[rows])
-        self.learning = self._learning()  # (R,) bool: rows that can have a gradient
         self.log_probs = torch.zeros(batch.response_mask.shape)
         self.entropy = torch.zeros(batch.response_mask.shape) if "old_entropy" in policy.needs else None
         self.clipped = torch.zeros(batch.response_mask.shape, dtype=torch.bool)
         self._judged: list[tuple[Tensor, Judgement, Tensor, Tensor | None]] = []  # rows, judgement, entropy, KL
         self._gradient: Tensor | None = None  # (B, T) for a rule of scope "batch", evaluated before the first backward pass
-
-    def _learning(self) -> Tensor:
-        if learns_without_advantages(self.config, self.policy):
-            return torch.ones(len(self.rows), dtype=torch.bool)
-        return (self.batch.advantages[self.rows] != 0).any(dim=1)
 
     def judge_whole(self, log_probs: Tensor, entropy: Tensor) -> Tensor:
         """Evaluate a rule of scope "batch" on the whole minibatch, and return the rows that need a backward pass.
@@ -91,11 +85,15 @@ class Minibatch:
         gradient = self.gradient(whole, log_probs[self.rows], entropy[self.rows])
         self._gradient = torch.zeros(self.log_probs.shape, device=gradient.device)
         self._gradient[self.rows] = gradient
-        acting = gradient.any(dim=1).cpu() | (self.config.entropy_coef > 0)
-        return self.rows[acting] if acting.any() else self.rows[:1]  # at least one row, because a step needs a backward pass
+        graded = self.batch.graded[self.rows]
+        acting = graded & (gradient.any(dim=1).cpu() | (self.config.entropy_coef > 0))
+        # at least one row, because a step needs a backward pass
+        return self.rows[acting] if acting.any() else self.rows[graded][:1]
 
     def gradient(self, piece: MicroBatch, log_probs: Tensor, entropy: Tensor) -> Tensor:
         """Evaluate the rule on a micro-batch and return g = dJ/dlog_probs ``(R, T)``, including the KL term.
+
+        The rule does not see responses without a grade; their gradient is 0.
 
         Raises:
             PolicyError: the rule failed, or reported different metrics for different micro-batches.
@@ -104,7 +102,14 @@ class Minibatch:
             return torch.zeros_like(log_probs)
         if self._gradient is not None:
             return self._gradient[piece.rows].to(log_probs.device)
-        rows = piece.rows
+        self.log_probs[piece.rows] = log_probs.detach().float().cpu()
+        if self.entropy is not None:
+            self.entropy[piece.rows] = entropy.detach().float().cpu()
+        whole, graded = torch.zeros_like(log_probs), self.batch.graded[piece.rows].nonzero()[:, 0]
+        if len(graded) == 0:
+            return whole
+        places = graded.to(log_probs.device)
+        rows, log_probs, entropy = piece.rows[graded], log_probs[places], entropy[places]
         inputs = self.batch.clip_inputs(
             rows,
             log_probs.detach(),
@@ -126,11 +131,8 @@ class Minibatch:
             )
         gradient, kl = self._less_kl(judged.gradient, rows, inputs)
         self._judged.append((rows, judged, entropy.detach(), kl))
-        self.log_probs[rows] = log_probs.detach().float().cpu()
         self.clipped[rows] = judged.result.clipped.cpu() & self.batch.response_mask[rows]
-        if self.entropy is not None:
-            self.entropy[rows] = entropy.detach().float().cpu()
-        return gradient
+        return whole.index_copy(0, places, gradient)
 
     def entropy_bonus(self, piece: MicroBatch, entropy: Tensor) -> Tensor:
         """Return the objective's entropy term, given the entropies ``(R, T)``: the coefficient times the reduced entropy."""
@@ -150,7 +152,7 @@ class Minibatch:
             self.entropy = None if self.entropy is None else micro_batches.sum(self.entropy)
         rows, tables, sums, objectives, has_gradient = zip(*measured, strict=True)
         has_advantages = bool((self.batch.advantages[self.rows] != 0).any())
-        learns = bool(self.learning.any()) and (has_advantages or any(has_gradient))
+        learns = has_advantages or any(has_gradient)
         table = ResponseTable.concat(tables)
         means = {name: sum(part[name] for part in sums) / len(table.length) for name in sums[0]}
         entropy = None if self.entropy is None else self.entropy[self.rows]

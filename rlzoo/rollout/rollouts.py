@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -41,7 +41,7 @@ class Sampled:
     groups: list[RolloutGroup]
     num_rounds: int  # number of sampling rounds
     num_dropped: int  # number of groups that were dropped because their rewards were equal
-    failed: float = 0.0  # share of all sampled responses whose grading failed
+    failed: float = 0.0  # share of all sampled responses whose grading failed, or exhausted a built-in grader
     learner_version: int = 0  # optimizer steps taken before training on this batch
 
 
@@ -202,8 +202,9 @@ class Rollouts:
     def evaluate(self, newest: Callable[[], int]) -> dict[str, float]:
         """Return the mean reward on held-out problems and its sampling error, or an empty dict if ``eval.num_problems`` is 0.
 
-        All evaluations with the same ``seed`` use the same random numbers, at every step and for every rule. Runs with
-        different seeds use different random numbers, so that the spread across seeds includes the sampling error.
+        Responses without a grade are left out; ``eval/failed`` is their share. All evaluations with the same ``seed`` use the
+        same random numbers, at every step and for every rule. Runs with different seeds use different random numbers, so that
+        the spread across seeds includes the sampling error.
 
         Args:
             newest: see `take`.
@@ -214,8 +215,9 @@ class Rollouts:
         settings, seed = self.config.eval, step_seed(self.config.seed, EVALUATION, 0)
         rollouts = self._sample(self.held_out, settings.num_samples, settings.temperature, seed, version)
         groups = self._graded(self.held_out, rollouts, settings.num_samples)
-        rewards = torch.tensor([[rollout.reward for rollout in group.rollouts] for group in groups], dtype=torch.float64)
-        return {"eval/accuracy": float(rewards.mean()), "eval/accuracy_se": sampling_error(rewards)}
+        rewards = [[each.reward for each in group.rollouts if each.reward is not None] for group in groups]
+        failed = {"eval/failed": 1 - sum(map(len, rewards)) / (len(groups) * settings.num_samples)}
+        return failed | sampled_mean([torch.tensor(each, dtype=torch.float64) for each in rewards if each])
 
     def close(self) -> None:
         """Stop background sampling and close the sampler."""
@@ -304,19 +306,21 @@ class Rollouts:
         """
         before = self._num_failed()
         rewards = self._rewards(asked, rollouts)
-        failed = self._num_failed() - before
-        reasons = [grader.last_failure for grader in self.task.graders if grader.last_failure]
+        failed = max(self._num_failed() - before, rewards.count(None))
+        reasons = [grader.last_failure for grader in self.task.graders if grader.last_failure] or [
+            "the task returned no reward"
+        ]
         return (
             [replace(rollout, reward=reward) for rollout, reward in zip(rollouts, rewards, strict=True)],
             (reasons * failed)[:failed],
         )
 
-    def _rewards(self, asked: list[Problem], rollouts: list[Rollout]) -> list[float]:
+    def _rewards(self, asked: list[Problem], rollouts: list[Rollout]) -> list[float | None]:
         """Return one reward per response; check for errors and invalid rewards, which a user-defined task may produce."""
         named = f"task {self.task.name!r}"
         try:
             given = self.task.grade(asked, [rollout.text for rollout in rollouts])
-            rewards = [checked_reward(reward) for reward in given]
+            rewards = [None if reward is None else checked_reward(reward) for reward in given]
         except (UserError, RunError, MemoryError):
             raise
         except Exception as error:
@@ -354,21 +358,23 @@ class Rollouts:
         return number * index // processes, number * (index + 1) // processes
 
 
-def sampling_error(rewards: Tensor) -> float:
-    """Return the standard error of a mean reward due to sampling, with the problems held fixed.
+def sampled_mean(rewards: Sequence[Tensor] | Tensor) -> dict[str, float]:
+    """Return the mean over problems of their mean reward, and its standard error due to sampling, with the problems held fixed.
 
     Args:
-        rewards: tensor ``(problems, samples)``. With one sample per problem, the variance within a problem is unknown,
-            so the larger variance over all rewards is used instead.
+        rewards: the rewards of each problem, ``(samples,)``. If a problem has a single sample, its variance is unknown, so
+            the larger variance over all rewards is used instead. Without problems, the result is empty.
 
     Example:
         The rewards of two problems are 1, 0 and 1, 1. The variances of the two mean rewards are 1/4 and 0.
         The average of these means therefore has variance 1/16, whose square root is 1/4:
 
-        >>> sampling_error(torch.tensor([[1.0, 0.0], [1.0, 1.0]]))
-        0.25
+        >>> sampled_mean([torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0])])
+        {'eval/accuracy': 0.75, 'eval/accuracy_se': 0.25}
     """
-    problems, samples = rewards.shape
-    if samples > 1:
-        return float((rewards.var(1) / samples).sum().sqrt() / problems)
-    return float(rewards.var(0, correction=0).sum().sqrt() / problems**0.5)
+    if len(rewards) == 0:
+        return {}
+    overall = torch.cat(list(rewards)).var(correction=0)
+    variances = [(each.var() if len(each) > 1 else overall) / len(each) for each in rewards]
+    mean = float(torch.stack([each.mean() for each in rewards]).mean())
+    return {"eval/accuracy": mean, "eval/accuracy_se": float(torch.stack(variances).sum().sqrt()) / len(rewards)}

@@ -85,6 +85,7 @@ class Sampler(ABC):
         self.batch_size = batch_size
         self.chat_template = chat_template
         self._tokenizing = threading.Lock()  # a tokenizer must not be used in two threads at once
+        self._unread = end_ids | {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
 
     @property
     def context(self) -> int:
@@ -144,8 +145,11 @@ class Sampler(ABC):
         return tuple(drawn[:end]), end is not None
 
     def text(self, ids: Sequence[int]) -> str:
-        """Decode tokens to text, without special tokens."""
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+        """Decode tokens to text, without padding and the tokens that begin or end a text.
+
+        Other special tokens stay, because rewards and tool calls depend on tokens such as ``<answer>`` and ``<tool_call>``.
+        """
+        return str(self.tokenizer.decode([token for token in ids if token not in self._unread], skip_special_tokens=False))
 
     @abstractmethod
     def draw(self, rows: Sequence[Ids], draws: Draws) -> Sequence[Drawn]:

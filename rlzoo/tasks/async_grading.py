@@ -23,8 +23,8 @@ BUSY = (408, 425, 429)  # HTTP status codes, besides 5xx, after which a call is 
 UNREACHABLE = (ConnectionError, TimeoutError, socket.gaierror, IncompleteRead)
 
 AsyncFunction = Callable[..., Awaitable[float]]
-Outcome = tuple[float, str, bool]
-"""Reward, reason for the failure (empty if there is none), and whether the call timed out."""
+Outcome = tuple[float | None, str, bool]
+"""Reward (None if the call failed), reason for the failure (empty if there is none), and whether the call timed out."""
 
 
 class AsyncGrader(Worker):
@@ -49,13 +49,14 @@ class AsyncGrader(Worker):
     def __reduce__(self) -> tuple[Any, ...]:
         return AsyncGrader, self._arguments
 
-    def grade(self, calls: Sequence[tuple[Any, ...]]) -> list[float]:
-        """Return the function's value for each call, or 0.0 for a call that failed.
+    def grade(self, calls: Sequence[tuple[Any, ...]]) -> list[float | None]:
+        """Return the function's value for each call, or None for a call that failed.
 
         Raises:
             UserError: no worker can be started.
         """
-        rewards, was_late = [0.0] * len(calls), False
+        rewards: list[float | None] = [None] * len(calls)
+        was_late = False
         try:
             # at least one running call ends within the limit, so a longer silence means that the function blocks the event loop
             outcomes = self.call_generator((list(calls),), len(calls), self.timeout + SPARE)
@@ -110,14 +111,14 @@ async def _outcome(function: AsyncFunction, call: tuple[Any, ...], timeout: floa
                     return checked_reward(await function(*call)), "", False
                 except Exception as error:
                     if not is_transient(error):
-                        return 0.0, reason(error), False
+                        return None, reason(error), False
                     last = f"; the last attempt failed with {reason(error)}"
                 await asyncio.sleep(random.uniform(pause / 2, pause))
                 pause = min(2 * pause, LONGEST_PAUSE)
     except TimeoutError:
-        return 0.0, f"took longer than {timeout:g} s{last}", True
+        return None, f"took longer than {timeout:g} s{last}", True
     except (asyncio.CancelledError, SystemExit, KeyboardInterrupt) as error:
-        return 0.0, reason(error), False
+        return None, reason(error), False
 
 
 def is_transient(error: Exception) -> bool:

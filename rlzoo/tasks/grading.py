@@ -12,7 +12,7 @@ from rlzoo.support.workers import Worker, WorkerError, WorkerStartError
 
 MEMORY = 768 * 2**20
 """Memory limit in bytes of a worker process that handles answers or templates. The libraries take 0.14 GB. An answer that needs
-more than the remainder, such as 9^{9^{9}}, gets a reward of 0."""
+more than the remainder, such as 9^{9^{9}}, is wrong."""
 
 LARGEST_REWARD = 1e6
 """Largest magnitude of a reward. Sums and variances of larger rewards overflow, which makes metrics infinite or NaN."""
@@ -39,19 +39,19 @@ class Grader(Worker):
     def __reduce__(self) -> tuple[Any, ...]:
         return Grader, self._arguments
 
-    def grade(self, calls: Sequence[tuple[Any, ...]]) -> list[float]:
-        """Return the function's value for each call, or 0.0 for a call that hung or crashed.
+    def grade(self, calls: Sequence[tuple[Any, ...]]) -> list[float | None]:
+        """Return the function's value for each call, or None for a call that hung or crashed.
 
         Raises:
             UserError: no worker can be started.
         """
         return [self._grade(call) for call in calls]
 
-    def _grade(self, call: tuple[Any, ...]) -> float:
+    def _grade(self, call: tuple[Any, ...]) -> float | None:
         try:
             return float(self.call(call, self.timeout))
         except WorkerError:
-            return 0.0
+            return None
         except WorkerStartError as error:
             raise UserError(f"the grading worker cannot start: {error}") from error
 

@@ -109,9 +109,10 @@ class ReasoningGymTask(Task):
                 "unknown problem: only problems from this task's train_problems or held_out_problems can be graded"
             )
         pairs = zip(problems, responses, strict=True)
-        return self._grader.grade(
+        grades = self._grader.grade(
             [(self.dataset, self._options_json, final_answer(response), self._entries[problem]) for problem, response in pairs]
         )
+        return [grade or 0.0 for grade in grades]  # an answer that exhausts the grader is wrong: hanging it must not pay
 
 
 def _is_held_out(question: str) -> bool:

@@ -93,4 +93,7 @@ class RetriesTask(EpisodeTask):
         )
 
     def _graded(self, problem: Problem, answer: str) -> float:
-        return self.task.grade([problem], [answer])[0]
+        grade = self.task.grade([problem], [answer])[0]
+        if grade is None:
+            raise RuntimeError("the answer could not be graded")  # the episode fails
+        return grade

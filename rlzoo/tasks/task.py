@@ -67,7 +67,8 @@ class Task(BaseModel, ABC):
         default=5.0,
         gt=0,
         le=3600,
-        description="time limit in seconds for grading one answer in a worker process; a timeout counts as 0",
+        description="time limit in seconds for grading one answer in a worker process; after it, the answer is wrong or, "
+        "with a custom reward, has no grade",
     )
     reward_concurrency: int = Field(
         default=32, ge=1, le=4096, description="maximum number of concurrent calls to an async def reward, in each process"
@@ -110,8 +111,8 @@ class Task(BaseModel, ABC):
         """Return up to ``count`` distinct problems that are never used for training and do not depend on the seed."""
 
     @abstractmethod
-    def _grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
-        """Return one reward per response, computed by the task itself."""
+    def _grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> Sequence[float | None]:
+        """Return one reward per response, computed by the task itself; None if there is no grade."""
 
     def prompt(self, problem: Problem) -> str:
         """Return the template with the problem's question filled in."""
@@ -121,8 +122,11 @@ class Task(BaseModel, ABC):
         """Return the initial prompt of each problem; a multi-turn task may return only the first few."""
         return [self.prompt(problem) for problem in problems]
 
-    def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
-        """Return one reward per response, from the user's function if set, else from the task; 0 if grading fails.
+    def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> Sequence[float | None]:
+        """Return one reward per response, from the user's function if set, else from the task; None if grading fails.
+
+        Such a response is in no baseline and has advantage 0. An answer that exhausts a built-in grader's time or memory is
+        wrong instead.
 
         Args:
             problems: the problem of each response.

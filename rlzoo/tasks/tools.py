@@ -135,8 +135,10 @@ class AskingHost(Host):
         seen = dict(zip(messages, super().step(messages), strict=True))
         final = [number for number, each in seen.items() if each.done and not each.failure]
         grades = self.task.grade([self._asked[number] for number in final], [messages[number] for number in final])
-        rewards = dict(zip(final, grades, strict=True))
-        return [replace(each, reward=rewards.get(number, each.reward)) for number, each in seen.items()]
+        for number, grade in zip(final, grades, strict=True):
+            failed = {"failure": "the answer could not be graded"} if grade is None else {"reward": grade}
+            seen[number] = replace(seen[number], **failed)
+        return list(seen.values())
 
     def end(self, numbers: Sequence[int]) -> None:
         """See `Host.end`."""

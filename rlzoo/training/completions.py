@@ -36,7 +36,7 @@ def completion_page(
     batch: ScoredBatch,
     updates: Sequence[Update],
 ) -> str:
-    """Render the responses to the ``tracking.completions`` prompts whose responses were clipped most.
+    """Render the graded responses to the ``tracking.completions`` prompts whose responses were clipped most.
 
     If these responses exceed `MOST_TOKENS`, only those that were clipped most are shown.
     """
@@ -45,6 +45,7 @@ def completion_page(
     most = torch.stack([shares[rows].sum() for rows in rows_of]).argsort(descending=True, stable=True)
     prompts = most[: config.tracking.completions].tolist()
     rows = torch.cat([rows_of[prompt] for prompt in prompts])
+    rows = rows[batch.graded[rows]]
     sizes: dict[int, int] = {}  # number of tokens that are shown, by row
     for row in rows[shares[rows].argsort(descending=True, stable=True)].tolist():
         size = min(len(batch.sequences[row]) - int(batch.prompt_lengths[row]), MOST_TOKENS - sum(sizes.values()))
@@ -110,7 +111,7 @@ def _completion(
         hidden=len(ids) - size,
         length=rollout.length,
         finished=rollout.finished,
-        reward=rollout.reward,
+        reward=float(batch.rewards[row]),
         advantage=float(ops.per_response(batch.advantages[row : row + 1], batch.response_mask[row : row + 1])),
         clipped=sum(clipped),
         judged=float(update.table.log_ratio[measured]),

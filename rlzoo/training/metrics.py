@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlzoo import ops
 from rlzoo.config.sections import RewardConfig
-from rlzoo.fairness import NUM_BINS, bin_edges, bin_index, bin_sums
+from rlzoo.fairness import NUM_BINS, bin_edges, bin_index
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable
 from rlzoo.measure.turns import TurnProfile
@@ -114,19 +114,19 @@ def episode_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     for k in range(NUM_BINS):
         own = [rollout.turns[k] for rollout in rollouts if len(rollout.turns) > k]
         if own:
-            metrics[f"reward/turn_{k + 1}"] = sum(turn.reward for turn in own) / len(own)
             metrics[f"response/length_turn_{k + 1}"] = sum(turn.end - turn.start for turn in own) / len(own)
+        paid = [each.turns[k].reward for each in rollouts if len(each.turns) > k and each.reward is not None]
+        if paid:
+            metrics[f"reward/turn_{k + 1}"] = sum(paid) / len(paid)
     edges = bin_edges(turns)
     index = bin_index(turns, edges)
-    count = bin_sums(index, torch.ones_like(turns))
-    sums = {
-        "reward/": bin_sums(index, torch.tensor([rollout.reward for rollout in rollouts])),
-        "response/length_": bin_sums(index, torch.tensor([rollout.length for rollout in rollouts])),
-    }
     for k in range(NUM_BINS):
         metrics[f"env/num_turns_bin_{k}_edge"] = float(edges[k + 1])
-        if count[k] > 0:
-            metrics |= {f"{name}num_turns_bin_{k}": float(total[k] / count[k]) for name, total in sums.items()}
+        inside = [rollout for rollout, place in zip(rollouts, index.tolist(), strict=True) if place == k]
+        rewards = [rollout.reward for rollout in inside if rollout.reward is not None]
+        for name, values in (("reward/", rewards), ("response/length_", [rollout.length for rollout in inside])):
+            if values:
+                metrics[f"{name}num_turns_bin_{k}"] = fmean(values)
     for name in sorted({name for rollout in rollouts for name in rollout.numbers}):
         given = [rollout.numbers[name] for rollout in rollouts if name in rollout.numbers]
         metrics[f"env/{name}"] = sum(given) / len(given)
@@ -147,12 +147,11 @@ def band_metrics(rows: ResponseTable, profile: LengthProfile) -> dict[str, float
 def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     """Compute reward and response metrics of a rollout batch."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    rewards = torch.tensor([rollout.reward for rollout in rollouts], dtype=torch.float64)
+    rewards = torch.tensor([rollout.reward for rollout in rollouts if rollout.reward is not None], dtype=torch.float64)
     lengths = torch.tensor([rollout.length for rollout in rollouts], dtype=torch.float64)
     same = [not group.is_mixed for group in groups]
-    return {
-        "reward/mean": float(rewards.mean()),
-        "reward/std": float(rewards.std(correction=0)),
+    graded = {"reward/mean": float(rewards.mean()), "reward/std": float(rewards.std(correction=0))} if len(rewards) else {}
+    return graded | {
         "reward/zero_std_groups": sum(same) / len(same),
         "response/length_mean": float(lengths.mean()),
         "response/length_p05": float(lengths.quantile(0.05)),
@@ -163,9 +162,9 @@ def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 
 def reward_metrics(batch: ScoredBatch, settings: RewardConfig) -> dict[str, float]:
     """Compute the reward-shaping metrics of one step; empty if rewards are not shaped."""
-    metrics = {}
+    metrics: dict[str, float] = {}
     if settings.overlong_buffer > 0:
-        metrics["reward/shaped_mean"] = float(batch.rewards.double().mean())
+        metrics |= {"reward/shaped_mean": float(batch.rewards.double().nanmean())} if batch.graded.any() else {}
     if settings.kl_coef > 0:
         assert batch.ref_log_probs is not None, "the learner keeps a reference model if the reward includes a KL term"
         log_ratio = batch.old_log_probs - batch.ref_log_probs  # k1 estimate for each sampled token

@@ -117,7 +117,8 @@ def test_a_rule_without_needs_gets_nothing(model, batch):
 def test_minibatches_by_prompts_hold_whole_groups(model, batch):
     learner = make_learner(model, GRPO(), num_minibatches=2, num_epochs=2, minibatch_by="prompts")
     minibatches = learner.minibatches(batch, 3)
-    assert [len(rows) for rows in minibatches] == [12, 6, 12, 6]
+    assert [len(rows) for rows in minibatches[:2]] == [12, 6]
+    assert sorted(map(len, minibatches[2:])) == [6, 12]
     for rows in minibatches:
         groups = batch.group_ids[rows].unique()
         assert sorted(rows.tolist()) == torch.isin(batch.group_ids, groups).nonzero()[:, 0].tolist()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlzoo.rollout.rollouts import collect, sampling_error
+from rlzoo.rollout.rollouts import collect, sampled_mean
 from rlzoo.types import Problem, Rollout, RolloutGroup
 
 
@@ -39,14 +39,17 @@ def test_groups_of_equal_rewards_are_replaced_within_the_bound(texts, extra, kep
 
 def test_the_sampling_error_of_an_evaluation_leaves_the_problems_out():
     # two problems with the rewards 1, 0 and 1, 1: variances 1/2 and 0, of their means 1/4 and 0, of the mean of both 1/16
-    assert sampling_error(torch.tensor([[1.0, 0.0], [1.0, 1.0]]).double()) == pytest.approx(0.25)
+    assert sampled_mean(torch.tensor([[1.0, 0.0], [1.0, 1.0]]).double()) == {"eval/accuracy": 0.75, "eval/accuracy_se": 0.25}
     # one response each: the variance of all rewards, 1/4, over four
-    assert sampling_error(torch.tensor([[1.0], [0.0], [1.0], [0.0]]).double()) == pytest.approx(0.25)
+    assert sampled_mean(torch.tensor([[1.0], [0.0], [1.0], [0.0]]).double())["eval/accuracy_se"] == pytest.approx(0.25)
+    # a problem with one response: of its own variance nothing is known, so it is that of all three responses, 1/6
+    ragged = sampled_mean([torch.tensor([1.0, 0.0]), torch.tensor([0.5])])
+    assert ragged == pytest.approx({"eval/accuracy": 0.5, "eval/accuracy_se": ((0.5 / 2 + 0.5 / 3) / 4) ** 0.5})
 
 
 def test_the_sampling_error_is_what_repetitions_show():
     rng = torch.Generator().manual_seed(0)
     chance = torch.rand(50, 1, generator=rng).double()
     drawn = (torch.rand(2000, 50, 4, generator=rng) < chance).double()
-    errors = torch.tensor([sampling_error(rewards) for rewards in drawn[:200]])
+    errors = torch.tensor([sampled_mean(rewards)["eval/accuracy_se"] for rewards in drawn[:200]])
     assert float(errors.mean()) == pytest.approx(float(drawn.mean((1, 2)).std()), rel=0.05)

@@ -215,7 +215,7 @@ def test_an_observation_that_is_too_long_costs_its_episode():
     assert 0 < len(failed) < len(rollouts)
     for rollout in failed:
         assert "(at most rollout.max_observation_tokens=6)" in rollout.failure
-        assert (rollout.finished, rollout.reward) == (False, 0.0)
+        assert (rollout.finished, rollout.reward) == (False, None)
 
 
 def test_an_episode_that_does_not_begin_has_no_tokens_and_harms_nothing():

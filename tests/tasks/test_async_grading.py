@@ -67,11 +67,11 @@ def test_blocking_calls_in_threads_run_at_once_too(make):
 
 
 @pytest.mark.parametrize("kind", ["hang", "thread"])
-def test_a_call_that_takes_too_long_counts_0_and_leaves_nothing(make, kind):
+def test_a_call_that_takes_too_long_has_no_grade_and_leaves_nothing(make, kind):
     grader = make(timeout=0.5)
     pid = grader.pid
     begin = time.perf_counter()
-    assert grader.grade(calls("is 1", kind, "is 2")) == [1.0, 0.0, 2.0]
+    assert grader.grade(calls("is 1", kind, "is 2")) == [1.0, None, 2.0]
     assert time.perf_counter() - begin < 5
     assert (grader.num_timeouts, grader.num_crashes, grader.last_failure) == (1, 0, "took longer than 0.5 s")
     assert not psutil.pid_exists(pid), "its tasks and threads end with the process"
@@ -82,14 +82,14 @@ def test_a_call_that_takes_too_long_counts_0_and_leaves_nothing(make, kind):
 def test_a_call_that_cannot_be_cancelled_is_killed_with_the_process(make, kind, monkeypatch):
     monkeypatch.setattr(async_grading, "SPARE", 0.5)
     grader = make(timeout=0.5)
-    assert grader.grade(calls("is 1", kind)) == [1.0, 0.0]
+    assert grader.grade(calls("is 1", kind)) == [1.0, None]
     assert (grader.num_timeouts, grader.num_crashes) == (1, 0)
     assert grader.grade(calls("is 3")) == [3.0]
 
 
 def test_a_crash_fails_what_had_not_ended(make):
     grader = make()
-    assert grader.grade(calls("is 1", "hang", "crash")) == [1.0, 0.0, 0.0]
+    assert grader.grade(calls("is 1", "hang", "crash")) == [1.0, None, None]
     assert (grader.num_timeouts, grader.num_crashes) == (0, 2)
     assert grader.last_failure == "the worker process was killed (SIGKILL)"
 
@@ -103,9 +103,9 @@ def test_a_crash_fails_what_had_not_ended(make):
         ("refused", "PermissionError: no"),
     ],
 )
-def test_other_failures_count_0_at_once_with_their_reason(make, what, failure):
+def test_other_failures_give_no_grade_at_once_with_their_reason(make, what, failure):
     grader = make()
-    assert grader.grade(calls(what, "is 1")) == [0.0, 1.0]
+    assert grader.grade(calls(what, "is 1")) == [None, 1.0]
     reason, _, place = grader.last_failure.partition(" (")
     assert (grader.num_timeouts, grader.num_crashes, reason) == (0, 1, failure)
     assert re.fullmatch(r".*slow_rewards\.py:\d+\)", place) or what == "text"  # only the function's own errors have one
@@ -119,7 +119,7 @@ def test_a_busy_or_unreachable_server_is_asked_again(make):
 
 def test_a_server_that_stays_busy_fails_when_the_time_is_over(make):
     grader = make(timeout=0.8)
-    assert grader.grade(calls("busy 99")) == [0.0]
+    assert grader.grade(calls("busy 99")) == [None]
     said = "took longer than 0.8 s; the last attempt failed with HTTPError: HTTP Error 503: busy ("
     assert grader.last_failure.startswith(said)
 
@@ -279,7 +279,7 @@ def test_the_judge_of_the_examples_on_a_real_server(judge_module, server):
         rewards = task.grade(problems, answers)
         seconds = time.perf_counter() - begin
         (grader,) = task.graders
-        assert rewards[:8] == [0.5, 0.4, 0.6, 0.0, 0.0, 0.0, 0.0, 0.5]
+        assert rewards[:8] == [0.5, 0.4, 0.6, None, None, None, None, 0.5]
         assert rewards[8:] == [len(answer) / 10 for answer in answers[8:]]
         assert (grader.num_timeouts, grader.num_crashes) == (0, 4)
         counts = Counter(server.asked)
@@ -306,5 +306,5 @@ def test_a_run_samples_ahead_and_counts_failures_of_the_judge(tmp_path, monkeypa
     result = rlzoo.train(quick(tmp_path / "out", overrides=settings, steps=2))
     assert [row["reward/failed"] for row in result.metrics[1:]] == [0.125, 0.125]
     rows = list(itertools.chain(*(lines(tmp_path / "out" / "rollouts" / f"{step:06d}.jsonl") for step in (1, 2))))
-    assert all(row["reward"] in (0, len(row["response"])) for row in rows)
-    assert any(row["reward"] > 0 for row in rows)
+    assert all(row["reward"] in (None, len(row["response"])) for row in rows)
+    assert sum(row["reward"] is None for row in rows) == len(rows) / 8

@@ -51,20 +51,20 @@ def grader():
     grader.close()
 
 
-def test_a_hanging_answer_counts_zero_and_the_next_is_graded(grader):
+def test_a_hanging_call_gives_no_grade_and_the_next_is_graded(grader):
     begin = time.perf_counter()
-    assert grader.grade([("0.25",), ("hang",), ("0.5",)]) == [0.25, 0.0, 0.5]
+    assert grader.grade([("0.25",), ("hang",), ("0.5",)]) == [0.25, None, 0.5]
     assert time.perf_counter() - begin < 30
     assert (grader.num_timeouts, grader.num_crashes) == (1, 0)
 
 
-def test_a_crashing_answer_counts_zero_and_the_next_is_graded(grader):
-    assert grader.grade([("raise",), ("exit",), ("crash",), ("0.5",)]) == [0.0, 0.0, 0.0, 0.5]
+def test_a_crashing_call_gives_no_grade_and_the_next_is_graded(grader):
+    assert grader.grade([("raise",), ("exit",), ("crash",), ("0.5",)]) == [None, None, None, 0.5]
     assert (grader.num_timeouts, grader.num_crashes) == (0, 3)
 
 
 def test_a_worker_that_leaves_politely_counts_as_a_crash_at_once(grader):
-    assert grader.grade([("leave",), ("0.5",)]) == [0.0, 0.5]
+    assert grader.grade([("leave",), ("0.5",)]) == [None, 0.5]
     assert (grader.num_timeouts, grader.num_crashes) == (0, 1)
     assert grader.last_failure == "the worker process exited with code 0"
 
@@ -186,7 +186,7 @@ def test_whatever_a_reward_raises_or_returns_is_a_number_or_a_failure_with_its_r
     try:
         for how, reason in FAILURES.items():
             failed = grader.num_crashes
-            assert grader.grade([(how,)]) == [0.0]
+            assert grader.grade([(how,)]) == [None]
             assert grader.num_crashes == failed + 1, how
             assert grader.last_failure.startswith(reason), how
         worker = grader.pid
@@ -233,7 +233,7 @@ def test_a_clock_that_is_put_back_while_a_call_is_at_work_does_not_extend_its_li
     assert grader.grade([("1",)]) == [1.0]
     clock(-3600, after=0.3)
     begin = time.monotonic()
-    assert grader.grade([("0.25",), ("hang",), ("0.5",)]) == [0.25, 0.0, 0.5]
+    assert grader.grade([("0.25",), ("hang",), ("0.5",)]) == [0.25, None, 0.5]
     assert time.monotonic() - begin < 30
     assert (grader.num_timeouts, grader.num_crashes) == (1, 0)
 

@@ -1,4 +1,4 @@
-"""An answer that needs too much memory counts as 0, and the next one is graded."""
+"""A grading call that needs too much memory ends, and the next one is graded."""
 
 import resource
 import subprocess
@@ -36,11 +36,11 @@ def puzzles():
 
 
 @pytest.mark.parametrize("made", [mathematics, puzzles])
-def test_an_answer_that_takes_too_much_memory_counts_zero_and_the_next_is_graded(made):
+def test_a_call_that_takes_too_much_memory_ends_and_the_next_is_graded(made):
     worker = made()
     grader = Grader(take, worker.start, 60, worker.memory)
     try:
-        assert grader.grade([(SMALL,), (MEMORY,), (SMALL,)]) == [1.0, 0.0, 1.0]
+        assert grader.grade([(SMALL,), (MEMORY,), (SMALL,)]) == [1.0, None, 1.0]
         assert (grader.num_timeouts, grader.num_crashes) == (0, 1)
     finally:
         grader.close()

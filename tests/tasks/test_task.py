@@ -202,7 +202,7 @@ def test_a_reward_must_return_a_finite_number(reward_module, returned):
     name = f"own_reward_{sum(returned.encode())}"
     reward_module(name, f"def f(problem, response):\n    return {returned}\n")
     with build_task({"name": "arithmetic", "reward": f"{name}:f"}) as task:
-        assert task.grade([Problem("3+5", "8")], ["8"]) == [0.0]
+        assert task.grade([Problem("3+5", "8")], ["8"]) == [None]
         (grader,) = task.graders
         assert grader.num_crashes == 1
         assert grader.last_failure.startswith("ValueError: returned ")
@@ -215,7 +215,7 @@ def test_true_and_numpy_numbers_are_rewards(reward_module):
         assert task.grade([Problem("3+5", "8")] * 2, ["x", ""]) == [0.5, 1.0]
 
 
-def test_a_reward_that_hangs_or_crashes_counts_0_and_leaves_the_others(reward_module):
+def test_a_reward_that_hangs_or_crashes_gives_no_grade_and_leaves_the_others(reward_module):
     code = """
     import os, time
     def f(problem, response):
@@ -229,7 +229,7 @@ def test_a_reward_that_hangs_or_crashes_counts_0_and_leaves_the_others(reward_mo
     with build_task({"name": "arithmetic", "reward": "own_reward_e:f", "timeout": 1.0}) as task:
         started = time.monotonic()
         responses = ["0.25", "hang", "0.5", "exit", "one", "0.75"]
-        assert task.grade([Problem("3+5", "8")] * 6, responses) == [0.25, 0.0, 0.5, 0.0, 0.0, 0.75]
+        assert task.grade([Problem("3+5", "8")] * 6, responses) == [0.25, None, 0.5, None, None, 0.75]
         assert time.monotonic() - started < 60
         (grader,) = task.graders
         assert (grader.num_timeouts, grader.num_crashes) == (1, 2)
