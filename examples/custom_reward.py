@@ -4,7 +4,7 @@
 folder, is ``rlzoo train --set task.reward=custom_reward:short_and_right --steps 3``.
 
 A reward is a function of the problem and the text of the response. The function runs in a separate worker process. If a call
-hangs, crashes or does not return a finite number, the reward is 0.
+hangs, crashes or does not return a finite number, the response has no grade.
 """
 
 import rlzoo

@@ -43,7 +43,7 @@ def test_environments_that_raise_hang_and_flood_cost_their_episodes_and_the_run_
     failed = [row for row in rows if "failure" in row]
     assert result.metrics[1]["env/failed"] == pytest.approx(len(failed) / 24)
     assert 0 < len(failed) < 24
-    assert all((row["reward"], row["finished"]) == (0.0, False) for row in failed)
+    assert all((row["reward"], row["finished"]) == (None, False) for row in failed)
     assert any(f"{len(failed)} of 24 environments failed" in record.message for record in caplog.records)
     assert result.metrics[2]["learner/skipped"] == 0
 

@@ -1,5 +1,6 @@
 """A rule is evaluated once on every trained row, regardless of its scope."""
 
+import dataclasses
 import traceback
 from collections import Counter
 from typing import ClassVar
@@ -10,6 +11,7 @@ from rlzoo_covariance import ClipCov
 from rlzoo_fspo import FSPO
 from rlzoo_fspo_adaptive import FSPOAdaptive
 from rlzoo_grpo import GRPO
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rlzoo import ClipInputs
 from tests.learner.test_learner import make_learner
@@ -94,3 +96,47 @@ def test_five_calls_lead_from_the_loop_to_the_rule():
     learner.update(scored(learner, off_policy_batch(model, GRPO())))
     assert found
     assert {tuple(calls) for calls in found} == {("update", "accumulate", "gradient", "judgement")}, "and the rule is the fifth"
+
+
+@pytest.mark.parametrize(
+    ("rule", "dtype", "settings"),
+    [
+        (GRPO(), torch.float32, {}),
+        (GRPO(), torch.bfloat16, {}),
+        (FSPO(), torch.bfloat16, {"kl_coef": 0.1}),
+        (FSPO(), torch.bfloat16, {"packing": True}),
+        (ClipCov(), torch.bfloat16, {}),
+    ],
+    ids=["float32", "bfloat16", "kl", "packing", "scope batch"],
+)
+def test_with_unchanged_weights_every_log_ratio_is_exactly_0(rule, dtype, settings):
+    model = make_wide_model().to(dtype)
+    batch = off_policy_batch(model.float(), rule)
+    learner = make_learner(
+        model.to(dtype), rule, lr=1e-30, num_minibatches=3, num_epochs=2, max_tokens_per_micro_batch=200, **settings
+    )
+    rewards = torch.where(batch.group_ids == 1, 0.5, batch.rewards)  # these rows have advantage 0 and no backward pass
+    batch, updates = learner.update(learner.score(dataclasses.replace(batch, rewards=rewards)))
+    assert (batch.advantages == 0).sum() == 6
+    assert len(updates) == 6
+    for update in updates:
+        assert torch.equal(update.log_probs, batch.old_log_probs[update.rows])
+    if settings.get("kl_coef"):
+        assert torch.equal(batch.ref_log_probs[batch.response_mask], batch.old_log_probs[batch.response_mask])
+
+
+def make_wide_model():
+    """Return a model in which rounding depends on the rows that share a pass."""
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=512,
+            hidden_size=256,
+            intermediate_size=512,
+            num_hidden_layers=6,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=64,
+            initializer_range=0.06,
+        )
+    )

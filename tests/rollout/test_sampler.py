@@ -187,3 +187,12 @@ def test_what_a_model_ships_with_does_not_change_what_is_sampled():
     opinionated.model.generation_config = shipped
     assert tokens(plain.sample(PROMPTS, 4, seed=3)) == tokens(opinionated.sample(PROMPTS, 4, seed=3))
     assert opinionated.model.generation_config is shipped
+
+
+def test_the_text_keeps_special_tokens_but_those_that_begin_end_or_pad_it():
+    model, special = make_model(), tokenizer("<pad>")
+    special.add_special_tokens({"additional_special_tokens": ["w20", "w21"], "bos_token": "w30"})
+    read = HFSampler(model, special, end_ids=frozenset({END, 40}), max_new_tokens=12)
+    assert special.decode([30, 20, 7, 21, END], skip_special_tokens=True).split() == ["w7"]
+    assert read.text([30, 20, 7, 21, END]).split() == ["w20", "w7", "w21"]
+    assert read.text([20, 7, 21, 40, 0]).split() == ["w20", "w7", "w21"]
