@@ -7,7 +7,6 @@ import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -191,17 +190,13 @@ class Learner:
             unscored[:] = True  # the old log-probs of these rows are never read
         elif advantages is not None and self.correction is None:
             unscored[minibatches[0]] = batch.graded[minibatches[0]]
-        cuts = [self._cut(batch, rows, advantages) for rows in minibatches]
-        old_log_probs, old_entropy = self.micro_batches.log_probs(
-            self.model,
-            batch,
-            [
-                piece
-                for rows, pieces in zip(minibatches, cuts, strict=True)
-                for piece in (self.micro_batches.of(batch, rows[~unscored[rows]]) if unscored[rows].any() else pieces)
-            ],
-        )
-        ref_log_probs = self.reference_log_probs(batch, list(chain(*cuts))) if self.has_reference else None
+        learning, whole, pieces = self._learning(batch, advantages), [], []
+        for rows in minibatches:
+            cut = self._cut(batch, rows, learning)
+            whole += cut
+            pieces += self.micro_batches.of(batch, rows[~unscored[rows]]) if unscored[rows].any() else cut
+        old_log_probs, old_entropy = self.micro_batches.log_probs(self.model, batch, pieces)
+        ref_log_probs = self.reference_log_probs(batch, whole) if self.has_reference else None
         if advantages is None:
             given: dict[str, Tensor] = {}
             if kl_coef:
@@ -342,12 +337,12 @@ class Learner:
         minibatch = Minibatch(
             batch, rows, self.policy, self.config, max_length=self.max_length, seed=seed, progress=self.progress
         )
-        pieces = self._cut(batch, rows, batch.advantages)
+        learning = self._learning(batch, batch.advantages)
+        pieces = self._cut(batch, rows, learning)
         if self.policy.scope == "batch":
             log_probs, entropy = self.micro_batches.log_probs(self.model, batch, pieces)
             acting = minibatch.judge_whole(log_probs.to(self.accelerator.device), entropy.to(self.accelerator.device))
-            learning = self._learning(batch, batch.advantages)[rows]
-            pieces = self.micro_batches.of(batch, acting, learns=True) if learning.any() else []
+            pieces = self.micro_batches.of(batch, acting, learns=True) if learning[rows].any() else []
         for index, piece in enumerate(pieces):
             with self.optimization.micro_batch(is_last=index == len(pieces) - 1), torch.set_grad_enabled(piece.learns):
                 log_probs, entropy = self.micro_batches.forward(self.model, batch, piece.rows)
@@ -407,18 +402,17 @@ class Learner:
         """Whether the advantages depend on the old log-probs."""
         return bool(self.reward.kl_coef or self.estimator.needs & {"old_log_probs", "collision_probs"})
 
-    def _learning(self, batch: Batch, advantages: Tensor) -> Tensor:
-        """Return the rows that can have a gradient, ``(B,)`` bool; equal before and after the scoring pass."""
-        if self._scores_before_advantages or learns_without_advantages(self.config, self.policy):
-            return batch.graded
-        return (advantages != 0).any(dim=1)
+    def _learning(self, batch: Batch, advantages: Tensor | None) -> Tensor:
+        """Return the rows that can have a gradient, ``(B,)`` bool; the result is the same before and after the scoring pass."""
+        learns = self._scores_before_advantages or learns_without_advantages(self.config, self.policy)
+        return batch.graded if learns or advantages is None else (advantages != 0).any(dim=1)
 
-    def _cut(self, batch: Batch, rows: Tensor, advantages: Tensor | None) -> list[MicroBatch]:
-        """Split a minibatch into this process's micro-batches, for scoring and for training; see `score`."""
+    def _cut(self, batch: Batch, rows: Tensor, learning: Tensor) -> list[MicroBatch]:
+        """Split a minibatch into this process's micro-batches, in the same way for scoring and for training; see `score`."""
         if self.policy.scope == "batch":  # the rule sees log-probs from one pass over all rows
             return self.micro_batches.of(batch, rows)
-        learning = (batch.graded if advantages is None else self._learning(batch, advantages))[rows]
-        return self.micro_batches.of(batch, rows[~learning]) + self.micro_batches.of(batch, rows[learning], learns=True)
+        acting, silent = rows[learning[rows]], rows[~learning[rows]]
+        return self.micro_batches.of(batch, silent) + self.micro_batches.of(batch, acting, learns=True)
 
     def _learns_from(self, advantages: Tensor) -> bool:
         """Return whether any response can have a gradient."""

@@ -111,7 +111,7 @@ def _completion(
         hidden=len(ids) - size,
         length=rollout.length,
         finished=rollout.finished,
-        reward=float(batch.rewards[row]),
+        reward=rollout.reward if rollout.reward is not None else math.nan,
         advantage=float(ops.per_response(batch.advantages[row : row + 1], batch.response_mask[row : row + 1])),
         clipped=sum(clipped),
         judged=float(update.table.log_ratio[measured]),
