@@ -216,7 +216,8 @@ class Rollouts:
         rollouts = self._sample(self.held_out, settings.num_samples, settings.temperature, seed, version)
         groups = self._graded(self.held_out, rollouts, settings.num_samples)
         rewards = [[each.reward for each in group.rollouts if each.reward is not None] for group in groups]
-        failed = {"eval/failed": 1 - sum(map(len, rewards)) / (len(groups) * settings.num_samples)}
+        number = len(groups) * settings.num_samples
+        failed = {"eval/failed": (number - sum(map(len, rewards))) / number}
         return failed | sampled_mean([torch.tensor(each, dtype=torch.float64) for each in rewards if each])
 
     def close(self) -> None:
@@ -307,13 +308,8 @@ class Rollouts:
         before = self._num_failed()
         rewards = self._rewards(asked, rollouts)
         failed = max(self._num_failed() - before, rewards.count(None))
-        reasons = [grader.last_failure for grader in self.task.graders if grader.last_failure] or [
-            "the task returned no reward"
-        ]
-        return (
-            [replace(rollout, reward=reward) for rollout, reward in zip(rollouts, rewards, strict=True)],
-            (reasons * failed)[:failed],
-        )
+        graded = [replace(rollout, reward=reward) for rollout, reward in zip(rollouts, rewards, strict=True)]
+        return graded, [self.task.last_failure] * failed
 
     def _rewards(self, asked: list[Problem], rollouts: list[Rollout]) -> list[float | None]:
         """Return one reward per response; check for errors and invalid rewards, which a user-defined task may produce."""

@@ -95,5 +95,5 @@ class RetriesTask(EpisodeTask):
     def _graded(self, problem: Problem, answer: str) -> float:
         grade = self.task.grade([problem], [answer])[0]
         if grade is None:
-            raise RuntimeError("the answer could not be graded")  # the episode fails
+            raise ValueError(f"grading failed: {self.task.last_failure}")  # the episode fails
         return grade

@@ -148,6 +148,11 @@ class Task(BaseModel, ABC):
         return [grader for grader in (self._own_reward, self._grader) if grader is not None]
 
     @property
+    def last_failure(self) -> str:
+        """Why a grading failed last."""
+        return next((grader.last_failure for grader in self.graders if grader.last_failure), "the task returned no reward")
+
+    @property
     def host(self) -> Host | None:
         """The host that runs the environments of a multi-turn task; None for a single-turn task."""
         return None

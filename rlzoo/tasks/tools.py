@@ -136,8 +136,8 @@ class AskingHost(Host):
         final = [number for number, each in seen.items() if each.done and not each.failure]
         grades = self.task.grade([self._asked[number] for number in final], [messages[number] for number in final])
         for number, grade in zip(final, grades, strict=True):
-            failed = {"failure": "the answer could not be graded"} if grade is None else {"reward": grade}
-            seen[number] = replace(seen[number], **failed)
+            failure = f"grading failed: {self.task.last_failure}"
+            seen[number] = replace(seen[number], **({"failure": failure} if grade is None else {"reward": grade}))
         return list(seen.values())
 
     def end(self, numbers: Sequence[int]) -> None:
