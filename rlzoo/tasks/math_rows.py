@@ -67,7 +67,7 @@ def read_problems(path: str, split: str, subset: str | None, *, own_reward: bool
     for place, row in rows:
         problem = _problem(place, row, cleaned)
         earlier, kept = problems.setdefault(question_key(problem.question), (place, problem))
-        if problem is not kept and compared(problem.answer) != compared(kept.answer):
+        if problem.answer != kept.answer and compared(problem.answer) != compared(kept.answer):
             answers = f"{shown(kept.answer)} and {shown(problem.answer)}"
             raise UserError(f"{earlier} and {place}: the same question has the answers {answers}; correct or remove one row")
         if problem is not kept:
@@ -112,20 +112,16 @@ def _json(place: str, text: str) -> Any:
 
 def _parquet_rows(path: str) -> Iterator[tuple[str, Any]]:
     require_extra("datasets", "pyarrow")
-    from pyarrow import struct
     from pyarrow.parquet import ParquetFile
 
     with opened(path, RECORDS) as stream, ParquetFile(stream) as file:
         batches = file.iter_batches(batch_size=1000, columns=_used(path, file.schema_arrow.names))
-        schema = struct(file.schema_arrow)
-        for index, row in enumerate(row for batch in batches for row in batch.to_pylist()):
-            yield f"{path} row {index}", _shortest_floats(row, schema)
+        yield from _numbered(path, (row for batch in batches for row in batch.to_pylist()), file.schema_arrow)
 
 
 def _hub_rows(name: str, split: str, subset: str | None) -> Iterable[tuple[str, Any]]:
     require_extra("datasets", "datasets")
     import datasets
-    from pyarrow import struct
 
     try:
         subsets = datasets.get_dataset_config_names(name)
@@ -142,8 +138,17 @@ def _hub_rows(name: str, split: str, subset: str | None) -> Iterable[tuple[str, 
     # in batches, because a dataset can be large: one has 1.8 million rows and repeats each question a hundred times
     batches = rows.select_columns(_used(name, rows.column_names)).iter(batch_size=1000)
     columns = (dict(zip(batch, values, strict=True)) for batch in batches for values in zip(*batch.values(), strict=True))
-    schema = struct(rows.features.arrow_schema)
-    return ((f"{name} {split} row {index}", _shortest_floats(row, schema)) for index, row in enumerate(columns))
+    return _numbered(f"{name} {split}", columns, rows.features.arrow_schema)
+
+
+def _numbered(place: str, rows: Iterable[Any], schema: Any) -> Iterator[tuple[str, Any]]:
+    """Yield each row of a table with its place."""
+    from pyarrow import struct
+
+    kind = struct(schema)
+    has_narrow_floats = "float" in str(kind)  # a float of 64 bits is a double
+    for index, row in enumerate(rows):
+        yield f"{place} row {index}", _shortest_floats(row, kind) if has_narrow_floats else row
 
 
 def _shortest_floats(value: Any, kind: Any) -> Any:

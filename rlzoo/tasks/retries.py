@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from pydantic import Field
@@ -36,12 +37,8 @@ class RetriesTask(AskingTask):
     @property
     def make(self) -> Callable[[], Environment]:
         """See `EpisodeTask.make`."""
-        return self._environment
-
-    def _environment(self) -> Retries:
-        return Retries(
-            self._graded, self.task.prompt, tries=self.tries, again=self.again, discount=self.discount, solved=self.solved
-        )
+        settings = self.model_dump(include={"tries", "again", "discount", "solved"})
+        return partial(Retries, self._graded, self.task.prompt, **settings)
 
     def _graded(self, problem: Problem, answer: str) -> float:
         return self.task.grade([problem], [answer])[0]
