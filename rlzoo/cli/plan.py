@@ -17,6 +17,7 @@ from rlzoo.planner.devices import parse_devices, this_machine
 from rlzoo.planner.memory import Memory
 from rlzoo.planner.plan import Plan
 from rlzoo.planner.preflight import check, check_disk, check_memory, shown
+from rlzoo.rollout.prompts import question_counts
 from rlzoo.support.redaction import redact_settings
 from rlzoo.training.checks import missing_libraries
 
@@ -27,7 +28,8 @@ def dry_run(config: RunConfig, devices: str | None, as_json: bool, *, resume: bo
     processes, architecture, prompts = check(config, named, resume=resume)
     plan = Plan(config, architecture, named or this_machine(), prompts, processes)
     command = launch_command(config, processes)
-    notes = [*missing_libraries(config), *_notes(plan)]
+    counts = [line for _, line in question_counts(config.task, config.eval.num_problems)]
+    notes = [*counts, *missing_libraries(config), *_notes(plan)]
     if not as_json:
         _print(plan, command, notes)
     if named is None:

@@ -176,6 +176,9 @@ def evaluate(
     """
     suites = [find_suite(name, config.data) for name in dict.fromkeys(config.suites)]
     problems = {suite.name: suite.problems(config.data, config.limit) for suite in suites}
+    for name, asked in problems.items():
+        if config.limit is not None and len(asked) < config.limit:
+            logger.warning("--limit %d exceeds the number of problems in suite %r, %d", config.limit, name, len(asked))
     directory = EvaluationDirectory(output or default_output(config))
     directory.check(config.settings())
     answered = {name: directory.read(name, asked) for name, asked in problems.items()}

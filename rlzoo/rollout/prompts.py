@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from rlzoo.tasks import Task
+
+logger = logging.getLogger("rlzoo")
 
 TEMPLATE_SECONDS = 10.0
 """Time limit in seconds for rendering a chat template. A typical template takes a millisecond."""
@@ -82,7 +85,7 @@ def check_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Iterable[str]) ->
 
 
 def check_task(task: Task, tokenizer: PreTrainedTokenizerBase, *, chat_template: bool, needed: int, held_out: int) -> None:
-    """Check the prompts of a run before it starts; if the task generates them, check only the first `GENERATED`.
+    """Log the number of questions of a run, and check their prompts; if the task generates them, only the first `GENERATED`.
 
     Args:
         task: the run's task.
@@ -97,10 +100,21 @@ def check_task(task: Task, tokenizer: PreTrainedTokenizerBase, *, chat_template:
     size = task.origin(held_out=False).size
     problems = task.train_problems(0, min(needed, GENERATED if size is None else size))
     problems = [*problems, *(task.held_out_problems(held_out) if held_out else [])]
+    for level, line in question_counts(task, held_out):
+        logger.log(level, line)
     prompts = task.prompts(problems)
     check_prompts(tokenizer, prompts)
     if prompts:
         encode_prompt(tokenizer, prompts[0], chat_template)
+
+
+def question_counts(task: Task, wanted: int) -> list[tuple[int, str]]:
+    """Return messages to log: how many questions a run has, and a warning if fewer than ``wanted`` are held out."""
+    size, held_out = (task.origin(held_out=side).size for side in (False, True))
+    held_out = len(task.held_out_problems(wanted)) if held_out is None else held_out
+    counts = f"task {task.name}: {'endless' if size is None else f'{size:,}'} training questions, {held_out:,} held out"
+    few = f"eval.num_problems={wanted} exceeds the number of held-out questions, {held_out:,}; add questions, or lower it"
+    return [(logging.INFO, counts), *([(logging.WARNING, few)] if held_out < wanted else [])]
 
 
 def rendered(

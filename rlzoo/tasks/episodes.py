@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
 from rlzoo.environments import Environment, Host
 from rlzoo.errors import UserError
-from rlzoo.tasks.task import Task
+from rlzoo.support.workers import Worker
+from rlzoo.tasks.task import Origin, Task, build_task
 from rlzoo.tasks.user_code import import_named
 from rlzoo.types import Problem
 
@@ -77,6 +78,66 @@ class EpisodeTask(Task):
 
     def _grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
         raise AssertionError("an environment computes its own rewards")
+
+
+class AskingTask(EpisodeTask):
+    """Episodes with the problems of another, single-turn task, which also grades the answers."""
+
+    task_setting: ClassVar[str]  # the field with the name and settings of the other task
+
+    def model_post_init(self, context: Any) -> None:
+        """Build the other task, so that an error in its settings is reported before a run starts."""
+        setting = f"task.{self.task_setting}"
+        for field in ("reward", "template"):
+            if getattr(self, field) != type(self).model_fields[field].default:
+                raise UserError(f"task.{field}: this setting belongs to the task that asks; set {setting}.{field} instead")
+        super().model_post_init(context)
+        if self.task.host is not None:
+            raise UserError(f"{setting}: task {self.task.name!r} is already a multi-turn task; choose a single-turn task")
+
+    @cached_property
+    def task(self) -> Task:
+        """The task that asks the questions and grades the answers. Copies of this task share it."""
+        try:
+            return build_task(getattr(self, self.task_setting))
+        except UserError as error:
+            raise UserError(f"task.{self.task_setting}: {error}") from error
+
+    @property
+    def _seeded(self) -> Task:
+        """The other task, with the run's seed unless it has its own; the seed determines the order of the questions."""
+        return self.task if self.task.seed is not None else self.task.model_copy(update={"seed": self.seed})
+
+    @property
+    def graders(self) -> list[Worker]:
+        """The other task's graders."""
+        return self.task.graders
+
+    def train_problems(self, start: int, count: int) -> list[Problem]:
+        """Return the other task's training problems."""
+        return self._seeded.train_problems(start, count)
+
+    def held_out_problems(self, count: int) -> list[Problem]:
+        """Return the other task's held-out problems."""
+        return self._seeded.held_out_problems(count)
+
+    def prompts(self, problems: Sequence[Problem]) -> list[str]:
+        """Start a few episodes, and return the prompts of all problems."""
+        super().prompts(problems)
+        return self.task.prompts(problems)
+
+    def origin(self, *, held_out: bool) -> Origin:
+        """Return the origin of the other task's problems."""
+        return self.task.origin(held_out=held_out)
+
+    def fingerprint(self) -> str:
+        """Return a hash of the other task's training problems."""
+        return self._seeded.fingerprint()
+
+    def close(self) -> None:
+        """Stop the other task's worker processes too."""
+        super().close()
+        self.task.close()
 
 
 class EnvironmentTask(EpisodeTask):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from pydantic import Field
@@ -14,7 +14,7 @@ from rlzoo.support.extras import require_extra
 from rlzoo.tasks.grading import Grader
 from rlzoo.tasks.math_grading import ASK_FOR_A_BOX, MathGrader, math_worker_process
 from rlzoo.tasks.math_rows import is_file_name, read_problems
-from rlzoo.tasks.task import Origin, Task, fingerprint, is_held_out
+from rlzoo.tasks.task import Origin, Task, fingerprint, is_held_out, question_key
 from rlzoo.types import Problem
 
 
@@ -42,15 +42,16 @@ class MathFileTask(Task):
     @cached_property
     def _problems(self) -> tuple[list[Problem], list[Problem]]:
         """The training problems and the held-out problems; no question is in both lists."""
-        rows = read_problems(self.path, "train", self.subset)
+        read = partial(read_problems, subset=self.subset, own_reward=self.reward is not None)
+        rows = read(self.path, "train")
         if self.eval_path is not None:
-            held_out = read_problems(self.eval_path, "test", self.subset)
+            held_out = read(self.eval_path, "test")
         elif is_file_name(self.path):
             held_out = [problem for problem in rows if is_held_out(problem.question)]
         else:
-            held_out = read_problems(self.path, "test", self.subset)
-        questions = {problem.question for problem in held_out}
-        train = [problem for problem in rows if problem.question not in questions]
+            held_out = read(self.path, "test")
+        questions = {question_key(problem.question) for problem in held_out}
+        train = [problem for problem in rows if question_key(problem.question) not in questions]
         if not train:
             where = f"also in task.eval_path={self.eval_path!r}" if self.eval_path else "held out; add more rows"
             raise UserError(f"no questions are left to train on: every question in task.path={self.path!r} is {where}")

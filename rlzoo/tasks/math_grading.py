@@ -17,7 +17,10 @@ ASK_FOR_A_BOX = "{question}\n\nPlease reason step by step, and put your final an
 LONGEST_ANSWER = 5_000
 LONGEST_SEARCHED = 100_000  # number of characters at the end of a response that math-verify searches for an answer
 
-_THOUSANDS = re.compile(r"-?[0-9]{1,3}(?:,[0-9]{3})+")
+# a number with commas between thousands; with another comma, or a number or bracket before it, the text may be a list
+_THOUSANDS = re.compile(
+    r"((?:[^0-9,;()\[\]{}<\\]|\\\$)*)(?<![A-Za-z_^.])([1-9][0-9]{0,2}(?:,[0-9]{3})+)(?![0-9])((?:[^,;{}\\]|\\%)*)"
+)
 _IN_A_BASE = re.compile(r"-?[0-9]+\s*_\s*(?:\{\s*)?([0-9]+)\s*\}?")  # 52_8, 52_{8}
 _NUMBER_IN_A_FONT = re.compile(r"\\(?:text|textbf|textit|mathbf|mathrm)\{([^{}\\A-Za-z]*)\}")
 
@@ -34,7 +37,7 @@ class MathGrader:
         calls: dict[int, tuple[str, str, bool]] = {}
         for index, (problem, response) in enumerate(zip(problems, responses, strict=True)):
             answer = response_answer(response)
-            if answer is not None and _plain(answer) == _plain(problem.answer):
+            if answer is not None and plain_answer(answer) == plain_answer(problem.answer):
                 rewards[index] = 1.0
             elif text := _compared(response, answer, _bare):
                 calls[index] = (_bare(problem.answer), text, answer is not None)
@@ -55,7 +58,8 @@ class MathGrader:
         Returns:
             For each response, the index of the first response in its group, or None if no answer can be read.
         """
-        answers = [_readable(response) for response in responses]
+        marked = [response_answer(response) for response in responses]
+        answers = [(_compared(*each, plain_answer), each[1] is not None) for each in zip(responses, marked, strict=True)]
         wrong = dict.fromkeys(answer for answer, reward in zip(answers, rewards, strict=True) if not reward and answer[0])
         checks = self.worker.grade([(text, text, found, found) for text, found in wrong])
         heads: list[tuple[str, bool]] = []
@@ -94,14 +98,8 @@ def response_answer(response: str) -> str | None:
     return after_hashes(response) if boxed is None else boxed
 
 
-def _readable(response: str) -> tuple[str, bool]:
-    """Return the text to compare, and whether it contains only the answer; the text is empty if nothing can be compared."""
-    answer = response_answer(response)
-    return _compared(response, answer, _plain), answer is not None
-
-
 def _compared(response: str, answer: str | None, cleaned: Callable[[str], str]) -> str:
-    """Return the text for math-verify: the answer (empty if too long), or the end of the response if it has no answer."""
+    """Return the text for math-verify: the answer (empty if too long), or the end of the response if it marks no answer."""
     if answer is None:
         return response[-LONGEST_SEARCHED:].strip()
     return cleaned(answer) if len(answer) <= LONGEST_ANSWER else ""
@@ -125,10 +123,21 @@ def _without_full_stop(text: str) -> str:
     return text if text.endswith("..") else text.removesuffix(".")  # the dots in 0.33... stand for more digits
 
 
-def _plain(answer: str) -> str:
+def plain_answer(answer: str) -> str:
     """Remove markup that never changes the value of an answer, so that equal texts can be compared without a worker."""
     text = _bare(answer).strip("$").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\!", "")
-    return text.replace(",", "") if _THOUSANDS.fullmatch(text) else text
+    return without_thousands_separators(text)
+
+
+def without_thousands_separators(answer: str) -> str:
+    """Remove the commas between the thousands of a number; a text that may be a list is returned as it is.
+
+    Example:
+        >>> [without_thousands_separators(answer) for answer in ("-1,200.50", "$1,200", "3, -3", "(1,200, 5)")]
+        ['-1200.50', '$1200', '3, -3', '(1,200, 5)']
+    """
+    match = _THOUSANDS.fullmatch(answer)
+    return match[1] + match[2].replace(",", "") + match[3] if match else answer
 
 
 def start() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import math
+import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from decimal import Context, Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,11 @@ from rlzoo.support.extras import require_extra
 from rlzoo.support.parsing import UnreadableError, parse_json
 from rlzoo.support.reading import RECORDS, opened, read_text
 from rlzoo.tasks.extraction import after_hashes, last_boxed
+from rlzoo.tasks.math_grading import LONGEST_ANSWER, plain_answer, without_thousands_separators
+from rlzoo.tasks.task import question_key
 from rlzoo.types import Problem
+
+logger = logging.getLogger("rlzoo")
 
 _ANSWERS = ("answer", "ground_truth", "final_answer", "expected_answer")
 _ASKING = ("question", "problem", "prompt", "messages")
@@ -31,6 +37,7 @@ _TEMPLATE_BEFORE = (
 _TEMPLATE_AFTER = '\n\nRemember to put your answer on its own line after "Answer:".'
 _FILE_ENDINGS = (".json", ".jsonl", ".parquet")
 _IN_DOLLARS = re.compile(r"\$([^$]+)\$")
+_decimal = partial(Decimal, context=Context(traps=[]))  # NaN instead of an error if the exponent is too large
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # name or owner/name
 
 
@@ -45,20 +52,31 @@ def is_file_name(path: str) -> bool:
     return is_file or path.endswith(_FILE_ENDINGS) or not _HUB_NAME.fullmatch(path)
 
 
-def read_problems(path: str, split: str, subset: str | None) -> list[Problem]:
+def read_problems(path: str, split: str, subset: str | None, *, own_reward: bool = False) -> list[Problem]:
     """Return the problems of a local file, or of one split of a hub dataset, without duplicate questions.
 
+    With ``own_reward``, the user's function reads the answers: commas stay, and answers are equal only if their texts are.
+
     Raises:
-        UserError: the data is missing or empty, or a row is invalid; the message names the row.
+        UserError: the data is missing or empty, a row is invalid, or two rows disagree; the message names the rows.
     """
     rows = _file_rows(path) if is_file_name(path) else _hub_rows(path, split, subset)
-    problems: dict[str, Problem] = {}
+    cleaned, compared = (str, str) if own_reward else (without_thousands_separators, plain_answer)
+    problems: dict[str, tuple[str, Problem]] = {}
+    repeats, example = 0, ""
     for place, row in rows:
-        problem = _problem(place, row)
-        problems.setdefault(problem.question, problem)
+        problem = _problem(place, row, cleaned)
+        earlier, kept = problems.setdefault(question_key(problem.question), (place, problem))
+        if problem.answer != kept.answer and compared(problem.answer) != compared(kept.answer):
+            answers = f"{shown(kept.answer)} and {shown(problem.answer)}"
+            raise UserError(f"{earlier} and {place}: the same question has the answers {answers}; correct or remove one row")
+        if problem is not kept:
+            repeats, example = repeats + 1, example or f"{place} repeats the question of {earlier}"
     if not problems:
         raise UserError(f"{path}: no rows")
-    return list(problems.values())
+    if repeats:
+        logger.warning("%s; number of repeated rows, which are not used: %s", example, f"{repeats:,}")
+    return [problem for _, problem in problems.values()]
 
 
 def _file_rows(path: str) -> Iterator[tuple[str, Any]]:
@@ -87,7 +105,7 @@ def _json_rows(path: str) -> Iterator[tuple[str, Any]]:
 
 def _json(place: str, text: str) -> Any:
     try:
-        return parse_json(text)
+        return parse_json(text, parse_float=_decimal)
     except UnreadableError as error:
         raise UserError(f"{place}: not JSON: {error}") from error
 
@@ -98,8 +116,7 @@ def _parquet_rows(path: str) -> Iterator[tuple[str, Any]]:
 
     with opened(path, RECORDS) as stream, ParquetFile(stream) as file:
         batches = file.iter_batches(batch_size=1000, columns=_used(path, file.schema_arrow.names))
-        for index, row in enumerate(row for batch in batches for row in batch.to_pylist()):
-            yield f"{path} row {index}", row
+        yield from _numbered(path, (row for batch in batches for row in batch.to_pylist()), file.schema_arrow)
 
 
 def _hub_rows(name: str, split: str, subset: str | None) -> Iterable[tuple[str, Any]]:
@@ -121,7 +138,28 @@ def _hub_rows(name: str, split: str, subset: str | None) -> Iterable[tuple[str, 
     # in batches, because a dataset can be large: one has 1.8 million rows and repeats each question a hundred times
     batches = rows.select_columns(_used(name, rows.column_names)).iter(batch_size=1000)
     columns = (dict(zip(batch, values, strict=True)) for batch in batches for values in zip(*batch.values(), strict=True))
-    return ((f"{name} {split} row {index}", row) for index, row in enumerate(columns))
+    return _numbered(f"{name} {split}", columns, rows.features.arrow_schema)
+
+
+def _numbered(place: str, rows: Iterable[Any], schema: Any) -> Iterator[tuple[str, Any]]:
+    """Yield each row of a table with its place."""
+    from pyarrow import struct
+
+    kind = struct(schema)
+    has_narrow_floats = "float" in str(kind)  # a float of 64 bits is a double
+    for index, row in enumerate(rows):
+        yield f"{place} row {index}", _shortest_floats(row, kind) if has_narrow_floats else row
+
+
+def _shortest_floats(value: Any, kind: Any) -> Any:
+    """Return a value of an Arrow type, with 0.1 instead of 0.10000000149 for a float of 16 or 32 bits, also in structs."""
+    from pyarrow import types
+
+    if types.is_struct(kind) and isinstance(value, dict):
+        return {name: _shortest_floats(inner, kind.field(name).type) for name, inner in value.items()}
+    if types.is_floating(kind) and value is not None:
+        return float(str(kind.to_pandas_dtype()(value)))  # NumPy prints the shortest decimal that rounds to the value
+    return value
 
 
 def _used(place: str, columns: Sequence[str]) -> list[str]:
@@ -132,7 +170,7 @@ def _used(place: str, columns: Sequence[str]) -> list[str]:
     return [column for column in columns if column in (*_ASKING, *_ANSWERING)]
 
 
-def _problem(place: str, row: Any) -> Problem:
+def _problem(place: str, row: Any, cleaned: Callable[[str], str]) -> Problem:
     if not isinstance(row, Mapping):
         raise UserError(f"{place}: expected an object with columns, got a {type(row).__name__}")
     question = _first(row, _ASKING)
@@ -147,7 +185,7 @@ def _problem(place: str, row: Any) -> Problem:
         raise _missing(place, row, "question")
     if not isinstance(question, str) or not question.strip():
         raise UserError(f"{place}: the question is {shown(question)}, not a string")
-    return Problem(question=question, answer=_answer(place, row))
+    return Problem(question=question, answer=_answer(place, row, cleaned))
 
 
 def _first(row: Mapping[str, Any], columns: Iterable[str]) -> Any:
@@ -156,31 +194,36 @@ def _first(row: Mapping[str, Any], columns: Iterable[str]) -> Any:
 
 def _said(messages: object, role: str) -> list[object]:
     """Return the contents of all messages with the given role."""
-    each = messages if isinstance(messages, list) else []
-    return [message.get("content") for message in each if isinstance(message, Mapping) and message.get("role") == role]
+    chat = messages if isinstance(messages, list) else []
+    return [message.get("content") for message in chat if isinstance(message, Mapping) and message.get("role") == role]
 
 
-def _answer(place: str, row: Mapping[str, Any]) -> str:
+def _answer(place: str, row: Mapping[str, Any], cleaned: Callable[[str], str]) -> str:
     given = _first(row, _ANSWERS)
     if given is None and isinstance(row.get("reward_model"), Mapping):
         given = row["reward_model"].get("ground_truth")
     if given is None:
         given = _worked_out(place, row)
-    if given is None:
-        raise _missing(place, row, "answer")
-    if isinstance(given, float) and given.is_integer():
-        given = int(given)  # AMC's files contain 27.0 instead of 27
-    is_odd = isinstance(given, bool) or (isinstance(given, float) and not math.isfinite(given))
-    if is_odd or not isinstance(given, int | float | str):
+    if isinstance(given, int | float | Decimal) and not isinstance(given, bool):
+        given = _shortest_decimal(Decimal(str(given))) or given
+    if not isinstance(given, str):
         raise UserError(f"{place}: the answer is {shown(given)}, not a string or a number")
-    answer = clean_answer(str(given))
+    answer = clean_answer(given, cleaned)
     if not answer:
         raise UserError(f"{place}: the answer is empty")
     return answer
 
 
-def _worked_out(place: str, row: Mapping[str, Any]) -> str | None:
-    """Return the answer at the end of ``solution`` or of the assistant's last message; None if the row has neither."""
+def _shortest_decimal(number: Decimal) -> str | None:
+    """Return a number without an exponent or trailing zeros; None if it is infinite, NaN or thousands of digits long."""
+    if not number.is_finite() or abs(number.adjusted()) > LONGEST_ANSWER:
+        return None
+    text = format(number, "f")
+    return (text.rstrip("0").removesuffix(".") if "." in text else text) if number else "0"
+
+
+def _worked_out(place: str, row: Mapping[str, Any]) -> str:
+    """Return the answer at the end of ``solution`` or of the assistant's last message."""
     said = _said(row.get("messages"), "assistant")
     for where, text in (("solution", row.get("solution")), ("the assistant's message", said[-1] if said else None)):
         if not isinstance(text, str):
@@ -191,21 +234,19 @@ def _worked_out(place: str, row: Mapping[str, Any]) -> str | None:
         if whole or len(text.split()) == 1:
             return whole[1] if whole else text
         raise UserError(f"{place}: no column 'answer', and {where} contains no \\boxed{{}} or ####")
-    return None
+    raise _missing(place, row, "answer")
 
 
-def clean_answer(answer: str) -> str:
-    r"""Return the text after GSM8K's ``####`` without commas, else the content of the last ``\boxed{}``, else the whole text.
+def clean_answer(answer: str, cleaned: Callable[[str], str] = without_thousands_separators) -> str:
+    r"""Return the text after GSM8K's ``####``, else the content of the last ``\boxed{}``, else the whole text, all ``cleaned``.
 
     Example:
-        >>> clean_answer("He pays 2 * 600 = 1,200.\n#### 1,200")
-        '1200'
+        >>> clean_answer("He pays 2 * 600 = 1,200.\n#### 1,200"), clean_answer("#### 3, -3")
+        ('1200', '3, -3')
     """
     hashes = after_hashes(answer)
-    if hashes is not None:
-        return hashes.replace(",", "")
-    boxed = last_boxed(answer)
-    return answer.strip() if boxed is None else boxed
+    boxed = last_boxed(answer) if hashes is None else hashes
+    return cleaned(answer.strip() if boxed is None else boxed)
 
 
 def _missing(place: str, columns: Iterable[str], wanted: str) -> UserError:

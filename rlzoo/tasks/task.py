@@ -245,13 +245,12 @@ def draw_held_out(draw: Callable[[str], Drawn], held_out: Callable[[Drawn], bool
         count: maximum number of questions or problems to return.
     """
     found: dict[Drawn, None] = {}
-    number = tries = 0
-    while len(found) < count and tries < MAX_TRIES:
+    number = last = 0
+    while len(found) < count and number < last + MAX_TRIES:
         drawn = draw(f"held-out:{number}")
-        number, tries = number + 1, tries + 1
+        number += 1
         if held_out(drawn) and drawn not in found:
-            found[drawn] = None
-            tries = 0
+            found[drawn], last = None, number
     return list(found)
 
 
@@ -266,13 +265,18 @@ def draw_trained(draw: Callable[[str], Drawn], held_out: Callable[[Drawn], bool]
 def is_held_out(question: str) -> bool:
     """Return whether a question is held out for evaluation.
 
-    The decision depends only on a hash of the question's text, so training never uses a held-out question.
+    The decision depends only on a hash of the question's `question_key`, so training never uses a held-out question.
 
     Example:
         >>> is_held_out("1+1"), is_held_out("2+4")
         (False, True)
     """
-    return zlib.crc32(question.encode()) % _HELD_OUT_SHARE == 0
+    return zlib.crc32(question_key(question).encode()) % _HELD_OUT_SHARE == 0
+
+
+def question_key(question: str) -> str:
+    """Return the question with every run of white space as one space; questions with the same key are the same question."""
+    return " ".join(question.split())
 
 
 def fingerprint(problems: Sequence[Problem]) -> str:

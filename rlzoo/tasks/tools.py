@@ -13,16 +13,15 @@ from pydantic import Field
 from rlzoo.environments import Environment, Host, Observation
 from rlzoo.environments.tools import Tool, ToolEnvironment, checked
 from rlzoo.errors import UserError, shown
-from rlzoo.support.workers import Worker
-from rlzoo.tasks.episodes import EpisodeTask
-from rlzoo.tasks.task import Origin, Task, build_task
+from rlzoo.tasks.episodes import AskingTask
+from rlzoo.tasks.task import Task
 from rlzoo.tasks.user_code import import_named
 from rlzoo.types import Problem
 
 FORM = "module:function, for example rlzoo.environments.tools:calculator"
 
 
-class ToolTask(EpisodeTask):
+class ToolTask(AskingTask):
     """Questions from another task. A turn may call tools; a turn without a call is the answer, which the other task grades."""
 
     problems: dict[str, Any] = Field(description="name and settings of the task that asks the questions and grades the answers")
@@ -31,33 +30,13 @@ class ToolTask(EpisodeTask):
         default=60.0, gt=0, le=3600, description="time limit in seconds for all calls in a turn; a timeout ends the episode"
     )
 
+    task_setting = "problems"
+
     def model_post_init(self, context: Any) -> None:
-        """Build the other task and import the tools, so that errors in them are reported before a run starts."""
-        for field in ("reward", "template"):
-            if getattr(self, field) != type(self).model_fields[field].default:
-                raise UserError(
-                    f"task.{field}: this setting belongs to the task that asks the questions; set task.problems.{field} instead"
-                )
+        """Import the tools, so that errors in them are reported before a run starts."""
         super().model_post_init(context)
-        if self._asking.host is not None:
-            raise UserError(
-                f"task.problems: task {self._asking.name!r} is already a multi-turn task; choose a single-turn task"
-            )
         _ = self.schemas
         self.make()  # checks and prepares the tools
-
-    @cached_property
-    def _asking(self) -> Task:
-        """The task that asks the questions and grades the answers. Copies of this `ToolTask` share that task."""
-        try:
-            return build_task(self.problems)
-        except UserError as error:
-            raise UserError(f"task.problems: {error}") from error
-
-    @property
-    def _seeded(self) -> Task:
-        """The other task, with the run's seed unless it has its own; the seed determines the order of the questions."""
-        return self._asking if self._asking.seed is not None else self._asking.model_copy(update={"seed": self.seed})
 
     @cached_property
     def schemas(self) -> list[dict[str, Any]]:
@@ -76,33 +55,7 @@ class ToolTask(EpisodeTask):
     @cached_property
     def host(self) -> Host:
         """The host that runs the tools; see `Task.host`."""
-        return AskingHost(self._asking, self.make, workers=self.workers, timeout=self.timeout, tools=self.schemas)
-
-    @property
-    def graders(self) -> list[Worker]:
-        """The other task's graders."""
-        return self._asking.graders
-
-    def train_problems(self, start: int, count: int) -> list[Problem]:
-        """Return the other task's training problems."""
-        return self._seeded.train_problems(start, count)
-
-    def held_out_problems(self, count: int) -> list[Problem]:
-        """Return the other task's held-out problems."""
-        return self._seeded.held_out_problems(count)
-
-    def prompts(self, problems: Sequence[Problem]) -> list[str]:
-        """Start a few episodes, and return the prompts of all problems."""
-        super().prompts(problems)
-        return self._asking.prompts(problems)
-
-    def origin(self, *, held_out: bool) -> Origin:
-        """Return the origin of the other task's problems."""
-        return self._asking.origin(held_out=held_out)
-
-    def fingerprint(self) -> str:
-        """Return a hash of the other task's training problems."""
-        return self._seeded.fingerprint()
+        return AskingHost(self.task, self.make, workers=self.workers, timeout=self.timeout, tools=self.schemas)
 
 
 class AskingHost(Host):

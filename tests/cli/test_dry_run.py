@@ -50,6 +50,16 @@ def test_the_configuration_is_on_stdout_and_the_plan_on_stderr(rlzoo):
         assert part in err
 
 
+def test_the_plan_counts_the_questions_and_warns_of_too_few_to_evaluate_on(rlzoo):
+    few = settings("task.operand_max=3", "task.num_operands_max=2", "eval.num_problems=9")  # 9 sums, one of them held out
+    code, _, err = rlzoo("train", "--clip", "gspo", "--dry-run", *few)
+    assert code == 0
+    assert re.findall("^note +(.*)$", err, re.MULTILINE)[:2] == [
+        "task arithmetic: endless training questions, 1 held out",
+        "eval.num_problems=9 exceeds the number of held-out questions, 1; add questions, or lower it",
+    ]
+
+
 def test_as_json_configuration_and_plan_are_one_document(rlzoo):
     code, out, err = rlzoo("train", "--clip", "rloo", "--dry-run", "--json", *SMALL)
     document = json.loads(out)

@@ -96,8 +96,11 @@ def read(response):
     for found in (last_boxed(response), after_hashes(response), math_grading.response_answer(response)):
         assert found is None or found in response
     final_answer(response)
-    clean_answer(response)
-    math_grading._plain(response)
+    cleaned, original = clean_answer(response), clean_answer(response, str)
+    if cleaned != original:  # a rewritten reference accepts itself and what was written in the file
+        boxed = [math_grading.response_answer(f"\\boxed{{{answer}}}") for answer in (cleaned, original)]
+        assert {math_grading.plain_answer(answer) for answer in boxed} == {math_grading.plain_answer(cleaned)}
+    math_grading.plain_answer(response)
     math_grading.base_of(response)
     for task in TASKS:
         assert task.answer(response) is None or task.grade([PROBLEM], [response])[0] in (0.0, 1.0)

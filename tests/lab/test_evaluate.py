@@ -174,3 +174,11 @@ def test_a_damaged_line_of_completions_is_named(tmp_path):
     (tmp_path / "completions" / "mine.jsonl").write_text("".join(row.to_line(0) for row in rows))
     with pytest.raises(UserError, match=r"mine.jsonl line 2 is inconsistent with line 1"):
         directory.read("mine", problems * 2)
+
+
+def test_a_limit_above_the_number_of_problems_is_reported(tmp_path, caplog):
+    (tmp_path / "arithmetic.jsonl").write_text('{"question": "1+2", "answer": "3"}\n{"question": "2+2", "answer": "4"}\n')
+    for limit, warnings in ((2, []), (3, ["--limit 3 exceeds the number of problems in suite 'arithmetic', 2"])):
+        caplog.clear()
+        evaluate(config(limit=limit, data=tmp_path), tmp_path / f"eval-{limit}")
+        assert [record.getMessage() for record in caplog.records if record.name == "rlzoo"] == warnings

@@ -179,3 +179,24 @@ def test_the_base_of_a_number_is_found_in_linear_time():
     assert math_grading.base_of("5_" + " " * 10**6) is None
     assert time.perf_counter() - begin < 1
     assert [math_grading.base_of(text) for text in ("52_8", "52 _ { 8 }", "52")] == ["8", "8", None]
+
+
+def test_references_and_what_was_written_in_the_file_earn_the_reward(tmp_path):
+    cases = {  # the text in the file: right answers, and wrong ones
+        "so\n#### 2,500": (["2,500", "2500", "2500.0", "2.5 \\times 10^3"], ["2, 500", "2", "500"]),
+        "#### 3,400 pages": (["3,400 pages", "3400 pages"], ["3 pages", "400"]),
+        "\\$1,000,000": (["\\$1,000,000", "1000000"], ["1"]),
+        "#### 7, -7": (["7, -7", "-7, 7"], ["0", "7", "7 -7"]),
+        "#### (4, 9)": (["(4, 9)"], ["49", "(9, 4)"]),
+        "#### (2,500, 8)": (["(2,500, 8)"], ["25008"]),
+        2.5e-5: (["0.000025", "2.5 \\times 10^{-5}", "\\frac{1}{40000}"], ["0.000035", "2.5e", "0"]),
+        3e22: (["3" + "0" * 22, "3 \\times 10^{22}"], ["3"]),
+    }
+    rows = [{"question": f"question {number}", "answer": written} for number, written in enumerate(cases)]
+    training = write(tmp_path / "train.jsonl", [{"question": "other", "answer": "1"}])
+    with math_file(training, eval_path=write(tmp_path / "eval.jsonl", rows), timeout=60) as task:
+        problems = {problem.question: problem for problem in task.held_out_problems(99)}
+        for row, (right, wrong) in zip(rows, cases.values(), strict=True):
+            answers = [f"\\boxed{{{answer}}}" for answer in (*right, *wrong)]
+            rewards = task.grade([problems[row["question"]]] * len(answers), answers)
+            assert rewards == [1.0] * len(right) + [0.0] * len(wrong), (row["answer"], rewards)

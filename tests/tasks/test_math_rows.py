@@ -1,11 +1,13 @@
 """Questions and answers are read from every layout, and errors name the row."""
 
 import json
+import logging
+from decimal import Decimal
 
 import pytest
 
 from rlzoo.errors import UserError
-from rlzoo.tasks.math_rows import read_problems
+from rlzoo.tasks.math_rows import clean_answer, read_problems
 from rlzoo.types import Problem
 from tests.tasks.math_files import GSM8K, error_of, math_file, write
 
@@ -179,3 +181,155 @@ def test_names_of_files_that_cannot_be_are_refused():
     for name in ("a" * 5000 + ".jsonl", "a\0.jsonl", "a" * 5000 + ".parquet", "a\0.parquet"):
         with pytest.raises(UserError, match="cannot be read"):
             read_problems(name, "train", None)
+
+
+@pytest.mark.parametrize(
+    ("written", "reference"),
+    [
+        ("#### 2,500", "2500"),
+        ("-2,500.75", "-2500.75"),
+        ("\\boxed{\\$12,345,678}", "\\$12345678"),
+        ("3,400 pages", "3400 pages"),
+        ("about \u20ac1,050", "about \u20ac1050"),
+        ("9,100\\%", "9100\\%"),
+        # lists, points, sets and intervals
+        ("#### 7, -7", "7, -7"),
+        ("#### -1,2", "-1,2"),
+        ("#### 10,20,300", "10,20,300"),
+        ("(2,500, 8)", "(2,500, 8)"),
+        ("#### (1,234)", "(1,234)"),
+        ("]1,234[", "]1,234["),
+        ("\\{1,234\\}", "\\{1,234\\}"),
+        ("2,500, 3,500", "2,500, 3,500"),
+        ("5 or 2,500", "5 or 2,500"),
+        # decimal commas, subscripts, and other groups than thousands
+        ("0,125", "0,125"),
+        ("1.200,500", "1.200,500"),
+        ("x_1,200", "x_1,200"),
+        ("1,2000", "1,2000"),
+        ("12,34,567", "12,34,567"),
+        ("#### red, green", "red, green"),
+    ],
+)
+def test_a_reference_loses_only_commas_between_thousands(written, reference):
+    assert clean_answer(written) == reference
+
+
+@pytest.mark.parametrize(
+    ("number", "reference"),
+    [
+        ("0.000025", "0.000025"),
+        ("2.5e-6", "0.0000025"),
+        ("4E+22", "4" + "0" * 22),
+        ("12.500", "12.5"),
+        ("-0.0", "0"),
+        ("300", "300"),
+        ("98765432109876543210", "98765432109876543210"),
+        ("0.12345678901234567890123", "0.12345678901234567890123"),
+        ("-1e3", "-1000"),
+    ],
+)
+def test_a_number_is_written_out_with_all_its_digits(tmp_path, number, reference):
+    file = tmp_path / "numbers.jsonl"
+    rows = (f'{{"question": "a", "answer": {number}}}', f'{{"question": "b", "reward_model": {{"ground_truth": {number}}}}}')
+    file.write_text("\n".join(rows))
+    assert [problem.answer for problem in read_problems(str(file), "train", None)] == [reference, reference]
+
+
+def test_a_number_that_cannot_be_written_out_is_refused(tmp_path):
+    file = tmp_path / "numbers.jsonl"
+    for number, shown in (("-Infinity", "-inf"), ("1e999999999", "1E+999999999"), ("1e-9999999999999999999999", "NaN")):
+        file.write_text(f'{{"question": "a", "answer": {number}}}')
+        assert error_of(file) == f"{file} line 1: the answer is {shown}, not a string or a number"
+    file.write_text('{"question": 2.50, "answer": "1"}')
+    assert error_of(file) == f"{file} line 1: the question is 2.50, not a string"
+
+
+def narrow_table():
+    pyarrow = pytest.importorskip("pyarrow")
+    numpy = pytest.importorskip("numpy")
+    inner = pyarrow.struct([("ground_truth", pyarrow.float32()), ("style", pyarrow.string())])
+    nested = [None, None, {"ground_truth": 0.7, "style": "rule"}, None, None]
+    return pyarrow.table(
+        {
+            "question": ["a", "b", "c", "d", "e"],
+            "answer": pyarrow.array([0.2, 1e-6, None, None, None], pyarrow.float32()),
+            "ground_truth": pyarrow.array(
+                numpy.array([1, 1, 1, 0.3, 1], numpy.float16), mask=numpy.array([1, 1, 1, 0, 1], bool)
+            ),
+            "final_answer": pyarrow.array([None, None, None, None, Decimal("3.750")]),
+            "reward_model": pyarrow.array(nested, inner),
+        }
+    )
+
+
+def test_narrow_floats_and_decimals_of_a_table_are_written_as_they_were_stored(tmp_path, monkeypatch):
+    pytest.importorskip("pyarrow.parquet").write_table(narrow_table(), tmp_path / "rows.parquet")
+    answers = ["0.2", "0.000001", "0.7", "0.3", "3.75"]
+    assert [problem.answer for problem in read_problems(str(tmp_path / "rows.parquet"), "train", None)] == answers
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "set").mkdir()
+    (tmp_path / "rows.parquet").rename(tmp_path / "set" / "train.parquet")
+    assert [problem.answer for problem in read_problems(str(tmp_path / "set"), "train", None)] == answers
+
+
+def test_equal_questions_are_asked_once_and_reported_once(tmp_path, caplog):
+    rows = [
+        ("  How many\n pens? ", "1,200"),
+        ("How many pencils?", "5"),
+        ("How many pens?", "1200"),
+        ("How  many\u00a0pens?\r\n", "$1,200$"),
+        ("How many pens?", "1200."),
+    ]
+    file = tmp_path / "pens.jsonl"
+    write(file, [{"question": question, "answer": answer} for question, answer in rows])
+    with caplog.at_level(logging.WARNING, "rlzoo"):
+        problems = read_problems(str(file), "train", None)
+    assert problems == [Problem("  How many\n pens? ", "1200"), Problem("How many pencils?", "5")]  # asked as written
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{file} line 3 repeats the question of {file} line 1; number of repeated rows, which are not used: 3"
+    ]
+
+
+def test_different_answers_to_a_question_are_refused_with_both_lines(tmp_path, monkeypatch):
+    file = tmp_path / "pens.jsonl"
+    write(file, [{"question": "q", "answer": "2"}, {"question": "p", "answer": "1"}, {"question": " q\n", "answer": "2, 3"}])
+    assert error_of(file) == (
+        f"{file} line 1 and {file} line 3: the same question has the answers '2' and '2, 3'; correct or remove one row"
+    )
+    write(file, [{"question": "q", "answer": "1,200"}, {"question": "q", "answer": "1200"}])
+    assert [problem.answer for problem in read_problems(str(file), "train", None)] == ["1200"]
+    (tmp_path / "zero_reward.py").write_text("def zero(problem, response):\n    return 0.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "'1,200' and '1200'" in error_of(file, reward="zero_reward:zero")  # the user's function may distinguish them
+
+
+def test_an_own_reward_reads_references_as_they_are_written(tmp_path, monkeypatch):
+    (tmp_path / "text_reward.py").write_text("def same(problem, response):\n    return float(response == problem.answer)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    rows = [("a", "so\n#### 1,200"), ("b", "red, green"), ("c", "\\boxed{2, 3}"), ("d", 5e-5)]
+    evaluation = write(tmp_path / "eval.jsonl", [{"question": question, "answer": answer} for question, answer in rows])
+    train = write(tmp_path / "train.jsonl", [{"question": "other", "answer": "1"}])
+    with math_file(train, eval_path=evaluation, reward="text_reward:same") as task:
+        answers = {problem.question: problem.answer for problem in task.held_out_problems(9)}
+    assert answers == {"a": "1,200", "b": "red, green", "c": "2, 3", "d": "0.00005"}
+
+
+def test_a_question_is_held_out_whatever_its_white_space(tmp_path):
+    rows = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(40)]
+    spaced = [{**row, "question": f" {row['question']}\n".replace(" + ", "\u00a0+\t")} for row in rows]
+    one, other = (math_file(write(tmp_path / f"{name}.jsonl", lines)) for name, lines in (("one", rows), ("other", spaced)))
+    assert [p.answer for p in one.held_out_problems(40)] == [p.answer for p in other.held_out_problems(40)]
+    task = math_file(write(tmp_path / "train.jsonl", rows[:9]), eval_path=write(tmp_path / "eval.jsonl", spaced[:8]))
+    assert {problem.answer for problem in task.train_problems(0, 20)} == {"9"}
+
+
+def test_a_key_that_is_repeated_in_a_row_is_refused_with_its_line(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"question": "a", "answer": "1"}\n{"question": "b", "answer": "2", "answer": "3"}\n')
+    assert error_of(file) == f"{file} line 2: not JSON: the key 'answer' occurs twice in one object"
+    file = tmp_path / "rows.json"
+    file.write_text('[{"question": "a", "answer": "1"},\n{"question": "b",\n"answer": "2",\n"question": "c"}]')
+    assert error_of(file) == f"{file}: not JSON: the key 'question' occurs twice in one object, again in line 4"

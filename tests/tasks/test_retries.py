@@ -6,6 +6,7 @@ from rlzoo.environments.retries import Retries
 from rlzoo.errors import UserError
 from rlzoo.tasks import build_task
 from rlzoo.types import Problem
+from tests.tasks.math_files import write
 
 SUM = Problem("1+1=", "2")
 
@@ -44,6 +45,16 @@ def test_problems_and_grades_are_those_of_the_other_task(inner):
         assert [(each.reward, each.done, each.text) for each in first] == [(1.0, True, ""), (0.0, False, task.again)]
         (last,) = task.host.step({numbers[1]: "no number"})
         assert (last.reward, last.done, last.numbers) == (0.0, True, {"tries": 2.0, "solved": 0.0})
+
+
+def test_a_changed_row_of_the_other_tasks_file_is_noticed(tmp_path):
+    pytest.importorskip("math_verify")
+    rows = [{"question": f"{n} + 1?", "answer": n + 1} for n in range(400)]
+    files = [write(tmp_path / "one.jsonl", rows), write(tmp_path / "other.jsonl", [*rows[:-1], {**rows[-1], "answer": 0}])]
+    evaluation = write(tmp_path / "eval.jsonl", [{"question": "q", "answer": 1}])
+    inner = [{"name": "math_file", "path": file, "eval_path": evaluation} for file in files]
+    one, other = (build_task({"name": "retries", "inner": settings, "seed": 0}).fingerprint() for settings in inner)
+    assert one != other
 
 
 @pytest.mark.parametrize(

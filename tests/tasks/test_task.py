@@ -266,3 +266,10 @@ def test_importing_tasks_does_not_import_heavy_libraries():
 def test_one_question_in_eight_is_held_out():
     share = sum(is_held_out(f"{a}+{b}") for a in range(100) for b in range(100)) / 10_000
     assert abs(share - 1 / 8) < 0.02
+
+
+def test_white_space_does_not_decide_what_is_held_out():
+    questions = [f"{a} plus {b}" for a in range(20) for b in range(20)]
+    assert [is_held_out(f"\n {question}\t".replace(" plus ", "\u2003plus\n")) for question in questions] == [
+        is_held_out(question) for question in questions
+    ]
