@@ -210,7 +210,7 @@ def published(session: nox.Session) -> None:
 
 @nox.session
 def downstream(session: nox.Session) -> None:
-    """Test the rules inside the newest TRL, verl, Tinker and SkyRL, and report which version broke; not part of CI.
+    """Test the rules inside the newest TRL, verl and Tinker, and report which version broke; not part of CI.
 
     ``RLZOO_PRIME_RL=FOLDER`` names a checkout of prime-rl, which has no releases. tests/downstream/tested.toml contains the
     last working versions. Arguments after ``--`` are the names of the libraries to test; by default, all are tested.

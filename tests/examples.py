@@ -1,16 +1,19 @@
 """Runs the examples that need only rlzoo's requirements, each in an empty folder: ``python -m tests.examples``.
 
 ``--jobs N`` runs N examples at once; ``--quick`` skips those that take a quarter of a minute or more. Examples that read a run
-get a short one. All are forked from one process that has imported everything (`tests.zygote`).
+get a short one, and the example that reads another trainer's dump a small one. All are forked from one process that has
+imported everything (`tests.zygote`).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,6 +26,7 @@ RUN = ["--clip", "gspo", "--steps", "12", "--set", "eval.num_problems=20", "--se
 """Options of `rlzoo train` for the run that examples read; it is longer than the ten steps that some of them skip."""
 QUICK = {
     "clip_by_length.py": "RUN clip-by-length.svg",
+    "convert_dump.py": "DUMPS rollouts --temperature 0.7",
     "custom_reward.py": "",
     "custom_task.py": "",
     "lab/adaptive_bound.py": "RUN",
@@ -39,7 +43,7 @@ QUICK = {
     "quickstart.py": "",
     "write_rollouts.py": "000001.safetensors",
 }
-"""Examples that take seconds, with their arguments; RUN is a run directory, DOCS the folder of the documentation."""
+"""Examples that take seconds, with their arguments; RUN is a run directory, DUMPS a folder with a dump, DOCS ``docs``."""
 SLOW = {
     "lab/make_embedded_model.py": "--steps 20 --output model",
     "lab/make_guess_model.py": "--steps 20 --output model",
@@ -73,6 +77,31 @@ NEEDS = {
 """Examples, or folders of examples, that are not run, and what they need."""
 
 
+def nemo_rl_rows() -> list[dict[str, list[object]]]:
+    """Return rows as NeMo-RL logs them, padded to 6 tokens: two responses to the prompt 7 8, and one to the prompt 9.
+
+    The first response has two turns, which the environment's token 5 separates.
+    """
+    lengths = [5, 3, 3]
+    columns = {
+        "token_ids": [[7, 8, 3, 5, 4, 0], [7, 8, 6, 0, 0, 0], [9, 2, 1, 0, 0, 0]],
+        "token_loss_mask": [[0, 0, 1, 0, 1, 0], [0, 0, 1, 0, 0, 0], [0, 1, 1, 0, 0, 0]],
+        "generation_logprobs": [[0, 0, -1.0, 0, -2.0, 0], [0, 0, -3.0, 0, 0, 0], [0, -4.0, -5.0, 0, 0, 0]],
+        "prev_logprobs": [[0, 0, -1.5, 0, -2.5, 0], [0, 0, -3.5, 0, 0, 0], [0, -4.5, -5.5, 0, 0, 0]],
+        "advantages": [[1.0] * 6, [-1.0] * 6, [0.5] * 6],
+        "rewards": [1.0, 0.0, 2.0],
+        "input_lengths": lengths,
+        "sample_loss_mask": [1.0, 1.0, 1.0],
+    }
+    return [{key: [values[row]] for key, values in columns.items()} for row in range(len(lengths))]
+
+
+def write_dump(file: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """Write one step of a dump, one JSON object per line."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps({**row, "idx": index}) + "\n" for index, row in enumerate(rows)), encoding="utf-8")
+
+
 def found() -> list[str]:
     """Return all examples: scripts and notebooks."""
     files = [path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*") if path.suffix in (".py", ".ipynb")]
@@ -94,7 +123,10 @@ def unnamed() -> list[str]:
 
 def run_example(name: str, run: Path, zygote: Zygote) -> bool:
     """Run an example in an empty folder and print its time; prints its output if it failed."""
-    arguments = shlex.split({**QUICK, **SLOW}[name].replace("RUN", str(run)).replace("DOCS", str(FOLDER.parent / "docs")))
+    text = {**QUICK, **SLOW}[name]
+    for word, path in {"RUN": run, "DUMPS": run.with_name("dumps"), "DOCS": FOLDER.parent / "docs"}.items():
+        text = text.replace(word, str(path))
+    arguments = shlex.split(text)
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="rlzoo-example-") as folder:
         try:
@@ -119,6 +151,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="rlzoo-examples-") as folder, ThreadPoolExecutor(options.jobs) as pool:
         run = Path(folder) / "run"
         zygote = Zygote()
+        write_dump(run.with_name("dumps") / "train_data_step1.jsonl", nemo_rl_rows())
         made = zygote.run("train", *RUN, "--set", "tracking.mlflow=false", "--output", run, folder=folder)
         assert made.returncode == 0, made.stdout + made.stderr
         ran = list(pool.map(lambda name: run_example(name, run, zygote), names))

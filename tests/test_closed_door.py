@@ -17,7 +17,6 @@ ROOT = Path(__file__).resolve().parents[1]
 CHECKED = ("rlzoo", "plugins", "examples", "docs", "noxfile.py")
 
 EXCEPTIONS = {
-    ("rlzoo/integrations/dumps.py", "import of pickle"): "reads other trainers' dumps, and makes only the classes it lists",
     ("rlzoo/learner/optimization.py", "import of pickle"): "the name of the error that torch raises when it refuses a file",
     ("rlzoo/support/worker_main.py", "import of pickle"): "a worker reads the calls of the process that started it",
     ("rlzoo/support/workers.py", "import of pickle"): "writes calls for a worker, whose answers are JSON",

@@ -28,7 +28,6 @@ OPTIONAL = {
 }
 """Libraries from extras only, and where they are imported: only after a check that names the extra to install."""
 INSIDE = {
-    "tensordict": {"rlzoo/integrations/dumps.py"},
     "trl": {"rlzoo/integrations/trl.py"},
     "verl": {"rlzoo/integrations/verl.py"},
 }

@@ -11,7 +11,6 @@ from rlzoo.cli.check import clips_check
 from rlzoo.cli.clips import clips_list, clips_show
 from rlzoo.cli.command import Command, Group
 from rlzoo.cli.compare import compare
-from rlzoo.cli.convert import convert
 from rlzoo.cli.doctor import doctor
 from rlzoo.cli.evaluate import evaluate
 from rlzoo.cli.fairness import fairness
@@ -40,7 +39,6 @@ app.command(cls=Command)(calibrate)
 app.command(cls=Command)(replay)
 app.command(cls=Command)(fairness)
 app.command(cls=Command)(rescore)
-app.command(cls=Command)(convert)
 app.command("eval", cls=Command)(evaluate)
 app.command(cls=Command)(compare)
 app.command(cls=Command)(ui)

@@ -20,7 +20,6 @@ import torch
 from rlzoo import load_zoo
 from rlzoo.errors import UserError
 from rlzoo.integrations import prime_rl
-from rlzoo.integrations.dumps import read_dumps
 from tests.downstream.shared import (
     assert_same_gradient,
     flat_gradient,
@@ -30,7 +29,6 @@ from tests.downstream.shared import (
     row_log_probs,
     supported,
 )
-from tests.integrations.test_dumps import ADVANTAGES, CHOSEN, OLD, SAMPLER, TOKENS, check_common
 from tests.off_policy import make_model, off_policy_batch
 
 CHECKOUT = os.environ.get("RLZOO_PRIME_RL")
@@ -243,32 +241,3 @@ def test_two_optimizer_steps():
         losses[-1].backward()
         optimizer.step()
     assert losses[1] < losses[0]
-
-
-@needs_checkout
-def test_the_token_export_of_prime_rl(tmp_path):
-    real()
-    from prime_rl.configs.trainer import CustomLossConfig
-
-    exports = importlib.import_module("prime_rl.trainer.rl.token_export")
-    padding = 2
-
-    def packed(rows, dtype, fill=0):
-        return torch.tensor([[value for row in rows for value in row] + [fill] * padding], dtype=dtype)
-
-    micro_batch = {
-        "input_ids": packed(TOKENS, torch.int64), "position_ids": packed([range(len(row)) for row in TOKENS], torch.int64),
-        "loss_mask": packed(CHOSEN, torch.bool), "inference_logprobs": packed(SAMPLER, torch.float32),
-        "advantages": packed([[value] * len(row) for value, row in zip(ADVANTAGES, TOKENS, strict=True)], torch.float32),
-        "env_names": ["sums"] * 11 + [""] * padding,
-    }  # fmt: skip
-    output = {"logprobs": packed(OLD, torch.float32, torch.nan), "entropy": packed(OLD, torch.float32)}
-    exporter = exports.TokenExporter(tmp_path, rank=0)
-    loss = CustomLossConfig(import_path="rlzoo.integrations.prime_rl.loss")
-    exporter.export(7, 0, micro_batch, output, [5, 3, 3 + padding], loss)
-    exporter.mark_stable()
-    exporter.close()
-    (step,) = read_dumps("prime-rl", [tmp_path])
-    check_common(step, 7)
-    assert step.updates[0].log_probs.tolist() == [-1.5, -2.5, -3.5, -4.5, -5.5]
-    assert step.advantages.tolist() == ADVANTAGES

@@ -1,11 +1,10 @@
-"""Tests rlzoo inside verl: policy losses, advantage estimators, its worker's loss on a small model, and its dumps."""
+"""Tests rlzoo inside verl: policy losses, advantage estimators and its worker's loss on a small model."""
 
 import dataclasses
 import math
 import os
 import subprocess
 import sys
-import types
 
 import numpy as np
 import pytest
@@ -19,7 +18,6 @@ from verl.workers.utils.losses import ppo_loss
 from rlzoo import load_zoo
 from rlzoo.advantages import AdvantageInputs
 from rlzoo.errors import UserError
-from rlzoo.integrations.dumps import read_dumps
 from rlzoo.integrations.verl import policy_loss
 from rlzoo.recording import turns
 from rlzoo.reductions import StepCounts
@@ -32,7 +30,6 @@ from tests.downstream.shared import (
     row_log_probs,
     supported,
 )
-from tests.integrations.test_dumps import CHOSEN, REWARDS, SAMPLER, TOKENS, check_common
 from tests.off_policy import make_model, off_policy_batch
 from tests.published.shared import MAX_LENGTH, assert_agree, ours, shared_inputs
 from tests.published.test_verl_losses import MODES, config_of, theirs
@@ -381,89 +378,3 @@ def test_the_width_of_a_batch_is_no_constant():
     got = through_verl("rlzoo:grpo", inputs, "seq-mean-token-sum-norm", loss_scale_factor=100)
     assert_agree(got[:2], ours(policy, inputs, max_length=100))
     assert MAX_LENGTH != 100
-
-
-# verl's rollout dumps, written by its own code
-
-SIZES = [3, 1, 2]  # of the responses
-
-
-def run_config(folder):
-    from omegaconf import OmegaConf
-
-    return OmegaConf.create({
-        "trainer": {"experiment_name": "e", "project_name": "p", "v1": {"trainer_mode": "sync", "sync": {}}},
-        "actor_rollout_ref": {"rollout": {"n": 2}}, "data": {"train_batch_size": 2, "max_response_length": 4},
-    }), OmegaConf.create({"action": "cache", "enable": True, "dump_dir": str(folder), "steps": []})  # fmt: skip
-
-
-def test_the_cache_of_verls_trainer(tmp_path, monkeypatch):
-    from tensordict import NonTensorStack, TensorDict
-    from verl.utils.skip import RolloutTqSkip
-
-    def nested(rows, dtype):
-        return torch.nested.as_nested_tensor([torch.tensor(row, dtype=dtype) for row in rows], layout=torch.jagged)
-
-    def responses(rows, dtype):
-        return nested([row[-size:] for row, size in zip(rows, SIZES, strict=True)], dtype)
-
-    kept = {
-        "prompts": nested([row[:-size] for row, size in zip(TOKENS, SIZES, strict=True)], torch.int64),
-        "responses": responses(TOKENS, torch.int64), "response_mask": responses(CHOSEN, torch.int64),
-        "rollout_log_probs": responses(SAMPLER, torch.float32),
-        "rm_scores": nested([[0.0, 0.0, 1.0], [0.0], [0.0, 2.0]], torch.float32),
-        "uid": NonTensorStack("a", "a", "b"), "reward_model": NonTensorStack(*[{"ground_truth": "2"}] * 3),
-    }  # fmt: skip
-    # the queue in which the trainer keeps its rollouts, between processes
-    queue = types.ModuleType("transfer_queue")
-    queue.kv_batch_get = lambda keys, partition_id: TensorDict(kept, batch_size=[3])
-    monkeypatch.setitem(sys.modules, "transfer_queue", queue)
-    config, local = run_config(tmp_path)
-    batch = types.SimpleNamespace(keys=["a_0_0", "a_1_0", "b_0_0"], tags=[{}] * 3, partition_id="train")
-    RolloutTqSkip(local, config).prepare_data(5, batch, 5)
-    (step,) = read_dumps("verl", [tmp_path])
-    check_common(step, 5)
-    assert step.rewards.tolist() == REWARDS
-    assert (step.old_log_probs, step.advantages, step.updates) == (None, None, ())
-    del kept["rollout_log_probs"]
-    RolloutTqSkip(local, config).prepare_data(6, batch, 6)
-    with pytest.raises(UserError, match=r"no rollout_log_probs: set actor_rollout_ref\.rollout\.calculate_log_probs=true"):
-        list(read_dumps("verl", [tmp_path]))
-
-
-@pytest.mark.parametrize("with_uid", [True, False])
-def test_the_cache_of_verls_older_trainer(with_uid, tmp_path):
-    from verl import DataProto
-    from verl.utils.skip import RolloutSkip
-
-    def padded(rows, dtype=torch.int64):  # prompts on the left, responses on the right
-        prompts = torch.zeros(3, 4, dtype=dtype)
-        answers = torch.zeros(3, 5, dtype=dtype)
-        for index, (row, size) in enumerate(zip(rows, SIZES, strict=True)):
-            prompts[index, 4 - len(row[:-size]) :] = torch.tensor(row[:-size], dtype=dtype)
-            answers[index, :size] = torch.tensor(row[-size:], dtype=dtype)
-        return prompts, answers
-
-    prompts, answers = padded(TOKENS)
-    scores = torch.zeros(3, 5)
-    scores[torch.arange(3), torch.tensor(SIZES) - 1] = torch.tensor(REWARDS)
-    data = DataProto.from_dict(
-        {"prompts": prompts, "responses": answers, "input_ids": torch.cat([prompts, answers], 1),
-         "attention_mask": torch.cat(padded([[1] * len(row) for row in TOKENS]), 1), "response_mask": padded(CHOSEN)[1],
-         "rollout_log_probs": padded(SAMPLER, torch.float32)[1], "rm_scores": scores},
-        non_tensors={"uid": np.array(["a", "a", "b"], dtype=object)} if with_uid else {},
-        meta_info={"timing": {"generate": 1.0}, "temperature": 1.0},
-    )  # fmt: skip
-    config, local = run_config(tmp_path)
-    RolloutSkip(local, config).prepare_data(2, data)
-    (step,) = read_dumps("verl", [tmp_path])
-    check_common(step, 2)
-    assert step.rewards.tolist() == REWARDS
-
-
-def test_verls_texts_are_refused(tmp_path):
-    from verl.trainer.ppo.ray_trainer import RayPPOTrainer
-
-    RayPPOTrainer._write_generations(["1+1="], ["2"], ["2"], [1.0], {}, str(tmp_path), 3)
-    with pytest.raises(UserError, match="texts and scores, but no tokens or log-probs"):
-        list(read_dumps("verl", [tmp_path]))
