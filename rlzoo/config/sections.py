@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from rlzoo.errors import UserError
 from rlzoo.policy import ClipPolicy
@@ -148,12 +148,23 @@ class RewardConfig(Section):
     )
 
 
+def _module_names(value: object) -> object:
+    names = [value] if isinstance(value, str) else value
+    if not (isinstance(names, list | tuple) and names and all(isinstance(name, str) and name for name in names)):
+        raise ValueError("expected a name such as q_proj, a list of names, a regular expression, or 'all-linear'")
+    return value
+
+
 class LoraConfig(Section):
     """Train a low-rank update with PEFT instead of all weights (arXiv 2106.09685)."""
 
     rank: int = Field(0, ge=0, le=4096, description="rank of the update; 0: train all weights")
     alpha: float | None = Field(None, gt=0, description="scale of the update, multiplied by its rank; null: twice the rank")
-    target: str = Field("all-linear", description="modules to adapt: a name for PEFT's target_modules, or 'all-linear'")
+    target: Annotated[str | list[str], BeforeValidator(_module_names)] = Field(
+        "all-linear",
+        description="modules to adapt: a name such as q_proj, a list of names, a regular expression for the whole name, or "
+        "'all-linear'",
+    )
 
 
 class LearnerConfig(Section):

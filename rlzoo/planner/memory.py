@@ -175,7 +175,8 @@ def trained_parameters(architecture: Architecture, config: RunConfig) -> int:
     lora = config.learner.lora
     if not lora.rank:
         return architecture.num_parameters
-    adapted = [shape for name, shape in architecture.linears.items() if lora.target in ("all-linear", name)]
+    names = [lora.target] if isinstance(lora.target, str) else lora.target  # a regular expression contains its names
+    adapted = [shape for name, shape in architecture.linears.items() if any(name in each or each == "all-linear" for each in names)]
     return architecture.num_layers * lora.rank * sum(inputs + outputs for inputs, outputs in adapted)
 
 
