@@ -148,22 +148,15 @@ class RewardConfig(Section):
     )
 
 
-def _module_names(value: object) -> object:
-    names = [value] if isinstance(value, str) else value
-    if not (isinstance(names, list | tuple) and names and all(isinstance(name, str) and name for name in names)):
-        raise ValueError("expected a name such as q_proj, a list of names, a regular expression, or 'all-linear'")
-    return value
-
-
 class LoraConfig(Section):
     """Train a low-rank update with PEFT instead of all weights (arXiv 2106.09685)."""
 
     rank: int = Field(0, ge=0, le=4096, description="rank of the update; 0: train all weights")
     alpha: float | None = Field(None, gt=0, description="scale of the update, multiplied by its rank; null: twice the rank")
-    target: Annotated[str | list[str], BeforeValidator(_module_names)] = Field(
-        "all-linear",
-        description="modules to adapt: a name such as q_proj, a list of names, a regular expression for the whole name, or "
-        "'all-linear'",
+    target: Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)] = Field(
+        ("all-linear",),
+        min_length=1,
+        description="modules to adapt: names such as q_proj, one regular expression for whole names, or 'all-linear'",
     )
 
 

@@ -111,7 +111,7 @@ class Learner:
         before = dict(named_weights(language_model)) if config.lora.rank else {}
         prepare_for_training(language_model, config)
         if before:
-            check_adapter(language_model, before, f"learner.lora.target={config.lora.target!r}")
+            check_adapter(language_model, before)
         self.language_model = language_model
         module = ResponseLogProbs(language_model, temperature, entropy_gradient=config.entropy_coef > 0)
         self._module = module

@@ -409,8 +409,7 @@ def named_weights(model: PreTrainedModel, rounded_to: torch.dtype | None = None)
         original, layers = origin(model, name)
         if original is None:
             continue
-        own = [weight for layer in layers for key, weight in layer.named_parameters() if key.startswith("lora_")]
-        with _whole([parameter, *own]):
+        with _whole([parameter, *(weight for layer in layers for weight in adapter_weights(layer))]):
             tensor = _gathered(parameter.detach().to(rounded_to or parameter.dtype))
             for layer in layers:
                 tensor = (tensor + _gathered(layer.get_delta_weight("default").detach())).to(tensor.dtype)
@@ -438,6 +437,11 @@ def origin(model: nn.Module, name: str) -> tuple[str | None, list[Any]]:
         module = getattr(module, part)
     adapting = [layer for layer in layers if layer.get_base_layer() is module]
     return ".".join([*parts, last]), [layer for layer in adapting if getattr(layer, "parameter_name", "weight") == last]
+
+
+def adapter_weights(layer: nn.Module) -> list[nn.Parameter]:
+    """Return the low-rank matrices of one of PEFT's layers."""
+    return [weight for name, weight in layer.named_parameters() if name.startswith("lora_")]
 
 
 def named_adapter(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:

@@ -53,9 +53,20 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor], key: str, metadata:
     folder.mkdir(exist_ok=True)
     try:
         save_file(dict(tensors), folder / file.name, None if metadata is None else dict(metadata))
+        follow_umask(folder)
         (folder / file.name).replace(file)
     finally:
         remove_files(folder, lambda name: is_tensors(name, file.name))
+
+
+def follow_umask(folder: Path) -> None:
+    """Give files below a folder that ``mkdir`` made the modes of ordinary files; safetensors makes them private.
+
+    The folder's mode shows the umask, which a process can only read by changing it for all its threads.
+    """
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.chmod(folder.stat().st_mode & 0o666)
 
 
 def is_tensors(name: str, own: str) -> bool:
