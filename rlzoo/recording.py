@@ -227,7 +227,7 @@ def readable(file: Path) -> Iterator[None]:
         raise
     # safetensors raises different errors for different kinds of damage; torch raises RuntimeError for another model's weights
     except (OSError, ValueError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
-        advice = remedy(error, "remove it to continue without it")
+        advice = remedy(error, "remove the file to continue without it")
         raise UserError(f"{str(file)!r} cannot be read: {error}; {advice}") from error
 
 

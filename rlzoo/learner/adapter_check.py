@@ -31,8 +31,8 @@ def check_adapter(model: PreTrainedModel, before: Mapping[str, Tensor]) -> None:
     for tied in names.values():
         if len(tied) > 1 and any(tied.values()):
             raise UserError(
-                f"learner.lora.target: {' and '.join(map(str, tied))} are the same tensor (tied weights), which an adapter would "
-                "change in one place only; leave them out of the target, or choose a model whose weights are not tied"
+                f"learner.lora.target: {' and '.join(map(str, tied))} are the same tensor (tied weights), which an adapter "
+                "would change in one place only; leave them out of the target, or choose a model whose weights are not tied"
             )
     adapter, training = dict(named_adapter(model)), model.training
     trained, originals, merged = kept_weights(adapter.items(), keep=True), dict[str, Tensor](), set[str]()
