@@ -206,9 +206,9 @@ class RecordedStep:
         """
         with readable(file), safe_open(str(file), "pt") as content:
             facts = (content.metadata() or {}).get(FORMAT)
-            if facts is None:
-                raise UserError(f"{str(file)!r} is not a rollout file: its metadata has no {FORMAT!r}; see {PAGE}")
-            tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118, a method of safetensors
+            tensors = {name: content.get_tensor(name) for name in ([] if facts is None else content.keys())}
+        if facts is None:
+            raise UserError(f"{str(file)!r} is not a rollout file: its metadata has no {FORMAT!r}; see {PAGE}")
         try:
             step = cls(**_read_facts(facts), **_read_tensors(tensors))
             step.check()
@@ -223,8 +223,6 @@ def readable(file: Path) -> Iterator[None]:
     try:
         with opened(file, MOST_BYTES):
             yield
-    except UserError:
-        raise
     # safetensors raises different errors for different kinds of damage; torch raises RuntimeError for another model's weights
     except (OSError, ValueError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
         advice = remedy(error, "remove the file to continue without it")

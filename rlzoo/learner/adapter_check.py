@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlzoo.errors import UserError
-from rlzoo.learner.optimization import adapter_weights, kept_weights, named_adapter, named_weights, origin
+from rlzoo.learner.optimization import kept_weights, named_adapter, named_weights, origin
 from rlzoo.models.adapters import without_adapter
 
 if TYPE_CHECKING:
@@ -24,16 +24,7 @@ def check_adapter(model: PreTrainedModel, before: Mapping[str, Tensor]) -> None:
         model: the unsharded model with its adapter, which gets random values during the check, because it starts at 0.
         before: the result of `named_weights` before the adapter was added, which shares the model's memory.
     """
-    names: dict[int, dict[str | None, bool]] = {}
-    for name, tensor in model.state_dict().items():
-        original, layers = origin(model, name)
-        names.setdefault(tensor.data_ptr() or id(tensor), {})[original] = bool(layers)
-    for tied in names.values():
-        if len(tied) > 1 and any(tied.values()):
-            raise UserError(
-                f"learner.lora.target: {' and '.join(map(str, tied))} are the same tensor (tied weights), which an adapter "
-                "would change in one place only; leave them out of the target, or choose a model whose weights are not tied"
-            )
+    _refuse_tied(model)
     adapter, training = dict(named_adapter(model)), model.training
     trained, originals, merged = kept_weights(adapter.items(), keep=True), dict[str, Tensor](), set[str]()
     with torch.random.fork_rng():
@@ -41,7 +32,12 @@ def check_adapter(model: PreTrainedModel, before: Mapping[str, Tensor]) -> None:
         try:
             model.eval()
             start = _logits(model)
-            _randomise(model)
+            for name, parameter in model.named_parameters():
+                for layer in origin(model, name)[1]:  # each update is half as large as the weight that it changes
+                    own = [weight for key, weight in layer.named_parameters() if key.startswith("lora_")]
+                    for weight in own:
+                        weight.normal_()
+                    own[0].mul_(parameter.norm() / (2 * layer.get_delta_weight("default").norm()))
             expected = _logits(model)
             for name, tensor in named_weights(model):
                 merged.add(name)
@@ -73,14 +69,18 @@ def check_adapter(model: PreTrainedModel, before: Mapping[str, Tensor]) -> None:
         )
 
 
-def _randomise(model: PreTrainedModel) -> None:
-    """Set the adapter to random values that change each weight by half of its size."""
-    for name, parameter in model.named_parameters():
-        for layer in origin(model, name)[1]:
-            first, second = adapter_weights(layer)
-            first.normal_()
-            second.normal_()
-            first.mul_(parameter.norm() / (2 * layer.get_delta_weight("default").norm()))
+def _refuse_tied(model: PreTrainedModel) -> None:
+    """Raise `UserError` if an adapted tensor has another name, under which it is used without the adapter."""
+    names: dict[int, dict[str | None, bool]] = {}
+    for name, tensor in model.state_dict().items():
+        original, layers = origin(model, name)
+        names.setdefault(tensor.data_ptr() or id(tensor), {})[original] = bool(layers)
+    for tied in names.values():
+        if len(tied) > 1 and any(tied.values()):
+            raise UserError(
+                f"learner.lora.target: {' and '.join(map(str, tied))} are the same tensor (tied weights), which an adapter "
+                "would change in one place only; leave them out of the target, or choose a model whose weights are not tied"
+            )
 
 
 def _logits(model: PreTrainedModel) -> Tensor:

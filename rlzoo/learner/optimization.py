@@ -409,21 +409,19 @@ def named_weights(model: PreTrainedModel, rounded_to: torch.dtype | None = None)
         original, layers = origin(model, name)
         if original is None:
             continue
-        with _whole([parameter, *(weight for layer in layers for weight in adapter_weights(layer))]):
+        with _whole([parameter, *(weight for layer in layers for weight in layer.parameters())]):
             tensor = _gathered(parameter.detach().to(rounded_to or parameter.dtype))
             for layer in layers:
                 tensor = (tensor + _gathered(layer.get_delta_weight("default").detach())).to(tensor.dtype)
             yield original, tensor
     kept = model.state_dict().keys()
-    buffers = ((origin(model, name)[0], buffer) for name, buffer in model.named_buffers() if name in kept)
-    yield from ((name, buffer) for name, buffer in buffers if name is not None)
+    yield from ((origin(model, name)[0] or name, buffer) for name, buffer in model.named_buffers() if name in kept)
 
 
 def origin(model: nn.Module, name: str) -> tuple[str | None, list[Any]]:
-    """Return the name of a tensor before adapters were added, and PEFT's layers that adapt it.
+    """Return a tensor's name before adapters were added, None for an adapter's own, and PEFT's layers that adapt the tensor.
 
-    PEFT wraps layers, and wraps experts once per adapted parameter, so a name may contain several ``base_layer``. The name
-    of an adapter's own tensor is None.
+    PEFT wraps experts once for each of their adapted parameters, so a name may contain several ``base_layer``.
     """
     *path, last = name.split(".")
     module, parts, layers = model, list[str](), list[Any]()
@@ -437,11 +435,6 @@ def origin(model: nn.Module, name: str) -> tuple[str | None, list[Any]]:
         module = getattr(module, part)
     adapting = [layer for layer in layers if layer.get_base_layer() is module]
     return ".".join([*parts, last]), [layer for layer in adapting if getattr(layer, "parameter_name", "weight") == last]
-
-
-def adapter_weights(layer: nn.Module) -> list[nn.Parameter]:
-    """Return the low-rank matrices of one of PEFT's layers."""
-    return [weight for name, weight in layer.named_parameters() if name.startswith("lora_")]
 
 
 def named_adapter(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:

@@ -206,10 +206,7 @@ class HFSampler(Sampler):
         device: torch.device | None = None,
         **common: Any,
     ) -> None:
-        """See `Sampler`. ``way=None`` selects the fastest method.
-
-        ``own_weights`` samples from a copy of the model on ``device``, by default the model's device.
-        """
+        """See `Sampler`. ``own_weights`` samples from a copy of the model on ``device``; ``way=None`` is the fastest method."""
         own = copy.deepcopy(model).requires_grad_(False).to(device or model.device) if own_weights else model
         super().__init__(own, tokenizer, **common)
         self.needs_weights = own_weights

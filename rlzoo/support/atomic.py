@@ -60,13 +60,11 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor], key: str, metadata:
 
 
 def follow_umask(folder: Path) -> None:
-    """Give files below a folder that ``mkdir`` made the modes of ordinary files; safetensors makes them private.
-
-    The folder's mode shows the umask, which a process can only read by changing it for all its threads.
-    """
+    """Give files below a folder the modes of ordinary files; safetensors makes them readable by their owner only."""
+    mode = folder.stat().st_mode & 0o666  # of mkdir, because a process can read its umask only by changing it for all threads
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
-            path.chmod(folder.stat().st_mode & 0o666)
+            path.chmod(mode)
 
 
 def is_tensors(name: str, own: str) -> bool:
