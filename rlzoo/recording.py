@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from torch import Tensor
 from rlzoo.errors import UserError, shown
 from rlzoo.support.atomic import write_tensors
 from rlzoo.support.parsing import UnreadableError, parse_json
-from rlzoo.support.reading import opened
+from rlzoo.support.reading import opened, remedy
 
 FORMAT, VERSION = "rlzoo_rollouts", 1
 PAGE = "docs/reference/rollout-files.md"
@@ -203,23 +204,29 @@ class RecordedStep:
         Raises:
             UserError: the file is incomplete, has another format, or holds inconsistent tensors; the message says which.
         """
-        try:
-            with opened(file, MOST_BYTES), safe_open(str(file), "pt") as content:
-                facts = (content.metadata() or {}).get(FORMAT)
-                if facts is None:
-                    raise UserError(f"{str(file)!r} is not a rollout file: its metadata has no {FORMAT!r}; see {PAGE}")
-                tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118, a method of safetensors
-        # safetensors raises various errors for damaged files
-        except (OSError, ValueError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
-            if isinstance(error, UserError):
-                raise
-            raise UserError(f"{str(file)!r} cannot be read: {error}; remove the file to continue without it") from error
+        with readable(file), safe_open(str(file), "pt") as content:
+            facts = (content.metadata() or {}).get(FORMAT)
+            tensors = {name: content.get_tensor(name) for name in ([] if facts is None else content.keys())}
+        if facts is None:
+            raise UserError(f"{str(file)!r} is not a rollout file: its metadata has no {FORMAT!r}; see {PAGE}")
         try:
             step = cls(**_read_facts(facts), **_read_tensors(tensors))
             step.check()
         except ValueError as error:
             raise UserError(f"{str(file)!r} cannot be used as a rollout file: {error}; see {PAGE}") from error
         return step
+
+
+@contextmanager
+def readable(file: Path) -> Iterator[None]:
+    """Inside the block, convert any error from reading the safetensors file to a `UserError`."""
+    try:
+        with opened(file, MOST_BYTES):
+            yield
+    # safetensors raises different errors for different kinds of damage; torch raises RuntimeError for another model's weights
+    except (OSError, ValueError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
+        advice = remedy(error, "remove the file to continue without it")
+        raise UserError(f"{str(file)!r} cannot be read: {error}; {advice}") from error
 
 
 def turns(response_mask: Tensor) -> Tensor:

@@ -157,7 +157,7 @@ def parent_of(sweep: Sweep) -> str | None:
     """Return the ID of a new or resumed sweep's MLflow run; None if the sweep's runs are not tracked."""
     from rlzoo.journal.tracking.store import open_parent
     from rlzoo.support.parsing import parse_json
-    from rlzoo.support.reading import SETTINGS, read_text
+    from rlzoo.support.reading import SETTINGS, read_text, remedy
 
     tracking = sweep.children[0].config.tracking
     if not tracking.mlflow:
@@ -167,7 +167,8 @@ def parent_of(sweep: Sweep) -> str | None:
         try:
             return str(parse_json(read_text(file, SETTINGS))["mlflow_run_id"])
         except (OSError, ValueError, LookupError, TypeError) as error:
-            raise UserError(f"{str(file)!r} contains no MLflow run ID; remove it to start a new run") from error
+            advice = remedy(error, "remove it to start a new run")
+            raise UserError(f"{str(file)!r} contains no MLflow run ID; {advice}") from error
     tags = {"kind": "sweep", "rules": ",".join(sweep.clips), "seeds": ",".join(map(str, sweep.seeds))}
     run_id = open_parent(tracking.experiment, f"sweep {sweep.folder.name}", tags)
     sweep.folder.mkdir(parents=True, exist_ok=True)

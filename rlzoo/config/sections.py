@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from rlzoo.errors import UserError
 from rlzoo.policy import ClipPolicy
@@ -154,7 +154,11 @@ class LoraConfig(Section):
 
     rank: int = Field(0, ge=0, le=4096, description="rank of the update; 0: train all weights")
     alpha: float | None = Field(None, gt=0, description="scale of the update, multiplied by its rank; null: twice the rank")
-    target: str = Field("all-linear", description="modules to adapt: a name for PEFT's target_modules, or 'all-linear'")
+    target: Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)] = Field(
+        ("all-linear",),
+        min_length=1,
+        description="modules to adapt: names such as q_proj, one regular expression for whole names, or 'all-linear'",
+    )
 
 
 class LearnerConfig(Section):

@@ -28,7 +28,7 @@ from rlzoo.models.adapters import has_adapter
 from rlzoo.models.pretrained import quiet
 from rlzoo.plugin_files import copy_plugins
 from rlzoo.recording import RecordedStep
-from rlzoo.support.atomic import replacing, sync, temporary_path, write_tensors, write_text
+from rlzoo.support.atomic import follow_umask, replacing, sync, temporary_path, write_tensors, write_text
 from rlzoo.support.lock import FILE as LOCK
 from rlzoo.support.lock import Lock
 from rlzoo.support.parsing import UnreadableError, parse_json
@@ -322,6 +322,7 @@ class RunDirectory:
     def _seal_and_rename(self, temporary: Path) -> Path:
         folder = temporary.with_name(temporary.name.removeprefix(".").partition(".")[0])
         with writing(folder):
+            follow_umask(temporary)
             seal(temporary, lambda name: name in self._models_files or checkpoints.FILES.fullmatch(name) is not None)
             self._check_lock()
             checkpoints.put_in_place(temporary, folder, self.path)

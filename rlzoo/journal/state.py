@@ -13,6 +13,7 @@ from pydantic import Field, NonNegativeInt, TypeAdapter, ValidationError
 from rlzoo.errors import UserError, first_mistake
 from rlzoo.journal.manifest import damage
 from rlzoo.support.parsing import parse_json
+from rlzoo.support.reading import remedy
 from rlzoo.types import QueuedBatch, Rollout
 
 FILE = "state.json"
@@ -85,7 +86,7 @@ def identity(run: Path) -> str:
     except FileNotFoundError:
         raise UserError(f"{str(file)!r} is missing; restore it") from None
     except (OSError, ValueError) as error:
-        raise UserError(f"{str(file)!r} cannot be read: {error}; restore it") from error
+        raise UserError(f"{str(file)!r} cannot be read: {error}; {remedy(error, 'restore it')}") from error
     if not isinstance(found, dict) or not isinstance(found.get("id"), str):
         raise UserError(f"{str(file)!r} has no run ID; restore the file")
     return str(found["id"])

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -25,7 +22,6 @@ from rlzoo.policy import ClipPolicy
 from rlzoo.recording import RecordedStep, turns
 from rlzoo.reductions import StepCounts
 from rlzoo.support.kept import RaggedSets
-from rlzoo.support.reading import opened
 from rlzoo.types import ClipInputs
 from rlzoo.zoo import load_zoo
 
@@ -169,17 +165,6 @@ def rollout_files(paths: Sequence[Path], *, named_by_step: bool = False) -> list
                 f"{str(file)!r}: expected a name of the form STEP.safetensors, such as 000001.safetensors; remove it"
             )
     return found
-
-
-@contextmanager
-def readable(file: Path) -> Iterator[None]:
-    """Inside the block, convert any error from reading the safetensors file to a `UserError`."""
-    try:
-        with opened(file, sys.maxsize):  # accept only a regular file, of any size, because safetensors maps it into memory
-            yield
-    # safetensors raises different errors for different kinds of damage; torch raises RuntimeError for another model's weights
-    except (OSError, ValueError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"{str(file)!r} cannot be read: {error}; remove it to continue without it") from error
 
 
 def batch_of(step: RecordedStep) -> Batch:

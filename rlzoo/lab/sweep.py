@@ -123,7 +123,7 @@ def _check_same(child: Child) -> None:
     """Raise `UserError` if the child's directory contains a run with different settings."""
     before = read_mapping(child.path / "config.yaml", parse_yaml)
     if not before:
-        raise UserError(f"{str(child.path)!r} is a run whose config.yaml cannot be read; remove the run")
+        raise UserError(f"{str(child.path)!r} is a run whose config.yaml cannot be read; choose another --output")
     asked = yaml.safe_load(child.config.to_yaml())
     if changed := changed_settings(before, asked | {"output": before.get("output")}):
         raise UserError(

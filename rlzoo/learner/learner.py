@@ -26,6 +26,7 @@ from rlzoo.config.sections import (
 from rlzoo.corrections import Correction, CorrectionInputs
 from rlzoo.errors import RunError, UserError
 from rlzoo.fairness import bin_edges
+from rlzoo.learner.adapter_check import check_adapter
 from rlzoo.learner.batch import Batch, ScoredBatch
 from rlzoo.learner.judge import updated
 from rlzoo.learner.log_probs import ResponseLogProbs, check_packing
@@ -108,7 +109,10 @@ class Learner:
         self.micro_batches = MicroBatches(self.accelerator, language_model, config, pad_id=pad_id, padding_side=padding_side)
         if config.packing:
             check_packing(language_model)
+        before = dict(named_weights(language_model)) if config.lora.rank else {}
         prepare_for_training(language_model, config)
+        if before:
+            check_adapter(language_model, before)
         self.language_model = language_model
         module = ResponseLogProbs(language_model, temperature, entropy_gradient=config.entropy_coef > 0)
         self._module = module

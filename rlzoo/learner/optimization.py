@@ -406,23 +406,41 @@ def named_weights(model: PreTrainedModel, rounded_to: torch.dtype | None = None)
     data type of weights for which the model holds float32 masters.
     """
     for name, parameter in model.named_parameters():
-        if ".lora_" in name:
+        original, layers = origin(model, name)
+        if original is None:
             continue
-        layer = model.get_submodule(name.split(".base_layer.")[0]) if ".base_layer." in name else None
-        own = [parameter, *(layer.parameters() if layer is not None else ())]
-        with _whole(own):
+        with _whole([parameter, *(weight for layer in layers for weight in layer.parameters())]):
             tensor = _gathered(parameter.detach().to(rounded_to or parameter.dtype))
-            if layer is not None and name.endswith(".base_layer.weight"):
-                tensor = tensor + _gathered(layer.get_delta_weight("default").detach()).to(tensor.dtype)
-            yield name.replace(".base_layer.", "."), tensor
+            for layer in layers:
+                tensor = (tensor + _gathered(layer.get_delta_weight("default").detach())).to(tensor.dtype)
+            yield original, tensor
     kept = model.state_dict().keys()
-    yield from ((name, buffer) for name, buffer in model.named_buffers() if name in kept)
+    yield from ((origin(model, name)[0] or name, buffer) for name, buffer in model.named_buffers() if name in kept)
+
+
+def origin(model: nn.Module, name: str) -> tuple[str | None, list[Any]]:
+    """Return a tensor's name before adapters were added, None for an adapter's own, and PEFT's layers that adapt the tensor.
+
+    PEFT wraps experts once for each of their adapted parameters, so a name may contain several ``base_layer``.
+    """
+    *path, last = name.split(".")
+    module, parts, layers = model, list[str](), list[Any]()
+    for part in path:
+        if not hasattr(module, "get_delta_weight"):
+            parts.append(part)
+        elif part == "base_layer":
+            layers.append(module)
+        else:
+            return None, []
+        module = getattr(module, part)
+    adapting = [layer for layer in layers if layer.get_base_layer() is module]
+    return ".".join([*parts, last]), [layer for layer in adapting if getattr(layer, "parameter_name", "weight") == last]
 
 
 def named_adapter(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights of the adapter alone, unsharded; all processes must iterate over all weights."""
     for name, parameter in model.named_parameters():
-        if ".lora_" in name:
+        if origin(model, name)[0] is None:
             with _whole([parameter]):
                 yield name, _gathered(parameter.detach())
 

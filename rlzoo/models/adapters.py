@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -38,13 +39,21 @@ def _add_lora(model: PreTrainedModel, config: LoraConfig) -> None:
     except ImportError as error:
         raise UserError("learner.lora.rank needs PEFT: pip install 'rlzoo-llm[lora]'") from error
     alpha = 2 * config.rank if config.alpha is None else config.alpha
-    settings = peft.LoraConfig(r=config.rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=config.target)
+    # PEFT takes a string as a regular expression for whole names, such as model.layers.0.self_attn.q_proj
+    is_pattern = len(config.target) == 1 and not re.fullmatch(r"\w+(\.\w+)*", config.target[0])
+    target = config.target[0] if is_pattern else list(config.target)
+    settings = peft.LoraConfig(r=config.rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=target)
+    names = [f".{name}" for name, _ in model.named_modules()]
     try:
         with quiet(), torch.random.fork_rng():
             torch.manual_seed(0)  # LoRA's random initial matrix must be the same on all processes and in all runs
             model.add_adapter(settings)
-    except ValueError as error:
-        raise UserError(f"learner.lora.target={config.target!r}: {str(error).splitlines()[0]}") from error
+    except (ValueError, re.error) as error:
+        raise UserError(f"learner.lora.target={target!r}: {' '.join(str(error).split())[:400]}") from error
+    # PEFT ignores names that match nothing if another matches; names of single experts, which it translates, are gone
+    for name in () if is_pattern else sorted(settings.target_modules or ()):
+        if not any(full.endswith(f".{name}") for full in names):
+            raise UserError(f"learner.lora.target={target!r}: the model has no module {name!r}")
 
 
 def has_adapter(model: PreTrainedModel) -> bool:

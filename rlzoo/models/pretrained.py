@@ -9,7 +9,7 @@ import io
 import logging
 import os
 import shutil
-import tempfile
+import uuid
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rlzoo.config.sections import ModelConfig
 from rlzoo.errors import UserError, did_you_mean, shown
+from rlzoo.support.atomic import follow_umask, temporary_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -159,7 +160,8 @@ def _convert(weights: Path, folder: Path) -> Path:
     """Convert a GGUF file to a folder with bf16 safetensors and a tokenizer, atomically."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        temporary = temporary_path(folder, uuid.uuid4().hex)
+        temporary.mkdir()
     except OSError as error:
         advice = "set RLZOO_CACHE to use another folder"
         raise UserError(f"cannot write the cache {folder.parent} ({advice}): {error.strerror}") from error
@@ -167,6 +169,7 @@ def _convert(weights: Path, folder: Path) -> Path:
     try:
         with quiet(), redirect_stderr(io.StringIO()):  # the progress bar of this function cannot be disabled
             _write_converted(weights, temporary)
+        follow_umask(temporary)
         temporary.replace(folder)
     except Exception as error:
         if not folder.is_dir():  # otherwise another process finished first

@@ -175,7 +175,8 @@ def trained_parameters(architecture: Architecture, config: RunConfig) -> int:
     lora = config.learner.lora
     if not lora.rank:
         return architecture.num_parameters
-    adapted = [shape for name, shape in architecture.linears.items() if lora.target in ("all-linear", name)]
+    targets = " ".join(lora.target)  # a regular expression contains the names that it matches
+    adapted = [shape for name, shape in architecture.linears.items() if name in targets or targets == "all-linear"]
     return architecture.num_layers * lora.rank * sum(inputs + outputs for inputs, outputs in adapted)
 
 

@@ -9,6 +9,7 @@ from rlzoo.rollout.decode import Way
 from rlzoo.rollout.sampler import HFSampler, Sampler
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
@@ -20,6 +21,7 @@ def make_sampler(
     named: ModelConfig,
     settings: RolloutConfig,
     own_weights: bool = False,
+    device: torch.device | None = None,
 ) -> Sampler:
     """Build the sampler selected by ``rollout.engine``; if it needs weights, the caller must set them before sampling.
 
@@ -30,6 +32,7 @@ def make_sampler(
         named: model settings.
         settings: sampling settings.
         own_weights: whether transformers samples from a copy of the model; vLLM always has its own weights.
+        device: device of that copy; the model itself stays where it is.
 
     Raises:
         UserError: vLLM is not installed or does not support the settings, or the server is unavailable or misconfigured.
@@ -43,7 +46,7 @@ def make_sampler(
     }
     if settings.engine in ("hf", "generate"):
         way: Way | None = "generate" if settings.engine == "generate" else None
-        return HFSampler(model, tokenizer, own_weights=own_weights, way=way, **common)
+        return HFSampler(model, tokenizer, own_weights=own_weights, way=way, device=device, **common)
     from rlzoo.rollout.vllm_sampler import VLLMSampler
 
     common["top_k"] = settings.top_k

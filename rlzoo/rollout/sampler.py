@@ -207,10 +207,12 @@ class HFSampler(Sampler):
         *,
         own_weights: bool = False,
         way: Way | None = None,
+        device: torch.device | None = None,
         **common: Any,
     ) -> None:
-        """See `Sampler`. ``own_weights`` samples from a copy of the model; ``way=None`` selects the fastest method."""
-        super().__init__(copy.deepcopy(model).requires_grad_(False) if own_weights else model, tokenizer, **common)
+        """See `Sampler`. ``own_weights`` samples from a copy of the model on ``device``; ``way=None`` is the fastest method."""
+        own = copy.deepcopy(model).requires_grad_(False).to(device or model.device) if own_weights else model
+        super().__init__(own, tokenizer, **common)
         self.needs_weights = own_weights
         self.way: Way = way or quickest_way(self.model)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlzoo.errors import UserError
+from rlzoo.support.atomic import write_tensors
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -97,7 +99,6 @@ def write_served(path: str, folder: str | Path) -> None:
         path: any valid value of ``model.path``.
         folder: output folder, which must not exist.
     """
-    from safetensors.torch import save_file
     from vllm.platforms import current_platform
 
     from rlzoo.models.pretrained import load_pretrained
@@ -110,4 +111,4 @@ def write_served(path: str, folder: str | Path) -> None:
     model.generation_config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     tensors = {name: tensor.clone() for name, tensor in vllm_weights(model.state_dict().items(), model.config, size)}
-    save_file(tensors, Path(folder) / "model.safetensors", metadata={"format": "pt"})
+    write_tensors(Path(folder) / "model.safetensors", tensors, uuid.uuid4().hex, {"format": "pt"})

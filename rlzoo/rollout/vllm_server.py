@@ -22,7 +22,7 @@ from rlzoo.errors import RunError, UserError, shown
 from rlzoo.rollout.sampler import Drawn, Draws, Ids
 from rlzoo.rollout.vllm_model import cpu_head_size, head_size, vllm_weights
 from rlzoo.rollout.vllm_sampler import AnyVLLMSampler, request_seed
-from rlzoo.support.atomic import UNFINISHED_TENSORS, remove_files
+from rlzoo.support.atomic import remove_files, write_tensors
 from rlzoo.support.replies import bounded_pool
 from rlzoo.types import KeptSets
 
@@ -128,7 +128,9 @@ class ServerSampler(AnyVLLMSampler):
         if self.own_folder and not (host in ("localhost", "::1") or host.startswith("127.")):
             raise self._error("is on another machine; set rollout.vllm.sync_folder to a folder that both machines share")
         self._check_server()
-        self.folder = Path(settings.sync_folder or tempfile.mkdtemp(prefix="rlzoo-weights-")).expanduser().resolve()
+        # not made by tempfile, because a server that runs as another user could not open it
+        usual = Path(tempfile.gettempdir(), f"rlzoo-weights-{uuid.uuid4().hex}")
+        self.folder = Path(settings.sync_folder or usual).expanduser().resolve()
         self.weights: Path | None = None  # folder of the weights that the server has loaded
 
     def draw(self, rows: Sequence[Ids], draws: Draws) -> list[Drawn]:
@@ -245,14 +247,12 @@ class ServerSampler(AnyVLLMSampler):
             self.version = version
 
     def _write(self, tensors: dict[str, Tensor]) -> None:
-        from safetensors.torch import save_file
-
         self._forget_weights()
         # a new name every time, because another machine may still see the old file under a reused name
         self.weights = self.folder / f"weights-{uuid.uuid4().hex}"  # kept, so that a restarted server can load it
         try:
             self.weights.mkdir(parents=True)
-            save_file(tensors, self.weights / "model.safetensors", metadata={"format": "pt"})
+            write_tensors(self.weights / "model.safetensors", tensors, uuid.uuid4().hex, {"format": "pt"})
             if self.has_weights:
                 self._patiently(self._load)
             else:
@@ -277,7 +277,7 @@ class ServerSampler(AnyVLLMSampler):
         """Remove the weights that were written for the server."""
         if self.weights is not None:
             with suppress(OSError):
-                remove_files(self.weights, lambda name: name == "model.safetensors" or UNFINISHED_TENSORS.fullmatch(name))
+                remove_files(self.weights, "model.safetensors".__eq__)
 
     def _patiently(self, work: Callable[[], T]) -> T:
         """Call ``work``, and retry after pauses while the server does not respond.

@@ -53,9 +53,18 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor], key: str, metadata:
     folder.mkdir(exist_ok=True)
     try:
         save_file(dict(tensors), folder / file.name, None if metadata is None else dict(metadata))
+        follow_umask(folder)
         (folder / file.name).replace(file)
     finally:
         remove_files(folder, lambda name: is_tensors(name, file.name))
+
+
+def follow_umask(folder: Path) -> None:
+    """Give files below a folder the modes of ordinary files; safetensors makes them readable by their owner only."""
+    mode = folder.stat().st_mode & 0o666  # of mkdir, because a process can read its umask only by changing it for all threads
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.chmod(mode)
 
 
 def is_tensors(name: str, own: str) -> bool:

@@ -18,6 +18,12 @@ class NotReadError(OSError):
         super().__init__(0, reason, str(path))
 
 
+def remedy(error: Exception, for_damage: str) -> str:
+    """Return what to do about a file that cannot be read: ``for_damage``, unless the system did not let us read it."""
+    is_whole = isinstance(error, OSError) and not isinstance(error, NotReadError)
+    return "check the permissions of the file and its folders" if is_whole else for_damage
+
+
 def opened(path: str | Path, most: int) -> BinaryIO:
     """Open a regular file for reading.
 

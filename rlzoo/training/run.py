@@ -84,6 +84,8 @@ class Run:
         """Load the model, and build the rollouts, the learner and the monitor."""
         config = self.config
         self.model, self.tokenizer = load_named(config.model)
+        if not shards_weights(config.launch):  # otherwise the weights are moved when they are sharded
+            self.model.to(self.accelerator.device)
         # fail on unusable questions before anything is written
         check_task(
             self.task,
@@ -100,6 +102,7 @@ class Run:
             named=config.model,
             settings=config.rollout,
             own_weights=config.rollout.max_staleness > 0 or shards_weights(config.launch),
+            device=self.accelerator.device,
         )
         self.rollouts = Rollouts(config, self.task, sampler, self.accelerator)
         self.learner = Learner(

@@ -55,6 +55,14 @@ def test_config_yaml_gives_the_run_again(tmp_path):
         assert RunConfig.compose([file]) == config
 
 
+@pytest.mark.parametrize("text", ["[q_proj, mlp.up_proj]", "v_proj", r".*\.(k|v)_proj", "all-linear"])
+def test_targets_of_an_adapter_survive_config_yaml(tmp_path, text):
+    config = RunConfig.compose(clip="fspo", overrides=["learner.lora.rank=2", f"learner.lora.target={text}"])
+    assert config.learner.lora.target == tuple(text.strip("[]").split(", "))
+    file = write(tmp_path / "config.yaml", config.to_yaml())
+    assert RunConfig.compose([file]) == config
+
+
 def leaves(settings, path=()):
     for key, value in settings.items():
         if isinstance(value, dict):

@@ -845,3 +845,20 @@ def test_a_disk_that_is_full_at_the_end_is_one_line(disk, run, whole):
     fails_for_space(lambda: resume(run), "needed")
     disk.free()
     assert without_times(resume(run).metrics) == without_times(whole.metrics)
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o002, 0o664)])
+def test_files_have_the_mode_that_the_umask_gives(tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        overrides = ["learner.lora.rank=2", "checkpoint.every=1", "checkpoint.keep_for_replay=1"]
+        run = rlzoo.train(config(tmp_path / "run", *overrides, steps=1)).path
+    finally:
+        os.umask(before)
+    files = {str(path.relative_to(run)): stat.S_IMODE(path.stat().st_mode) for path in run.rglob("*") if path.is_file()}
+    step = "checkpoints/step-000001"
+    assert {
+        f"{step}/model.safetensors", f"{step}/adapter/adapter_model.safetensors", f"{step}/state/optimizer.safetensors",
+        f"{step}/state/monitor.safetensors", "rollouts/000001.safetensors", "replay/000001-0.safetensors",
+    } <= files.keys()  # fmt: skip
+    assert set(files.values()) == {mode}

@@ -279,6 +279,8 @@ def test_a_low_rank_update_has_its_own_parameters():
     # rank 2: q 2*(4+4), k and v 2*(4+2) each, o 2*(4+4), gate and up 2*(4+6) each, down 2*(6+4)
     assert trained_parameters(TINY, config("learner.lora.rank=2")) == 16 + 24 + 16 + 40 + 20
     assert trained_parameters(TINY, config("learner.lora.rank=2", "learner.lora.target=q_proj")) == 16
+    assert trained_parameters(TINY, config("learner.lora.rank=2", "learner.lora.target=[q_proj,down_proj]")) == 16 + 20
+    assert trained_parameters(TINY, config("learner.lora.rank=2", r"learner.lora.target=.*\.(q_proj|down_proj)")) == 16 + 20
 
 
 def test_vllm_takes_its_share_and_gives_it_back_if_it_sleeps():

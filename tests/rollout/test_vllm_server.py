@@ -3,6 +3,7 @@
 A small server replaces vLLM's; tests/vllm has the real one.
 """
 
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -183,6 +184,14 @@ def test_a_users_files_beside_the_weights_stay(server, tmp_path):
         Path("mine"),
         Path(weights.name, "mine"),
     ]
+
+
+def test_a_server_of_another_user_can_read_the_weights(sampler):
+    (weights,) = sampler.folder.iterdir()
+    umask = os.umask(0)
+    os.umask(umask)
+    for path in (sampler.folder, weights, weights / "model.safetensors"):
+        assert path.stat().st_mode & 0o777 == (0o777 if path.is_dir() else 0o666) & ~umask, path
 
 
 @pytest.fixture

@@ -1,18 +1,23 @@
 """Files that a user names: only regular files of a reasonable size are read, and nothing waits for a pipe."""
 
+import contextlib
 import os
 import socket
 import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 
 from rlzoo.config.composition import read_config
 from rlzoo.config.sections import LaunchConfig
 from rlzoo.errors import UserError
 from rlzoo.journal.manifest import FILE, damage
 from rlzoo.journal.run_directory import read_metrics
+from rlzoo.journal.state import IDENTITY, identity
+from rlzoo.journal.tracking.record import Record
 from rlzoo.processes import deepspeed_settings
+from rlzoo.recording import RecordedStep
 from rlzoo.support.reading import RECORDS, SETTINGS, NotReadError, read_text
 from rlzoo.tasks.math_rows import read_problems
 from rlzoo.zoo import load_zoo
@@ -100,3 +105,50 @@ def test_a_manifest_of_another_kind_is_damage(odd, tmp_path, kind):
 
 def test_a_file_of_rows_may_be_large():
     assert SETTINGS < RECORDS
+
+
+@contextlib.contextmanager
+def without_rights(file):
+    """Take the permission to read a file away inside the block, also from root."""
+    file.chmod(0)
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if is_root:
+            os.seteuid(0)
+        file.chmod(0o644)
+
+
+def recorded_file(folder):
+    file = folder / "000003.safetensors"
+    RecordedStep(3, torch.tensor([5, 7]), torch.tensor([2]), torch.tensor([False, True]), torch.tensor([0])).save(file)
+    return file
+
+
+UNREADABLE = {
+    "rollouts": (recorded_file, RecordedStep.load),
+    "record": (
+        lambda folder: Record.new("mine", "run", tags={}, params={}).write(folder) or folder / "tracking" / "record.json",
+        lambda file: Record.read(file.parent.parent),
+    ),
+    "identity": (
+        lambda folder: (folder / IDENTITY).write_text('{"id": "1"}') and folder / IDENTITY,
+        lambda file: identity(file.parent),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_a_file_without_permissions_is_not_to_be_removed(tmp_path, kind):
+    write, read = UNREADABLE[kind]
+    file = write(tmp_path)
+    read(file)
+    with without_rights(file), pytest.raises(UserError, match=r"cannot be read: .*denied.*; check the permissions") as caught:
+        read(file)
+    assert "remove" not in str(caught.value)
+    file.write_bytes(b"torn")
+    with pytest.raises(UserError, match=r"; (if you )?(remove|restore) (it|the file)"):
+        read(file)

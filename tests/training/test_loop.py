@@ -10,11 +10,12 @@ import mlflow
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import rlzoo
 from rlzoo import RunConfig, load_zoo
 from rlzoo.recording import RecordedStep
+from rlzoo.training.run import Run
 from tests.training.short import lines, quick, without_times
 
 
@@ -46,6 +47,33 @@ def test_metrics_are_on_disk_and_reported_as_they_come(run):
         "learner/entropy", "learner/lr", "throughput/tokens_per_second", "time/rollout", "time/learner",
     }  # fmt: skip
     assert expected <= set(result.metrics[-1])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "moved"),
+    [
+        ((), ["trained"]),
+        (("rollout.max_staleness=1",), ["trained", "copy"]),
+        (("launch.fsdp=true",), ["copy"]),  # sharding moves the trained model
+    ],
+    ids=["shared", "ahead", "sharded"],
+)
+def test_models_are_on_their_device_before_anything_else_is_built(overrides, moved, tmp_path, monkeypatch):
+    devices = []
+    move = PreTrainedModel.to
+
+    def recorded(model, *args, **kwargs):
+        devices.append((id(model), args))
+        return move(model, *args, **kwargs)
+
+    monkeypatch.setattr(PreTrainedModel, "to", recorded)
+    config = quick(tmp_path / "out", overrides=["tracking.mlflow=false", *overrides])
+    run = Run(config, config.task)
+    run.rollouts.close()
+    run.directory.close()
+    names = {id(run.model): "trained", id(run.rollouts.sampler.model): "copy" if "copy" in moved else "trained"}
+    assert [names[model] for model, _ in devices] == moved
+    assert {args for _, args in devices} == {(run.accelerator.device,)}
 
 
 def test_config_yaml_reproduces_the_run(run, tmp_path):

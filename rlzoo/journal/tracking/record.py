@@ -20,6 +20,7 @@ from rlzoo.errors import UserError, first_mistake
 from rlzoo.journal.tracking.description import source_name
 from rlzoo.journal.tracking.rows import Curves
 from rlzoo.support.atomic import write_text
+from rlzoo.support.reading import remedy
 from rlzoo.support.redaction import redact, redact_settings, without_userinfo
 
 T = TypeVar("T")
@@ -174,7 +175,8 @@ def _read(file: Path, kind: TypeAdapter[T]) -> T | None:
         return None
     except (OSError, ValidationError) as error:
         what = first_mistake(error) if isinstance(error, ValidationError) else error.strerror
-        raise UserError(f"{str(file)!r} is not valid: {what}; if you remove it, the run is logged to MLflow again") from error
+        advice = remedy(error, "if you remove it, the run is logged to MLflow again")
+        raise UserError(f"{str(file)!r} cannot be read: {what}; {advice}") from error
 
 
 def _write(file: Path, content: Mapping[str, Any], key: str) -> None:
