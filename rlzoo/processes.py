@@ -9,8 +9,10 @@ import resource
 import shutil
 import socket
 import sys
+import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,7 +21,7 @@ import torch
 from torch import Tensor
 
 from rlzoo.config.sections import LaunchConfig, LearnerConfig
-from rlzoo.errors import UserError, shown
+from rlzoo.errors import RunError, UserError, shown
 from rlzoo.support.parsing import UnreadableError, parse_json
 from rlzoo.support.reading import SETTINGS, NotReadError, read_text
 
@@ -31,6 +33,22 @@ Item = TypeVar("Item")
 logger = logging.getLogger("rlzoo")
 
 STAGES = {"zero2": 2, "zero3": 3}
+
+MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")  # Accelerate reads them too
+RANKS = ("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", "LOCAL_RANK", *MPI_SIZES)
+"""Environment variables in which a launcher numbers its processes."""
+
+USE_CPU, USE_DEEPSPEED = "ACCELERATE_USE_CPU", "ACCELERATE_USE_DEEPSPEED"
+UNSUPPORTED = {
+    "ACCELERATE_USE_FSDP": "FSDP; remove it there, and pass --fsdp",
+    USE_DEEPSPEED: "DeepSpeed; remove it there, and pass the stage or file with --deepspeed",
+    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM, which rlzoo does not support; remove it there",
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "tensor or context parallelism, which rlzoo does not support; remove it there",
+}
+"""Maps variables with which Accelerate's launcher asks for another way of training to the end of the error message."""
+NO = ("", "0", "f", "false", "n", "no", "off")
+
+PATIENCE = 10.0  # seconds after which a rank reports that it still waits for the others
 
 
 def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str = "float32") -> Accelerator:
@@ -51,12 +69,13 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
     check_launch(launch)
     check_optimizer(launch, learner)
     check_launcher(launch)
+    _clean_environment()
     _detach_earlier_accelerators(launch)
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed guesses the device, and logs its guess
     bf16 = learner.autocast == "bfloat16"
     if launch.deepspeed is None:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _connecting():
             warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")
             accelerator = Accelerator(mixed_precision="bf16" if bf16 else "no")
         if launch.fsdp and not torch.distributed.is_initialized():  # a single process without a launcher
@@ -69,13 +88,46 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
         # without an explicit backend, each process on a CPU would train alone
         handlers = [] if torch.cuda.is_available() else [InitProcessGroupKwargs(backend="gloo")]
         plugin = DeepSpeedPlugin(hf_ds_config=settings, zero3_init_flag=False)
-        accelerator = Accelerator(deepspeed_plugin=plugin, kwargs_handlers=handlers)
+        with _connecting():
+            accelerator = Accelerator(deepspeed_plugin=plugin, kwargs_handlers=handlers)
         # otherwise transformers would shard every model that it loads, including the sampler's
         from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
         unset_hf_deepspeed_config()
     _check(accelerator, launch)
     return accelerator
+
+
+def _clean_environment() -> None:
+    """Remove the variables that would change how Accelerate trains, because the run's configuration determines that.
+
+    Accelerate reads some of them only later, so hiding them for a while is not enough.
+    """
+    uses_cpu = os.environ.get(USE_CPU, "").lower() not in NO
+    removed = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("ACCELERATE_")}
+    if uses_cpu:
+        os.environ[USE_CPU] = "true"
+    usual = {*NO, "1", "none", "default"}  # what Accelerate's launcher sets when nothing is configured
+    ignored = {name for name, value in removed.items() if value.lower() not in usual} - {USE_CPU, USE_DEEPSPEED}
+    if ignored and os.environ.get("RANK", "0") == "0":
+        logger.warning("ignoring %s in the environment: the run's settings decide this", ", ".join(sorted(ignored)))
+    if os.environ.get("WORLD_SIZE") == "1":
+        os.environ.pop("LOCAL_RANK", None)  # one process needs no group, and therefore no address
+
+
+@contextmanager
+def _connecting() -> Iterator[None]:
+    """Report that this rank waits for others if that takes long, and raise RunError if they cannot be reached."""
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    where = "rank {} of {}, at {}:{}".format(*(os.environ.get(name) for name in names))
+    notice = threading.Timer(PATIENCE, logger.error, [f"waiting for the other ranks ({where})"])
+    notice.start()
+    try:
+        yield
+    except torch.distributed.DistError as error:
+        raise RunError(f"the other ranks cannot be reached ({where}): {str(error).partition(chr(10))[0]}") from error
+    finally:
+        notice.cancel()
 
 
 def leave_process_group() -> None:
@@ -147,23 +199,33 @@ def check_optimizer(launch: LaunchConfig, learner: LearnerConfig) -> None:
 
 
 def check_launcher(launch: LaunchConfig) -> None:
-    """Raise UserError for launcher settings that Accelerate would silently ignore on a CPU."""
-    needed = {"WORLD_SIZE": (), "RANK": ("WORLD_SIZE",), "LOCAL_RANK": ("RANK", "WORLD_SIZE")}
-    for name, others in needed.items():
-        value = os.environ.get(name, "-1")  # a LOCAL_RANK of -1 means that there is no launcher
-        if not value.removeprefix("-").isdecimal():
+    """Raise UserError if the environment describes a launch that is impossible, or that rlzoo does not support."""
+    numbers = {name: os.environ[name] for name in RANKS if name in os.environ}
+    if numbers.get("LOCAL_RANK") == "-1":  # no launcher
+        del numbers["LOCAL_RANK"]
+    for name, value in numbers.items():
+        if not value.isdecimal() or str(int(value)) != value:
             raise UserError(f"the environment has {name}={shown(value)}, which is not a number; unset it")
-        missing = next((other for other in others if other not in os.environ), None)
-        if int(value) >= 0 and missing is not None:
+    size = int(numbers.get("WORLD_SIZE", "1"))
+    needed = {"RANK": ("WORLD_SIZE",), "LOCAL_RANK": ("RANK", "WORLD_SIZE")}
+    needed |= {"WORLD_SIZE": ("RANK", "MASTER_ADDR", "MASTER_PORT")} if size > 1 else {}
+    needed |= {name: ("WORLD_SIZE",) for name in MPI_SIZES if int(numbers.get(name, "1")) > 1}
+    for name, other in ((name, other) for name, others in needed.items() for other in others):
+        if name in numbers and other not in os.environ:
             raise UserError(
-                f"the environment has {name}={value}, as if a launcher had started this process, but no {missing}; unset {name}"
+                f"the environment has {name}={numbers[name]}, as if a launcher had started this process, but no {other}; "
+                f"unset {name}"
             )
-    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true":
-        raise UserError("the launcher's configuration asks for FSDP; remove it there, and pass --fsdp")
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true" and launch.deepspeed is None:
-        raise UserError(
-            "the launcher's configuration asks for DeepSpeed; remove it there, and pass the stage or file with --deepspeed"
-        )
+    for name, limit in {"RANK": "WORLD_SIZE", "LOCAL_RANK": "LOCAL_WORLD_SIZE"}.items():
+        rank, number = int(numbers.get(name, 0)), int(numbers.get(limit, size))
+        if rank >= number:
+            raise UserError(
+                f"the environment has {name}={rank}, which must be below {limit}={number}; unset both if no launcher has "
+                "started this process"
+            )
+    for name, advice in UNSUPPORTED.items():
+        if os.environ.get(name, "").lower() not in NO and not (name == USE_DEEPSPEED and launch.deepspeed):
+            raise UserError(f"the launcher's configuration asks for {advice}")
 
 
 def deepspeed_settings(launch: LaunchConfig, *, bf16: bool, max_grad_norm: float | None) -> dict[str, Any]:
@@ -235,7 +297,7 @@ def _settings(name: str) -> dict[str, Any]:
 
 def _prepare_environment() -> None:
     """Set the environment variables that DeepSpeed needs, unless a launcher has set them."""
-    if "WORLD_SIZE" not in os.environ:
+    if os.environ.get("WORLD_SIZE", "1") == "1":
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
