@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 import warnings
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from rlzoo.config.sections import LaunchConfig, LearnerConfig
 from rlzoo.errors import RunError, UserError, shown
+from rlzoo.support.machine import LAUNCHED
 from rlzoo.support.parsing import UnreadableError, parse_json
 from rlzoo.support.reading import SETTINGS, NotReadError, read_text
 
@@ -35,9 +37,6 @@ logger = logging.getLogger("rlzoo")
 STAGES = {"zero2": 2, "zero3": 3}
 
 MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")  # Accelerate reads them too
-RANKS = ("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", "LOCAL_RANK", *MPI_SIZES)
-"""Environment variables in which a launcher numbers its processes."""
-
 USE_CPU, USE_DEEPSPEED = "ACCELERATE_USE_CPU", "ACCELERATE_USE_DEEPSPEED"
 UNSUPPORTED = {
     "ACCELERATE_USE_FSDP": "FSDP; remove it there, and pass --fsdp",
@@ -47,7 +46,6 @@ UNSUPPORTED = {
 }
 """Maps variables with which Accelerate's launcher asks for another way of training to the end of the error message."""
 NO = ("", "0", "f", "false", "n", "no", "off")
-
 PATIENCE = 10.0  # seconds after which a rank reports that it still waits for the others
 
 
@@ -66,8 +64,7 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
     from accelerate import Accelerator
     from accelerate.utils import DeepSpeedPlugin, InitProcessGroupKwargs
 
-    check_launch(launch)
-    check_optimizer(launch, learner)
+    check_launch(launch, learner)
     check_launcher(launch)
     _clean_environment()
     _detach_earlier_accelerators(launch)
@@ -99,10 +96,7 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
 
 
 def _clean_environment() -> None:
-    """Remove the variables that would change how Accelerate trains, because the run's configuration determines that.
-
-    Accelerate reads some of them only later, so hiding them for a while is not enough.
-    """
+    """Remove the variables that would change how Accelerate trains, now or later; the run's settings determine that."""
     uses_cpu = os.environ.get(USE_CPU, "").lower() not in NO
     removed = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("ACCELERATE_")}
     if uses_cpu:
@@ -118,14 +112,13 @@ def _clean_environment() -> None:
 @contextmanager
 def _connecting() -> Iterator[None]:
     """Report that this rank waits for others if that takes long, and raise RunError if they cannot be reached."""
-    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    where = "rank {} of {}, at {}:{}".format(*(os.environ.get(name) for name in names))
+    where = "rank {RANK} of {WORLD_SIZE}, at {MASTER_ADDR}:{MASTER_PORT}".format_map(defaultdict(str, os.environ))
     notice = threading.Timer(PATIENCE, logger.error, [f"waiting for the other ranks ({where})"])
     notice.start()
     try:
         yield
     except torch.distributed.DistError as error:
-        raise RunError(f"the other ranks cannot be reached ({where}): {str(error).partition(chr(10))[0]}") from error
+        raise RunError(f"the other ranks cannot be reached ({where}): {error}") from error
     finally:
         notice.cancel()
 
@@ -163,8 +156,13 @@ def _detach_earlier_accelerators(launch: LaunchConfig) -> None:
         state._shared_state = {}  # replaced, not cleared: earlier accelerators still refer to the old dict
 
 
-def check_launch(launch: LaunchConfig) -> None:
-    """Raise UserError if the launch settings contradict each other."""
+def check_launch(launch: LaunchConfig, learner: LearnerConfig | None = None) -> None:
+    """Raise UserError if the launch settings contradict each other or the learner's settings."""
+    if launch.fsdp and learner is not None and learner.optimizer == "adamw_8bit":
+        raise UserError(
+            "learner.optimizer='adamw_8bit' cannot be combined with launch.fsdp; set learner.optimizer=adamw or "
+            "launch.fsdp=false"
+        )
     if launch.fsdp and launch.deepspeed is not None:
         raise UserError(
             f"launch.fsdp=true and launch.deepspeed={shown(launch.deepspeed)} both shard the model; set launch.fsdp=false or "
@@ -189,18 +187,9 @@ def check_launch(launch: LaunchConfig) -> None:
         )
 
 
-def check_optimizer(launch: LaunchConfig, learner: LearnerConfig) -> None:
-    """Raise UserError if the optimizer's states cannot be sharded as requested."""
-    if launch.fsdp and learner.optimizer == "adamw_8bit":
-        raise UserError(
-            "learner.optimizer='adamw_8bit' cannot be combined with launch.fsdp; set learner.optimizer=adamw or "
-            "launch.fsdp=false"
-        )
-
-
 def check_launcher(launch: LaunchConfig) -> None:
     """Raise UserError if the environment describes a launch that is impossible, or that rlzoo does not support."""
-    numbers = {name: os.environ[name] for name in RANKS if name in os.environ}
+    numbers = {name: os.environ[name] for name in (*LAUNCHED, *MPI_SIZES) if name in os.environ}
     if numbers.get("LOCAL_RANK") == "-1":  # no launcher
         del numbers["LOCAL_RANK"]
     for name, value in numbers.items():

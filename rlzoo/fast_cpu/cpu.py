@@ -37,10 +37,7 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # from malloc.h
 
 
 def prepare_cpu(model: PreTrainedModel) -> None:
-    """Keep freed memory, use oneDNN where it is faster, and start no more threads than the container has cores.
-
-    Does nothing if the model is on a GPU or a GPU is available.
-    """
+    """Keep freed memory, and use oneDNN where it is faster; do nothing if the model is on a GPU or a GPU is available."""
     if model.device.type != "cpu" or torch.cuda.is_available():
         return
     if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > cores():

@@ -19,7 +19,7 @@ from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
 from rlzoo.journal.tracking.record import PARENT_RUN
 from rlzoo.lab.run_records import changed_settings, read_mapping
-from rlzoo.support.machine import available_memory, cores
+from rlzoo.support.machine import LAUNCHED, available_memory, cores
 from rlzoo.support.parsing import parse_json, parse_yaml
 from rlzoo.support.reading import RECORDS, read_text
 
@@ -214,7 +214,8 @@ def _start(child: Child, environment: dict[str, str], parent_run: str | None) ->
     """Start or resume a child; its output goes to ``logs/``."""
     log = child.path.parent / "logs" / f"{child.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    variables = os.environ | environment | {LAUNCHER: str(os.getpid())} | ({PARENT_RUN: parent_run} if parent_run else {})
+    plain = {name: value for name, value in os.environ.items() if name not in LAUNCHED}
+    variables = plain | environment | {LAUNCHER: str(os.getpid())} | ({PARENT_RUN: parent_run} if parent_run else {})
     command = [sys.executable, "-P", "-m", "rlzoo", "train", *child.arguments, *(["--resume"] if child.is_begun else [])]
     with log.open("ab") as file:
         # use a separate session, so that Ctrl-C reaches only the sweep, which signals each child once
