@@ -47,7 +47,7 @@ class Command(TyperCommand):
         """Run the command; raises `UserError` if it needs one process and a launcher has started several."""
         if ctx.info_name in ALONE and os.environ.get("WORLD_SIZE", "1") != "1":
             raise UserError(
-                f"rlzoo {ctx.info_name} runs in one process, but the environment has WORLD_SIZE={os.environ['WORLD_SIZE']}; "
+                f"{ctx.info_name} runs in one process, but the environment has WORLD_SIZE={os.environ['WORLD_SIZE']}; "
                 f"unset {', '.join(name for name in LAUNCHED if name in os.environ)}"
             )
         return super().invoke(ctx)
