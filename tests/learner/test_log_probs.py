@@ -90,7 +90,7 @@ def test_banned_tokens_have_probability_0_in_log_probs_entropies_and_gradients(m
     expected_model = make_model()
     logits = expected_model(input_ids=inputs.input_ids).logits.index_select(-1, allowed) / temperature
     expected = logits.log_softmax(-1)  # over the allowed tokens alone
-    targets = torch.searchsorted(allowed, inputs.input_ids[:, 1:, None])
+    targets = torch.searchsorted(allowed, inputs.input_ids)[:, 1:, None]
     picked = expected[:, :-1].gather(-1, targets)[..., 0][:, 3:11].flatten()
     entropies = -(expected.exp() * expected).sum(-1)[:, 3:11].flatten()
     module = ResponseLogProbs(banned(make_model()), temperature, entropy_gradient=True)

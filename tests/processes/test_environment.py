@@ -8,10 +8,10 @@ import torch
 
 from rlzoo.cli.launch import _environment
 from rlzoo.config.run_config import RunConfig
-from rlzoo.config.sections import LaunchConfig
+from rlzoo.config.sections import LaunchConfig, LearnerConfig
 from rlzoo.errors import RunError, UserError
 from rlzoo.lab.sweep import slots
-from rlzoo.processes import check_launcher
+from rlzoo.processes import check_launcher, make_accelerator
 from tests.processes.worker import three_updates
 
 VARIABLES = {
@@ -51,7 +51,7 @@ def test_ignored_variables_are_named_in_one_warning(monkeypatch, caplog):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     monkeypatch.setenv("ACCELERATE_DYNAMO_MODE", "default")
     with caplog.at_level(logging.WARNING, logger="rlzoo"):
-        three_updates("fspo", {}, num_responses=1)
+        make_accelerator(LaunchConfig(), LearnerConfig())
     (record,) = caplog.records
     assert record.getMessage() == (
         "ignoring ACCELERATE_GRADIENT_ACCUMULATION_STEPS, ACCELERATE_MIXED_PRECISION in the environment: "
@@ -117,7 +117,7 @@ def test_ranks_that_cannot_be_reached_end_the_run_in_one_line(monkeypatch):
         for name, value in {**TWO, "RANK": "0", "LOCAL_RANK": "0", "MASTER_PORT": port}.items():
             monkeypatch.setenv(name, value)
         with pytest.raises(RunError, match=rf"the other ranks cannot be reached \(rank 0 of 2, at localhost:{port}\)"):
-            three_updates("fspo", {})
+            make_accelerator(LaunchConfig(), LearnerConfig())
 
 
 def test_threads_follow_the_affinity(monkeypatch):

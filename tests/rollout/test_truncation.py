@@ -183,4 +183,4 @@ def test_logits_that_are_not_finite_end_the_sampling(way, truncation, value):
     with pytest.raises(RunError, match="the model's logits are not finite for 12 of 12 tokens; check its weights"):
         draw.sample(PROMPTS, 2, seed=3, truncation=truncation)
     with pytest.raises(RunError, match="the model's logits are not finite"):
-        Player(draw, Host(Words, workers=0), WIDE).play(PROBLEMS[:1], [0], seed=3, truncation=truncation)
+        Player(draw, Host(Words, workers=0, timeout=5.0), WIDE).play(PROBLEMS[:1], [0], seed=3, truncation=truncation)
