@@ -11,9 +11,7 @@ import socket
 import sys
 import threading
 import warnings
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -37,14 +35,6 @@ logger = logging.getLogger("rlzoo")
 STAGES = {"zero2": 2, "zero3": 3}
 
 MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")  # Accelerate reads them too
-USE_CPU, USE_DEEPSPEED = "ACCELERATE_USE_CPU", "ACCELERATE_USE_DEEPSPEED"
-UNSUPPORTED = {
-    "ACCELERATE_USE_FSDP": "FSDP; remove it there, and pass --fsdp",
-    USE_DEEPSPEED: "DeepSpeed; remove it there, and pass the stage or file with --deepspeed",
-    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM, which rlzoo does not support; remove it there",
-    "ACCELERATE_USE_PARALLELISM_CONFIG": "tensor or context parallelism, which rlzoo does not support; remove it there",
-}
-"""Maps variables with which Accelerate's launcher asks for another way of training to the end of the error message."""
 NO = ("", "0", "f", "false", "n", "no", "off")
 PATIENCE = 10.0  # seconds after which a rank reports that it still waits for the others
 
@@ -71,56 +61,50 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed guesses the device, and logs its guess
     bf16 = learner.autocast == "bfloat16"
-    if launch.deepspeed is None:
-        with warnings.catch_warnings(), _connecting():
-            warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")
-            accelerator = Accelerator(mixed_precision="bf16" if bf16 else "no")
-        if launch.fsdp and not torch.distributed.is_initialized():  # a single process without a launcher
-            backend = "nccl" if accelerator.device.type == "cuda" else "gloo"
-            store = torch.distributed.HashStore()  # type: ignore[attr-defined]  # torch does not export it to type checkers
-            torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
-    else:
+    options: dict[str, Any] = {"mixed_precision": "bf16" if bf16 else "no"}
+    if launch.deepspeed is not None:
         settings = deepspeed_settings(launch, bf16=bf16 or dtype == "bfloat16", max_grad_norm=learner.max_grad_norm)
         _prepare_environment()
         # without an explicit backend, each process on a CPU would train alone
         handlers = [] if torch.cuda.is_available() else [InitProcessGroupKwargs(backend="gloo")]
         plugin = DeepSpeedPlugin(hf_ds_config=settings, zero3_init_flag=False)
-        with _connecting():
-            accelerator = Accelerator(deepspeed_plugin=plugin, kwargs_handlers=handlers)
+        options = {"deepspeed_plugin": plugin, "kwargs_handlers": handlers}
+    where = "rank {} of {}, at {}:{}".format(*map(os.environ.get, ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")))
+    notice = threading.Timer(PATIENCE, logger.error, [f"waiting for the other ranks ({where})"])
+    notice.start()
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")
+            accelerator = Accelerator(**options)
+    except torch.distributed.DistError as error:
+        raise RunError(f"the other ranks cannot be reached ({where}): {error}") from error
+    finally:
+        notice.cancel()
+    if launch.deepspeed is not None:
         # otherwise transformers would shard every model that it loads, including the sampler's
         from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
         unset_hf_deepspeed_config()
+    elif launch.fsdp and not torch.distributed.is_initialized():  # a single process without a launcher
+        backend = "nccl" if accelerator.device.type == "cuda" else "gloo"
+        store = torch.distributed.HashStore()  # type: ignore[attr-defined]  # torch does not export it to type checkers
+        torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
     _check(accelerator, launch)
     return accelerator
 
 
 def _clean_environment() -> None:
     """Remove the variables that would change how Accelerate trains, now or later; the run's settings determine that."""
-    uses_cpu = os.environ.get(USE_CPU, "").lower() not in NO
     removed = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("ACCELERATE_")}
-    if uses_cpu:
-        os.environ[USE_CPU] = "true"
-    usual = {*NO, "1", "none", "default"}  # what Accelerate's launcher sets when nothing is configured
-    ignored = {name for name, value in removed.items() if value.lower() not in usual} - {USE_CPU, USE_DEEPSPEED}
+    removed.pop("ACCELERATE_USE_DEEPSPEED", None)  # launch.deepspeed agrees with it
+    if removed.pop("ACCELERATE_USE_CPU", "").lower() not in NO:
+        os.environ["ACCELERATE_USE_CPU"] = "true"
+    usual = (*NO, "1", "none", "default")  # what Accelerate's launcher sets when nothing is configured
+    ignored = sorted(name for name, value in removed.items() if value.lower() not in usual)
     if ignored and os.environ.get("RANK", "0") == "0":
-        logger.warning("ignoring %s in the environment: the run's settings decide this", ", ".join(sorted(ignored)))
+        logger.warning("ignoring %s in the environment: the run's settings decide this", ", ".join(ignored))
     if os.environ.get("WORLD_SIZE") == "1":
         os.environ.pop("LOCAL_RANK", None)  # one process needs no group, and therefore no address
-
-
-@contextmanager
-def _connecting() -> Iterator[None]:
-    """Report that this rank waits for others if that takes long, and raise RunError if they cannot be reached."""
-    where = "rank {RANK} of {WORLD_SIZE}, at {MASTER_ADDR}:{MASTER_PORT}".format_map(defaultdict(str, os.environ))
-    notice = threading.Timer(PATIENCE, logger.error, [f"waiting for the other ranks ({where})"])
-    notice.start()
-    try:
-        yield
-    except torch.distributed.DistError as error:
-        raise RunError(f"the other ranks cannot be reached ({where}): {error}") from error
-    finally:
-        notice.cancel()
 
 
 def leave_process_group() -> None:
@@ -212,9 +196,12 @@ def check_launcher(launch: LaunchConfig) -> None:
                 f"the environment has {name}={rank}, which must be below {limit}={number}; unset both if no launcher has "
                 "started this process"
             )
-    for name, advice in UNSUPPORTED.items():
-        if os.environ.get(name, "").lower() not in NO and not (name == USE_DEEPSPEED and launch.deepspeed):
-            raise UserError(f"the launcher's configuration asks for {advice}")
+    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() not in NO:
+        raise UserError("the launcher's configuration asks for FSDP; remove it there, and pass --fsdp")
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() not in NO and launch.deepspeed is None:
+        raise UserError(
+            "the launcher's configuration asks for DeepSpeed; remove it there, and pass the stage or file with --deepspeed"
+        )
 
 
 def deepspeed_settings(launch: LaunchConfig, *, bf16: bool, max_grad_norm: float | None) -> dict[str, Any]:

@@ -13,8 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 from rlzoo.errors import UserError, did_you_mean
 from rlzoo.support.machine import LAUNCHED
 
-ALONE = ("calibrate", "compare", "eval", "fairness", "replay", "rescore", "sweep")
-"""Commands that compute in one process, and would repeat the work in each process of a launcher."""
+ALONE = ("calibrate", "compare", "eval", "fairness", "replay", "rescore", "sweep")  # commands that need only one process
 ALIKE = 0.75  # similarity (cutoff of `difflib`) above which an unknown option counts as a misspelling
 NAMED = {"advantage": "clip.advantage", "correction": "correction", "rule": "clip", "task": "task.name"}
 """Maps names that users may try as options to the settings that take a name."""
@@ -45,11 +44,10 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; raises `UserError` if it needs one process and a launcher has started several."""
-        if ctx.info_name in ALONE and os.environ.get("WORLD_SIZE", "1") != "1":
-            raise UserError(
-                f"{ctx.info_name} runs in one process, but the environment has WORLD_SIZE={os.environ['WORLD_SIZE']}; "
-                f"unset {', '.join(name for name in LAUNCHED if name in os.environ)}"
-            )
+        size = os.environ.get("WORLD_SIZE", "1")
+        if ctx.info_name in ALONE and size != "1":
+            names = ", ".join(name for name in LAUNCHED if name in os.environ)
+            raise UserError(f"{ctx.info_name} runs in one process, but the environment has WORLD_SIZE={size}; unset {names}")
         return super().invoke(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -10,8 +10,7 @@ from pathlib import Path
 import psutil
 
 ROOT = Path("/")  # contains proc/self/cgroup, which names this process's cgroups, and sys/fs/cgroup with their limits
-LAUNCHED = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-"""Environment variables in which a launcher numbers its processes."""
+LAUNCHED = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # variables in which a launcher numbers its processes
 CPU = ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")  # in cgroup version 2, and in version 1
 MEMORY = ("memory.max", "memory.current", "memory.limit_in_bytes", "memory.usage_in_bytes")
 
@@ -19,7 +18,7 @@ MEMORY = ("memory.max", "memory.current", "memory.limit_in_bytes", "memory.usage
 def cores(root: Path = ROOT) -> int:
     """Return the number of whole cores for this process, at least 1."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quotas = [quota // period for quota, period, _ in _limits("cpu", CPU, root) if quota > 0]  # -1 is no limit in version 1
+    quotas = (quota // period for quota, period, _ in _limits("cpu", CPU, root) if quota > 0)  # -1 is no limit in version 1
     return max(1, min([allowed, *quotas]))
 
 
@@ -30,7 +29,7 @@ def total_memory(root: Path = ROOT) -> int:
 
 def available_memory(root: Path = ROOT) -> int:
     """Return the memory that this process could still allocate, in bytes."""
-    free = [limit - used + cache for limit, used, cache in _limits("memory", MEMORY, root)]
+    free = (limit - used + cache for limit, used, cache in _limits("memory", MEMORY, root))
     return min([int(psutil.virtual_memory().available), *free])
 
 

@@ -24,6 +24,8 @@ VARIABLES = {
     "ACCELERATE_DOWNCAST_BF16": "true",
     "ACCELERATE_DEBUG_MODE": "perhaps",
     "ACCELERATE_USE_CPU": "",
+    "ACCELERATE_USE_MEGATRON_LM": "true",
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
     "FSDP_OFFLOAD_PARAMS": "true",
     "PARALLELISM_CONFIG_TP_SIZE": "2",
 }
@@ -89,8 +91,6 @@ TWO = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "localh
         ({"PMI_SIZE": "4"}, "PMI_SIZE=4, as if a launcher had started this process, but no WORLD_SIZE"),
         ({"ACCELERATE_USE_FSDP": "1"}, "asks for FSDP; remove it there, and pass --fsdp"),
         ({"ACCELERATE_USE_DEEPSPEED": "yes"}, "asks for DeepSpeed; remove it there"),
-        ({"ACCELERATE_USE_MEGATRON_LM": "True"}, "asks for Megatron-LM, which rlzoo does not support"),
-        ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, "asks for tensor or context parallelism"),
     ],
 )
 def test_impossible_and_unsupported_launches_are_refused(monkeypatch, variables, line):
