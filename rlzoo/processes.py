@@ -9,6 +9,7 @@ import resource
 import shutil
 import socket
 import sys
+import threading
 import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -19,7 +20,8 @@ import torch
 from torch import Tensor
 
 from rlzoo.config.sections import LaunchConfig, LearnerConfig
-from rlzoo.errors import UserError, shown
+from rlzoo.errors import RunError, UserError, shown
+from rlzoo.support.machine import LAUNCHED
 from rlzoo.support.parsing import UnreadableError, parse_json
 from rlzoo.support.reading import SETTINGS, NotReadError, read_text
 
@@ -31,6 +33,10 @@ Item = TypeVar("Item")
 logger = logging.getLogger("rlzoo")
 
 STAGES = {"zero2": 2, "zero3": 3}
+
+MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")  # Accelerate reads them too
+NO = ("", "0", "f", "false", "n", "no", "off")
+PATIENCE = 10.0  # seconds after which a rank reports that it still waits for the others
 
 
 def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str = "float32") -> Accelerator:
@@ -48,34 +54,57 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
     from accelerate import Accelerator
     from accelerate.utils import DeepSpeedPlugin, InitProcessGroupKwargs
 
-    check_launch(launch)
-    check_optimizer(launch, learner)
+    check_launch(launch, learner)
     check_launcher(launch)
+    _clean_environment()
     _detach_earlier_accelerators(launch)
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed guesses the device, and logs its guess
     bf16 = learner.autocast == "bfloat16"
-    if launch.deepspeed is None:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")
-            accelerator = Accelerator(mixed_precision="bf16" if bf16 else "no")
-        if launch.fsdp and not torch.distributed.is_initialized():  # a single process without a launcher
-            backend = "nccl" if accelerator.device.type == "cuda" else "gloo"
-            store = torch.distributed.HashStore()  # type: ignore[attr-defined]  # torch does not export it to type checkers
-            torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
-    else:
+    options: dict[str, Any] = {"mixed_precision": "bf16" if bf16 else "no"}
+    if launch.deepspeed is not None:
         settings = deepspeed_settings(launch, bf16=bf16 or dtype == "bfloat16", max_grad_norm=learner.max_grad_norm)
         _prepare_environment()
         # without an explicit backend, each process on a CPU would train alone
         handlers = [] if torch.cuda.is_available() else [InitProcessGroupKwargs(backend="gloo")]
         plugin = DeepSpeedPlugin(hf_ds_config=settings, zero3_init_flag=False)
-        accelerator = Accelerator(deepspeed_plugin=plugin, kwargs_handlers=handlers)
+        options = {"deepspeed_plugin": plugin, "kwargs_handlers": handlers}
+    where = "rank {} of {}, at {}:{}".format(*map(os.environ.get, ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")))
+    notice = threading.Timer(PATIENCE, logger.error, [f"waiting for the other ranks ({where})"])
+    notice.start()
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")
+            accelerator = Accelerator(**options)
+    except torch.distributed.DistError as error:
+        raise RunError(f"the other ranks cannot be reached ({where}): {error}") from error
+    finally:
+        notice.cancel()
+    if launch.deepspeed is not None:
         # otherwise transformers would shard every model that it loads, including the sampler's
         from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
         unset_hf_deepspeed_config()
+    elif launch.fsdp and not torch.distributed.is_initialized():  # a single process without a launcher
+        backend = "nccl" if accelerator.device.type == "cuda" else "gloo"
+        store = torch.distributed.HashStore()  # type: ignore[attr-defined]  # torch does not export it to type checkers
+        torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
     _check(accelerator, launch)
     return accelerator
+
+
+def _clean_environment() -> None:
+    """Remove the variables that would change how Accelerate trains, now or later; the run's settings determine that."""
+    removed = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("ACCELERATE_")}
+    removed.pop("ACCELERATE_USE_DEEPSPEED", None)  # launch.deepspeed agrees with it
+    if removed.pop("ACCELERATE_USE_CPU", "").lower() not in NO:
+        os.environ["ACCELERATE_USE_CPU"] = "true"
+    usual = (*NO, "1", "none", "default")  # what Accelerate's launcher sets when nothing is configured
+    ignored = sorted(name for name, value in removed.items() if value.lower() not in usual)
+    if ignored and os.environ.get("RANK", "0") == "0":
+        logger.warning("ignoring %s in the environment: the run's settings decide this", ", ".join(ignored))
+    if os.environ.get("WORLD_SIZE") == "1":
+        os.environ.pop("LOCAL_RANK", None)  # one process needs no group, and therefore no address
 
 
 def leave_process_group() -> None:
@@ -111,8 +140,13 @@ def _detach_earlier_accelerators(launch: LaunchConfig) -> None:
         state._shared_state = {}  # replaced, not cleared: earlier accelerators still refer to the old dict
 
 
-def check_launch(launch: LaunchConfig) -> None:
-    """Raise UserError if the launch settings contradict each other."""
+def check_launch(launch: LaunchConfig, learner: LearnerConfig | None = None) -> None:
+    """Raise UserError if the launch settings contradict each other or the learner's settings."""
+    if launch.fsdp and learner is not None and learner.optimizer == "adamw_8bit":
+        raise UserError(
+            "learner.optimizer='adamw_8bit' cannot be combined with launch.fsdp; set learner.optimizer=adamw or "
+            "launch.fsdp=false"
+        )
     if launch.fsdp and launch.deepspeed is not None:
         raise UserError(
             f"launch.fsdp=true and launch.deepspeed={shown(launch.deepspeed)} both shard the model; set launch.fsdp=false or "
@@ -137,30 +171,34 @@ def check_launch(launch: LaunchConfig) -> None:
         )
 
 
-def check_optimizer(launch: LaunchConfig, learner: LearnerConfig) -> None:
-    """Raise UserError if the optimizer's states cannot be sharded as requested."""
-    if launch.fsdp and learner.optimizer == "adamw_8bit":
-        raise UserError(
-            "learner.optimizer='adamw_8bit' cannot be combined with launch.fsdp; set learner.optimizer=adamw or "
-            "launch.fsdp=false"
-        )
-
-
 def check_launcher(launch: LaunchConfig) -> None:
-    """Raise UserError for launcher settings that Accelerate would silently ignore on a CPU."""
-    needed = {"WORLD_SIZE": (), "RANK": ("WORLD_SIZE",), "LOCAL_RANK": ("RANK", "WORLD_SIZE")}
-    for name, others in needed.items():
-        value = os.environ.get(name, "-1")  # a LOCAL_RANK of -1 means that there is no launcher
-        if not value.removeprefix("-").isdecimal():
+    """Raise UserError if the environment describes a launch that is impossible, or that rlzoo does not support."""
+    numbers = {name: os.environ[name] for name in (*LAUNCHED, *MPI_SIZES) if name in os.environ}
+    if numbers.get("LOCAL_RANK") == "-1":  # no launcher
+        del numbers["LOCAL_RANK"]
+    for name, value in numbers.items():
+        if not value.isdecimal() or str(int(value)) != value:
             raise UserError(f"the environment has {name}={shown(value)}, which is not a number; unset it")
-        missing = next((other for other in others if other not in os.environ), None)
-        if int(value) >= 0 and missing is not None:
+    size = int(numbers.get("WORLD_SIZE", "1"))
+    needed = {"RANK": ("WORLD_SIZE",), "LOCAL_RANK": ("RANK", "WORLD_SIZE")}
+    needed |= {"WORLD_SIZE": ("RANK", "MASTER_ADDR", "MASTER_PORT")} if size > 1 else {}
+    needed |= {name: ("WORLD_SIZE",) for name in MPI_SIZES if int(numbers.get(name, "1")) > 1}
+    for name, other in ((name, other) for name, others in needed.items() for other in others):
+        if name in numbers and other not in os.environ:
             raise UserError(
-                f"the environment has {name}={value}, as if a launcher had started this process, but no {missing}; unset {name}"
+                f"the environment has {name}={numbers[name]}, as if a launcher had started this process, but no {other}; "
+                f"unset {name}"
             )
-    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true":
+    for name, limit in {"RANK": "WORLD_SIZE", "LOCAL_RANK": "LOCAL_WORLD_SIZE"}.items():
+        rank, number = int(numbers.get(name, 0)), int(numbers.get(limit, size))
+        if rank >= number:
+            raise UserError(
+                f"the environment has {name}={rank}, which must be below {limit}={number}; unset both if no launcher has "
+                "started this process"
+            )
+    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() not in NO:
         raise UserError("the launcher's configuration asks for FSDP; remove it there, and pass --fsdp")
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true" and launch.deepspeed is None:
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() not in NO and launch.deepspeed is None:
         raise UserError(
             "the launcher's configuration asks for DeepSpeed; remove it there, and pass the stage or file with --deepspeed"
         )
@@ -235,7 +273,7 @@ def _settings(name: str) -> dict[str, Any]:
 
 def _prepare_environment() -> None:
     """Set the environment variables that DeepSpeed needs, unless a launcher has set them."""
-    if "WORLD_SIZE" not in os.environ:
+    if os.environ.get("WORLD_SIZE", "1") == "1":
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])

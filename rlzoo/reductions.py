@@ -101,19 +101,21 @@ def kl_estimate(
     gradient of KL(pi_ref || pi). The ratio in ``unbiased_k3`` carries a gradient, so both the estimate and its gradient
     are unbiased for KL(pi || pi_ref) under any sampling policy.
 
+    All log-ratios are clamped to +-`rlzoo.ops.LOG_RATIO_LIMIT`. A token whose log-ratio to the reference is beyond the limit
+    has a finite estimate and zero gradient, so that the update comes from the other tokens.
+
     Args:
         log_probs: log-probs of the current model.
         ref_log_probs: log-probs of the reference model, with the same shape.
         estimator: name of the estimator.
-        old_log_probs: log-probs of the sampling model; required by ``unbiased_k3``, whose log-ratio is clamped to
-            +-`rlzoo.ops.LOG_RATIO_LIMIT`.
+        old_log_probs: log-probs of the sampling model; required by ``unbiased_k3``.
 
     Raises:
         UserError: the estimator is unknown.
     """
     if estimator not in get_args(KLEstimator):
         raise UserError(f"unknown KL estimator {estimator!r} (known: {', '.join(get_args(KLEstimator))})")
-    k1 = log_probs - ref_log_probs
+    k1 = (log_probs - ref_log_probs).clamp(-ops.LOG_RATIO_LIMIT, ops.LOG_RATIO_LIMIT)
     if estimator == "k1":
         return k1
     if estimator == "k2":
@@ -122,4 +124,5 @@ def kl_estimate(
     if estimator == "k3":
         return k3
     assert old_log_probs is not None, "the learner provides them"
-    return ops.limited_exp(log_probs - old_log_probs) * k3
+    ratio = ops.limited_exp(log_probs - old_log_probs)
+    return torch.where(k1.abs() < ops.LOG_RATIO_LIMIT, ratio, ratio.detach()) * k3

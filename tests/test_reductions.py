@@ -68,3 +68,19 @@ def test_the_expected_value_and_gradient_of_unbiased_k3_are_those_of_the_kl_what
         (gradient,) = torch.autograd.grad(estimate, logits)
         assert torch.allclose(estimate, exact) is is_unbiased
         assert torch.allclose(gradient, expected) is is_unbiased
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "unbiased_k3"])
+def test_a_token_that_is_far_from_the_reference_leaves_the_others_their_gradient(estimator):
+    log_probs = torch.tensor([-1.0, -2.0, -0.5, -90.0], requires_grad=True)
+    # the first token is ordinary; the others are infinitely far from the reference, 49.5 nats above it, and 85 nats below it
+    ref = torch.tensor([-1.5, -math.inf, -50.0, -5.0])
+    old = torch.tensor([-1.2, -2.0, -0.5, -90.0])
+    kl = kl_estimate(log_probs, ref, estimator, old)
+    (gradient,) = torch.autograd.grad(kl.sum(), log_probs)
+    alone = log_probs[:1].detach().requires_grad_()
+    (expected,) = torch.autograd.grad(kl_estimate(alone, ref[:1], estimator, old[:1]).sum(), alone)
+    assert gradient.tolist() == [expected.item(), 0.0, 0.0, 0.0]
+    # at log-ratios of +20 and -20: k2 = 200, k3 = e^-20 + 19 and e^20 - 21
+    limits = {"k1": (20.0, -20.0), "k2": (200.0, 200.0)}.get(estimator, (math.exp(-20) + 19, math.exp(20) - 21))
+    assert kl[1:].tolist() == pytest.approx([limits[0], limits[0], limits[1]], rel=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 
 from rlzoo.errors import UserError, did_you_mean
+from rlzoo.support.machine import LAUNCHED
 
+ALONE = ("calibrate", "compare", "eval", "fairness", "replay", "rescore", "sweep")  # commands that need only one process
 ALIKE = 0.75  # similarity (cutoff of `difflib`) above which an unknown option counts as a misspelling
 NAMED = {"advantage": "clip.advantage", "correction": "correction", "rule": "clip", "task": "task.name"}
 """Maps names that users may try as options to the settings that take a name."""
@@ -38,6 +41,14 @@ class Group(TyperGroup):
 
 class Command(TyperCommand):
     """A command that responds to a mistake on its command line with a correction, or with the help text of an option."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; raises `UserError` if it needs one process and a launcher has started several."""
+        size = os.environ.get("WORLD_SIZE", "1")
+        if ctx.info_name in ALONE and size != "1":
+            names = ", ".join(name for name in LAUNCHED if name in os.environ)
+            raise UserError(f"{ctx.info_name} runs in one process, but the environment has WORLD_SIZE={size}; unset {names}")
+        return super().invoke(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command line; raises `UserError` if it cannot be parsed."""

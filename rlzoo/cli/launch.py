@@ -16,6 +16,7 @@ from rlzoo.cli.console import print_error
 from rlzoo.config.run_config import RunConfig
 from rlzoo.journal.tracking.description import COMMAND, typed_command
 from rlzoo.lab.sweep import LAUNCHER
+from rlzoo.support.machine import cores
 
 STARTED_BY_A_LAUNCHER = "WORLD_SIZE"
 """Environment variable that every torch launcher sets."""
@@ -68,7 +69,7 @@ def _environment(processes: int, config: RunConfig) -> dict[str, str]:
         LAUNCHER: str(os.getpid()),
         COMMAND: typed_command(),
         "PYTHONSAFEPATH": "1",  # otherwise, `python -m rlzoo` imports from the working directory first
-        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes)),
+        "OMP_NUM_THREADS": str(max(1, cores() // processes)),
     }
     if not torch.cuda.is_available():
         # Accelerate's --cpu would start a single process, and would not select the CPU for DeepSpeed

@@ -166,7 +166,9 @@ class LearnerConfig(Section):
 
     lr: float = Field(1e-6, gt=0, le=1, description="AdamW's learning rate")
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="learning rate schedule after warm-up")
-    warmup_updates: int = Field(0, ge=0, description="number of optimizer steps in the linear warm-up")
+    warmup_updates: int = Field(
+        0, ge=0, description="number of updates in the linear warm-up, the last of which has the full learning rate"
+    )
     weight_decay: float = Field(0.0, ge=0, le=1, description="AdamW's decoupled weight decay")
     betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's moment decay rates")
     max_grad_norm: float | None = Field(

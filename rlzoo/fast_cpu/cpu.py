@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import platform
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from rlzoo.support.machine import cores
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -37,6 +40,8 @@ def prepare_cpu(model: PreTrainedModel) -> None:
     """Keep freed memory, and use oneDNN where it is faster; do nothing if the model is on a GPU or a GPU is available."""
     if model.device.type != "cpu" or torch.cuda.is_available():
         return
+    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > cores():
+        torch.set_num_threads(cores())  # torch follows the affinity, but not a container's quota
     keep_freed_memory()
     if is_slow_with_mkl():
         use_onednn(model)

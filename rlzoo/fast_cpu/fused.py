@@ -150,9 +150,10 @@ def _times(states: Tensor, matrices: tuple[Product, ...]) -> Tensor:
 
 
 def can_fuse(model: PreTrainedModel) -> bool:
-    """Return whether `FusedStep` supports the model: plain linear layers, no adapter, and rotary angles known in advance."""
+    """Return whether `FusedStep` supports the model: plain linear layers without hooks, and rotary angles known ahead."""
     if type(model).__name__ not in MODELS:
         return False
     rope = getattr(model.config, "rope_parameters", None) or {}
     linears = [module for name, module in model.named_modules() if name.endswith(("_proj", "lm_head"))]
-    return rope.get("rope_type", "default") in ROPES and all(type(module) in (nn.Linear, OneDnnLinear) for module in linears)
+    plain = (type(module) in (nn.Linear, OneDnnLinear) and not module._forward_hooks for module in linears)
+    return rope.get("rope_type", "default") in ROPES and all(plain)

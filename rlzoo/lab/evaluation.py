@@ -207,7 +207,7 @@ def evaluate(
 
 def _open_sampler(model: EvaluatedModel, rollout: RolloutConfig, prompts: Mapping[str, Sequence[str]]) -> Sampler:
     """Open the sampler for ``rollout.engine`` with the model's weights, after checking the ``prompts`` of each suite."""
-    from accelerate import PartialState
+    import torch
 
     named = ModelConfig(**{**model.model_dump(), "chat_template": False})
     language_model, tokenizer = load_named(named)
@@ -222,7 +222,7 @@ def _open_sampler(model: EvaluatedModel, rollout: RolloutConfig, prompts: Mappin
         except UserError as error:
             raise UserError(f"suite {suite!r} cannot be used with model {model.path!r}: {error}") from error
     named = named.model_copy(update={"chat_template": template})
-    language_model = language_model.to(PartialState().device)
+    language_model = language_model.to(torch.accelerator.current_accelerator(check_available=True) or "cpu")
     end_ids = eos_token_ids(language_model, tokenizer)
     sampler = make_sampler(language_model, tokenizer, end_ids, named=named, settings=rollout)
     if sampler.needs_weights:

@@ -15,7 +15,9 @@ from rlzoo.lab.recorded import batch_of, rollout_files
 from rlzoo.learner.log_probs import ResponseLogProbs
 from rlzoo.learner.micro_batches import cut, max_tokens, overhead, padded
 from rlzoo.models.pretrained import load_named
+from rlzoo.ops import LOG_RATIO_LIMIT
 from rlzoo.recording import RecordedStep, UpdateLogProbs
+from rlzoo.support.draws import refuse_nan
 
 FARTHEST = 3.0
 """Largest mean difference, in nats per token, between recorded log-probs and log-probs under a checkpoint of the same model."""
@@ -125,7 +127,7 @@ def _check_same_model(name: str, file: Path, step: RecordedStep, scores: Scores)
     recorded = step.old_log_probs if step.old_log_probs is not None else step.rollout_log_probs
     if recorded is None or not len(recorded):
         return
-    apart = float((scores.log_probs - recorded).abs().mean())
+    apart = float((scores.log_probs - recorded).abs().clamp(max=LOG_RATIO_LIMIT).mean())
     if apart > FARTHEST:
         raise UserError(
             f"under {name!r}, the log-probs of the tokens in {str(file)!r} differ from the recorded ones by {apart:.1f} nats "
@@ -152,6 +154,7 @@ def score(step: RecordedStep, module: ResponseLogProbs) -> Scores:
         log_probs, entropy = module(padded(batch, piece, pad_id=0).to(device))
         both[:, piece] = torch.stack([batch.scatter(piece, log_probs), batch.scatter(piece, entropy)]).float().cpu()
     log_probs, entropy = both[:, batch.response_mask]
+    refuse_nan(log_probs)
     return Scores(log_probs, entropy)
 
 

@@ -19,6 +19,7 @@ from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
 from rlzoo.journal.tracking.record import PARENT_RUN
 from rlzoo.lab.run_records import changed_settings, read_mapping
+from rlzoo.support.machine import LAUNCHED, available_memory, cores
 from rlzoo.support.parsing import parse_json, parse_yaml
 from rlzoo.support.reading import RECORDS, read_text
 
@@ -200,9 +201,8 @@ def slots(jobs: int | None) -> list[dict[str, str]]:
     import torch
 
     gpus = torch.cuda.device_count()
-    cores = len(os.sched_getaffinity(0))
-    number = jobs or gpus or cores
-    threads = {"OMP_NUM_THREADS": str(max(1, cores // number))}
+    number = jobs or gpus or cores()
+    threads = {"OMP_NUM_THREADS": str(max(1, cores() // number))}
     if not gpus:
         return [threads] * number
     shown = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
@@ -214,7 +214,8 @@ def _start(child: Child, environment: dict[str, str], parent_run: str | None) ->
     """Start or resume a child; its output goes to ``logs/``."""
     log = child.path.parent / "logs" / f"{child.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    variables = os.environ | environment | {LAUNCHER: str(os.getpid())} | ({PARENT_RUN: parent_run} if parent_run else {})
+    plain = {name: value for name, value in os.environ.items() if name not in LAUNCHED}
+    variables = plain | environment | {LAUNCHER: str(os.getpid())} | ({PARENT_RUN: parent_run} if parent_run else {})
     command = [sys.executable, "-P", "-m", "rlzoo", "train", *child.arguments, *(["--resume"] if child.is_begun else [])]
     with log.open("ab") as file:
         # use a separate session, so that Ctrl-C reaches only the sweep, which signals each child once
@@ -227,4 +228,4 @@ def _start(child: Child, environment: dict[str, str], parent_run: str | None) ->
 def _has_room(running: Sequence[SweepProcess], largest: int) -> bool:
     """Whether memory suffices for another child if every child grows as large as the largest one so far."""
     missing = sum(max(0, largest - worker.memory()) for worker in running)
-    return not running or 0 < SPARE * largest < psutil.virtual_memory().available - missing
+    return not running or 0 < SPARE * largest < available_memory() - missing

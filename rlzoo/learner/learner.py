@@ -39,6 +39,7 @@ from rlzoo.measure.response_table import ResponseTable
 from rlzoo.models.adapters import has_adapter, prepare_for_training, without_adapter
 from rlzoo.policy import ClipPolicy
 from rlzoo.processes import make_accelerator
+from rlzoo.reductions import kl_estimate
 from rlzoo.support.reading import SETTINGS, read_text
 from rlzoo.support.redaction import redact_settings, with_secrets_of
 from rlzoo.zoo import load_zoo
@@ -205,7 +206,7 @@ class Learner:
             given: dict[str, Tensor] = {}
             if kl_coef:
                 assert ref_log_probs is not None, "has_reference"
-                given["token_rewards"] = -kl_coef * (old_log_probs - ref_log_probs)
+                given["token_rewards"] = -kl_coef * kl_estimate(old_log_probs, ref_log_probs, "k1")
             if "old_log_probs" in needs:
                 given["old_log_probs"] = old_log_probs
             if "collision_probs" in needs:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 LOGITS_PER_CHUNK = 2**24
 """Maximum number of logits in memory at once: 64 MB in float32, regardless of the vocabulary size."""
 
+LOWEST = -1e6
+"""Log-prob of a token with probability 0, in nats. With -inf, differences of log-probs and entropies would be NaN."""
+
 Statistic = Literal["entropy", "collision"]
 """Statistic of the distribution that a token was drawn from."""
 
@@ -129,18 +132,16 @@ def _log_probs_of_logits(
     entropy_gradient: bool,
     statistic: Statistic,
 ) -> tuple[Tensor, Tensor]:
-    scaled, dropped = logits.float() / temperature, None
+    scaled = logits.float() / temperature
     if kept is not None:
-        dropped = ~kept.mask(logits.shape[-1])
-        scaled = scaled.masked_fill(dropped, -torch.inf)
+        scaled = scaled.masked_fill(~kept.mask(logits.shape[-1]), -torch.inf)
     log_probs = scaled.log_softmax(dim=-1)
     if statistic == "collision":
         values = (2 * log_probs.detach()).exp().sum(dim=-1)
     else:
         all_log_probs = log_probs if entropy_gradient else log_probs.detach()
-        finite = all_log_probs if dropped is None else all_log_probs.masked_fill(dropped, 0.0)  # avoids 0 times -inf
-        values = -(all_log_probs.exp() * finite).sum(dim=-1)
-    return log_probs.gather(-1, targets[:, None]).squeeze(-1), values
+        values = -(all_log_probs.exp() * all_log_probs.clamp(min=LOWEST)).sum(dim=-1)
+    return log_probs.gather(-1, targets[:, None]).squeeze(-1).clamp(min=LOWEST), values
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from rlzoo.processes import deal
+from rlzoo.support.draws import refuse_nan
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -151,6 +152,7 @@ class MicroBatches:
             if not piece.is_idle:
                 both[:, piece.rows] = torch.stack([log_probs, entropy]).float().cpu()
         whole = self.sum(both)
+        refuse_nan(whole[0])
         return whole[0], whole[1]
 
     def sum(self, tensor: Tensor) -> Tensor:

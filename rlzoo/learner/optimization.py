@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from rlzoo.config.sections import LearnerConfig
 from rlzoo.errors import UserError
@@ -350,16 +352,17 @@ def _layers(module: nn.Module) -> list[nn.Module]:
 Optimization = PlainOptimization | DeepSpeedOptimization | FSDPOptimization
 
 
-def make_scheduler(optimizer: torch.optim.Optimizer, config: LearnerConfig, num_updates: int) -> Any:
-    """Return the configured learning-rate scheduler from transformers, for ``num_updates`` updates."""
-    from transformers import get_scheduler
+def make_scheduler(optimizer: torch.optim.Optimizer, config: LearnerConfig, num_updates: int) -> LambdaLR:
+    """Return the configured learning-rate scheduler for ``num_updates`` updates."""
+    return LambdaLR(optimizer, partial(_lr_factor, config=config, num_updates=num_updates))
 
-    return get_scheduler(
-        "constant_with_warmup" if config.schedule == "constant" else config.schedule,
-        optimizer,
-        num_warmup_steps=config.warmup_updates,
-        num_training_steps=num_updates,
-    )
+
+def _lr_factor(update: int, config: LearnerConfig, num_updates: int) -> float:
+    """Return the fraction of the learning rate for an update, counted from 0; the last update of the warm-up has all of it."""
+    if update < config.warmup_updates:
+        return (update + 1) / config.warmup_updates
+    left = max(0, num_updates - update) / max(1, num_updates - config.warmup_updates)
+    return {"constant": 1.0, "linear": left, "cosine": (1 - math.cos(math.pi * left)) / 2}[config.schedule]
 
 
 def make_optimization(

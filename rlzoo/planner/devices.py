@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from rlzoo.errors import UserError, did_you_mean
+from rlzoo.support.machine import total_memory
 
 _NUMBER = r"[0-9]{1,6}(?:\.[0-9]{1,6})?"
 _SPEC = re.compile(
@@ -67,9 +68,7 @@ def this_machine() -> Devices:
     import torch
 
     if not torch.cuda.is_available():
-        import psutil
-
-        return Devices("this machine's CPU", 1, int(psutil.virtual_memory().total), is_cpu=True)
+        return Devices("this machine's CPU", 1, total_memory(), is_cpu=True)
     found = torch.cuda.get_device_properties(0)
     plain = found.name.replace(" ", "").lower()
     sheet = next((DATA_SHEETS[name] for name in DATA_SHEETS if name.lower().partition("-")[0] in plain), None)

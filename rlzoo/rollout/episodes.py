@@ -188,7 +188,7 @@ class Player:
 
     def _write(self, episode: Episode, drawn: Drawn) -> str | None:
         """Add the model's turn and return its text; return None if the turn was cut off, which ends the episode."""
-        ids, ended = self.sampler.ended(drawn.tokens)
+        ids, ended = self.sampler.ended(drawn)
         left = self.limits.tokens - episode.length
         ids, ended = ids[:left], ended and len(ids) <= left
         start = len(episode.ids)

@@ -16,7 +16,7 @@ from torch import Tensor
 from rlzoo.acceleration import can_fuse
 from rlzoo.rollout.decode import Caches, Decoded, Way, decode, quickest_way
 from rlzoo.rollout.prompts import encode_prompt
-from rlzoo.support.draws import OwnDraws, Truncation, row_uniforms
+from rlzoo.support.draws import OwnDraws, Truncation, refuse_nan, row_uniforms
 from rlzoo.types import KeptSets, Rollout
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Sampler(ABC):
 
     def _rollout(self, prompt_ids: Ids, drawn: Drawn, policy_version: int) -> Rollout:
         """Cut the response after its first end token, which is kept even if it is the padding token."""
-        response_ids, finished = self.ended(drawn.tokens)
+        response_ids, finished = self.ended(drawn)
         versions = tuple(drawn.versions[: len(response_ids)])
         return Rollout(
             prompt_ids=prompt_ids,
@@ -139,10 +139,11 @@ class Sampler(ABC):
             token_versions=versions if len(set(versions)) > 1 else (),
         )
 
-    def ended(self, drawn: Sequence[int]) -> tuple[Ids, bool]:
-        """Return the tokens up to and including the first end token, and whether there is one."""
-        end = next((place + 1 for place, token in enumerate(drawn) if token in self.end_ids), None)
-        return tuple(drawn[:end]), end is not None
+    def ended(self, drawn: Drawn) -> tuple[Ids, bool]:
+        """Return the tokens up to and including the first end token, and whether there is one; see also `refuse_nan`."""
+        end = next((place + 1 for place, token in enumerate(drawn.tokens) if token in self.end_ids), None)
+        refuse_nan(torch.tensor(drawn.log_probs[:end]))
+        return tuple(drawn.tokens[:end]), end is not None
 
     def text(self, ids: Sequence[int]) -> str:
         """Decode tokens to text, without padding and the tokens that begin or end a text.

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlzoo.errors import RunError
 from rlzoo.support.kept import RaggedSets, SetRecorder
 
 BLOCK = 256  # number of probabilities per block; a draw finds its block first, then the token
@@ -55,6 +56,13 @@ class Truncation:
             dropped[:, -1] = False
             logits = logits.masked_fill(torch.zeros_like(dropped).scatter(-1, order, dropped), -torch.inf)
         return logits
+
+
+def refuse_nan(log_probs: Tensor) -> None:
+    """Raise RunError if a log-prob is NaN, as it is if a logit is NaN or +inf, or if all logits of a token are -inf."""
+    if number := int(log_probs.isnan().sum()):
+        what = "check its weights for NaN and infinity, and whether model.dtype can hold its activations"
+        raise RunError(f"the model's logits are not finite for {number} of {log_probs.numel()} tokens; {what}")
 
 
 def draw(logits: Tensor, numbers: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

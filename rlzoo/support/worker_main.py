@@ -77,9 +77,10 @@ def limit_memory(limit: int) -> None:
 
 
 def limit_cpu_time(seconds: float) -> None:
-    """Have the kernel kill this process after about ``seconds`` more seconds of CPU time per CPU."""
+    """Have the kernel kill this process after about ``seconds`` more seconds of CPU time on each CPU that it may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     used = resource.getrusage(resource.RUSAGE_SELF)
-    limit = math.ceil(used.ru_utime + used.ru_stime + (seconds + SPARE_SECONDS) * (os.cpu_count() or 1))
+    limit = math.ceil(used.ru_utime + used.ru_stime + (seconds + SPARE_SECONDS) * cores)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 

@@ -14,7 +14,7 @@ from rlzoo.errors import UserError
 from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.models.pretrained import local_model
 from rlzoo.plugin_files import changed_plugins, plugin_files
-from rlzoo.processes import check_launch, check_launcher, check_optimizer
+from rlzoo.processes import check_launch, check_launcher
 from rlzoo.support.extras import INSTALL_VLLM
 
 logger = logging.getLogger("rlzoo")
@@ -48,8 +48,7 @@ def check_run(config: RunConfig, *, processes: int | None = None, resume: bool =
     is_main = os.environ.get("RANK", "0") == "0"
     if config.output is not None and is_main and not resume:
         RunDirectory.check_free(config.output)
-    check_launch(config.launch)
-    check_optimizer(config.launch, config.learner)
+    check_launch(config.launch, config.learner)
     rollout, number = config.rollout, processes or num_processes(config)
     if rollout.num_prompts < number:
         raise UserError(

@@ -17,6 +17,7 @@ from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable
 from rlzoo.measure.turns import TurnProfile
 from rlzoo.policy import ClipPolicy
+from rlzoo.reductions import kl_estimate
 from rlzoo.types import RolloutGroup
 
 if TYPE_CHECKING:
@@ -167,8 +168,8 @@ def reward_metrics(batch: ScoredBatch, settings: RewardConfig) -> dict[str, floa
         metrics |= {"reward/shaped_mean": float(batch.rewards.double().nanmean())} if batch.graded.any() else {}
     if settings.kl_coef > 0:
         assert batch.ref_log_probs is not None, "the learner keeps a reference model if the reward includes a KL term"
-        log_ratio = batch.old_log_probs - batch.ref_log_probs  # k1 estimate for each sampled token
-        metrics["reward/kl"] = float(log_ratio[batch.response_mask].double().mean())
+        kl = kl_estimate(batch.old_log_probs, batch.ref_log_probs, "k1")
+        metrics["reward/kl"] = float(kl[batch.response_mask].double().mean())
     return metrics
 
 

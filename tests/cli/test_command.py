@@ -118,3 +118,21 @@ def test_the_shell_completes_policies_configs_and_settings():
     assert complete.settings(named, "clip.width_l") == ["clip.width_low="]
     assert "clip.clip_low=" in complete.settings(named, "clip.clip_")
     assert complete.settings(plain, "nothing") == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("eval", "embedded", "--suite", "arithmetic"),
+        ("sweep", "--clip", "fspo", "--seeds", "2"),
+        ("compare", "runs"),
+        ("replay", "runs/one", "--clip", "grpo"),
+        ("rescore", "runs/one", "--old", "embedded", "--output", "new"),
+        ("calibrate", "--clip", "fspo"),
+    ],
+)
+def test_commands_for_one_process_do_not_wait_for_others(refused, monkeypatch, words):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    line = refused(*words)
+    assert line == f"{words[0]} runs in one process, but the environment has WORLD_SIZE=4; unset WORLD_SIZE, LOCAL_RANK"

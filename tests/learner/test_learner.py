@@ -6,10 +6,13 @@ import math
 
 import pytest
 import torch
+from rlzoo_grpo import GRPO
 
 from rlzoo import load_zoo
 from rlzoo.config.sections import LearnerConfig
+from rlzoo.errors import RunError
 from rlzoo.learner.learner import Learner
+from rlzoo.learner.optimization import make_scheduler
 from tests import oracle
 from tests.off_policy import (
     PAD,
@@ -284,5 +287,51 @@ def test_learning_rate_warms_up_and_decays(model, policy):
     batch = off_policy_batch(model, policy)
     learner = make_learner(model, policy, schedule="linear", warmup_updates=2, num_updates=4, num_minibatches=4)
     _, updates = take_updates(learner, batch, seed=0)
-    # 0 and half of 1e-3 in warm-up, then 1e-3, falling to 0 over the remaining two steps
-    assert [update.lr for update in updates] == pytest.approx([0.0, 5e-4, 1e-3, 5e-4])
+    # half of 1e-3 and all of it in warm-up, then 1e-3, falling to 0 over the remaining two steps
+    assert [update.lr for update in updates] == pytest.approx([5e-4, 1e-3, 1e-3, 5e-4])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "factors"),
+    # a third more in each update of the warm-up; then 4/4, 3/4, 2/4, 1/4 of the updates are left
+    [
+        ("constant", [1.0, 1.0, 1.0, 1.0]),
+        ("linear", [1.0, 0.75, 0.5, 0.25]),
+        ("cosine", [1.0, (1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2]),
+    ],
+)
+def test_the_first_update_of_a_warm_up_learns_and_its_last_one_has_the_whole_learning_rate(schedule, factors):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+    scheduler = make_scheduler(optimizer, LearnerConfig(schedule=schedule, warmup_updates=3), num_updates=7)
+    rates = []
+    for _ in range(7):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert rates == pytest.approx([0.5 / 3, 1.0 / 3, 0.5, *(0.5 * factor for factor in factors)])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_scoring_with_a_model_that_is_not_finite_ends_the_run(value):
+    batch = off_policy_batch(make_model(), GRPO())
+    learner = make_learner(make_model(), GRPO(), kl_coef=0.1)
+    with torch.no_grad():
+        next(learner.reference.parameters())[7] = value
+    assert learner.log_probs(batch).isfinite().all()
+    with pytest.raises(RunError, match=r"the model's logits are not finite for [0-9]+ of [0-9]+ tokens"):
+        learner.score(batch)
+
+
+def test_tokens_that_the_reference_never_generates_leave_a_finite_update():
+    batch = off_policy_batch(make_model(), GRPO())
+    learner = make_learner(make_model(), GRPO(), kl_coef=0.1, kl_estimator="k3", num_minibatches=1)
+
+    def ban(head, states, logits):
+        return logits.index_fill(-1, torch.arange(2, 20), -torch.inf)
+
+    learner.reference.language_model.lm_head.register_forward_hook(ban)
+    scored = learner.score(batch)
+    assert bool((scored.ref_log_probs == -1e6).any())
+    _, (update,) = learner.update(scored)
+    assert not update.skipped
+    assert 0 < update.grad_norm < 1e3

@@ -68,3 +68,49 @@ def test_a_model_that_caps_its_logits_takes_the_plain_path():
 
 def test_our_own_architecture_is_chunked():
     assert ResponseLogProbs(make_model()).chunked
+
+
+BANNED = [0, 5, VOCABULARY - 1]
+
+
+def banned(model):
+    """Make a model give its banned tokens logits of -inf."""
+    model.get_output_embeddings().register_forward_hook(
+        lambda head, states, logits: logits.index_fill(-1, torch.tensor(BANNED), -torch.inf)
+    )
+    return model
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("is_chunked", [True, False])
+def test_banned_tokens_have_probability_0_in_log_probs_entropies_and_gradients(monkeypatch, is_chunked, temperature):
+    monkeypatch.setattr(model_module, "LOGITS_PER_CHUNK", 7 * VOCABULARY)
+    inputs, allowed = batch(), torch.tensor([token for token in range(VOCABULARY) if token not in BANNED])
+    inputs.input_ids[:] = allowed[inputs.input_ids % len(allowed)]
+    expected_model = make_model()
+    logits = expected_model(input_ids=inputs.input_ids).logits.index_select(-1, allowed) / temperature
+    expected = logits.log_softmax(-1)  # over the allowed tokens alone
+    targets = torch.searchsorted(allowed, inputs.input_ids)[:, 1:, None]
+    picked = expected[:, :-1].gather(-1, targets)[..., 0][:, 3:11].flatten()
+    entropies = -(expected.exp() * expected).sum(-1)[:, 3:11].flatten()
+    module = ResponseLogProbs(banned(make_model()), temperature, entropy_gradient=True)
+    module.chunked = is_chunked
+    log_probs, entropy = module(inputs)
+    torch.testing.assert_close(log_probs, picked, atol=1e-5, rtol=0)
+    torch.testing.assert_close(entropy, entropies, atol=1e-5, rtol=0)
+    (log_probs.sum() + 3 * entropy.sum()).backward()
+    (picked.sum() + 3 * entropies.sum()).backward()
+    for got, want in zip(module.parameters(), expected_model.parameters(), strict=True):
+        torch.testing.assert_close(got.grad, want.grad, atol=1e-4, rtol=1e-4)
+    module.statistic = "collision"
+    torch.testing.assert_close(module(inputs)[1], (2 * expected).exp().sum(-1)[:, 3:11].flatten(), atol=1e-6, rtol=1e-5)
+
+
+def test_a_sampled_token_that_is_banned_has_a_finite_log_prob_and_no_gradient():
+    inputs, module = batch(), ResponseLogProbs(banned(make_model()))
+    inputs.input_ids[:] = 5
+    log_probs, entropy = module(inputs)
+    assert log_probs.tolist() == [-1e6] * 40
+    assert entropy.isfinite().all()
+    log_probs.sum().backward()
+    assert all(not bool(parameter.grad.any()) for parameter in module.parameters())

@@ -196,3 +196,18 @@ def test_equal_rewards_at_the_start_teach_nothing_and_move_nothing(model):
     learner = make_learner(model, REINFORCE_PP, reward=settings, num_minibatches=2)
     _, updates = learner.update(learner.score(start))
     assert updates == []
+
+
+def test_the_kl_in_the_reward_is_limited_to_20_nats_per_token():
+    model = make_model()
+    batch = off_policy_batch(model, GRPO())
+    settings = RewardConfig(kl_coef=0.5)
+    learner = make_learner(model, GRPO(advantage="batch_norm"), reward=settings)
+
+    def ban(head, states, logits):
+        return torch.full_like(logits, -torch.inf).index_fill(-1, torch.tensor([0]), 0.0)
+
+    learner.reference.language_model.lm_head.register_forward_hook(ban)
+    scored = learner.score(batch)
+    assert scored.advantages.isfinite().all()
+    assert reward_metrics(scored, settings)["reward/kl"] == 20.0

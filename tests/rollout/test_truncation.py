@@ -5,6 +5,7 @@ import torch
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from rlzoo.environments import Host
+from rlzoo.errors import RunError
 from rlzoo.rollout.episodes import Player
 from rlzoo.rollout.sampler import HFSampler
 from rlzoo.support.draws import OwnDraws, Truncation, row_uniforms
@@ -153,3 +154,33 @@ def test_ragged_sets_are_selected_split_and_recorded():
         recorder.add(torch.tensor(rows), mask[[4 * len(rows) % 7 + row for row in rows]])
     assert [len(each) for each in recorder.by_response(3)] == [2, 0, 3]
     assert torch.equal(recorder.by_response(3)[2].mask(9), mask[[3, 3, 6]])
+
+
+@pytest.mark.parametrize("way", ["fused", "rows", "generate"])
+@pytest.mark.parametrize("truncation", [None, Truncation(top_k=94), Truncation(top_p=0.9)], ids=str)
+def test_tokens_with_a_logit_of_minus_infinity_are_never_drawn(way, truncation):
+    draw, banned = sampler(way=way), list(range(40, 60))
+    draw.model.lm_head.register_forward_hook(
+        lambda head, states, logits: logits.index_fill(-1, torch.tensor(banned), -torch.inf)
+    )
+    rollouts = draw.sample(PROMPTS, 8, seed=3, temperature=2.0, truncation=truncation)
+    assert not {token for rollout in rollouts for token in rollout.response_ids} & set(banned)
+    assert torch.tensor([value for rollout in rollouts for value in rollout.rollout_log_probs]).isfinite().all()
+    if truncation is not None:
+        assert not any(kept & set(banned) for rollout in rollouts for kept in sets_of(rollout))
+
+
+@pytest.mark.parametrize("way", ["fused", "rows", "generate"])
+@pytest.mark.parametrize("truncation", [None, Truncation(top_p=0.9, top_k=20)], ids=str)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), None])
+def test_logits_that_are_not_finite_end_the_sampling(way, truncation, value):
+    draw = sampler(way=way)
+
+    def spoil(head, states, logits):
+        return torch.full_like(logits, -torch.inf) if value is None else logits.index_fill(-1, torch.tensor([6]), value)
+
+    draw.model.lm_head.register_forward_hook(spoil)
+    with pytest.raises(RunError, match="the model's logits are not finite for 12 of 12 tokens; check its weights"):
+        draw.sample(PROMPTS, 2, seed=3, truncation=truncation)
+    with pytest.raises(RunError, match="the model's logits are not finite"):
+        Player(draw, Host(Words, workers=0, timeout=5.0), WIDE).play(PROBLEMS[:1], [0], seed=3, truncation=truncation)
