@@ -10,6 +10,7 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 
 from rlzoo.errors import UserError, did_you_mean
+from rlzoo.support.reading import user_path
 
 ALIKE = 0.75  # similarity (cutoff of `difflib`) above which an unknown option counts as a misspelling
 NAMED = {"advantage": "clip.advantage", "correction": "correction", "rule": "clip", "task": "task.name"}
@@ -41,12 +42,12 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command line; raises `UserError` if it cannot be parsed."""
-        given = list(args)
+        given = args = [_with_home(word) for word in args]
         if not ctx.resilient_parsing:  # set during shell completion
             self._check_values(ctx, given)
         ctx.allow_extra_args = True
         try:
-            rest = super().parse_args(ctx, args)
+            rest = super().parse_args(ctx, list(args))
         except Exception as error:
             if not hasattr(error, "format_message"):  # typer's copy of click has no public names for its errors
                 raise
@@ -77,6 +78,12 @@ class Command(TyperCommand):
             return f"{error.option_name} needs a value: {_help(parameter)}"
         what, colon, why = str(error.format_message()).partition(": ")
         return f"{_continued(what)}{colon}{_continued(why.removeprefix('Value error, '))}"
+
+
+def _with_home(word: str) -> str:
+    """Expand the ``~`` of a path, which shells leave in place in ``--output=~/x``."""
+    option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+    return f"{option}{equals}{user_path(value)}" if value.startswith("~") else word
 
 
 def _path(ctx: Any) -> str:

@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationError, ValidationInfo, model_validator
 
 from rlzoo.advantages import AdvantageEstimator
@@ -37,6 +36,7 @@ from rlzoo.corrections import Correction
 from rlzoo.discovery import distinct
 from rlzoo.errors import UserError, explain, shown
 from rlzoo.policy import ClipPolicy, contract_problem, required_fields
+from rlzoo.support.parsing import dump_yaml
 from rlzoo.support.redaction import redact_settings, redacted_keys
 from rlzoo.tasks import Task, build_task
 from rlzoo.tasks.task import task_names
@@ -318,7 +318,7 @@ class RunConfig(Section):
             secrets that `redaction` finds are left out and must be supplied again when the file is used.
         """
         settings = self.model_dump(mode="json")
-        return yaml.safe_dump(settings if with_secrets else redact_settings(settings), sort_keys=False)
+        return dump_yaml(settings if with_secrets else redact_settings(settings))
 
     def refuse_redacted(self) -> None:
         """Reject a configuration in which a secret was replaced by a placeholder.

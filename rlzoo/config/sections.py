@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from rlzoo.errors import UserError
 from rlzoo.policy import ClipPolicy
 from rlzoo.reductions import KLEstimator
+from rlzoo.settings import NameOrPath, Settings
 
 
-class Section(BaseModel):
-    """A section of the configuration; it is immutable and rejects unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+class Section(Settings):
+    """A section of the configuration; see `Settings`."""
 
 
 class ModelConfig(Section):
     """The language model to train."""
 
-    path: str = Field(
+    path: NameOrPath = Field(
         "embedded", description="'embedded', 'embedded-guess', 'smollm2', a folder, or a name on the Hugging Face hub"
     )
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="data type of the trained weights")
@@ -41,7 +40,7 @@ class VLLMConfig(Section):
         pattern=r"^https?://[^/\s]+/?$",
         description="URL of a running server, such as http://127.0.0.1:8000; null: run vLLM in the trainer's process",
     )
-    sync_folder: str | None = Field(
+    sync_folder: NameOrPath | None = Field(
         None,
         description="folder for new weights that both trainer and server can access; null: a temporary folder, which works "
         "only if both run on one machine",
@@ -223,7 +222,7 @@ class LaunchConfig(Section):
     processes: int | None = Field(
         None, ge=1, le=65536, description="number of processes; null: one, or as many as a launcher started"
     )
-    deepspeed: str | None = Field(None, description="'zero2', 'zero3', or a DeepSpeed configuration file")
+    deepspeed: NameOrPath | None = Field(None, description="'zero2', 'zero3', or a DeepSpeed configuration file")
     fsdp: bool = Field(
         False,
         description="shard weights, gradients and optimizer states with PyTorch's FSDP2; cannot be combined with DeepSpeed",

@@ -29,8 +29,10 @@ from rlzoo.models.pretrained import eos_token_ids, load_named
 from rlzoo.rollout.make_sampler import make_sampler
 from rlzoo.rollout.prompts import check_prompts, encode_prompt
 from rlzoo.rollout.sampler import Sampler
+from rlzoo.settings import NameOrPath
 from rlzoo.support.distribution import version
 from rlzoo.support.draws import Truncation
+from rlzoo.support.reading import user_path
 from rlzoo.support.redaction import redact_settings
 from rlzoo.support.seeds import step_seed
 from rlzoo.tasks.suites import Suite, SuiteGrader, find_suite
@@ -48,7 +50,7 @@ Told = Callable[[str, int, int, dict[str, float]], None]
 class EvaluatedModel(Section):
     """The language model to evaluate."""
 
-    path: str = Field(
+    path: NameOrPath = Field(
         "embedded", description="'embedded', 'embedded-guess', 'smollm2', a folder, a run directory, or a hub name"
     )
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="data type of the weights")
@@ -83,7 +85,7 @@ class EvaluationConfig(Section):
         sections = parse_overrides(overrides)
         if other := next((text for text in overrides if text.partition(".")[0] not in ("model", "rollout")), None):
             raise UserError(f"--set {other.partition('=')[0]}: an evaluation has only the sections model and rollout")
-        saved = [str(folder) for _, folder in numbered(Path(model)) if (folder / "config.json").is_file()]
+        saved = [str(folder) for _, folder in numbered(user_path(model)) if (folder / "config.json").is_file()]
         named = {**sections.get("model", {}), "path": saved[-1] if saved else model}  # for a run directory, the last checkpoint
         try:
             return cls.model_validate({**sections, **settings, "model": named})
@@ -176,7 +178,7 @@ def evaluate(
     """
     suites = [find_suite(name, config.data) for name in dict.fromkeys(config.suites)]
     problems = {suite.name: suite.problems(config.data, config.limit) for suite in suites}
-    directory = EvaluationDirectory(output or default_output(config))
+    directory = EvaluationDirectory(user_path(output or default_output(config)))
     directory.check(config.settings())
     answered = {name: directory.read(name, asked) for name, asked in problems.items()}
     with ExitStack() as stack:

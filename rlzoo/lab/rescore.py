@@ -16,6 +16,7 @@ from rlzoo.learner.log_probs import ResponseLogProbs
 from rlzoo.learner.micro_batches import cut, max_tokens, overhead, padded
 from rlzoo.models.pretrained import load_named
 from rlzoo.recording import RecordedStep, UpdateLogProbs
+from rlzoo.support.reading import user_path
 
 FARTHEST = 3.0
 """Largest mean difference, in nats per token, between recorded log-probs and log-probs under a checkpoint of the same model."""
@@ -64,7 +65,7 @@ def rescore(
         UserError: a file cannot be rescored, a checkpoint cannot be loaded or has another vocabulary, or ``output`` is not
             empty.
     """
-    files = rollout_files(paths)
+    files, output = rollout_files(paths), user_path(output)
     steps = {file: RecordedStep.load(file) for file in files}
     _check(steps, output, models, old, ref)
     found: dict[str, dict[Path, Scores]] = {}

@@ -13,7 +13,7 @@ from rlzoo.errors import UserError, shown
 from rlzoo.journal.run_directory import read_metrics
 from rlzoo.journal.tracking.record import flatten
 from rlzoo.support.parsing import parse_json, parse_yaml
-from rlzoo.support.reading import SETTINGS, read_text
+from rlzoo.support.reading import SETTINGS, read_text, user_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[RunRecord], list[str]]:
         UserError: a path is not a folder, or there is no finished run.
     """
     folders: dict[Path, Path] = {}  # maps each resolved path to the path as given
-    for path in paths:
+    for path in map(user_path, paths):
         try:
             is_folder = path.is_dir()
         except (OSError, ValueError):  # an invalid file name

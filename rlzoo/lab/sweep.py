@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-import yaml
 
 from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
@@ -124,7 +123,7 @@ def _check_same(child: Child) -> None:
     before = read_mapping(child.path / "config.yaml", parse_yaml)
     if not before:
         raise UserError(f"{str(child.path)!r} is a run whose config.yaml cannot be read; remove the run")
-    asked = yaml.safe_load(child.config.to_yaml())
+    asked = parse_yaml(child.config.to_yaml())
     if changed := changed_settings(before, asked | {"output": before.get("output")}):
         raise UserError(
             f"{str(child.path)!r} has different settings: {', '.join(changed[:3])}; remove it or choose another --output"

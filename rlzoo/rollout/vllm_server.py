@@ -128,7 +128,7 @@ class ServerSampler(AnyVLLMSampler):
         if self.own_folder and not (host in ("localhost", "::1") or host.startswith("127.")):
             raise self._error("is on another machine; set rollout.vllm.sync_folder to a folder that both machines share")
         self._check_server()
-        self.folder = Path(settings.sync_folder or tempfile.mkdtemp(prefix="rlzoo-weights-")).expanduser().resolve()
+        self.folder = Path(settings.sync_folder or tempfile.mkdtemp(prefix="rlzoo-weights-")).resolve()
         self.weights: Path | None = None  # folder of the weights that the server has loaded
 
     def draw(self, rows: Sequence[Ids], draws: Draws) -> list[Drawn]:

@@ -1,13 +1,16 @@
-"""Parses untrusted YAML and JSON, or rejects it with a one-line reason."""
+"""Parses untrusted YAML and JSON, or rejects it with a one-line reason, and writes YAML that any reader understands."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 import yaml
+
+from rlzoo.errors import shown
 
 LONGEST_YAML = 20_000  # maximum number of characters, which PyYAML parses in about 0.3 s; configs are ten times shorter
 DEEPEST = 40  # maximum nesting depth of lists and mappings, because code that traverses settings recurses
@@ -20,16 +23,67 @@ class UnreadableError(ValueError):
     """Raised when a text is not valid YAML or JSON, or exceeds a limit; the message does not repeat the text."""
 
 
+MERGE = "tag:yaml.org,2002:merge"
+CORE_SCHEMA = {
+    "null": (r"~|null|Null|NULL", "~nN"),
+    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
+    "float": (r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+.0123456789"),
+    "merge": (r"<<", "<"),
+}
+"""Regex and first characters of the plain scalars with each tag: YAML 1.2's core schema, and the merge key of YAML 1.1."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Follows YAML 1.2, in which ``1e-3`` is a number and ``on`` a string, and rejects a key that occurs twice in a mapping."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        lines: dict[Any, int] = {}
+        for key, _ in node.value:  # without the keys that a merge adds, which the mapping may override
+            if isinstance(key, yaml.ScalarNode):
+                name = key.value if key.tag == MERGE else self.construct_object(key)
+                line = key.start_mark.line + 1
+                if name in lines:
+                    problem = f"repeats the key {shown(name)} of line {lines[name]}; combine the two, or remove one"
+                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+                lines[name] = line
+        return node
+
+    def construct_int(self, node: yaml.ScalarNode) -> int:
+        """Return an integer; unlike in YAML 1.1, ``010`` is ten and ``0o10`` is eight."""
+        text = self.construct_scalar(node)
+        return int(text, {"0x": 16, "0o": 8}.get(text[:2], 10))
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes each string that YAML 1.1 or 1.2 would read as another type."""
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _tag, (_regex, _first) in CORE_SCHEMA.items():
+    for _kind in (_Loader, _Dumper):
+        _kind.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_regex})$"), [*_first])
+_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("^$"), [""])
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_int)
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("^[yYnN]$"), [*"yYnN"])  # in YAML 1.1, but not in PyYAML
+
+
+def dump_yaml(value: Any) -> str:
+    """Format a value as YAML that `parse_yaml` and other readers, of YAML 1.1 or 1.2, read as the same value."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False)
+
+
 def parse_yaml(text: str) -> Any:
-    """Parse a YAML text.
+    """Parse a YAML text with the types of YAML 1.2's core schema.
 
     Raises:
-        UnreadableError: the text is invalid, too long, too deeply nested or too large.
+        UnreadableError: the text is invalid, too long, too deeply nested or too large, or a mapping has a key twice.
     """
     if len(text) > LONGEST_YAML:
         raise UnreadableError(f"{len(text):,} characters are too many (at most {LONGEST_YAML:,})")
     try:
-        value = yaml.safe_load(text)
+        value = _Loader(text).get_single_data()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1} " if mark else ""

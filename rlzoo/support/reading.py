@@ -7,6 +7,8 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
+from rlzoo.errors import UserError, shown
+
 SETTINGS = 2**20  # maximum size in bytes of a YAML or JSON settings file
 RECORDS = 2**31  # maximum size in bytes of a file of records: questions, metrics, completions
 
@@ -16,6 +18,18 @@ class NotReadError(OSError):
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(0, reason, str(path))
+
+
+def user_path(path: str | Path) -> Path:
+    """Return a path that a user wrote, with a leading ``~`` or ``~NAME`` replaced by that user's home folder.
+
+    Raises:
+        UserError: there is no such user.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UserError(f"path {shown(str(path))}: no such user; for a file with this name, write ./{path}") from None
 
 
 def opened(path: str | Path, most: int) -> BinaryIO:
@@ -46,10 +60,10 @@ def read_bytes(path: str | Path, most: int) -> bytes:
 
 
 def read_text(path: str | Path, most: int) -> str:
-    r"""Return the text of a regular UTF-8 file with line ends as ``\n``; see `opened`.
+    r"""Return the text of a regular UTF-8 file with line ends as ``\n``, without a byte-order mark; see `opened`.
 
     Raises:
         UnicodeDecodeError: the file is not UTF-8.
     """
-    with io.TextIOWrapper(opened(path, most), encoding="utf-8") as file:
+    with io.TextIOWrapper(opened(path, most), encoding="utf-8-sig") as file:
         return file.read()
