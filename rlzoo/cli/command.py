@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -112,11 +113,11 @@ def _option_for(rest: Sequence[str], options: Sequence[str], given: Sequence[str
     """Return a hint about what to write instead of the first unexpected argument."""
     word = rest[0]
     if "--set" in options and "=" in word:
-        return f"change a setting with --set {word}"
+        return f"change a setting with --set {shlex.quote(word)}"
     if "--plugin" in options and word.endswith(".py"):
-        return f"name a plugin with --plugin {word}"
+        return f"name a plugin with --plugin {shlex.quote(word)}"
     if "--config" in options and (word.endswith((".yaml", ".yml")) or _is_config(word)):
-        return f"name a config with --config {word}"
+        return f"name a config with --config {shlex.quote(word)}"
     named = next((value for option, value in pairwise(given) if option == "--clip"), None)
     if named is not None and "--seeds" in options and _are_rules(word):
         return f"separate rules with commas: --clip {','.join([named, *(rule for rule in rest if _are_rules(rule))])}"
@@ -144,7 +145,7 @@ def _advice(option: str, arguments: Sequence[str], options: Sequence[str]) -> st
     if close := difflib.get_close_matches(option.lstrip("-"), names, n=1, cutoff=ALIKE):
         return f"; did you mean {names[close[0]]!r}?"
     if "--set" in options and (keys := _settings(option.lstrip("-").replace("-", "_"))):
-        return f"; did you mean --set {keys[0]}={_value(option, arguments)}?"
+        return f"; did you mean --set {shlex.quote(f'{keys[0]}={_value(option, arguments)}')}?"
     return "; see --help"
 
 

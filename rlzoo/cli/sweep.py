@@ -63,6 +63,7 @@ def sweep(
     if dry_run:
         for child in sweep.children:
             console.print(f"{child.name}{'  (finished)' if child.is_finished else ''}")
+        _print_differences(sweep, console)
         return
     failed = _finish(sweep, jobs, console, is_quiet=quiet)
     if len(sweep.children) > len(failed):
@@ -80,15 +81,17 @@ def _print_power(sweep: Sweep, console: Plain, *, as_json: bool) -> None:
     from rlzoo.lab.study import plain
 
     config = sweep.children[0].config
+    if any(child.config.eval != config.eval for child in sweep.children):
+        raise UserError("--power: the runs differ in their eval settings; use the same evaluation for all of them")
     finished = [child.path for child in sweep.children if child.is_finished]
     records = find_runs(finished)[0] if finished else []
-    found = plan(config, len(sweep.clips), len(sweep.seeds), records)
+    found = plan(config, sweep.num_contenders, len(sweep.seeds), records)
     if as_json:
         print(json.dumps(plain(found), indent=2))
         return
     problems, samples = config.eval.num_problems, config.eval.num_samples
     pairs = "1 pair" if found.num_pairs == 1 else f"{found.num_pairs} pairs"
-    console.print(f"{len(sweep.clips)} rules, {pairs}, {found.num_seeds} seeds each")
+    console.print(f"{sweep.num_contenders} rules, {pairs}, {found.num_seeds} seeds each")
     console.print(f"a difference of {found.detects:.3f} is detected in {found.power:.0%} of such sweeps")
     console.print(f"by a paired t-test at {found.level} after Holm's correction over {pairs}")
     console.print(f"standard deviation of a difference between seeds: {found.seed_deviation:.4f} ({found.source})")
@@ -98,6 +101,15 @@ def _print_power(sweep: Sweep, console: Plain, *, as_json: bool) -> None:
     )
     for difference, seeds in found.seeds_needed.items():
         console.print(f"a difference of {difference} needs {seeds or 'more than 10,000'} seeds")
+
+
+def _print_differences(sweep: Sweep, console: Plain) -> None:
+    """Print how the runs of different rules differ, apart from their rules, with the first value of each axis."""
+    from rlzoo.lab.races import other_differences
+
+    first_of_each_rule = sweep.children[: sweep.num_contenders : sweep.num_contenders // len(sweep.clips)]
+    for note in other_differences([child.settings for child in first_of_each_rule]):
+        console.print(note)
 
 
 def _finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -> list[Child]:
@@ -136,6 +148,7 @@ def _finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -
     if not is_quiet:
         already = f", {finished} of them already finished" if finished else ""
         console.print(f"{len(sweep.children)} runs in {sweep.folder}{already}")
+        _print_differences(sweep, console)
     parent = parent_of(sweep)
     status = "FAILED"
     try:
@@ -156,18 +169,16 @@ def _finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -
 def parent_of(sweep: Sweep) -> str | None:
     """Return the ID of a new or resumed sweep's MLflow run; None if the sweep's runs are not tracked."""
     from rlzoo.journal.tracking.store import open_parent
-    from rlzoo.support.parsing import parse_json
-    from rlzoo.support.reading import SETTINGS, read_text
+    from rlzoo.lab.run_records import read_mapping
 
     tracking = sweep.children[0].config.tracking
     if not tracking.mlflow:
         return None
     file = sweep.folder / "sweep.json"
     if file.exists():
-        try:
-            return str(parse_json(read_text(file, SETTINGS))["mlflow_run_id"])
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            raise UserError(f"{str(file)!r} contains no MLflow run ID; remove it to start a new run") from error
+        if run_id := read_mapping(file).get("mlflow_run_id"):
+            return str(run_id)
+        raise UserError(f"{str(file)!r} contains no MLflow run ID; remove it to start a new run")
     tags = {"kind": "sweep", "rules": ",".join(sweep.clips), "seeds": ",".join(map(str, sweep.seeds))}
     run_id = open_parent(tracking.experiment, f"sweep {sweep.folder.name}", tags)
     sweep.folder.mkdir(parents=True, exist_ok=True)

@@ -266,7 +266,9 @@ class TrackingConfig(Section):
     """What is logged to MLflow."""
 
     mlflow: bool = Field(True, description="track the run in MLflow; metrics.jsonl is written either way")
-    experiment: str = Field("rlzoo", min_length=1, description="MLflow experiment (overridden by MLFLOW_EXPERIMENT_NAME)")
+    experiment: str = Field(
+        "rlzoo", min_length=1, description="MLflow experiment; MLFLOW_EXPERIMENT_ID and MLFLOW_EXPERIMENT_NAME override it"
+    )
     figure_every: int = Field(
         10,
         ge=0,

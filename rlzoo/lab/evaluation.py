@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shlex
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -300,6 +301,6 @@ def _track(evaluation: Evaluation, experiment: str) -> str | None:
     except Exception as error:  # any error from the store: the results are saved and can be uploaded later
         logger.warning(
             "results were not logged to MLflow at %s (%s); log them with: rlzoo sync %s",
-            without_password(uri), describe(error, uri), evaluation.path,
+            without_password(uri), describe(error, uri), shlex.quote(str(evaluation.path)),
         )  # fmt: skip
     return run_id_of(evaluation.path)

@@ -23,31 +23,29 @@ class UnreadableError(ValueError):
     """Raised when a text is not valid YAML or JSON, or exceeds a limit; the message does not repeat the text."""
 
 
-MERGE = "tag:yaml.org,2002:merge"
-CORE_SCHEMA = {
-    "null": (r"~|null|Null|NULL", "~nN"),
-    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
-    "float": (r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+.0123456789"),
-    "merge": (r"<<", "<"),
+TAG = "tag:yaml.org,2002:"
+PLAIN = {
+    "null": ("~nN", r"~|null|Null|NULL"),
+    "bool": ("tTfF", r"true|True|TRUE|false|False|FALSE"),
+    "int": ("-+0123456789", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+"),
+    "float": ("-+.0123456789", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"),
+    "merge": ("<", r"<<"),
 }
-"""Regex and first characters of the plain scalars with each tag: YAML 1.2's core schema, and the merge key of YAML 1.1."""
+"""First characters and regex of unquoted values that are not strings: YAML 1.2's core schema, and the merge key of YAML 1.1."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Follows YAML 1.2, in which ``1e-3`` is a number and ``on`` a string, and rejects a key that occurs twice in a mapping."""
+    """Reads YAML 1.2, in which ``1e-3`` is a number and ``on`` a string, and rejects a key that occurs twice in a mapping."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         lines: dict[Any, int] = {}
-        for key, _ in node.value:  # without the keys that a merge adds, which the mapping may override
-            if isinstance(key, yaml.ScalarNode):
-                name = key.value if key.tag == MERGE else self.construct_object(key)
-                line = key.start_mark.line + 1
-                if name in lines:
-                    problem = f"repeats the key {shown(name)} of line {lines[name]}; combine the two, or remove one"
-                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
-                lines[name] = line
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):  # before merges, which may be overridden
+            name = key.value if key.tag == f"{TAG}merge" else self.construct_object(key)
+            if first := lines.get(name):
+                problem = f"repeats the key {shown(name)} of line {first}; combine the two, or remove one"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            lines[name] = key.start_mark.line + 1
         return node
 
     def construct_int(self, node: yaml.ScalarNode) -> int:
@@ -60,17 +58,16 @@ class _Dumper(yaml.SafeDumper):
     """Quotes each string that YAML 1.1 or 1.2 would read as another type."""
 
 
-_Loader.yaml_implicit_resolvers = {}
-for _tag, (_regex, _first) in CORE_SCHEMA.items():
-    for _kind in (_Loader, _Dumper):
-        _kind.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_regex})$"), [*_first])
-_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("^$"), [""])
-_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_int)
-_Dumper.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("^[yYnN]$"), [*"yYnN"])  # in YAML 1.1, but not in PyYAML
+_Loader.yaml_implicit_resolvers = {"": [(f"{TAG}null", re.compile("^$"))]}
+_Loader.add_constructor(f"{TAG}int", _Loader.construct_int)
+for _kind in (_Loader, _Dumper):
+    for _tag, (_first, _regex) in PLAIN.items():
+        _kind.add_implicit_resolver(TAG + _tag, re.compile(f"^({_regex})$"), [*_first])
+_Dumper.add_implicit_resolver(f"{TAG}bool", re.compile("^[yYnN]$"), [*"yYnN"])  # booleans of YAML 1.1 that PyYAML omits
 
 
 def dump_yaml(value: Any) -> str:
-    """Format a value as YAML that `parse_yaml` and other readers, of YAML 1.1 or 1.2, read as the same value."""
+    """Format a value as YAML that readers of YAML 1.1 and 1.2 read as the same value."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False)
 
 

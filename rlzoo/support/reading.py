@@ -21,11 +21,7 @@ class NotReadError(OSError):
 
 
 def user_path(path: str | Path) -> Path:
-    """Return a path that a user wrote, with a leading ``~`` or ``~NAME`` replaced by that user's home folder.
-
-    Raises:
-        UserError: there is no such user.
-    """
+    """Return a path that a user wrote, with ``~`` expanded; raises `UserError` for ``~NAME`` if there is no such user."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
