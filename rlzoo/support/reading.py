@@ -25,7 +25,7 @@ def user_path(path: str | Path) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        raise UserError(f"path {shown(str(path))}: no such user; for a file with this name, write ./{path}") from None
+        raise UserError(f"path {shown(str(path))}: no such user; for a file of this name, write its absolute path") from None
 
 
 def opened(path: str | Path, most: int) -> BinaryIO:

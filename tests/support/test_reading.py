@@ -12,8 +12,8 @@ from rlzoo.config.sections import LaunchConfig
 from rlzoo.errors import UserError
 from rlzoo.journal.manifest import FILE, damage
 from rlzoo.journal.run_directory import read_metrics
-from rlzoo.processes import deepspeed_settings
-from rlzoo.support.reading import RECORDS, SETTINGS, NotReadError, read_text
+from rlzoo.processes import deepspeed_settings, zero_settings
+from rlzoo.support.reading import RECORDS, SETTINGS, NotReadError, read_text, user_path
 from rlzoo.tasks.math_rows import read_problems
 from rlzoo.zoo import load_zoo
 
@@ -100,3 +100,21 @@ def test_a_manifest_of_another_kind_is_damage(odd, tmp_path, kind):
 
 def test_a_file_of_rows_may_be_large():
     assert SETTINGS < RECORDS
+
+
+def test_a_byte_order_mark_is_not_part_of_a_text(tmp_path):
+    (tmp_path / "steps.yaml").write_bytes("\ufeffsteps: 3\n".encode())
+    assert read_config(tmp_path / "steps.yaml") == {"steps": 3}
+    row = '{"question": "1+1", "answer": "2"}'
+    for name, rows in (("lines.jsonl", f"{row}\n"), ("list.json", f"[{row}]")):
+        (tmp_path / name).write_bytes(f"\ufeff{rows}".encode())
+        assert [problem.answer for problem in read_problems(str(tmp_path / name), "train", None)] == ["2"]
+    (tmp_path / "zero.json").write_bytes('\ufeff{"zero_optimization": {"stage": 2}}'.encode())
+    assert zero_settings(LaunchConfig(deepspeed=str(tmp_path / "zero.json"))) == {"stage": 2}
+
+
+def test_the_home_folder_is_found_and_an_unknown_user_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert [str(user_path(path)) for path in ("~/a", Path("~/a"), "a/~")] == [f"{tmp_path}/a"] * 2 + ["a/~"]
+    with pytest.raises(UserError, match=r"'~nobody-here/a': no such user; for a file of this name, write its absolute path"):
+        user_path("~nobody-here/a")

@@ -100,12 +100,9 @@ def differing_settings(experiment: str) -> list[str]:
     """
     with connected() as client:
         runs = client.search_runs([experiment], FILTER, max_results=1000)
-    values: dict[str, set[str]] = {}
-    for run in runs:
-        for key, value in run.data.params.items():
-            if key.startswith(SAME_CONTEST):
-                values.setdefault(key, set()).add(value)
-    return sorted(key for key, found in values.items() if len(found) > 1)
+    settings = [run.data.params for run in runs if "steps" in run.data.params]  # other runs are evaluations
+    keys = {key for params in settings for key in params if key.startswith(SAME_CONTEST)}
+    return sorted(key for key in keys if len({params.get(key) for params in settings}) > 1)
 
 
 def is_missing(uri: str) -> bool:
