@@ -106,9 +106,10 @@ def _print_power(sweep: Sweep, console: Plain, *, as_json: bool) -> None:
 def _print_differences(sweep: Sweep, console: Plain) -> None:
     """Print how the runs of different rules differ, apart from their rules, with the first value of each axis."""
     from rlzoo.lab.races import other_differences
+    from rlzoo.lab.run_records import resolved_settings
 
     first_of_each_rule = sweep.children[: sweep.num_contenders : sweep.num_contenders // len(sweep.clips)]
-    for note in other_differences([child.settings for child in first_of_each_rule]):
+    for note in other_differences([resolved_settings(child.config.model_dump(mode="json")) for child in first_of_each_rule]):
         console.print(note)
 
 

@@ -28,7 +28,6 @@ from rlzoo.config.sections import (
     ModelConfig,
     RewardConfig,
     RolloutConfig,
-    Section,
     TrackingConfig,
     minibatches_by_prompts,
 )
@@ -36,6 +35,7 @@ from rlzoo.corrections import Correction
 from rlzoo.discovery import distinct
 from rlzoo.errors import UserError, explain, shown
 from rlzoo.policy import ClipPolicy, contract_problem, required_fields
+from rlzoo.settings import Settings
 from rlzoo.support.parsing import dump_yaml
 from rlzoo.support.redaction import redact_settings, redacted_keys
 from rlzoo.tasks import Task, build_task
@@ -110,7 +110,7 @@ def _dump_correction(correction: Correction | None) -> dict[str, Any] | None:
     return None if correction is None else _dump_named(correction)
 
 
-class RunConfig(Section):
+class RunConfig(Settings):
     """The complete configuration of a run, as saved in ``config.yaml`` in the run directory.
 
     Example:

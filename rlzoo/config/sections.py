@@ -12,11 +12,7 @@ from rlzoo.reductions import KLEstimator
 from rlzoo.settings import NameOrPath, Settings
 
 
-class Section(Settings):
-    """A section of the configuration; see `Settings`."""
-
-
-class ModelConfig(Section):
+class ModelConfig(Settings):
     """The language model to train."""
 
     path: NameOrPath = Field(
@@ -32,7 +28,7 @@ class ModelConfig(Section):
     )
 
 
-class VLLMConfig(Section):
+class VLLMConfig(Settings):
     """How vLLM is run when it is the sampler."""
 
     server: str | None = Field(
@@ -66,7 +62,7 @@ LARGEST_VLLM_TOP_K = 512
 """Maximum ``rollout.top_k`` with vLLM, which reports the kept tokens in about ``2 * top_k`` log-probs per token."""
 
 
-class RolloutConfig(Section):
+class RolloutConfig(Settings):
     """How responses are sampled."""
 
     engine: Literal["hf", "generate", "vllm"] = Field(
@@ -128,7 +124,7 @@ class RolloutConfig(Section):
         return self
 
 
-class RewardConfig(Section):
+class RewardConfig(Settings):
     """How responses are rewarded."""
 
     overlong_buffer: float = Field(
@@ -147,7 +143,7 @@ class RewardConfig(Section):
     )
 
 
-class LoraConfig(Section):
+class LoraConfig(Settings):
     """Train a low-rank update with PEFT instead of all weights (arXiv 2106.09685)."""
 
     rank: int = Field(0, ge=0, le=4096, description="rank of the update; 0: train all weights")
@@ -155,7 +151,7 @@ class LoraConfig(Section):
     target: str = Field("all-linear", description="modules to adapt: a name for PEFT's target_modules, or 'all-linear'")
 
 
-class LearnerConfig(Section):
+class LearnerConfig(Settings):
     """How the model is updated."""
 
     lr: float = Field(1e-6, gt=0, le=1, description="AdamW's learning rate")
@@ -216,7 +212,7 @@ def minibatches_by_prompts(learner: LearnerConfig, clip: ClipPolicy) -> bool:
     return learner.minibatch_by == "prompts" or (learner.minibatch_by is None and "group_ids" in clip.needs)
 
 
-class LaunchConfig(Section):
+class LaunchConfig(Settings):
     """How many processes a run uses, and how the model's states are sharded across them."""
 
     processes: int | None = Field(
@@ -237,7 +233,7 @@ class LaunchConfig(Section):
         return self.fsdp or self.deepspeed is not None
 
 
-class EvalConfig(Section):
+class EvalConfig(Settings):
     """Held-out evaluation: the mean reward of sampled responses."""
 
     num_problems: int = Field(0, ge=0, le=1_000_000, description="number of held-out problems; 0: no evaluation")
@@ -248,7 +244,7 @@ class EvalConfig(Section):
     temperature: float = Field(1.0, gt=0, le=10, description="sampling temperature")
 
 
-class CheckpointConfig(Section):
+class CheckpointConfig(Settings):
     """When the model is saved."""
 
     every: int = Field(
@@ -262,7 +258,7 @@ class CheckpointConfig(Section):
     )
 
 
-class TrackingConfig(Section):
+class TrackingConfig(Settings):
     """What is logged to MLflow."""
 
     mlflow: bool = Field(True, description="track the run in MLflow; metrics.jsonl is written either way")

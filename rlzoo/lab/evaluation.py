@@ -17,7 +17,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError
 
 from rlzoo.config.composition import parse_overrides
-from rlzoo.config.sections import ModelConfig, RolloutConfig, Section
+from rlzoo.config.sections import ModelConfig, RolloutConfig
 from rlzoo.errors import UserError, explain
 from rlzoo.journal.state import numbered
 from rlzoo.journal.tracking.record import Record, git_commit, run_id_of, tracking_uri, without_password
@@ -30,7 +30,7 @@ from rlzoo.models.pretrained import eos_token_ids, load_named
 from rlzoo.rollout.make_sampler import make_sampler
 from rlzoo.rollout.prompts import check_prompts, encode_prompt
 from rlzoo.rollout.sampler import Sampler
-from rlzoo.settings import NameOrPath
+from rlzoo.settings import NameOrPath, Settings
 from rlzoo.support.distribution import version
 from rlzoo.support.draws import Truncation
 from rlzoo.support.reading import user_path
@@ -48,7 +48,7 @@ Told = Callable[[str, int, int, dict[str, float]], None]
 """Called with the suite, the number of problems answered, the total number of problems, and the means so far."""
 
 
-class EvaluatedModel(Section):
+class EvaluatedModel(Settings):
     """The language model to evaluate."""
 
     path: NameOrPath = Field(
@@ -64,7 +64,7 @@ class EvaluatedModel(Section):
     trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
 
 
-class EvaluationConfig(Section):
+class EvaluationConfig(Settings):
     """The configuration of an evaluation."""
 
     model: EvaluatedModel = Field(default_factory=EvaluatedModel, description="the language model to evaluate")

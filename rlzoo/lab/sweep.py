@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -38,11 +37,6 @@ class Child:
     path: Path  # its run directory
     config: RunConfig
     arguments: tuple[str, ...]  # for `rlzoo train`
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The run's settings; see `resolved_settings`."""
-        return resolved_settings(self.config.model_dump(mode="json"))
 
     @property
     def is_finished(self) -> bool:
@@ -137,7 +131,8 @@ def _check_distinct(children: Sequence[Child]) -> None:
     """Raise `UserError` if two children have the same name, or settings that a comparison cannot tell apart."""
     names: dict[str, str] = {}
     for child in children:
-        compared = {key: value for key, value in child.settings.items() if key == "seed" or not key.startswith(REPETITION)}
+        settings = resolved_settings(child.config.model_dump(mode="json"))
+        compared = {key: value for key, value in settings.items() if key == "seed" or not key.startswith(REPETITION)}
         for what, mark in (("name", child.name), ("settings", repr(compared))):
             if mark in names:
                 raise UserError(

@@ -25,13 +25,11 @@ class UnreadableError(ValueError):
 
 TAG = "tag:yaml.org,2002:"
 PLAIN = {
-    "null": ("~nN", r"~|null|Null|NULL"),
     "bool": ("tTfF", r"true|True|TRUE|false|False|FALSE"),
     "int": ("-+0123456789", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+"),
     "float": ("-+.0123456789", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"),
-    "merge": ("<", r"<<"),
 }
-"""First characters and regex of unquoted values that are not strings: YAML 1.2's core schema, and the merge key of YAML 1.1."""
+"""First characters and regex of unquoted booleans and numbers in YAML 1.2's core schema."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -48,20 +46,19 @@ class _Loader(yaml.SafeLoader):
             lines[name] = key.start_mark.line + 1
         return node
 
-    def construct_int(self, node: yaml.ScalarNode) -> int:
-        """Return an integer; unlike in YAML 1.1, ``010`` is ten and ``0o10`` is eight."""
-        text = self.construct_scalar(node)
-        return int(text, {"0x": 16, "0o": 8}.get(text[:2], 10))
-
 
 class _Dumper(yaml.SafeDumper):
     """Quotes each string that YAML 1.1 or 1.2 would read as another type."""
 
 
-_Loader.yaml_implicit_resolvers = {"": [(f"{TAG}null", re.compile("^$"))]}
-_Loader.add_constructor(f"{TAG}int", _Loader.construct_int)
-for _kind in (_Loader, _Dumper):
-    for _tag, (_first, _regex) in PLAIN.items():
+_BASES = {"0x": 16, "0o": 8}  # unlike in YAML 1.1, 010 is ten
+_Loader.add_constructor(f"{TAG}int", lambda _, node: int(node.value, _BASES.get(node.value[:2], 10)))
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, regex) for tag, regex in known if tag in (f"{TAG}null", f"{TAG}merge")]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _tag, (_first, _regex) in PLAIN.items():
+    for _kind in (_Loader, _Dumper):
         _kind.add_implicit_resolver(TAG + _tag, re.compile(f"^({_regex})$"), [*_first])
 _Dumper.add_implicit_resolver(f"{TAG}bool", re.compile("^[yYnN]$"), [*"yYnN"])  # booleans of YAML 1.1 that PyYAML omits
 

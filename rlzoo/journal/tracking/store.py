@@ -65,7 +65,7 @@ def experiment_id(client: Any, name: str, chosen: str | None = None) -> str:
         except MlflowException as error:
             if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
                 raise  # the store cannot be reached
-        raise UserError(f"{EXPERIMENT_ID}={chosen}: the store has no such active experiment; set another ID, or unset it")
+        raise UserError(f"{EXPERIMENT_ID}={chosen}: the store has no such active experiment; set the ID of an existing one")
     found = client.get_experiment_by_name(name)
     if found:
         return str(found.experiment_id)
