@@ -246,7 +246,9 @@ def other_differences(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return notes on how runs differ, apart from their policies; see `resolved_settings`."""
     notes = []
     for key, values in _varied(settings).items():
-        if not key.startswith("clip.") or key.removeprefix("clip.") in NAMED:
+        if key.removeprefix("clip.") in NAMED:
+            notes.append(f"the rules differ in {key} ({', '.join(values)})")
+        elif not key.startswith("clip."):
             what = NOT_COMPARABLE if key.startswith(SAME_CONTEST) else "the policy is not the only difference"
             notes.append(f"{what}: {key} differs between the runs ({', '.join(values)})")
     return sorted(notes)

@@ -228,8 +228,8 @@ def test_minibatches_that_the_rule_determines_are_a_difference(folder, tmp_path,
     (by_groups / "config.yaml").write_text(yaml.safe_dump(settings))
     notes = other_differences([record.settings for record in find_runs([folder, by_groups])[0]])
     assert notes == [
-        "the policy is not the only difference: clip.advantage differs between the runs (group_norm, group_mean)",
         "the policy is not the only difference: learner.minibatch_by differs between the runs (responses, prompts)",
+        "the rules differ in clip.advantage (group_norm, group_mean)",
     ]
 
 
