@@ -43,12 +43,13 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command line; raises `UserError` if it cannot be parsed."""
-        given = args = [_with_home(word) for word in args]
         if not ctx.resilient_parsing:  # set during shell completion
-            self._check_values(ctx, given)
+            args = [_with_home(word) for word in args]
+            self._check_values(ctx, args)
+        given = list(args)
         ctx.allow_extra_args = True
         try:
-            rest = super().parse_args(ctx, list(args))
+            rest = super().parse_args(ctx, args)
         except Exception as error:
             if not hasattr(error, "format_message"):  # typer's copy of click has no public names for its errors
                 raise

@@ -19,6 +19,8 @@ from rlzoo.support.parsing import parse_json, parse_yaml
 from rlzoo.support.reading import SETTINGS, read_text, user_path
 from rlzoo.zoo import load_zoo
 
+REPETITION = ("seed", "output", "plugins", "tracking.", "checkpoint.")  # settings that may differ between repetitions
+
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
@@ -110,9 +112,6 @@ def changed_settings(before: Mapping[str, Any], asked: Mapping[str, Any]) -> lis
     return [f"{key} (was {old.get(key)}, now {new.get(key)})" for key in sorted(old | new) if old.get(key) != new.get(key)]
 
 
-REPETITION = ("seed", "output", "plugins", "tracking.", "checkpoint.")  # settings that may differ between repetitions
-
-
 def resolved_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a run's settings with dotted keys, and the unit of its minibatches if the rule determines it.
 
@@ -132,10 +131,8 @@ class _UnfinishedError(Exception):
 
 def _read(folder: Path) -> RunRecord:
     """Read the run in a folder; raises a `UserError` if its metrics are damaged."""
-    summary, settings = (
-        read_mapping(folder / "summary.json"),
-        resolved_settings(read_mapping(folder / "config.yaml", parse_yaml)),
-    )
+    summary = read_mapping(folder / "summary.json")
+    settings = resolved_settings(read_mapping(folder / "config.yaml", parse_yaml))
     clip, seed, steps = (settings.get(key) for key in ("clip.name", "seed", "steps"))
     if not (isinstance(clip, str) and type(seed) is type(steps) is int and (folder / "metrics.jsonl").is_file()):
         raise _UnfinishedError
