@@ -8,10 +8,10 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from pydantic import BaseModel, ConfigDict
 
 from rlzoo import ops
 from rlzoo.errors import UserError
+from rlzoo.settings import Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,7 +58,7 @@ class AdvantageInputs:
         return torch.where(self.response_mask, self.rewards + later, 0.0)
 
 
-class AdvantageEstimator(BaseModel, ABC):
+class AdvantageEstimator(Settings, ABC):
     """Turns the rewards of a rollout batch into advantages.
 
     A subclass sets `name` and `paper`, declares its settings as fields with descriptions and bounds, and implements
@@ -74,8 +74,6 @@ class AdvantageEstimator(BaseModel, ABC):
         >>> Doubled()(AdvantageInputs(torch.tensor([[1.0], [0.5]]), torch.tensor([[0], [0]]), mask)).tolist()
         [[2.0], [1.0]]
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: ClassVar[str]
     paper: ClassVar[str]

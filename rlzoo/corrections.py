@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from pydantic import BaseModel, ConfigDict
+
+from rlzoo.settings import Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,7 +38,7 @@ class CorrectionInputs:
         return torch.where(self.response_mask, difference, 0.0)
 
 
-class Correction(BaseModel, ABC):
+class Correction(Settings, ABC):
     """Weights the objective of each response or token according to the log-probs of the trainer and the sampler.
 
     A subclass sets `name` and `paper`, declares its settings as fields with descriptions and bounds, and implements
@@ -53,8 +54,6 @@ class Correction(BaseModel, ABC):
         >>> Near()(CorrectionInputs(torch.full((1, 2), -1.0), sampled, mask, torch.ones(1, 1)))
         tensor([[1., 0.]])
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: ClassVar[str]
     paper: ClassVar[str]

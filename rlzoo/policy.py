@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Union, get_args,
 
 import annotated_types
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from rlzoo.advantages import Advantage
 from rlzoo.errors import UserError, did_you_mean
 from rlzoo.fairness import bin_index
 from rlzoo.reductions import Reduction
+from rlzoo.settings import Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,7 +80,7 @@ class ClipStats:
         return cls(bin_edges, total(number), total(clipped), total(log_ratio), total(squared), total(length), progress)
 
 
-class ClipPolicy(BaseModel, ABC):
+class ClipPolicy(Settings, ABC):
     """One rule with its settings: a pure function from log-probabilities and advantages to an objective.
 
     A subclass sets `name`, `paper` and `scope`, declares its settings as fields with descriptions and bounds, and implements
@@ -99,8 +100,6 @@ class ClipPolicy(BaseModel, ABC):
         >>> Unclipped().reduction
         'sequence_mean'
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: ClassVar[str]
     paper: ClassVar[str]

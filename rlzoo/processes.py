@@ -252,7 +252,7 @@ def _settings(name: str) -> dict[str, Any]:
         return {"zero_optimization": {"stage": STAGES[name]}}
     allowed = f"allowed: {', '.join(STAGES)}, or a JSON file"
     try:
-        text = read_text(Path(name).expanduser(), SETTINGS)
+        text = read_text(name, SETTINGS)
     except NotReadError as error:
         raise UserError(f"launch.deepspeed={shown(name)}: {error.strerror} ({allowed})") from error
     except (OSError, ValueError, RuntimeError) as error:

@@ -20,7 +20,7 @@ from torch import Tensor
 from rlzoo.errors import UserError, shown
 from rlzoo.support.atomic import write_tensors
 from rlzoo.support.parsing import UnreadableError, parse_json
-from rlzoo.support.reading import opened, remedy
+from rlzoo.support.reading import opened, remedy, user_path
 
 FORMAT, VERSION = "rlzoo_rollouts", 1
 PAGE = "docs/reference/rollout-files.md"
@@ -189,7 +189,7 @@ class RecordedStep:
         """
         facts = {"version": VERSION, **{name: value for name in FACTS if (value := getattr(self, name)) is not None}}
         # a single key: safetensors writes several keys in random order, but equal steps must give equal files
-        write_tensors(file, self._tensors(), key or uuid.uuid4().hex, {FORMAT: json.dumps(facts)})
+        write_tensors(user_path(file), self._tensors(), key or uuid.uuid4().hex, {FORMAT: json.dumps(facts)})
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {name: value for name in (*REQUIRED, *OPTIONAL) if (value := getattr(self, name)) is not None}
@@ -204,6 +204,7 @@ class RecordedStep:
         Raises:
             UserError: the file is incomplete, has another format, or holds inconsistent tensors; the message says which.
         """
+        file = user_path(file)
         with readable(file), safe_open(str(file), "pt") as content:
             facts = (content.metadata() or {}).get(FORMAT)
             tensors = {name: content.get_tensor(name) for name in ([] if facts is None else content.keys())}

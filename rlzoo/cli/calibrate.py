@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -58,7 +59,7 @@ def calibrate(
         tried = find_width(run, target, max_pilots=pilots, told=told, observer=view.step)
     best = nearest(tried)
     path.write_text(overlay(best, run), encoding="utf-8")
-    console.print(f"wrote {path}; use it with: rlzoo train --config {path}")
+    console.print(f"wrote {path}; use it with: rlzoo train --config {shlex.quote(str(path))}")
     if not best.is_met:
         console.print(
             f"the closest of {len(tried)} pilots had a clip fraction of {best.clip_fraction:.3f}, not {target}; "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import shlex
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -12,6 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from rlzoo.errors import UserError, did_you_mean
 from rlzoo.support.machine import LAUNCHED
+from rlzoo.support.reading import user_path
 
 ALONE = ("calibrate", "compare", "eval", "fairness", "replay", "rescore", "sweep")  # commands that need only one process
 ALIKE = 0.75  # similarity (cutoff of `difflib`) above which an unknown option counts as a misspelling
@@ -52,9 +54,10 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command line; raises `UserError` if it cannot be parsed."""
-        given = list(args)
         if not ctx.resilient_parsing:  # set during shell completion
-            self._check_values(ctx, given)
+            args = [_with_home(word) for word in args]
+            self._check_values(ctx, args)
+        given = list(args)
         ctx.allow_extra_args = True
         try:
             rest = super().parse_args(ctx, args)
@@ -90,6 +93,12 @@ class Command(TyperCommand):
         return f"{_continued(what)}{colon}{_continued(why.removeprefix('Value error, '))}"
 
 
+def _with_home(word: str) -> str:
+    """Expand the ``~`` of a path, which shells leave in place in ``--output=~/x``."""
+    option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+    return f"{option}{equals}{user_path(value)}" if value.startswith("~") else word
+
+
 def _path(ctx: Any) -> str:
     """Return the command's name with its groups, such as ``clips show``."""
     return f"{ctx.info_name}" if ctx.parent is None or ctx.parent.parent is None else f"{_path(ctx.parent)} {ctx.info_name}"
@@ -116,11 +125,11 @@ def _option_for(rest: Sequence[str], options: Sequence[str], given: Sequence[str
     """Return a hint about what to write instead of the first unexpected argument."""
     word = rest[0]
     if "--set" in options and "=" in word:
-        return f"change a setting with --set {word}"
+        return f"change a setting with --set {shlex.quote(word)}"
     if "--plugin" in options and word.endswith(".py"):
-        return f"name a plugin with --plugin {word}"
+        return f"name a plugin with --plugin {shlex.quote(word)}"
     if "--config" in options and (word.endswith((".yaml", ".yml")) or _is_config(word)):
-        return f"name a config with --config {word}"
+        return f"name a config with --config {shlex.quote(word)}"
     named = next((value for option, value in pairwise(given) if option == "--clip"), None)
     if named is not None and "--seeds" in options and _are_rules(word):
         return f"separate rules with commas: --clip {','.join([named, *(rule for rule in rest if _are_rules(rule))])}"
@@ -148,7 +157,7 @@ def _advice(option: str, arguments: Sequence[str], options: Sequence[str]) -> st
     if close := difflib.get_close_matches(option.lstrip("-"), names, n=1, cutoff=ALIKE):
         return f"; did you mean {names[close[0]]!r}?"
     if "--set" in options and (keys := _settings(option.lstrip("-").replace("-", "_"))):
-        return f"; did you mean --set {keys[0]}={_value(option, arguments)}?"
+        return f"; did you mean --set {shlex.quote(f'{keys[0]}={_value(option, arguments)}')}?"
     return "; see --help"
 
 

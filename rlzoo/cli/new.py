@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+import shlex
 from dataclasses import dataclass
 from importlib import resources
 from importlib.util import find_spec
@@ -113,6 +114,7 @@ def write(kind: Kind, name: str, folder: Path) -> None:
         raise UserError(f"{str(target)!r} cannot be written: {error.strerror or error}") from error
     module = target / f"{words['module']}.py"
     print(f"wrote {target}; {'the rule' if kind is POLICY else kind.what} is in {module}")
-    print(f"  rlzoo {kind.command} check {module}")
-    print(f"  rlzoo train --plugin {module} {words['option']} --steps 2")
-    print(f"  pip install -e {target} && rlzoo train {words['option']} --steps 2")
+    file, project = shlex.quote(str(module)), shlex.quote(str(target))
+    print(f"  rlzoo {kind.command} check {file}")
+    print(f"  rlzoo train --plugin {file} {words['option']} --steps 2")
+    print(f"  pip install -e {project} && rlzoo train {words['option']} --steps 2")

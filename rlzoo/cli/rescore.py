@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -44,7 +45,5 @@ def rescore(
     with Bars(Plain(stderr=True), is_quiet=quiet, transient=True) as bars:
         files = compute(recording, output, model or [], old=old, ref=ref, dtype=dtype, reach=bars.reach)
     if not quiet:
-        steps = f"{len(files)} step{'s' if len(files) > 1 else ''}"
-        Plain().print(
-            f"rescored {steps} into {output}; compare rules on them with: rlzoo replay {output} --clip fspo,gspo,grpo"
-        )
+        steps, command = f"{len(files)} step{'s' if len(files) > 1 else ''}", f"rlzoo replay {shlex.quote(str(output))}"
+        Plain().print(f"rescored {steps} into {output}; compare rules on them with: {command} --clip fspo,gspo,grpo")

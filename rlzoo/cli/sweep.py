@@ -63,6 +63,7 @@ def sweep(
     if dry_run:
         for child in sweep.children:
             console.print(f"{child.name}{'  (finished)' if child.is_finished else ''}")
+        _print_differences(sweep, console)
         return
     failed = _finish(sweep, jobs, console, is_quiet=quiet)
     if len(sweep.children) > len(failed):
@@ -80,15 +81,17 @@ def _print_power(sweep: Sweep, console: Plain, *, as_json: bool) -> None:
     from rlzoo.lab.study import plain
 
     config = sweep.children[0].config
+    if any(child.config.eval != config.eval for child in sweep.children):
+        raise UserError("--power: the runs differ in their eval settings; use the same evaluation for all of them")
     finished = [child.path for child in sweep.children if child.is_finished]
     records = find_runs(finished)[0] if finished else []
-    found = plan(config, len(sweep.clips), len(sweep.seeds), records)
+    found = plan(config, sweep.num_contenders, len(sweep.seeds), records)
     if as_json:
         print(json.dumps(plain(found), indent=2))
         return
     problems, samples = config.eval.num_problems, config.eval.num_samples
     pairs = "1 pair" if found.num_pairs == 1 else f"{found.num_pairs} pairs"
-    console.print(f"{len(sweep.clips)} rules, {pairs}, {found.num_seeds} seeds each")
+    console.print(f"{sweep.num_contenders} rules, {pairs}, {found.num_seeds} seeds each")
     console.print(f"a difference of {found.detects:.3f} is detected in {found.power:.0%} of such sweeps")
     console.print(f"by a paired t-test at {found.level} after Holm's correction over {pairs}")
     console.print(f"standard deviation of a difference between seeds: {found.seed_deviation:.4f} ({found.source})")
@@ -98,6 +101,16 @@ def _print_power(sweep: Sweep, console: Plain, *, as_json: bool) -> None:
     )
     for difference, seeds in found.seeds_needed.items():
         console.print(f"a difference of {difference} needs {seeds or 'more than 10,000'} seeds")
+
+
+def _print_differences(sweep: Sweep, console: Plain) -> None:
+    """Print how the runs of different rules differ, apart from their rules, with the first value of each axis."""
+    from rlzoo.lab.races import other_differences
+    from rlzoo.lab.run_records import resolved_settings
+
+    first_of_each_rule = sweep.children[: sweep.num_contenders : sweep.num_contenders // len(sweep.clips)]
+    for note in other_differences([resolved_settings(child.config.model_dump(mode="json")) for child in first_of_each_rule]):
+        console.print(note)
 
 
 def _finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -> list[Child]:
@@ -136,6 +149,7 @@ def _finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -
     if not is_quiet:
         already = f", {finished} of them already finished" if finished else ""
         console.print(f"{len(sweep.children)} runs in {sweep.folder}{already}")
+        _print_differences(sweep, console)
     parent = parent_of(sweep)
     status = "FAILED"
     try:

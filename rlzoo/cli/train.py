@@ -83,7 +83,7 @@ def train(
         raise UserError("--allow-changed-plugin needs --resume")
     check_rule_names([clip] if clip else [])
     if clip and "," in clip:
-        raise UserError(f"--clip {clip!r}: a run has one rule; compare several with: rlzoo sweep --clip {clip}")
+        raise UserError(f"--clip {clip!r}: a run has one rule; compare several with: rlzoo sweep --clip {shlex.quote(clip)}")
     if show_completions and (quiet or as_json):
         other = "--json" if as_json else "--quiet"
         raise UserError(

@@ -10,7 +10,7 @@ from typing import Any
 from rlzoo.discovery import plugin_configs
 from rlzoo.errors import UserError, did_you_mean, shown
 from rlzoo.support.parsing import DEEPEST, UnreadableError, parse_yaml
-from rlzoo.support.reading import SETTINGS, NotReadError, read_text
+from rlzoo.support.reading import SETTINGS, NotReadError, read_text, user_path
 
 
 def config_folders() -> list[Path]:
@@ -34,9 +34,10 @@ def read_config(config: str | Path, plugins: Sequence[str | Path] = ()) -> dict[
     """
     try:
         shipped = [folder / f"{config}.yaml" for folder in config_folders()]
-        if not any(file.is_file() for file in [*shipped, Path(config)]):
+        own = user_path(config)
+        if not any(file.is_file() for file in [*shipped, own]):
             shipped += [file for name, file in plugin_configs(plugins).items() if name == str(config)]
-        path = next((file for file in shipped if file.is_file()), Path(config))
+        path = next((file for file in shipped if file.is_file()), own)
         text = read_text(path, SETTINGS)
     except NotReadError as error:
         raise UserError(f"config {str(path)!r} {error.strerror}") from error

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationError, ValidationInfo, model_validator
 
 from rlzoo.advantages import AdvantageEstimator
@@ -29,7 +28,6 @@ from rlzoo.config.sections import (
     ModelConfig,
     RewardConfig,
     RolloutConfig,
-    Section,
     TrackingConfig,
     minibatches_by_prompts,
 )
@@ -37,6 +35,8 @@ from rlzoo.corrections import Correction
 from rlzoo.discovery import distinct
 from rlzoo.errors import UserError, explain, shown
 from rlzoo.policy import ClipPolicy, contract_problem, required_fields
+from rlzoo.settings import Settings
+from rlzoo.support.parsing import dump_yaml
 from rlzoo.support.redaction import redact_settings, redacted_keys
 from rlzoo.tasks import Task, build_task
 from rlzoo.tasks.task import task_names
@@ -60,16 +60,11 @@ def _build_clip(value: object, info: ValidationInfo) -> ClipPolicy:
     zoo, name = load_zoo(info.data.get("plugins", ())), settings["name"]
     if name not in zoo and name in config_names():
         raise UserError(f"clip={name!r} is a config, not a rule: use --config {name}")
-    policy = zoo[name]
-    try:
-        return policy.model_validate({key: item for key, item in settings.items() if key != "name"})
-    except ValidationError as error:
-        required = [name for name in required_fields(policy) if name not in settings]
-        if required:
-            raise UserError(
-                f"clip.{required[0]} is missing: {name} has no default for it; set it with --set clip.{required[0]}=VALUE"
-            ) from error
-        raise UserError(explain(error, policy, "clip.")) from error
+    if missing := [field for field in required_fields(zoo[name]) if field not in settings]:
+        raise UserError(
+            f"clip.{missing[0]} is missing: {name} has no default for it; set it with --set clip.{missing[0]}=VALUE"
+        )
+    return zoo.build("clip", settings)
 
 
 def _build_task(value: object, info: ValidationInfo) -> Task:
@@ -115,7 +110,7 @@ def _dump_correction(correction: Correction | None) -> dict[str, Any] | None:
     return None if correction is None else _dump_named(correction)
 
 
-class RunConfig(Section):
+class RunConfig(Settings):
     """The complete configuration of a run, as saved in ``config.yaml`` in the run directory.
 
     Example:
@@ -279,7 +274,7 @@ class RunConfig(Section):
     ) -> Self:
         """Compose a run as the command line does; later sources override earlier ones.
 
-        The sources, in order, are `DEFAULT_RUN` (if no config names a model), the configs, ``overrides`` and ``settings``.
+        The sources, in order, are `DEFAULT_RUN` (if no config names a model), the configs, and ``overrides`` with ``settings``.
         A config's ``per_clip`` section holds settings for individual rules; only the settings for the chosen rule apply.
 
         Args:
@@ -290,12 +285,18 @@ class RunConfig(Section):
             settings: top-level fields such as ``seed=1``; fields that are None are ignored.
 
         Raises:
-            UserError: a setting is not valid; the message says what was given, what is allowed and what to do.
+            UserError: a setting is not valid, or ``overrides`` contradict ``clip`` or ``settings``; the message says what was
+                given, what is allowed and what to do.
         """
         layers = [read_config(config, plugins) for config in configs]
         if not any("model" in layer for layer in layers):
             layers.insert(0, read_config(DEFAULT_RUN))
-        layers.append(parse_overrides(overrides))
+        layers.append(changed := parse_overrides(overrides))
+        for key, value in {"clip": clip, **settings}.items():
+            other = clip_name(changed) if key == "clip" else changed.get(key)
+            if not (value is None or other is None or isinstance(value, Mapping) or str(value) == str(other)):
+                option = "--seed or --seeds" if key == "seed" else f"--{key}"
+                raise UserError(f"{key}={other}: {option} already sets {key} to {value}; use only one of the two")
         layers.append({key: value for key, value in settings.items() if value is not None})
         name = clip or next((n for n in map(clip_name, reversed(layers)) if n), None)
         merged: dict[str, Any] = {}
@@ -318,7 +319,7 @@ class RunConfig(Section):
             secrets that `redaction` finds are left out and must be supplied again when the file is used.
         """
         settings = self.model_dump(mode="json")
-        return yaml.safe_dump(settings if with_secrets else redact_settings(settings), sort_keys=False)
+        return dump_yaml(settings if with_secrets else redact_settings(settings))
 
     def refuse_redacted(self) -> None:
         """Reject a configuration in which a secret was replaced by a placeholder.

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from rlzoo.errors import UserError
 from rlzoo.policy import ClipPolicy
 from rlzoo.reductions import KLEstimator
+from rlzoo.settings import NameOrPath, Settings
 
 
-class Section(BaseModel):
-    """A section of the configuration; it is immutable and rejects unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
-
-
-class ModelConfig(Section):
+class ModelConfig(Settings):
     """The language model to train."""
 
-    path: str = Field(
+    path: NameOrPath = Field(
         "embedded", description="'embedded', 'embedded-guess', 'smollm2', a folder, or a name on the Hugging Face hub"
     )
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="data type of the trained weights")
@@ -33,7 +28,7 @@ class ModelConfig(Section):
     )
 
 
-class VLLMConfig(Section):
+class VLLMConfig(Settings):
     """How vLLM is run when it is the sampler."""
 
     server: str | None = Field(
@@ -41,7 +36,7 @@ class VLLMConfig(Section):
         pattern=r"^https?://[^/\s]+/?$",
         description="URL of a running server, such as http://127.0.0.1:8000; null: run vLLM in the trainer's process",
     )
-    sync_folder: str | None = Field(
+    sync_folder: NameOrPath | None = Field(
         None,
         description="folder for new weights that both trainer and server can access; null: a temporary folder, which works "
         "only if both run on one machine",
@@ -67,7 +62,7 @@ LARGEST_VLLM_TOP_K = 512
 """Maximum ``rollout.top_k`` with vLLM, which reports the kept tokens in about ``2 * top_k`` log-probs per token."""
 
 
-class RolloutConfig(Section):
+class RolloutConfig(Settings):
     """How responses are sampled."""
 
     engine: Literal["hf", "generate", "vllm"] = Field(
@@ -129,7 +124,7 @@ class RolloutConfig(Section):
         return self
 
 
-class RewardConfig(Section):
+class RewardConfig(Settings):
     """How responses are rewarded."""
 
     overlong_buffer: float = Field(
@@ -149,7 +144,7 @@ class RewardConfig(Section):
     )
 
 
-class LoraConfig(Section):
+class LoraConfig(Settings):
     """Train a low-rank update with PEFT instead of all weights (arXiv 2106.09685)."""
 
     rank: int = Field(0, ge=0, le=4096, description="rank of the update; 0: train all weights")
@@ -161,7 +156,7 @@ class LoraConfig(Section):
     )
 
 
-class LearnerConfig(Section):
+class LearnerConfig(Settings):
     """How the model is updated."""
 
     lr: float = Field(1e-6, gt=0, le=1, description="AdamW's learning rate")
@@ -224,13 +219,13 @@ def minibatches_by_prompts(learner: LearnerConfig, clip: ClipPolicy) -> bool:
     return learner.minibatch_by == "prompts" or (learner.minibatch_by is None and "group_ids" in clip.needs)
 
 
-class LaunchConfig(Section):
+class LaunchConfig(Settings):
     """How many processes a run uses, and how the model's states are sharded across them."""
 
     processes: int | None = Field(
         None, ge=1, le=65536, description="number of processes; null: one, or as many as a launcher started"
     )
-    deepspeed: str | None = Field(None, description="'zero2', 'zero3', or a DeepSpeed configuration file")
+    deepspeed: NameOrPath | None = Field(None, description="'zero2', 'zero3', or a DeepSpeed configuration file")
     fsdp: bool = Field(
         False,
         description="shard weights, gradients and optimizer states with PyTorch's FSDP2; cannot be combined with DeepSpeed",
@@ -245,7 +240,7 @@ class LaunchConfig(Section):
         return self.fsdp or self.deepspeed is not None
 
 
-class EvalConfig(Section):
+class EvalConfig(Settings):
     """Held-out evaluation: the mean reward of sampled responses."""
 
     num_problems: int = Field(0, ge=0, le=1_000_000, description="number of held-out problems; 0: no evaluation")
@@ -256,7 +251,7 @@ class EvalConfig(Section):
     temperature: float = Field(1.0, gt=0, le=10, description="sampling temperature")
 
 
-class CheckpointConfig(Section):
+class CheckpointConfig(Settings):
     """When the model is saved."""
 
     every: int = Field(
@@ -270,11 +265,13 @@ class CheckpointConfig(Section):
     )
 
 
-class TrackingConfig(Section):
+class TrackingConfig(Settings):
     """What is logged to MLflow."""
 
     mlflow: bool = Field(True, description="track the run in MLflow; metrics.jsonl is written either way")
-    experiment: str = Field("rlzoo", min_length=1, description="MLflow experiment (overridden by MLFLOW_EXPERIMENT_NAME)")
+    experiment: str = Field(
+        "rlzoo", min_length=1, description="MLflow experiment; MLFLOW_EXPERIMENT_ID and MLFLOW_EXPERIMENT_NAME override it"
+    )
     figure_every: int = Field(
         10,
         ge=0,

@@ -32,6 +32,7 @@ from rlzoo.processes import gather
 from rlzoo.recording import RecordedStep, turns
 from rlzoo.reductions import Reduction, StepCounts
 from rlzoo.support.extras import require_extra
+from rlzoo.support.reading import user_path
 from rlzoo.support.redaction import redact_settings
 from rlzoo.training.metrics import clip_metrics, policy_settings
 from rlzoo.types import ClipInputs
@@ -101,7 +102,7 @@ class RolloutRecorder:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+        self.folder = user_path(folder)
         self.number: int | None = None  # number of the current generation batch, counted from 1
         self._tensors: dict[str, Tensor] = {}  # this process's tensors, in sampling order
         self._facts: dict[str, Any] = {}

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import clip_fraction_of, match_clip_fraction, widths_of
 from rlzoo.policy import ClipPolicy
+from rlzoo.support.parsing import dump_yaml
 from rlzoo.training.after_step import Observer
 from rlzoo.training.train import train
 
@@ -88,7 +87,7 @@ def overlay(pilot: Pilot, config: RunConfig) -> str:
     return (
         f"# Clips {pilot.clip_fraction:.1%} of the responses (target {pilot.target:.1%}) over {config.steps} steps of\n"
         f"# {config.task.name} with model {config.model.path}, learner.lr {config.learner.lr:g}, seed {config.seed}.\n"
-        "# Found by rlzoo calibrate.\n" + yaml.safe_dump({"clip": {"name": policy.name, **found}}, sort_keys=False)
+        "# Found by rlzoo calibrate.\n" + dump_yaml({"clip": {"name": policy.name, **found}})
     )
 
 

@@ -9,14 +9,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import TypeAdapter
 
 from rlzoo.errors import UserError
 from rlzoo.lab.run_records import changed_settings, read_mapping
 from rlzoo.measure.at_k import Completions
 from rlzoo.support.atomic import temporary_path, write_text
-from rlzoo.support.parsing import parse_json, parse_yaml
+from rlzoo.support.parsing import dump_yaml, parse_json, parse_yaml
 from rlzoo.support.reading import RECORDS, SETTINGS, read_bytes, read_text
 from rlzoo.types import Problem
 
@@ -67,7 +66,7 @@ class EvaluationDirectory:
         """Create the directory and write its ``settings.yaml``; raises `UserError` if that fails."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            write_text(self.path / "settings.yaml", yaml.safe_dump(dict(settings), sort_keys=False), _KEY)
+            write_text(self.path / "settings.yaml", dump_yaml(dict(settings)), _KEY)
             (self.path / "completions").mkdir(exist_ok=True)
         except OSError as error:
             raise UserError(f"--output {str(self.path)!r} cannot be written: {error.strerror or error}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shlex
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError
 
 from rlzoo.config.composition import parse_overrides
-from rlzoo.config.sections import ModelConfig, RolloutConfig, Section
+from rlzoo.config.sections import ModelConfig, RolloutConfig
 from rlzoo.errors import UserError, explain
 from rlzoo.journal.state import numbered
 from rlzoo.journal.tracking.record import Record, git_commit, run_id_of, tracking_uri, without_password
@@ -29,8 +30,10 @@ from rlzoo.models.pretrained import eos_token_ids, load_named
 from rlzoo.rollout.make_sampler import make_sampler
 from rlzoo.rollout.prompts import check_prompts, encode_prompt
 from rlzoo.rollout.sampler import Sampler
+from rlzoo.settings import NameOrPath, Settings
 from rlzoo.support.distribution import version
 from rlzoo.support.draws import Truncation
+from rlzoo.support.reading import user_path
 from rlzoo.support.redaction import redact_settings
 from rlzoo.support.seeds import step_seed
 from rlzoo.tasks.suites import Suite, SuiteGrader, find_suite
@@ -45,10 +48,10 @@ Told = Callable[[str, int, int, dict[str, float]], None]
 """Called with the suite, the number of problems answered, the total number of problems, and the means so far."""
 
 
-class EvaluatedModel(Section):
+class EvaluatedModel(Settings):
     """The language model to evaluate."""
 
-    path: str = Field(
+    path: NameOrPath = Field(
         "embedded", description="'embedded', 'embedded-guess', 'smollm2', a folder, a run directory, or a hub name"
     )
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="data type of the weights")
@@ -61,7 +64,7 @@ class EvaluatedModel(Section):
     trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
 
 
-class EvaluationConfig(Section):
+class EvaluationConfig(Settings):
     """The configuration of an evaluation."""
 
     model: EvaluatedModel = Field(default_factory=EvaluatedModel, description="the language model to evaluate")
@@ -83,7 +86,7 @@ class EvaluationConfig(Section):
         sections = parse_overrides(overrides)
         if other := next((text for text in overrides if text.partition(".")[0] not in ("model", "rollout")), None):
             raise UserError(f"--set {other.partition('=')[0]}: an evaluation has only the sections model and rollout")
-        saved = [str(folder) for _, folder in numbered(Path(model)) if (folder / "config.json").is_file()]
+        saved = [str(folder) for _, folder in numbered(user_path(model)) if (folder / "config.json").is_file()]
         named = {**sections.get("model", {}), "path": saved[-1] if saved else model}  # for a run directory, the last checkpoint
         try:
             return cls.model_validate({**sections, **settings, "model": named})
@@ -179,7 +182,7 @@ def evaluate(
     for name, asked in problems.items():
         if config.limit is not None and len(asked) < config.limit:
             logger.warning("--limit %d exceeds the number of problems in suite %r, %d", config.limit, name, len(asked))
-    directory = EvaluationDirectory(output or default_output(config))
+    directory = EvaluationDirectory(user_path(output or default_output(config)))
     directory.check(config.settings())
     answered = {name: directory.read(name, asked) for name, asked in problems.items()}
     with ExitStack() as stack:
@@ -302,6 +305,6 @@ def _track(evaluation: Evaluation, experiment: str) -> str | None:
     except Exception as error:  # any error from the store: the results are saved and can be uploaded later
         logger.warning(
             "results were not logged to MLflow at %s (%s); log them with: rlzoo sync %s",
-            without_password(uri), describe(error, uri), evaluation.path,
+            without_password(uri), describe(error, uri), shlex.quote(str(evaluation.path)),
         )  # fmt: skip
     return run_id_of(evaluation.path)

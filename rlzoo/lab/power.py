@@ -12,6 +12,7 @@ import numpy as np
 
 from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
+from rlzoo.lab.races import labelled
 from rlzoo.lab.run_records import RunRecord
 from rlzoo.measure.comparison import LEVEL, POWER, detectable, seeds_for
 
@@ -84,10 +85,9 @@ def plan(config: RunConfig, num_rules: int, num_seeds: int, records: Sequence[Ru
 
 def _measured(records: Sequence[RunRecord]) -> tuple[float, float]:
     """Return the standard deviations of paired differences, excluding evaluation noise, and of one response's reward."""
-    scores: dict[str, dict[int, float]] = {}
-    for record in records:
-        if record.accuracies:
-            scores.setdefault(record.policy, {})[record.seed] = record.accuracies[-1]
+    scores = {
+        label: {run.seed: run.accuracies[-1] for run in runs if run.accuracies} for label, runs in labelled(records).items()
+    }
     gaps = [
         np.array([ours[seed] - theirs[seed] for seed in ours.keys() & theirs.keys()])
         for ours, theirs in itertools.combinations(scores.values(), 2)

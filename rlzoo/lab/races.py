@@ -14,13 +14,13 @@ from rlzoo.config.run_config import SAME_CONTEST
 from rlzoo.errors import UserError
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import clip_fraction_of, match_by_sign, match_clip_fraction, replay
-from rlzoo.lab.run_records import RunRecord, find_runs
+from rlzoo.lab.run_records import REPETITION, RunRecord, find_runs
 from rlzoo.lab.study import Told, plain
 from rlzoo.measure.comparison import Difference, Estimate, differences, estimate
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable, pooled_runs
+from rlzoo.policy import NAMED
 
-REPETITION = ("seed", "output", "plugins", "tracking.", "checkpoint.")  # settings that may differ between repetitions
 NOT_COMPARABLE = "not comparable"
 LONGEST_VALUE = 80  # maximum length of a setting in a label, in characters
 
@@ -178,7 +178,7 @@ def race(
     """
     records, notes = find_runs(paths)
     groups = labelled(records)
-    notes += _not_comparable(records)
+    notes += other_differences([record.settings for record in records])
     metric = "eval/accuracy" if all(record.accuracies for record in records) else "reward/mean"
     scored = {label: {run.seed: run.score(metric) for run in runs} for label, runs in groups.items()}
     done = itertools.count()
@@ -242,11 +242,13 @@ def _varied(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     return {key: list(values[key]) for key in sorted(values) if len(values[key]) > 1}
 
 
-def _not_comparable(records: Sequence[RunRecord]) -> list[str]:
-    """Return notes on how the runs differ, apart from their policies."""
+def other_differences(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return notes on how runs differ, apart from their policies; see `resolved_settings`."""
     notes = []
-    for key, values in _varied([record.settings for record in records]).items():
-        if not key.startswith("clip."):
+    for key, values in _varied(settings).items():
+        if key.removeprefix("clip.") in NAMED:
+            notes.append(f"the rules differ in {key} ({', '.join(values)})")
+        elif not key.startswith("clip."):
             what = NOT_COMPARABLE if key.startswith(SAME_CONTEST) else "the policy is not the only difference"
             notes.append(f"{what}: {key} differs between the runs ({', '.join(values)})")
     return sorted(notes)

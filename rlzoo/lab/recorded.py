@@ -22,6 +22,7 @@ from rlzoo.policy import ClipPolicy
 from rlzoo.recording import RecordedStep, turns
 from rlzoo.reductions import StepCounts
 from rlzoo.support.kept import RaggedSets
+from rlzoo.support.reading import user_path
 from rlzoo.types import ClipInputs
 from rlzoo.zoo import load_zoo
 
@@ -70,7 +71,7 @@ class RecordedRun:
         Raises:
             UserError: there is no recording, it is damaged, or it has no updates.
         """
-        paths = [paths] if isinstance(paths, Path) else list(paths)
+        paths = [user_path(path) for path in ([paths] if isinstance(paths, Path) else paths)]
         config = None
         if (paths[0] / "config.yaml").is_file():
             if len(paths) > 1:
@@ -145,7 +146,7 @@ def rollout_files(paths: Sequence[Path], *, named_by_step: bool = False) -> list
         UserError: a path does not exist, or a folder has no rollout file.
     """
     found: list[Path] = []
-    for given in paths:
+    for given in map(user_path, paths):
         path = given
         if given.is_dir():
             path = given / "rollouts" if (given / "config.yaml").is_file() and (given / "rollouts").is_dir() else given

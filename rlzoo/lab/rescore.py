@@ -18,6 +18,7 @@ from rlzoo.models.pretrained import load_named
 from rlzoo.ops import LOG_RATIO_LIMIT
 from rlzoo.recording import RecordedStep, UpdateLogProbs
 from rlzoo.support.draws import refuse_nan
+from rlzoo.support.reading import user_path
 
 FARTHEST = 3.0
 """Largest mean difference, in nats per token, between recorded log-probs and log-probs under a checkpoint of the same model."""
@@ -66,7 +67,7 @@ def rescore(
         UserError: a file cannot be rescored, a checkpoint cannot be loaded or has another vocabulary, or ``output`` is not
             empty.
     """
-    files = rollout_files(paths)
+    files, output = rollout_files(paths), user_path(output)
     steps = {file: RecordedStep.load(file) for file in files}
     _check(steps, output, models, old, ref)
     found: dict[str, dict[Path, Scores]] = {}

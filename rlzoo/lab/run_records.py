@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from rlzoo.config.composition import listed
+from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError, shown
 from rlzoo.journal.run_directory import read_metrics
 from rlzoo.journal.tracking.record import flatten
 from rlzoo.support.parsing import parse_json, parse_yaml
-from rlzoo.support.reading import SETTINGS, read_text
+from rlzoo.support.reading import SETTINGS, read_text, user_path
+from rlzoo.zoo import load_zoo
+
+REPETITION = ("seed", "output", "plugins", "tracking.", "checkpoint.")  # settings that may differ between repetitions
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +29,7 @@ class RunRecord:
     path: Path
     policy: str  # name of its clip policy
     seed: int
-    settings: Mapping[str, Any]  # from its config.yaml, with dotted keys
+    settings: Mapping[str, Any]  # from its config.yaml; see `resolved_settings`
     metrics: tuple[Mapping[str, float], ...]
     summary: Mapping[str, Any]
 
@@ -65,7 +71,7 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[RunRecord], list[str]]:
         UserError: a path is not a folder, or there is no finished run.
     """
     folders: dict[Path, Path] = {}  # maps each resolved path to the path as given
-    for path in paths:
+    for path in map(user_path, paths):
         try:
             is_folder = path.is_dir()
         except (OSError, ValueError):  # an invalid file name
@@ -106,13 +112,27 @@ def changed_settings(before: Mapping[str, Any], asked: Mapping[str, Any]) -> lis
     return [f"{key} (was {old.get(key)}, now {new.get(key)})" for key in sorted(old | new) if old.get(key) != new.get(key)]
 
 
+def resolved_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's settings with dotted keys, and the unit of its minibatches if the rule determines it.
+
+    A field that takes a name or a mapping, such as ``correction``, stays one value, so that every run has the same keys.
+    """
+    settings = flatten(config, section=RunConfig)
+    if settings.get("learner.minibatch_by", "") is None:
+        with suppress(UserError, TypeError):  # the rule is not installed, or the file is damaged
+            rule = load_zoo(listed(settings.get("plugins")))[settings.get("clip.name", "")]
+            settings["learner.minibatch_by"] = "prompts" if "group_ids" in rule.needs else "responses"
+    return settings
+
+
 class _UnfinishedError(Exception):
     """The run has not reached its last step."""
 
 
 def _read(folder: Path) -> RunRecord:
     """Read the run in a folder; raises a `UserError` if its metrics are damaged."""
-    settings, summary = flatten(read_mapping(folder / "config.yaml", parse_yaml)), read_mapping(folder / "summary.json")
+    summary = read_mapping(folder / "summary.json")
+    settings = resolved_settings(read_mapping(folder / "config.yaml", parse_yaml))
     clip, seed, steps = (settings.get(key) for key in ("clip.name", "seed", "steps"))
     if not (isinstance(clip, str) and type(seed) is type(steps) is int and (folder / "metrics.jsonl").is_file()):
         raise _UnfinishedError

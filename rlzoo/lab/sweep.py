@@ -13,15 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-import yaml
 
 from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
 from rlzoo.journal.tracking.record import PARENT_RUN
-from rlzoo.lab.run_records import changed_settings, read_mapping
+from rlzoo.lab.run_records import REPETITION, changed_settings, read_mapping, resolved_settings
 from rlzoo.support.machine import LAUNCHED, available_memory, cores
 from rlzoo.support.parsing import parse_json, parse_yaml
-from rlzoo.support.reading import RECORDS, read_text
+from rlzoo.support.reading import RECORDS, read_text, user_path
 
 LAUNCHER = "RLZOO_LAUNCHER"
 """Environment variable that a sweep and rlzoo's launcher set for their children; holds the ID of the parent process."""
@@ -76,12 +75,18 @@ class Sweep:
     def __post_init__(self) -> None:
         """Compose every child, so that a mistake in any of them raises a `UserError` before the first one starts."""
         object.__setattr__(self, "children", tuple(self._children()))
+        _check_distinct(self.children)
+
+    @property
+    def num_contenders(self) -> int:
+        """The number of rules, or of combinations of a rule and grid values, that the sweep compares."""
+        return len(self.children) // len(self.seeds)
 
     def _children(self) -> Iterator[Child]:
-        for seed, clip, setting in itertools.product(self.seeds, self.clips, _grid(self.grid)):
+        for seed, clip, setting in itertools.product(self.seeds, self.clips, _grid(self.grid, self.overrides)):
             words = [clip, *(f"{key.rpartition('.')[2]}={value}" for key, value in setting.items()), str(seed)]
             name = "-".join(words).replace("/", "_")  # a setting that contains a slash must not create subfolders
-            path = self.folder / name
+            path = user_path(self.folder) / name
             overrides = (*self.overrides, *(f"{key}={value}" for key, value in setting.items()))
             config = RunConfig.compose(
                 self.configs, clip=clip, overrides=overrides, plugins=self.plugins, seed=seed, steps=self.steps, output=path
@@ -109,15 +114,33 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     return seeds
 
 
-def _grid(axes: Sequence[str]) -> list[dict[str, str]]:
-    """Return all combinations of the axes' values; without axes, one empty combination."""
+def _grid(axes: Sequence[str], overrides: Sequence[str]) -> list[dict[str, str]]:
+    """Return all combinations of the axes' values; raises `UserError` for a key that occurs twice."""
+    changed = {override.partition("=")[0] for override in overrides}
     choices: dict[str, list[str]] = {}
     for axis in axes:
         key, _, values = axis.partition("=")
+        if key in changed | choices.keys():
+            raise UserError(f"--grid {axis!r}: another --set or --grid sets {key}; list all of its values in one --grid")
         choices[key] = [word.strip() for word in values.split(",") if word.strip()]
         if not key or not choices[key]:
             raise UserError(f"--grid {axis!r}: expected KEY=VALUE,VALUE, such as learner.lr=1e-4,3e-4")
     return [dict(zip(choices, words, strict=True)) for words in itertools.product(*choices.values())]
+
+
+def _check_distinct(children: Sequence[Child]) -> None:
+    """Raise `UserError` if two children have the same name, or settings that a comparison cannot tell apart."""
+    names: dict[str, str] = {}
+    for child in children:
+        settings = resolved_settings(child.config.model_dump(mode="json"))
+        compared = {key: value for key, value in settings.items() if key == "seed" or not key.startswith(REPETITION)}
+        for what, mark in (("name", child.name), ("settings", repr(compared))):
+            if mark in names:
+                raise UserError(
+                    f"--grid: the runs {names[mark]!r} and {child.name!r} would have the same {what}; use distinct values of "
+                    "settings that change the training"
+                )
+            names[mark] = child.name
 
 
 def _check_same(child: Child) -> None:
@@ -125,7 +148,7 @@ def _check_same(child: Child) -> None:
     before = read_mapping(child.path / "config.yaml", parse_yaml)
     if not before:
         raise UserError(f"{str(child.path)!r} is a run whose config.yaml cannot be read; choose another --output")
-    asked = yaml.safe_load(child.config.to_yaml())
+    asked = parse_yaml(child.config.to_yaml())
     if changed := changed_settings(before, asked | {"output": before.get("output")}):
         raise UserError(
             f"{str(child.path)!r} has different settings: {', '.join(changed[:3])}; remove it or choose another --output"

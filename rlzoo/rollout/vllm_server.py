@@ -130,7 +130,7 @@ class ServerSampler(AnyVLLMSampler):
         self._check_server()
         # not made by tempfile, because a server that runs as another user could not open it
         usual = Path(tempfile.gettempdir(), f"rlzoo-weights-{uuid.uuid4().hex}")
-        self.folder = Path(settings.sync_folder or usual).expanduser().resolve()
+        self.folder = Path(settings.sync_folder or usual).resolve()
         self.weights: Path | None = None  # folder of the weights that the server has loaded
 
     def draw(self, rows: Sequence[Ids], draws: Draws) -> list[Drawn]:

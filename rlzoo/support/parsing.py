@@ -1,4 +1,4 @@
-"""Parses untrusted YAML and JSON, or rejects it with a one-line reason."""
+"""Parses untrusted YAML and JSON, or rejects it with a one-line reason, and writes YAML that any reader understands."""
 
 from __future__ import annotations
 
@@ -24,16 +24,61 @@ class UnreadableError(ValueError):
     """Raised when a text is not valid YAML or JSON, or exceeds a limit; of the text, the message shows at most a key."""
 
 
+TAG = "tag:yaml.org,2002:"
+PLAIN = {
+    "bool": ("tTfF", r"true|True|TRUE|false|False|FALSE"),
+    "int": ("-+0123456789", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+"),
+    "float": ("-+.0123456789", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"),
+}
+"""First characters and regex of unquoted booleans and numbers in YAML 1.2's core schema."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads YAML 1.2, in which ``1e-3`` is a number and ``on`` a string, and rejects a key that occurs twice in a mapping."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        lines: dict[Any, int] = {}
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):  # before merges, which may be overridden
+            name = key.value if key.tag == f"{TAG}merge" else self.construct_object(key)
+            if first := lines.get(name):
+                problem = f"repeats the key {shown(name)} of line {first}; combine the two, or remove one"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            lines[name] = key.start_mark.line + 1
+        return node
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes each string that YAML 1.1 or 1.2 would read as another type."""
+
+
+_BASES = {"0x": 16, "0o": 8}  # unlike in YAML 1.1, 010 is ten
+_Loader.add_constructor(f"{TAG}int", lambda _, node: int(node.value, _BASES.get(node.value[:2], 10)))
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, regex) for tag, regex in known if tag in (f"{TAG}null", f"{TAG}merge")]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _tag, (_first, _regex) in PLAIN.items():
+    for _kind in (_Loader, _Dumper):
+        _kind.add_implicit_resolver(TAG + _tag, re.compile(f"^({_regex})$"), [*_first])
+_Dumper.add_implicit_resolver(f"{TAG}bool", re.compile("^[yYnN]$"), [*"yYnN"])  # booleans of YAML 1.1 that PyYAML omits
+
+
+def dump_yaml(value: Any) -> str:
+    """Format a value as YAML that readers of YAML 1.1 and 1.2 read as the same value."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False)
+
+
 def parse_yaml(text: str) -> Any:
-    """Parse a YAML text.
+    """Parse a YAML text with the types of YAML 1.2's core schema.
 
     Raises:
-        UnreadableError: the text is invalid, too long, too deeply nested or too large.
+        UnreadableError: the text is invalid, too long, too deeply nested or too large, or a mapping has a key twice.
     """
     if len(text) > LONGEST_YAML:
         raise UnreadableError(f"{len(text):,} characters are too many (at most {LONGEST_YAML:,})")
     try:
-        value = yaml.safe_load(text)
+        value = _Loader(text).get_single_data()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1} " if mark else ""

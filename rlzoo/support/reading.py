@@ -7,6 +7,8 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
+from rlzoo.errors import UserError, shown
+
 SETTINGS = 2**20  # maximum size in bytes of a YAML or JSON settings file
 RECORDS = 2**31  # maximum size in bytes of a file of records: questions, metrics, completions
 
@@ -22,6 +24,14 @@ def remedy(error: Exception, for_damage: str) -> str:
     """Return what to do about a file that cannot be read: ``for_damage``, unless the system did not let us read it."""
     is_whole = isinstance(error, OSError) and not isinstance(error, NotReadError)
     return "check the permissions of the file and its folders" if is_whole else for_damage
+
+
+def user_path(path: str | Path) -> Path:
+    """Return a path that a user wrote, with ``~`` expanded; raises `UserError` for ``~NAME`` if there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UserError(f"path {shown(str(path))}: no such user; for a file of this name, write its absolute path") from None
 
 
 def opened(path: str | Path, most: int) -> BinaryIO:
@@ -52,10 +62,10 @@ def read_bytes(path: str | Path, most: int) -> bytes:
 
 
 def read_text(path: str | Path, most: int) -> str:
-    r"""Return the text of a regular UTF-8 file with line ends as ``\n``; see `opened`.
+    r"""Return the text of a regular UTF-8 file with line ends as ``\n``, without a byte-order mark; see `opened`.
 
     Raises:
         UnicodeDecodeError: the file is not UTF-8.
     """
-    with io.TextIOWrapper(opened(path, most), encoding="utf-8") as file:
+    with io.TextIOWrapper(opened(path, most), encoding="utf-8-sig") as file:
         return file.read()

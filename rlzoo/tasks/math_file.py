@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import Field
 
 from rlzoo.errors import UserError
+from rlzoo.settings import NameOrPath
 from rlzoo.support.extras import require_extra
 from rlzoo.tasks.grading import Grader
 from rlzoo.tasks.math_grading import ASK_FOR_A_BOX, MathGrader, math_worker_process
@@ -21,8 +22,8 @@ from rlzoo.types import Problem
 class MathFileTask(Task):
     """Questions with a reference answer; the reward is 1 if the answer is mathematically equal to the reference, else 0."""
 
-    path: str = Field(default="openai/gsm8k", min_length=1, description="a local .jsonl file, or a dataset on the hub")
-    eval_path: str | None = Field(
+    path: NameOrPath = Field(default="openai/gsm8k", min_length=1, description="a local .jsonl file, or a dataset on the hub")
+    eval_path: NameOrPath | None = Field(
         default=None,
         min_length=1,
         description="questions to evaluate on; null: one eighth of a local file, or the 'test' split of a hub dataset",

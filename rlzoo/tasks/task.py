@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 
 from rlzoo.errors import UserError, did_you_mean, explain, shown
+from rlzoo.settings import Settings
 from rlzoo.support.workers import Worker
 from rlzoo.tasks.async_grading import AsyncGrader
 from rlzoo.tasks.grading import Grader
@@ -49,13 +50,11 @@ class Origin:
     size: int | None = None  # None if endless
 
 
-class Task(BaseModel, ABC):
+class Task(Settings, ABC):
     """Prompts with verifiable rewards: the fields hold the settings, and the methods define the behaviour.
 
     ``build_task({"name": task.name, **task.model_dump()})`` returns an equal task.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     template: str = Field(default="{question}", description="prompt template; {question} is replaced by the question")
     reward: str | None = Field(

@@ -6,10 +6,11 @@ QUICK = [word for value in ("rollout.num_prompts=8", "rollout.group_size=4") for
 
 
 def test_calibrate_writes_a_config_that_trains(rlzoo, tmp_path):
-    file = tmp_path / "rloo.yaml"
+    file = tmp_path / "my widths" / "rloo.yaml"
+    file.parent.mkdir()
     code, out, _ = rlzoo("calibrate", "--clip", "rloo", "--steps", "4", *QUICK, "--output", file)
     assert code == 0, out
-    assert f"wrote {file}" in out
+    assert f"wrote {file}; use it with: rlzoo train --config '{file}'\n" in out
     settings = yaml.safe_load(file.read_text())["clip"]
     assert settings["name"] == "rloo"
     assert file.read_text().startswith("# Clips ")
@@ -31,4 +32,5 @@ def test_calibrate_refuses_before_any_work(refused, tmp_path):
     assert "exists; remove it, or choose another file" in refused(
         "calibrate", "--clip", "rloo", "--output", tmp_path / "taken.yaml"
     )
+    assert refused("calibrate", "--clip", "rloo", "--set", "steps=3").startswith("steps=3: --steps already sets steps to 10")
     assert "there is no folder" in refused("calibrate", "--clip", "rloo", "--output", tmp_path / "none" / "a.yaml")

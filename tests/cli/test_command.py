@@ -16,6 +16,7 @@ from rlzoo.cli import complete
         (["--batch-size", "4"], "--set rollout.num_prompts=4"),
         (["--task", "gsm8k"], "--set task.name=gsm8k"),
         (["--dryrun"], "'--dry-run'"),
+        (["--model", "my model"], "--set 'model.path=my model'"),
     ],
 )
 def test_an_option_that_does_not_exist_is_answered_with_what_was_meant(refused, arguments, meant):
@@ -136,3 +137,25 @@ def test_commands_for_one_process_do_not_wait_for_others(refused, monkeypatch, w
     monkeypatch.setenv("LOCAL_RANK", "1")
     line = refused(*words)
     assert line == f"{words[0]} runs in one process, but the environment has WORLD_SIZE=4; unset WORLD_SIZE, LOCAL_RANK"
+
+
+def test_suggested_commands_are_quoted(refused):
+    assert refused("train", "my rule.py").endswith("name a plugin with --plugin 'my rule.py'")
+    assert refused("train", "my run.yaml").endswith("name a config with --config 'my run.yaml'")
+    assert refused("train", "task.template=Q: {question}").endswith("--set 'task.template=Q: {question}'")
+
+
+def test_home_is_expanded_in_every_path_on_the_command_line(rlzoo, refused, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine.yaml").write_text("steps: 3\n")
+    (tmp_path / "zero.json").write_text("{}")
+    for words in (["--config=~/mine.yaml", "--output=~/run"], ["--config", "~/mine.yaml", "--set", "output=~/run"]):
+        code, out, _ = rlzoo("train", *words, "--dry-run")
+        assert (code, f"output: {tmp_path}/run\n" in out, "steps: 3\n" in out) == (0, True, True)
+    code, out, _ = rlzoo("sweep", "--clip", "grpo", "--seeds", "1", "--output=~/race", "--config=~/mine.yaml", "--dry-run")
+    assert (code, out) == (0, "grpo-0\n")
+    for command in (["compare"], ["replay", "--clip", "fspo"], ["eval", "--suite", "arithmetic"], ["sync"]):
+        assert f"{tmp_path}/none" in refused(*command, "~/none")
+    assert "no such user" in refused("clips", "new", "my-rule", "--folder=~no-such-user/x")
+    code, out, _ = rlzoo("clips", "new", "my-rule", "--folder=~/plugins")
+    assert (code, (tmp_path / "plugins" / "rlzoo-my-rule").is_dir()) == (0, True)

@@ -1,6 +1,7 @@
 """`rlzoo clips new`, and the steps from a new plugin to training."""
 
 import os
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -69,6 +70,15 @@ def written(rlzoo, tmp_path):
         f"  pip install -e {folder} && rlzoo train --clip my-rule --steps 2",
     ]
     return folder
+
+
+def test_the_printed_commands_work_with_any_folder(rlzoo, tmp_path):
+    folder = tmp_path / "it's $HOME; (mine)"
+    _, out, _ = rlzoo("advantages", "new", "my-baseline", "--folder", folder)
+    check, train, install = (shlex.split(line) for line in out.splitlines()[1:])
+    module = str(folder / "rlzoo-my-baseline" / "rlzoo_my_baseline.py")
+    assert (check[3], train[3], install[3]) == (module, module, str(folder / "rlzoo-my-baseline"))
+    assert rlzoo(*check[1:])[0] == 0
 
 
 def run_in(folder, *command):

@@ -1,9 +1,12 @@
 """How a run is composed: which source takes precedence, and that config.yaml reproduces the run."""
 
+import json
+
 import pytest
 import yaml
+from pydantic import BaseModel, Field
 
-from rlzoo import RunConfig, UserError, load_zoo
+from rlzoo import ClipPolicy, RunConfig, UserError, load_zoo
 from rlzoo.config.composition import config_names, read_config
 
 
@@ -113,7 +116,7 @@ def test_python_mistakes_are_value_errors():
         ("? \n", "odd.yaml': None is not a valid key"),
         ("clip: fspo\ntask: {1: 2}\n", "task: 1 is not the name of a setting"),
         ('clip: fspo\nplugins: ["a\\0b"]\n', "cannot be accessed"),
-        ("clip: fspo\nsteps: 2001-99-99\n", "is not valid YAML"),
+        ("clip: fspo\nsteps: 2001-99-99\n", "steps='2001-99-99': input should be a valid integer"),
         ("clip: fspo\nsteps: &a [*a]\n", "is not valid YAML: lists or mappings nested deeper than"),
     ],
 )
@@ -136,3 +139,93 @@ def test_odd_overrides_are_refused():
     for override in ("a." * 5000 + "a=1", "\ud800=1", "steps=" + "[" * 5000, "steps=0x" + "f" * 5000):
         with pytest.raises(UserError, match="--set"):
             RunConfig.compose(clip="fspo", overrides=[override])
+
+
+BOOLEANS = [
+    "learner.lr=true", "rollout.top_p=True", "rollout.group_size=TRUE", "rollout.top_k=true", "seed=false", "steps=true",
+    "learner.betas=[0.9, false]", "learner.lora={rank: true}", "eval.num_samples=true", "task.timeout=true",
+    "clip.width_low=true", "correction={name: tis, high: true}", "clip.advantage={name: gigpo, weight: true}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("override", BOOLEANS)
+def test_a_boolean_is_not_a_number_in_any_settings(override):
+    with pytest.raises(UserError, match="expected a number, not a boolean"):
+        RunConfig.compose(clip="fspo", overrides=[override])
+
+
+def test_a_boolean_is_not_a_number_in_settings_of_others():
+    class Nested(BaseModel):
+        width: float = 1.0
+
+    class Own(ClipPolicy):
+        name, paper, scope = "own", "none", "token"
+        widths: dict[str, float] = Field(default_factory=dict)
+        pair: tuple[int, bool] | None = None
+        nested: Nested = Nested()
+        either: int | bool = 0
+
+        def __call__(self, inputs):
+            raise NotImplementedError
+
+    for settings in ({"widths": {"a": 1, "b": True}}, {"pair": [True, True]}, {"nested": {"width": True}}):
+        with pytest.raises(ValueError, match="expected a number, not a boolean"):
+            Own(**settings)
+    own = Own(pair=(1, True), either=True)
+    assert (own.pair, own.either) == ((1, True), True)
+
+
+def test_a_switch_takes_the_usual_words_and_nothing_else():
+    words = {"true": True, "on": True, "yes": True, "1": True, "False": False, "off": False, "no": False, "0": False}
+    for word, value in words.items():
+        assert RunConfig.compose(clip="fspo", overrides=[f"learner.packing={word}"]).learner.packing is value
+    for word in ("2", "maybe", "null", "[]"):
+        with pytest.raises(UserError, match=r"learner\.packing="):
+            RunConfig.compose(clip="fspo", overrides=[f"learner.packing={word}"])
+
+
+def test_quoted_numbers_and_underscores_are_numbers_in_number_settings(tmp_path):
+    file = write(tmp_path / "mine.yaml", 'steps: "3"\nrollout: {max_new_tokens: 1_000}\nlearner: {lr: 5e-6}\n')
+    config = RunConfig.compose([file])
+    assert (config.steps, config.rollout.max_new_tokens, config.learner.lr) == (3, 1000, 5e-6)
+
+
+def test_free_settings_have_the_types_of_yaml_1_2(tmp_path):
+    arguments = "{turns: 3, least: 1e-3, most: [1:30, on, 2E2]}"
+    text = f"task: {{name: environment, environment: 'tests.environments.games:Words', arguments: {arguments}}}\n"
+    config = RunConfig.compose([write(tmp_path / "free.yaml", text)], clip="grpo")
+    assert config.task.arguments == {"turns": 3, "least": 0.001, "most": ["1:30", "on", 200.0]}
+    assert RunConfig.compose([write(tmp_path / "again.yaml", config.to_yaml())]) == config
+    assert yaml.safe_load(config.to_yaml())["task"]["arguments"] == config.task.arguments
+
+
+def test_a_section_that_occurs_twice_is_refused(tmp_path):
+    file = write(tmp_path / "twice.yaml", "rollout: {group_size: 4}\nsteps: 3\nrollout: {top_p: 0.9}\n")
+    with pytest.raises(UserError, match="line 3 repeats the key 'rollout' of line 1"):
+        RunConfig.compose([file])
+    with pytest.raises(UserError, match="line 1 repeats the key 'rank' of line 1"):
+        RunConfig.compose(overrides=["learner.lora={rank: 8, rank: 16}"])
+
+
+def test_home_is_expanded_in_every_path_of_a_configuration(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    rows = "".join(json.dumps({"question": f"{n}+1", "answer": str(n + 1)}) + "\n" for n in range(40))
+    write(tmp_path / "rows.jsonl", rows)
+    write(tmp_path / "zero.json", "{}")
+    write(
+        tmp_path / "home.yaml",
+        "output: ~/run\nmodel: {path: ~/model}\ntask: {name: math_file, path: ~/rows.jsonl, eval_path: ~/rows.jsonl}\n"
+        "rollout: {vllm: {sync_folder: ~/sync}}\nlaunch: {deepspeed: ~/zero.json}\n".replace(", eval_path: ~/rows.jsonl", ""),
+    )
+    config = RunConfig.compose(["~/home.yaml"], clip="fspo")
+    paths = config.output, config.model.path, config.task.path, config.rollout.vllm.sync_folder, config.launch.deepspeed
+    assert [*map(str, paths)] == [f"{tmp_path}/{name}" for name in ("run", "model", "rows.jsonl", "sync", "zero.json")]
+    assert RunConfig(clip="fspo", output="~/x").output == tmp_path / "x"
+    assert RunConfig.compose(clip="fspo", overrides=["output=~"]).output is None  # a lone ~ is null in YAML
+
+
+def test_overrides_must_not_contradict_options():
+    for overrides, settings in ((["seed=5"], {"seed": 0}), (["steps=7"], {"steps": 3}), (["clip.name=grpo"], {"clip": "fspo"})):
+        with pytest.raises(UserError, match=r"already sets .*; use only one of the two"):
+            RunConfig.compose(overrides=overrides, **settings)
+    assert RunConfig.compose(overrides=["seed=5", "clip.name=grpo"], seed=5, clip="grpo", steps=3).seed == 5

@@ -12,7 +12,7 @@ from rlzoo.recording import turns
 @pytest.mark.parametrize(
     ("name", "expected"),
     [("fspo", ("fspo", {})), ("rlzoo:fspo", ("fspo", {})),
-     ("rlzoo:fspo/width_low:0.02/width_high:1e-1", ("fspo", {"width_low": 0.02, "width_high": "1e-1"})),
+     ("rlzoo:fspo/width_low:0.02/width_high:1e-1", ("fspo", {"width_low": 0.02, "width_high": 0.1})),
      ("grpo/dual_clip:null", ("grpo", {"dual_clip": None})), ("pass@4", ("pass@4", {}))],
 )  # fmt: skip
 def test_a_name_with_settings_is_split(name, expected):

@@ -51,3 +51,13 @@ def test_what_has_no_power_is_refused():
         plan(config(num_problems=0), 2, 5)
     with pytest.raises(UserError, match="it needs at least 2 rules and 2 seeds, not 1 and 5"):
         plan(config(num_problems=10), 1, 5)
+
+
+def test_runs_of_one_rule_with_several_settings_are_several_contenders():
+    # two settings of one rule: differences .02 .04 .06 between them, as above
+    scores = {"1": (0.52, 0.64, 0.76), "2": (0.5, 0.6, 0.7)}
+    records = [record("a", seed, value, 0.01) for values in scores.values() for seed, value in enumerate(values)]
+    for place, each in enumerate(records):
+        each.settings["learner.lr"] = place // 3
+    found = plan(config(num_problems=100, num_samples=4), 2, 5, records)
+    assert found.seed_deviation == pytest.approx((0.02**2 - 2 * 0.01**2) ** 0.5)

@@ -9,9 +9,10 @@ import pytest
 import yaml
 
 from rlzoo.errors import UserError
-from rlzoo.lab.races import Contender, Race, find_runs, labelled, race
+from rlzoo.lab.races import Contender, Race, find_runs, labelled, other_differences, race
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import replay
+from rlzoo.lab.run_records import resolved_settings
 from rlzoo.measure.comparison import differences, estimate
 from tests.quick import quick_run
 
@@ -217,3 +218,39 @@ def test_no_best_rule_is_named_among_runs_that_are_not_comparable():
 
 def test_a_rule_that_clips_tokens_is_recognised_from_its_decisions(folder):
     assert {each.label: each.clips_parts for each in race([folder]).contenders} == {"fspo": False, "grpo": True}
+
+
+def test_minibatches_that_the_rule_determines_are_a_difference(folder, tmp_path, trained):
+    by_groups = variant(trained.path, tmp_path / "real-0")
+    settings = yaml.safe_load((by_groups / "config.yaml").read_text())
+    settings["clip"] = {"name": "real", "advantage": "group_mean", "reduction": "sequence_mean"}
+    assert settings["learner"]["minibatch_by"] is None
+    (by_groups / "config.yaml").write_text(yaml.safe_dump(settings))
+    notes = other_differences([record.settings for record in find_runs([folder, by_groups])[0]])
+    assert notes == [
+        "the policy is not the only difference: learner.minibatch_by differs between the runs (responses, prompts)",
+        "the rules differ in clip.advantage (group_norm, group_mean)",
+    ]
+
+
+def test_null_minibatches_are_those_of_the_rule(folder, tmp_path, trained):
+    explicit = variant(trained.path, tmp_path / "explicit", learner__minibatch_by="responses", seed=5)
+    records, _ = find_runs([folder, explicit])
+    assert other_differences([record.settings for record in records]) == []
+    assert set(labelled(records)) == {"fspo", "grpo"}
+
+
+def test_a_setting_that_is_a_mapping_in_some_runs_is_a_difference(folder, tmp_path, trained):
+    corrected = variant(trained.path, tmp_path / "corrected", correction={"name": "tis", "pool": "sum", "high": 2.0}, seed=5)
+    (note,) = other_differences([record.settings for record in find_runs([trained.path, corrected])[0]])
+    assert note.startswith("the policy is not the only difference: correction differs between the runs (None, {")
+    task = {"name": "environment", "environment": "my_game:Game"}
+    easy, hard = ({"task": {**task, "arguments": arguments}} for arguments in ({}, {"board": {"size": 9}}))
+    notes = other_differences([resolved_settings(easy), resolved_settings(hard)])
+    assert notes == ["not comparable: task.arguments differs between the runs ({}, {'board': {'size': 9}})"]
+
+
+def test_runs_in_the_home_folder_are_found(folder, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert len(find_runs([Path("~") / folder.name])[0]) == 4
+    assert RecordedRun.read(Path("~") / folder.name / "fspo-0").num_responses > 0

@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import time
+from pathlib import Path
 
 import mlflow
 import pytest
@@ -185,3 +187,40 @@ def test_without_a_gpu_the_cores_are_shared_out():
     number = len(os.sched_getaffinity(0))
     assert [place["OMP_NUM_THREADS"] for place in slots(None)] == ["1"] * number
     assert [place["OMP_NUM_THREADS"] for place in slots(1)] == [str(number)]
+
+
+@pytest.mark.parametrize(
+    ("grid", "options", "message"),
+    [
+        (["seed=7,8"], {}, "seed=7: --seed or --seeds already sets seed to 0"),
+        (["clip=gspo,rloo"], {}, "clip=gspo: --clip already sets clip to grpo"),
+        (["clip.name=rloo"], {}, "clip=rloo: --clip already sets clip to grpo"),
+        (["output=left,right"], {}, "output=left: --output already sets output"),
+        (["steps=2,3"], {"steps": 9}, "steps=2: --steps already sets steps to 9"),
+        ([], {"overrides": ("seed=7",)}, "seed=7: --seed or --seeds already sets seed to 0"),
+        (["rollout.top_p=0.9", "rollout.top_p=0.8"], {}, "another --set or --grid sets rollout.top_p"),
+        (["rollout.top_p=0.9,0.8"], {"overrides": ("rollout.top_p=1",)}, "another --set or --grid sets rollout.top_p"),
+        (["rollout.top_p=0.9,0.90"], {}, "'grpo-top_p=0.9-0' and 'grpo-top_p=0.90-0' would have the same settings"),
+        (["learner.lr=3e-4,0.0003"], {}, "would have the same settings"),
+        (["rollout.top_k=5,5"], {}, "would have the same name"),
+        (["model.path=team/model,team_model"], {}, "would have the same name"),
+        (["tracking.figure_every=1,2"], {}, "would have the same settings"),
+        (["learner.minibatch_by=null,responses"], {}, "would have the same settings"),
+        (["per_clip.gspo.learner.lr=1e-4,1e-5"], {}, "would have the same settings"),
+    ],
+)
+def test_runs_are_not_named_by_values_that_they_do_not_have(tmp_path, grid, options, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        Sweep(tmp_path, ("grpo",), (0,), grid=tuple(grid), **options)
+
+
+def test_steps_are_an_axis_unless_an_option_sets_them(tmp_path):
+    sweep = Sweep(tmp_path, ("grpo",), (0, 1), grid=("steps=5,6",))
+    assert [(child.name, child.config.steps) for child in sweep.children[:2]] == [("grpo-steps=5-0", 5), ("grpo-steps=6-0", 6)]
+    assert sweep.num_contenders == 2
+
+
+def test_a_sweep_in_the_home_folder_is_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (child,) = Sweep(Path("~/race"), ("grpo",), (0,)).children
+    assert child.path == child.config.output == tmp_path / "race" / "grpo-0"

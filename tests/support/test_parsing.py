@@ -3,8 +3,9 @@
 import time
 
 import pytest
+import yaml
 
-from rlzoo.support.parsing import DEEPEST, UnreadableError, parse_json, parse_yaml
+from rlzoo.support.parsing import DEEPEST, UnreadableError, dump_yaml, parse_json, parse_yaml
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{former}'] * 10)}]\n" for former, name in zip("abcdefgh", "bcdefghi", strict=True)
@@ -15,7 +16,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     ("text", "reason"),
     [
         ("a: [1, 2\n", "line 2 "),
-        ("a: 2001-99-99", "a value does not match its type"),  # looks like a date
+        ("!!int 1:30", "a value does not match its type"),
         ("!!bool maybe", "a value does not match its type"),
         ("!!timestamp x", "a value does not match its type"),
         ('!!int ""', "a value does not match its type"),
@@ -66,3 +67,49 @@ def test_a_repeated_key_is_refused_and_an_equal_one_elsewhere_is_not():
         with pytest.raises(UnreadableError) as caught:
             parse_json(text)
         assert str(caught.value) == f"the key {key!r} occurs twice in one object{line}"
+
+
+PLAIN = {
+    "5e-4": 0.0005, "2E3": 2000.0, "3.e1": 30.0, "+.25": 0.25, "-7": -7, "007": 7, "0o20": 16, "0xfF": 255,
+    "-.inf": -float("inf"),     "true": True, "TRUE": True, "False": False, "null": None, "~": None, "": None,
+    "off": "off", "No": "No", "y": "y", "tRUE": "tRUE", "12:45": "12:45", "2_500": "2_500", "0b101": "0b101",
+    "2024-02-30": "2024-02-30", "2024-02-03": "2024-02-03", "=": "=", "1e": "1e",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", PLAIN)
+def test_unquoted_values_have_the_types_of_yaml_1_2(text):
+    for value in (parse_yaml(f"a: [{text or 'null'}, {{b: {text}}}]"), parse_yaml(f"a:\n- {text}\n- b: {text}\n")):
+        for found in (value["a"][0], value["a"][1]["b"]):
+            assert (type(found), found) == (type(PLAIN[text]), PLAIN[text])
+
+
+@pytest.mark.parametrize("text", [*PLAIN, "<<", "n", "08", "1e400", "0o9", " x", "a: b", "- a", "#", "true\n"])
+def test_written_strings_stay_strings_for_readers_of_yaml_1_1_and_1_2(text):
+    written = dump_yaml({text: [text, 1e-7, 1e30, True, None, -3]})
+    assert parse_yaml(written) == yaml.safe_load(written) == {text: [text, 1e-7, 1e30, True, None, -3]}
+    if text in ("y", "n"):  # booleans for some readers of YAML 1.1, though not for PyYAML
+        assert f"'{text}'" in written
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("a: 1\nb: 2\na: 3\n", (3, "'a'", 1)),
+        ("a:\n  b: {c: 1}\n  d: 2\n  b: {e: 1}\n", (4, "'b'", 2)),
+        ("a: [{x: 1,\n x: 2}]", (2, "'x'", 1)),
+        ("'a': 1\n\n\na: 2", (4, "'a'", 1)),
+        ("10: a\n0xa: b", (2, "10", 1)),
+        ("? a\n: 1\n? a\n: 2", (3, "'a'", 1)),
+        ("a: &a {x: 1}\nb:\n  <<: *a\n  <<: *a\n", (4, "'<<'", 3)),
+    ],
+)
+def test_a_key_that_occurs_twice_is_refused_with_both_lines(text, lines):
+    with pytest.raises(UnreadableError, match="line {} repeats the key {} of line {}".format(*lines)):
+        parse_yaml(text)
+
+
+def test_a_mapping_may_override_what_it_merges():
+    text = "a: &a {x: 1, y: 1}\nb: &b {<<: *a, x: 2}\nc: {x: 3, <<: *b}\nd: [{x: 1}, {x: 2}]\n"
+    found = parse_yaml(text)
+    assert (found["b"], found["c"], found["d"]) == ({"x": 2, "y": 1}, {"x": 3, "y": 1}, [{"x": 1}, {"x": 2}])

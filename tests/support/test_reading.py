@@ -16,9 +16,9 @@ from rlzoo.journal.manifest import FILE, damage
 from rlzoo.journal.run_directory import read_metrics
 from rlzoo.journal.state import IDENTITY, identity
 from rlzoo.journal.tracking.record import Record
-from rlzoo.processes import deepspeed_settings
+from rlzoo.processes import deepspeed_settings, zero_settings
 from rlzoo.recording import RecordedStep
-from rlzoo.support.reading import RECORDS, SETTINGS, NotReadError, read_text
+from rlzoo.support.reading import RECORDS, SETTINGS, NotReadError, read_text, user_path
 from rlzoo.tasks.math_rows import read_problems
 from rlzoo.zoo import load_zoo
 
@@ -152,3 +152,21 @@ def test_a_file_without_permissions_is_not_to_be_removed(tmp_path, kind):
     file.write_bytes(b"torn")
     with pytest.raises(UserError, match=r"; (if you )?(remove|restore) (it|the file)"):
         read(file)
+
+
+def test_a_byte_order_mark_is_not_part_of_a_text(tmp_path):
+    (tmp_path / "steps.yaml").write_bytes("\ufeffsteps: 3\n".encode())
+    assert read_config(tmp_path / "steps.yaml") == {"steps": 3}
+    row = '{"question": "1+1", "answer": "2"}'
+    for name, rows in (("lines.jsonl", f"{row}\n"), ("list.json", f"[{row}]")):
+        (tmp_path / name).write_bytes(f"\ufeff{rows}".encode())
+        assert [problem.answer for problem in read_problems(str(tmp_path / name), "train", None)] == ["2"]
+    (tmp_path / "zero.json").write_bytes('\ufeff{"zero_optimization": {"stage": 2}}'.encode())
+    assert zero_settings(LaunchConfig(deepspeed=str(tmp_path / "zero.json"))) == {"stage": 2}
+
+
+def test_the_home_folder_is_found_and_an_unknown_user_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert [str(user_path(path)) for path in ("~/a", Path("~/a"), "a/~")] == [f"{tmp_path}/a"] * 2 + ["a/~"]
+    with pytest.raises(UserError, match=r"'~nobody-here/a': no such user; for a file of this name, write its absolute path"):
+        user_path("~nobody-here/a")

@@ -32,7 +32,7 @@ def describe_run(title: str, usual: str, differences: Mapping[str, tuple[Any, An
         _as_it_is(
             f"rlzoo train --resume --output {place}",
             f"rlzoo replay {place} --clip NAME,NAME",
-            f"rlzoo train --config {place}/config.yaml --output NEW",
+            f"rlzoo train --config {shlex.quote(str(directory / 'config.yaml'))} --output NEW",
         ),
         f"Differences from `{usual}`:" if differences else f"No differences from `{usual}`.",
         _as_it_is(*(f"{key}: {json.dumps(here)} (default: {json.dumps(there)})" for key, (there, here) in differences.items())),
@@ -47,7 +47,7 @@ def differences(usual: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, 
 
 
 def _as_it_is(*lines: str) -> str:
-    return "\n".join("    " + " ".join(line.split()) for line in lines)
+    return "\n".join("    " + " ".join(line.splitlines()) for line in lines)
 
 
 def typed_command() -> str:

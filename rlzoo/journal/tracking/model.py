@@ -10,7 +10,7 @@ from pathlib import Path
 from platform import python_version
 from typing import Any
 
-import yaml
+from rlzoo.support.parsing import dump_yaml
 
 TAG = "rlzoo_checkpoint"
 REQUIRED = ("mlflow", "torch", "transformers", "tokenizers", "accelerate")
@@ -92,4 +92,4 @@ def write_model(folder: Path, checkpoint: Path, model: Any, run_id: str) -> None
     versions = "".join(f"{name}=={version(name).partition('+')[0]}\n" for name in REQUIRED)
     (folder / "requirements.txt").write_text(versions, encoding="utf-8")
     environment = {"python": python_version(), "build_dependencies": ["pip"], "dependencies": ["-r requirements.txt"]}
-    (folder / "python_env.yaml").write_text(yaml.safe_dump(environment, sort_keys=False), encoding="utf-8")
+    (folder / "python_env.yaml").write_text(dump_yaml(environment), encoding="utf-8")

@@ -26,6 +26,7 @@ from rlzoo.support.redaction import redact, redact_settings, without_userinfo
 T = TypeVar("T")
 
 DEFAULT_STORE = "sqlite:///mlflow.db"
+EXPERIMENT_ID = "MLFLOW_EXPERIMENT_ID"  # MLflow's environment variable
 PARENT_RUN = "RLZOO_MLFLOW_PARENT_RUN"
 """Environment variable with the ID of the parent run in MLflow; a sweep sets it for its runs."""
 
@@ -67,6 +68,7 @@ class Record:
     ended: float | None = None
     step: int = 0  # step number under which `metrics` are logged
     metrics: dict[str, float] = field(default_factory=dict)  # metrics of the whole run
+    experiment_ids: dict[str, str] = field(default_factory=dict)  # by store; takes precedence over `experiment`
 
     @classmethod
     def new(cls, experiment: str, name: str, *, tags: Mapping[str, str], params: Mapping[str, Any], **others: Any) -> Self:
@@ -86,6 +88,7 @@ class Record:
             tags=redact_settings({**ours, **tags}),
             params={key: str(value)[:LONGEST_PARAM] for key, value in flatten(redact_settings(params)).items()},
             started=time.time(),
+            experiment_ids={without_password(tracking_uri()): chosen} if (chosen := os.environ.get(EXPERIMENT_ID)) else {},
             **others,
         )
 
@@ -154,12 +157,13 @@ def git_commit() -> str:
     return answer.stdout.strip() if answer.returncode == 0 else ""
 
 
-def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested settings to dotted keys, as in ``--set``."""
+def flatten(settings: Mapping[str, Any], prefix: str = "", section: Any = None) -> dict[str, Any]:
+    """Flatten nested settings to dotted keys, as in ``--set``; with a settings class as ``section``, only its sections."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{key}.")
+        inner = getattr(section.model_fields.get(key), "annotation", None) if section else None
+        if isinstance(value, Mapping) and (section is None or hasattr(inner, "model_fields")):
+            flat |= flatten(value, f"{prefix}{key}.", inner)
         else:
             flat[f"{prefix}{key}"] = value
     return flat

@@ -12,7 +12,8 @@ from typing import Any
 import psutil
 
 from rlzoo.config.run_config import SAME_CONTEST
-from rlzoo.journal.tracking.record import tracking_uri
+from rlzoo.errors import UserError
+from rlzoo.journal.tracking.record import EXPERIMENT_ID, tracking_uri
 from rlzoo.journal.tracking.views import FILTER, write_view
 from rlzoo.support.replies import bounded_replies
 
@@ -50,10 +51,21 @@ def bounded_store() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_DATA, (former, most))
 
 
-def experiment_id(client: Any, name: str) -> str:
-    """Return the ID of the experiment with this name; if there is none, create the experiment and its saved view."""
+def experiment_id(client: Any, name: str, chosen: str | None = None) -> str:
+    """Return the ID of the experiment with this name, which is created with its saved view if there is none.
+
+    An ID from `EXPERIMENT_ID` (``chosen``) takes precedence; raises `UserError` if no active experiment has this ID.
+    """
     from mlflow import MlflowException
 
+    if chosen:
+        try:
+            if client.get_experiment(chosen).lifecycle_stage == "active":
+                return chosen
+        except MlflowException as error:
+            if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+                raise  # the store cannot be reached
+        raise UserError(f"{EXPERIMENT_ID}={chosen}: the store has no such active experiment; set the ID of an existing one")
     found = client.get_experiment_by_name(name)
     if found:
         return str(found.experiment_id)
@@ -68,14 +80,15 @@ def experiment_id(client: Any, name: str) -> str:
 
 
 def latest_experiment() -> str | None:
-    """Return the ID of the experiment with the newest run, adding the saved view if it is missing; None if there is none."""
+    """Return the ID from `EXPERIMENT_ID`, or of the experiment with the newest run, adding a missing view; None if empty."""
     with connected() as client:
         found = client.search_experiments(order_by=["last_update_time DESC"])
         own = [experiment for experiment in found if experiment.experiment_id != "0"]  # 0 is MLflow's "Default"
         runs = client.search_runs([experiment.experiment_id for experiment in own], max_results=1) if own else []
         if not own:
             return None
-        latest = str(runs[0].info.experiment_id if runs else own[0].experiment_id)  # runs are sorted newest first
+        newest = runs[0].info.experiment_id if runs else own[0].experiment_id  # runs are sorted newest first
+        latest = os.environ.get(EXPERIMENT_ID) or str(newest)
         write_view(client, latest)
         return latest
 
@@ -87,12 +100,9 @@ def differing_settings(experiment: str) -> list[str]:
     """
     with connected() as client:
         runs = client.search_runs([experiment], FILTER, max_results=1000)
-    values: dict[str, set[str]] = {}
-    for run in runs:
-        for key, value in run.data.params.items():
-            if key.startswith(SAME_CONTEST):
-                values.setdefault(key, set()).add(value)
-    return sorted(key for key, found in values.items() if len(found) > 1)
+    settings = [run.data.params for run in runs if "steps" in run.data.params]  # other runs are evaluations
+    keys = {key for params in settings for key in params if key.startswith(SAME_CONTEST)}
+    return sorted(key for key in keys if len({params.get(key) for params in settings}) > 1)
 
 
 def is_missing(uri: str) -> bool:
@@ -104,7 +114,8 @@ def is_missing(uri: str) -> bool:
 def open_parent(experiment: str, run_name: str, tags: Mapping[str, str]) -> str:
     """Create an MLflow run under which other runs will be nested, and return its ID."""
     with connected() as client:
-        entry = experiment_id(client, os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment)
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment
+        entry = experiment_id(client, name, os.environ.get(EXPERIMENT_ID))
         return str(client.create_run(entry, run_name=run_name, tags=dict(tags)).info.run_id)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -13,7 +14,7 @@ from rlzoo.errors import UserError
 from rlzoo.journal.tracking.description import NOTE
 from rlzoo.journal.tracking.machine import FILE as MACHINE
 from rlzoo.journal.tracking.model import final_checkpoint, send_model
-from rlzoo.journal.tracking.record import FOLDER, Data, Record, Sent, without_password
+from rlzoo.journal.tracking.record import EXPERIMENT_ID, FOLDER, Data, Record, Sent, without_password
 from rlzoo.journal.tracking.rows import Lines, Points
 from rlzoo.journal.tracking.store import experiment_id
 from rlzoo.support.parsing import parse_json
@@ -106,7 +107,8 @@ class Sync:
         if self.sent.run_id is not None:
             with suppress(MlflowException):  # the store was deleted; if the store is down, the next call raises an error
                 return client.get_run(self.sent.run_id)
-        experiment = experiment_id(client, record.experiment)
+        chosen = os.environ.get(EXPERIMENT_ID) or record.experiment_ids.get(without_password(self._uri))
+        experiment = experiment_id(client, record.experiment, chosen)
         for run in client.search_runs([experiment], f"tags.{ID_TAG} = '{record.id}'"):  # created by a killed process
             return run
         tags = {ID_TAG: record.id, **{name: value for name, value in record.tags.items() if value}}
@@ -162,7 +164,8 @@ def describe(error: Exception, uri: str) -> str:
     """Format an error from the store as one line, without passwords."""
     text = str(error)[:LONGEST_ERROR].replace(uri, without_password(uri))  # a reply can be megabytes long
     printable = "".join(char if char.isprintable() else " " for char in text)  # and contain control characters
-    return f"{type(error).__name__}: {redact(' '.join(printable.split()))[:300]}".rstrip(": ")
+    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+    return f"{kind}{redact(' '.join(printable.split()))[:300]}".rstrip(": ")
 
 
 def send_inputs(client: Any, run: Any, used: Iterable[Data]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shlex
 import signal
 import subprocess
 import sys
@@ -103,14 +104,15 @@ class Tracker:
 
     def _wait(self, process: subprocess.Popen[str], directory: Path) -> None:
         """Wait until the remaining data is sent, for at most `LONGEST_END` seconds."""
+        how = f"rlzoo sync {shlex.quote(str(directory))}"
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(QUIET_END)
         if process.returncode is None:
-            logger.info("sending the rest to MLflow; press Ctrl-C to skip, then send it with: rlzoo sync %s", directory)
+            logger.info("sending the rest to MLflow; press Ctrl-C to skip, then send it with: %s", how)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, LONGEST_END - QUIET_END))
         if process.returncode != 0:
             late = f"it did not accept everything within {LONGEST_END:g} s"
             ended = f"the process that sends the data exited with code {process.returncode}"
             trouble = self._sent().trouble or (late if process.returncode in (None, -signal.SIGALRM) else ended)
-            logger.warning("MLflow did not receive everything (%s); send the rest with: rlzoo sync %s", trouble, directory)
+            logger.warning("MLflow did not receive everything (%s); send the rest with: %s", trouble, how)

@@ -1,6 +1,7 @@
 """The description of a run in MLflow, and the command in it."""
 
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -118,3 +119,12 @@ def test_words_of_a_command_that_are_secret_are_left_out():
     ]  # fmt: skip
     assert redact_words(["--output", "s3://me:hunter22@host/x"]) == ["--output", "<redacted>"]
     assert redact_words(["[unclosed", "a=[unclosed"]) == ["[unclosed", "a=[unclosed"]
+
+
+def test_the_commands_of_a_description_can_be_copied(tmp_path):
+    folder = tmp_path / "my  runs" / "it's one"
+    text = description(RunConfig.compose(clip="fspo"), folder)
+    commands = [shlex.split(line) for line in text.splitlines() if line.startswith("    rlzoo ") and str(tmp_path) in line]
+    assert [words[index] for words, index in zip(commands, (4, 2, 3), strict=True)] == [
+        str(folder), str(folder), str(folder / "config.yaml"),
+    ]  # fmt: skip

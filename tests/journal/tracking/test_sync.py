@@ -9,6 +9,7 @@ from rlzoo.cli.sync import sync
 from rlzoo.errors import UserError
 from rlzoo.journal.tracking.description import NOTE
 from rlzoo.journal.tracking.record import FOLDER, Record, Sent, run_id_of, tracking_uri, without_password
+from rlzoo.journal.tracking.store import latest_experiment, open_parent
 from rlzoo.journal.tracking.sync import Sync, sampled_completions
 from rlzoo.support.lock import Lock
 from tests.journal.tracking.followed import add_row, end, history, send, store, told
@@ -208,3 +209,43 @@ def test_the_environment_names_store_and_experiment(directory, empty_store, tmp_
     client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/named.db")
     assert told(directory).info.experiment_id == client.get_experiment_by_name("named").experiment_id
     assert client.get_experiment_by_name("rlzoo") is None
+
+
+def test_an_experiment_id_in_the_environment_takes_precedence(directory, monkeypatch):
+    first, second = (store().create_experiment(name) for name in ("first", "second"))
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "named")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", second)
+    Record.new("rlzoo", "mine", tags={}, params={}).write(directory)
+    parent = open_parent("rlzoo", "sweep", {})
+    assert store().get_run(parent).info.experiment_id == second
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_ID")  # `rlzoo sync` in another shell
+    send(directory)
+    assert told(directory).info.experiment_id == second
+    assert store().get_experiment_by_name("named") is store().get_experiment_by_name("rlzoo") is None
+    store().create_run(first)  # newer than the other runs
+    assert latest_experiment() == first
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", second)
+    assert latest_experiment() == second
+
+
+@pytest.mark.parametrize("wrong", ["4711", "mine", "deleted"])
+def test_an_experiment_id_that_the_store_does_not_have_is_one_line(directory, monkeypatch, wrong):
+    if wrong == "deleted":
+        wrong = store().create_experiment("deleted")
+        store().delete_experiment(wrong)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", wrong)
+    Record.new("rlzoo", "mine", tags={}, params={}).write(directory)
+    for use in (lambda: open_parent("rlzoo", "sweep", {}), lambda: send(directory)):
+        with pytest.raises(UserError, match=f"^MLFLOW_EXPERIMENT_ID={wrong}: the store has no such active experiment"):
+            use()
+
+
+def test_an_experiment_id_belongs_to_the_store_of_the_run(directory, empty_store, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", store().create_experiment("ours"))
+    Record.new("rlzoo", "mine", tags={}, params={}).write(directory)
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_ID")
+    shutil.copy(empty_store, tmp_path / "other.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/other.db")
+    store().create_experiment("theirs")  # has the same ID in the other store
+    send(directory)
+    assert told(directory).info.experiment_id == store().get_experiment_by_name("rlzoo").experiment_id
