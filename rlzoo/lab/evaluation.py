@@ -225,7 +225,7 @@ def _open_sampler(model: EvaluatedModel, rollout: RolloutConfig, prompts: Mappin
         except UserError as error:
             raise UserError(f"suite {suite!r} cannot be used with model {model.path!r}: {error}") from error
     named = named.model_copy(update={"chat_template": template})
-    language_model = language_model.to(torch.accelerator.current_accelerator(check_available=True) or "cpu")
+    language_model = language_model.to(torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu")
     end_ids = eos_token_ids(language_model, tokenizer)
     sampler = make_sampler(language_model, tokenizer, end_ids, named=named, settings=rollout)
     if sampler.needs_weights:
