@@ -7,8 +7,9 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from rlzoo.errors import UserError
 from rlzoo.support.atomic import remove_files, sync
-from rlzoo.support.reading import SETTINGS, read_text
+from rlzoo.support.reading import SETTINGS, read_text, remedy
 
 FILE = "manifest.json"
 
@@ -31,6 +32,9 @@ def damage(folder: Path) -> str | None:
     """Return a description of the damage to a sealed folder, such as ``"model.safetensors was changed"``; None if it is intact.
 
     Files that were added later are not checked.
+
+    Raises:
+        UserError: a file must not be read, so that nothing is known about its content.
     """
     try:
         for name, checksum in sealed_files(folder).items():
@@ -42,6 +46,8 @@ def damage(folder: Path) -> str | None:
                 return f"{name} was changed"
     except FileNotFoundError:
         return f"{FILE} is missing"
+    except PermissionError as error:
+        raise UserError(f"{str(error.filename)!r} cannot be read: {error.strerror}; {remedy(error, '')}") from error
     except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         return f"{FILE} is not valid: {error}"
     return None
