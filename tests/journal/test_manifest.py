@@ -86,6 +86,6 @@ def test_a_sealed_file_that_must_not_be_read_is_not_called_damaged(tmp_path):
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"weights")
     seal(tmp_path)
-    with without_rights(file), pytest.raises(UserError, match="cannot be read: .*check the permissions"):
+    with without_rights(file), pytest.raises(UserError, match=r"cannot be read: .*check the permissions"):
         damage(tmp_path)
     assert damage(tmp_path) is None
