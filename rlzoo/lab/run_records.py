@@ -113,7 +113,7 @@ def changed_settings(before: Mapping[str, Any], asked: Mapping[str, Any]) -> lis
 
 
 def resolved_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's settings with dotted keys, and the unit of its minibatches if the rule determines it.
+    """Return a run's settings with dotted keys, and the values that null stands for where the rule or a setting decides.
 
     A field that takes a name or a mapping, such as ``correction``, stays one value, so that every run has the same keys.
     """
@@ -122,6 +122,10 @@ def resolved_settings(config: Mapping[str, Any]) -> dict[str, Any]:
         with suppress(UserError, TypeError):  # the rule is not installed, or the file is damaged
             rule = load_zoo(listed(settings.get("plugins")))[settings.get("clip.name", "")]
             settings["learner.minibatch_by"] = "prompts" if "group_ids" in rule.needs else "responses"
+    usual = {"learner.lora.alpha": ("learner.lora.rank", 2.0), "rollout.max_turn_tokens": ("rollout.max_new_tokens", 1)}
+    for key, (other, factor) in usual.items():
+        if settings.get(key, "") is None and isinstance(settings.get(other), int):
+            settings[key] = factor * settings[other]
     return settings
 
 

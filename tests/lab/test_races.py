@@ -233,8 +233,10 @@ def test_minibatches_that_the_rule_determines_are_a_difference(folder, tmp_path,
     ]
 
 
-def test_null_minibatches_are_those_of_the_rule(folder, tmp_path, trained):
-    explicit = variant(trained.path, tmp_path / "explicit", learner__minibatch_by="responses", seed=5)
+def test_null_stands_for_the_value_that_the_rule_or_another_setting_gives(folder, tmp_path, trained):
+    tokens = yaml.safe_load((trained.path / "config.yaml").read_text())["rollout"]["max_new_tokens"]
+    values = {"learner__minibatch_by": "responses", "rollout__max_turn_tokens": tokens}
+    explicit = variant(trained.path, tmp_path / "explicit", **values, learner__lora={"rank": 0, "alpha": 0.0}, seed=5)
     records, _ = find_runs([folder, explicit])
     assert other_differences([record.settings for record in records]) == []
     assert set(labelled(records)) == {"fspo", "grpo"}
