@@ -11,8 +11,8 @@ import psutil
 
 ROOT = Path("/")  # contains proc/self/cgroup, which names this process's cgroups, and sys/fs/cgroup with their limits
 LAUNCHED = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # variables in which a launcher numbers its processes
-CPU = ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")  # in cgroup version 2, and in version 1
-MEMORY = ("memory.max", "memory.current", "memory.limit_in_bytes", "memory.usage_in_bytes")
+CPU = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))  # in cgroup version 2, and in version 1
+MEMORY = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 
 
 def cores(root: Path = ROOT) -> int:
@@ -33,7 +33,7 @@ def available_memory(root: Path = ROOT) -> int:
     return min([int(psutil.virtual_memory().available), *free])
 
 
-def _limits(controller: str, files: tuple[str, ...], root: Path) -> Iterator[tuple[int, int, int]]:
+def _limits(controller: str, files: tuple[tuple[str, ...], ...], root: Path) -> Iterator[tuple[int, int, int]]:
     """Yield the two numbers of each limit on this process's cgroup and those around it, and the size of its file cache."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -42,7 +42,8 @@ def _limits(controller: str, files: tuple[str, ...], root: Path) -> Iterator[tup
         top = root / "sys/fs/cgroup" / (controllers and controller)  # version 2 has one tree for all controllers
         folder = top / path.strip("/")
         for group in [folder, *folder.parents]:
-            numbers = re.findall(r"-?\d+", " ".join(_text(group / file) for file in files))  # "max" is no limit in version 2
+            text = " ".join(_text(group / file) for file in files[controllers != ""])
+            numbers = re.findall(r"-?\d+", text)  # "max" is no limit in version 2
             if len(numbers) == 2 and group.is_relative_to(top):
                 caches = re.findall(r"inactive_file (\d+)", _text(group / "memory.stat"))
                 yield int(numbers[0]), int(numbers[1]), int([0, *caches][-1])
