@@ -71,7 +71,8 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
         options = {"deepspeed_plugin": plugin, "kwargs_handlers": handlers}
     where = "rank {} of {}, at {}:{}".format(*map(os.environ.get, ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")))
     notice = threading.Timer(PATIENCE, logger.error, [f"waiting for the other ranks ({where})"])
-    notice.start()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        notice.start()
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")
