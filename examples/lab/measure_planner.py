@@ -6,14 +6,16 @@ python examples/lab/measure_planner.py --quick    three small ones, as JSON line
 The measurement uses torch's profiler, which records every allocation and release by torch's CPU allocator, including those
 inside operators and in the backward pass. The peak of the running sum of these sizes is exact to the byte. The size of the
 process would be less precise: it changes in units of pages, and includes the interpreter, its libraries, and memory that the
-allocator has not returned.
+allocator has not returned. On a GPU, torch's caching allocator counts the bytes itself.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
+from contextlib import nullcontext
 from typing import Any
 
 SMALL = {"hidden_size": 192, "intermediate_size": 512, "num_layers": 4, "num_heads": 6, "num_kv_heads": 2, "head_dim": 32}
@@ -69,20 +71,27 @@ def measure(
     base = ["rollout.num_prompts=8", "rollout.group_size=4", f"rollout.max_new_tokens={response}"]
     base += ["learner.num_minibatches=2", "learner.max_tokens_per_micro_batch=1024"]
     config = RunConfig.compose(clip="grpo", overrides=[*base, *(settings or [])])
-    plan = Plan(config, architecture, Devices("CPU", 1, 2**40, is_cpu=True), Prompts(prompt, True))
+    on_gpu = torch.cuda.is_available()
+    plan = Plan(config, architecture, Devices("GPU" if on_gpu else "CPU", 1, 2**40, is_cpu=not on_gpu), Prompts(prompt, True))
     assert plan.memory is not None
     gc.collect()  # objects that are freed during the measurement must also have been allocated during it
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiled:
+    before = 0
+    if on_gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    recorded = nullcontext() if on_gpu else profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
+    with recorded as profiled:
         model = _model(architecture, kind).to(getattr(torch, config.model.dtype)).train()
         if config.learner.gradient_checkpointing:
             _checkpoint(model)
         learner = Learner(model, config.clip, config.learner, pad_id=0, max_length=response, num_updates=2)
         learner.update(learner.score(_batch(prompt, response, vocab_size)))
-    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
-    held = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        peak = max(peak, held)
+    if on_gpu:
+        peak = torch.cuda.max_memory_allocated() - before
+    else:
+        events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+        peak = max(itertools.accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
     parameters = sum(parameter.numel() for parameter in model.parameters())
     assert parameters == architecture.num_parameters
     return {"parameters": parameters, "predicted": sum(plan.memory.learning.values()), "measured": peak}

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from rlzoo.support.kept import RaggedSets
 
 LOGITS_PER_CHUNK = 2**24
-"""Maximum number of logits in memory at once: 64 MB in float32, regardless of the vocabulary size."""
+"""Maximum number of logits in memory at once on a CPU: 64 MB in float32, regardless of the vocabulary size."""
+
+LOGITS_PER_CHUNK_ON_GPU = 2**28
+"""The same on a GPU: 1 GB. Every chunk reads the head's weights and adds to their gradient, so small chunks are slow."""
 
 LOWEST = -1e6
 """Log-prob of a token with probability 0, in nats. With -inf, differences of log-probs and entropies would be NaN."""
@@ -96,7 +99,9 @@ def chunked_log_probs(
     statistic: Statistic = "entropy",
     kept: RaggedSets | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute log-probabilities of ``targets`` and a statistic with at most `LOGITS_PER_CHUNK` logits in memory.
+    """Compute log-probabilities of ``targets`` and a statistic with at most `logits_per_chunk` logits in memory.
+
+    The chunks' gradients of the head's weights are summed in the data type of the weights, also under autocast.
 
     Args:
         hidden: ``(N, H)`` last hidden states.
@@ -110,10 +115,15 @@ def chunked_log_probs(
     Returns:
         Two float32 ``(N,)`` tensors: the log-probabilities and the statistic.
     """
-    chunk = max(1, LOGITS_PER_CHUNK // head.out_features)
+    device = hidden.device.type
+    chunk = max(1, logits_per_chunk(is_cpu=device == "cpu") // head.out_features)
+    autocast = torch.is_autocast_enabled(device)
 
     def of_chunk(states: Tensor, ids: Tensor, sets: RaggedSets | None) -> tuple[Tensor, Tensor]:
-        return _log_probs_of_logits(head(states), ids, sets, temperature, entropy_gradient, statistic)
+        # all chunks would otherwise share one cast of the weights, whose gradient would be summed in the cast's data type
+        with torch.autocast(device, torch.get_autocast_dtype(device), enabled=autocast, cache_enabled=False):
+            logits = head(states)
+        return _log_probs_of_logits(logits, ids, sets, temperature, entropy_gradient, statistic)
 
     chunks = torch.split(hidden, chunk), torch.split(targets, chunk)
     pieces = list(zip(*chunks, [None] * len(chunks[0]) if kept is None else kept.split(chunk), strict=True))
@@ -122,6 +132,11 @@ def chunked_log_probs(
     else:
         parts = [of_chunk(*piece) for piece in pieces]
     return torch.cat([log_probs for log_probs, _ in parts]), torch.cat([values for _, values in parts])
+
+
+def logits_per_chunk(*, is_cpu: bool) -> int:
+    """Return the maximum number of logits in memory at once."""
+    return LOGITS_PER_CHUNK if is_cpu else LOGITS_PER_CHUNK_ON_GPU
 
 
 def _log_probs_of_logits(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rlzoo.acceleration import joined_bytes
 from rlzoo.config.run_config import RunConfig
 from rlzoo.config.sections import LaunchConfig, needs_reference
-from rlzoo.learner.log_probs import LOGITS_PER_CHUNK
+from rlzoo.learner.log_probs import logits_per_chunk
 from rlzoo.learner.micro_batches import max_tokens
 from rlzoo.planner.architecture import Architecture
 from rlzoo.planner.devices import Devices
@@ -152,7 +152,7 @@ def memory(architecture: Architecture, config: RunConfig, sharding: Sharding, ba
     head = 0 if is_low_rank else architecture.embedding_parameters * (FLOAT if keeps else element)
     gradients = owned * (own or trained * number) + head
     at_head, at_last_layer = activations(architecture, config, batch)
-    shown, chunk = "activations of a micro-batch", log_prob_bytes(architecture, config, batch)
+    shown, chunk = "activations of a micro-batch", log_prob_bytes(architecture, config, batch, is_cpu=devices.is_cpu)
     moments: tuple[dict[str, float], ...] = (
         {"gradients": gradients, shown: at_head, "log-prob chunk": chunk},
         {"gradients": gradients, shown: at_last_layer},
@@ -271,9 +271,9 @@ def activations(architecture: Architecture, config: RunConfig, batch: PassShape)
     return held + last_norm, held + layer + in_backward
 
 
-def log_prob_bytes(architecture: Architecture, config: RunConfig, batch: PassShape) -> float:
+def log_prob_bytes(architecture: Architecture, config: RunConfig, batch: PassShape, *, is_cpu: bool) -> float:
     """Return the size in bytes of one chunk of logits, with log-probs, probabilities and their product in float32."""
-    chunk = max(1, LOGITS_PER_CHUNK // architecture.vocab_size)
+    chunk = max(1, logits_per_chunk(is_cpu=is_cpu) // architecture.vocab_size)
     tokens = min(chunk, batch.rows * batch.response)
     per_logit = 3 * FLOAT + _compute_bytes(config) + (_TOP_K_BYTES_PER_LOGIT if _truncation(config) else 0)
     return tokens * architecture.vocab_size * per_logit
@@ -286,11 +286,10 @@ def _truncation(config: RunConfig) -> Truncation | None:
 def _sampler(architecture: Architecture, config: RunConfig, sharding: Sharding, batch: PassShape, devices: Devices) -> float:
     """Return the sampler's memory in bytes: vLLM's share of the device, or the key-value cache and logits of `decode`.
 
-    `decode` also holds fused copies of a small model's matrices; on a CPU, these copies are packed. A sampler that samples
+    `decode` also holds fused copies of a small model's matrices, which are packed on a CPU, and under autocast copies of any
+    model's matrices in bfloat16. A sampler that samples
     ahead has its own weights. On a CPU, each batch in the queue of such a sampler holds another copy of the weights.
     """
-    from rlzoo.rollout.decode import GROWTH
-
     settings, element = config.rollout, _compute_bytes(config)
     if settings.engine == "vllm":
         return 0 if settings.vllm.server else settings.vllm.gpu_memory_utilization * devices.share(sharding.processes)
@@ -304,6 +303,10 @@ def _sampler(architecture: Architecture, config: RunConfig, sharding: Sharding, 
     copies = int(sharding.shards_weights or settings.max_staleness > 0)
     copies += max(0, settings.max_staleness - 1) if devices.is_cpu else 0
     copy = copies * weight_bytes(architecture, config)
-    joined = architecture.num_layers * architecture.layer_matrix_parameters * element
-    packed = joined + architecture.embedding_parameters * element if devices.is_cpu else 0
-    return GROWTH * cache + logits + copy + (joined + packed if joined <= joined_bytes() else 0)
+    layers = architecture.num_layers * architecture.layer_matrix_parameters
+    head = architecture.embedding_parameters * element
+    stored = BYTES[config.model.dtype]
+    joins, casts = layers * stored <= joined_bytes(), element != stored
+    joined = (layers * element if joins or casts else 0) + (head if casts else 0)
+    packed = layers * element + head if joins and devices.is_cpu else 0
+    return cache + logits + copy + joined + packed

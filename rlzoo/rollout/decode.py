@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 CONVERSATION = 4096
 """Number of positions whose rotary embeddings are precomputed for a conversation. Longer episodes need new embeddings."""
 
-GROWTH = 1.5
-"""Factor by which a full buffer grows, which keeps the amount copied proportional to the amount written."""
-
 logger = logging.getLogger("rlzoo")
 
 
@@ -147,8 +144,7 @@ class OpenResponses:
         size = max(len(ids) for ids, _ in runs)
         self.input_ids = torch.tensor([[pad_id] * (size - len(ids)) + list(ids) for ids, _ in runs])
         self.attended = torch.tensor([[False] * (size - len(ids)) + [True] * len(ids) for ids, _ in runs])
-        room = size + min(limit, size + 64)
-        self.cache = Cache(layers=[RowLayer(self.repeats, room) for _ in DynamicCache(config=model.config).layers])
+        self.cache = Cache(layers=[RowLayer(self.repeats, size + limit) for _ in DynamicCache(config=model.config).layers])
         lengths = self.attended.sum(dim=1, keepdim=True)
         self.positions = lengths.repeat_interleave(self.repeats, dim=0).to(self.device)  # position of the next token
         self.first = size - self.positions[:, 0]  # (B,) column of each response's first token
@@ -273,8 +269,7 @@ class ResumedResponses(OpenResponses):
         source = columns - (self.first - starts)[:, None]  # each column's position in the old cache
         source = torch.where((source >= starts[:, None]) & (source < ends[:, None]), source, 0)
         rows = torch.tensor([caches.rows[place] for place in places], device=device)
-        room = size + min(limit, size + 64)
-        self.cache = Cache(layers=[layer.resumed(rows, source, self.attended, room) for layer in caches.layers])
+        self.cache = Cache(layers=[layer.resumed(rows, source, self.attended, size + limit) for layer in caches.layers])
         self.mask = self._mask(size + limit, fuses=fuses)
         looks = (columns >= self.first[:, None])[:, None] & (columns <= before + torch.arange(width, device=device)[:, None])
         eager = model.config._attn_implementation == "eager"
@@ -303,7 +298,7 @@ def cache_name(model: PreTrainedModel) -> str:
 
 
 class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
-    """Keys and values of one layer: one row per open response and one column per token, in growable buffers.
+    """Keys and values of one layer: one row per open response and one column per token.
 
     The first update has one row per prompt, which is repeated for each of its responses.
     """
@@ -312,7 +307,7 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
         super().__init__()
         self.repeats = repeats  # (P,) number of responses to each prompt
         self.num_rows = int(repeats.sum())
-        self.room = room  # initial number of columns
+        self.room = room  # number of columns, allocated at once: pieces freed by a growing buffer would fragment a GPU's memory
         self.length = 0  # columns in use
         self.written: Tensor | None = None  # (B, W), True where the next update writes; None means everywhere
 
@@ -334,9 +329,6 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
             where, self.written = self.written[:, None, :, None], None
             key_states = torch.where(where, key_states, self.keys[:rows, :, start : self.length])
             value_states = torch.where(where, value_states, self.values[:rows, :, start : self.length])
-        if self.length > self.keys.shape[-2]:
-            self.room = int(self.length * GROWTH)
-            self.keys, self.values = (self._with_room(each[:rows, :, :start]) for each in (self.keys, self.values))
         self.keys[:rows, :, start : self.length] = key_states
         self.values[:rows, :, start : self.length] = value_states
         return self.keys[:rows, :, : self.length], self.values[:rows, :, : self.length]
@@ -364,7 +356,7 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
             rows: ``(B,)`` rows of this layer.
             source: ``(B, S)`` columns of this layer to copy.
             written: ``(B, W)`` bool, True in those of the last W columns that the next update (of W tokens) writes.
-            room: initial number of columns.
+            room: number of columns of the new layer.
         """
         layer = RowLayer(torch.ones(len(rows), dtype=torch.long), room)
         index = source[:, None, :, None].expand(-1, self.keys.shape[1], -1, self.keys.shape[3])

