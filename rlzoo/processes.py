@@ -58,6 +58,7 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
     check_launcher(launch)
     _clean_environment()
     _detach_earlier_accelerators(launch)
+    torch.set_float32_matmul_precision("high" if learner.tf32 else "highest")  # overrides torch's environment variable
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed guesses the device, and logs its guess
     bf16 = learner.autocast == "bfloat16"
@@ -328,7 +329,9 @@ def deal(rows: Tensor, lengths: Sequence[int], num_shares: int) -> list[Tensor]:
 
 
 def peak_memory() -> int:
-    """Return this process's peak memory so far, in bytes."""
+    """Return the peak so far of this process's memory or, on a GPU, of the memory that torch has allocated there, in bytes."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

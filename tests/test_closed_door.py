@@ -22,13 +22,6 @@ EXCEPTIONS = {
     ("rlzoo/support/workers.py", "import of pickle"): "writes calls for a worker, whose answers are JSON",
     ("rlzoo/measure/report.py", "import of jinja2.Environment"): "the template is the package's own, and values are escaped",
     ("rlzoo/measure/completion_page.py", "import of jinja2.Environment"): "the same, for the page of completions",
-    ("examples/gpu/carry.py", "import of tarfile"): "packs files for a machine without a network, and reads none",
-    ("examples/gpu/carry.py", "import of zipfile"): "reads the metadata of a wheel as text",
-    ("examples/gpu/carry_install.py", "import of tarfile"): "unpacks what `carry` packed, after its checksums were compared",
-    (
-        "examples/gpu/carry_install.py",
-        "unpacking of an archive",
-    ): "files and folders with relative paths only",
 }
 """Allowed cases, by file and offence: each occurs once in that file, for the given reason."""
 

@@ -80,6 +80,11 @@ def qwen3(folder: Path) -> Path:
     return models.random_qwen3("qwen3-1.7b", folder / "qwen3-1.7b-shape")
 
 
+def small_qwen3(folder: Path) -> Path:
+    """Create the same with the shape of Qwen3-0.6B, which an 80 GB GPU can hold twice while it is trained."""
+    return models.random_qwen3("qwen3-0.6b", folder / "qwen3-0.6b-shape")
+
+
 def tiny_qwen3(folder: Path) -> Path:
     """Create a Qwen3 model with two narrow layers, random weights and no end token."""
     return models.random_qwen3("tiny", folder / "tiny-qwen3-shape")
@@ -124,9 +129,13 @@ ON_GPU = {
         Case("gpu-smollm2", "SmolLM2-135M, 64 x 128 tokens, bfloat16 autocast", smollm2, story, 8, 128, 1, 3, "bfloat16"),
         Case("gpu-qwen3", "shape of Qwen3-1.7B, 64 x 1,024 tokens, bfloat16 autocast", qwen3, words(64), 8, 1024, 1, 2,
              "bfloat16", rows=4, settings=("learner.max_tokens_per_micro_batch=4352",)),
+        Case("gpu-trl", "shape of Qwen3-0.6B, 64 x 1,024 tokens, bfloat16 autocast", small_qwen3, words(64), 8, 1024, 1, 2,
+             "bfloat16", rows=4, settings=("learner.max_tokens_per_micro_batch=4352",)),
         Case("small-smollm2", "SmolLM2-135M, 8 x 4 tokens, bfloat16 autocast", smollm2, story, 1, 4, 1, 1, "bfloat16"),
         Case("small-qwen3", "Qwen3 of two narrow layers, 16 x 32 tokens, bfloat16 autocast", tiny_qwen3, words(12), 2, 32, 1, 1,
              "bfloat16", rows=4, settings=("learner.max_tokens_per_micro_batch=176",)),
+        Case("small-trl", "the same", tiny_qwen3, words(12), 2, 32, 1, 1, "bfloat16", rows=4,
+             settings=("learner.max_tokens_per_micro_batch=176",)),
     )
 }  # fmt: skip
 """Cases of `examples.gpu`, and the same cases at a small scale."""

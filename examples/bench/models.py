@@ -74,6 +74,7 @@ def countdown(folder: Path) -> Path:
 
 SHAPES = {
     "qwen3-1.7b": (151_936, 2048, 6144, 28, 16, 8, 128),
+    "qwen3-0.6b": (151_936, 1024, 3072, 28, 16, 8, 128),
     "tiny": (1024, 64, 128, 2, 4, 2, 16),
 }
 """Shapes of Qwen3 models with tied embeddings: vocabulary, width, MLP width, layers, heads, key-value heads, head size."""

@@ -89,11 +89,9 @@ def run_part(part: str, options: argparse.Namespace, report: dict[str, Any]) -> 
     except ImportError as error:  # a library that rlzoo requires, or rlzoo itself, is missing
         whole = Case(part, "the whole part", "it starts", lambda _: Outcome(""))
         replace_row(report, row_of(part, whole, "failed", str(error), options), [whole])
-        records.write(options.output / "gpu.json", report)
+        save(report, options)
         return
-    for line in read_lines(options.output / f"{part}.rows"):  # left behind by a killed command
-        if "begun" not in line:
-            replace_row(report, Row(**line), listed)
+    recover(part, listed, report, options)
     before = {row.name: row for row in report["rows"] if row.part == part}
     pending = [case for case in listed if case.name not in before or before[case.name].status not in DONE]
     if part not in options.only:
@@ -102,7 +100,11 @@ def run_part(part: str, options: argparse.Namespace, report: dict[str, Any]) -> 
     pending.sort(key=lambda case: case.name in before and before[case.name].status == "stopped")
     end = time.monotonic() + 60 * options.minutes
     while pending and time.monotonic() < end:
-        done, begun, code = run_worker(part, pending, options, end)
+        try:
+            done, begun, code = run_worker(part, pending, options, end)
+        except SystemExit:  # the command was killed
+            recover(part, listed, report, options)
+            raise
         for row in done:
             replace_row(report, row, listed)
         pending = [case for case in pending if case.name not in {row.name for row in done}]
@@ -117,13 +119,29 @@ def run_part(part: str, options: argparse.Namespace, report: dict[str, Any]) -> 
             for case in pending:
                 replace_row(report, row_of(part, case, "failed", f"the part cannot start; see {part}.log", options), listed)
             pending = []
-        records.write(options.output / "gpu.json", report)
+        save(report, options)
     (options.output / f"{part}.rows").unlink(missing_ok=True)
     for case in pending:
         replace_row(
             report, row_of(part, case, "not run", "the part reached its time limit; run the command again", options), listed
         )
+    save(report, options)
+
+
+def recover(part: str, listed: list[Case], report: dict[str, Any], options: argparse.Namespace) -> None:
+    """Put the rows that a worker of a killed command has finished into the report."""
+    for line in read_lines(options.output / f"{part}.rows"):
+        if "begun" not in line:
+            replace_row(report, Row(**line), listed)
+    save(report, options)
+
+
+def save(report: dict[str, Any], options: argparse.Namespace) -> None:
+    """Write the rows so far to gpu.json, and the page with them to gpu.md."""
+    from examples.gpu.page import page
+
     records.write(options.output / "gpu.json", report)
+    (options.output / "gpu.md").write_text(page(report), encoding="utf-8")
 
 
 def row_of(part: str, case: Case, status: Status, found: str, options: argparse.Namespace) -> Row:
@@ -247,9 +265,6 @@ def main() -> int:
         for part in parts_of(options.only, parser):
             print(f"== {part}", flush=True)
             run_part(part, options, report)
-    from examples.gpu.page import page
-
-    (options.output / "gpu.md").write_text(page(report), encoding="utf-8")
     failed = unproven(report)
     print(f"{options.output / 'gpu.md'}: {len(report['rows'])} rows; checks that failed or were not run: {len(failed)}")
     return 1 if failed else 0

@@ -34,5 +34,5 @@ def beside(setting: Setting, name: str) -> Outcome:
 
 CASES = [
     Case("trl-smollm2", "SmolLM2-135M, bfloat16 autocast, 64 x 128 tokens", "", partial(beside, name="smollm2")),
-    Case("trl-shape", "shape of Qwen3-1.7B, bfloat16 autocast, 64 x 1,024 tokens", "", partial(beside, name="qwen3")),
+    Case("trl-shape", "shape of Qwen3-0.6B, bfloat16 autocast, 64 x 1,024 tokens", "", partial(beside, name="trl")),
 ]

@@ -17,7 +17,9 @@ import torch
 from examples.gpu.data import distance
 from examples.gpu.rows import AbsentError, Case, Outcome, Setting
 from examples.gpu.several_worker import start, three_updates
-from rlzoo.config.sections import LaunchConfig
+from rlzoo.config.sections import LaunchConfig, LearnerConfig
+from rlzoo.errors import UserError
+from rlzoo.processes import check_launch
 
 ROOT = Path(__file__).parents[2]
 LAUNCHES: dict[str, dict[str, Any]] = {
@@ -26,7 +28,7 @@ LAUNCHES: dict[str, dict[str, Any]] = {
     "zero3": {"deepspeed": "zero3"},
     "fsdp2": {"fsdp": True},
 }
-"""Settings under ``launch`` for each case; if this version lacks a setting, the row says so."""
+"""Settings under ``launch`` for each case; if the installed torch lacks what they need, the row says so."""
 ALLOWED = 1e-3
 """Distance between the weights, relative to how far one process moved them."""
 AT_MOST = 8
@@ -35,9 +37,10 @@ AT_MOST = 8
 def shared(setting: Setting, launch: str) -> Outcome:
     """Take three updates on all GPUs (or with two processes on a CPU) and with one process, and compare the weights."""
     settings = LAUNCHES[launch]
-    unknown = settings.keys() - LaunchConfig.model_fields.keys()
-    if unknown:
-        raise AbsentError(f"this version of rlzoo has no setting launch.{min(unknown)}")
+    try:
+        check_launch(LaunchConfig.model_validate(settings), LearnerConfig())
+    except UserError as error:
+        raise AbsentError(str(error)) from error
     if "deepspeed" in settings and find_spec("deepspeed") is None:
         raise AbsentError("DeepSpeed is not installed")
     processes = min(torch.cuda.device_count(), AT_MOST) if setting.device == "cuda" else 2

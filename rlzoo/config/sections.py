@@ -195,6 +195,7 @@ class LearnerConfig(Settings):
         "512 to 3072 on a CPU",
     )
     autocast: Literal["none", "bfloat16"] = Field("none", description="data type of matrix products")
+    tf32: bool = Field(False, description="on a GPU, compute float32 matrix products in TF32, which keeps 10 bits")
     kl_coef: float = Field(0.0, ge=0, le=100, description="weight of the KL to the starting model in the loss; 0: none")
     kl_estimator: KLEstimator = Field("k3", description="estimator of the per-token KL")
     entropy_coef: float = Field(0.0, ge=0, le=100, description="weight of the entropy bonus in the objective; 0: none")

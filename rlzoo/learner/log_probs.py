@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rlzoo.errors import UserError
+from rlzoo.support.autocast import uncached_autocast
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -117,11 +118,9 @@ def chunked_log_probs(
     """
     device = hidden.device.type
     chunk = max(1, logits_per_chunk(is_cpu=device == "cpu") // head.out_features)
-    autocast = torch.is_autocast_enabled(device)
 
     def of_chunk(states: Tensor, ids: Tensor, sets: RaggedSets | None) -> tuple[Tensor, Tensor]:
-        # all chunks would otherwise share one cast of the weights, whose gradient would be summed in the cast's data type
-        with torch.autocast(device, torch.get_autocast_dtype(device), enabled=autocast, cache_enabled=False):
+        with uncached_autocast(device):  # otherwise the chunks' gradients would be summed in bfloat16
             logits = head(states)
         return _log_probs_of_logits(logits, ids, sets, temperature, entropy_gradient, statistic)
 
@@ -147,16 +146,18 @@ def _log_probs_of_logits(
     entropy_gradient: bool,
     statistic: Statistic,
 ) -> tuple[Tensor, Tensor]:
-    scaled = logits.float() / temperature
+    scaled = logits.float() if temperature == 1 else logits.float() / temperature
     if kept is not None:
         scaled = scaled.masked_fill(~kept.mask(logits.shape[-1]), -torch.inf)
     log_probs = scaled.log_softmax(dim=-1)
+    chosen = log_probs.gather(-1, targets[:, None]).squeeze(-1).clamp(min=LOWEST)
+    # the statistic comes last: a backward pass that recomputes the chunk stops before what needs no gradient
     if statistic == "collision":
         values = (2 * log_probs.detach()).exp().sum(dim=-1)
     else:
         all_log_probs = log_probs if entropy_gradient else log_probs.detach()
         values = -(all_log_probs.exp() * all_log_probs.clamp(min=LOWEST)).sum(dim=-1)
-    return log_probs.gather(-1, targets[:, None]).squeeze(-1).clamp(min=LOWEST), values
+    return chosen, values
 
 
 @torch.no_grad()

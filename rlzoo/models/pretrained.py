@@ -129,6 +129,8 @@ def _from_pretrained(source: str, settings: ModelConfig, trust_remote_code: bool
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     prepare_model(model)
+    # cuDNN's attention makes a plan for every new shape, which takes a layer 1.5 ms; here, lengths differ from pass to pass
+    torch.backends.cuda.enable_cudnn_sdp(False)
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     tokenizer.padding_side = "left"
     return model, tokenizer, set(report["missing_keys"])

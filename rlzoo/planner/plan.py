@@ -21,8 +21,9 @@ from rlzoo.planner.memory import (
     weight_bytes,
 )
 
-LEARNER_UTILISATION = 0.4  # assumed share of a device's FLOP/s that forward and backward passes achieve
+LEARNER_UTILISATION = 0.2  # share of a device's FLOP/s that learning achieved on an H100, see docs/reference/gpu.md
 SAMPLER_UTILISATION = 0.5  # assumed share of a device's memory bandwidth that decoding achieves
+HOST_SECONDS = 5e-4  # time that the host needs to start a layer's kernels for a token, as on the same machine; not for vLLM
 
 _TEXT_BYTES = 5  # bytes of JSON text per response token, about right for English and LaTeX
 _TURN_BYTES = 128  # bytes of JSON per turn, excluding the turn's text
@@ -121,7 +122,7 @@ class Plan:
     def seconds(self) -> tuple[float | None, float | None]:
         """Estimated seconds per step for learning and for sampling; None if the devices' speed is unknown.
 
-        To sample a token, the device reads all weights and the row's cache. The memory left for the cache limits how many
+        To sample a token, the host starts every layer's kernels, and the device reads all weights and the rows' caches. The memory left for the cache limits how many
         responses are sampled at once.
         """
         architecture, devices, held = self.architecture, self.devices, self.memory
@@ -142,7 +143,8 @@ class Plan:
         by_reading = (2 * architecture.num_parameters + at_once * row_cache / 2) / (devices.bandwidth * SAMPLER_UTILISATION)
         by_computing = at_once * body_flops(architecture, self.batch.length) / self.batch.length / speed
         waves = -(-responses // at_once)
-        chosen = self.batch.response * max(by_reading, by_computing)
+        by_starting = 0 if rollout.engine == "vllm" else architecture.num_layers * HOST_SECONDS
+        chosen = self.batch.response * max(by_reading, by_computing, by_starting)
         return learning, waves * (chosen + self.observed * by_computing)  # observations are read in one pass
 
     @cached_property

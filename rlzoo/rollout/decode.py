@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,6 +19,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from rlzoo.acceleration import can_fuse, fused_step
+from rlzoo.support.autocast import uncached_autocast
 from rlzoo.support.draws import Truncation, draw
 from rlzoo.support.kept import RaggedSets, SetRecorder
 
@@ -92,7 +94,9 @@ def decode(
         tokens = torch.full((len(prompts), limit), pad_id, device=model.device)
         log_probs = torch.zeros(len(prompts), limit, device=model.device)
         recorder = SetRecorder()
-        logits = responses.first_logits()
+        # one pass needs every weight once, so copies of them in bfloat16 would only take memory beside those of `FusedStep`
+        with uncached_autocast(model.device.type) if fuses else nullcontext():
+            logits = responses.first_logits()
         for column in range(limit):
             rows = responses.rows
             if truncation is not None:

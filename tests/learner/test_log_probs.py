@@ -46,6 +46,18 @@ def test_chunked_log_probs_equal_plain_ones(monkeypatch, chunk, temperature):
         torch.testing.assert_close(got.grad, want.grad, atol=1e-5, rtol=1e-4)
 
 
+def test_under_autocast_the_gradients_of_chunks_are_summed_in_float32(monkeypatch):
+    monkeypatch.setattr(model_module, "LOGITS_PER_CHUNK", 64 * VOCABULARY)
+    torch.manual_seed(0)
+    head, hidden = torch.nn.Linear(32, VOCABULARY, bias=False), torch.randn(4096, 32)  # 64 chunks
+    targets = torch.randint(VOCABULARY, (4096,))
+    with torch.autocast("cpu", torch.bfloat16):
+        model_module.chunked_log_probs(hidden, targets, head, 1.0)[0].sum().backward()
+    weight = head.weight.detach().double().requires_grad_()
+    (hidden.double() @ weight.T).log_softmax(-1).gather(-1, targets[:, None]).sum().backward()
+    assert (head.weight.grad - weight.grad).norm() / weight.grad.norm() < 4e-3  # 2**-8; summed in bfloat16, it was 9e-3
+
+
 def test_a_model_that_caps_its_logits_takes_the_plain_path():
     torch.manual_seed(0)
     config = Gemma2Config(

@@ -100,6 +100,17 @@ def test_impossible_and_unsupported_launches_are_refused(monkeypatch, variables,
         check_launcher(LaunchConfig())
 
 
+@pytest.mark.parametrize(("settings", "precision"), [({}, "highest"), ({"tf32": True}, "high")])
+def test_the_settings_decide_about_tf32(settings, precision):
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")  # as a user's program or torch's environment variable may have done
+        make_accelerator(LaunchConfig(), LearnerConfig(**settings))
+        assert torch.get_float32_matmul_precision() == precision
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def test_a_real_launch_and_no_launch_pass(monkeypatch):
     check_launcher(LaunchConfig())
     for name, value in {**TWO, "LOCAL_WORLD_SIZE": "2", "ACCELERATE_USE_FSDP": "false", "PMI_SIZE": "2"}.items():
