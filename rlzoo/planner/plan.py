@@ -122,8 +122,8 @@ class Plan:
     def seconds(self) -> tuple[float | None, float | None]:
         """Estimated seconds per step for learning and for sampling; None if the devices' speed is unknown.
 
-        To sample a token, the host starts every layer's kernels, and the device reads all weights and the rows' caches. The memory left for the cache limits how many
-        responses are sampled at once.
+        To sample a token, the host starts every layer's kernels, and the device reads all weights and the rows' caches. The
+        memory left for the cache limits how many responses are sampled at once.
         """
         architecture, devices, held = self.architecture, self.devices, self.memory
         if architecture is None or held is None or self.flops is None or devices.flops is None:
