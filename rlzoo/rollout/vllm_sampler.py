@@ -263,6 +263,8 @@ def _import_vllm() -> tuple[Any, type[LLM]]:
     except (ImportError, RuntimeError, OSError) as error:
         problem = " ".join(str(error).split())
         raise UserError(f"rollout.engine='vllm': vLLM cannot be imported: {problem}; {INSTALL_VLLM}") from error
+    if not current_platform.device_type:
+        raise UserError(f"rollout.engine='vllm': this build of vLLM supports no device of this machine: {INSTALL_VLLM}")
     return current_platform, LLM
 
 
