@@ -140,8 +140,8 @@ def test_a_server_serves_one_run_of_this_machine_at_a_time(server, sampler):
     with pytest.raises(UserError, match=rf"the server is used by another run: .* by process {os.getpid()}; .* its own server"):
         ServerSampler(model, tokenizer, settings=same, **settings)
     sampler.close()
-    with running() as other, pytest.raises(UserError, match="serves embedded, not"):
-        ServerSampler(model, tokenizer, settings=VLLMConfig(server=other.address), **settings | {"served": "another"})
+    with pytest.raises(UserError, match="serves embedded, not"):
+        ServerSampler(model, tokenizer, settings=same, **settings | {"served": "another"})
     ServerSampler(model, tokenizer, settings=same, **settings).close()
 
 
