@@ -7,8 +7,8 @@ import re
 import shlex
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -191,8 +191,7 @@ def evaluate(
             stack.callback(grader.close)
         if any(len(answered[name]) < len(asked) for name, asked in problems.items()):
             prompts = {suite.name: [suite.prompt(problem) for problem in problems[suite.name]] for suite in suites}
-            sampler = _open_sampler(config.model, config.rollout, prompts)
-            stack.callback(sampler.close)
+            sampler = stack.enter_context(_open_sampler(config.model, config.rollout, prompts))
             directory.create(config.settings())
             for suite in suites:
                 grader = graders[suite.make_grader]
@@ -208,7 +207,8 @@ def evaluate(
     return evaluation
 
 
-def _open_sampler(model: EvaluatedModel, rollout: RolloutConfig, prompts: Mapping[str, Sequence[str]]) -> Sampler:
+@contextmanager
+def _open_sampler(model: EvaluatedModel, rollout: RolloutConfig, prompts: Mapping[str, Sequence[str]]) -> Iterator[Sampler]:
     """Open the sampler for ``rollout.engine`` with the model's weights, after checking the ``prompts`` of each suite."""
     import torch
 
@@ -228,9 +228,10 @@ def _open_sampler(model: EvaluatedModel, rollout: RolloutConfig, prompts: Mappin
     language_model = language_model.to(torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu")
     end_ids = eos_token_ids(language_model, tokenizer)
     sampler = make_sampler(language_model, tokenizer, end_ids, named=named, settings=rollout)
-    if sampler.needs_weights:
-        sampler.update_weights(named_weights(language_model))
-    return sampler
+    with closing(sampler):
+        if sampler.needs_weights:
+            sampler.update_weights(named_weights(language_model))
+        yield sampler
 
 
 def _complete(

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
+import math
 import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
+import torch
 from torch import Tensor
 
 from rlzoo.config.sections import VLLMConfig
@@ -23,6 +26,7 @@ from rlzoo.rollout.sampler import Drawn, Draws, Ids
 from rlzoo.rollout.vllm_model import cpu_head_size, head_size, vllm_weights
 from rlzoo.rollout.vllm_sampler import AnyVLLMSampler, request_seed
 from rlzoo.support.atomic import remove_files, write_tensors
+from rlzoo.support.lock import Lock
 from rlzoo.support.replies import bounded_pool
 from rlzoo.types import KeptSets
 
@@ -38,11 +42,22 @@ PAUSES = (1, 2, 4, 8, 16, 32, 64)  # seconds between retries if the server does 
 REPLY_BYTES, BYTES_PER_TOKEN, BYTES_PER_LOG_PROB = 2**22, 2**10, 2**7
 """Terms of the maximum reply size, in bytes. A response token takes about 100 bytes, and each additional log-prob about 40."""
 START_IT = "start it as described in docs/how-to/vllm.md"
+PROBES = 3  # answers that must all differ from the known one before the server's weights count as changed
+LOADS_PER_CHANGE = 10  # a server's weights may change once, and once more for so many loads; more often, another run uses it
 
 
 def _by_token_id(log_probs: dict[str, float]) -> dict[int, float]:
     """Convert names such as ``token_id:17`` to token ids."""
     return {int(name.removeprefix("token_id:")): log_prob for name, log_prob in log_probs.items()}
+
+
+Answer = tuple[tuple[int, float], ...]  # tokens and log-probs of the fixed request; empty if it was aborted
+
+
+def _are_near(answer: Answer, known: Answer, tolerance: float) -> bool:
+    """Return whether the log-probs are equal within ``tolerance``, up to the first token that differs."""
+    same = itertools.takewhile(lambda pair: pair[0][0] == pair[1][0], zip(answer, known, strict=False))
+    return max((abs(first - second) for (_, first), (_, second) in same), default=math.inf) <= tolerance
 
 
 class SilentServerError(UserError):
@@ -95,6 +110,9 @@ class Gate:
 class ServerSampler(AnyVLLMSampler):
     """Samples with the server at ``settings.server``, which serves the model under the name ``served``.
 
+    vLLM reports no version of its weights. A fixed request is therefore sent after loading weights, before and after every
+    batch, and before loading the next weights; while the answer stays the same, nobody else has changed the weights.
+
     With ``settings.in_flight``, the server's weights change while it samples. Responses in progress are aborted, and then
     continued from their existing tokens with the new weights, so that the version of the weights is known for every token.
     """
@@ -103,6 +121,7 @@ class ServerSampler(AnyVLLMSampler):
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: VLLMConfig, *, served: str, **common: Any
     ) -> None:
         import urllib3
+        from accelerate import PartialState
 
         super().__init__(model, tokenizer, settings, **common)
         assert settings.server is not None, "settings.server must be set"
@@ -123,11 +142,19 @@ class ServerSampler(AnyVLLMSampler):
             timeout=urllib3.Timeout(connect=CONNECT_SECONDS, read=settings.timeout),
             retries=False,
         )
+        self.processes = PartialState()
+        self.known: Answer = ()  # the answer with the weights that were sent last
+        self.num_loads = 0
+        self.changed: set[int] = set()  # loads after which somebody else changed the weights
         self.own_folder = not settings.sync_folder
         host = urlsplit(settings.server).hostname or ""
-        if self.own_folder and not (host in ("localhost", "::1") or host.startswith("127.")):
+        is_local = host in ("localhost", "::1") or host.startswith("127.")
+        if self.own_folder and not is_local:
             raise self._error("is on another machine; set rollout.vllm.sync_folder to a folder that both machines share")
-        self._check_server()
+        with ExitStack() as claim:
+            self._claim(claim, "localhost" if is_local else host)
+            self._check_server()
+            self.claim = claim.pop_all()
         # not made by tempfile, because a server that runs as another user could not open it
         usual = Path(tempfile.gettempdir(), f"rlzoo-weights-{uuid.uuid4().hex}")
         self.folder = Path(settings.sync_folder or usual).resolve()
@@ -138,12 +165,15 @@ class ServerSampler(AnyVLLMSampler):
         requests, truncates = self._requests(rows, draws), draws.truncation is not None
 
         def draw_all() -> list[Drawn]:
+            self._check_weights()
             with ThreadPoolExecutor(self.batch_size) as pool:
                 answers = [pool.submit(self._draw_one, *each, truncates) for each in zip(rows, requests, strict=True)]
                 try:
-                    return [answer.result() for answer in answers]
+                    drawn = [answer.result() for answer in answers]
                 finally:
                     pool.shutdown(wait=False, cancel_futures=True)  # after a failure, drop the remaining requests
+            self._check_weights()
+            return drawn
 
         # retry all requests: a restarted server may have processed some of them with its initial weights
         return self._draw_in_flight(draw_all) if self.in_flight else self._patiently(draw_all)
@@ -217,20 +247,20 @@ class ServerSampler(AnyVLLMSampler):
         All processes must call this method, because each may hold a shard of the weights. Only the main process contacts the
         server; the other processes wait until it is done.
         """
-        from accelerate import PartialState
+        from accelerate.utils import broadcast_object_list
 
-        processes = PartialState()
-        if processes.is_main_process:
+        if self.processes.is_main_process:
             self._write_and_load(vllm_weights(weights, self.model.config, self.head_size), version)
         else:
             for _ in weights:
                 pass
-        processes.wait_for_everyone()
+        (self.known,) = broadcast_object_list([self.known])
         self.has_weights = True
 
     def close(self) -> None:
         """Remove the weights, and the folder if this sampler created it; the server keeps running."""
         self.http.close()
+        self.claim.close()
         self._forget_weights()
         if self.own_folder:
             with suppress(OSError):  # the folder may contain other files
@@ -238,16 +268,19 @@ class ServerSampler(AnyVLLMSampler):
 
     def _write_and_load(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights}
-        if self.in_flight:
-            with self.gate.closed(self._abort):
-                self._write(tensors)
-                self.version = version
-        else:
+        with self.gate.closed(self._abort) if self.in_flight else nullcontext():
+            if self.known:
+                try:
+                    self._check_weights(is_closed=True)
+                except SilentServerError as error:
+                    logger.warning("%s", error)
+                    self.restarts += 1  # all open batches are drawn again
             self._write(tensors)
             self.version = version
 
     def _write(self, tensors: dict[str, Tensor]) -> None:
         self._forget_weights()
+        self.known = ()
         # a new name every time, because another machine may still see the old file under a reused name
         self.weights = self.folder / f"weights-{uuid.uuid4().hex}"  # kept, so that a restarted server can load it
         try:
@@ -272,6 +305,46 @@ class ServerSampler(AnyVLLMSampler):
         )
         if not self._ask("POST", "/reset_prefix_cache").get("success"):
             raise self._error("did not reset its prefix cache; make sure that no other client samples from it")
+        self.num_loads += 1
+        if not self.known:  # otherwise, the same weights were loaded before, and the answer must be the same
+            self._answer()  # a server's first answer may come from kernels that are not used again
+            self.known = self._answer()
+
+    def _answer(self) -> Answer:
+        """Send the fixed request, which is too short for the prefix cache and no text of which a model is sure."""
+        prompt = [self.vocabulary * place // 5 for place in range(1, 5)]
+        request = {"max_tokens": 8, "temperature": 2.0, "seed": 0, "logprobs": 0, "stop_token_ids": [], "ignore_eos": True}
+        body = {"model": self.served, "prompt": prompt, "return_token_ids": True, **request}
+        (choice,) = self._ask("POST", "/v1/completions", json=body)["choices"]
+        tokens = choice["token_ids"] if choice.get("finish_reason") != "abort" else []
+        return tuple(zip(tokens, choice["logprobs"]["token_logprobs"][: len(tokens)], strict=True))
+
+    def _check_weights(self, *, is_closed: bool = False) -> None:
+        """Raise a SilentServerError if the server no longer has the weights that were sent; ``is_closed`` is the gate's state.
+
+        The same weights give exactly the same answer, unless other requests share the batch and change the rounding.
+
+        Raises:
+            RunError: the weights change too often for a server that merely restarts.
+        """
+        answers: list[Answer] = []
+        is_near = False
+        while len(answers) < PROBES:
+            with nullcontext() if is_closed else self.gate.passing():
+                load, known, answer = self.num_loads, self.known, self._answer()
+            if answer == known:
+                return
+            is_near = is_near or _are_near(answer, known, self.tolerance)
+            answers += [answer] if answer else []
+        is_busy = self.processes.num_processes > 1 or (self.in_flight and not is_closed) or len(set(answers)) > 1
+        if is_near and is_busy:
+            return
+        self.changed.add(load)
+        problem = "no longer has the weights that this run sent: it restarted, or another run uses it"
+        error = self._error(f"{problem}; give every run its own server", SilentServerError)
+        if len(self.changed) > 1 + self.num_loads // LOADS_PER_CHANGE:
+            raise RunError(f"{error} (changed {len(self.changed)} times)")
+        raise error
 
     def _forget_weights(self) -> None:
         """Remove the weights that were written for the server."""
@@ -287,8 +360,6 @@ class ServerSampler(AnyVLLMSampler):
         Raises:
             RunError: the server did not respond to any attempt; there is only one attempt if several processes sample from it.
         """
-        from accelerate import PartialState
-
         for tries, pause in enumerate((0, *PAUSES)):
             try:
                 if tries:
@@ -297,11 +368,22 @@ class ServerSampler(AnyVLLMSampler):
                 return work()
             except SilentServerError as error:
                 reason = error
-                if PartialState().num_processes > 1:  # not retried: only the main process can reload the weights
+                if self.processes.num_processes > 1:  # not retried: only the main process can reload the weights
                     break
                 if tries < len(PAUSES):
                     logger.warning("%s; retrying in %d s", error, PAUSES[tries])
         raise RunError(str(reason)) from reason
+
+    def _claim(self, claim: ExitStack, host: str) -> None:
+        """Claim the server against other runs on this machine; runs elsewhere are noticed when they change the weights."""
+        folder = Path(tempfile.gettempdir(), f"rlzoo-server-{host}-{urlsplit(self.settings.server or '').port}")
+        if self.processes.is_main_process:
+            try:
+                with suppress(OSError):  # such as another user's folder
+                    folder.mkdir(exist_ok=True)
+                    claim.callback(Lock(folder).release)
+            except UserError as error:
+                raise self._error(f"is used by another run: {error}; or give this run its own server") from error
 
     def _check_server(self) -> None:
         """Check that the server's settings match the run's, and read its length limit and device."""
@@ -330,6 +412,7 @@ class ServerSampler(AnyVLLMSampler):
         if self.max_model_len < wanted_len:
             raise self._error(f"accepts {self.max_model_len} tokens, fewer than rollout.vllm.max_model_len={wanted_len}")
         self._check_length()
+        self.tolerance = max(1e-4, 12 * torch.finfo(getattr(torch, model["dtype"].removeprefix("torch."), torch.bfloat16)).eps)
         on_cpu = found["device_config"]["device"] == "cpu"
         if on_cpu and found["scheduler_config"]["enable_chunked_prefill"]:
             raise self._error("uses chunked prefill, which fails on the CPU; start it with --no-enable-chunked-prefill")

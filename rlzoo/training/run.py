@@ -54,7 +54,7 @@ class Run:
                 failed.callback(self.directory.close)
             elif self.is_main:
                 RunDirectory.check_free(path)
-            self._prepare()
+            self._prepare(failed)
             if resume:
                 self._restore(checkpoint)
             else:
@@ -80,8 +80,8 @@ class Run:
             failed.pop_all()
         return (directory if self.is_main else RunDirectory(path, is_writer=False)), found
 
-    def _prepare(self) -> None:
-        """Load the model, and build the rollouts, the learner and the monitor."""
+    def _prepare(self, failed: ExitStack) -> None:
+        """Load the model, and build the rollouts, the learner and the monitor; ``failed`` closes the sampler."""
         config = self.config
         self.model, self.tokenizer = load_named(config.model)
         if not shards_weights(config.launch):  # otherwise the weights are moved when they are sharded
@@ -104,6 +104,7 @@ class Run:
             own_weights=config.rollout.max_staleness > 0 or shards_weights(config.launch),
             device=self.accelerator.device,
         )
+        failed.callback(sampler.close)
         self.rollouts = Rollouts(config, self.task, sampler, self.accelerator)
         self.learner = Learner(
             self.model,

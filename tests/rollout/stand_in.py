@@ -22,10 +22,12 @@ INFO = {
 
 
 class StandIn(ThreadingHTTPServer):
-    """Responds with a token that shows whether it has received weights.
+    """Responds with a token that shows whether it has received weights since it started: 5 if so, otherwise 4.
 
-    ``failures`` lists what happens to the next requests for completions. ``by_path`` has a status and a response for other
-    paths; None means no response in time. A response of bytes is sent unchanged, and a function is called with the handler.
+    ``failures`` lists what happens to the next requests for completions. The requests that check the weights (``ignore_eos``)
+    are answered apart, with a log-prob that depends on the weights, plus the next number in ``noise``. ``by_path`` has a status
+    and a response for other paths; None means no response in time. A response of bytes is sent unchanged, and a function is
+    called with the handler.
     """
 
     daemon_threads = True
@@ -35,9 +37,10 @@ class StandIn(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.failures, self.asked, self.loads = [], 0, []
         self.has_weights = False
+        self.noise = []
         self.top_log_probs = None  # of each token's most probable tokens
         self.varies = False  # whether every other response is longer
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.holds = threading.Event()  # while set, responses wait for an abort after their first token
         self.aborted = threading.Event()
         self.address = f"http://127.0.0.1:{self.server_port}"
@@ -49,14 +52,17 @@ class StandIn(ThreadingHTTPServer):
             "/abort_requests": (200, {"status": "aborted"}),
         }
 
+    def load_foreign(self):
+        """Load another run's weights."""
+        self.loads.append({name: tensor + 1 for name, tensor in self.loads[0].items()})
+
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "{}")
         path = self.path.partition("?")[0]
-        answer = (
-            self.completions() if path == "/v1/completions" else self.server.by_path.get(path, (404, {"detail": "Not Found"}))
-        )
+        missing = (404, {"detail": "Not Found"})
+        answer = self.completions(body) if path == "/v1/completions" else self.server.by_path.get(path, missing)
         if path == "/collective_rpc" and isinstance(answer, tuple) and answer[0] == 200:
             self.server.loads.append(load_file(Path(body["kwargs"]["weights_path"]) / "model.safetensors"))
             self.server.has_weights = True
@@ -74,12 +80,16 @@ class Handler(BaseHTTPRequestHandler):
 
     do_POST = do_GET  # noqa: N815
 
-    def completions(self):
+    def completions(self, body):
+        if body.get("ignore_eos"):
+            return 200, {"choices": [self.probed()]}
         with self.server.lock:
             failure = self.server.failures.pop(0) if self.server.failures else None
             self.server.asked += 1
-            if failure == "restart":  # it returns in its initial state
+            if failure in ("restart", "forget"):  # it returns in its initial state
                 self.server.has_weights = False
+            if failure == "foreign":
+                self.server.load_foreign()
         token = 5 if self.server.has_weights else 4
         longer = 3 * (self.server.varies and self.server.asked % 2)
         if self.server.holds.is_set() and failure is None:
@@ -90,6 +100,13 @@ class Handler(BaseHTTPRequestHandler):
         choices[0]["logprobs"]["top_logprobs"] = self.server.top_log_probs
         failed = {"error": (500, {"error": "the engine is dead"}), "refuse": (400, {"error": "too long"}), "restart": "restart"}
         return failed.get(failure, (200, {"choices": choices}))
+
+    def probed(self):
+        with self.server.lock:
+            weights = self.server.loads[-1].values() if self.server.has_weights else ()
+            log_prob = -1.0 - float(sum(tensor.double().abs().mean() for tensor in weights))
+            log_prob += self.server.noise.pop(0) if self.server.noise else 0.0
+        return {"token_ids": [7], "logprobs": {"token_logprobs": [log_prob]}, "finish_reason": "length"}
 
     def reply(self, status, answer):
         body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()

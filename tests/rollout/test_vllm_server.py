@@ -6,6 +6,7 @@ A small server replaces vLLM's; tests/vllm has the real one.
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from rlzoo.support.draws import Truncation
 from rlzoo.types import KeptSets
 from tests.journal.tracking import hostile
 from tests.off_policy import make_model
-from tests.rollout.stand_in import running
+from tests.rollout.stand_in import StandIn, running
 from tests.rollout.test_sampler import tokenizer
 from tests.training.short import lines, quick
 
@@ -54,6 +55,112 @@ def test_a_server_that_comes_back_gets_the_weights_again_and_is_asked_for_all_of
     assert len(server.loads) >= 2
     assert all(server.loads[0][name].equal(server.loads[-1][name]) for name in server.loads[0])
     assert "retrying in" in caplog.text
+
+
+def restart(server):
+    """Restart the server between two requests, so that no request fails."""
+    server.has_weights = False
+
+
+@pytest.mark.parametrize("kind", ["sampler", "in_flight"])
+@pytest.mark.parametrize("change", [restart, StandIn.load_foreign])
+def test_weights_that_changed_between_two_batches_are_sent_again(kind, change, server, request, caplog):
+    sampler = request.getfixturevalue(kind)
+    change(server)
+    rollouts = sampler.sample(["3+5="] * 6, 2, seed=1)
+    assert [rollout.response_ids[0] for rollout in rollouts] == [5] * 12
+    assert server.asked == 12, "nothing was drawn from other weights"
+    assert all(server.loads[0][name].equal(server.loads[-1][name]) for name in server.loads[0])
+    assert "the server no longer has the weights that this run sent: it restarted, or another run uses it" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["sampler", "in_flight"])
+@pytest.mark.parametrize("failure", ["forget", "foreign"])
+def test_a_batch_during_which_the_weights_changed_is_drawn_again(kind, failure, server, request):
+    sampler = request.getfixturevalue(kind)
+    server.failures = [*[None] * 5, failure]
+    rollouts = sampler.sample(["3+5="] * 6, 2, seed=1)
+    assert [rollout.response_ids[0] for rollout in rollouts] == [5] * 12
+    assert server.asked == 24
+    assert all(server.loads[0][name].equal(server.loads[-1][name]) for name in server.loads[0])
+
+
+@pytest.mark.parametrize("kind", ["sampler", "in_flight"])
+def test_a_server_that_another_run_keeps_using_ends_in_one_line(kind, server, request):
+    sampler = request.getfixturevalue(kind)
+    server.failures = ["foreign"] * 1000
+    with pytest.raises(RunError, match=r"another run uses it; give every run its own server \(changed 2 times\)"):
+        sampler.sample(["3+5="] * 6, 2, seed=1)
+
+
+def test_the_smallest_step_of_another_run_is_noticed(server, sampler):
+    name = next(iter(server.loads[0]))
+    server.loads.append({**server.loads[0], name: server.loads[0][name] + 1e-6})
+    sampler.sample(["3+5="], 1, seed=1)
+    assert server.loads[-1][name].equal(server.loads[0][name])
+
+
+def test_a_change_before_the_next_weights_counts_and_open_batches_are_drawn_again(server, in_flight, caplog):
+    weights = in_flight.model.state_dict().items()
+    server.holds.set()
+    with ThreadPoolExecutor(1) as pool:
+        batch = pool.submit(in_flight.sample, ["3+5="] * 4, 1, seed=1)
+        while server.asked < 4:
+            time.sleep(0.01)
+        server.load_foreign()
+        server.holds.clear()
+        in_flight.update_weights(weights, version=7)
+        versions = [rollout.versions for rollout in batch.result(20)]
+    assert versions == [(7, 7)] * 4
+    assert "another run uses it" in caplog.text
+
+
+@pytest.mark.parametrize(("noise", "num_loads"), [([0.03, -0.02, 0.04], 1), ([0.3, -0.2, 0.4], 2), ([0.03, 0.03, 0.03], 2)])
+def test_rounding_is_no_change_but_an_answer_that_repeats_is(noise, num_loads, server):
+    # tolerance in bfloat16: 12 / 128 = 0.09375
+    server.by_path["/server_info"][1]["vllm_config"]["model_config"]["dtype"] = "torch.bfloat16"
+    model, tokenizer = load_pretrained("embedded", "float32")
+    settings = {
+        "end_ids": frozenset({1}),
+        "max_new_tokens": 8,
+        "served": "embedded",
+        "settings": VLLMConfig(server=server.address),
+    }
+    with closing(ServerSampler(model, tokenizer, **settings)) as sampler:
+        sampler.update_weights(model.state_dict().items())
+        server.noise = list(noise)
+        sampler.sample(["3+5="], 1, seed=1)
+    assert len(server.loads) == num_loads
+
+
+def test_a_server_serves_one_run_of_this_machine_at_a_time(server, sampler):
+    model, tokenizer = load_pretrained("embedded", "float32")
+    settings = {"end_ids": frozenset({1}), "max_new_tokens": 8, "served": "embedded"}
+    same = VLLMConfig(server=server.address.replace("127.0.0.1", "localhost") + "/")
+    with pytest.raises(UserError, match=rf"the server is used by another run: .* by process {os.getpid()}; .* its own server"):
+        ServerSampler(model, tokenizer, settings=same, **settings)
+    sampler.close()
+    with pytest.raises(UserError, match="serves embedded, not"):
+        ServerSampler(model, tokenizer, settings=same, **settings | {"served": "another"})
+    ServerSampler(model, tokenizer, settings=same, **settings).close()
+
+
+@pytest.mark.parametrize(("staleness", "requests"), [(0, None), (1, None), (1, 40), (3, 40)])
+def test_a_restart_after_an_evaluation_or_in_a_queued_batch_reaches_no_response(staleness, requests, server, tmp_path):
+    overrides = [
+        "rollout.engine=vllm", f"rollout.vllm.server={server.address}", f"rollout.max_staleness={staleness}",
+        "tracking.mlflow=false", "eval.num_problems=2", "eval.every=1", "learner.num_minibatches=1",
+    ]  # fmt: skip
+
+    server.failures = [] if requests is None else [*[None] * requests, "forget"]
+
+    def forget(step, metrics):
+        if step == 2 and requests is None:
+            restart(server)
+
+    result = rlzoo.train(quick(tmp_path / "run", steps=4, overrides=overrides), forget)
+    texts = [text["response"] for step in range(1, 5) for text in lines(result.path / "rollouts" / f"{step:06d}.jsonl")]
+    assert len(set(texts)) == 1
 
 
 def test_a_server_that_stays_away_ends_in_one_line(server, sampler):
