@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +19,8 @@ from rlzoo.errors import UserError
 
 if TYPE_CHECKING:
     from rlzoo.lab.sweep import Child, Sweep, SweepProcess
+
+logger = logging.getLogger("rlzoo")
 
 
 @lasting_output()
@@ -116,7 +119,6 @@ def _print_differences(sweep: Sweep, console: Plain) -> None:
 def _finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -> list[Child]:
     """Start or resume all unfinished runs under one MLflow run, and return the runs that failed."""
     from rlzoo.cli.bars import Bars
-    from rlzoo.journal.tracking.store import connected
     from rlzoo.lab.sweep import run_children
 
     bars = Bars(console, is_quiet=is_quiet)
@@ -162,29 +164,45 @@ def _finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -
         raise
     finally:
         if parent:
-            with connected() as client:
-                client.set_terminated(parent, status)
+            end_parent(parent, status)
     return failed
 
 
 def parent_of(sweep: Sweep) -> str | None:
-    """Return the ID of a new or resumed sweep's MLflow run; None if the sweep's runs are not tracked."""
-    from rlzoo.journal.tracking.store import open_parent
+    """Return the ID of a new or resumed sweep's MLflow run; None if its runs are not tracked or the store cannot be used."""
+    from rlzoo.journal.tracking.store import StoreError, open_parent
     from rlzoo.support.parsing import parse_json
     from rlzoo.support.reading import SETTINGS, read_text, remedy
 
     tracking = sweep.children[0].config.tracking
     if not tracking.mlflow:
         return None
-    file = sweep.folder / "sweep.json"
+    file, former = sweep.folder / "sweep.json", None
     if file.exists():
         try:
-            return str(parse_json(read_text(file, SETTINGS))["mlflow_run_id"])
+            former = str(parse_json(read_text(file, SETTINGS))["mlflow_run_id"])
         except (OSError, ValueError, LookupError, TypeError) as error:
             advice = remedy(error, "remove it to start a new run")
             raise UserError(f"{str(file)!r} contains no MLflow run ID; {advice}") from error
     tags = {"kind": "sweep", "rules": ",".join(sweep.clips), "seeds": ",".join(map(str, sweep.seeds))}
-    run_id = open_parent(tracking.experiment, f"sweep {sweep.folder.name}", tags)
+    try:
+        run_id = open_parent(tracking.experiment, f"sweep {sweep.folder.name}", tags, former)
+    except StoreError as error:
+        logger.warning("%s; the sweep continues without a common run in MLflow", error)
+        return former
+    if former not in (None, run_id):
+        logger.warning("MLflow has no active run %s of this sweep; the remaining runs belong to a new one", former)
     sweep.folder.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({"mlflow_run_id": run_id}) + "\n", encoding="utf-8")
     return run_id
+
+
+def end_parent(run_id: str, status: str) -> None:
+    """Set the status of a sweep's MLflow run."""
+    from rlzoo.journal.tracking.store import StoreError, connected
+
+    try:
+        with connected() as client:
+            client.set_terminated(run_id, status)
+    except StoreError as error:
+        logger.warning("the sweep's status was not logged: %s", error)

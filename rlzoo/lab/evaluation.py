@@ -21,7 +21,8 @@ from rlzoo.config.sections import ModelConfig, RolloutConfig
 from rlzoo.errors import UserError, explain
 from rlzoo.journal.state import numbered
 from rlzoo.journal.tracking.record import Record, git_commit, run_id_of, tracking_uri, without_password
-from rlzoo.journal.tracking.sync import Sync, describe
+from rlzoo.journal.tracking.store import bounded_store, describe
+from rlzoo.journal.tracking.sync import Sync
 from rlzoo.lab.completions import Answered, EvaluationDirectory
 from rlzoo.lab.study import plain
 from rlzoo.learner.optimization import named_weights
@@ -301,7 +302,11 @@ def _track(evaluation: Evaluation, experiment: str) -> str | None:
     replace(record, status="FINISHED", ended=time.time(), metrics=metrics).write(evaluation.path)
     uri = tracking_uri()
     try:
-        Sync(evaluation.path, uri).send(is_over=True)
+        with bounded_store():
+            sync = Sync(evaluation.path, uri)
+            sync.send(is_over=True)
+        if sync.sent.note is not None:
+            logger.warning("MLflow: %s", sync.sent.note)
     except Exception as error:  # any error from the store: the results are saved and can be uploaded later
         logger.warning(
             "results were not logged to MLflow at %s (%s); log them with: rlzoo sync %s",

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlzoo.errors import UserError
 from rlzoo.journal.tracking.description import NOTE
 from rlzoo.journal.tracking.record import run_id_of, tracking_uri
-from rlzoo.journal.tracking.store import connected, is_missing
+from rlzoo.journal.tracking.store import StoreError, artifact_repository, connected, is_missing
 from rlzoo.journal.tracking.views import REPORT
 from rlzoo.lab.races import Race
 from rlzoo.support.colours import RULE_TAG
+
+logger = logging.getLogger("rlzoo")
 
 TAG = "rlzoo_comparison"
 PARENT = "mlflow.parentRunId"
@@ -20,11 +25,18 @@ LONGEST_NAME = 250
 
 
 def log_race(race: Race, page: Path) -> None:
-    """Log a comparison to the current MLflow store; do nothing if the store does not contain the runs.
+    """Log a comparison to the current MLflow store, for the runs that the store contains; log a warning if that fails.
 
     Each run gets the metrics ``lre_at_<fraction>`` and ``lre_noise_at_<fraction>``. The report is stored as an
     artifact of a separate run; repeating the comparison overwrites it.
     """
+    try:
+        _log_race(race, page)
+    except (StoreError, UserError) as error:
+        logger.warning("the comparison was not logged: %s", error)
+
+
+def _log_race(race: Race, page: Path) -> None:
     run_ids = {
         (contender.label, run.seed): run_id
         for contender in race.contenders
@@ -35,20 +47,32 @@ def log_race(race: Race, page: Path) -> None:
         return
     with connected() as client:
         from mlflow import MlflowException
+        from mlflow.entities import Metric, RunTag
 
-        try:
-            found = {key: client.get_run(run_id) for key, run_id in run_ids.items()}
-        except MlflowException:  # the runs were sent to another store, or deleted
+        found = {}
+        for key, run_id in run_ids.items():
+            try:
+                run = client.get_run(run_id)
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                    raise  # the store cannot be reached
+            else:
+                found |= {key: run} if run.info.lifecycle_stage == "active" else {}
+        if lost := len(run_ids) - len(found):
+            logger.warning("%d of the %d tracked runs were deleted in MLflow; the comparison leaves them out there", lost, len(run_ids))
+        if not found:
             return
+        now = int(time.time() * 1000)
         for contender in race.contenders:
             for seed, profile in contender.matched.items():
                 if (contender.label, seed) in found and profile.lre_max is not None:
-                    run_id = run_ids[contender.label, seed]
-                    client.log_metric(run_id, f"lre_at_{race.match:g}", round(profile.lre_max, 4))
-                    client.log_metric(run_id, f"lre_noise_at_{race.match:g}", round(profile.lre_noise or 0.0, 4))
+                    values = {"lre_at": profile.lre_max, "lre_noise_at": profile.lre_noise or 0.0}
+                    metrics = [Metric(f"{name}_{race.match:g}", round(value, 4), now, 0) for name, value in values.items()]
+                    client.log_batch(run_ids[contender.label, seed], metrics=metrics, synchronous=True)
         report = _report_run(client, race, page, found)
-        client.set_tag(report, NOTE, "\n\n".join([*race.highlights, "The report is the artifact `compare.html`."]))
-        client.log_artifact(report, str(page))
+        note = "\n\n".join([*race.highlights, "The report is the artifact `compare.html`."])
+        client.log_batch(report, tags=[RunTag(NOTE, note)], synchronous=True)
+        artifact_repository(client.get_run(report).info.artifact_uri, tracking_uri()).log_artifact(str(page))
 
 
 def _report_run(client: Any, race: Race, page: Path, runs: Mapping[Any, Any]) -> str:

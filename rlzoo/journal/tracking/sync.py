@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -15,10 +16,9 @@ from rlzoo.journal.tracking.description import NOTE
 from rlzoo.journal.tracking.machine import FILE as MACHINE
 from rlzoo.journal.tracking.model import final_checkpoint, send_model
 from rlzoo.journal.tracking.record import EXPERIMENT_ID, FOLDER, Data, Record, Sent, without_password
-from rlzoo.journal.tracking.rows import Lines, Points
-from rlzoo.journal.tracking.store import experiment_id
+from rlzoo.journal.tracking.rows import Lines, Points, accepted_name
+from rlzoo.journal.tracking.store import StoreError, artifact_repository, connect, experiment_id
 from rlzoo.support.parsing import parse_json
-from rlzoo.support.redaction import redact
 
 ID_TAG = "rlzoo_id"
 CONTEXT = "mlflow.data.context"
@@ -27,10 +27,8 @@ SHOWN_DIGEST = 12  # number of characters: enough to distinguish data sets, but 
 TABLE = "completions.json"
 COLUMNS = ("question", "answer", "response", "reward", "advantage", "clipped", "length")
 SHOWN = (".png", ".html")  # files in figures/ that are logged
+MOST_NAMES = 5  # maximum number of names that a warning lists
 LOGGED = "mlflow.loggedArtifacts"  # tag that marks artifacts as tables for MLflow
-
-IN_MEMORY = ("sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite://:memory:")
-LONGEST_ERROR = 10_000  # characters
 
 
 class Sync:
@@ -43,6 +41,9 @@ class Sync:
         self._uri = uri
         self._client: Any = None  # created by the first call that reaches the store
         self._tags: dict[str, str] = {}  # tags in the store
+        self._artifacts: Any = None  # None if the store names a location for files that is not safe
+        self._refusals: list[str] = []
+        self._renamed: set[str] = set()
 
     def send(self, *, is_over: bool) -> None:
         """Send everything that is new.
@@ -70,22 +71,24 @@ class Sync:
         self.report(None)
 
     def report(self, trouble: str | None) -> None:
-        """In the run directory, record what was sent and the store's current error, if any."""
-        self.sent.trouble = trouble
+        """In the run directory, record what was sent, and the store's current error and limitations, if any."""
+        names = sorted(self._renamed)
+        renamed = ", ".join(f"{name!r} ({accepted_name(name)!r})" for name in names[:MOST_NAMES])
+        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        refused = [f"names that MLflow does not accept are replaced: {renamed}{more}"] if names else []
+        self.sent.trouble, self.sent.note = trouble, "; ".join(self._refusals + refused) or None
         self.sent.write(self.directory, self._uri)
 
     def _connect(self, record: Record) -> None:
         """Find or create the run in the store, and send its parameters and data sets."""
-        from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        if self._uri in IN_MEMORY:
-            raise UserError(
-                f"{self._uri!r} is an in-memory database, which ends with the process; use a file, such as sqlite:///mlflow.db"
-            )
-        client = MlflowClient(self._uri)
+        client = connect(self._uri)
         run = self._find(client, record)
         run_id = str(run.info.run_id)
+        if run.info.lifecycle_stage != "active":
+            how = f"mlflow runs restore --run-id {run_id}"
+            raise StoreError(f"run {run_id} was deleted in MLflow, so its data is not sent; restore it with: {how}")
         if run_id != self.sent.run_id:
             self.sent = Sent(record.id, run_id)
             self.report(None)
@@ -94,10 +97,18 @@ class Sync:
         written = {NOTE: record.tags.get(NOTE, "")} if NOTE in run.data.tags else {}  # a user may have edited the note
         self._tags = {**run.data.tags, **written}
         send_inputs(client, run, record.data)
-        params = [Param(key, value) for key, value in record.params.items() if key not in run.data.params]
-        client.log_batch(run_id, params=params)
-        self._lines, self._points = Lines(self.directory / "metrics.jsonl"), Points(client, run_id, record.curves)
+        self._renamed = {key for key in record.params if accepted_name(key) != key}
+        params = {accepted_name(key): value for key, value in record.params.items()}
+        new = [Param(key, value) for key, value in params.items() if key not in run.data.params]
+        client.log_batch(run_id, params=new, synchronous=True)
+        self._lines = Lines(self.directory / "metrics.jsonl")
+        self._points = Points(client, run_id, record.curves, self._renamed)
         self._machine_lines, self._machine_points = Lines(self.directory / FOLDER / MACHINE), Points(client, run_id, "all")
+        self._artifacts, self._refusals = None, []
+        try:
+            self._artifacts = artifact_repository(run.info.artifact_uri, self._uri)
+        except StoreError as error:
+            self._refusals = [str(error)]
         self._client = client
 
     def _find(self, client: Any, record: Record) -> Any:
@@ -118,7 +129,7 @@ class Sync:
         from mlflow.entities import RunTag
 
         tags = {name: value for name, value in record.tags.items() if value and self._tags.get(name) != value}
-        self._client.log_batch(self.sent.run_id, tags=[RunTag(name, value) for name, value in tags.items()])
+        self._client.log_batch(self.sent.run_id, tags=[RunTag(name, value) for name, value in tags.items()], synchronous=True)
         self._tags |= tags
 
     def _send_files(self, record: Record, is_over: bool) -> None:
@@ -132,40 +143,37 @@ class Sync:
 
     def _send_file(self, file: Path, name: str) -> None:
         # an untrusted run directory could name or link to any file
-        if not file.exists() or not file.resolve().is_relative_to(self.directory.resolve()):
+        if self._artifacts is None or not file.exists() or not file.resolve().is_relative_to(self.directory.resolve()):
             return
         state = [file.stat().st_size, file.stat().st_mtime_ns]
         if self.sent.files.get(name) != state:
-            self._client.log_artifact(self.sent.run_id, str(file), str(PurePosixPath(name).parent) if "/" in name else None)
+            self._artifacts.log_artifact(str(file), str(PurePosixPath(name).parent) if "/" in name else None)
             self.sent.files[name] = state
             self.num_files += 1
 
     def _send_end(self, record: Record) -> None:
         """Send what is complete only when the run ends: the completions table, the run's metrics, the model and the status."""
+        from mlflow.entities import RunTag
+
         client, run_id = self._client, str(self.sent.run_id)
         rows = [list(row.values()) for row in sampled_completions(self.directory, record.completions)]
         table = json.dumps({"columns": ["step", *COLUMNS], "data": rows})
         state = [len(table), zlib.crc32(table.encode())]
-        if rows and self.sent.files.get(TABLE) != state:
-            client.log_text(run_id, table, TABLE)
-            client.set_tag(run_id, LOGGED, json.dumps([{"path": TABLE, "type": "table"}]))
+        if rows and self._artifacts is not None and self.sent.files.get(TABLE) != state:
+            with tempfile.TemporaryDirectory(prefix="rlzoo-table-") as folder:
+                Path(folder, TABLE).write_text(table, encoding="utf-8")
+                self._artifacts.log_artifact(str(Path(folder, TABLE)))
+            tag = RunTag(LOGGED, json.dumps([{"path": TABLE, "type": "table"}]))
+            client.log_batch(run_id, tags=[tag], synchronous=True)
             self.sent.files[TABLE] = state
         last = {"step": record.step, "time/clock": record.ended or 0.0, **record.metrics}
-        Points(client, run_id, record.curves).send([last])
-        if record.status == "FINISHED":
+        Points(client, run_id, record.curves, self._renamed).send([last])
+        if record.status == "FINISHED" and self._artifacts is not None:
             checkpoint = final_checkpoint(self.directory, record.step, record.max_model_mb)
             if checkpoint is not None:
-                send_model(client, client.get_run(run_id), record.id, checkpoint, record.step)
+                send_model(client, self._uri, client.get_run(run_id), record.id, checkpoint, record.step)
         status = "KILLED" if record.status == "RUNNING" else record.status  # the run's process ended without setting a status
         client.set_terminated(run_id, status, None if record.ended is None else int(record.ended * 1000))
-
-
-def describe(error: Exception, uri: str) -> str:
-    """Format an error from the store as one line, without passwords."""
-    text = str(error)[:LONGEST_ERROR].replace(uri, without_password(uri))  # a reply can be megabytes long
-    printable = "".join(char if char.isprintable() else " " for char in text)  # and contain control characters
-    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-    return f"{kind}{redact(' '.join(printable.split()))[:300]}".rstrip(": ")
 
 
 def send_inputs(client: Any, run: Any, used: Iterable[Data]) -> None:
