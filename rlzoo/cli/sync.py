@@ -25,8 +25,8 @@ def sync(runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run dir
         known = list(sent_to(directory))
         if known and without_password(tracking_uri()) not in known and not os.environ.get("MLFLOW_TRACKING_URI"):
             raise UserError(  # a directory that somebody sent could name any server, which would receive the credentials
-                f"{str(directory)!r} was last sent to {known[-1]!r}; to send it to this address, with your credentials if it is a "
-                f"server, set MLFLOW_TRACKING_URI={shlex.quote(known[-1])}"
+                f"{str(directory)!r} was sent to {known[-1]!r}; to confirm this address, which receives your credentials, set "
+                f"MLFLOW_TRACKING_URI={shlex.quote(known[-1])}"
             )
     console = Plain()
     sent = [_sync(directory, console) for directory in runs]  # sync all of them, even if one fails
@@ -52,8 +52,6 @@ def _sync(directory: Path, console: Plain) -> bool:
         lock.release()
     sent = f"{outbox.num_rows} steps and {outbox.num_files} files sent" if outbox.num_rows or outbox.num_files else "complete"
     console.print(f"{directory}: {sent}, run {outbox.sent.run_id} at {without_password(uri)}")
-    if outbox.sent.note is not None:
-        console.print(f"{directory}: {outbox.sent.note}")
     return True
 
 

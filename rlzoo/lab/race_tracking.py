@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import logging
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlzoo.errors import UserError
 from rlzoo.journal.tracking.description import NOTE
 from rlzoo.journal.tracking.record import run_id_of, tracking_uri
-from rlzoo.journal.tracking.store import StoreError, artifact_repository, connected, is_missing
+from rlzoo.journal.tracking.store import artifact_repository, connected, find_run, is_missing
 from rlzoo.journal.tracking.views import REPORT
 from rlzoo.lab.races import Race
 from rlzoo.support.colours import RULE_TAG
-
-logger = logging.getLogger("rlzoo")
 
 TAG = "rlzoo_comparison"
 PARENT = "mlflow.parentRunId"
@@ -25,18 +20,11 @@ LONGEST_NAME = 250
 
 
 def log_race(race: Race, page: Path) -> None:
-    """Log a comparison to the current MLflow store, for the runs that the store contains; log a warning if that fails.
+    """Log a comparison to the current MLflow store, for the runs that the store contains.
 
     Each run gets the metrics ``lre_at_<fraction>`` and ``lre_noise_at_<fraction>``. The report is stored as an
     artifact of a separate run; repeating the comparison overwrites it.
     """
-    try:
-        _log_race(race, page)
-    except (StoreError, UserError) as error:
-        logger.warning("the comparison was not logged: %s", error)
-
-
-def _log_race(race: Race, page: Path) -> None:
     run_ids = {
         (contender.label, run.seed): run_id
         for contender in race.contenders
@@ -45,33 +33,21 @@ def _log_race(race: Race, page: Path) -> None:
     }
     if not run_ids or is_missing(tracking_uri()):
         return
-    with connected() as client:
-        from mlflow import MlflowException
-        from mlflow.entities import Metric, RunTag
-
-        found = {}
-        for key, run_id in run_ids.items():
-            try:
-                run = client.get_run(run_id)
-            except MlflowException as error:
-                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                    raise  # the store cannot be reached
-            else:
-                found |= {key: run} if run.info.lifecycle_stage == "active" else {}
-        if lost := len(run_ids) - len(found):
-            logger.warning("%d of the %d tracked runs were deleted in MLflow; the comparison leaves them out there", lost, len(run_ids))
+    with connected("the comparison was not logged") as client:
+        found = {key: run for key, run_id in run_ids.items() if (run := find_run(client, run_id)) is not None}
+        found = {key: run for key, run in found.items() if run.info.lifecycle_stage == "active"}
         if not found:
             return
-        now = int(time.time() * 1000)
         for contender in race.contenders:
             for seed, profile in contender.matched.items():
                 if (contender.label, seed) in found and profile.lre_max is not None:
-                    values = {"lre_at": profile.lre_max, "lre_noise_at": profile.lre_noise or 0.0}
-                    metrics = [Metric(f"{name}_{race.match:g}", round(value, 4), now, 0) for name, value in values.items()]
-                    client.log_batch(run_ids[contender.label, seed], metrics=metrics, synchronous=True)
+                    run_id = run_ids[contender.label, seed]
+                    client.log_metric(run_id, f"lre_at_{race.match:g}", round(profile.lre_max, 4), synchronous=True)
+                    noise = round(profile.lre_noise or 0.0, 4)
+                    client.log_metric(run_id, f"lre_noise_at_{race.match:g}", noise, synchronous=True)
         report = _report_run(client, race, page, found)
         note = "\n\n".join([*race.highlights, "The report is the artifact `compare.html`."])
-        client.log_batch(report, tags=[RunTag(NOTE, note)], synchronous=True)
+        client.set_tag(report, NOTE, note, synchronous=True)
         artifact_repository(client.get_run(report).info.artifact_uri, tracking_uri()).log_artifact(str(page))
 
 

@@ -110,7 +110,6 @@ class Sent:
     run_id: str | None = None
     files: dict[str, list[int]] = field(default_factory=dict)  # size and modification time when the file was sent
     trouble: str | None = None  # the error from the last attempt to reach the store
-    note: str | None = None  # what the store does not accept, and what was done instead
 
     @classmethod
     def read(cls, directory: Path, uri: str) -> Sent:

@@ -7,11 +7,11 @@ import posixpath
 import re
 import zlib
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 LARGEST_CALL = 1000  # maximum number of metrics in one call; MLflow's own limit
-LONGEST_NAME = 250  # characters; MLflow's own limit
 
 Curves = Literal["curated", "all"]
 """Which metrics of a step are sent: all metrics, or only metrics that are useful as curves."""
@@ -51,17 +51,13 @@ class Points:
     arrived. In that case, create a new object, which queries the store again.
     """
 
-    def __init__(self, client: Any, run_id: str, kind: Curves, renamed: set[str] | None = None) -> None:
-        """Prepare to send rows; the names that MLflow does not accept are added to ``renamed``."""
+    def __init__(self, client: Any, run_id: str, kind: Curves) -> None:
         self._client, self._run_id, self._kind = client, run_id, kind
-        self._renamed: set[str] = set() if renamed is None else renamed
         self._last: dict[str, int] = {}  # last step of each metric in the store
 
     def send(self, rows: Iterable[Mapping[str, float]]) -> int:
         """Send the rows that the store does not have, and return their number. Rows must be in order."""
-        missing = [row for row in rows if self._is_new(row)]
-        self._renamed |= {name for row in missing for name in curves(row, self._kind) if accepted_name(name) != name}
-        new = [points(row, self._kind) for row in missing]
+        new = [points(row, self._kind) for row in rows if self._is_new(row)]
         size = max(1, LARGEST_CALL // max(map(len, new), default=1))
         for start in range(0, len(new), size):  # a call may fail, so each call sends whole rows
             batch = [point for row in new[start : start + size] for point in row]
@@ -97,17 +93,11 @@ def points(row: Mapping[str, float], kind: Curves) -> list[Any]:
     return [Metric(accepted_name(key), value, stamp, step) for key, value in curves(row, kind).items()]
 
 
+@cache
 def accepted_name(name: str) -> str:
-    """Return the name of a metric or parameter in MLflow, which refuses a whole call for one name that it does not accept.
-
-    A replacement ends with a checksum, so that two names never become one.
-
-    Example:
-        >>> accepted_name("env/passed"), accepted_name("env/pass@1")
-        ('env/passed', 'env/pass_1-64da82b5')
-    """
-    if re.fullmatch(r"[/\w.\- :]+", name) and len(name) <= LONGEST_NAME and posixpath.normpath(f"/{name}") == f"/{name}":
-        if not name.startswith(".."):
-            return name
-    plain = posixpath.normpath("/" + re.sub(r"[^/\w.\- :]", "_", name)).lstrip("/.")[: LONGEST_NAME - 9]
+    """Return a name as MLflow accepts it; a replacement ends with a checksum, so that two metrics never become one."""
+    is_path = posixpath.normpath(f"/{name}") == f"/{name}" and not name.startswith(("/", ".."))
+    if is_path and re.fullmatch(r"[/\w.\- :]{1,250}", name):
+        return name
+    plain = posixpath.normpath("/" + re.sub(r"[^/\w.\- :]", "_", name)).lstrip("/.")[:240]
     return f"{plain}-{zlib.crc32(name.encode(errors='replace')):08x}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import sqlite3
@@ -22,22 +23,15 @@ from rlzoo.support.lock import Lock
 from rlzoo.support.redaction import redact
 from rlzoo.support.replies import bounded_replies
 
-LARGEST_REPLY = 16 * 2**20
-"""Maximum size of a reply in bytes. The largest reply, the history of a metric, has about 90 bytes per step."""
+logger = logging.getLogger("rlzoo")
 
+LARGEST_REPLY = 16 * 2**20  # bytes; the largest reply, the history of a metric, has about 90 bytes per step
 LONGEST_REPLY = 60.0  # maximum duration of a reply in seconds
-
-SPARE_MEMORY = 2**30
-"""Number of bytes that the process may allocate beyond its current memory: a compressed reply can expand a thousandfold."""
-
-LONGEST_SETUP = 120.0  # maximum seconds to wait for another process that connects to a SQLite store; new tables take 10 s
+SPARE_MEMORY = 2**30  # bytes that may be allocated beyond the current memory: a compressed reply can expand a thousandfold
+LONGEST_SETUP = 120.0  # maximum seconds to wait for a process that connects to a SQLite store; creating its tables takes 10 s
 LONGEST_ERROR = 10_000  # characters
 IN_MEMORY = ("sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite://:memory:")
-SERVERS = ("http://", "https://")
-
-OBJECT_STORES = ("s3", "gs", "wasbs")
-"""Schemes of artifact locations that a server may name: a location names a bucket, but neither a host nor a path."""
-MORE_SCHEMES = "MLFLOW_ALLOWED_HOST_ADDRESSED_ARTIFACT_SCHEMES"  # MLflow's environment variable for schemes such as abfss
+OBJECT_STORES = ("s3", "gs", "wasbs")  # schemes of artifact locations that name neither a host nor a path
 
 KIND = "mlflow.experimentKind"  # tag that makes MLflow's pages show runs and models instead of traces and judges
 
@@ -46,10 +40,6 @@ _DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # the default retries take minutes
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }
-
-
-class StoreError(RunError):
-    """Raised when a store cannot be used; the message names the store and the cause."""
 
 
 @contextmanager
@@ -87,7 +77,7 @@ def experiment_id(client: Any, name: str, chosen: str | None = None) -> str:
     found = client.get_experiment_by_name(name)
     if found and found.lifecycle_stage != "active":
         how = f"mlflow experiments restore --experiment-id {found.experiment_id}"
-        raise StoreError(f"experiment {name!r} was deleted in MLflow; set {EXPERIMENT_ID} to another, or restore it with: {how}")
+        raise RunError(f"experiment {name!r} was deleted in MLflow; set {EXPERIMENT_ID}, or restore it with: {how}")
     if found:
         return str(found.experiment_id)
     try:
@@ -139,55 +129,58 @@ def _sqlite_file(uri: str) -> Path | None:
 
 
 def open_parent(experiment: str, run_name: str, tags: Mapping[str, str], former: str | None = None) -> str:
-    """Return the ID of an MLflow run under which other runs will be nested: ``former`` if the store has it, or a new run."""
+    """Return the ID of the MLflow run that contains other runs: ``former`` if the store has it, otherwise a new run."""
     with connected() as client:
-        from mlflow import MlflowException
-
-        with suppress(MlflowException):  # if the store is down, the next call raises an error
-            if former is not None and client.get_run(former).info.lifecycle_stage == "active":
-                return former
+        run = None if former is None else find_run(client, former)
+        if run is not None and run.info.lifecycle_stage == "active":
+            return str(former)
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment
         entry = experiment_id(client, name, os.environ.get(EXPERIMENT_ID))
         return str(client.create_run(entry, run_name=run_name, tags=dict(tags)).info.run_id)
 
 
-@contextmanager
-def connected() -> Iterator[Any]:
-    """Yield an MLflow client for the current store, with the limits of `bounded_store`.
+def find_run(client: Any, run_id: str) -> Any:
+    """Return a run, which may be deleted but can then be restored; None if the store does not have it."""
+    from mlflow import MlflowException
 
-    Raises:
-        StoreError: any error in the block, because MLflow and its drivers have no common class of errors.
-    """
+    try:
+        return client.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            raise
+        return None
+
+
+@contextmanager
+def connected(otherwise: str = "") -> Iterator[Any]:
+    """Yield a client for the current store, with limits; any error is logged with ``otherwise``, or raised in one line."""
     uri = tracking_uri()
     try:
         with bounded_store():
             yield connect(uri)
-    except UserError:
-        raise
     except Exception as error:
-        raise StoreError(f"MLflow at {without_password(uri)} cannot be used ({describe(error, uri)})") from error
+        problem = f"MLflow at {without_password(uri)} cannot be used ({describe(error, uri)})"
+        if not otherwise:
+            raise error if isinstance(error, UserError) else RunError(problem) from error
+        logger.warning("%s; %s", problem, otherwise)
 
 
 def connect(uri: str) -> Any:
-    """Return an MLflow client; only one process at a time connects to a SQLite store, since that may create or upgrade tables.
-
-    A new store appears when it is complete: MLflow cannot open a store whose creation was interrupted.
-    """
+    """Return an MLflow client; a lock and a temporary name protect a SQLite store whose tables MLflow creates or upgrades."""
     if uri in IN_MEMORY:
-        raise UserError(f"{uri!r} is an in-memory database, which ends with the process; use a file, such as sqlite:///mlflow.db")
+        raise UserError(f"{uri!r} is an in-memory database and ends with the process; use a file, such as sqlite:///mlflow.db")
     from mlflow import MlflowClient
 
     file = _sqlite_file(uri)
     if file is None:
         return MlflowClient(uri)
     with ExitStack() as stack:
-        beside = file.with_name(f".{file.name}.lock")
         with suppress(OSError):  # a read-only folder
-            file.parent.mkdir(parents=True, exist_ok=True)
-            beside.touch()
+            beside = file.with_name(f".{file.name}.lock")
+            beside.mkdir(parents=True, exist_ok=True)
             stack.callback(Lock(beside, LONGEST_SETUP).release)
         if not file.exists():
-            new = temporary_path(file, "new").absolute()
+            new = temporary_path(file.absolute(), "new")
             new.unlink(missing_ok=True)
             MlflowClient(f"sqlite:///{new}")
             new.rename(file)
@@ -197,25 +190,13 @@ def connect(uri: str) -> Any:
 
 
 def artifact_repository(location: str, uri: str) -> Any:
-    """Return MLflow's access to the artifact location that the store at ``uri`` named.
-
-    A server could otherwise name a path of this machine, whose files would be overwritten, or another host, which would receive
-    the credentials. MLflow's own client queries the location in every call, so a check before the call would not suffice.
-
-    Raises:
-        StoreError: a server named a location that is neither on the server nor in an object store.
-    """
+    """Return MLflow's access to the location of files that a store named; a server must not name a path or another host."""
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
     place, server = urlsplit(location), urlsplit(uri)
-    is_own = place.scheme == "mlflow-artifacts" and not place.netloc
-    is_own |= place.scheme in ("mlflow-artifacts", server.scheme) and place.netloc == server.netloc.rpartition("@")[2]
-    more = {scheme.strip() for scheme in os.environ.get(MORE_SCHEMES, "").split(",")} - {"", "file"}
-    if uri.startswith(SERVERS) and not is_own and place.scheme not in more.union(OBJECT_STORES):
-        raise StoreError(
-            f"the server keeps files at {redact(location)[:200]!r}, which is neither on the server nor in an object store, so no "
-            f"files are sent; start the server with --serve-artifacts, or add the scheme of a remote location to {MORE_SCHEMES}"
-        )
+    is_own = place.scheme in ("mlflow-artifacts", server.scheme) and place.netloc in ("", server.netloc.rpartition("@")[2])
+    if server.scheme in ("http", "https") and not is_own and place.scheme not in OBJECT_STORES:
+        raise RunError(f"no files are sent to {redact(location)[:200]!r}; start the server with --serve-artifacts")
     return get_artifact_repository(location, tracking_uri=uri)
 
 
@@ -223,5 +204,5 @@ def describe(error: Exception, uri: str) -> str:
     """Format an error from the store as one line, without passwords."""
     text = str(error)[:LONGEST_ERROR].replace(uri, without_password(uri))  # a reply can be megabytes long
     printable = "".join(char if char.isprintable() else " " for char in text)  # and contain control characters
-    kind = "" if isinstance(error, UserError | StoreError) else f"{type(error).__name__}: "
+    kind = "" if isinstance(error, UserError | RunError) else f"{type(error).__name__}: "
     return f"{kind}{redact(' '.join(printable.split()))[:300]}".rstrip(": ")

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from rlzoo.errors import UserError
+from rlzoo.errors import RunError, UserError
 from rlzoo.journal.tracking.description import NOTE
 from rlzoo.journal.tracking.machine import FILE as MACHINE
 from rlzoo.journal.tracking.model import final_checkpoint, send_model
 from rlzoo.journal.tracking.record import EXPERIMENT_ID, FOLDER, Data, Record, Sent, without_password
 from rlzoo.journal.tracking.rows import Lines, Points, accepted_name
-from rlzoo.journal.tracking.store import StoreError, artifact_repository, connect, experiment_id
+from rlzoo.journal.tracking.store import artifact_repository, connect, experiment_id, find_run
 from rlzoo.support.parsing import parse_json
+
+logger = logging.getLogger("rlzoo")
 
 ID_TAG = "rlzoo_id"
 CONTEXT = "mlflow.data.context"
@@ -27,7 +30,7 @@ SHOWN_DIGEST = 12  # number of characters: enough to distinguish data sets, but 
 TABLE = "completions.json"
 COLUMNS = ("question", "answer", "response", "reward", "advantage", "clipped", "length")
 SHOWN = (".png", ".html")  # files in figures/ that are logged
-MOST_NAMES = 5  # maximum number of names that a warning lists
+LONGEST_WARNING = 500  # characters
 LOGGED = "mlflow.loggedArtifacts"  # tag that marks artifacts as tables for MLflow
 
 
@@ -41,9 +44,8 @@ class Sync:
         self._uri = uri
         self._client: Any = None  # created by the first call that reaches the store
         self._tags: dict[str, str] = {}  # tags in the store
-        self._artifacts: Any = None  # None if the store names a location for files that is not safe
-        self._refusals: list[str] = []
-        self._renamed: set[str] = set()
+        self._artifacts: Any = None  # None if the location that the store names is refused
+        self._notes: set[str] = set()  # warnings that were logged or will be
 
     def send(self, *, is_over: bool) -> None:
         """Send everything that is new.
@@ -56,10 +58,14 @@ class Sync:
         """
         record = Record.read(self.directory)
         assert record is not None, "a directory is tracked after its record is written"
+        former = set(self._notes)
         try:
             if self._client is None:
                 self._connect(record)
-            self.num_rows += self._points.send(self._lines.added())
+            rows = self._lines.added()
+            self.num_rows += self._points.send(rows)
+            names = {name: accepted_name(name) for name in chain(record.params, record.metrics, *rows)}
+            self._notes |= {f"{name!r} is logged as {new!r}" for name, new in names.items() if new != name}
             self._machine_points.send(self._machine_lines.added())
             self._send_tags(record)
             self._send_files(record, is_over)
@@ -68,15 +74,13 @@ class Sync:
         except Exception:
             self._client = None
             raise
+        if self._notes > former:
+            logger.warning("MLflow: %s", "; ".join(sorted(self._notes - former))[:LONGEST_WARNING])
         self.report(None)
 
     def report(self, trouble: str | None) -> None:
-        """In the run directory, record what was sent, and the store's current error and limitations, if any."""
-        names = sorted(self._renamed)
-        renamed = ", ".join(f"{name!r} ({accepted_name(name)!r})" for name in names[:MOST_NAMES])
-        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-        refused = [f"names that MLflow does not accept are replaced: {renamed}{more}"] if names else []
-        self.sent.trouble, self.sent.note = trouble, "; ".join(self._refusals + refused) or None
+        """In the run directory, record what was sent and the store's current error, if any."""
+        self.sent.trouble = trouble
         self.sent.write(self.directory, self._uri)
 
     def _connect(self, record: Record) -> None:
@@ -88,7 +92,7 @@ class Sync:
         run_id = str(run.info.run_id)
         if run.info.lifecycle_stage != "active":
             how = f"mlflow runs restore --run-id {run_id}"
-            raise StoreError(f"run {run_id} was deleted in MLflow, so its data is not sent; restore it with: {how}")
+            raise RunError(f"run {run_id} was deleted in MLflow, so its data is not sent; restore it with: {how}")
         if run_id != self.sent.run_id:
             self.sent = Sent(record.id, run_id)
             self.report(None)
@@ -97,27 +101,21 @@ class Sync:
         written = {NOTE: record.tags.get(NOTE, "")} if NOTE in run.data.tags else {}  # a user may have edited the note
         self._tags = {**run.data.tags, **written}
         send_inputs(client, run, record.data)
-        self._renamed = {key for key in record.params if accepted_name(key) != key}
         params = {accepted_name(key): value for key, value in record.params.items()}
         new = [Param(key, value) for key, value in params.items() if key not in run.data.params]
         client.log_batch(run_id, params=new, synchronous=True)
-        self._lines = Lines(self.directory / "metrics.jsonl")
-        self._points = Points(client, run_id, record.curves, self._renamed)
+        self._lines, self._points = Lines(self.directory / "metrics.jsonl"), Points(client, run_id, record.curves)
         self._machine_lines, self._machine_points = Lines(self.directory / FOLDER / MACHINE), Points(client, run_id, "all")
-        self._artifacts, self._refusals = None, []
         try:
             self._artifacts = artifact_repository(run.info.artifact_uri, self._uri)
-        except StoreError as error:
-            self._refusals = [str(error)]
+        except RunError as error:
+            self._artifacts, self._notes = None, self._notes | {str(error)}
         self._client = client
 
     def _find(self, client: Any, record: Record) -> Any:
         """Find the run in the store, or create it."""
-        from mlflow import MlflowException
-
-        if self.sent.run_id is not None:
-            with suppress(MlflowException):  # the store was deleted; if the store is down, the next call raises an error
-                return client.get_run(self.sent.run_id)
+        if self.sent.run_id is not None and (run := find_run(client, self.sent.run_id)) is not None:
+            return run
         chosen = os.environ.get(EXPERIMENT_ID) or record.experiment_ids.get(without_password(self._uri))
         experiment = experiment_id(client, record.experiment, chosen)
         for run in client.search_runs([experiment], f"tags.{ID_TAG} = '{record.id}'"):  # created by a killed process
@@ -153,8 +151,6 @@ class Sync:
 
     def _send_end(self, record: Record) -> None:
         """Send what is complete only when the run ends: the completions table, the run's metrics, the model and the status."""
-        from mlflow.entities import RunTag
-
         client, run_id = self._client, str(self.sent.run_id)
         rows = [list(row.values()) for row in sampled_completions(self.directory, record.completions)]
         table = json.dumps({"columns": ["step", *COLUMNS], "data": rows})
@@ -163,11 +159,10 @@ class Sync:
             with tempfile.TemporaryDirectory(prefix="rlzoo-table-") as folder:
                 Path(folder, TABLE).write_text(table, encoding="utf-8")
                 self._artifacts.log_artifact(str(Path(folder, TABLE)))
-            tag = RunTag(LOGGED, json.dumps([{"path": TABLE, "type": "table"}]))
-            client.log_batch(run_id, tags=[tag], synchronous=True)
+            client.set_tag(run_id, LOGGED, json.dumps([{"path": TABLE, "type": "table"}]), synchronous=True)
             self.sent.files[TABLE] = state
         last = {"step": record.step, "time/clock": record.ended or 0.0, **record.metrics}
-        Points(client, run_id, record.curves, self._renamed).send([last])
+        Points(client, run_id, record.curves).send([last])
         if record.status == "FINISHED" and self._artifacts is not None:
             checkpoint = final_checkpoint(self.directory, record.step, record.max_model_mb)
             if checkpoint is not None:

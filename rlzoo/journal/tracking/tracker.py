@@ -35,7 +35,6 @@ class Tracker:
         self._directory: Path | None = None
         self._record: Record | None = None
         self._trouble: str | None = None
-        self._note: str | None = None
         self._process: subprocess.Popen[str] | None = None
         if is_on:  # started early, because the follower takes as long to load as the run itself
             command = [sys.executable, "-P", "-m", "rlzoo.journal.tracking.follow"]
@@ -58,9 +57,8 @@ class Tracker:
             self._process.stdin.flush()
 
     def look(self) -> None:
-        """Log a warning once if MLflow cannot be reached, or does not accept something."""
+        """Log a warning once if MLflow cannot be reached."""
         trouble = self._sent().trouble
-        self._log_note()
         if trouble is not None and self._trouble is None:
             logger.warning(
                 "MLflow at %s cannot be reached (%s); the run continues, and missing data is sent later",
@@ -68,12 +66,6 @@ class Tracker:
                 trouble,
             )
         self._trouble = trouble
-
-    def _log_note(self) -> None:
-        note = self._sent().note
-        if note is not None and note != self._note:
-            logger.warning("MLflow: %s", note)
-        self._note = note or self._note
 
     def conclude(self, step: int, metrics: Mapping[str, float], tags: Mapping[str, str]) -> None:
         """Log the metrics of the whole run and additional tags."""
@@ -101,7 +93,7 @@ class Tracker:
             with contextlib.nullcontext() if error is None else contextlib.suppress(OSError):  # keep the run's own error
                 replace(self._record, status=status, ended=time.time()).write(self._directory)
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the process has exited, so the directory that `begin` wrote is unread
+        with contextlib.suppress(BrokenPipeError):  # the process has exited and has not read the directory
             self._process.stdin.close()
         try:
             if self._directory is not None:
@@ -120,7 +112,6 @@ class Tracker:
             logger.info("sending the rest to MLflow; press Ctrl-C to skip, then send it with: %s", how)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, LONGEST_END - QUIET_END))
-        self._log_note()
         if process.returncode != 0:
             late = f"it did not accept everything within {LONGEST_END:g} s"
             ended = f"the process that sends the data exited with code {process.returncode}"
