@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import ipaddress
 import os
@@ -19,8 +18,7 @@ from rlzoo.errors import UserError
 from rlzoo.support.redaction import redact
 
 HOST = "127.0.0.1"
-ANY_HOST = {"": HOST, "0.0.0.0": HOST, "::": "::1"}
-"""Maps hosts that mean all addresses of this machine to an address that a browser can open."""
+ANY_HOST = {"": HOST, "0.0.0.0": HOST, "::": "::1"}  # hosts that mean all addresses, and an address that a browser can open
 JOBS = "MLFLOW_SERVER_ENABLE_JOB_EXECUTION"
 CHECKS_OFF = "MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE"
 
@@ -78,10 +76,8 @@ def ui(
     # pass the store in the environment, since every user of this machine can read command lines
     quiet = {JOBS: "false", "MLFLOW_LOGGING_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore"}
     environment = quiet | os.environ | {"MLFLOW_BACKEND_STORE_URI": uri}
-    experiment, differing = None, []
-    with contextlib.suppress(Exception):  # the server itself reports problems with the store
-        experiment = latest_experiment()
-        differing = [] if experiment is None else differing_settings(experiment)
+    experiment = latest_experiment()
+    differing = [] if experiment is None else differing_settings(experiment)
     if differing:
         print(
             f"The view averages runs that differ in {', '.join(differing)}, so its charts do not compare rules fairly; hide "
