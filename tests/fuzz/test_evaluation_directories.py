@@ -35,7 +35,7 @@ def go_on(folder):
 
 def begin(tmp_path_factory):
     folder = tmp_path_factory.getbasetemp() / "evals"
-    EvaluationDirectory(folder).create(SETTINGS)
+    EvaluationDirectory(folder).create(SETTINGS).release()
     (folder / "completions" / "mine.jsonl").write_bytes(b"".join(LINES))
     return folder
 
