@@ -58,7 +58,12 @@ def calibrate(
     with shown(console, title, steps, held_out_score(run), is_quiet=quiet) as view:
         tried = find_width(run, target, max_pilots=pilots, told=told, observer=view.step)
     best = nearest(tried)
-    path.write_text(overlay(best, run), encoding="utf-8")
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(overlay(best, run))
+    except OSError as error:
+        console.out(overlay(best, run))
+        raise UserError(f"{str(path)!r} cannot be written: {error.strerror}; save the config above in another file") from error
     console.print(f"wrote {path}; use it with: rlzoo train --config {shlex.quote(str(path))}")
     if not best.is_met:
         console.print(

@@ -1,4 +1,4 @@
-"""Writes HTML reports, and never overwrites anything but earlier reports."""
+"""Writes reports and pictures, and never overwrites anything but earlier ones."""
 
 from __future__ import annotations
 
@@ -10,19 +10,15 @@ MARK = b'<meta name="generator" content="rlzoo">'
 """Marks a file as a report; every report has it in its head."""
 
 
-def check_page(page: Path) -> None:
-    """Check before the work begins that a report would not overwrite a file that rlzoo did not write.
-
-    Raises:
-        UserError: the path exists and is not a report.
-    """
+def check_page(page: Path, mark: bytes = MARK, kind: str = "report", option: str = "--report") -> None:
+    """Raise `UserError` if a report or picture would overwrite a file that rlzoo did not write, which has no ``mark``."""
     if not page.exists():
         return
     if page.is_file():
         with page.open("rb") as file:
-            if MARK in file.read(1000):
+            if mark in file.read(1000):
                 return
-    raise UserError(f"{str(page)!r} exists and is not an rlzoo report; move it away, or choose another file with --report")
+    raise UserError(f"{str(page)!r} exists and is not an rlzoo {kind}; move it away, or choose another file with {option}")
 
 
 def write_page(page: Path, text: str) -> None:

@@ -12,6 +12,7 @@ import typer
 
 from rlzoo.cli.console import Plain
 from rlzoo.cli.options import AsJson, Plugins, loading, refuse_config
+from rlzoo.cli.pages import check_page
 from rlzoo.cli.tables import table
 from rlzoo.errors import UserError
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 COMPARED = "grpo"  # the rule that `clips check` prints for comparison
 PICTURES = (".svg", ".png")
+MARK = "rlzoo clips portrait"
+"""Marks a picture as a portrait."""
 CURVE = tuple(2 ** (step / 8) for step in range(-16, 17))  # ratios from 1/4 to 4
 DRAWN = tuple(4**step for step in range(7))  # lengths from 1 to 4096
 
@@ -33,6 +36,7 @@ def clips_portrait(
     """Draw where rules cut off gradients at each length, and how they weight gradients at each ratio."""
     if output.suffix not in PICTURES:
         raise UserError(f"--output {str(output)!r}: expected a name that ends in {' or '.join(PICTURES)}")
+    check_page(output, MARK.encode(), "portrait", "--output")
     with loading():
         from rlzoo.measure import figures
         from rlzoo.policy import with_defaults
@@ -58,11 +62,12 @@ def clips_portrait(
         )
         portraits[name] = _thinned(drawn)
     figure = figures.edges_and_weights(edges, weights)
+    check_page(output, MARK.encode(), "portrait", "--output")
     try:
         if output.suffix == ".svg":
-            output.write_text(figures.svg(figure), encoding="utf-8")
+            output.write_text(f"<!-- {MARK} -->\n{figures.svg(figure)}", encoding="utf-8")
         else:
-            figure.savefig(output, dpi=150)
+            figure.savefig(output, dpi=150, metadata={"Software": MARK})
     except OSError as error:
         raise UserError(f"--output {str(output)!r} cannot be written: {error.strerror or error}") from error
     if as_json:

@@ -69,7 +69,8 @@ def sweep(
     if len(sweep.children) > len(failed):
         compare([folder], quiet=quiet)
     for child in failed:
-        console.print(f"{child.name} did not finish: see {folder / 'logs' / child.name}.log", style="red")
+        missing = "" if child.is_begun else ", or was deleted"
+        console.print(f"{child.name} did not finish{missing}: see {folder / 'logs' / child.name}.log", style="red")
     if failed:
         raise typer.Exit(FAILED)
 

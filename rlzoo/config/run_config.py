@@ -148,7 +148,7 @@ class RunConfig(Settings):
     launch: LaunchConfig = Field(default_factory=LaunchConfig, description="number of processes, and how states are sharded")
     seed: int = Field(0, ge=0, lt=2**32, description="seed for sampling and for the data order")
     steps: int = Field(40, ge=1, le=10_000_000, description="number of rollout batches to learn from")
-    output: Path | None = Field(None, description="run directory; null: runs/<clip>-<task>-<seed>-<time>")
+    output: Path | None = Field(None, description="run directory; null: runs/<clip>-<task>-<seed>-<time>-<random>")
 
     @model_validator(mode="after")
     def _has_an_output_that_can_be_written_down(self) -> Self:

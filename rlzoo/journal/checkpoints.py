@@ -116,8 +116,8 @@ def tidy(run: Path) -> None:
     Only paths whose names contain the ID of this run are removed, so the user's files may have any other name.
     """
     key = identity(run)
-    figures = [path for path in (run / "figures").rglob("*") if path.is_dir()]
-    for folder in (run, *(run / name for name in ("checkpoints", "rollouts", "replay", "figures")), *figures):
+    deep = [path for name in ("figures", "superseded") for path in (run / name).rglob("*") if path.is_dir()]
+    for folder in (run, *(run / name for name in ("checkpoints", "rollouts", "replay", "figures")), *deep):
         for path in sorted(folder.glob(".*.part")):
             name = path.name.removeprefix(".").removesuffix(".part").rpartition(".")[0]
             if path != temporary_path(folder / name, key):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rlzoo.errors import UserError
+from rlzoo.models.pretrained import local_model
 from rlzoo.support.atomic import remove_files, sync
 from rlzoo.support.reading import SETTINGS, read_text, remedy
 
@@ -28,21 +29,32 @@ def seal(folder: Path, is_own: Callable[[str], bool] = lambda name: True) -> Non
         sync(path)
 
 
-def damage(folder: Path) -> str | None:
+def check_model(path: str) -> None:
+    """Raise `UserError` if the model is a checkpoint whose weights, config or tokenizer have changed since it was saved."""
+    folder = local_model(path)
+    if folder is None or not (folder / "clip.json").is_file() or not (folder / FILE).is_file():
+        return  # not a checkpoint
+    if what := damage(folder, lambda name: "/" not in name and name != "clip.json"):
+        advice = f"restore it, or remove {FILE} to use the folder as it is"
+        raise UserError(f"checkpoint {str(folder)!r} is not as the run saved it: {what}; {advice}")
+
+
+def damage(folder: Path, is_checked: Callable[[str], bool] = lambda name: True) -> str | None:
     """Return a description of the damage to a sealed folder, such as ``"model.safetensors was changed"``; None if it is intact.
 
-    Files that were added later are not checked.
+    Files that were added later are not checked; ``is_checked`` selects among the others by relative path.
 
     Raises:
         UserError: a file must not be read, so that nothing is known about its content.
     """
     try:
-        for name, checksum in sealed_files(folder).items():
+        files = sealed_files(folder)
+        for name in filter(is_checked, files):
             if not (folder / name).resolve().is_relative_to(folder.resolve()):
                 return f"{FILE} names {name}, which is outside the folder"
             if not (folder / name).is_file():
                 return f"{name} is missing"
-            if _checksum(folder / name) != checksum:
+            if _checksum(folder / name) != files[name]:
                 return f"{name} was changed"
     except FileNotFoundError:
         return f"{FILE} is missing"

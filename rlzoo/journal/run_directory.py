@@ -11,7 +11,7 @@ import re
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -36,7 +36,6 @@ from rlzoo.support.reading import RECORDS, read_text
 from rlzoo.support.redaction import redact_settings
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from rlzoo.policy import ClipPolicy
@@ -47,7 +46,11 @@ FILES = ("config.yaml", "metrics.jsonl", "summary.json", IDENTITY)
 FOLDERS = ("rollouts", "checkpoints")
 RECORDED = re.compile(r"([0-9]{6,18})(?:-[0-9]+)?\.(?:jsonl|safetensors)")
 """File names in ``rollouts/`` and ``replay/``: the step, followed by the update in ``replay/``."""
+CREATED = (IDENTITY, *FOLDERS, "plugins")
+"""Names that a new directory gets before its ``config.yaml``."""
 MORE_FOLDERS = ("tracking", "figures", "replay", "plugins", "superseded")
+CREATION = ".rlzoo-*.part"
+"""Pattern of the temporary folder in which a new directory's files are written."""
 NOTHING = re.compile(r"\.lock|lost\+found|\.rlzoo-\w+\.part")
 """Names that an empty directory may contain: a lock, ``lost+found``, and temporary folders of killed processes."""
 
@@ -132,25 +135,27 @@ class RunDirectory:
             path.mkdir(parents=True, exist_ok=True)
             lock = Lock(path)
             cls.check_free(path)  # another process may have created a run in the meantime
+            _undo_creation(path)
             made = Path(tempfile.mkdtemp(prefix=".rlzoo-", suffix=".part", dir=path))
             with writing(made):
                 for name in FOLDERS:
                     (made / name).mkdir()
-                (made / "config.yaml").write_text(config_yaml, encoding="utf-8")
                 (made / IDENTITY).write_text(json.dumps({"id": uuid.uuid4().hex}) + "\n", encoding="utf-8")
                 copy_plugins(plugins, made / "plugins")
-            # config.yaml last, because it marks a run
+                (made / "config.yaml").write_text(config_yaml, encoding="utf-8")
+            # config.yaml last: there, it marks a run, and here, a directory that is not yet complete
             for part in sorted(made.iterdir(), key=lambda part: part.name == "config.yaml"):
                 part.replace(path / part.name)
             made.rmdir()
         except BaseException as error:
-            if made is not None:
-                shutil.rmtree(made, ignore_errors=True)
             if lock is not None:
+                with suppress(OSError):  # the disk is damaged; the next attempt removes what remains
+                    if made is not None:
+                        _undo_creation(path)
+                    if is_new:
+                        (path / LOCK).unlink(missing_ok=True)
+                        path.rmdir()
                 lock.release()
-                if is_new:
-                    (path / LOCK).unlink(missing_ok=True)
-                    path.rmdir()
             if not isinstance(error, OSError) or error.errno in NO_SPACE:
                 raise
             raise UserError(f"output directory {str(path)!r} cannot be written: {error.strerror or error}") from error
@@ -166,7 +171,8 @@ class RunDirectory:
         """Reject a directory that is not empty, before any time is spent on the run."""
         try:
             str(path).encode()
-            taken = path.is_dir() and any(not NOTHING.fullmatch(entry.name) for entry in path.iterdir())
+            entries = {*path.iterdir()} - _half_created(path) if path.is_dir() else set()
+            taken = any(not NOTHING.fullmatch(entry.name) for entry in entries)
             is_other = not path.is_dir() and os.path.lexists(path)
         except (OSError, ValueError) as error:
             raise UserError(f"output directory {shown(str(path))} cannot be used: {error}") from error
@@ -239,25 +245,15 @@ class RunDirectory:
             return
         self._replace(self.path / "summary.json", json.dumps(facts, indent=2) + "\n")
 
-    def save_figure(self, figure: Figure, name: str) -> None:
-        """Save a figure to ``figures/``, whose contents are logged to MLflow."""
+    def save_figure(self, name: str, write: Callable[[Path], object]) -> None:
+        """Let ``write`` save a picture or an HTML page to ``figures/``, whose contents are logged to MLflow."""
         if not self.is_writer:
             return
         file = self.path / "figures" / name
         with writing(file):
             file.parent.mkdir(parents=True, exist_ok=True)
             with replacing(file, self.identity) as temporary:
-                figure.savefig(temporary, format="png")
-
-    def save_page(self, page: str, name: str) -> None:
-        """Save an HTML page to ``figures/``."""
-        if not self.is_writer:
-            return
-        file = self.path / "figures" / name
-        with writing(file, len(page)):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(file, self.identity) as temporary:
-                temporary.write_text(page, encoding="utf-8")
+                write(temporary)
 
     def begin_checkpoint(
         self,
@@ -377,6 +373,24 @@ class RunDirectory:
         """Replace a file atomically, and flush it to disk."""
         with writing(file, len(text)):
             write_text(file, text, self.identity)
+
+
+def _half_created(path: Path) -> set[Path]:
+    """Return what a killed process has moved from its temporary folder to a new directory, but without ``config.yaml``."""
+    folders = [file.parent for file in path.glob(f"{CREATION}/config.yaml")]
+    moved = {path / name for folder in folders for name in CREATED if not os.path.lexists(folder / name)}
+    return {entry for entry in moved if os.path.lexists(entry)}
+
+
+def _undo_creation(path: Path) -> None:
+    """Remove what processes have written that were interrupted while they created the directory."""
+    for entry in _half_created(path):
+        if entry.name in FOLDERS:
+            entry.rmdir()
+        else:
+            (shutil.rmtree if entry.is_dir() else os.unlink)(entry)
+    for folder in path.glob(CREATION):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _check_kinds(path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from rlzoo.errors import UserError
 from rlzoo.lab.run_records import changed_settings, read_mapping
 from rlzoo.measure.at_k import Completions
 from rlzoo.support.atomic import temporary_path, write_text
+from rlzoo.support.lock import FILE as LOCK
+from rlzoo.support.lock import Lock
 from rlzoo.support.parsing import dump_yaml, parse_json, parse_yaml
 from rlzoo.support.reading import RECORDS, SETTINGS, read_bytes, read_text
 from rlzoo.types import Problem
@@ -49,7 +52,9 @@ class EvaluationDirectory:
         file = self.path / "settings.yaml"
         try:
             unfinished = temporary_path(file, _KEY)  # left by an evaluation that was killed
-            if not self.path.exists() or (self.path.is_dir() and all(path == unfinished for path in self.path.iterdir())):
+            if not self.path.exists():
+                return
+            if self.path.is_dir() and {path.name for path in self.path.iterdir()} <= {unfinished.name, LOCK}:
                 return
             before = parse_yaml(read_text(file, SETTINGS)) if file.is_file() else None
         except (OSError, ValueError) as error:
@@ -62,14 +67,20 @@ class EvaluationDirectory:
                 "use the same settings to resume, or choose another --output"
             )
 
-    def create(self, settings: Mapping[str, Any]) -> None:
-        """Create the directory and write its ``settings.yaml``; raises `UserError` if that fails."""
+    def create(self, settings: Mapping[str, Any]) -> Lock:
+        """Create or reopen the directory, and return its lock; raises `UserError` if another process uses it or that fails."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            write_text(self.path / "settings.yaml", dump_yaml(dict(settings)), _KEY)
-            (self.path / "completions").mkdir(exist_ok=True)
+            with ExitStack() as failed:
+                lock = Lock(self.path)
+                failed.callback(lock.release)
+                self.check(settings)
+                write_text(self.path / "settings.yaml", dump_yaml(dict(settings)), _KEY)
+                (self.path / "completions").mkdir(exist_ok=True)
+                failed.pop_all()
         except OSError as error:
             raise UserError(f"--output {str(self.path)!r} cannot be written: {error.strerror or error}") from error
+        return lock
 
     def read(self, suite: str, problems: Sequence[Problem]) -> list[Answered]:
         """Read the completions of all answered problems; an incomplete last line is removed from the file.

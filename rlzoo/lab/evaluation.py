@@ -19,6 +19,7 @@ from pydantic import Field, ValidationError
 from rlzoo.config.composition import parse_overrides
 from rlzoo.config.sections import ModelConfig, RolloutConfig
 from rlzoo.errors import UserError, explain
+from rlzoo.journal.manifest import check_model
 from rlzoo.journal.state import numbered
 from rlzoo.journal.tracking.record import Record, git_commit, run_id_of, tracking_uri
 from rlzoo.journal.tracking.store import connected
@@ -185,26 +186,31 @@ def evaluate(
             logger.warning("--limit %d exceeds the number of problems in suite %r, %d", config.limit, name, len(asked))
     directory = EvaluationDirectory(user_path(output or default_output(config)))
     directory.check(config.settings())
-    answered = {name: directory.read(name, asked) for name, asked in problems.items()}
     with ExitStack() as stack:
+
+        def reopened() -> dict[str, list[Answered]]:
+            stack.callback(directory.create(config.settings()).release)
+            return {name: directory.read(name, asked) for name, asked in problems.items()}
+
+        answered = reopened() if (directory.path / "settings.yaml").exists() else {}
         graders = {make: make() for make in dict.fromkeys(suite.make_grader for suite in suites)}
         for grader in graders.values():
             stack.callback(grader.close)
-        if any(len(answered[name]) < len(asked) for name, asked in problems.items()):
+        if any(len(answered.get(name, ())) < len(asked) for name, asked in problems.items()):
             prompts = {suite.name: [suite.prompt(problem) for problem in problems[suite.name]] for suite in suites}
             sampler = stack.enter_context(_open_sampler(config.model, config.rollout, prompts))
-            directory.create(config.settings())
+            answered = answered or reopened()
             for suite in suites:
                 grader = graders[suite.make_grader]
                 _complete(config, suite, grader, sampler, directory, answered[suite.name], problems[suite.name], told)
-    results = tuple(SuiteResult.of(name, responses) for name, responses in answered.items())
-    evaluation = Evaluation(config, directory.path, results, None)
-    before = directory.read_results()
-    run_id = before.get("mlflow_run_id") if before.get("suites") == evaluation.as_dict()["suites"] else None
-    if experiment is not None and run_id is None:
-        run_id = _track(evaluation, experiment)
-    evaluation = replace(evaluation, mlflow_run_id=run_id)
-    directory.save_results(evaluation.as_dict())
+        results = tuple(SuiteResult.of(name, responses) for name, responses in answered.items())
+        evaluation = Evaluation(config, directory.path, results, None)
+        before = directory.read_results()
+        run_id = before.get("mlflow_run_id") if before.get("suites") == evaluation.as_dict()["suites"] else None
+        if experiment is not None and run_id is None:
+            run_id = _track(evaluation, experiment)
+        evaluation = replace(evaluation, mlflow_run_id=run_id)
+        directory.save_results(evaluation.as_dict())
     return evaluation
 
 
@@ -213,6 +219,7 @@ def _open_sampler(model: EvaluatedModel, rollout: RolloutConfig, prompts: Mappin
     """Open the sampler for ``rollout.engine`` with the model's weights, after checking the ``prompts`` of each suite."""
     import torch
 
+    check_model(model.path)
     named = ModelConfig(**{**model.model_dump(), "chat_template": False})
     language_model, tokenizer = load_named(named)
     has_template = tokenizer.chat_template is not None

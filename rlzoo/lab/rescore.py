@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rlzoo.config.sections import ModelConfig
 from rlzoo.errors import UserError
+from rlzoo.journal.manifest import check_model
 from rlzoo.lab.recorded import batch_of, rollout_files
 from rlzoo.learner.log_probs import ResponseLogProbs
 from rlzoo.learner.micro_batches import cut, max_tokens, overhead, padded
@@ -104,6 +105,7 @@ def _check(steps: Mapping[Path, RecordedStep], output: Path, models: Sequence[st
 
 def _scores(name: str, steps: Mapping[Path, RecordedStep], dtype: str, reach: Reach) -> dict[Path, Scores]:
     """Return the scores of one checkpoint for the tokens of every step."""
+    check_model(name)
     model, _ = load_named(ModelConfig.model_validate({"path": name, "dtype": dtype}))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model.to(device)

@@ -41,8 +41,9 @@ class Child:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run has reached its last step."""
-        return bool(read_mapping(self.path / "summary.json").get("finished"))
+        """Whether the run has reached its last step, and still has what `find_runs` reads."""
+        is_whole = self.is_begun and (self.path / "metrics.jsonl").is_file()
+        return is_whole and bool(read_mapping(self.path / "summary.json").get("finished"))
 
     @property
     def is_begun(self) -> bool:
@@ -189,13 +190,12 @@ def run_children(
         ended: called when a child ends, with the child and its exit code.
 
     Returns:
-        The children that failed. On Ctrl-C or SIGTERM, the running children are asked to save and exit, and the exception
-        propagates.
+        The children that are not finished at the end, because they failed or were deleted meanwhile. On Ctrl-C or SIGTERM, the
+        running children are asked to save and exit, and the exception propagates.
     """
     waiting = [child for child in children if not child.is_finished]
     free = slots(jobs)
     running: list[SweepProcess] = []
-    failed: list[Child] = []
     largest = 0  # largest memory use of a settled child, in bytes; 0 until a child has settled
     try:
         while waiting or running:
@@ -209,14 +209,13 @@ def run_children(
             for worker in [worker for worker in running if worker.process.poll() is not None]:
                 running.remove(worker)
                 free.insert(0, worker.environment)
-                failed += [] if worker.child.is_finished else [worker.child]
                 ended(worker.child, int(worker.process.returncode))
     finally:
         for worker in running:
             worker.process.send_signal(signal.SIGTERM)
         for worker in running:
             worker.process.wait()
-    return failed
+    return [child for child in children if not child.is_finished]
 
 
 def slots(jobs: int | None) -> list[dict[str, str]]:

@@ -29,9 +29,13 @@ def temporary_path(path: Path, key: str) -> Path:
 
 @contextmanager
 def replacing(file: Path, key: str) -> Iterator[Path]:
-    """Yield a temporary path to write to, and rename it to ``file`` at the end of the block."""
-    yield temporary_path(file, key)
-    temporary_path(file, key).replace(file)
+    """Yield a temporary path to write to, and rename it to ``file`` at the end of the block, unless the block fails."""
+    temporary = temporary_path(file, key)
+    try:
+        yield temporary
+        temporary.replace(file)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def write_text(file: Path, text: str, key: str) -> None:
@@ -47,12 +51,19 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor], key: str, metadata:
 
     The file is written in a separate folder, because safetensors gives unfinished files random names.
     """
-    from safetensors.torch import save_file
+    import safetensors.numpy
+    import safetensors.torch
 
     folder = temporary_path(file, key)
     folder.mkdir(exist_ok=True)
+    facts = None if metadata is None else dict(metadata)
     try:
-        save_file(dict(tensors), folder / file.name, None if metadata is None else dict(metadata))
+        try:  # with numpy, because safetensors.torch leaves ctypes types in memory for every new size of a tensor
+            arrays = {name: tensor.detach().contiguous().numpy() for name, tensor in tensors.items()}
+        except TypeError:  # bfloat16, or on a GPU
+            safetensors.torch.save_file(dict(tensors), folder / file.name, facts)
+        else:
+            safetensors.numpy.save_file(arrays, folder / file.name, facts)
         follow_umask(folder)
         (folder / file.name).replace(file)
     finally:

@@ -23,8 +23,11 @@ _IS_A_PATH = re.compile(r"PWD|.*CREDENTIALS?", re.IGNORECASE)
 _OR_NUMBERS = ("token", "pass", "sig", "_id")
 """Suffixes of names whose numeric values are not secrets, such as token ids and counts."""
 
-# a password may contain a slash or an @, and the user name alone may be a token
-_USERINFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]*://)(?P<user>[^\s'\"/@:]*(?::(?P<password>[^\s'\"]*))?)@")
+# the patterns take linear time: where one fails, it has consumed the text that later starts would scan again
+# a password may contain a slash or an @, and the user name alone may be a token; without an @, the group user is None
+_USERINFO = re.compile(
+    r"(?P<scheme>[A-Za-z0-9+.\-]://)(?:(?P<user>[^\s'\"/@:]*(?::(?P<password>[^\s'\"]*))?)@|[^\s'\"/@:]*:[^\s'\"]*)"
+)
 _PARAMETER = re.compile(
     r"(?P<before>(?<![\w.\-])(?:[\w.\-]*\.)?(?P<name>[A-Za-z_][\w\-]{0,99})(?:=|['\"]:\s?))"  # name=value, and 'name': value
     r"(?P<value>'[^']*'|\"[^\"]*\"|[^\s'\",;&)}\]\[{(]+)"
@@ -38,7 +41,7 @@ _SHAPES = re.compile(
     r"|A(?:KIA|SIA)[A-Z0-9]{16}"  # AWS
     r"|dapi[0-9a-f]{32}"  # Databricks
     r"|xox[abeoprs]-[A-Za-z0-9\-]{10,}"  # Slack
-    r"|eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]*"  # JSON web tokens
+    r"|eyJ[A-Za-z0-9_\-]{8,}(?P<claims>\.[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]*)?"  # JSON web tokens; without claims, none
     r")"
 )
 
@@ -55,10 +58,10 @@ def redact(text: str) -> str:
     """
     for secret in environment_secrets():
         text = text.replace(secret, REDACTED)
-    text = _USERINFO.sub(rf"\g<scheme>{REDACTED}@", text)
+    text = _replace_userinfo(text, f"{REDACTED}@")
     text = _PARAMETER.sub(_without_value, text)
     text = _HEADER.sub(rf"\g<kind> {REDACTED}", text)
-    return _SHAPES.sub(REDACTED, text)
+    return _SHAPES.sub(lambda token: token[0] if token[0].startswith("eyJ") and not token["claims"] else REDACTED, text)
 
 
 def redact_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,7 +90,7 @@ def with_secrets_of(given: Mapping[str, Any], written: Mapping[str, Any]) -> dic
 
 def without_userinfo(uri: str) -> str:
     """Remove the user name, the password and any secret parameters from a URL."""
-    return _PARAMETER.sub(_without_value, _USERINFO.sub(r"\g<scheme>", uri))
+    return _PARAMETER.sub(_without_value, _replace_userinfo(uri, ""))
 
 
 def environment_secrets() -> list[str]:
@@ -111,6 +114,10 @@ def is_secret_name(name: str) -> bool:
         [True, True, False, False, False]
     """
     return _NAME.fullmatch(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()) is not None
+
+
+def _replace_userinfo(text: str, replacement: str) -> str:
+    return _USERINFO.sub(lambda url: url[0] if url["user"] is None else f"{url['scheme']}{replacement}", text)
 
 
 def _without_value(parameter: re.Match[str]) -> str:

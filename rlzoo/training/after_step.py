@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from statistics import median
 
 from rlzoo.journal.checkpoints import own_checkpoints
@@ -13,7 +14,6 @@ from rlzoo.journal.manifest import damage
 from rlzoo.journal.state import RunState
 from rlzoo.journal.tracking.tracker import Tracker
 from rlzoo.learner.learner import Update
-from rlzoo.measure.monitor import WINDOW
 from rlzoo.support.signals import StopRequest
 from rlzoo.training.run import Run
 
@@ -50,7 +50,7 @@ class AfterStep:
         """
         run, config = self.run, self.run.config
         if step:
-            if is_spike(row, run.metrics[-WINDOW:], config.learner.rollback_above):
+            if is_spike(row, run.recent, config.learner.rollback_above):
                 row["learner/rolled_back"] = float(self._roll_back(step))
             run.monitor.after_step(step, [update.table for update in updates], row)
         if step in (0, config.steps) or run.is_due(step, config.eval.every):
@@ -58,7 +58,7 @@ class AfterStep:
                 self.stage(f"evaluating {config.eval.num_problems:,} problems")
             row |= run.evaluate()
         row["time/clock"] = time.time()
-        run.metrics.append(row)
+        run.remember(step, row)
         run.directory.log(step, row)
         self.tracker.look()
         if self.observer is not None and run.is_main:
@@ -96,12 +96,12 @@ class AfterStep:
         """Save a figure of the clip fraction by length."""
         figure = self.run.monitor.figure(step) if self.tracker.is_on else None
         if figure is not None:
-            self.run.directory.save_figure(figure, f"clip_by_length/step-{step:06d}.png")
+            self.run.directory.save_figure(f"clip_by_length/step-{step:06d}.png", partial(figure.savefig, format="png"))
             del figure
             gc.collect()  # a figure takes 2 MB and contains reference cycles
 
 
-def is_spike(metrics: Mapping[str, float], before: Sequence[Mapping[str, float]], limit: float | None) -> bool:
+def is_spike(metrics: Mapping[str, float], before: Iterable[Mapping[str, float]], limit: float | None) -> bool:
     """Whether the gradient norm exceeds ``limit`` times the median of the previous norms; False if ``limit`` is None."""
     norms = [row["learner/grad_norm"] for row in before if "learner/grad_norm" in row]
     if limit is None or len(norms) < FEWEST_NORMS:

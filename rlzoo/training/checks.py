@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import os
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,8 +22,8 @@ logger = logging.getLogger("rlzoo")
 
 
 def usual_output(config: RunConfig) -> Path:
-    """The default run directory, named after the policy, task, seed and time."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
+    """The default run directory, named after the policy, task, seed and time, and unique if several runs start at once."""
+    stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
     return Path("runs") / f"{config.clip.name}-{config.task.name.replace(':', '-')}-{config.seed}-{stamp}"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -229,26 +229,21 @@ def policy_settings(policy: ClipPolicy, configured: ClipPolicy) -> dict[str, flo
     }
 
 
-def run_metrics(steps: Sequence[Mapping[str, float]], profile: LengthProfile | None, window: int) -> dict[str, float]:
+def run_metrics(
+    accuracies: Sequence[float], recent: Collection[Mapping[str, float]], profile: LengthProfile | None
+) -> dict[str, float]:
     """Compute the metrics of a whole run, rounded to four significant digits.
 
     Runs are compared by these metrics, because the metrics of single steps are too noisy.
 
     Args:
-        steps: the metrics of every step, starting with step 0.
-        profile: the pooled length profile over the last ``window`` steps.
-        window: number of final steps over which rewards and lengths are averaged.
+        accuracies: the results of all evaluations.
+        recent: the metrics of the final steps, over which rewards and lengths are averaged.
+        profile: the pooled length profile over the final steps.
     """
-    metrics: dict[str, float] = {}
-    evaluated = [step["eval/accuracy"] for step in steps if "eval/accuracy" in step]
-    if evaluated:
-        metrics |= {"accuracy": evaluated[-1], "gain": evaluated[-1] - evaluated[0]}
-    means = {
-        "reward": "reward/mean",
-        "response_length": "response/length_mean",
-    }
-    for name, source in means.items():
-        values = [step[source] for step in steps[-window:] if source in step]
+    metrics = {"accuracy": accuracies[-1], "gain": accuracies[-1] - accuracies[0]} if accuracies else {}
+    for name, source in {"reward": "reward/mean", "response_length": "response/length_mean"}.items():
+        values = [row[source] for row in recent if source in row]
         if values:
             metrics[name] = sum(values) / len(values)
     if profile is not None:

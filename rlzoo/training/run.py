@@ -6,6 +6,7 @@ import itertools
 import logging
 import shlex
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -17,13 +18,14 @@ from torch import nn
 
 from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
+from rlzoo.journal.manifest import check_model
 from rlzoo.journal.rollouts import recorded_step, transcripts
 from rlzoo.journal.run_directory import RunDirectory, why_not_written, writing
 from rlzoo.journal.state import RunState, newest_state
 from rlzoo.learner.batch import ScoredBatch
 from rlzoo.learner.learner import Learner, Update
 from rlzoo.learner.optimization import kept_weights, named_adapter
-from rlzoo.measure.monitor import Monitor
+from rlzoo.measure.monitor import WINDOW, Monitor
 from rlzoo.models.pretrained import eos_token_ids, load_named
 from rlzoo.processes import gather, make_accelerator, peak_memory, shards_weights
 from rlzoo.rollout.make_sampler import make_sampler
@@ -83,6 +85,7 @@ class Run:
     def _prepare(self, failed: ExitStack) -> None:
         """Load the model, and build the rollouts, the learner and the monitor; ``failed`` closes the sampler."""
         config = self.config
+        check_model(config.model.path)
         self.model, self.tokenizer = load_named(config.model)
         if not shards_weights(config.launch):  # otherwise the weights are moved when they are sharded
             self.model.to(self.accelerator.device)
@@ -121,7 +124,8 @@ class Run:
             launch=config.launch,
         )
         self.monitor = Monitor(config.clip)
-        self.metrics: list[dict[str, float]] = []
+        self.recent: deque[dict[str, float]] = deque(maxlen=WINDOW)  # metrics of the last steps; all are in metrics.jsonl
+        self.accuracies: dict[int, float] = {}  # by step
         self.done = 0  # completed steps
         self._began, self._before = time.perf_counter(), 0.0
         self.saved = -1  # step of the last checkpoint
@@ -152,7 +156,8 @@ class Run:
         self.monitor.restore(folder, state.alarms)
         self.done, self.saved, self._before = state.step, state.step, state.seconds
         self.accelerator.wait_for_everyone()
-        self.metrics = self.directory.cut_after(state.step)
+        for step, row in enumerate(self.directory.cut_after(state.step)):
+            self.remember(step, row)
         self._newest()
 
     def _queue(self, state: RunState) -> list[QueuedBatch]:
@@ -237,7 +242,7 @@ class Run:
                 page = completion_page(self.config, self.tokenizer, sampled.groups, batch, updates)
                 # completions.html always holds the newest page
                 for name in (f"completions/step-{batch.step:06d}.html", "completions.html"):
-                    self.directory.save_page(page, name)
+                    self.directory.save_figure(name, lambda file: file.write_text(page, encoding="utf-8"))
 
     def _newest(self) -> int:
         """Give the sampler the current weights, and return the number of optimizer steps that produced them."""
@@ -263,8 +268,7 @@ class Run:
                     state.write(folder / "state")
                     self.monitor.save(folder / "state")
                 self.accelerator.wait_for_everyone()
-            scores = {at: row["eval/accuracy"] for at, row in enumerate(self.metrics) if "eval/accuracy" in row}
-            self.directory.finish_checkpoint(folder, self.config.checkpoint.keep, scores)
+            self.directory.finish_checkpoint(folder, self.config.checkpoint.keep, self.accuracies)
         except Exception:
             self.directory.drop_unfinished(name)
             raise
@@ -291,6 +295,12 @@ class Run:
             periodic=self.is_due(step, self.config.checkpoint.every),
             queue=self.rollouts.queued(),
         )
+
+    def remember(self, step: int, row: dict[str, float]) -> None:
+        """Keep the metrics of a step for as long as later steps need them."""
+        self.recent.append(row)
+        if "eval/accuracy" in row:
+            self.accuracies[step] = row["eval/accuracy"]
 
     def complete(self, step: int) -> None:
         """Mark a step as completed, so that the run can be saved."""

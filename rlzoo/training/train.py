@@ -6,6 +6,7 @@ import logging
 import os
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
@@ -15,9 +16,8 @@ from safetensors import SafetensorError
 from rlzoo.acceleration import sharing_cores
 from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import PolicyError, RunError
-from rlzoo.journal.run_directory import why_not_written
+from rlzoo.journal.run_directory import read_metrics, why_not_written
 from rlzoo.journal.tracking.tracker import Tracker
-from rlzoo.measure.monitor import WINDOW
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.support.signals import StopRequest, requested_stop
 from rlzoo.training.after_step import AfterStep, Observer, Stage
@@ -32,14 +32,19 @@ logger = logging.getLogger("rlzoo")
 SPEED = "throughput/tokens_per_second"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RunResult:
     """The outcome of a run."""
 
     path: Path  # the run directory
-    metrics: list[dict[str, float]]  # one dict per step, starting with step 0
     profile: LengthProfile | None  # clipping by response length, over the last steps
     mlflow_run_id: str | None = None  # None without tracking, or if the store could not be reached
+
+    @cached_property
+    def metrics(self) -> list[dict[str, float]]:
+        """The metrics of each step, starting with step 0. They are read from the run directory on first use."""
+        rows = read_metrics(self.path / "metrics.jsonl")
+        return [{name: value for name, value in row.items() if name != "step"} for row in rows]
 
 
 def train(
@@ -98,7 +103,7 @@ def _run(run: Run, tracker: Tracker, stop: StopRequest, observer: Observer | Non
     _warn_of_an_inert_clip(config)
     _report_staleness(config)
     try:
-        if not run.metrics:
+        if not run.recent:
             after(0, {})
         for step, row, updates in steps(run):
             after(step, row, updates)
@@ -113,13 +118,13 @@ def _run(run: Run, tracker: Tracker, stop: StopRequest, observer: Observer | Non
     finally:
         run.leave()
     profile = run.monitor.profile()
-    whole = run_metrics(run.metrics, profile, WINDOW)
+    whole = run_metrics(list(run.accuracies.values()), run.recent, profile)
     seconds = {"seconds": round(run.seconds, 3)}
     run.directory.summarise({**run.summary(finished=True), **seconds, "metrics": whole})
-    speeds = [row[SPEED] for row in run.metrics[-WINDOW:] if SPEED in row]
+    speeds = [row[SPEED] for row in run.recent if SPEED in row]
     speed = {"tokens_per_second": round(fmean(speeds))} if speeds else {}  # not in the summary, which must be reproducible
     tracker.conclude(config.steps, whole | speed, {"warnings": ", ".join(run.monitor.alarms.raised)})
-    return RunResult(run.directory.path, run.metrics, profile)
+    return RunResult(run.directory.path, profile)
 
 
 def _report_staleness(config: RunConfig) -> None:

@@ -2,6 +2,9 @@
 
 import json
 
+import pytest
+from matplotlib.figure import Figure
+
 
 def test_the_portrait_is_drawn_and_printed(rlzoo, tmp_path):
     for suffix in ("svg", "png"):
@@ -15,6 +18,20 @@ def test_the_portrait_is_drawn_and_printed(rlzoo, tmp_path):
     assert ["4096", "+1.92", "-1.92", "+5.76"] in lines
     _, out, _ = rlzoo("clips", "portrait", "grpo", "--json")
     assert json.loads(out)["grpo"]["weights"]["A > 0"] == {"0.5": 0.5, "0.8": 0.8, "1.0": 1.0, "1.25": 0.0, "2.0": 0.0}
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png"])
+def test_only_a_portrait_is_overwritten(rlzoo, refused, tmp_path, suffix):
+    picture = tmp_path / f"rules.{suffix}"
+    for _ in range(2):
+        assert rlzoo("clips", "portrait", "grpo", "--output", picture)[0] == 0
+    figure = Figure()
+    figure.savefig(picture)
+    mine = picture.read_bytes()
+    assert refused("clips", "portrait", "grpo", "--output", picture) == (
+        f"'{picture}' exists and is not an rlzoo portrait; move it away, or choose another file with --output"
+    )
+    assert picture.read_bytes() == mine
 
 
 def test_a_picture_of_another_kind_is_refused(refused):

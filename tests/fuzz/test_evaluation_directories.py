@@ -1,6 +1,7 @@
 """Evaluation directories: rlzoo resumes from the recorded answers, or one line says why not."""
 
 import json
+import shutil
 
 from hypothesis import strategies as st
 
@@ -35,7 +36,8 @@ def go_on(folder):
 
 def begin(tmp_path_factory):
     folder = tmp_path_factory.getbasetemp() / "evals"
-    EvaluationDirectory(folder).create(SETTINGS)
+    shutil.rmtree(folder, ignore_errors=True)
+    EvaluationDirectory(folder).create(SETTINGS).release()
     (folder / "completions" / "mine.jsonl").write_bytes(b"".join(LINES))
     return folder
 

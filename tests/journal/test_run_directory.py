@@ -31,6 +31,7 @@ from rlzoo.lab.run_records import find_runs
 from rlzoo.support import signals
 from rlzoo.support.atomic import temporary_path
 from rlzoo.support.lock import Lock
+from rlzoo.training.checks import usual_output
 from tests.training.short import lines, quick, resumes_after, without_times
 
 pytestmark = pytest.mark.usefixtures("interrupts")
@@ -674,6 +675,76 @@ def test_a_run_that_was_killed_when_its_directory_was_made_is_started_again(tmp_
     assert (tmp_path / "run" / "config.yaml").read_text() == "steps: 1\n"
     with pytest.raises(UserError, match="is not empty"):
         RunDirectory.create(tmp_path / "run", "steps: 1\n")
+
+
+def renaming(fail, moment):
+    """Make a replacement of `Path.replace` that calls ``fail`` in place of the rename with this number."""
+    calls, replace = itertools.count(), Path.replace
+    return lambda self, other: fail() if next(calls) == moment else replace(self, other)
+
+
+@pytest.mark.parametrize("moment", range(5))
+def test_a_creation_that_was_killed_between_two_renames_is_begun_anew(moment, tmp_path):
+    path, plugin = tmp_path / "run", tmp_path / "rule.py"
+    plugin.write_text("WIDTH = 1\n")
+    child = os.fork()
+    if not child:
+        Path.replace = renaming(lambda: os.kill(os.getpid(), signal.SIGKILL), moment)
+        RunDirectory.create(path, "steps: 1\n", [str(plugin)])
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    assert not (path / "config.yaml").exists()
+    RunDirectory.create(path, "steps: 2\n").close()
+    assert sorted(item.name for item in path.iterdir()) == [".lock", "checkpoints", "config.yaml", "rollouts", "run.json"]
+    assert (path / "config.yaml").read_text() == "steps: 2\n"
+
+
+@pytest.mark.parametrize("moment", range(4))
+def test_a_disk_error_between_two_renames_leaves_nothing(moment, tmp_path, monkeypatch):
+    def fail():
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", renaming(fail, moment))
+        with pytest.raises(OSError, match="Input/output error"):
+            RunDirectory.create(tmp_path / "run", "steps: 1\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_half_created_directory_with_a_users_file_is_refused_and_keeps_it(tmp_path):
+    child = os.fork()
+    if not child:
+        Path.replace = renaming(lambda: os.kill(os.getpid(), signal.SIGKILL), 3)
+        RunDirectory.create(tmp_path / "run", "steps: 1\n")
+    os.waitpid(child, 0)
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="is not empty"):
+        RunDirectory.create(tmp_path / "run", "steps: 1\n")
+    (tmp_path / "run" / "notes.txt").rename(tmp_path / "run" / "rollouts" / "notes.txt")
+    with pytest.raises(UserError, match="cannot be written: Directory not empty"):
+        RunDirectory.create(tmp_path / "run", "steps: 1\n")
+    assert (tmp_path / "run" / "rollouts" / "notes.txt").read_text() == "mine"
+
+
+def test_runs_that_start_in_the_same_second_have_directories_of_their_own(tmp_path):
+    settings = config(tmp_path)
+    assert len({usual_output(settings) for _ in range(100)}) == 100
+
+
+def test_a_resume_that_fails_or_is_killed_leaves_no_temporary_file(run, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    directory = RunDirectory.resume(run)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            directory.cut_after(2)
+    directory.close()
+    assert not list(run.rglob("*.part"))
+    left = temporary_path(run / "superseded" / "1" / "metrics.jsonl", identity(run))
+    left.write_text("half of it")
+    RunDirectory.resume(run).close()
+    assert not left.exists()
 
 
 def test_a_directory_that_cannot_be_renamed_over_is_filled(tmp_path, monkeypatch):

@@ -1,16 +1,21 @@
 """Evaluation writes the same bytes however often it is interrupted, gives consistent results, and logs nothing twice."""
 
 import json
+import os
+import shutil
 
 import mlflow
 import pytest
 import yaml
 
 from rlzoo.errors import UserError
+from rlzoo.journal.manifest import seal
 from rlzoo.lab.completions import Answered, EvaluationDirectory
 from rlzoo.lab.evaluation import EvaluationConfig, evaluate
 from rlzoo.measure.at_k import Completion
+from rlzoo.models.pretrained import local_model
 from rlzoo.types import Problem
+from tests.quick import quick_run
 
 SIX = ["rollout.group_size=4", "rollout.max_new_tokens=64", "rollout.batch_size=8"]  # two problems per batch
 
@@ -63,6 +68,62 @@ def test_an_evaluation_that_was_stopped_goes_on_to_the_same_bytes(tmp_path, whol
     seen = []
     evaluate(config(), tmp_path / "eval", told=lambda suite, done, total, so_far: seen.append(done))
     assert seen == list(range(stop_at, 7, 2))  # existing completions are not sampled again
+    assert completions(tmp_path / "eval") == completions(whole.path)
+
+
+def test_one_process_at_a_time_writes_to_an_evaluation(tmp_path, whole):
+    refused = []
+
+    def told(suite, done, total, so_far):
+        if done == 2:
+            refused.append(error_of(config(), tmp_path / "eval"))
+
+    evaluate(config(), tmp_path / "eval", told=told)
+    assert refused == [f"directory '{tmp_path}/eval' is in use by process {os.getpid()}; stop it, or wait until it ends"]
+    assert completions(tmp_path / "eval") == completions(whole.path)
+
+
+def test_an_evaluation_that_began_meanwhile_keeps_its_settings(tmp_path):
+    first, second = config().settings(), config(seed=1).settings()
+    EvaluationDirectory(tmp_path / "eval").check(second)  # there is nothing yet
+    lock = EvaluationDirectory(tmp_path / "eval").create(first)
+    with pytest.raises(UserError, match="is in use by process"):
+        EvaluationDirectory(tmp_path / "eval").create(second)
+    lock.release()
+    with pytest.raises(UserError, match="created with different settings: seed"):
+        EvaluationDirectory(tmp_path / "eval").create(second)
+    assert yaml.safe_load((tmp_path / "eval" / "settings.yaml").read_text())["seed"] == 0
+    EvaluationDirectory(tmp_path / "eval").create(first).release()
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A copy of the embedded model, sealed as a checkpoint of a run."""
+    folder = tmp_path / "run" / "checkpoints" / "step-000001"
+    shutil.copytree(local_model("embedded"), folder)
+    (folder / "clip.json").write_text("{}")
+    (folder / "state").mkdir()
+    (folder / "state" / "state.json").write_text("{}")
+    seal(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_checkpoint_that_has_changed_since_it_was_saved_is_refused(tmp_path, checkpoint, name):
+    content = bytearray((checkpoint / name).read_bytes())
+    content[-2] ^= 1
+    (checkpoint / name).write_bytes(content)
+    message = f"checkpoint {str(checkpoint)!r} is not as the run saved it: {name} was changed; restore it"
+    for model in (checkpoint, checkpoint.parent.parent):  # a run directory stands for its last checkpoint
+        assert error_of(config(model=str(model)), tmp_path / "eval").startswith(message)
+    assert not (tmp_path / "eval").exists()
+    with pytest.raises(UserError, match=f"{name} was changed"):
+        quick_run(tmp_path / "other", "fspo", f"model.path={checkpoint}")
+
+
+def test_a_checkpoint_without_its_training_state_is_evaluated(tmp_path, checkpoint, whole):
+    shutil.rmtree(checkpoint / "state")
+    evaluate(config(model=str(checkpoint)), tmp_path / "eval")
     assert completions(tmp_path / "eval") == completions(whole.path)
 
 

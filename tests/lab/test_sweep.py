@@ -127,6 +127,33 @@ def test_a_run_that_fails_is_named_and_the_others_finish(run, tmp_path):
     assert json.loads((tmp_path / "race" / "grpo-0" / "summary.json").read_text())["finished"]
 
 
+def test_a_half_created_run_is_begun_anew_and_one_that_is_deleted_meanwhile_is_named(run, tmp_path):
+    new = tmp_path / "race" / "grpo-0"
+    (new / ".rlzoo-a1b2c3d4.part").mkdir(parents=True)
+    (new / ".rlzoo-a1b2c3d4.part" / "config.yaml").write_text("steps: 1\n")
+    (new / "checkpoints").mkdir()
+    (new / "run.json").write_text('{"id": "0123456789abcdef"}\n')
+    plugin = tmp_path / "eraser.py"
+    plugin.write_text(
+        "import shutil\n"
+        "from rlzoo import ClipPolicy, hookimpl, ops\n"
+        "class Eraser(ClipPolicy):\n"
+        "    name, paper, scope = 'eraser', 'none', 'token'\n"
+        "    def __call__(self, inputs):\n"
+        f"        shutil.rmtree({str(new)!r}, ignore_errors=True)\n"
+        "        log_ratio = ops.log_ratio(inputs)\n"
+        "        return ops.clipped_surrogate(log_ratio, inputs.advantages, ops.ratio_band(1.0, 1.0, None, like=log_ratio))\n"
+        "@hookimpl\n"
+        "def rlzoo_clip_policies():\n"
+        "    return [Eraser]\n"
+    )
+    more = ["--plugin", str(plugin), "--set", "tracking.mlflow=false", "--jobs", "1"]
+    answer = run(command("race", *more, clip="grpo,eraser", steps=1, held_out=0), tmp_path, "")
+    assert "grpo-0 finished" in answer.stdout, answer.stdout + answer.stderr
+    assert "grpo-0 did not finish, or was deleted: see" in answer.stdout
+    assert answer.returncode == 1
+
+
 @pytest.mark.long
 def test_stopped_by_a_signal_it_stops_its_children_and_goes_on_later(run, zygote, tmp_path):
     store = f"sqlite:///{tmp_path}/mlflow.db"

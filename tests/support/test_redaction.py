@@ -2,6 +2,7 @@
 
 import doctest
 import logging
+import time
 
 import pytest
 
@@ -167,6 +168,30 @@ def test_a_secret_of_the_environment_is_known_wherever_it_stands(monkeypatch, na
 def test_what_is_short_or_named_otherwise_is_no_secret_of_the_environment(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     assert redact(f"x {value} y") == f"x {value} y"
+
+
+@pytest.mark.parametrize("unit", ["x", "x.", "a://b:", "a://", "-eyJ", "eyJ123456789.", "k='", "Bearer ", "password", "a_1"])
+def test_a_long_text_takes_time_in_proportion_to_its_length(monkeypatch, unit):
+    text = unit * (60_000 // len(unit))
+    monkeypatch.setenv("LONG", text)
+    began = time.process_time()
+    redact(text)
+    redact_settings({"key": text, text: 1})
+    without_userinfo(text)
+    assert time.process_time() - began < 2, "quadratic time would be 20 seconds"
+
+
+@pytest.mark.parametrize(
+    ("text", "rest"),
+    [
+        ("a://b:c and http://me:hunter2@host", f"a://b:c and http://{REDACTED}@host"),
+        ("a://b:c://me:hunter2@host", f"a://{REDACTED}@host"),
+        ("-eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.dGhlc2ln", f"-{REDACTED}"),
+        ("eyJhbGciOiJIUzI1.short.dGhlc2ln", "eyJhbGciOiJIUzI1.short.dGhlc2ln"),
+    ],
+)
+def test_what_looks_like_the_start_of_a_secret_hides_no_later_one(text, rest):
+    assert redact(text) == rest
 
 
 def test_the_longer_of_two_secrets_goes_first(monkeypatch):
