@@ -116,11 +116,11 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 def _grid(axes: Sequence[str], overrides: Sequence[str]) -> list[dict[str, str]]:
     """Return all combinations of the axes' values; raises `UserError` for a key that occurs twice."""
-    changed = {override.partition("=")[0] for override in overrides}
+    changed = {override.partition("=")[0].removesuffix(".name") for override in overrides}
     choices: dict[str, list[str]] = {}
     for axis in axes:
         key, _, values = axis.partition("=")
-        if key in changed | choices.keys():
+        if key.removesuffix(".name") in changed | {other.removesuffix(".name") for other in choices}:
             raise UserError(f"--grid {axis!r}: another --set or --grid sets {key}; list all of its values in one --grid")
         choices[key] = [word.strip() for word in values.split(",") if word.strip()]
         if not key or not choices[key]:
