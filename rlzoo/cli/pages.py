@@ -16,7 +16,7 @@ def check_page(page: Path) -> None:
     Raises:
         UserError: the path exists and is not a report.
     """
-    if not page.exists():
+    if not (page.exists() or page.is_symlink()):  # a link to a file that does not exist would create it
         return
     if page.is_file():
         with page.open("rb") as file:

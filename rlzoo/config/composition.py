@@ -57,10 +57,7 @@ def read_config(config: str | Path, plugins: Sequence[str | Path] = ()) -> dict[
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """Parse ``"section.key=value"`` strings with YAML values into one layer of nested settings.
-
-    Later strings override earlier ones. A name, such as ``task.name=...``, may come before or after the settings that it takes.
-    """
+    """Parse ``"section.key=value"`` strings with YAML values into nested settings; later strings override earlier ones."""
     parsed: dict[str, Any] = {}
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -122,15 +119,8 @@ NAMED = ("advantage", "clip", "correction", "task")
 def merge(below: Mapping[str, Any], above: Mapping[str, Any], *, is_one_layer: bool = False) -> dict[str, Any]:
     """Merge two layers: sections are merged key by key, and any other value in ``above`` replaces the one in ``below``.
 
-    A layer with another name, such as that of another task, drops the settings that lower layers have for the old name.
-
-    Args:
-        below: the lower layer.
-        above: the layer that takes precedence.
-        is_one_layer: whether both belong to one layer, in which all settings are for the last name.
-
-    Raises:
-        UserError: one layer sets a section to a value such as null, and then a key in the section.
+    If ``above`` has another name, such as that of another task, the settings for the name in ``below`` are dropped. If both are
+    parts of one layer, all settings are for the last name.
     """
     merged = dict(below)
     for key, value in above.items():

@@ -60,7 +60,7 @@ def calibrate(
     policy = config.clip
     for _ in range(max_pilots):
         with tempfile.TemporaryDirectory(prefix="rlzoo-pilot-") as folder:
-            run = RecordedRun.read(train(_pilot(config, policy, Path(folder) / "run"), observer).path)
+            run = RecordedRun.read(train(_pilot(config, policy, Path(folder) / "run"), observer).path, config.plugins)
         fraction = clip_fraction_of(run)
         pilots.append(Pilot(policy, fraction(policy), target))
         told(pilots[-1])
