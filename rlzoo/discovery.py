@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-import operator
 import os
 import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -51,7 +51,7 @@ class Plugin:
         """The folder of the plugin's package, found without importing it; None for a single-file plugin."""
         if self.file is not None:
             return self.file.parent if self.file.name == "__init__.py" else None
-        if "." in self.module or self.asked_for:
+        if "." in self.module or self.asked_for or not self.module:
             return None  # finding a submodule would import its package
         spec = importlib.util.find_spec(self.module)
         return Path(next(iter(spec.submodule_search_locations))) if spec and spec.submodule_search_locations else None
@@ -87,16 +87,9 @@ def allowed_names() -> set[str] | None:
 
 
 def plugin_configs(paths: Sequence[str | Path] = ()) -> dict[str, Path]:
-    """Return the configs of third-party plugins: the files ``configs/FILE.yaml`` in their packages.
+    """Return the files ``configs/FILE.yaml`` in the packages of third-party plugins, keyed by ``PLUGIN/FILE``.
 
-    Args:
-        paths: plugins that the user named, in addition to the installed plugins that `RESTRICT` allows.
-
-    Returns:
-        The files, keyed by ``PLUGIN/FILE``.
-
-    Raises:
-        UserError: a path contains no plugin.
+    The plugins are those in ``paths``, and the installed ones that `RESTRICT` allows.
     """
     allowed = allowed_names()
     installed = (plugin for plugin in installed_plugins() if not plugin.bundled and (allowed is None or plugin.names & allowed))
@@ -129,18 +122,22 @@ def _identity(plugin: Plugin) -> tuple[str, str]:
 
 def installed_plugins() -> list[Plugin]:
     """Return the plugins from installed distributions: first bundled plugins, then all others, each group sorted by name."""
-    named = functools.cache(
-        operator.attrgetter("name", "version")
-    )  # cached: most plugins come from one distribution, and reading its metadata is slow
+    named = functools.cache(_name_and_version)  # most plugins come from one distribution, and reading its metadata is slow
     plugins = []
     for point in metadata.entry_points(group=PROJECT):
-        name, version = named(point.dist) if point.dist else ("unknown distribution", "")
+        name, version = named(point.dist)
         source, normal = f"{name} {version}".rstrip(), _normal(name)
-        bundled = normal == DISTRIBUTION
-        plugins.append(
-            Plugin(point.name, source, point.load, bundled, asked_for=False, module=point.module, distribution=normal)
-        )
+        bundled, match = normal == DISTRIBUTION, point.pattern.match(point.value)
+        load, module = (point.load, point.module) if match else (functools.partial(importlib.import_module, point.value), "")
+        plugins.append(Plugin(point.name, source, load, bundled, asked_for=False, module=module, distribution=normal))
     return sorted(plugins, key=lambda plugin: (not plugin.bundled, plugin.name, plugin.source))
+
+
+def _name_and_version(distribution: metadata.Distribution | None) -> tuple[str, str]:
+    with suppress(Exception):  # without METADATA, as after an interrupted installation, or with a damaged one
+        if distribution and distribution.name:
+            return distribution.name, distribution.version or ""
+    return "unknown distribution", ""
 
 
 def _normal(name: str) -> str:

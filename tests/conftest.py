@@ -59,7 +59,7 @@ def trained(tmp_path_factory):
 @pytest.fixture(scope="session")
 def recorded(trained):
     """The recording of that run."""
-    return RecordedRun.read(trained.path)
+    return RecordedRun.read(trained.path, own_code=True)
 
 
 @pytest.fixture(scope="session")

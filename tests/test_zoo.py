@@ -2,6 +2,8 @@
 
 import importlib
 import logging
+import os
+import subprocess
 import sys
 from importlib import metadata
 
@@ -361,3 +363,43 @@ def test_a_plugin_may_ship_configs_by_name(tmp_path, monkeypatch):
     monkeypatch.setenv("RLZOO_PLUGINS", "")
     with pytest.raises(UserError, match=r"no config 'fast/short' "):
         RunConfig.compose(["fast/short"])
+
+
+@pytest.mark.parametrize(
+    ("metadata_file", "value", "reason"),
+    [
+        (None, "third_party", "plugin 'third' from unknown distribution cannot be imported: ZeroDivisionError"),
+        (b"", "third_party", "plugin 'third' from unknown distribution cannot be imported: ZeroDivisionError"),
+        (b"\xff\xfe\x00", "third_party", "plugin 'third' from unknown distribution cannot be imported: ZeroDivisionError"),
+        (b"Name: third-party\n", "third_party", "plugin 'third' from third-party cannot be imported: ZeroDivisionError"),
+        (b"Name: third-party\n", ":::", "plugin 'third' from third-party cannot be imported: ModuleNotFoundError"),
+        (b"Name: third-party\n", "third party", "plugin 'third' from third-party cannot be imported: ModuleNotFoundError"),
+        (b"Name: third-party\n", "", "plugin 'third' from third-party cannot be imported: ValueError: Empty module name"),
+    ],
+)
+def test_a_damaged_distribution_is_named_and_left_out(install, tmp_path, caplog, metadata_file, value, reason):
+    install("third-party", "third", "1 / 0")
+    info = tmp_path / "third_party-1.2.dist-info"
+    (info / "METADATA").unlink()
+    if metadata_file is not None:
+        (info / "METADATA").write_bytes(metadata_file)
+    (info / "entry_points.txt").write_text(f"[rlzoo]\nthird = {value}\n")
+    with caplog.at_level(logging.WARNING, logger="rlzoo"):
+        assert "fspo" in load_zoo()
+        with pytest.raises(UserError, match="no config 'third/mine'"):
+            RunConfig.compose(["third/mine"])
+    (record,) = caplog.records
+    assert record.getMessage().startswith(reason)
+
+
+@pytest.mark.parametrize("content", [b"[rlzoo]\nthis is no entry point\n", b"[other]\n\xff = x\n"])
+def test_entry_points_that_no_program_can_read_are_one_line_before_torch_is_imported(install, tmp_path, content):
+    install("third-party", "third", SOUND)
+    (tmp_path / "third_party-1.2.dist-info" / "entry_points.txt").write_bytes(content)
+    program = [sys.executable, "-P", "-m", "rlzoo", "clips", "list"]
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    ended = subprocess.run(program, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.count("\n") == 1
+    assert ended.stderr.startswith(f"rlzoo: the entry points in {tmp_path}/third_party-1.2.dist-info are damaged (")
+    assert ended.stderr.endswith("; reinstall or remove that package\n")

@@ -15,7 +15,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from rlzoo.cli.console import Plain
-from rlzoo.cli.options import AsJson, MatchBySign, Quiet, loading
+from rlzoo.cli.options import AsJson, MatchBySign, Plugins, Quiet, loading
 from rlzoo.cli.pages import check_page, write_page
 from rlzoo.cli.tables import interval, number, rule_label, signed, table
 from rlzoo.errors import UserError
@@ -44,6 +44,7 @@ def compare(
     ] = 0.1,
     match_by_sign: MatchBySign = False,
     skip_steps: Annotated[int, typer.Option(min=0, help="Number of initial steps to leave out when measuring fairness.")] = 0,
+    plugin: Plugins = None,
     as_json: AsJson = False,
     report: Annotated[Path | None, typer.Option(help="HTML report to write; by default compare.html next to the runs.")] = None,
     quiet: Quiet = False,
@@ -60,7 +61,7 @@ def compare(
         from rlzoo.lab.race_tracking import log_race
         from rlzoo.lab.races import race
     with Bars(Plain(stderr=True), is_quiet=quiet, transient=True) as bars:
-        result = race(runs, match=match, by_sign=match_by_sign, skip_steps=skip_steps, told=bars.reach)
+        result = race(runs, plugins=plugin or [], match=match, by_sign=match_by_sign, skip_steps=skip_steps, told=bars.reach)
     if as_json:
         print(json.dumps(result.as_dict(), indent=2))
     else:

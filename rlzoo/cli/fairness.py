@@ -42,27 +42,21 @@ def fairness(
         where = f" after step {skip_steps}" if skip_steps else ""
         raise UserError(
             f"{str(run.path)!r} has no response{where} that has a nonzero advantage and whose log-probs had moved before an "
-            "update; "
-            "with one optimizer step per batch, every ratio is 1 and no rule clips"
+            "update; with one optimizer step per batch, every ratio is 1 and no rule clips"
         )
     names = names_in("--clip", clip, "comma-separated rules; see `rlzoo clips list`") if clip else ()
     rules = [policy_for(run, name, config or [], [], plugin or []) for name in names] or ([run.rule] if run.rule else [])
     judged = study(run, rules, skip_steps=skip_steps, with_cosine=False) if rules else None
     if as_json:
         found = {"run": str(run.path), "trained_with": run.trained_with, "num_responses": run.num_responses, "drift": drift}
+        found["note"] = run.problem
         print(json.dumps({**plain(found), "rules": judged.as_dict()["rules"] if judged else []}, indent=2))
         return
     console = Plain()
     console.print(f"{run.num_responses:,} recorded responses in {run.path}, trained with {run.trained_with}")
     _print(console, drift)
     if judged is None:
-        recorded = run.steps[0].rule.get("name")
-        why = (
-            f"the rule {recorded!r} is not installed with the recorded settings"
-            if recorded
-            else "no rule from the zoo was recorded"
-        )
-        console.print(f"{why}; name rules with --clip, such as --clip fspo,gspo,grpo")
+        console.print(f"{run.problem}; or name rules with --clip, such as --clip fspo,gspo,grpo")
         return
     for rows in rule_tables(judged):
         console.print(rows)

@@ -12,7 +12,7 @@ MARK = b'<meta name="generator" content="rlzoo">'
 
 def check_page(page: Path, mark: bytes = MARK, kind: str = "report", option: str = "--report") -> None:
     """Raise `UserError` if a report or picture would overwrite a file that rlzoo did not write, which has no ``mark``."""
-    if not page.exists():
+    if not (page.exists() or page.is_symlink()):  # a link to a file that does not exist would create it
         return
     if page.is_file():
         with page.open("rb") as file:

@@ -70,7 +70,7 @@ def replay(
         from rlzoo.cli.bars import Bars
         from rlzoo.lab.recorded import RecordedRun
         from rlzoo.lab.study import study
-    recorded = RecordedRun.read(recording, plugin or [])
+    recorded = RecordedRun.read(recording, plugin or [], own_code=True)
     page = report or (None if as_json or not recorded.config else recorded.path / "replay.html")
     if page:
         check_page(page)
@@ -107,17 +107,21 @@ def policy_for(
     The rule that the run was trained with keeps its recorded settings. Any other rule gets the settings that `rlzoo train`
     would compose if the run is from rlzoo, and its default settings otherwise.
     """
-    from rlzoo.config.composition import for_clip, merge, named_settings, parse_overrides, read_config
+    from rlzoo.config.composition import clip_name, for_clip, merge, named_settings, parse_overrides, read_config
     from rlzoo.config.run_config import RunConfig
     from rlzoo.zoo import load_zoo
 
+    changed = parse_overrides(overrides)
+    if odd := sorted(changed.keys() - {"clip", "per_clip"}):
+        raise UserError(f"--set {odd[0]}: a replay has only the settings of rules, such as clip.width_low")
+    if (other := clip_name(changed)) not in (None, name):
+        raise UserError(f"--set clip={other}: --clip already sets clip to {name}; use only one of the two")
     is_own = run.rule is not None and name == run.rule.name
-    if run.config and not is_own:
-        config = RunConfig.compose(configs, clip=name, overrides=overrides, plugins=[*run.config.plugins, *plugins])
-        return config.clip
-    settings: dict[str, Any] = {"clip": {"name": name, **run.rule.model_dump()}} if run.rule and is_own else {}
     plugins = [*(run.config.plugins if run.config else ()), *plugins]
-    for layer in (*(read_config(each, plugins) for each in configs), parse_overrides(overrides)):
+    if run.is_run_directory and not is_own:
+        return RunConfig.compose(configs, clip=name, overrides=overrides, plugins=plugins).clip
+    settings: dict[str, Any] = {"clip": {"name": name, **run.rule.model_dump()}} if run.rule and is_own else {}
+    for layer in (*(read_config(each, plugins) for each in configs), changed):
         settings = merge(settings, for_clip(layer, name))
     return load_zoo(plugins).build("clip", {**named_settings("clip", settings.get("clip")), "name": name})
 

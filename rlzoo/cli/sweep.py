@@ -67,7 +67,7 @@ def sweep(
         return
     failed = _finish(sweep, jobs, console, is_quiet=quiet)
     if len(sweep.children) > len(failed):
-        compare([folder], quiet=quiet)
+        compare([folder], plugin=[*sweep.children[0].config.plugins], quiet=quiet)
     for child in failed:
         missing = "" if child.is_begun else ", or was deleted"
         console.print(f"{child.name} did not finish{missing}: see {folder / 'logs' / child.name}.log", style="red")
@@ -108,9 +108,11 @@ def _print_differences(sweep: Sweep, console: Plain) -> None:
     """Print how the runs of different rules differ, apart from their rules, with the first value of each axis."""
     from rlzoo.lab.races import other_differences
     from rlzoo.lab.run_records import resolved_settings
+    from rlzoo.zoo import load_zoo
 
     first_of_each_rule = sweep.children[: sweep.num_contenders : sweep.num_contenders // len(sweep.clips)]
-    for note in other_differences([resolved_settings(child.config.model_dump(mode="json")) for child in first_of_each_rule]):
+    configs = [child.config for child in first_of_each_rule]
+    for note in other_differences([resolved_settings(one.model_dump(mode="json"), load_zoo(one.plugins)) for one in configs]):
         console.print(note)
 
 

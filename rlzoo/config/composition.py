@@ -71,7 +71,7 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
             raise UserError(f"--set {shown(override)}: {shown(text)} is not a YAML value: {error}") from error
         for part in reversed(key.split(".")):
             value = {part: value}
-        parsed = merge(parsed, value)
+        parsed = merge(parsed, value, is_one_layer=True)
     return parsed
 
 
@@ -112,12 +112,16 @@ def for_clip(layer: Mapping[str, Any], name: str | None) -> dict[str, Any]:
     return merge(own, changed)
 
 
-NAMED = ("task", "correction", "advantage")
+NAMED = ("advantage", "clip", "correction", "task")
 """Keys whose value is a name, or settings that include a name."""
 
 
-def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge two layers: sections are merged key by key, and any other value in ``above`` replaces the one in ``below``."""
+def merge(below: Mapping[str, Any], above: Mapping[str, Any], *, is_one_layer: bool = False) -> dict[str, Any]:
+    """Merge two layers: sections are merged key by key, and any other value in ``above`` replaces the one in ``below``.
+
+    If ``above`` has another name, such as that of another task, the settings for the name in ``below`` are dropped. If both are
+    parts of one layer, all settings are for the last name.
+    """
     merged = dict(below)
     for key, value in above.items():
         old, new = merged.get(key), value
@@ -127,8 +131,10 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
             new = {"name": new}
         if isinstance(old, dict) and isinstance(new, dict):
             # one task's settings do not apply to another task
-            replaces = key in NAMED and new.get("name", old.get("name")) != old.get("name")
-            merged[key] = dict(new) if replaces else merge(old, new)
+            replaces = key in NAMED and not is_one_layer and "name" in old and new.get("name", old["name"]) != old["name"]
+            merged[key] = dict(new) if replaces else merge(old, new, is_one_layer=is_one_layer)
+        elif is_one_layer and key in merged and isinstance(new, dict):
+            raise UserError(f"{key}={shown(old)} contradicts another --set of a setting in {key}; use only one of the two")
         else:
             merged[key] = value
     return merged

@@ -291,13 +291,14 @@ class RunConfig(Settings):
         layers = [read_config(config, plugins) for config in configs]
         if not any("model" in layer for layer in layers):
             layers.insert(0, read_config(DEFAULT_RUN))
-        layers.append(changed := parse_overrides(overrides))
+        changed = parse_overrides(overrides)
         for key, value in {"clip": clip, **settings}.items():
             other = clip_name(changed) if key == "clip" else changed.get(key)
             if not (value is None or other is None or isinstance(value, Mapping) or str(value) == str(other)):
                 option = "--seed or --seeds" if key == "seed" else f"--{key}"
                 raise UserError(f"{key}={other}: {option} already sets {key} to {value}; use only one of the two")
-        layers.append({key: value for key, value in settings.items() if value is not None})
+        settings = {key: value for key, value in settings.items() if value is not None}
+        layers.append(merge(changed, settings, is_one_layer=True))
         name = clip or next((n for n in map(clip_name, reversed(layers)) if n), None)
         merged: dict[str, Any] = {}
         for layer in layers:

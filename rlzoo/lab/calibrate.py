@@ -65,7 +65,7 @@ def calibrate(
     policy = config.clip
     for _ in range(max_pilots):
         with _temporary_folder() as folder:
-            run = RecordedRun.read(train(_pilot(config, policy, folder / RUN), observer).path)
+            run = RecordedRun.read(train(_pilot(config, policy, folder / RUN), observer).path, config.plugins)
         fraction = clip_fraction_of(run)
         pilots.append(Pilot(policy, fraction(policy), target))
         told(pilots[-1])

@@ -88,6 +88,8 @@ class EvaluationConfig(Settings):
         sections = parse_overrides(overrides)
         if other := next((text for text in overrides if text.partition(".")[0] not in ("model", "rollout")), None):
             raise UserError(f"--set {other.partition('=')[0]}: an evaluation has only the sections model and rollout")
+        if "path" in sections.get("model", {}):
+            raise UserError(f"--set model.path: MODEL already sets it to {model!r}; use only one of the two")
         saved = [str(folder) for _, folder in numbered(user_path(model)) if (folder / "config.json").is_file()]
         named = {**sections.get("model", {}), "path": saved[-1] if saved else model}  # for a run directory, the last checkpoint
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, variance
@@ -159,6 +158,7 @@ def _most_even(contenders: Sequence[Contender]) -> str:
 def race(
     paths: Sequence[Path],
     *,
+    plugins: Sequence[str | Path] = (),
     match: float | None = None,
     by_sign: bool = False,
     skip_steps: int = 0,
@@ -168,15 +168,16 @@ def race(
 
     Args:
         paths: run directories, or folders that contain run directories, such as a sweep's folder.
+        plugins: plugins of the rules that are neither bundled nor installed; the code that a run names is not loaded.
         match: clip fraction at which to compare length fairness, by replaying each run's own policy with scaled widths.
         by_sign: match negative and positive advantages separately.
         skip_steps: number of initial steps to exclude from the fairness measures.
         told: called to report progress.
 
     Raises:
-        UserError: there is no finished run, or two runs have the same policy and seed.
+        UserError: there is no finished run, two runs have the same policy and seed, or a plugin cannot be used.
     """
-    records, notes = find_runs(paths)
+    records, notes = find_runs(paths, plugins)
     groups = labelled(records)
     notes += other_differences([record.settings for record in records])
     metric = "eval/accuracy" if all(record.accuracies for record in records) else "reward/mean"
@@ -186,10 +187,11 @@ def race(
     for label, runs in groups.items():
         tables: list[ResponseTable] = []
         matched: dict[int, LengthProfile] = {}
+        problems: dict[str, list[str]] = {}  # why a length error is missing, with the seeds
         for run in runs:
             told(label, next(done), len(records))
-            with suppress(UserError):  # no recorded updates, or no width gives this clip fraction
-                recorded = RecordedRun.read(run.path)
+            try:
+                recorded = RecordedRun.read(run.path, plugins)
                 policy = recorded.own_rule
                 tables.append(replay(recorded, policy, skip_steps).table)
                 if match is not None and by_sign:
@@ -197,6 +199,9 @@ def race(
                 elif match is not None:
                     policy = match_clip_fraction(policy, match, clip_fraction_of(recorded, skip_steps))
                     matched[run.seed] = replay(recorded, policy, skip_steps).profile
+            except UserError as error:
+                problems.setdefault(str(error), []).append(str(run.seed))
+        notes += [f"{label}: no length error for seed {', '.join(seeds)}: {why}" for why, seeds in problems.items()]
         pooled = pooled_runs(tables) if tables else None
         whole = None if pooled is None else LengthProfile.of(pooled)
         in_parts = pooled is not None and bool(((pooled.clipped > 0) & (pooled.clipped < 1)).any())

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from rlzoo import ops
+from rlzoo.config.composition import read_config
 from rlzoo.config.run_config import RunConfig
-from rlzoo.corrections import CorrectionInputs
+from rlzoo.corrections import Correction, CorrectionInputs
 from rlzoo.errors import UserError
 from rlzoo.fairness import bin_edges
 from rlzoo.learner.batch import Batch
@@ -57,39 +58,36 @@ class RecordedRun:
     updates: tuple[RecordedUpdate, ...]
     max_length: int  # maximum response length in tokens; if not recorded, length of the longest response
     splits_prompts: bool  # whether an update contained only some of a prompt's responses
-    rule: ClipPolicy | None = None  # the rule of the training run; None if rlzoo cannot build it
-    config: RunConfig | None = None  # only for runs of rlzoo
+    rule: ClipPolicy | None  # the rule of the training run; None if rlzoo cannot build it
+    problem: str  # why there is no rule
+    is_run_directory: bool
+    config: RunConfig | None = None  # only for a run directory that was read with its own code
 
     @classmethod
-    def read(cls, paths: Path | Sequence[Path], plugins: Sequence[str | Path] = ()) -> RecordedRun:
+    def read(cls, paths: Path | Sequence[Path], plugins: Sequence[str | Path] = (), *, own_code: bool = False) -> RecordedRun:
         """Read a run directory, or rollout files and folders that together form one run.
 
         Args:
             paths: paths to read.
-            plugins: plugin files and folders that provide the rule named in rollout files; a run directory lists its plugins.
+            plugins: plugin files and folders that provide the rule and the correction, in addition to the installed plugins.
+            own_code: whether to run the code that a run directory names: its plugins, its task and its reward.
 
         Raises:
-            UserError: there is no recording, it is damaged, or it has no updates.
+            UserError: there is no recording, it is damaged, or it has no updates; or its correction cannot be built.
         """
         paths = [user_path(path) for path in ([paths] if isinstance(paths, Path) else paths)]
-        config = None
-        if (paths[0] / "config.yaml").is_file():
+        path, config = paths[0], None
+        if is_run_directory := (path / "config.yaml").is_file():
             if len(paths) > 1:
                 raise UserError(
-                    f"{len(paths)} paths were given, but {str(paths[0])!r} is a run directory; pass only that directory"
+                    f"{len(paths)} paths were given, but {str(path)!r} is a run directory; pass only that directory"
                 )
-            config = _config(paths[0])
-            folder = paths[0] / "rollouts"
+            config = _config(path) if own_code else None
+            folder = path / "rollouts"
             files = rollout_files([folder], named_by_step=True) if folder.is_dir() else []
         else:
             files = rollout_files(paths)
-        return cls._of(paths[0], [RecordedStep.load(file) for file in files], config, plugins)
-
-    @classmethod
-    def _of(
-        cls, path: Path, steps: Sequence[RecordedStep], config: RunConfig | None, plugins: Sequence[str | Path]
-    ) -> RecordedRun:
-        steps = sorted(steps, key=lambda each: each.step)
+        steps = sorted((RecordedStep.load(file) for file in files), key=lambda each: each.step)
         for before, after in itertools.pairwise(steps):
             if before.step == after.step:
                 raise UserError(f"two rollout files are for step {after.step}; pass the files of a single run")
@@ -105,10 +103,10 @@ class RecordedRun:
             )
         limits = {each.max_length for each in learned} - {None}
         max_length = max((limit for limit in limits if limit), default=max(int(each.lengths.max()) for each in learned))
-        updates = tuple(update for each in learned for update in _updates(path, each, max_length, config))
+        rule, correction, problem = (config.clip, config.correction, "") if config else _parts(path, learned[0], plugins)
+        updates = tuple(update for each in learned for update in _updates(path, each, max_length, correction))
         splits = any(_splits_prompts(each) for each in learned)
-        rule = config.clip if config else _rule(learned[0], plugins)
-        return cls(path, tuple(steps), updates, max_length, splits, rule, config)
+        return cls(path, tuple(steps), updates, max_length, splits, rule, problem, is_run_directory, config)
 
     @property
     def num_responses(self) -> int:
@@ -117,15 +115,9 @@ class RecordedRun:
 
     @property
     def own_rule(self) -> ClipPolicy:
-        """The rule of the training run, with its settings.
-
-        Raises:
-            UserError: the rule was not recorded, or is not installed.
-        """
+        """The rule of the training run, with its settings; raises `UserError` if it was not recorded or cannot be built."""
         if self.rule is None:
-            raise UserError(
-                f"{str(self.path)!r} was trained with {self.trained_with}, which is not installed or rejects these settings"
-            )
+            raise UserError(self.problem)
         return self.rule
 
     @property
@@ -201,15 +193,24 @@ def _without_updates(path: Path, steps: Sequence[RecordedStep]) -> str:
     return what
 
 
-def _rule(step: RecordedStep, plugins: Sequence[str | Path]) -> ClipPolicy | None:
-    """Return the rule named in another trainer's file; None if it is not installed or rejects the recorded settings."""
+def _parts(path: Path, step: RecordedStep, plugins: Sequence[str | Path]) -> tuple[ClipPolicy | None, Correction | None, str]:
+    """Return the rule and the correction of a recording without its own code, and why there is no rule."""
+    file, zoo = path / "config.yaml", load_zoo(plugins)
+    settings = read_config(file) if file.is_file() else {"clip": step.rule, "correction": None}
+    correction, advice = settings.get("correction", "auto"), "to use a plugin that you trust, add --plugin FILE"
     try:
-        return load_zoo(plugins).build("rule", step.rule) if step.rule else None
-    except UserError:
-        return None
+        corrects = None if correction in (None, "none") else zoo.corrections.build("correction", correction)
+    except UserError as error:
+        raise UserError(f"{str(path)!r} was trained with another correction: {error}; {advice}") from error
+    if not settings.get("clip"):
+        return None, corrects, "no rule from the zoo was recorded"
+    try:
+        return zoo.build("clip", settings["clip"]), corrects, ""
+    except UserError as error:
+        return None, corrects, f"{error}; {advice}"
 
 
-def _updates(path: Path, step: RecordedStep, max_length: int, config: RunConfig | None) -> Iterator[RecordedUpdate]:
+def _updates(path: Path, step: RecordedStep, max_length: int, correction: Correction | None) -> Iterator[RecordedUpdate]:
     """Yield the updates of one step, with the inputs that the rule received."""
     sequences = torch.split(step.token_ids, step.sequence_lengths.tolist())
     turn_ids = _turn_ids(step)
@@ -229,8 +230,8 @@ def _updates(path: Path, step: RecordedStep, max_length: int, config: RunConfig 
         "token_ids": behind * mask,
     }
     weights = None
-    if config and config.correction and sampled is not None:
-        weights = config.correction(CorrectionInputs(old, sampled, mask, advantages))
+    if correction and sampled is not None:
+        weights = correction(CorrectionInputs(old, sampled, mask, advantages))
     edges, batch = bin_edges(step.lengths[step.lengths > 0]), batch_of(step)
     for index, update in enumerate(step.updates):
         graded = batch.graded[update.rows]

@@ -97,7 +97,8 @@ def refuse_missing(run: RecordedRun, policy: ClipPolicy) -> None:
     """
     missing = sorted(name for name in policy.needs if getattr(run.updates[0].inputs, name) is None)
     if missing:
-        how = "replay a run whose rule also needs it" if run.config else "record it (see docs/reference/rollout-files.md)"
+        how = "record it (see docs/reference/rollout-files.md)"
+        how = "replay a run whose rule also needs it" if run.is_run_directory else how
         raise UserError(f"{policy.name} needs {missing[0]}, which {str(run.path)!r} did not record; {how}")
     if "group_ids" in policy.needs and run.splits_prompts:
         raise UserError(

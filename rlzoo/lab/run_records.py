@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rlzoo.config.composition import listed
 from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError, shown
 from rlzoo.journal.run_directory import read_metrics
 from rlzoo.journal.tracking.record import flatten
 from rlzoo.support.parsing import parse_json, parse_yaml
 from rlzoo.support.reading import SETTINGS, read_text, user_path
-from rlzoo.zoo import load_zoo
+from rlzoo.zoo import Zoo, load_zoo
 
 REPETITION = ("seed", "output", "plugins", "tracking.", "checkpoint.")  # settings that may differ between repetitions
 
@@ -64,11 +62,13 @@ class RunRecord:
         return float(noted) if isinstance(noted, int | float) and 0 < noted < math.inf else spent
 
 
-def find_runs(paths: Sequence[Path]) -> tuple[list[RunRecord], list[str]]:
+def find_runs(paths: Sequence[Path], plugins: Sequence[str | Path] = ()) -> tuple[list[RunRecord], list[str]]:
     """Return every finished run in the given folders, at any depth, and a note on each run that was skipped.
 
+    Of the rules, only those that are installed or in ``plugins`` are known; a run's own plugins are not loaded.
+
     Raises:
-        UserError: a path is not a folder, or there is no finished run.
+        UserError: a path is not a folder, there is no finished run, or a plugin cannot be used.
     """
     folders: dict[Path, Path] = {}  # maps each resolved path to the path as given
     for path in map(user_path, paths):
@@ -81,10 +81,10 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[RunRecord], list[str]]:
         for folder in (file.parent for file in sorted(path.rglob("config.yaml"))):
             if (folder / "rollouts").is_dir() or (folder / "metrics.jsonl").is_file():  # otherwise it is not a run
                 folders.setdefault(folder.resolve(), folder)
-    records, notes = [], []
+    records, notes, zoo = [], [], load_zoo(plugins)
     for folder in folders.values():
         try:
-            records.append(_read(folder))
+            records.append(_read(folder, zoo))
         except _UnfinishedError:
             notes.append(f"skipped because it is not finished: {folder}")
         except UserError as error:
@@ -112,15 +112,16 @@ def changed_settings(before: Mapping[str, Any], asked: Mapping[str, Any]) -> lis
     return [f"{key} (was {old.get(key)}, now {new.get(key)})" for key in sorted(old | new) if old.get(key) != new.get(key)]
 
 
-def resolved_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+def resolved_settings(config: Mapping[str, Any], zoo: Zoo) -> dict[str, Any]:
     """Return a run's settings with dotted keys, and the values that null stands for where the rule or a setting decides.
 
-    A field that takes a name or a mapping, such as ``correction``, stays one value, so that every run has the same keys.
+    A setting that an unknown rule decides is left out. A field that takes a name or a mapping, such as ``correction``, stays
+    one value, so that every run has the same keys.
     """
     settings = flatten(config, section=RunConfig)
     if settings.get("learner.minibatch_by", "") is None:
-        with suppress(UserError, TypeError):  # the rule is not installed, or the file is damaged
-            rule = load_zoo(listed(settings.get("plugins")))[settings.get("clip.name", "")]
+        del settings["learner.minibatch_by"]
+        for rule in (rule for name, rule in zoo.items() if name == settings.get("clip.name")):
             settings["learner.minibatch_by"] = "prompts" if "group_ids" in rule.needs else "responses"
     usual = {"learner.lora.alpha": ("learner.lora.rank", 2.0), "rollout.max_turn_tokens": ("rollout.max_new_tokens", 1)}
     for key, (other, factor) in usual.items():
@@ -133,10 +134,10 @@ class _UnfinishedError(Exception):
     """The run has not reached its last step."""
 
 
-def _read(folder: Path) -> RunRecord:
+def _read(folder: Path, zoo: Zoo) -> RunRecord:
     """Read the run in a folder; raises a `UserError` if its metrics are damaged."""
     summary = read_mapping(folder / "summary.json")
-    settings = resolved_settings(read_mapping(folder / "config.yaml", parse_yaml))
+    settings = resolved_settings(read_mapping(folder / "config.yaml", parse_yaml), zoo)
     clip, seed, steps = (settings.get(key) for key in ("clip.name", "seed", "steps"))
     if not (isinstance(clip, str) and type(seed) is type(steps) is int and (folder / "metrics.jsonl").is_file()):
         raise _UnfinishedError

@@ -21,6 +21,7 @@ from rlzoo.lab.run_records import REPETITION, changed_settings, read_mapping, re
 from rlzoo.support.machine import LAUNCHED, available_memory, cores
 from rlzoo.support.parsing import parse_json, parse_yaml
 from rlzoo.support.reading import RECORDS, read_text, user_path
+from rlzoo.zoo import load_zoo
 
 LAUNCHER = "RLZOO_LAUNCHER"
 """Environment variable that a sweep and rlzoo's launcher set for their children; holds the ID of the parent process."""
@@ -117,11 +118,11 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 def _grid(axes: Sequence[str], overrides: Sequence[str]) -> list[dict[str, str]]:
     """Return all combinations of the axes' values; raises `UserError` for a key that occurs twice."""
-    changed = {override.partition("=")[0] for override in overrides}
+    changed = {override.partition("=")[0].removesuffix(".name") for override in overrides}
     choices: dict[str, list[str]] = {}
     for axis in axes:
         key, _, values = axis.partition("=")
-        if key in changed | choices.keys():
+        if key.removesuffix(".name") in changed | {other.removesuffix(".name") for other in choices}:
             raise UserError(f"--grid {axis!r}: another --set or --grid sets {key}; list all of its values in one --grid")
         choices[key] = [word.strip() for word in values.split(",") if word.strip()]
         if not key or not choices[key]:
@@ -133,7 +134,7 @@ def _check_distinct(children: Sequence[Child]) -> None:
     """Raise `UserError` if two children have the same name, or settings that a comparison cannot tell apart."""
     names: dict[str, str] = {}
     for child in children:
-        settings = resolved_settings(child.config.model_dump(mode="json"))
+        settings = resolved_settings(child.config.model_dump(mode="json"), load_zoo(child.config.plugins))
         compared = {key: value for key, value in settings.items() if key == "seed" or not key.startswith(REPETITION)}
         for what, mark in (("name", child.name), ("settings", repr(compared))):
             if mark in names:

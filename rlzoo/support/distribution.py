@@ -20,10 +20,16 @@ def version() -> str:
 def damage() -> str | None:
     """Return why rlzoo cannot work, or None; the other project may have replaced or removed its ``__init__.py``."""
     package = sys.modules["rlzoo"]
-    if "load_zoo" in getattr(package, "__all__", ()):
-        return None
-    file = Path(package.__path__[0], "__init__.py")
-    return f"{file} was replaced or removed by another project, 'rlzoo' on the package index: {REPAIR}"
+    if "load_zoo" not in getattr(package, "__all__", ()):
+        file = Path(package.__path__[0], "__init__.py")
+        return f"{file} was replaced or removed by another project, 'rlzoo' on the package index: {REPAIR}"
+    for each in metadata.distributions():
+        try:
+            _ = each.entry_points  # torch and MLflow read those of all distributions when they are imported
+        except Exception as error:
+            folder = getattr(each, "_path", each.locate_file(""))
+            return f"the entry points in {folder} are damaged ({error}); reinstall or remove that package"
+    return None
 
 
 def leftovers() -> str | None:

@@ -12,7 +12,7 @@ from rlzoo.lab.replay import replay
 
 @pytest.fixture
 def profile(recorded):
-    return replay(recorded, recorded.config.clip).profile
+    return replay(recorded, recorded.own_rule).profile
 
 
 def drawn(profile, encoding="utf-8", width=80):

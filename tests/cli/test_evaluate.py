@@ -95,3 +95,8 @@ def test_a_directory_of_something_else_is_refused(refused, tmp_path):
     )
     (tmp_path / "file").write_text("in the way")
     assert "cannot be written: Not a directory" in refused("eval", "embedded", *QUICK, "--output", tmp_path / "file" / "mine")
+
+
+def test_a_model_that_two_words_name_is_refused(refused):
+    told = refused("eval", "embedded", *QUICK, "--set", "model.path=smollm2")
+    assert told == "--set model.path: MODEL already sets it to 'embedded'; use only one of the two"

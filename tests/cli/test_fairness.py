@@ -107,7 +107,7 @@ def test_a_file_has_the_settings_of_a_plugins_rule(rlzoo, trained, tmp_path):
     step = RecordedStep.load(trained.path / "rollouts" / "000002.safetensors")
     dataclasses.replace(step, rule={"name": "flat", "width": 0.05}).save(tmp_path / "000002.safetensors")
     _, out, _ = rlzoo("fairness", tmp_path / "000002.safetensors")
-    assert "the rule 'flat' is not installed with the recorded settings" in out
+    assert "unknown rule 'flat'; see `rlzoo clips list`; to use a plugin that you trust, add --plugin FILE; or name" in out
     for name, options in (("fairness", []), ("replay", ["--clip", "flat"])):
         _, out, _ = rlzoo(name, tmp_path / "000002.safetensors", *options, "--plugin", tmp_path / "flat.py", "--json")
         assert json.loads(out)["rules"][0]["settings"]["width"] == 0.05

@@ -56,6 +56,16 @@ def test_settings_of_the_rules_come_from_configs_and_overrides(rlzoo, run):
     assert json.loads(out)["rules"][0]["settings"]["clip_high"] == 0.005
 
 
+def test_a_setting_that_a_replay_does_not_use_is_refused(refused, run):
+    message = "a replay has only the settings of rules, such as clip.width_low"
+    assert refused("replay", run, "--clip", "fspo", "--set", "clpi.width_low=0.1") == f"--set clpi: {message}"
+    assert refused("replay", run / "rollouts", "--clip", "gspo", "--set", "learner.lr=1") == f"--set learner: {message}"
+    for order in (["clip.width_low=0.1", "clip=grpo"], ["clip.name=grpo", "clip.width_low=0.1"]):
+        settings = [word for override in order for word in ("--set", override)]
+        told = refused("replay", run, "--clip", "fspo", *settings)
+        assert told == "--set clip=grpo: --clip already sets clip to fspo; use only one of the two"
+
+
 def test_a_rule_that_cannot_be_matched_stays_as_it_is_with_the_reason(rlzoo, run):
     code, out, _ = rlzoo("replay", run, "--clip", "fspo,gpg", "--match-clip-fraction", "0.1", "--no-cosine")
     assert code == 0

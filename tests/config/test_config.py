@@ -1,6 +1,7 @@
 """How a run is composed: which source takes precedence, and that config.yaml reproduces the run."""
 
 import json
+import re
 
 import pytest
 import yaml
@@ -229,3 +230,43 @@ def test_overrides_must_not_contradict_options():
         with pytest.raises(UserError, match=r"already sets .*; use only one of the two"):
             RunConfig.compose(overrides=overrides, **settings)
     assert RunConfig.compose(overrides=["seed=5", "clip.name=grpo"], seed=5, clip="grpo", steps=3).seed == 5
+
+
+def test_overrides_before_and_after_a_name_are_settings_of_the_final_part():
+    for overrides in (["task.digits=1", "task.name=recurrence"], ["task.digits=1", "task=recurrence"]):
+        for order in (overrides, overrides[::-1]):
+            task = RunConfig.compose(clip="fspo", overrides=order).task
+            assert (task.name, task.digits) == ("recurrence", 1)
+    for order in (["clip=gspo", "clip.clip_high=0.3"], ["clip.clip_high=0.3", "clip=gspo"]):
+        clip = RunConfig.compose(overrides=order).clip
+        assert (clip.name, clip.clip_high) == ("gspo", 0.3)
+    for order in (
+        ["correction.high=3", "correction=tis", "correction.pool=sum"],
+        ["correction={name: tis, high: 3, pool: sum}"],
+    ):
+        assert RunConfig.compose(clip="fspo", overrides=order).correction.high == 3
+    given = RunConfig.compose(clip="fspo", overrides=["task.digits=1"], task={"name": "recurrence"}).task
+    assert (given.name, given.digits) == ("recurrence", 1)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["task.digit=1", "task.name=recurrence"], "unknown key 'task.digit'"),
+        (["task.digits=1", "task.name=arithmetic"], "unknown key 'task.digits'"),
+        (["task.name=recurrence", "task.digits=1", "task.name=arithmetic"], "unknown key 'task.digits'"),
+        (["clip=gspo", "clip.width_high=0.3"], "unknown key 'clip.width_high'"),
+        (["clip.width_high=0.3", "clip=gspo"], "unknown key 'clip.width_high'"),
+        (["correction.hihg=3", "correction=tis"], "unknown key 'correction.hihg'"),
+        (["clip.advantage.wieght=3", "clip.advantage=gigpo"], "unknown key 'clip.advantage.wieght'"),
+        (["learner.lora=null", "learner.lora.rank=4"], "lora=None contradicts another --set of a setting in lora"),
+    ],
+)
+def test_an_override_that_the_final_part_does_not_have_is_refused(overrides, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        RunConfig.compose(overrides=overrides)
+
+
+def test_a_setting_without_a_name_is_not_lost_to_a_later_name(tmp_path):
+    (tmp_path / "own.yaml").write_text("model: {path: embedded}\ntask: {digits: 1}\n")
+    assert RunConfig.compose([tmp_path / "own.yaml"], clip="fspo", overrides=["task.name=recurrence"]).task.digits == 1

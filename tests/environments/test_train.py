@@ -95,7 +95,7 @@ def test_recorded_episodes_are_judged_as_they_were(tmp_path):
             assert (~inputs.response_mask[:, :8]).any(), "there are holes"
             assert torch.equal(inputs.response_mask, inputs.turn_ids >= 0)
             assert inputs.turn_ids.max() == 2
-            share = ops.per_response(recorded.config.clip(inputs).clipped.float(), inputs.response_mask)
+            share = ops.per_response(recorded.own_rule(inputs).clipped.float(), inputs.response_mask)
             shares.append(float(share[(inputs.advantages != 0).any(-1)].mean()))
         assert sum(shares) / 2 == pytest.approx(result.metrics[step]["clip/fraction"], abs=1e-5)
 
@@ -104,7 +104,7 @@ def test_a_replay_by_the_rule_of_the_run_has_its_metrics_by_turn(tmp_path):
     small = ["rollout.num_prompts=6", "eval.num_problems=0", "tracking.mlflow=false", "learner.lr=1e-3"]
     result = rlzoo.train(RunConfig.compose(["guess"], clip="fspo-turn", overrides=small, steps=1, output=tmp_path / "run"))
     recorded = RecordedRun.read(tmp_path / "run")
-    found = TurnProfile.of(replay(recorded, recorded.config.clip).table).metrics()
+    found = TurnProfile.of(replay(recorded, recorded.own_rule).table).metrics()
     assert found["fairness/lre_turn_max"] > 0
     assert "clip/fraction_num_turns_bin_5" in found
     assert {name: result.metrics[1][name] for name in found} == pytest.approx(found, abs=1e-5)

@@ -89,7 +89,7 @@ def test_weights_of_another_run_are_refused(recorded, tmp_path):
     shutil.copytree(recorded.path, copy)
     for file in (copy / "replay").glob("*.safetensors"):
         save_file({name: tensor * 1.1 for name, tensor in load_file(file).items()}, file)
-    run = RecordedRun.read(copy)
+    run = RecordedRun.read(copy, own_code=True)
     assert has_weights(run)
     with pytest.raises(UserError, match="the weights do not belong to this recording"):
         cosines(run, {"grpo": replay(run, load_zoo()["grpo"]())}, (0, 1, 2, 3, 4, 5, 100))

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from mlflow import MlflowClient
 
+from rlzoo import load_zoo
 from rlzoo.errors import UserError
 from rlzoo.journal.tracking.record import Sent, tracking_uri
 from rlzoo.lab.race_tracking import TAG, log_race
@@ -251,7 +252,7 @@ def test_a_setting_that_is_a_mapping_in_some_runs_is_a_difference(folder, tmp_pa
     assert note.startswith("the policy is not the only difference: correction differs between the runs (None, {")
     task = {"name": "environment", "environment": "my_game:Game"}
     easy, hard = ({"task": {**task, "arguments": arguments}} for arguments in ({}, {"board": {"size": 9}}))
-    notes = other_differences([resolved_settings(easy), resolved_settings(hard)])
+    notes = other_differences([resolved_settings(easy, load_zoo()), resolved_settings(hard, load_zoo())])
     assert notes == ["not comparable: task.arguments differs between the runs ({}, {'board': {'size': 9}})"]
 
 

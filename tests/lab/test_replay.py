@@ -60,7 +60,7 @@ def test_a_corrected_run_is_replayed_with_its_mismatch_weights(tmp_path):
     settings = ["clip.clip_low=0.999", "clip.clip_high=100", "rollout.max_staleness=1", "checkpoint.keep_for_replay=1"]
     correction = ["correction=mis", "correction.pool=sum", "correction.high=1.0"]  # drops about half
     trained = quick_run(tmp_path / "run", "rloo", *settings, *correction, steps=3)
-    run = RecordedRun.read(trained.path)
+    run = RecordedRun.read(trained.path, own_code=True)
     for step, profile in by_step(run, run.own_rule).items():
         for name in ("clip/fraction", "fairness/ess", "fairness/gradient_mass_length_bin_0"):
             assert profile.metrics()[name] == pytest.approx(trained.metrics[step][name], rel=1e-3), name

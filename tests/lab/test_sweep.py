@@ -234,12 +234,22 @@ def test_without_a_gpu_the_cores_are_shared_out():
         (["model.path=team/model,team_model"], {}, "would have the same name"),
         (["tracking.figure_every=1,2"], {}, "would have the same settings"),
         (["learner.minibatch_by=null,responses"], {}, "would have the same settings"),
+        (["task.name=arithmetic,guess"], {"overrides": ("task=recurrence",)}, "another --set or --grid sets task.name"),
+        (["task=arithmetic,guess", "task.name=recurrence"], {}, "another --set or --grid sets task.name"),
+        (["task.name=recurrence,guess"], {"overrides": ("task.digits=1",)}, "unknown key 'task.digits'"),
         (["per_clip.gspo.learner.lr=1e-4,1e-5"], {}, "would have the same settings"),
     ],
 )
 def test_runs_are_not_named_by_values_that_they_do_not_have(tmp_path, grid, options, message):
     with pytest.raises(UserError, match=re.escape(message)):
         Sweep(tmp_path, ("grpo",), (0,), grid=tuple(grid), **options)
+
+
+def test_a_set_option_holds_for_every_task_of_a_grid(tmp_path):
+    sweep = Sweep(tmp_path, ("grpo",), (0,), grid=("task.name=arithmetic,recurrence",), overrides=("task.timeout=7",))
+    assert [(child.config.task.name, child.config.task.timeout) for child in sweep.children] == [
+        ("arithmetic", 7), ("recurrence", 7)
+    ]  # fmt: skip
 
 
 def test_steps_are_an_axis_unless_an_option_sets_them(tmp_path):
