@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from rlzoo import RunConfig, UserError, load_zoo
-from rlzoo.cli.train import check_unchanged
 from rlzoo.discovery import distinct
 from rlzoo.lab.sweep import Sweep
 from rlzoo.zoo import _warn_once, find_policies
@@ -73,7 +72,6 @@ def test_a_plugin_of_the_config_may_be_named_again(flat, tmp_path):
     for other in other_names(flat, tmp_path):
         again = RunConfig.compose([saved], clip="flat", plugins=[other])  # like --config RUN/config.yaml, and like --resume
         assert again == before
-        check_unchanged(before, again)
         assert RunConfig.compose([saved], clip="flat", plugins=[*before.plugins, other]) == before  # like replay
         sweep = Sweep(tmp_path / "sweep", ("flat",), (0,), configs=(str(saved),), plugins=(str(other),), steps=1)
         assert sweep.children[0].config.plugins == before.plugins

@@ -35,7 +35,7 @@ _TASKS = {
     "tools": ("rlzoo.tasks.tools", "ToolTask"),
 }
 _OWN = "<module>:<Class>"
-_FINGERPRINTED = 256  # problems
+_FINGERPRINTED = 4096  # problems
 _HELD_OUT_SHARE = 8  # one in eight questions is held out for evaluation
 
 
@@ -229,6 +229,11 @@ def _own_class(reference: str) -> type[Task]:
 def task_names() -> list[str]:
     """Return the names that ``build_task`` accepts."""
     return [*(f"{name}:<dataset>" if name == "reasoning_gym" else name for name in sorted(_TASKS)), _OWN]
+
+
+def seeded(task: Task, seed: int) -> Task:
+    """Return the task with its own seed or, if it has none, with this one."""
+    return task if task.seed is not None else task.model_copy(update={"seed": seed})
 
 
 Drawn = TypeVar("Drawn", bound=Hashable)
