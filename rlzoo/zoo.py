@@ -329,22 +329,18 @@ def plugins_of_run(run: Path, paths: Sequence[str], *, use_changed: bool) -> lis
         paths: the original paths.
         use_changed: whether an original that differs from its copy is loaded.
     """
+    places: list[str] = []
+    for path, name in copy_names(paths).items():
+        copy = run / "plugins" / name
+        serves = not copy.exists() or (path.exists() and (use_changed or digest(path) == digest(copy)) and not _is_taken(path))
+        places.append(str(path if serves else copy))
+    return places
 
-    def serves(original: Path) -> bool:
-        zoo = load_zoo([original])
-        return not any(
-            plugin.asked_for for shelf in (zoo, zoo.advantages, zoo.corrections) for plugin in shelf.contested.values()
-        )
 
-    copies = {path: run / "plugins" / name for path, name in copy_names(paths).items()}
-    return [
-        str(
-            path
-            if not copy.exists() or (path.exists() and (use_changed or digest(path) == digest(copy)) and serves(path))
-            else copy
-        )
-        for path, copy in copies.items()
-    ]
+def _is_taken(path: Path) -> bool:
+    """Return whether another plugin has a name of the plugin at a path."""
+    zoo = load_zoo([path])
+    return any(plugin.asked_for for shelf in (zoo, zoo.advantages, zoo.corrections) for plugin in shelf.contested.values())
 
 
 def is_path(name: str, shelf: Shelf[Any]) -> bool:

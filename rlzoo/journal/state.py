@@ -107,11 +107,9 @@ def newest_state(run: Path) -> Path | None:
         The folder of the state; None if the run was stopped before its first checkpoint and must start over.
 
     Raises:
-        UserError: there is no run, its checkpoints are missing or all damaged, or the newest checkpoint belongs to another
+        UserError: the checkpoints are missing or all damaged, or the newest checkpoint belongs to another
             run.
     """
-    if not (run / "config.yaml").is_file():
-        raise UserError(f"--resume: {str(run)!r} is not a run directory: it has no config.yaml")
     damaged, own = "", identity(run)
     found = [(step, folder) for step, folder in numbered(run) if (folder / "state" / FILE).exists()]
     for step, folder in reversed(found):

@@ -164,10 +164,6 @@ class Task(Settings, ABC):
         """Return where the training or the held-out problems come from."""
         return Origin()
 
-    def fingerprint(self) -> str:
-        """Return a hash of the training problems, so that a resumed run can tell whether they have changed."""
-        return fingerprint(self.train_problems(0, _FINGERPRINTED))
-
     def close(self) -> None:
         """Stop the worker processes; the task can be used again afterwards."""
         for grader in self.graders:
@@ -231,8 +227,8 @@ def task_names() -> list[str]:
     return [*(f"{name}:<dataset>" if name == "reasoning_gym" else name for name in sorted(_TASKS)), _OWN]
 
 
-def seeded(task: Task, seed: int) -> Task:
-    """Return the task with its own seed or, if it has none, with this one."""
+def seeded(task: Task, seed: int | None) -> Task:
+    """Return the task with its own seed, which determines the order of the questions, or with this one if it has none."""
     return task if task.seed is not None else task.model_copy(update={"seed": seed})
 
 
@@ -286,3 +282,9 @@ def question_key(question: str) -> str:
 def fingerprint(problems: Sequence[Problem]) -> str:
     """Return a hash that identifies these problems in this order."""
     return hashlib.sha256(repr([(problem.question, problem.answer) for problem in problems]).encode()).hexdigest()
+
+
+def train_fingerprint(task: Task) -> str:
+    """Return a hash that identifies a task's training problems, in any order; of an endless task, the first ones."""
+    problems = task.train_problems(0, task.origin(held_out=False).size or _FINGERPRINTED)
+    return fingerprint(sorted(problems, key=lambda problem: (problem.question, problem.answer)))

@@ -9,7 +9,6 @@ import logging
 import os
 import re
 import sys
-import sysconfig
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -20,21 +19,19 @@ from rlzoo.discovery import installed_plugins
 from rlzoo.errors import UserError
 from rlzoo.journal.state import read_fingerprint
 from rlzoo.journal.tracking.record import flatten
-from rlzoo.models.pretrained import eos_token_ids
 from rlzoo.plugin_files import MOST, code_files, copy_names, is_output
 from rlzoo.support.distribution import DISTRIBUTION
 from rlzoo.support.redaction import redact_settings
-from rlzoo.tasks.task import fingerprint, seeded
+from rlzoo.tasks.task import fingerprint, seeded, train_fingerprint
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-FREE = ("steps", "output", "launch.", "checkpoint.", "tracking.")
-"""Settings that a resumed run may change; ``steps`` only if the learning rate does not depend on it."""
-TRAIN_PROBLEMS = "training problems"
+FREE = ("steps", "output", "launch.", "checkpoint.", "tracking.")  # settings that a resumed run may change
 VERSION = "version of "  # a different version is reported, not refused
 MODEL = "model "  # facts about the loaded model, which a dry run does not load
+TRAIN_PROBLEMS = "training problems"
 MOST_NAMED = 5  # maximum number of differences in an error message
 
 _REFERENCE = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")  # names the user's code, as module:name
@@ -48,13 +45,14 @@ def run_facts(config: RunConfig) -> dict[str, Any]:
     """
     settings = flatten(redact_settings(config.model_dump(mode="json", exclude={"plugins"})))
     held_out = config.task.held_out_problems(config.eval.num_problems) if config.eval.num_problems else []
-    facts = {TRAIN_PROBLEMS: seeded(config.task, config.seed).fingerprint(), "evaluation problems": fingerprint(held_out)}
+    facts = {TRAIN_PROBLEMS: train_fingerprint(seeded(config.task, config.seed)), "evaluation problems": fingerprint(held_out)}
     facts |= {VERSION + name: metadata.version(name) for name in (DISTRIBUTION, "torch", "transformers")}
     names: dict[Path, str] = {}
     for name, file in _files(config, settings):
         names.setdefault(file.resolve(), name)
-    for file, name in names.items():
-        facts[name] = facts.get(name, "") + _hash_file(file)  # files in different folders may have the same name
+    for file, name in names.items():  # files in different folders may have the same name
+        with file.open("rb") as stream:
+            facts[name] = facts.get(name, "") + hashlib.file_digest(stream, "sha256").hexdigest()
     return settings | facts
 
 
@@ -63,16 +61,28 @@ def model_facts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> d
     configs = [config.to_diff_dict() for config in (model.config, model.generation_config) if config is not None]
     where_from = {"_name_or_path", "transformers_version", "_from_model_config"}
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    vocabulary = tokenizer.get_vocab() if backend is None else backend.to_str()
     facts = {
         "configuration": [{key: value for key, value in each.items() if key not in where_from} for each in configs],
-        "tokenizer": [type(tokenizer).__name__, vocabulary, tokenizer.special_tokens_map],
+        "tokenizer": [tokenizer.get_vocab() if backend is None else backend.to_str(), tokenizer.special_tokens_map],
         "chat template": tokenizer.chat_template,
-        "end tokens": sorted(eos_token_ids(model, tokenizer)),
     }
     texts = {key: json.dumps(value, sort_keys=True, default=str) for key, value in facts.items()}
     hashes = {MODEL + key: hashlib.sha256(text.encode()).hexdigest() for key, text in texts.items()}
     return hashes | {MODEL + "weights": _hash_weights(model.state_dict())}
+
+
+def _hash_weights(weights: Mapping[str, Tensor]) -> str:
+    """Hash weights at the speed of memory: of each block of `_BLOCK` bytes, only the sum of its 64-bit words is hashed."""
+    import torch
+
+    hasher = hashlib.sha256()
+    for name, weight in sorted(weights.items()):
+        data = weight.detach().reshape(-1).clone().view(torch.uint8)
+        length = len(data) // _BLOCK * _BLOCK
+        sums = data[:length].view(torch.int64).reshape(-1, _BLOCK // 8).sum(-1)
+        hasher.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
+        hasher.update(sums.cpu().numpy().tobytes() + data[length:].cpu().numpy().tobytes())
+    return hasher.hexdigest()
 
 
 def check_unchanged(config: RunConfig, facts: Mapping[str, Any], *, allow_changed: bool = False) -> list[tuple[int, str]]:
@@ -112,80 +122,56 @@ def _difference(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> 
 
 def _files(config: RunConfig, settings: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
     """Yield the user's files that decide a run's numbers, with their names: plugins, files in settings, and code."""
-    code: list[tuple[Path, str]] = []
+    code: list[Path] = []
     for path, name in copy_names(config.plugins).items():
         for place, file in code_files(path).items():
             yield f"plugin {name}/{place}" if path.is_dir() else f"plugin {name}", file
-            code.append((file, file.stem))
+            code.append(file)
     values = [value for key, value in settings.items() if not key.startswith(FREE)]
     texts = {text for value in values for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)}
-    for text in sorted(texts):
-        if os.path.isfile(path := os.path.expanduser(text)):  # noqa: PTH111, PTH113 (pathlib raises errors)
-            yield f"file {text}", Path(path)
+    yield from ((f"file {text}", path) for text in sorted(texts) if _is_file(path := Path(os.path.expanduser(text))))  # noqa: PTH111
     parts = [config.clip, config.estimator, config.correction, config.task]
     modules = {match[1] for match in map(_REFERENCE.fullmatch, texts) if match} | {type(part).__module__ for part in parts}
-    ours = {plugin.module for plugin in installed_plugins() if plugin.bundled} | {"rlzoo", "__main__"}
-    for module in sorted(modules):
-        start = getattr(sys.modules.get(module), "__file__", None)
-        if start is not None and module.partition(".")[0] not in ours:
-            code.append((Path(start), module))
-    for file, module in code:
-        yield from _sources(file, module)
+    ours = {plugin.module for plugin in installed_plugins() if plugin.bundled} | {"rlzoo", "builtins", "__main__"}
+    names = [module for module in sorted(modules & sys.modules.keys()) if module.partition(".")[0] not in ours]
+    for start in [*code, *(Path(file) for file in (getattr(sys.modules[name], "__file__", None) for name in names) if file)]:
+        for file in _used_by(start.resolve()):
+            yield f"file {os.path.relpath(file, start.resolve().parent)}", file
 
 
-def _sources(start: Path, module: str) -> Iterator[tuple[str, Path]]:
-    """Yield a Python file, the user's modules that it imports, directly or not, and the files that they name."""
-    root = start.parents[module.count(".") + (start.name == "__init__.py")]
-    folders = [root, *(path for path in map(Path, sys.path) if path != root and _is_users(path))]
-    queue, seen = [start.resolve()], {start.resolve()}
-    for file in queue:
-        yield f"file {os.path.relpath(file, start.resolve().parent)}", file
-        places = {place.resolve() for place in _named_in(file, folders) if os.path.isfile(place)}  # noqa: PTH113
-        new = sorted(place for place in places - seen if not is_output(place))[: MOST - len(queue)]
-        queue += new
-        seen |= {*new}
+def _used_by(start: Path) -> list[Path]:
+    """Return a Python file, the user's modules that it imports, directly or not, and the files that their strings name."""
+    installed = ("site-packages", "dist-packages", f"python{sys.version_info.major}.{sys.version_info.minor}", "lib-dynload")
+    folders = [Path.cwd(), *(path for path in map(Path, sys.path) if path.name not in installed)]
+    root = next(folder for folder in start.parents if not (folder / "__init__.py").is_file())
+    package = start.relative_to(root).parts[0]
+    files = [start]
+    for file in files:
+        for name in _named_in(file):
+            for folder in (file.parent, *folders, *([root] if name.partition("/")[0] == package else [])):
+                stem = f"{folder}/{name}"
+                places = {Path(place).resolve() for place in (stem, f"{stem}.py", f"{stem}/__init__.py") if _is_file(place)}
+                files += [place for place in sorted(places - {*files}) if not is_output(place)][: MOST - len(files)]
+    return files
 
 
-def _named_in(file: Path, folders: list[Path]) -> Iterator[Path]:
-    """Yield the paths of the modules that a Python file may import, and of the files that its strings may name."""
+def _named_in(file: Path) -> Iterator[str]:
+    """Yield the strings in a Python file, and the modules that it may import, as paths without a suffix."""
     try:
         tree = ast.parse(file.read_bytes() if file.suffix == ".py" else b"")
-    except (OSError, SyntaxError, ValueError):
+    except (SyntaxError, ValueError):
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield from (folder / node.value for folder in (file.parent, Path.cwd()))
+            yield node.value
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            above, level = getattr(node, "module", None) or "", getattr(node, "level", 0)
-            for parts in (f"{above}.{alias.name}".strip(".").split(".") for alias in node.names):
-                for folder in [file.parents[level - 1]] if level else folders:
-                    stems = [folder.joinpath(*parts[:length]) for length in range(1, len(parts) + 1) if parts[0] != "rlzoo"]
-                    yield from (place for stem in stems for place in (stem.parent / f"{stem.name}.py", stem / "__init__.py"))
+            above = "../" * (getattr(node, "level", 0) - 1) + (getattr(node, "module", "") or "").replace(".", "/")
+            for path in (Path(above, alias.name.replace(".", "/")) for alias in node.names):
+                yield from (str(name) for name in (path, *path.parents[:-1]) if path.parts[0] != "rlzoo")
 
 
-def _is_users(folder: Path) -> bool:
-    """Return whether a folder of ``sys.path`` holds neither installed packages nor the standard library."""
-    is_installed = {"site-packages", "dist-packages"} & {*folder.parts}
-    return not is_installed and not folder.is_relative_to(sysconfig.get_path("stdlib"))
-
-
-def _hash_file(file: Path) -> str:
+def _is_file(path: str | Path) -> bool:
     try:
-        with file.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
-
-
-def _hash_weights(weights: Mapping[str, Tensor]) -> str:
-    """Hash weights at the speed of memory: of each block of `_BLOCK` bytes, only the sum of its 64-bit words is hashed."""
-    import torch
-
-    whole = hashlib.sha256()
-    for name, weight in sorted(weights.items()):
-        data = weight.detach().reshape(-1).clone().view(torch.uint8)
-        length = len(data) // _BLOCK * _BLOCK
-        sums = data[:length].view(torch.int64).reshape(-1, _BLOCK // 8).sum(-1)
-        whole.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
-        whole.update(sums.cpu().numpy().tobytes() + data[length:].cpu().numpy().tobytes())
-    return whole.hexdigest()
+        return Path(path).is_file() and os.access(path, os.R_OK)
+    except (OSError, ValueError):  # too long, or with a zero byte
+        return False
