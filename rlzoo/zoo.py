@@ -139,7 +139,7 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
         other = taken.source if taken else "another plugin"
         problem = f"{other} has the same name; rename or uninstall one of them"
         self.problems[f"{label} cannot be used: {problem} ({plugin})"] = {kind.name}
-        if plugin.asked_for or not (taken and taken.plugin.bundled):  # the name could mean either class
+        if plugin.asked_for or (taken and not taken.plugin.bundled):  # the name could mean either class
             self.contested[kind.name] = plugin
             self.entries.pop(kind.name, None)
             self.aliases.pop(kind.name, None)
@@ -224,8 +224,9 @@ def load_zoo(plugins: Sequence[str | Path] = ()) -> Zoo:
     for name, entry in list(zoo.entries.items()):
         if problem := _advantage_problem(zoo, entry.kind):
             zoo.drop(name, problem)
-    for problem in zoo.problems:
-        _warn_once(problem)
+    for problem, names in zoo.problems.items():
+        if not any(name in zoo.contested and zoo.contested[name].asked_for for name in names):  # an error if it is asked for
+            _warn_once(problem)
     return zoo
 
 
@@ -322,12 +323,8 @@ def find_policies(name: str) -> list[type[ClipPolicy]]:
 def plugins_of_run(run: Path, paths: Sequence[str], *, use_changed: bool) -> list[str]:
     """Return where to load a run's plugins from: their original paths, or their copies in the run directory.
 
-    A copy is loaded if the original is gone, or if another plugin has a name of the original.
-
-    Args:
-        run: the run directory.
-        paths: the original paths.
-        use_changed: whether an original that differs from its copy is loaded.
+    A copy is loaded if the original is gone, if another plugin has a name of the original, or, unless ``use_changed``, if
+    the original differs from the copy.
     """
     places: list[str] = []
     for path, name in copy_names(paths).items():

@@ -107,8 +107,7 @@ def newest_state(run: Path) -> Path | None:
         The folder of the state; None if the run was stopped before its first checkpoint and must start over.
 
     Raises:
-        UserError: the checkpoints are missing or all damaged, or the newest checkpoint belongs to another
-            run.
+        UserError: the checkpoints are missing or all damaged, or the newest checkpoint belongs to another run.
     """
     damaged, own = "", identity(run)
     found = [(step, folder) for step, folder in numbered(run) if (folder / "state" / FILE).exists()]

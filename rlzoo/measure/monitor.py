@@ -152,8 +152,6 @@ class Monitor:
         try:
             columns = load_file(folder / FILE)
             sizes = columns.pop(SIZES).tolist()
-            if "band_high" in columns:  # checkpoints from earlier versions have no ceilings
-                columns.setdefault("band_ceiling", torch.full_like(columns["band_high"], torch.nan))
             pieces = {name: column.split(sizes) for name, column in columns.items()}
             tables = [ResponseTable(**{name: piece[n] for name, piece in pieces.items()}) for n in range(len(sizes))]
             self.alarms.restore(alarms)

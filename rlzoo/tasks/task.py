@@ -35,7 +35,7 @@ _TASKS = {
     "tools": ("rlzoo.tasks.tools", "ToolTask"),
 }
 _OWN = "<module>:<Class>"
-_FINGERPRINTED = 4096  # problems
+_FINGERPRINTED = 2048  # problems
 _HELD_OUT_SHARE = 8  # one in eight questions is held out for evaluation
 
 

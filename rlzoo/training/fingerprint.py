@@ -77,7 +77,8 @@ def _hash_weights(weights: Mapping[str, Tensor]) -> str:
 
     hasher = hashlib.sha256()
     for name, weight in sorted(weights.items()):
-        data = weight.detach().reshape(-1).clone().view(torch.uint8)
+        data = weight.detach().reshape(-1).view(torch.uint8)
+        data = data.clone() if data.storage_offset() % 8 else data  # 64-bit words must be aligned
         length = len(data) // _BLOCK * _BLOCK
         sums = data[:length].view(torch.int64).reshape(-1, _BLOCK // 8).sum(-1)
         hasher.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())

@@ -68,10 +68,9 @@ class Run:
             failed.pop_all()
 
     def _reopen(self, path: Path, allow_changed: bool) -> tuple[RunDirectory, Path | None, bool]:
-        """Open the run directory, report what has changed, and find the state. All processes raise the main process's error.
+        """Open the run directory, and return the state to resume from, and whether something that decides numbers has changed.
 
-        Returns:
-            The directory, the state to resume from, and whether something that decides the run's numbers has changed.
+        All processes raise the main process's error.
         """
         found: tuple[Path | None, list[tuple[int, str]]] | Exception = None, []
         with ExitStack() as failed:
