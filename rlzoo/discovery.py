@@ -19,7 +19,7 @@ from typing import Any
 
 from rlzoo.errors import UserError, shown
 from rlzoo.hookspecs import PROJECT
-from rlzoo.plugin_files import digest
+from rlzoo.plugin_files import digest, is_copy
 from rlzoo.support.distribution import DISTRIBUTION
 from rlzoo.support.reading import SETTINGS, read_text
 
@@ -55,6 +55,11 @@ class Plugin:
             return None  # finding a submodule would import its package
         spec = importlib.util.find_spec(self.module)
         return Path(next(iter(spec.submodule_search_locations))) if spec and spec.submodule_search_locations else None
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether the user named a copy in a run directory."""
+        return self.asked_for and is_copy(Path(self.source))
 
     def __str__(self) -> str:
         return f"plugin {self.source!r}" if self.asked_for else f"plugin {self.name!r} from {self.source}"

@@ -17,6 +17,7 @@ MOST = 2000
 """Maximum number of files in a plugin."""
 
 NO_PART_OF_IT = {"__pycache__", "node_modules", "build", "dist", "mlruns", "mlartifacts", "mlflow.db"}
+NO_CODE = (".md", ".rst", ".html", ".png", ".svg", ".pdf", ".log")
 RUN_FILES = ("metrics.jsonl", "rollouts", "checkpoints")
 
 
@@ -67,19 +68,27 @@ def _is_run_directory(folder: Path) -> bool:
     return (folder / "config.yaml").exists() and any((folder / name).exists() for name in RUN_FILES)
 
 
+def is_output(file: Path) -> bool:
+    """Return whether a file's name is that of documentation or of a program's output."""
+    return file.suffix in NO_CODE or file.name in NO_PART_OF_IT
+
+
+def code_files(path: Path) -> dict[str, Path]:
+    """Return the files of a plugin, except documentation and outputs: its code and the data that the code may read."""
+    return {name: file for name, file in plugin_files(path).items() if not path.is_dir() or not is_output(file)}
+
+
 def digest(path: Path) -> str:
-    """Hash a plugin's code: its Python files and, for a distribution, its ``pyproject.toml``.
+    """Hash the `code_files` of a plugin.
 
     Raises:
         UserError: the plugin cannot be read.
     """
     whole = hashlib.sha256()
     try:
-        for name, file in plugin_files(path).items():
-            if path.is_dir() and (file.suffix == ".py" or name == "pyproject.toml"):
-                whole.update(f"{name}\n{hashlib.sha256(read_bytes(file, LARGEST)).hexdigest()}\n".encode())
-            elif file == path:
-                whole.update(read_bytes(file, LARGEST))
+        for name, file in code_files(path).items():
+            content = read_bytes(file, LARGEST)
+            whole.update(f"{name}\n{hashlib.sha256(content).hexdigest()}\n".encode() if path.is_dir() else content)
     except OSError as error:
         raise UserError(f"plugin {str(path)!r} cannot be read: {error}") from error
     return whole.hexdigest()
@@ -110,11 +119,6 @@ def copy_plugins(paths: Sequence[str | Path], folder: Path) -> None:
             shutil.copy2(file, copy)
 
 
-def changed_plugins(paths: Sequence[str | Path], folder: Path) -> list[Path]:
-    """Return the plugins whose code differs from their copy in a folder; plugins without a copy are skipped.
-
-    Raises:
-        UserError: a plugin cannot be read.
-    """
-    copies = {path: folder / name for path, name in copy_names(paths).items()}
-    return [path for path, copy in copies.items() if copy.exists() and digest(path) != digest(copy)]
+def is_copy(path: Path) -> bool:
+    """Return whether a path is the copy of a plugin in a run directory."""
+    return path.parent.name == "plugins" and (path.parent.parent / "run.json").is_file()

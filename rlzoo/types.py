@@ -83,14 +83,6 @@ class KeptSets:
         """Number of tokens that have a set."""
         return len(self.sizes) // INT32
 
-    @property
-    def is_consistent(self) -> bool:
-        """Whether the sizes are valid and add up to the number of ids."""
-        if len(self.sizes) % INT32 or len(self.ids) % INT32:
-            return False
-        sizes = memoryview(self.sizes).cast("i")
-        return min(sizes, default=0) >= 0 and INT32 * sum(sizes) == len(self.ids)
-
 
 @dataclass(frozen=True, slots=True)
 class Rollout:

@@ -21,6 +21,7 @@ from rlzoo.advantages import AdvantageEstimator
 from rlzoo.corrections import Correction
 from rlzoo.discovery import RESTRICT, Plugin, allowed_names, installed_plugins, named_plugins
 from rlzoo.errors import UserError, did_you_mean, explain, first_mistake, shown
+from rlzoo.plugin_files import copy_names, digest
 from rlzoo.policy import ClipPolicy, Scope, contract_problem, required_fields
 
 logger = logging.getLogger("rlzoo")
@@ -62,7 +63,7 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
         self.aliases: dict[str, tuple[str, Mapping[str, Any]]] = {}  # name and settings that each alias stands for
         self.problems: dict[str, set[str]] = {}  # each problem, with the names that are missing because of it
         self.excluded: list[Plugin] = []  # installed plugins that `RESTRICT` does not allow
-        self._contested: set[str] = set()  # names that two third-party plugins claim
+        self.contested: dict[str, Plugin] = {}  # names that several plugins claim, and the last of these plugins
 
     def __getitem__(self, name: str) -> type[Part]:
         """Return the class called ``name``; raise UserError if there is none."""
@@ -129,16 +130,19 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
             self.reject(plugin, f"{label} cannot be used: {problem} ({plugin})", str(name or ""))
             return
         taken = self.entries.get(kind.name)
-        if taken is None and kind.name not in self._contested and kind.name not in self.aliases:
+        is_free = taken is None and kind.name not in self.contested and kind.name not in self.aliases
+        if is_free or (plugin.is_copy and not (taken and taken.plugin.is_copy)):  # inside a run, its own copy wins
+            self.aliases.pop(kind.name, None)
             self.entries[kind.name] = Entry(kind, plugin)
             self.aliases |= {alias: (kind.name, settings) for alias, settings in getattr(kind, "aliases", {}).items()}
             return
         other = taken.source if taken else "another plugin"
         problem = f"{other} has the same name; rename or uninstall one of them"
-        self.reject(plugin, f"{label} cannot be used: {problem} ({plugin})", kind.name)
-        if taken and not taken.plugin.bundled:  # the name could mean either class
-            self._contested.add(kind.name)
-            del self.entries[kind.name]
+        self.problems[f"{label} cannot be used: {problem} ({plugin})"] = {kind.name}
+        if plugin.asked_for or (taken and not taken.plugin.bundled):  # the name could mean either class
+            self.contested[kind.name] = plugin
+            self.entries.pop(kind.name, None)
+            self.aliases.pop(kind.name, None)
 
     def problem(self, kind: Any) -> str | None:
         """Return what is wrong with the value that a hook returned, or None."""
@@ -156,6 +160,12 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
         if plugin.asked_for:
             raise UserError(line)
         self.problems[line] = {*names, plugin.name, plugin.name.replace("_", "-")}
+
+    def asked_for(self) -> list[Entry[Part]]:
+        """Return the classes of the plugins that the user named; raise UserError if another plugin has one of their names."""
+        for name in (name for name, plugin in self.contested.items() if plugin.asked_for):
+            self[name]
+        return [entry for entry in self.entries.values() if entry.plugin.asked_for]
 
     def sort(self) -> None:
         """Sort the entries by name."""
@@ -205,15 +215,18 @@ def load_zoo(plugins: Sequence[str | Path] = ()) -> Zoo:
             for kind in answers.get(hook, ()):
                 shelf.add(plugin, kind)
         for name, reference in answers.get(TASKS, {}).items():
-            if zoo.tasks.setdefault(name, reference) != reference:
+            if plugin.is_copy:
+                zoo.tasks[name] = reference
+            elif zoo.tasks.setdefault(name, reference) != reference:
                 zoo.reject(plugin, f"task {name!r} cannot be used: {zoo.tasks[name]} has the same name ({plugin})")
     for shelf in (zoo, zoo.advantages, zoo.corrections):
         shelf.sort()
     for name, entry in list(zoo.entries.items()):
         if problem := _advantage_problem(zoo, entry.kind):
             zoo.drop(name, problem)
-    for problem in zoo.problems:
-        _warn_once(problem)
+    for problem, names in zoo.problems.items():
+        if not any(name in zoo.contested and zoo.contested[name].asked_for for name in names):  # an error if it is asked for
+            _warn_once(problem)
     return zoo
 
 
@@ -304,7 +317,27 @@ def find_policies(name: str) -> list[type[ClipPolicy]]:
     zoo = load_zoo()
     if not is_path(name, zoo):
         return [zoo[name]]
-    return [entry.kind for entry in load_zoo([name]).entries.values() if entry.plugin.asked_for]
+    return [entry.kind for entry in load_zoo([name]).asked_for()]
+
+
+def plugins_of_run(run: Path, paths: Sequence[str], *, use_changed: bool) -> list[str]:
+    """Return where to load a run's plugins from: their original paths, or their copies in the run directory.
+
+    A copy is loaded if the original is gone, if another plugin has a name of the original, or, unless ``use_changed``, if
+    the original differs from the copy.
+    """
+    places: list[str] = []
+    for path, name in copy_names(paths).items():
+        copy = run / "plugins" / name
+        serves = not copy.exists() or (path.exists() and (use_changed or digest(path) == digest(copy)) and not _is_taken(path))
+        places.append(str(path if serves else copy))
+    return places
+
+
+def _is_taken(path: Path) -> bool:
+    """Return whether another plugin has a name of the plugin at a path."""
+    zoo = load_zoo([path])
+    return any(plugin.asked_for for shelf in (zoo, zoo.advantages, zoo.corrections) for plugin in shelf.contested.values())
 
 
 def is_path(name: str, shelf: Shelf[Any]) -> bool:

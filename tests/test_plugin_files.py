@@ -6,7 +6,7 @@ import pytest
 
 from rlzoo import UserError, plugin_files
 from rlzoo.journal.run_directory import RunDirectory
-from rlzoo.plugin_files import changed_plugins, copy_names, digest
+from rlzoo.plugin_files import copy_names, digest
 
 FILES = {
     "pyproject.toml": "[project]\n",
@@ -61,13 +61,13 @@ def test_a_run_inside_its_plugins_folder_copies_the_plugin_and_nothing_else(proj
         assert kept(run.path / "plugins" / "project") == set(FILES)
 
 
-def test_the_digest_is_that_of_the_code(project):
+def test_the_digest_is_that_of_the_code_and_its_data(project):
     before = digest(project)
     write(
         project, {"README.md": "another page", "report.html": "x", "runs/two/config.yaml": "x", "runs/two/rollouts/a.py": "x"}
     )
     assert digest(project) == before
-    for name in ("rule.py", "inner/more.py", "pyproject.toml"):
+    for name in ("rule.py", "inner/more.py", "pyproject.toml", "data/table.json"):
         changed = write(project, {name: FILES[name] + "# changed\n"})
         assert digest(changed) != before
         write(project, {name: FILES[name]})
@@ -102,13 +102,3 @@ def test_each_of_several_plugins_with_one_name_has_its_copy(tmp_path):
     assert list(copies.values()) == ["WIDTH = 'a'\n", "WIDTH = 'b'\n", "WIDTH = 'c'\n"]
     assert (run.path / "plugins" / "flat" / "__init__.py").read_text() == "WIDTH = 'a'\n"
     assert (run.path / "plugins" / "flat-2" / "__init__.py").read_text() == "WIDTH = 'b'\n"
-    everything = [*paths, *folders]
-    assert changed_plugins(everything, run.path / "plugins") == []
-    paths[1].write_text("WIDTH = 'changed'\n")
-    write(folders[1], {"new.py": ""})
-    assert changed_plugins(everything, run.path / "plugins") == [paths[1], folders[1]]
-
-
-def test_a_plugin_without_a_copy_is_not_compared(tmp_path):
-    file = write(tmp_path, {"flat.py": "WIDTH = 1\n"}) / "flat.py"
-    assert changed_plugins([file], tmp_path / "run" / "plugins") == []

@@ -8,9 +8,10 @@ import sys
 import pytest
 
 from rlzoo import RunConfig, UserError, load_zoo
-from rlzoo.cli.train import check_unchanged
 from rlzoo.discovery import distinct
+from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.lab.sweep import Sweep
+from rlzoo.training.fingerprint import check_unchanged, run_facts
 from rlzoo.zoo import _warn_once, find_policies
 
 SOURCE = '''
@@ -73,7 +74,6 @@ def test_a_plugin_of_the_config_may_be_named_again(flat, tmp_path):
     for other in other_names(flat, tmp_path):
         again = RunConfig.compose([saved], clip="flat", plugins=[other])  # like --config RUN/config.yaml, and like --resume
         assert again == before
-        check_unchanged(before, again)
         assert RunConfig.compose([saved], clip="flat", plugins=[*before.plugins, other]) == before  # like replay
         sweep = Sweep(tmp_path / "sweep", ("flat",), (0,), configs=(str(saved),), plugins=(str(other),), steps=1)
         assert sweep.children[0].config.plugins == before.plugins
@@ -99,7 +99,7 @@ def test_a_package_and_its_copy_are_one_plugin_until_one_is_changed(tmp_path):
     assert load_zoo([package, copy]).outside() == {str(package): ["flat"]}
     (copy / "inner.py").write_text(SOURCE.format(paper="another"))
     with pytest.raises(UserError, match=f"rule 'flat' cannot be used: {package} has the same name; .* \\(plugin '{copy}'\\)"):
-        load_zoo([package, copy])
+        load_zoo([package, copy])["flat"]
 
 
 def test_relative_plugins_of_a_config_are_kept_whole(flat, tmp_path, monkeypatch):
@@ -160,7 +160,10 @@ def test_what_rlzoo_plugins_leaves_out_may_be_asked_for_by_path(working_copy, mo
 
 def test_a_file_in_another_project_replaces_nothing(working_copy, flat):
     with pytest.raises(UserError, match=r"rule 'flat' cannot be used: RLZOO\.Flat 0\.1 has the same name"):
-        load_zoo([flat])
+        load_zoo([flat])["flat"]
+    with pytest.raises(UserError, match=r"rule 'flat' cannot be used"):
+        find_policies(str(flat))
+    assert RunConfig.compose(clip="grpo", plugins=[flat]).clip.name == "grpo"
 
 
 def test_two_entry_points_of_one_module_are_one_plugin(working_copy):
@@ -179,4 +182,43 @@ def test_a_file_with_the_name_of_a_bundled_module_replaces_nothing(tmp_path):
     file = tmp_path / "rlzoo_grpo.py"
     file.write_text(FLAT.replace('"flat"', '"grpo"'))
     with pytest.raises(UserError, match=r"rule 'grpo' cannot be used: rlzoo-llm .* has the same name"):
-        load_zoo([file])
+        load_zoo([file])["grpo"]
+    assert RunConfig.compose(clip="gspo", plugins=[file]).clip.name == "gspo"
+
+
+@pytest.fixture
+def run(flat, tmp_path):
+    """The directory of a run whose plugin has since been installed under another module name."""
+    config = RunConfig.compose(clip="flat", plugins=[flat], output=tmp_path / "run")
+    RunDirectory.create(tmp_path / "run", config.to_yaml(), config.plugins, run_facts(config)).close()
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("original", ["kept", "gone", "changed"])
+def test_in_a_run_its_own_plugin_wins_over_one_that_was_installed_since(run, flat, request, original):
+    request.getfixturevalue("working_copy")  # the run came first
+    if original == "gone":
+        flat.unlink()
+    elif original == "changed":
+        flat.write_text(SOURCE.format(paper="changed"))
+    config = RunConfig.compose([run / "config.yaml"])
+    assert config.clip.paper == "none"
+    assert config.plugins == (str(run / "plugins" / "flat.py"),)
+    check_unchanged(config, run_facts(config))
+    assert load_zoo()["flat"].paper == "installed"
+
+
+def test_a_changed_plugin_is_used_by_a_resumed_run_and_its_copy_by_what_reads_the_run(run, flat):
+    flat.write_text(SOURCE.format(paper="changed"))
+    config = RunConfig.compose([run / "config.yaml"])
+    assert config.clip.paper == "changed"
+    with pytest.raises(UserError, match=r"plugin flat\.py has changed since the run started"):
+        check_unchanged(config, run_facts(config))
+    assert RunConfig.compose([run / "config.yaml"], use_changed_plugins=False).clip.paper == "none"
+
+
+def test_in_a_run_its_own_plugin_wins_over_a_bundled_rule_of_that_name(run):
+    for file in (run / "config.yaml", run / "plugins" / "flat.py"):
+        file.write_text(file.read_text().replace("name: flat", "name: grpo").replace('"flat"', '"grpo"'))
+    (run.parent / "flat.py").unlink()
+    assert RunConfig.compose([run / "config.yaml"]).clip.paper == "none"

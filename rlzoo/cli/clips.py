@@ -64,7 +64,7 @@ def clips_show(
         policy = zoo[name]  # raises an error that says why a rule cannot be used
         entries = [zoo.entries[policy.name]]
     else:
-        entries = [entry for entry in load_zoo([name]).entries.values() if entry.plugin.asked_for]
+        entries = load_zoo([name]).asked_for()
     if as_json:
         found = [_as_dict(entry) for entry in entries]
         print(json.dumps(found if is_path(name, zoo) else found[0], indent=2))

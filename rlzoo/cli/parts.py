@@ -132,7 +132,7 @@ def _check(kind: str, name: str, as_json: bool) -> None:
         from rlzoo.testing.parts import broken
     shelf = _shelf(kind, None)
     if name not in shelf and (name.endswith(".py") or Path(name).is_dir()):
-        parts = [entry.kind() for entry in _shelf(kind, [name]).entries.values() if entry.plugin.asked_for]
+        parts = [entry.kind() for entry in _shelf(kind, [name]).asked_for()]
     else:
         parts = [shelf.build(kind, name)]
     laws: Any = ADVANTAGE_LAWS if kind == "advantages" else CORRECTION_LAWS

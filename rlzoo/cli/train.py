@@ -43,9 +43,9 @@ def train(
     output: Annotated[Path | None, typer.Option(help="New or empty run directory.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume from the newest checkpoint in the run directory.")] = False,
     plugin: Plugins = None,
-    allow_changed_plugin: Annotated[
+    allow_changed: Annotated[
         bool,
-        typer.Option("--allow-changed-plugin", help="With --resume: allow a plugin that has changed since the run started."),
+        typer.Option("--allow-changed", help="With --resume: allow settings, code, data and a model that have changed."),
     ] = False,
     processes: Annotated[int | None, typer.Option(min=1, help="Number of processes to train with, one for each GPU.")] = None,
     deepspeed: Annotated[
@@ -79,8 +79,8 @@ def train(
     """Train a model; without --config, train the bundled model on arithmetic."""
     if devices and not dry_run:
         raise UserError("--devices needs --dry-run")
-    if allow_changed_plugin and not resume:
-        raise UserError("--allow-changed-plugin needs --resume")
+    if allow_changed and not resume:
+        raise UserError("--allow-changed needs --resume")
     check_rule_names([clip] if clip else [])
     if clip and "," in clip:
         raise UserError(f"--clip {clip!r}: a run has one rule; compare several with: rlzoo sweep --clip {shlex.quote(clip)}")
@@ -93,7 +93,7 @@ def train(
         from rlzoo.cli.launch import end_with_the_launcher, launch, must_launch
         from rlzoo.config.run_config import RunConfig
         from rlzoo.planner.preflight import check
-        from rlzoo.training.checks import check_plugins_unchanged, usual_output
+        from rlzoo.training.checks import usual_output
     before = run_to_resume(output) if resume else ()
     options = {"launch.processes": processes, "launch.deepspeed": deepspeed, "launch.fsdp": fsdp}
     overrides = [*(set_ or []), *(f"{key}={value}" for key, value in options.items() if value is not None)]
@@ -101,9 +101,9 @@ def train(
         [*before, *(config or [])], clip=clip, overrides=overrides, plugins=plugin or [], seed=seed, steps=steps, output=output
     )
     if before:
-        check_unchanged(RunConfig.compose(before), run)
-        if dry_run or must_launch(run):
-            check_plugins_unchanged(run, allowed=allow_changed_plugin)
+        from rlzoo.training.fingerprint import check_unchanged, run_facts
+
+        check_unchanged(run, run_facts(run), allow_changed=allow_changed)
     if dry_run:
         from rlzoo.cli.plan import dry_run as show_plan
 
@@ -113,7 +113,7 @@ def train(
     end_with_the_launcher()
     check(run, resume=resume)
     if must_launch(run):
-        flags = {"--quiet": quiet, "--json": as_json, "--allow-changed-plugin": allow_changed_plugin}
+        flags = {"--quiet": quiet, "--json": as_json, "--allow-changed": allow_changed}
         number = ["--show-completions", str(show_completions)]
         launch(run, resume=resume, options=[*(flag for flag, is_given in flags.items() if is_given), *number])
     else:
@@ -121,7 +121,7 @@ def train(
             show_log(logging.WARNING if quiet or as_json else logging.INFO)
             given = f"the rule of {' and '.join(map(str, config))}" if config else "the default rule"
             logger.info("no --clip: training with %s, %s; see `rlzoo clips list` for others", run.clip.name, given)
-        _train(run, resume, allow_changed_plugin, quiet, as_json, show_completions)
+        _train(run, resume, allow_changed, quiet, as_json, show_completions)
 
 
 def run_to_resume(output: Path | None) -> tuple[Path]:
@@ -133,34 +133,7 @@ def run_to_resume(output: Path | None) -> tuple[Path]:
     return (output / "config.yaml",)
 
 
-def check_unchanged(before: RunConfig, after: RunConfig) -> None:
-    """Raise `UserError` if a setting that must not change has changed since the run started."""
-    from rlzoo.journal.tracking.record import flatten
-    from rlzoo.support.redaction import redact_settings
-
-    # the saved configuration contains no secrets
-    old, new = (flatten(redact_settings(config.model_dump(mode="json"))) for config in (before, after))
-    free = () if before.learner.schedule == "constant" else ("steps",)
-    allowed = tuple(key for key in ("steps", "output", "launch.", "checkpoint.", "tracking.") if key not in free)
-    different = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
-    changed = [key for key in different if not key.startswith(allowed)]
-    for key in different:
-        if key not in changed:
-            logger.info("--resume: %s changes from %r to %r", key, old.get(key), new.get(key))
-    if "clip.name" in changed:
-        raise UserError(
-            f"--resume: the run trains with the rule {old['clip.name']}, not with {new['clip.name']}; leave out --clip to "
-            "resume it, or start a new run without --resume and with another --output"
-        )
-    if changed:
-        key = changed[0]
-        raise UserError(
-            f"--resume: {key} was {old.get(key)!r} and would be {new.get(key)!r}; a resumed run may change only "
-            f"{', '.join(name.rstrip('.') for name in allowed)}; leave out {key}, or start a new run with another --output"
-        )
-
-
-def _train(run: RunConfig, resume: bool, allow_changed_plugin: bool, is_quiet: bool, as_json: bool, num_shown: int) -> None:
+def _train(run: RunConfig, resume: bool, allow_changed: bool, is_quiet: bool, as_json: bool, num_shown: int) -> None:
     """Train in this process; if a launcher started several processes, only the first one prints."""
     from rlzoo.cli.progress import shown
 
@@ -186,7 +159,7 @@ def _train(run: RunConfig, resume: bool, allow_changed_plugin: bool, is_quiet: b
                 console.print(completions(path, step, num_shown))
 
         with quick_garbage_collection():
-            result = learn(run, observe, resume=resume, allow_changed_plugin=allow_changed_plugin, stage=view.stage)
+            result = learn(run, observe, resume=resume, allow_changed=allow_changed, stage=view.stage)
     if is_main:
         if not is_new and not as_json:
             console.print(f"all {run.steps} steps were already done; to continue the run, resume with a larger --steps")

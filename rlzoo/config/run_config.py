@@ -270,6 +270,7 @@ class RunConfig(Settings):
         clip: str | None = None,
         overrides: Sequence[str] = (),
         plugins: Sequence[str | Path] = (),
+        use_changed_plugins: bool = True,
         **settings: Any,
     ) -> Self:
         """Compose a run as the command line does; later sources override earlier ones.
@@ -282,13 +283,15 @@ class RunConfig(Settings):
             clip: name of the rule; takes precedence over the configs.
             overrides: ``"section.key=value"`` strings, with values in YAML.
             plugins: plugin files and folders, in addition to those listed in the configs.
+            use_changed_plugins: for the config of a run, whether to load a plugin that has changed since the run started,
+                instead of its copy in the run directory.
             settings: top-level fields such as ``seed=1``; fields that are None are ignored.
 
         Raises:
             UserError: a setting is not valid, or ``overrides`` contradict ``clip`` or ``settings``; the message says what was
                 given, what is allowed and what to do.
         """
-        layers = [read_config(config, plugins) for config in configs]
+        layers = [read_config(config, plugins, use_changed_plugins=use_changed_plugins) for config in configs]
         if not any("model" in layer for layer in layers):
             layers.insert(0, read_config(DEFAULT_RUN))
         changed = parse_overrides(overrides)

@@ -118,7 +118,15 @@ class RunDirectory:
             self._lock.release()
 
     @classmethod
-    def create(cls, path: Path, config_yaml: str, plugins: Sequence[str] = (), *, is_writer: bool = True) -> RunDirectory:
+    def create(
+        cls,
+        path: Path,
+        config_yaml: str,
+        plugins: Sequence[str] = (),
+        fingerprint: Mapping[str, Any] | None = None,
+        *,
+        is_writer: bool = True,
+    ) -> RunDirectory:
         """Create the directory, write ``config.yaml``, and copy the plugin files of the run.
 
         An existing directory is used if it is empty, even if it is a mount point, a link or the current directory.
@@ -140,7 +148,7 @@ class RunDirectory:
             with writing(made):
                 for name in FOLDERS:
                     (made / name).mkdir()
-                (made / IDENTITY).write_text(json.dumps({"id": uuid.uuid4().hex}) + "\n", encoding="utf-8")
+                (made / IDENTITY).write_text(_record(uuid.uuid4().hex, fingerprint or {}), encoding="utf-8")
                 copy_plugins(plugins, made / "plugins")
                 (made / "config.yaml").write_text(config_yaml, encoding="utf-8")
             # config.yaml last: there, it marks a run, and here, a directory that is not yet complete
@@ -244,6 +252,11 @@ class RunDirectory:
         if not self.is_writer:
             return
         self._replace(self.path / "summary.json", json.dumps(facts, indent=2) + "\n")
+
+    def record_change(self, fingerprint: Mapping[str, Any]) -> None:
+        """Write the fingerprint of a run that was resumed although something had changed."""
+        if self.is_writer:
+            self._replace(self.path / IDENTITY, _record(self.identity, fingerprint))
 
     def save_figure(self, name: str, write: Callable[[Path], object]) -> None:
         """Let ``write`` save a picture or an HTML page to ``figures/``, whose contents are logged to MLflow."""
@@ -373,6 +386,10 @@ class RunDirectory:
         """Replace a file atomically, and flush it to disk."""
         with writing(file, len(text)):
             write_text(file, text, self.identity)
+
+
+def _record(identity: str, fingerprint: Mapping[str, Any]) -> str:
+    return json.dumps({"id": identity, "fingerprint": fingerprint}, indent=1) + "\n"
 
 
 def _half_created(path: Path) -> set[Path]:

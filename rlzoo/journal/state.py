@@ -14,7 +14,7 @@ from rlzoo.errors import UserError, first_mistake
 from rlzoo.journal.manifest import damage
 from rlzoo.support.parsing import parse_json
 from rlzoo.support.reading import remedy
-from rlzoo.types import QueuedBatch, Rollout
+from rlzoo.types import QueuedBatch
 
 FILE = "state.json"
 IDENTITY = "run.json"
@@ -31,14 +31,11 @@ class RunState:
     num_optimizer_steps: NonNegativeInt
     next_problem: NonNegativeInt  # number of training problems sampled so far
     num_nonfinite: NonNegativeInt  # number of consecutive updates, ending with the latest, whose gradient was not finite
-    scheduler: dict[str, Any]
     alarms: dict[str, Any]
-    data: str  # hash of the training problems
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # training time so far
     run: str  # ID of the run
     periodic: bool = True  # False if saved because the run was stopped or had ended
     queue: list[QueuedBatch] = field(default_factory=list)  # batches that were sampled ahead for the next steps
-    ahead: list[Rollout] | None = None  # the responses of the next step, in checkpoints of earlier versions
 
     def write(self, folder: Path) -> None:
         """Write the state to a folder in a checkpoint."""
@@ -57,20 +54,6 @@ class RunState:
         except (OSError, ValidationError) as error:
             what = first_mistake(error) if isinstance(error, ValidationError) else error.strerror
             raise UserError(f"{str(folder / FILE)!r} is not a valid run state: {what}") from error
-        for rollout in (
-            rollout for rollouts in (state.ahead, *(batch.rollouts for batch in state.queue)) for rollout in rollouts or ()
-        ):
-            is_matched = len(rollout.response_ids) == len(rollout.rollout_log_probs) > -bool(rollout.failure)
-            if rollout.kept is not None:
-                is_matched &= rollout.kept.is_consistent and rollout.kept.num_tokens == len(rollout.response_ids)
-            is_matched &= (
-                all(0 <= start < end <= len(rollout.response_ids) for start, end in rollout.spans) or not rollout.turns
-            )
-            is_matched &= not rollout.token_versions or len(rollout.token_versions) == len(rollout.response_ids)
-            versions = (rollout.policy_version, *rollout.token_versions)
-            is_positive = min(*rollout.prompt_ids, *rollout.response_ids, *versions, 0) == 0
-            if not is_matched or not is_positive or max(versions) > state.num_optimizer_steps:
-                raise UserError(f"{str(folder / FILE)!r} is not a valid run state: inconsistent response in 'queue'")
         return state
 
 
@@ -80,6 +63,25 @@ def identity(run: Path) -> str:
     Raises:
         UserError: ``run.json`` is missing or damaged.
     """
+    found = _record(run).get("id")
+    if not isinstance(found, str):
+        raise UserError(f"{str(run / IDENTITY)!r} has no run ID; restore the file")
+    return found
+
+
+def read_fingerprint(run: Path) -> dict[str, Any]:
+    """Return what decided a run's numbers when it was started, as `training.fingerprint` describes it.
+
+    Raises:
+        UserError: ``run.json`` is missing or damaged, or has no fingerprint.
+    """
+    found = _record(run).get("fingerprint")
+    if not isinstance(found, dict):
+        raise UserError(f"{str(run / IDENTITY)!r} has no fingerprint of the run; restore the file, or start another run")
+    return found
+
+
+def _record(run: Path) -> dict[str, Any]:
     file = run / IDENTITY
     try:
         found = parse_json(file.read_text(encoding="utf-8"))
@@ -87,9 +89,7 @@ def identity(run: Path) -> str:
         raise UserError(f"{str(file)!r} is missing; restore it") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{str(file)!r} cannot be read: {error}; {remedy(error, 'restore it')}") from error
-    if not isinstance(found, dict) or not isinstance(found.get("id"), str):
-        raise UserError(f"{str(file)!r} has no run ID; restore the file")
-    return str(found["id"])
+    return found if isinstance(found, dict) else {}
 
 
 def numbered(run: Path) -> list[tuple[int, Path]]:
@@ -107,11 +107,8 @@ def newest_state(run: Path) -> Path | None:
         The folder of the state; None if the run was stopped before its first checkpoint and must start over.
 
     Raises:
-        UserError: there is no run, its checkpoints are missing or all damaged, or the newest checkpoint belongs to another
-            run.
+        UserError: the checkpoints are missing or all damaged, or the newest checkpoint belongs to another run.
     """
-    if not (run / "config.yaml").is_file():
-        raise UserError(f"--resume: {str(run)!r} is not a run directory: it has no config.yaml")
     damaged, own = "", identity(run)
     found = [(step, folder) for step, folder in numbered(run) if (folder / "state" / FILE).exists()]
     for step, folder in reversed(found):

@@ -181,7 +181,7 @@ def batch_of(step: RecordedStep) -> Batch:
 
 def _config(run: Path) -> RunConfig:
     try:
-        return RunConfig.compose([run / "config.yaml"])
+        return RunConfig.compose([run / "config.yaml"], use_changed_plugins=False)
     except UserError as error:
         raise UserError(f"{str(run)!r} has a config.yaml that is not a valid run configuration: {error}") from error
 

@@ -159,12 +159,10 @@ class Learner:
         """
         try:
             self.optimization.load(folder, num_optimizer_steps)
-            written = json.loads(read_text(folder / "policy.json", SETTINGS))
-            settings = with_secrets_of(self.policy.model_dump(mode="json"), written)
-            policy = type(self.policy).model_validate_json(json.dumps(settings))
-            if not policy.is_adaptive and policy != self.policy:
-                raise UserError(f"--resume: {str(folder / 'policy.json')!r} has different settings from this run's rule")
-            self.policy = policy
+            if self.policy.is_adaptive:  # its state is in its settings
+                written = json.loads(read_text(folder / "policy.json", SETTINGS))
+                settings = with_secrets_of(self.policy.model_dump(mode="json"), written)
+                self.policy = type(self.policy).model_validate_json(json.dumps(settings))
         except UserError:
             raise
         except (OSError, ValueError, LookupError, RuntimeError, SafetensorError) as error:

@@ -11,7 +11,7 @@ from pydantic import Field
 from rlzoo.environments import Environment, Host
 from rlzoo.errors import UserError
 from rlzoo.support.workers import Worker
-from rlzoo.tasks.task import Origin, Task, build_task
+from rlzoo.tasks.task import Origin, Task, build_task, seeded
 from rlzoo.tasks.user_code import import_named
 from rlzoo.types import Problem
 
@@ -104,22 +104,17 @@ class AskingTask(EpisodeTask):
             raise UserError(f"task.{self.task_setting}: {error}") from error
 
     @property
-    def _seeded(self) -> Task:
-        """The other task, with the run's seed unless it has its own; the seed determines the order of the questions."""
-        return self.task if self.task.seed is not None else self.task.model_copy(update={"seed": self.seed})
-
-    @property
     def graders(self) -> list[Worker]:
         """The other task's graders."""
         return self.task.graders
 
     def train_problems(self, start: int, count: int) -> list[Problem]:
         """Return the other task's training problems."""
-        return self._seeded.train_problems(start, count)
+        return seeded(self.task, self.seed).train_problems(start, count)
 
     def held_out_problems(self, count: int) -> list[Problem]:
         """Return the other task's held-out problems."""
-        return self._seeded.held_out_problems(count)
+        return self.task.held_out_problems(count)
 
     def prompts(self, problems: Sequence[Problem]) -> list[str]:
         """Start a few episodes, and return the prompts of all problems."""
@@ -129,10 +124,6 @@ class AskingTask(EpisodeTask):
     def origin(self, *, held_out: bool) -> Origin:
         """Return the origin of the other task's problems."""
         return self.task.origin(held_out=held_out)
-
-    def fingerprint(self) -> str:
-        """Return a hash of the other task's training problems."""
-        return self._seeded.fingerprint()
 
     def close(self) -> None:
         """Stop the other task's worker processes too."""

@@ -15,7 +15,7 @@ from rlzoo.support.extras import require_extra
 from rlzoo.tasks.grading import Grader
 from rlzoo.tasks.math_grading import ASK_FOR_A_BOX, MathGrader, math_worker_process
 from rlzoo.tasks.math_rows import is_file_name, read_problems
-from rlzoo.tasks.task import Origin, Task, fingerprint, is_held_out, question_key
+from rlzoo.tasks.task import Origin, Task, is_held_out, question_key
 from rlzoo.types import Problem
 
 
@@ -77,10 +77,6 @@ class MathFileTask(Task):
         if is_file_name(path):
             return Origin(path, is_file=True, size=size)
         return Origin(path, subset=self.subset, split="test" if held_out else "train", size=size)
-
-    def fingerprint(self) -> str:
-        """Return a hash of all training problems."""
-        return fingerprint(self._problems[0])
 
     @cached_property
     def _grader(self) -> Grader:

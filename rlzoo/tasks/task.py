@@ -35,7 +35,7 @@ _TASKS = {
     "tools": ("rlzoo.tasks.tools", "ToolTask"),
 }
 _OWN = "<module>:<Class>"
-_FINGERPRINTED = 256  # problems
+_FINGERPRINTED = 2048  # problems
 _HELD_OUT_SHARE = 8  # one in eight questions is held out for evaluation
 
 
@@ -164,10 +164,6 @@ class Task(Settings, ABC):
         """Return where the training or the held-out problems come from."""
         return Origin()
 
-    def fingerprint(self) -> str:
-        """Return a hash of the training problems, so that a resumed run can tell whether they have changed."""
-        return fingerprint(self.train_problems(0, _FINGERPRINTED))
-
     def close(self) -> None:
         """Stop the worker processes; the task can be used again afterwards."""
         for grader in self.graders:
@@ -231,6 +227,11 @@ def task_names() -> list[str]:
     return [*(f"{name}:<dataset>" if name == "reasoning_gym" else name for name in sorted(_TASKS)), _OWN]
 
 
+def seeded(task: Task, seed: int | None) -> Task:
+    """Return the task with its own seed, which determines the order of the questions, or with this one if it has none."""
+    return task if task.seed is not None else task.model_copy(update={"seed": seed})
+
+
 Drawn = TypeVar("Drawn", bound=Hashable)
 MAX_TRIES = 2000  # the search ends after this many consecutive draws without a new held-out problem
 
@@ -281,3 +282,9 @@ def question_key(question: str) -> str:
 def fingerprint(problems: Sequence[Problem]) -> str:
     """Return a hash that identifies these problems in this order."""
     return hashlib.sha256(repr([(problem.question, problem.answer) for problem in problems]).encode()).hexdigest()
+
+
+def train_fingerprint(task: Task) -> str:
+    """Return a hash that identifies a task's training problems, in any order; of an endless task, the first ones."""
+    problems = task.train_problems(0, task.origin(held_out=False).size or _FINGERPRINTED)
+    return fingerprint(sorted(problems, key=lambda problem: (problem.question, problem.answer)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 import os
 import time
 import uuid
@@ -14,11 +13,9 @@ from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
 from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.models.pretrained import local_model
-from rlzoo.plugin_files import changed_plugins, plugin_files
+from rlzoo.plugin_files import plugin_files
 from rlzoo.processes import check_launch, check_launcher
 from rlzoo.support.extras import INSTALL_VLLM
-
-logger = logging.getLogger("rlzoo")
 
 
 def usual_output(config: RunConfig) -> Path:
@@ -91,22 +88,3 @@ def missing_libraries(config: RunConfig) -> Iterator[str]:
     for library, (is_wanted, setting, command) in wanted.items():
         if is_wanted and importlib.util.find_spec(library) is None:
             yield f"{setting}: {library} is not installed: {command}"
-
-
-def check_plugins_unchanged(config: RunConfig, *, allowed: bool) -> None:
-    """Compare the plugins of a resumed run with the copies in its directory.
-
-    Args:
-        config: configuration of the run, whose directory is ``output``.
-        allowed: whether to log a warning instead of raising an error if a plugin has changed.
-
-    Raises:
-        UserError: the code of a plugin has changed since the run was started.
-    """
-    assert config.output is not None, "a run is resumed in its directory"
-    for plugin in changed_plugins(config.plugins, config.output / "plugins"):
-        copies = str(config.output / "plugins")
-        what = f"plugin {str(plugin)!r} has changed since the run was started (its copy is in {copies!r})"
-        if not allowed:
-            raise UserError(f"--resume: {what}; restore it, or pass --allow-changed-plugin to resume with the new code")
-        logger.warning("%s; resuming with the new code", what)

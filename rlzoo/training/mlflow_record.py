@@ -15,6 +15,7 @@ from rlzoo.support.distribution import version
 from rlzoo.support.redaction import redact_settings
 from rlzoo.tasks import Task
 from rlzoo.tasks.task import fingerprint
+from rlzoo.training.fingerprint import TRAIN_PROBLEMS
 from rlzoo.training.run import Run
 from rlzoo.zoo import load_zoo
 
@@ -85,7 +86,7 @@ def data_of(run: Run) -> tuple[Data, ...]:
     """Describe the training problems and the evaluation problems of a run."""
     config, held_out = run.config, run.rollouts.held_out
     drawn = config.steps * config.rollout.num_prompts
-    train = _data(run.task, run.data, "train", drawn)
+    train = _data(run.task, run.facts[TRAIN_PROBLEMS], "train", drawn)
     return (train, _data(run.task, fingerprint(held_out), "eval", len(held_out))) if held_out else (train,)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import shlex
 import time
@@ -10,7 +9,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -34,7 +32,7 @@ from rlzoo.rollout.rollouts import Rollouts, Sampled
 from rlzoo.tasks import Task
 from rlzoo.training.checks import usual_output
 from rlzoo.training.completions import completion_page
-from rlzoo.types import QueuedBatch
+from rlzoo.training.fingerprint import check_unchanged, model_facts, run_facts
 
 logger = logging.getLogger("rlzoo")
 
@@ -42,7 +40,7 @@ logger = logging.getLogger("rlzoo")
 class Run:
     """The rollouts, learner, monitor and run directory of one run, built from its configuration."""
 
-    def __init__(self, config: RunConfig, task: Task, *, resume: bool = False) -> None:
+    def __init__(self, config: RunConfig, task: Task, *, resume: bool = False, allow_changed: bool = False) -> None:
         self.accelerator = make_accelerator(config.launch, config.learner, dtype=config.model.dtype)
         self.is_main = self.accelerator.is_main_process
         # the time in the default name may differ between ranks
@@ -50,45 +48,55 @@ class Run:
         self.config = config.model_copy(update={"output": path})
         self.task = task
         with ExitStack() as failed:
-            checkpoint = None
-            if resume:
-                self.directory, checkpoint = self._reopen(path)
-                failed.callback(self.directory.close)
-            elif self.is_main:
+            if self.is_main and not resume:
                 RunDirectory.check_free(path)
-            self._prepare(failed)
+            check_model(config.model.path)
+            self.model, self.tokenizer = load_named(config.model)
+            if not shards_weights(config.launch):  # otherwise the weights are moved when they are sharded
+                self.model.to(self.accelerator.device)
+            self.facts = run_facts(self.config) | model_facts(self.model, self.tokenizer)
             if resume:
+                self.directory, checkpoint, is_changed = self._reopen(path, allow_changed)
+                failed.callback(self.directory.close)
+                self._prepare(failed)
                 self._restore(checkpoint)
+                if is_changed:
+                    self.directory.record_change(self.facts)
             else:
-                self.directory = RunDirectory.create(path, self.config.to_yaml(), config.plugins, is_writer=self.is_main)
+                self._prepare(failed)
+                yaml, plugins = self.config.to_yaml(), config.plugins
+                self.directory = RunDirectory.create(path, yaml, plugins, self.facts, is_writer=self.is_main)
             # every process needs this ID to name temporary folders, but only the main process is sure to see the ID's file
             self.directory.identity = gather(self.accelerator, [self.directory.identity if self.is_main else ""])[0]
             failed.pop_all()
 
-    def _reopen(self, path: Path) -> tuple[RunDirectory, Path | None]:
-        """Open the run directory and find the state to resume from. All processes raise the main process's error."""
-        found: Path | Exception | None = None
+    def _reopen(self, path: Path, allow_changed: bool) -> tuple[RunDirectory, Path | None, bool]:
+        """Open the run directory, and return the state to resume from, and whether something that decides numbers has changed.
+
+        All processes raise the main process's error.
+        """
+        found: tuple[Path | None, list[tuple[int, str]]] | Exception = None, []
         with ExitStack() as failed:
             if self.is_main:
                 try:
                     directory = RunDirectory.resume(path)
                     failed.callback(directory.close)
-                    found = newest_state(path)
+                    found = newest_state(path), check_unchanged(self.config, self.facts, allow_changed=allow_changed)
                 except (UserError, OSError) as error:
                     found = error
             found = gather(self.accelerator, [found])[0]
             if isinstance(found, Exception):
                 raise found
             failed.pop_all()
-        return (directory if self.is_main else RunDirectory(path, is_writer=False)), found
+        state, changes = found
+        for level, line in changes:
+            logger.log(level, "--resume: %s", line)
+        is_changed = any(level == logging.WARNING for level, _ in changes)
+        return (directory if self.is_main else RunDirectory(path, is_writer=False)), state, is_changed
 
     def _prepare(self, failed: ExitStack) -> None:
-        """Load the model, and build the rollouts, the learner and the monitor; ``failed`` closes the sampler."""
+        """Build the rollouts, the learner and the monitor; ``failed`` closes the sampler."""
         config = self.config
-        check_model(config.model.path)
-        self.model, self.tokenizer = load_named(config.model)
-        if not shards_weights(config.launch):  # otherwise the weights are moved when they are sharded
-            self.model.to(self.accelerator.device)
         # fail on unusable questions before anything is written
         check_task(
             self.task,
@@ -140,55 +148,26 @@ class Run:
             return
         state = RunState.read(folder)
         updates = state.step * self.config.learner.num_minibatches * self.config.learner.num_epochs
-        self._check(state, folder.parent, updates)
-        if state.data != self.data:
+        rollout, sizes = self.config.rollout, {len(batch.rollouts) for batch in state.queue if batch.rollouts is not None}
+        if state.step > self.config.steps:
             raise UserError(
-                f"--resume: the training problems of task {self.task.name!r} differ from those that the run was started with; "
-                "restore the task's data, or start another run"
+                f"--resume: checkpoint {str(folder.parent)!r} is from step {state.step}, but the run ends at step "
+                f"{self.config.steps} (steps); raise steps"
+            )
+        if len(state.queue) > rollout.max_staleness or sizes - {rollout.num_prompts * rollout.group_size}:
+            raise UserError(
+                f"--resume: {str(folder)!r} holds batches that were sampled ahead with other settings of rollout; "
+                "restore these settings"
             )
         self.learner.load(folder, state.num_optimizer_steps, updates)
-        if self.learner.scheduler.state_dict() != state.scheduler:
-            raise UserError(
-                f"--resume: the learning-rate schedule in {str(folder)!r} is not this run's schedule after {updates} updates"
-            )
         self.learner.num_nonfinite = state.num_nonfinite
-        self.rollouts.restore(state.step, state.next_problem, self._queue(state))
+        self.rollouts.restore(state.step, state.next_problem, state.queue)
         self.monitor.restore(folder, state.alarms)
         self.done, self.saved, self._before = state.step, state.step, state.seconds
         self.accelerator.wait_for_everyone()
         for step, row in enumerate(self.directory.cut_after(state.step)):
             self.remember(step, row)
         self._newest()
-
-    def _queue(self, state: RunState) -> list[QueuedBatch]:
-        """Return the batches sampled ahead; a checkpoint of an earlier version has at most one, for the latest problems."""
-        if state.ahead is None:
-            return state.queue
-        return [QueuedBatch(state.next_problem - self.config.rollout.num_prompts, state.ahead)]
-
-    def _check(self, state: RunState, folder: Path, updates: int) -> None:
-        """Reject a state that this run cannot have written, even if its checksums match."""
-        rollout, problem, queue = self.config.rollout, "", self._queue(state)
-        rounds, size = state.step + len(queue), rollout.num_prompts * rollout.group_size
-        numbers = {len(batch.rollouts) for batch in queue if batch.rollouts is not None}
-        firsts = [batch.first for batch in queue] + [state.next_problem]
-        if state.step > self.config.steps:
-            problem = f"is from step {state.step}, but the run ends at step {self.config.steps} (steps)"
-        elif state.num_optimizer_steps > updates:
-            problem = f"has taken {state.num_optimizer_steps} optimizer steps in {updates} updates"
-        elif state.next_problem % rollout.num_prompts or state.next_problem < rounds * rollout.num_prompts:
-            number = rollout.num_prompts
-            problem = f"has sampled {state.next_problem} problems, expected a multiple of {number}, at least {rounds * number}"
-        elif not rollout.dynamic_sampling and state.next_problem != rounds * rollout.num_prompts:
-            problem = f"has sampled {state.next_problem} problems, expected {rounds * rollout.num_prompts}"
-        elif len(queue) > rollout.max_staleness:
-            problem = f"holds {len(queue)} batches, more than rollout.max_staleness={rollout.max_staleness}"
-        elif numbers - {size}:
-            problem = f"holds {(numbers - {size}).pop()} responses, expected {size}"
-        elif any(first + rollout.num_prompts > following for first, following in itertools.pairwise(firsts)):
-            problem = f"holds batches that overlap: they start at problems {', '.join(map(str, firsts[:-1]))}"
-        if problem:
-            raise UserError(f"--resume: checkpoint {str(folder)!r} {problem}; it does not belong to this run; move it away")
 
     def summary(self, *, finished: bool) -> dict[str, object]:
         """Return the contents of ``summary.json``."""
@@ -250,11 +229,6 @@ class Run:
         self.rollouts.update_weights(version, self.learner.weights)
         return version
 
-    @cached_property
-    def data(self) -> str:
-        """Hash of the training problems."""
-        return self.task.fingerprint()
-
     def save(self, step: int) -> None:
         """Save a checkpoint: the model, the state of the rule, and everything that resuming needs."""
         name = f"step-{step:06d}"
@@ -287,9 +261,7 @@ class Run:
             num_optimizer_steps=self.learner.num_optimizer_steps,
             next_problem=self.rollouts.next_problem,
             num_nonfinite=self.learner.num_nonfinite,
-            scheduler=self.learner.scheduler.state_dict(),
             alarms=self.monitor.alarms.state(),
-            data=self.data,
             seconds=self.seconds,
             run=self.directory.identity,
             periodic=self.is_due(step, self.config.checkpoint.every),

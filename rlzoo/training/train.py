@@ -20,8 +20,9 @@ from rlzoo.journal.run_directory import read_metrics, why_not_written
 from rlzoo.journal.tracking.tracker import Tracker
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.support.signals import StopRequest, requested_stop
+from rlzoo.tasks.task import seeded
 from rlzoo.training.after_step import AfterStep, Observer, Stage
-from rlzoo.training.checks import check_plugins_unchanged, check_run
+from rlzoo.training.checks import check_run
 from rlzoo.training.loop import steps
 from rlzoo.training.metrics import run_metrics
 from rlzoo.training.mlflow_record import run_record
@@ -52,7 +53,7 @@ def train(
     observer: Observer | None = None,
     *,
     resume: bool = False,
-    allow_changed_plugin: bool = False,
+    allow_changed: bool = False,
     stage: Stage | None = None,
 ) -> RunResult:
     """Train a model, as ``rlzoo train`` does.
@@ -64,7 +65,8 @@ def train(
         observer: called with the metrics of each step, for progress displays.
         resume: resume from the newest checkpoint in ``config.output``.
         stage: called before work outside the training steps, such as an evaluation, for progress displays.
-        allow_changed_plugin: log a warning instead of raising an error if a plugin has changed since the run was started.
+        allow_changed: with ``resume``, log a warning instead of raising an error if something that decides the run's numbers
+            has changed since the run was started.
 
     Raises:
         UserError: the run cannot start with this configuration; nothing has been written.
@@ -73,15 +75,13 @@ def train(
         SystemExit: SIGTERM arrived; the code is 143.
     """
     check_run(config, resume=resume)
-    if resume and config.output is not None:
-        check_plugins_unchanged(config, allowed=allow_changed_plugin)
-    task = config.task if config.task.seed is not None else config.task.model_copy(update={"seed": config.seed})
+    task = seeded(config.task, config.seed)
     is_main = os.environ.get("RANK", "0") == "0"
     try:
         with task, ExitStack() as last, Tracker(config.tracking.mlflow and is_main) as tracker:
             if stage is not None and is_main:
                 stage(f"loading {config.model.path}")
-            run = Run(config, task, resume=resume)
+            run = Run(config, task, resume=resume, allow_changed=allow_changed)
             last.callback(run.directory.close)
             tracker.begin(run.directory.path, run_record(run))
             # only operations on a CPU have threads that wait for each other

@@ -49,8 +49,8 @@ def test_a_changed_plugin_is_refused_and_named(rlzoo, run):
     before = (path / "metrics.jsonl").read_text()
     file.write_text(file.read_text().replace("0.25", "0.125"))
     line = (
-        f"rlzoo: --resume: plugin '{file}' has changed since the run was started (its copy is in '{path / 'plugins'}'); "
-        "restore it, or pass --allow-changed-plugin to resume with the new code\n"
+        "rlzoo: --resume: plugin mine.py has changed since the run started; undo this, pass --allow-changed to resume with the "
+        "change, or start a new run with another --output\n"
     )
     for more in ([], ["--dry-run"], ["--processes", "2"]):
         code, out, err = rlzoo(*resume(path, *more))
@@ -58,7 +58,7 @@ def test_a_changed_plugin_is_refused_and_named(rlzoo, run):
         assert err.endswith(line)
     assert (path / "metrics.jsonl").read_text() == before
     config = RunConfig.compose([path / "config.yaml"], steps=2, output=path)
-    with pytest.raises(UserError, match=r"mine\.py' has changed since"):
+    with pytest.raises(UserError, match=r"plugin mine\.py has changed since"):
         train(config, resume=True)
 
 
@@ -66,12 +66,12 @@ def test_a_changed_plugin_is_named_and_taken_if_that_is_allowed(rlzoo, run, capl
     path, file = run
     file.write_text(file.read_text() + "# longer\n")
     with caplog.at_level(logging.WARNING, logger="rlzoo"):
-        code, _, err = rlzoo(*resume(path, "--allow-changed-plugin"))
+        code, _, err = rlzoo(*resume(path, "--allow-changed"))
     assert code == 0, err
     (told,) = [record.getMessage() for record in caplog.records if "has changed" in record.getMessage()]
-    assert told.startswith(f"plugin '{file}' has changed since the run was started")
+    assert told.startswith("--resume: plugin mine.py has changed since the run started")
     assert len((path / "metrics.jsonl").read_text().splitlines()) == 3
 
 
 def test_the_option_is_for_resuming(refused):
-    assert refused("train", "--allow-changed-plugin") == "--allow-changed-plugin needs --resume"
+    assert refused("train", "--allow-changed") == "--allow-changed needs --resume"

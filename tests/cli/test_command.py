@@ -95,8 +95,8 @@ def test_a_value_of_the_wrong_type_is_answered_in_one_line(refused):
 
 def test_another_rule_is_refused_when_a_run_is_resumed(refused, trained):
     assert refused("train", "--resume", "--output", trained.path, "--clip", "gspo") == (
-        "--resume: the run trains with the rule fspo, not with gspo; leave out --clip to resume it, or start a new run without "
-        "--resume and with another --output"
+        "--resume: clip.name was 'fspo' and would be 'gspo'; undo this, pass --allow-changed to resume with the change, or "
+        "start a new run with another --output"
     )
 
 

@@ -896,7 +896,7 @@ CHECKPOINTS = [
     attack("a later checkpoint of another run beside the run's own", future_pasted, beside=("adaptive",)),
     attack("step of a billion, sealed again", resealed(lambda state: state.update(step=10**9))),
     attack("step of a string, sealed again", resealed(lambda state: state.update(step="4"))),
-    attack("no scheduler, sealed again", resealed(lambda state: state.pop("scheduler"))),
+    attack("no alarms, sealed again", resealed(lambda state: state.pop("alarms"))),
     attack("optimizer moments of another shape, sealed again", resealed(lambda tensor: tensor[None] if tensor.ndim else tensor, "state/optimizer.safetensors")),
     attack("optimizer moments of another type, sealed again", resealed(lambda tensor: tensor.to(torch.float16), "state/optimizer.safetensors")),
     attack("optimizer without moments, sealed again", lambda case: resealed_empty(case)),

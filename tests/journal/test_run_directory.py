@@ -519,15 +519,11 @@ def test_what_is_behind_the_checkpoint_is_kept_in_another_place(run, whole, capl
         ({"step": 10**9}, "is named after step 4, but holds the state of step 1000000000"),
         ({"step": 3}, "is named after step 4, but holds the state of step 3"),
         ({"run": "another"}, "is a checkpoint of another run; move it away"),
-        ({"next_problem": 31}, "has sampled 31 problems"),
-        ({"next_problem": 10**15}, "has sampled 1000000000000000 problems"),
         ({"num_optimizer_steps": 15}, "the optimizer has taken 16 steps, expected 15"),
-        ({"num_optimizer_steps": 17}, "has taken 17 optimizer steps in 16 updates"),
+        ({"num_optimizer_steps": 17}, "the optimizer has taken 16 steps, expected 17"),
         ({"seconds": -1.0}, "seconds"),
         ({"alarms": {"bad_steps": {}, "raised": ["mine"]}}, "was not written by a run"),
         ({"alarms": {}}, "was not written by a run"),
-        ({"scheduler": {}}, "the learning-rate schedule"),
-        ({"scheduler": {"last_epoch": 16}}, "the learning-rate schedule"),
     ],
 )
 def test_a_state_that_was_changed_and_sealed_again_is_refused(run, changes, part):
@@ -580,14 +576,6 @@ def test_what_the_monitor_remembers_is_checked(run, content):
     (folder / "state" / "monitor.safetensors").write_bytes(content)
     seal(folder)
     refuses(run, "monitor.safetensors' was not written by a run")
-
-
-def test_the_settings_of_a_rule_that_does_not_adapt_are_checked(run):
-    folder = run / "checkpoints" / "step-000004"
-    file = folder / "state" / "policy.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "width_high": 0.5}))
-    seal(folder)
-    refuses(run, "has different settings from this run's rule")
 
 
 # unexpected content

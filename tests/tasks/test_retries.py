@@ -5,6 +5,7 @@ import pytest
 from rlzoo.environments.retries import Retries
 from rlzoo.errors import UserError
 from rlzoo.tasks import build_task
+from rlzoo.tasks.task import train_fingerprint
 from rlzoo.types import Problem
 from tests.tasks.math_files import write
 
@@ -53,7 +54,7 @@ def test_a_changed_row_of_the_other_tasks_file_is_noticed(tmp_path):
     files = [write(tmp_path / "one.jsonl", rows), write(tmp_path / "other.jsonl", [*rows[:-1], {**rows[-1], "answer": 0}])]
     evaluation = write(tmp_path / "eval.jsonl", [{"question": "q", "answer": 1}])
     inner = [{"name": "math_file", "path": file, "eval_path": evaluation} for file in files]
-    one, other = (build_task({"name": "retries", "inner": settings, "seed": 0}).fingerprint() for settings in inner)
+    one, other = (train_fingerprint(build_task({"name": "retries", "inner": settings, "seed": 0})) for settings in inner)
     assert one != other
 
 

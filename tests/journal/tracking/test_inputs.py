@@ -5,7 +5,7 @@ import json
 import mlflow
 import pytest
 
-from rlzoo.journal.state import RunState
+from rlzoo.journal.state import read_fingerprint
 from rlzoo.journal.tracking.record import tracking_uri
 from rlzoo.tasks.task import is_held_out
 from tests.quick import quick_run
@@ -22,7 +22,7 @@ def test_generated_questions_are_told_by_their_settings(tmp_path):
     result = quick_run(tmp_path / "run", "fspo", *settings, steps=2)
     data = used(result)
     train, source = data["train"]
-    fingerprint = RunState.read(tmp_path / "run" / "checkpoints" / "step-000002" / "state").data
+    fingerprint = read_fingerprint(tmp_path / "run")["training problems"]
     assert (train.name, train.digest) == ("arithmetic", fingerprint[:12])
     assert json.loads(train.profile) == {"num_rows": 24}  # 2 steps of 12 prompts
     assert source["tags"]["num_operands_max"] == 4
@@ -41,7 +41,7 @@ def test_a_file_of_questions_is_told_by_its_path(tmp_path):
     train, source = data[context]
     assert (context, train.name, train.source_type) == ("train", "sums.jsonl", "local")
     assert source == {"uri": str(file)}
-    fingerprint = RunState.read(tmp_path / "run" / "checkpoints" / "step-000001" / "state").data
+    fingerprint = read_fingerprint(tmp_path / "run")["training problems"]
     assert train.digest == fingerprint[:12]
     held_out = sum(1 for n in range(40) if is_held_out(f"{n}+1="))
     assert 0 < held_out < 40

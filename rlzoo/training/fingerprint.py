@@ -1,0 +1,178 @@
+"""The fingerprint of a run: what decides its numbers, so that a resumed run can name what has changed since the start."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlzoo.config.run_config import RunConfig
+from rlzoo.discovery import installed_plugins
+from rlzoo.errors import UserError
+from rlzoo.journal.state import read_fingerprint
+from rlzoo.journal.tracking.record import flatten
+from rlzoo.plugin_files import MOST, code_files, copy_names, is_output
+from rlzoo.support.distribution import DISTRIBUTION
+from rlzoo.support.redaction import redact_settings
+from rlzoo.tasks.task import fingerprint, seeded, train_fingerprint
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+FREE = ("steps", "output", "launch.", "checkpoint.", "tracking.")  # settings that a resumed run may change
+VERSION = "version of "  # a different version is reported, not refused
+MODEL = "model "  # facts about the loaded model, which a dry run does not load
+TRAIN_PROBLEMS = "training problems"
+MOST_NAMED = 5  # maximum number of differences in an error message
+
+_REFERENCE = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")  # names the user's code, as module:name
+_BLOCK = 4096  # bytes of a weight that are summed, a multiple of 8
+
+
+def run_facts(config: RunConfig) -> dict[str, Any]:
+    """Return the facts that decide a run's numbers, except those about its model.
+
+    Settings have dotted keys. The other keys contain a space, and their values are hashes or versions.
+    """
+    settings = flatten(redact_settings(config.model_dump(mode="json", exclude={"plugins"})))
+    held_out = config.task.held_out_problems(config.eval.num_problems) if config.eval.num_problems else []
+    facts = {TRAIN_PROBLEMS: train_fingerprint(seeded(config.task, config.seed)), "evaluation problems": fingerprint(held_out)}
+    facts |= {VERSION + name: metadata.version(name) for name in (DISTRIBUTION, "torch", "transformers")}
+    names: dict[Path, str] = {}
+    for name, file in _files(config, settings):
+        names.setdefault(file.resolve(), name)
+    for file, name in names.items():  # files in different folders may have the same name
+        with file.open("rb") as stream:
+            facts[name] = facts.get(name, "") + hashlib.file_digest(stream, "sha256").hexdigest()
+    return settings | facts
+
+
+def model_facts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+    """Return the facts about a model as it was loaded, before it is trained."""
+    configs = [config.to_diff_dict() for config in (model.config, model.generation_config) if config is not None]
+    where_from = {"_name_or_path", "transformers_version", "_from_model_config"}
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    facts = {
+        "configuration": [{key: value for key, value in each.items() if key not in where_from} for each in configs],
+        "tokenizer": [tokenizer.get_vocab() if backend is None else backend.to_str(), tokenizer.special_tokens_map],
+        "chat template": tokenizer.chat_template,
+    }
+    texts = {key: json.dumps(value, sort_keys=True, default=str) for key, value in facts.items()}
+    hashes = {MODEL + key: hashlib.sha256(text.encode()).hexdigest() for key, text in texts.items()}
+    return hashes | {MODEL + "weights": _hash_weights(model.state_dict())}
+
+
+def _hash_weights(weights: Mapping[str, Tensor]) -> str:
+    """Hash weights at the speed of memory: of each block of `_BLOCK` bytes, only the sum of its 64-bit words is hashed."""
+    import torch
+
+    hasher = hashlib.sha256()
+    for name, weight in sorted(weights.items()):
+        data = weight.detach().reshape(-1).view(torch.uint8)
+        data = data.clone() if data.storage_offset() % 8 else data  # 64-bit words must be aligned
+        length = len(data) // _BLOCK * _BLOCK
+        sums = data[:length].view(torch.int64).reshape(-1, _BLOCK // 8).sum(-1)
+        hasher.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
+        hasher.update(sums.cpu().numpy().tobytes() + data[length:].cpu().numpy().tobytes())
+    return hasher.hexdigest()
+
+
+def check_unchanged(config: RunConfig, facts: Mapping[str, Any], *, allow_changed: bool = False) -> list[tuple[int, str]]:
+    """Compare a resumed run with the fingerprint in its directory, which is ``config.output``.
+
+    Returns:
+        One line for each difference, with its logging level: a warning for a difference that only ``allow_changed`` allows.
+
+    Raises:
+        UserError: something that decides the run's numbers has changed; the message names it.
+    """
+    assert config.output is not None, "a run is resumed in its directory"
+    before, now = read_fingerprint(config.output), json.loads(json.dumps(facts))
+    if not any(key.startswith(MODEL) for key in now):
+        before = {key: value for key, value in before.items() if not key.startswith(MODEL)}
+    free = (*(key for key in FREE if key != "steps" or config.learner.schedule == "constant"), VERSION)
+    keys = [key for key in sorted(before | now) if before.get(key) != now.get(key)]
+    others = tuple(f"{part}." for part in ("clip", "task") if f"{part}.name" in keys)  # settings of another rule or task
+    keys = [key for key in keys if key in ("clip.name", "task.name") or not key.startswith(others)]
+    changed = [_difference(key, before, now) for key in keys if not key.startswith(free)]
+    is_fixed = config.clip.is_adaptive and any(key.startswith("clip.") for key in keys)
+    if changed and (is_fixed or not allow_changed):
+        more = f"; and {len(changed) - MOST_NAMED} more" if len(changed) > MOST_NAMED else ""
+        allow = "" if is_fixed else "pass --allow-changed to resume with the change, "  # the rule's state is in its settings
+        raise UserError(
+            f"--resume: {'; '.join(changed[:MOST_NAMED])}{more}; undo this, {allow}or start a new run with another --output"
+        )
+    lines = [(logging.INFO, _difference(key, before, now)) for key in keys if key.startswith(free)]
+    return lines + [(logging.WARNING, line) for line in changed]
+
+
+def _difference(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    if " " not in key or key.startswith(VERSION):
+        return f"{key} was {before.get(key)!r} and would be {now.get(key)!r}"
+    return f"{key} {'is new' if key not in before else 'is missing' if key not in now else 'has changed'} since the run started"
+
+
+def _files(config: RunConfig, settings: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
+    """Yield the user's files that decide a run's numbers, with their names: plugins, files in settings, and code."""
+    code: list[Path] = []
+    for path, name in copy_names(config.plugins).items():
+        for place, file in code_files(path).items():
+            yield f"plugin {name}/{place}" if path.is_dir() else f"plugin {name}", file
+            code.append(file)
+    values = [value for key, value in settings.items() if not key.startswith(FREE)]
+    texts = {text for value in values for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)}
+    yield from ((f"file {text}", path) for text in sorted(texts) if _is_file(path := Path(os.path.expanduser(text))))  # noqa: PTH111
+    parts = [config.clip, config.estimator, config.correction, config.task]
+    modules = {match[1] for match in map(_REFERENCE.fullmatch, texts) if match} | {type(part).__module__ for part in parts}
+    ours = {plugin.module for plugin in installed_plugins() if plugin.bundled} | {"rlzoo", "builtins", "__main__"}
+    names = [module for module in sorted(modules & sys.modules.keys()) if module.partition(".")[0] not in ours]
+    for start in [*code, *(Path(file) for file in (getattr(sys.modules[name], "__file__", None) for name in names) if file)]:
+        for file in _used_by(start.resolve()):
+            yield f"file {os.path.relpath(file, start.resolve().parent)}", file
+
+
+def _used_by(start: Path) -> list[Path]:
+    """Return a Python file, the user's modules that it imports, directly or not, and the files that their strings name."""
+    installed = ("site-packages", "dist-packages", f"python{sys.version_info.major}.{sys.version_info.minor}", "lib-dynload")
+    folders = [Path.cwd(), *(path for path in map(Path, sys.path) if path.name not in installed)]
+    root = next(folder for folder in start.parents if not (folder / "__init__.py").is_file())
+    package = start.relative_to(root).parts[0]
+    files = [start]
+    for file in files:
+        for name in _named_in(file):
+            for folder in (file.parent, *folders, *([root] if name.partition("/")[0] == package else [])):
+                stem = f"{folder}/{name}"
+                places = {Path(place).resolve() for place in (stem, f"{stem}.py", f"{stem}/__init__.py") if _is_file(place)}
+                files += [place for place in sorted(places - {*files}) if not is_output(place)][: MOST - len(files)]
+    return files
+
+
+def _named_in(file: Path) -> Iterator[str]:
+    """Yield the strings in a Python file, and the modules that it may import, as paths without a suffix."""
+    try:
+        tree = ast.parse(file.read_bytes() if file.suffix == ".py" else b"")
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            above = "../" * (getattr(node, "level", 0) - 1) + (getattr(node, "module", "") or "").replace(".", "/")
+            for path in (Path(above, alias.name.replace(".", "/")) for alias in node.names):
+                yield from (str(name) for name in (path, *path.parents[:-1]) if path.parts[0] != "rlzoo")
+
+
+def _is_file(path: str | Path) -> bool:
+    try:
+        return Path(path).is_file() and os.access(path, os.R_OK)
+    except (OSError, ValueError):  # too long, or with a zero byte
+        return False
