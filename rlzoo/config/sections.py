@@ -293,8 +293,3 @@ class TrackingConfig(Settings):
         le=86400,
         description="seconds between samples of CPU, memory, disk, network and GPU usage; 0: none",
     )
-    max_model_mb: float = Field(
-        100.0,
-        ge=0,
-        description="largest final model to log to MLflow as a loadable copy, in megabytes; 0: never",
-    )

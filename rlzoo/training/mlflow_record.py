@@ -36,7 +36,6 @@ def run_record(run: Run) -> Record:
         data=data_of(run),
         curves=settings.metrics,
         machine_every=settings.machine_every,
-        max_model_mb=settings.max_model_mb,
     )
 
 

@@ -61,7 +61,6 @@ class Record:
     data: tuple[Data, ...] = ()
     curves: Curves = "all"
     machine_every: float = 0.0  # seconds between samples of the machine's load; 0 for no samples
-    max_model_mb: float = 0.0  # maximum size of a final model that is logged
     status: Status = "RUNNING"
     ended: float | None = None
     step: int = 0  # step number under which `metrics` are logged

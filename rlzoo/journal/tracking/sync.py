@@ -15,7 +15,6 @@ from typing import Any
 from rlzoo.errors import RunError, UserError, one_line
 from rlzoo.journal.tracking.description import NOTE
 from rlzoo.journal.tracking.machine import FILE as MACHINE
-from rlzoo.journal.tracking.model import final_checkpoint, send_model
 from rlzoo.journal.tracking.record import EXPERIMENT_ID, FOLDER, Data, Record, Sent, without_password
 from rlzoo.journal.tracking.rows import Lines, Points, accepted_name
 from rlzoo.journal.tracking.store import artifact_repository, connect, experiment_id, find_run
@@ -148,7 +147,7 @@ class Sync:
             self.num_files += 1
 
     def _send_end(self, record: Record) -> None:
-        """Send what is complete only when the run ends: the completions table, the run's metrics, the model and the status."""
+        """Send what is complete only when the run ends: the completions table, the run's metrics and the status."""
         client, run_id = self._client, str(self.sent.run_id)
         rows = [list(row.values()) for row in sampled_completions(self.directory, record.completions)]
         table = json.dumps({"columns": ["step", *COLUMNS], "data": rows})
@@ -161,10 +160,6 @@ class Sync:
             self.sent.files[TABLE] = state
         last = {"step": record.step, "time/clock": record.ended or 0.0, **record.metrics}
         Points(client, run_id, record.curves).send([last])
-        if record.status == "FINISHED" and self._artifacts is not None:
-            checkpoint = final_checkpoint(self.directory, record.step, record.max_model_mb)
-            if checkpoint is not None:
-                send_model(client, self._uri, client.get_run(run_id), record.id, checkpoint, record.step)
         status = "KILLED" if record.status == "RUNNING" else record.status  # the run's process ended without setting a status
         client.set_terminated(run_id, status, None if record.ended is None else int(record.ended * 1000))
 
