@@ -80,8 +80,8 @@ def measure(
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-    recorded = nullcontext() if on_gpu else profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
-    with recorded as profiled:
+    recorded = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
+    with nullcontext() if on_gpu else recorded:
         model = _model(architecture, kind).to(getattr(torch, config.model.dtype)).train()
         if config.learner.gradient_checkpointing:
             _checkpoint(model)
@@ -90,7 +90,7 @@ def measure(
     if on_gpu:
         peak = torch.cuda.max_memory_allocated() - before
     else:
-        events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+        events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
         peak = max(itertools.accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
     parameters = sum(parameter.numel() for parameter in model.parameters())
     assert parameters == architecture.num_parameters
