@@ -4,6 +4,7 @@ A small server replaces vLLM's; tests/vllm has the real one.
 """
 
 import os
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -267,7 +268,8 @@ def test_a_run_whose_server_stays_away_stops_where_it_can_go_on(server, tmp_path
 @pytest.mark.parametrize(
     "attack", [hostile.endless_body, hostile.claimed_size, hostile.dripping_body, hostile.not_json, hostile.other_json]
 )
-def test_a_server_that_is_not_vllm_is_one_line(attack):
+def test_a_server_that_is_not_vllm_is_one_line(attack, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     model, tokenizer = load_pretrained("embedded", "float32")
     with hostile.serving(attack) as address:
         settings = VLLMConfig(server=address, timeout=1.0)
