@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import logging
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from inspect import isabstract
 from pathlib import Path
@@ -260,7 +262,7 @@ def _answers(plugin: Plugin, manager: pluggy.PluginManager) -> dict[str, Any]:
         _UnusableError: the plugin does not follow the interface.
     """
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stdout(sys.stderr):  # stdout may be read as JSON
             warnings.filterwarnings("ignore", message="Field name .* shadows an attribute")  # `contract_problem` reports it
             module = plugin.load()
     except (Exception, SystemExit) as error:

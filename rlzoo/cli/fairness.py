@@ -49,8 +49,7 @@ def fairness(
     judged = study(run, rules, skip_steps=skip_steps, with_cosine=False) if rules else None
     if as_json:
         found = {"run": str(run.path), "trained_with": run.trained_with, "num_responses": run.num_responses, "drift": drift}
-        found["note"] = run.problem
-        print(json.dumps({**plain(found), "rules": judged.as_dict()["rules"] if judged else []}, indent=2))
+        print(json.dumps({**plain(found), "note": run.problem, "rules": judged.as_dict()["rules"] if judged else []}, indent=2))
         return
     console = Plain()
     console.print(f"{run.num_responses:,} recorded responses in {run.path}, trained with {run.trained_with}")

@@ -8,6 +8,7 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -69,7 +70,9 @@ def main() -> NoReturn:
         _complain(": ".join([*getattr(error, "__notes__", ()), str(error)]))
         sys.exit(FAILED)
     except OSError as error:
-        if error.filename is None and error.errno not in NO_ROOM:
+        if error.filename is None and error.errno == errno.ENOENT and Path().stat().st_nlink == 0:
+            _complain("the current directory was deleted; change to another one")
+        elif error.filename is None and error.errno not in NO_ROOM:
             _show_traceback()
         else:
             _complain(": ".join(str(part) for part in (error.filename, error.strerror or error) if part is not None))

@@ -123,8 +123,7 @@ NAMED = ("advantage", "clip", "correction", "task")
 def merge(below: Mapping[str, Any], above: Mapping[str, Any], *, is_one_layer: bool = False) -> dict[str, Any]:
     """Merge two layers: sections are merged key by key, and any other value in ``above`` replaces the one in ``below``.
 
-    If ``above`` has another name, such as that of another task, the settings for the name in ``below`` are dropped. If both are
-    parts of one layer, all settings are for the last name.
+    Settings in ``below`` for another name, such as that of another task, are dropped, unless both belong to one layer.
     """
     merged = dict(below)
     for key, value in above.items():

@@ -168,3 +168,14 @@ def test_more_minibatches_than_responses(refused):
 
 def test_reward_that_is_not_there(refused):
     assert "no_such_module" in refused("train", "--set", "task.reward=no_such_module:grade")
+
+
+def test_a_current_directory_that_was_deleted_is_one_line(tmp_path, monkeypatch, capfd):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    monkeypatch.setattr("sys.argv", ["rlzoo", "train", "--dry-run"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert capfd.readouterr().err == "rlzoo: the current directory was deleted; change to another one\n"

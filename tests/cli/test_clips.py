@@ -155,3 +155,10 @@ def test_a_name_in_capital_letters_and_a_rule_in_a_file_get_a_hint(refused, tmp_
     (tmp_path / "here" / "my_rule.py").write_text("")
     for words in (("train", "--clip", "my-rule"), ("clips", "show", "my-rule")):
         assert refused(*words) == "unknown rule 'my-rule'; if my_rule.py defines it, add --plugin my_rule.py"
+
+
+def test_what_a_plugin_prints_when_it_is_imported_is_not_in_the_json(rlzoo, plugin):
+    code, out, err = rlzoo("clips", "list", "--json", "--plugin", plugin("print('hello')\n", SOUND, returned="Plain"))
+    assert code == 0
+    assert any(rule["name"] == "plain" for rule in json.loads(out))
+    assert "hello" in err

@@ -110,10 +110,9 @@ def test_a_correction_that_is_not_known_is_said_instead_of_left_out(rlzoo, sent)
     assert told in err
 
 
-def test_a_replay_needs_neither_the_reward_nor_the_data_of_a_run_that_it_reads_as_files(rlzoo, sent):
+def test_fairness_does_not_need_the_reward_of_a_run(rlzoo, sent):
     run = sent(task={"name": "arithmetic", "reward": "gone:reward"})
     assert rlzoo("fairness", run)[0] == 0
-    assert rlzoo("replay", run / "rollouts", "--clip", "fspo")[0] == 0
 
 
 def test_a_link_in_a_run_directory_creates_no_file_elsewhere(refused, sent, tmp_path):
