@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import copy
-import uuid
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 from torch.nn.functional import pad
 
 from rlzoo.errors import UserError
-from rlzoo.support.atomic import write_tensors
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -90,25 +87,3 @@ def padded(name: str, tensor: Tensor, own: int, size: int) -> Tensor:
         case "o_proj" if inner.endswith("weight"):
             return pad(tensor.reshape(len(tensor), -1, own), (0, room)).reshape(len(tensor), -1)
     return tensor
-
-
-def write_served(path: str, folder: str | Path) -> None:
-    """Write a model to a folder for ``vllm serve`` on this machine.
-
-    Args:
-        path: any valid value of ``model.path``.
-        folder: output folder, which must not exist.
-    """
-    from vllm.platforms import current_platform
-
-    from rlzoo.models.pretrained import load_pretrained
-
-    model, tokenizer = load_pretrained(path, "float32")
-    size = cpu_head_size(model.config) if current_platform.is_cpu() else head_size(model.config)
-    Path(folder).mkdir(parents=True)
-    config = model.config if size == head_size(model.config) else padded_config(model.config, size)
-    config.save_pretrained(folder)
-    model.generation_config.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    tensors = {name: tensor.clone() for name, tensor in vllm_weights(model.state_dict().items(), model.config, size)}
-    write_tensors(Path(folder) / "model.safetensors", tensors, uuid.uuid4().hex, {"format": "pt"})
