@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,10 +15,12 @@ from rlzoo.cli.compare import compare
 from rlzoo.cli.console import Plain
 from rlzoo.cli.exits import FAILED
 from rlzoo.cli.options import AsJson, Configs, Overrides, Plugins, Quiet, check_rule_names, lasting_output, loading, names_in
-from rlzoo.errors import UserError
+from rlzoo.errors import RunError, UserError
 
 if TYPE_CHECKING:
     from rlzoo.lab.sweep import Child, Sweep, SweepProcess
+
+logger = logging.getLogger("rlzoo")
 
 
 @lasting_output()
@@ -162,29 +165,31 @@ def _finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -
         raise
     finally:
         if parent:
-            with connected() as client:
+            with connected("the status of the sweep was not logged") as client:
                 client.set_terminated(parent, status)
     return failed
 
 
 def parent_of(sweep: Sweep) -> str | None:
-    """Return the ID of a new or resumed sweep's MLflow run; None if the sweep's runs are not tracked."""
+    """Return the ID of a new or resumed sweep's MLflow run; None if its runs are not tracked or the store cannot be used."""
     from rlzoo.journal.tracking.store import open_parent
-    from rlzoo.support.parsing import parse_json
-    from rlzoo.support.reading import SETTINGS, read_text, remedy
+    from rlzoo.lab.run_records import read_mapping
 
     tracking = sweep.children[0].config.tracking
     if not tracking.mlflow:
         return None
     file = sweep.folder / "sweep.json"
-    if file.exists():
-        try:
-            return str(parse_json(read_text(file, SETTINGS))["mlflow_run_id"])
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            advice = remedy(error, "remove it to start a new run")
-            raise UserError(f"{str(file)!r} contains no MLflow run ID; {advice}") from error
+    former = read_mapping(file).get("mlflow_run_id")
+    if file.exists() and not isinstance(former, str):
+        raise UserError(f"{str(file)!r} contains no MLflow run ID; remove it to start a new run")
     tags = {"kind": "sweep", "rules": ",".join(sweep.clips), "seeds": ",".join(map(str, sweep.seeds))}
-    run_id = open_parent(tracking.experiment, f"sweep {sweep.folder.name}", tags)
+    try:
+        run_id = open_parent(tracking.experiment, f"sweep {sweep.folder.name}", tags, former)
+    except RunError as error:
+        logger.warning("%s; the runs continue without a new common run in MLflow", error)
+        return former
+    if former not in (None, run_id):
+        logger.warning("MLflow has no active run %s of this sweep; the remaining runs belong to a new one", former)
     sweep.folder.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({"mlflow_run_id": run_id}) + "\n", encoding="utf-8")
     return run_id

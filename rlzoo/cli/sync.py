@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -16,11 +17,17 @@ from rlzoo.support.lock import Lock
 
 def sync(runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories, such as runs/*.")]) -> None:
     """Upload run data that MLflow did not receive during training; nothing is sent twice."""
-    from rlzoo.journal.tracking.record import Record
+    from rlzoo.journal.tracking.record import Record, sent_to, tracking_uri, without_password
 
     for directory in runs:
         if Record.read(directory) is None:
             raise UserError(f"{str(directory)!r} is not the directory of a tracked run; pass run directories, such as runs/*")
+        known = list(sent_to(directory))
+        if known and without_password(tracking_uri()) not in known and not os.environ.get("MLFLOW_TRACKING_URI"):
+            raise UserError(  # a directory that somebody sent could name any server, which would receive the credentials
+                f"{str(directory)!r} was sent to {known[-1]!r}; to confirm this address, which receives your credentials, set "
+                f"MLFLOW_TRACKING_URI={shlex.quote(known[-1])}"
+            )
     console = Plain()
     sent = [_sync(directory, console) for directory in runs]  # sync all of them, even if one fails
     if not all(sent):
@@ -28,13 +35,11 @@ def sync(runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run dir
 
 
 def _sync(directory: Path, console: Plain) -> bool:
-    from rlzoo.journal.tracking.record import FOLDER, sent_to, tracking_uri, without_password
-    from rlzoo.journal.tracking.store import bounded_store
-    from rlzoo.journal.tracking.sync import Sync, describe
+    from rlzoo.journal.tracking.record import FOLDER, tracking_uri, without_password
+    from rlzoo.journal.tracking.store import bounded_store, describe
+    from rlzoo.journal.tracking.sync import Sync
 
-    # a run may have been logged to the default store of another folder
-    known = list(sent_to(directory))
-    uri = known[-1] if known and "MLFLOW_TRACKING_URI" not in os.environ else tracking_uri()
+    uri = tracking_uri()
     lock = Lock(directory / FOLDER)
     try:
         outbox = Sync(directory, uri)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import ipaddress
 import os
@@ -78,10 +77,8 @@ def ui(
     # pass the store in the environment, since every user of this machine can read command lines
     quiet = {JOBS: "false", "MLFLOW_LOGGING_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore"}
     environment = quiet | os.environ | {"MLFLOW_BACKEND_STORE_URI": uri}
-    experiment, differing = None, []
-    with contextlib.suppress(Exception):  # the server itself reports problems with the store
-        experiment = latest_experiment()
-        differing = [] if experiment is None else differing_settings(experiment)
+    experiment = latest_experiment()
+    differing = [] if experiment is None else differing_settings(experiment)
     if differing:
         print(
             f"The view averages runs that differ in {', '.join(differing)}, so its charts do not compare rules fairly; hide "

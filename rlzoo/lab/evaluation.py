@@ -20,8 +20,9 @@ from rlzoo.config.composition import parse_overrides
 from rlzoo.config.sections import ModelConfig, RolloutConfig
 from rlzoo.errors import UserError, explain
 from rlzoo.journal.state import numbered
-from rlzoo.journal.tracking.record import Record, git_commit, run_id_of, tracking_uri, without_password
-from rlzoo.journal.tracking.sync import Sync, describe
+from rlzoo.journal.tracking.record import Record, git_commit, run_id_of, tracking_uri
+from rlzoo.journal.tracking.store import connected
+from rlzoo.journal.tracking.sync import Sync
 from rlzoo.lab.completions import Answered, EvaluationDirectory
 from rlzoo.lab.study import plain
 from rlzoo.learner.optimization import named_weights
@@ -299,12 +300,6 @@ def _track(evaluation: Evaluation, experiment: str) -> str | None:
     metrics = {name: value for result in evaluation.results for name, value in result.metrics().items()}
     record = Record.new(experiment, evaluation.path.name, tags=tags, params=params, files=("settings.yaml",))
     replace(record, status="FINISHED", ended=time.time(), metrics=metrics).write(evaluation.path)
-    uri = tracking_uri()
-    try:
-        Sync(evaluation.path, uri).send(is_over=True)
-    except Exception as error:  # any error from the store: the results are saved and can be uploaded later
-        logger.warning(
-            "results were not logged to MLflow at %s (%s); log them with: rlzoo sync %s",
-            without_password(uri), describe(error, uri), shlex.quote(str(evaluation.path)),
-        )  # fmt: skip
+    with connected(f"log the results with: rlzoo sync {shlex.quote(str(evaluation.path))}"):
+        Sync(evaluation.path, tracking_uri()).send(is_over=True)
     return run_id_of(evaluation.path)

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlzoo.journal.tracking.description import NOTE
 from rlzoo.journal.tracking.record import run_id_of, tracking_uri
-from rlzoo.journal.tracking.store import connected, is_missing
+from rlzoo.journal.tracking.store import artifact_repository, connected, find_run, is_missing
 from rlzoo.journal.tracking.views import REPORT
 from rlzoo.lab.races import Race
 from rlzoo.support.colours import RULE_TAG
@@ -20,7 +20,7 @@ LONGEST_NAME = 250
 
 
 def log_race(race: Race, page: Path) -> None:
-    """Log a comparison to the current MLflow store; do nothing if the store does not contain the runs.
+    """Log a comparison to the current MLflow store, for the runs that the store contains.
 
     Each run gets the metrics ``lre_at_<fraction>`` and ``lre_noise_at_<fraction>``. The report is stored as an
     artifact of a separate run; repeating the comparison overwrites it.
@@ -33,22 +33,22 @@ def log_race(race: Race, page: Path) -> None:
     }
     if not run_ids or is_missing(tracking_uri()):
         return
-    with connected() as client:
-        from mlflow import MlflowException
-
-        try:
-            found = {key: client.get_run(run_id) for key, run_id in run_ids.items()}
-        except MlflowException:  # the runs were sent to another store, or deleted
+    with connected("the comparison was not logged") as client:
+        found = {key: run for key, run_id in run_ids.items() if (run := find_run(client, run_id)) is not None}
+        found = {key: run for key, run in found.items() if run.info.lifecycle_stage == "active"}
+        if not found:
             return
         for contender in race.contenders:
             for seed, profile in contender.matched.items():
                 if (contender.label, seed) in found and profile.lre_max is not None:
                     run_id = run_ids[contender.label, seed]
-                    client.log_metric(run_id, f"lre_at_{race.match:g}", round(profile.lre_max, 4))
-                    client.log_metric(run_id, f"lre_noise_at_{race.match:g}", round(profile.lre_noise or 0.0, 4))
+                    client.log_metric(run_id, f"lre_at_{race.match:g}", round(profile.lre_max, 4), synchronous=True)
+                    noise = round(profile.lre_noise or 0.0, 4)
+                    client.log_metric(run_id, f"lre_noise_at_{race.match:g}", noise, synchronous=True)
         report = _report_run(client, race, page, found)
-        client.set_tag(report, NOTE, "\n\n".join([*race.highlights, "The report is the artifact `compare.html`."]))
-        client.log_artifact(report, str(page))
+        note = "\n\n".join([*race.highlights, "The report is the artifact `compare.html`."])
+        client.set_tag(report, NOTE, note, synchronous=True)
+        artifact_repository(client.get_run(report).info.artifact_uri, tracking_uri()).log_artifact(str(page))
 
 
 def _report_run(client: Any, race: Race, page: Path, runs: Mapping[Any, Any]) -> str:

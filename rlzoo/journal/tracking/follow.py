@@ -16,14 +16,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rlzoo.errors import UserError
 from rlzoo.journal.tracking.machine import Machine
 from rlzoo.journal.tracking.record import FOLDER, Record, tracking_uri
-from rlzoo.journal.tracking.store import bounded_store
-from rlzoo.journal.tracking.sync import Sync, describe
+from rlzoo.journal.tracking.store import bounded_store, describe
+from rlzoo.journal.tracking.sync import Sync
 from rlzoo.support.garbage import collect_seldom
 from rlzoo.support.lock import Lock
-from rlzoo.support.redaction import redact
 
 POLL = 1.0  # seconds between checks of the directory
 LONGEST_PAUSE = 30.0  # maximum seconds between attempts while the store cannot be reached
@@ -59,15 +57,15 @@ def follow(sync: Sync, is_over: Callable[[float], bool], uri: str) -> bool:
 
 def main() -> int:
     """Follow the directory named in the first line of stdin; do nothing if there is none."""
-    parent = os.getppid()
+    parent, line = os.getppid(), ""
     collect_seldom()
-    with bounded_store():  # loads MLflow while the run loads its model
-        line = sys.stdin.readline().rstrip("\n")
-        try:
+    try:
+        with bounded_store():  # loads MLflow while the run loads its model
+            line = sys.stdin.readline().rstrip("\n")
             return 0 if not line or _follow(Path(line), parent) else 1
-        except (UserError, OSError) as error:  # a damaged record, another follower, or a full disk
-            print(f"cannot send {line} to MLflow: {redact(str(error))}", file=sys.stderr)
-            return 1
+    except Exception as error:  # a damaged record, another follower, a full disk, or an MLflow that cannot be imported
+        print(f"cannot send {line or 'the run'} to MLflow: {describe(error, tracking_uri())}", file=sys.stderr)
+        return 1
 
 
 def _follow(directory: Path, parent: int) -> bool:

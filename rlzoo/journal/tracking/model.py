@@ -10,6 +10,7 @@ from pathlib import Path
 from platform import python_version
 from typing import Any
 
+from rlzoo.journal.tracking.store import artifact_repository
 from rlzoo.support.parsing import dump_yaml
 
 TAG = "rlzoo_checkpoint"
@@ -33,7 +34,7 @@ def model_files(folder: Path) -> list[Path]:
     return [file for file in found if file.is_file() and not file.is_symlink() and file.name not in NOT_ITS_FILES]
 
 
-def send_model(client: Any, run: Any, record_id: str, checkpoint: Path, step: int) -> None:
+def send_model(client: Any, uri: str, run: Any, record_id: str, checkpoint: Path, step: int) -> None:
     """Log a checkpoint as the model of a run, unless the store already has that model."""
     from mlflow.entities import LoggedModelOutput, LoggedModelStatus
 
@@ -48,7 +49,7 @@ def send_model(client: Any, run: Any, record_id: str, checkpoint: Path, step: in
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="rlzoo-model-") as folder:
         write_model(Path(folder), checkpoint, model, run.info.run_id)
-        client.log_model_artifacts(model.model_id, folder)
+        artifact_repository(model.artifact_location, uri).log_artifacts(folder)
     outputs = client.get_run(run.info.run_id).outputs
     if model.model_id not in [output.model_id for output in (outputs.model_outputs if outputs else ())]:
         client.log_outputs(run.info.run_id, [LoggedModelOutput(model.model_id, step)])

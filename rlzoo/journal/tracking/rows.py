@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import posixpath
+import re
+import zlib
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,13 +60,14 @@ class Points:
         new = [points(row, self._kind) for row in rows if self._is_new(row)]
         size = max(1, LARGEST_CALL // max(map(len, new), default=1))
         for start in range(0, len(new), size):  # a call may fail, so each call sends whole rows
-            self._client.log_batch(self._run_id, metrics=[point for row in new[start : start + size] for point in row])
+            batch = [point for row in new[start : start + size] for point in row]
+            self._client.log_batch(self._run_id, metrics=batch, synchronous=True)
         return len(new)
 
     def _is_new(self, row: Mapping[str, float]) -> bool:
         name = next(iter(curves(row, self._kind)), None)
         if name is not None and name not in self._last:
-            history = self._client.get_metric_history(self._run_id, name)
+            history = self._client.get_metric_history(self._run_id, accepted_name(name))
             self._last[name] = max((point.step for point in history), default=-1)
         return name is not None and row["step"] > max(self._last.values())
 
@@ -85,4 +90,14 @@ def points(row: Mapping[str, float], kind: Curves) -> list[Any]:
     from mlflow.entities import Metric
 
     stamp, step = int(row.get("time/clock", 0.0) * 1000), int(row["step"])
-    return [Metric(key, value, stamp, step) for key, value in curves(row, kind).items()]
+    return [Metric(accepted_name(key), value, stamp, step) for key, value in curves(row, kind).items()]
+
+
+@cache
+def accepted_name(name: str) -> str:
+    """Return a name as MLflow accepts it; a replacement ends with a checksum, so that two metrics never become one."""
+    is_path = posixpath.normpath(f"/{name}") == f"/{name}" and not name.startswith(("/", ".."))
+    if is_path and re.fullmatch(r"[/\w.\- :]{1,250}", name):
+        return name
+    plain = posixpath.normpath("/" + re.sub(r"[^/\w.\- :]", "_", name)).lstrip("/.")[:240]
+    return f"{plain}-{zlib.crc32(name.encode(errors='replace')):08x}"

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
+import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 
 from rlzoo.config.run_config import SAME_CONTEST
-from rlzoo.errors import UserError
-from rlzoo.journal.tracking.record import EXPERIMENT_ID, tracking_uri
+from rlzoo.errors import RunError, UserError
+from rlzoo.journal.tracking.record import EXPERIMENT_ID, tracking_uri, without_password
 from rlzoo.journal.tracking.views import FILTER, write_view
+from rlzoo.support.atomic import temporary_path
+from rlzoo.support.lock import Lock
+from rlzoo.support.redaction import redact
 from rlzoo.support.replies import bounded_replies
 
-LARGEST_REPLY = 16 * 2**20
-"""Maximum size of a reply in bytes. The largest reply, the history of a metric, has about 90 bytes per step."""
+logger = logging.getLogger("rlzoo")
 
+LARGEST_REPLY = 16 * 2**20  # bytes; the largest reply, the history of a metric, has about 90 bytes per step
 LONGEST_REPLY = 60.0  # maximum duration of a reply in seconds
-
-SPARE_MEMORY = 2**30
-"""Number of bytes that the process may allocate beyond its current memory: a compressed reply can expand a thousandfold."""
+SPARE_MEMORY = 2**30  # bytes that may be allocated beyond the current memory: a compressed reply can expand a thousandfold
+LONGEST_SETUP = 120.0  # maximum seconds to wait for a process that connects to a SQLite store; creating its tables takes 10 s
+LONGEST_ERROR = 10_000  # characters
+IN_MEMORY = ("sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite://:memory:")
+OBJECT_STORES = ("s3", "gs", "wasbs")  # schemes of artifact locations that name neither a host nor a path
 
 KIND = "mlflow.experimentKind"  # tag that makes MLflow's pages show runs and models instead of traces and judges
 
@@ -67,6 +75,9 @@ def experiment_id(client: Any, name: str, chosen: str | None = None) -> str:
                 raise  # the store cannot be reached
         raise UserError(f"{EXPERIMENT_ID}={chosen}: the store has no such active experiment; set the ID of an existing one")
     found = client.get_experiment_by_name(name)
+    if found and found.lifecycle_stage != "active":
+        how = f"mlflow experiments restore --experiment-id {found.experiment_id}"
+        raise RunError(f"experiment {name!r} was deleted in MLflow; set {EXPERIMENT_ID}, or restore it with: {how}")
     if found:
         return str(found.experiment_id)
     try:
@@ -89,7 +100,8 @@ def latest_experiment() -> str | None:
             return None
         newest = runs[0].info.experiment_id if runs else own[0].experiment_id  # runs are sorted newest first
         latest = os.environ.get(EXPERIMENT_ID) or str(newest)
-        write_view(client, latest)
+        with suppress(Exception):  # a read-only store
+            write_view(client, latest)
         return latest
 
 
@@ -107,22 +119,90 @@ def differing_settings(experiment: str) -> list[str]:
 
 def is_missing(uri: str) -> bool:
     """Whether the store is a SQLite file that does not exist. Connecting to such a store would create the file."""
-    prefix = "sqlite:///"
-    return uri.startswith(prefix) and not Path(uri.removeprefix(prefix).partition("?")[0]).exists()
+    file = _sqlite_file(uri)
+    return file is not None and not file.exists()
 
 
-def open_parent(experiment: str, run_name: str, tags: Mapping[str, str]) -> str:
-    """Create an MLflow run under which other runs will be nested, and return its ID."""
+def _sqlite_file(uri: str) -> Path | None:
+    name = uri.removeprefix("sqlite:///").partition("?")[0]
+    return None if name == uri or name.startswith((":", "file:")) or not name else Path(name)
+
+
+def open_parent(experiment: str, run_name: str, tags: Mapping[str, str], former: str | None = None) -> str:
+    """Return the ID of the MLflow run that contains other runs: ``former`` if the store has it, otherwise a new run."""
     with connected() as client:
+        run = None if former is None else find_run(client, former)
+        if run is not None and run.info.lifecycle_stage == "active":
+            return str(former)
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment
         entry = experiment_id(client, name, os.environ.get(EXPERIMENT_ID))
         return str(client.create_run(entry, run_name=run_name, tags=dict(tags)).info.run_id)
 
 
-@contextmanager
-def connected() -> Iterator[Any]:
-    """Yield an MLflow client for the current store, with the limits of `bounded_store`."""
-    with bounded_store():
-        from mlflow import MlflowClient
+def find_run(client: Any, run_id: str) -> Any:
+    """Return a run, which may be deleted but can then be restored; None if the store does not have it."""
+    from mlflow import MlflowException
 
-        yield MlflowClient(tracking_uri())
+    try:
+        return client.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            raise
+        return None
+
+
+@contextmanager
+def connected(otherwise: str = "") -> Iterator[Any]:
+    """Yield a client for the current store, with limits; any error is logged with ``otherwise``, or raised in one line."""
+    uri = tracking_uri()
+    try:
+        with bounded_store():
+            yield connect(uri)
+    except Exception as error:
+        problem = f"MLflow at {without_password(uri)} cannot be used ({describe(error, uri)})"
+        if not otherwise:
+            raise error if isinstance(error, UserError) else RunError(problem) from error
+        logger.warning("%s; %s", problem, otherwise)
+
+
+def connect(uri: str) -> Any:
+    """Return an MLflow client; a lock and a temporary name protect a SQLite store whose tables MLflow creates or upgrades."""
+    if uri in IN_MEMORY:
+        raise UserError(f"{uri!r} is an in-memory database and ends with the process; use a file, such as sqlite:///mlflow.db")
+    from mlflow import MlflowClient
+
+    file = _sqlite_file(uri)
+    if file is None:
+        return MlflowClient(uri)
+    with ExitStack() as stack:
+        with suppress(OSError):  # a read-only folder
+            beside = file.with_name(f".{file.name}.lock")
+            beside.mkdir(parents=True, exist_ok=True)
+            stack.callback(Lock(beside, LONGEST_SETUP).release)
+        if not file.exists():
+            new = temporary_path(file.absolute(), "new")
+            new.unlink(missing_ok=True)
+            MlflowClient(f"sqlite:///{new}")
+            new.rename(file)
+        with closing(sqlite3.connect(file, timeout=20)) as store:  # MLflow retries for 100 s if the file is no database
+            store.execute("SELECT 1 FROM sqlite_master")
+        return MlflowClient(uri)
+
+
+def artifact_repository(location: str, uri: str) -> Any:
+    """Return MLflow's access to the location of files that a store named; a server must not name a path or another host."""
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    place, server = urlsplit(location), urlsplit(uri)
+    is_own = place.scheme in ("mlflow-artifacts", server.scheme) and place.netloc in ("", server.netloc.rpartition("@")[2])
+    if server.scheme in ("http", "https") and not is_own and place.scheme not in OBJECT_STORES:
+        raise RunError(f"no files are sent to {redact(location)[:200]!r}; start the server with --serve-artifacts")
+    return get_artifact_repository(location, tracking_uri=uri)
+
+
+def describe(error: Exception, uri: str) -> str:
+    """Format an error from the store as one line, without passwords."""
+    text = str(error)[:LONGEST_ERROR].replace(uri, without_password(uri))  # a reply can be megabytes long
+    printable = "".join(char if char.isprintable() else " " for char in text)  # and contain control characters
+    kind = "" if isinstance(error, UserError | RunError) else f"{type(error).__name__}: "
+    return f"{kind}{redact(' '.join(printable.split()))[:300]}".rstrip(": ")

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from rlzoo.errors import UserError
+from rlzoo.errors import RunError, UserError
 from rlzoo.journal.tracking.description import NOTE
 from rlzoo.journal.tracking.machine import FILE as MACHINE
 from rlzoo.journal.tracking.model import final_checkpoint, send_model
 from rlzoo.journal.tracking.record import EXPERIMENT_ID, FOLDER, Data, Record, Sent, without_password
-from rlzoo.journal.tracking.rows import Lines, Points
-from rlzoo.journal.tracking.store import experiment_id
+from rlzoo.journal.tracking.rows import Lines, Points, accepted_name
+from rlzoo.journal.tracking.store import artifact_repository, connect, experiment_id, find_run
 from rlzoo.support.parsing import parse_json
-from rlzoo.support.redaction import redact
+
+logger = logging.getLogger("rlzoo")
 
 ID_TAG = "rlzoo_id"
 CONTEXT = "mlflow.data.context"
@@ -27,10 +30,8 @@ SHOWN_DIGEST = 12  # number of characters: enough to distinguish data sets, but 
 TABLE = "completions.json"
 COLUMNS = ("question", "answer", "response", "reward", "advantage", "clipped", "length")
 SHOWN = (".png", ".html")  # files in figures/ that are logged
+LONGEST_WARNING = 500  # characters
 LOGGED = "mlflow.loggedArtifacts"  # tag that marks artifacts as tables for MLflow
-
-IN_MEMORY = ("sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite://:memory:")
-LONGEST_ERROR = 10_000  # characters
 
 
 class Sync:
@@ -43,6 +44,8 @@ class Sync:
         self._uri = uri
         self._client: Any = None  # created by the first call that reaches the store
         self._tags: dict[str, str] = {}  # tags in the store
+        self._artifacts: Any = None  # None if the location that the store names is refused
+        self._notes: set[str] = set()  # warnings that were logged or will be
 
     def send(self, *, is_over: bool) -> None:
         """Send everything that is new.
@@ -55,10 +58,14 @@ class Sync:
         """
         record = Record.read(self.directory)
         assert record is not None, "a directory is tracked after its record is written"
+        former = set(self._notes)
         try:
             if self._client is None:
                 self._connect(record)
-            self.num_rows += self._points.send(self._lines.added())
+            rows = self._lines.added()
+            self.num_rows += self._points.send(rows)
+            names = {name: accepted_name(name) for name in chain(record.params, record.metrics, *rows)}
+            self._notes |= {f"{name!r} is logged as {new!r}" for name, new in names.items() if new != name}
             self._machine_points.send(self._machine_lines.added())
             self._send_tags(record)
             self._send_files(record, is_over)
@@ -67,6 +74,8 @@ class Sync:
         except Exception:
             self._client = None
             raise
+        if self._notes > former:
+            logger.warning("MLflow: %s", "; ".join(sorted(self._notes - former))[:LONGEST_WARNING])
         self.report(None)
 
     def report(self, trouble: str | None) -> None:
@@ -76,16 +85,14 @@ class Sync:
 
     def _connect(self, record: Record) -> None:
         """Find or create the run in the store, and send its parameters and data sets."""
-        from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        if self._uri in IN_MEMORY:
-            raise UserError(
-                f"{self._uri!r} is an in-memory database, which ends with the process; use a file, such as sqlite:///mlflow.db"
-            )
-        client = MlflowClient(self._uri)
+        client = connect(self._uri)
         run = self._find(client, record)
         run_id = str(run.info.run_id)
+        if run.info.lifecycle_stage != "active":
+            how = f"mlflow runs restore --run-id {run_id}"
+            raise RunError(f"run {run_id} was deleted in MLflow, so its data is not sent; restore it with: {how}")
         if run_id != self.sent.run_id:
             self.sent = Sent(record.id, run_id)
             self.report(None)
@@ -94,19 +101,21 @@ class Sync:
         written = {NOTE: record.tags.get(NOTE, "")} if NOTE in run.data.tags else {}  # a user may have edited the note
         self._tags = {**run.data.tags, **written}
         send_inputs(client, run, record.data)
-        params = [Param(key, value) for key, value in record.params.items() if key not in run.data.params]
-        client.log_batch(run_id, params=params)
+        params = {accepted_name(key): value for key, value in record.params.items()}
+        new = [Param(key, value) for key, value in params.items() if key not in run.data.params]
+        client.log_batch(run_id, params=new, synchronous=True)
         self._lines, self._points = Lines(self.directory / "metrics.jsonl"), Points(client, run_id, record.curves)
         self._machine_lines, self._machine_points = Lines(self.directory / FOLDER / MACHINE), Points(client, run_id, "all")
+        try:
+            self._artifacts = artifact_repository(run.info.artifact_uri, self._uri)
+        except RunError as error:
+            self._artifacts, self._notes = None, self._notes | {str(error)}
         self._client = client
 
     def _find(self, client: Any, record: Record) -> Any:
         """Find the run in the store, or create it."""
-        from mlflow import MlflowException
-
-        if self.sent.run_id is not None:
-            with suppress(MlflowException):  # the store was deleted; if the store is down, the next call raises an error
-                return client.get_run(self.sent.run_id)
+        if self.sent.run_id is not None and (run := find_run(client, self.sent.run_id)) is not None:
+            return run
         chosen = os.environ.get(EXPERIMENT_ID) or record.experiment_ids.get(without_password(self._uri))
         experiment = experiment_id(client, record.experiment, chosen)
         for run in client.search_runs([experiment], f"tags.{ID_TAG} = '{record.id}'"):  # created by a killed process
@@ -118,7 +127,7 @@ class Sync:
         from mlflow.entities import RunTag
 
         tags = {name: value for name, value in record.tags.items() if value and self._tags.get(name) != value}
-        self._client.log_batch(self.sent.run_id, tags=[RunTag(name, value) for name, value in tags.items()])
+        self._client.log_batch(self.sent.run_id, tags=[RunTag(name, value) for name, value in tags.items()], synchronous=True)
         self._tags |= tags
 
     def _send_files(self, record: Record, is_over: bool) -> None:
@@ -132,11 +141,11 @@ class Sync:
 
     def _send_file(self, file: Path, name: str) -> None:
         # an untrusted run directory could name or link to any file
-        if not file.exists() or not file.resolve().is_relative_to(self.directory.resolve()):
+        if self._artifacts is None or not file.exists() or not file.resolve().is_relative_to(self.directory.resolve()):
             return
         state = [file.stat().st_size, file.stat().st_mtime_ns]
         if self.sent.files.get(name) != state:
-            self._client.log_artifact(self.sent.run_id, str(file), str(PurePosixPath(name).parent) if "/" in name else None)
+            self._artifacts.log_artifact(str(file), str(PurePosixPath(name).parent) if "/" in name else None)
             self.sent.files[name] = state
             self.num_files += 1
 
@@ -146,26 +155,20 @@ class Sync:
         rows = [list(row.values()) for row in sampled_completions(self.directory, record.completions)]
         table = json.dumps({"columns": ["step", *COLUMNS], "data": rows})
         state = [len(table), zlib.crc32(table.encode())]
-        if rows and self.sent.files.get(TABLE) != state:
-            client.log_text(run_id, table, TABLE)
-            client.set_tag(run_id, LOGGED, json.dumps([{"path": TABLE, "type": "table"}]))
+        if rows and self._artifacts is not None and self.sent.files.get(TABLE) != state:
+            with tempfile.TemporaryDirectory(prefix="rlzoo-table-") as folder:
+                Path(folder, TABLE).write_text(table, encoding="utf-8")
+                self._artifacts.log_artifact(str(Path(folder, TABLE)))
+            client.set_tag(run_id, LOGGED, json.dumps([{"path": TABLE, "type": "table"}]), synchronous=True)
             self.sent.files[TABLE] = state
         last = {"step": record.step, "time/clock": record.ended or 0.0, **record.metrics}
         Points(client, run_id, record.curves).send([last])
-        if record.status == "FINISHED":
+        if record.status == "FINISHED" and self._artifacts is not None:
             checkpoint = final_checkpoint(self.directory, record.step, record.max_model_mb)
             if checkpoint is not None:
-                send_model(client, client.get_run(run_id), record.id, checkpoint, record.step)
+                send_model(client, self._uri, client.get_run(run_id), record.id, checkpoint, record.step)
         status = "KILLED" if record.status == "RUNNING" else record.status  # the run's process ended without setting a status
         client.set_terminated(run_id, status, None if record.ended is None else int(record.ended * 1000))
-
-
-def describe(error: Exception, uri: str) -> str:
-    """Format an error from the store as one line, without passwords."""
-    text = str(error)[:LONGEST_ERROR].replace(uri, without_password(uri))  # a reply can be megabytes long
-    printable = "".join(char if char.isprintable() else " " for char in text)  # and contain control characters
-    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-    return f"{kind}{redact(' '.join(printable.split()))[:300]}".rstrip(": ")
 
 
 def send_inputs(client: Any, run: Any, used: Iterable[Data]) -> None:

@@ -93,7 +93,8 @@ class Tracker:
             with contextlib.nullcontext() if error is None else contextlib.suppress(OSError):  # keep the run's own error
                 replace(self._record, status=status, ended=time.time()).write(self._directory)
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # the process has exited and has not read the directory
+            self._process.stdin.close()
         try:
             if self._directory is not None:
                 self._wait(self._process, self._directory)

@@ -14,8 +14,8 @@ from rlzoo.cli.sync import sync
 from rlzoo.journal.tracking import store as store_module
 from rlzoo.journal.tracking import tracker as tracker_module
 from rlzoo.journal.tracking.record import Record, Sent, run_id_of, tracking_uri
-from rlzoo.journal.tracking.store import bounded_store
-from rlzoo.journal.tracking.sync import Sync, describe
+from rlzoo.journal.tracking.store import bounded_store, describe
+from rlzoo.journal.tracking.sync import Sync
 from rlzoo.journal.tracking.tracker import Tracker
 from tests.journal.tracking import hostile
 from tests.journal.tracking.followed import add_row, end, history, send, store
