@@ -6,11 +6,13 @@ import re
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -259,11 +261,26 @@ def test_an_environment_that_takes_mlflows_checks_away_is_refused(refused, monke
     assert refused("ui").startswith(name)
 
 
-def test_a_password_in_the_stores_address_is_neither_shown_nor_on_the_command_line(started, capsys, monkeypatch):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://me:hunter2@host/db")
+def test_a_password_in_the_stores_address_is_neither_shown_nor_on_the_command_line(started, capsys, monkeypatch, own_store):
+    address = f"sqlite:///file:{own_store}/mlflow.db?uri=true&password=hunter2"  # SQLite ignores unknown parameters
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
     command, environment = started("127.0.0.1")
     assert "hunter2" not in " ".join([*command, *capsys.readouterr()])
-    assert environment["MLFLOW_BACKEND_STORE_URI"] == "postgresql://me:hunter2@host/db"
+    assert environment["MLFLOW_BACKEND_STORE_URI"] == address
+
+
+@pytest.mark.parametrize("kind", ["damaged", "of another version"])
+def test_a_store_that_cannot_be_opened_is_one_line_and_no_server_starts(rlzoo, own_store, kind):
+    if kind == "damaged":
+        (own_store / "mlflow.db").write_text("not a database\n" * 100)
+    else:
+        with closing(sqlite3.connect(own_store / "mlflow.db")) as store:
+            store.execute("UPDATE alembic_version SET version_num = '0123456789ab'")
+            store.commit()
+    code, _, err = rlzoo("ui", "--port", "5986")
+    assert code == 1
+    assert err.startswith("rlzoo: MLflow at sqlite:///")
+    assert err.count("\n") == 1
 
 
 def test_without_a_store_it_says_what_to_do_and_makes_none(refused, monkeypatch, tmp_path):

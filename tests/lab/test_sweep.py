@@ -11,6 +11,7 @@ from pathlib import Path
 import mlflow
 import pytest
 
+from rlzoo.cli.sweep import parent_of
 from rlzoo.errors import UserError
 from rlzoo.lab.sweep import Sweep, parse_seeds, slots
 
@@ -224,3 +225,43 @@ def test_a_sweep_in_the_home_folder_is_there(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (child,) = Sweep(Path("~/race"), ("grpo",), (0,)).children
     assert child.path == child.config.output == tmp_path / "race" / "grpo-0"
+
+
+def small_sweep(folder):
+    return Sweep(folder, ("fspo",), (0,), overrides=QUICK)
+
+
+@pytest.mark.parametrize("lost", ["unknown", "deleted"])
+def test_a_sweep_whose_common_run_is_gone_gets_a_new_one(tmp_path, caplog, lost):
+    client = mlflow.MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
+    former = "f" * 32
+    if lost == "deleted":
+        former = parent_of(small_sweep(tmp_path))
+        client.delete_run(former)
+    (tmp_path / "sweep.json").write_text(json.dumps({"mlflow_run_id": former}))
+    parent = parent_of(small_sweep(tmp_path))
+    assert client.get_run(parent).info.lifecycle_stage == "active"
+    assert json.loads((tmp_path / "sweep.json").read_text()) == {"mlflow_run_id": parent}
+    assert f"MLflow has no active run {former} of this sweep" in caplog.text
+    assert parent_of(small_sweep(tmp_path)) == parent
+
+
+@pytest.mark.parametrize("former", [None, "f" * 32])
+def test_a_sweep_does_not_wait_for_a_store_that_is_down(tmp_path, monkeypatch, caplog, former):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:hunter2@127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    if former is not None:
+        (tmp_path / "sweep.json").write_text(json.dumps({"mlflow_run_id": former}))
+    assert parent_of(small_sweep(tmp_path)) == former
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert line.startswith("MLflow at http://127.0.0.1:9 cannot be used (")
+    assert line.endswith("; the runs continue without a new common run in MLflow")
+    assert "hunter2" not in line
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"mlflow_run_id": 3}'])
+def test_a_file_without_the_id_of_a_common_run_is_not_overwritten(tmp_path, content):
+    (tmp_path / "sweep.json").write_text(content)
+    with pytest.raises(UserError, match=r"sweep.json' contains no MLflow run ID; remove it"):
+        parent_of(small_sweep(tmp_path))
+    assert (tmp_path / "sweep.json").read_text() == content

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import mlflow
 import pytest
+from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 
 from rlzoo.journal.tracking.model import final_checkpoint, model_files
 from rlzoo.journal.tracking.record import Record, run_id_of, tracking_uri
@@ -58,13 +59,19 @@ def test_a_model_is_sent_once_whoever_sends_it(finished):
     assert [(output.model_id, output.step) for output in run.outputs.model_outputs] == [(model.model_id, 4)]
 
 
-@pytest.mark.parametrize("fails", ["log_model_artifacts", "log_outputs", "finalize_logged_model"])
-def test_a_model_that_was_sent_half_is_completed(finished, fails, monkeypatch):
+CLIENT = mlflow.MlflowClient
+
+
+@pytest.mark.parametrize(
+    ("kind", "fails"),
+    [(LocalArtifactRepository, "log_artifacts"), (CLIENT, "log_outputs"), (CLIENT, "finalize_logged_model")],
+)
+def test_a_model_that_was_sent_half_is_completed(finished, kind, fails, monkeypatch):
     def no_answer(*arguments):
         raise mlflow.MlflowException("no answer")
 
     with monkeypatch.context() as patch:
-        patch.setattr(mlflow.MlflowClient, fails, no_answer)
+        patch.setattr(kind, fails, no_answer)
         with pytest.raises(mlflow.MlflowException, match="no answer"):
             send(finished)
     assert [model.status for model in models()] == ["PENDING"]

@@ -8,7 +8,7 @@ from mlflow import MlflowClient
 
 from rlzoo import load_zoo
 from rlzoo.journal.tracking.record import tracking_uri
-from rlzoo.journal.tracking.rows import LARGEST_CALL, Lines, Points, curves, is_curated
+from rlzoo.journal.tracking.rows import LARGEST_CALL, Lines, Points, accepted_name, curves, is_curated
 
 CONTRACT = [
     "reward/mean", "reward/std", "reward/zero_std_groups", "eval/accuracy", "response/length_mean", "response/truncated",
@@ -54,3 +54,37 @@ def test_a_row_larger_than_a_call_is_sent_and_so_are_those_after_it(tmp_path):
     assert Points(client, run_id, "all").send(Lines(file).added()) == 3
     assert len(client.get_run(run_id).data.metrics) == LARGEST_CALL + 1
     assert [metric.step for metric in client.get_metric_history(run_id, "m0")] == [0, 1, 2]
+
+
+NAMES = [
+    "pass@1",
+    "pass%1",
+    "correct!",
+    "../up",
+    "/root",
+    "a//b",
+    "a/",
+    ".",
+    "..",
+    "",
+    " \n",
+    "env/\u2713",
+    "x" * 251,
+    "a/./b",
+    "..a",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_becomes_one_that_mlflow_accepts(name):
+    client = MlflowClient(tracking_uri())
+    run_id = client.create_run(client.create_experiment("names")).info.run_id
+    Points(client, run_id, "all").send([{"step": 1, name: 0.5, "reward/mean": 0.25}])
+    assert client.get_run(run_id).data.metrics == {accepted_name(name): 0.5, "reward/mean": 0.25}
+
+
+def test_two_names_never_become_one_and_good_names_are_kept():
+    assert len({accepted_name(name) for name in NAMES}) == len(NAMES)
+    for name in ("reward/mean", "clip/fraction:0.1 to 0.2", "a-b_c.d", "x" * 250):
+        assert accepted_name(name) == name
+    assert accepted_name("env/pass@1") == "env/pass_1-32c5e96e"  # a resumed run must continue the same curve

@@ -5,20 +5,24 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import mlflow
 import psutil
 import pytest
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from rlzoo.cli.sync import sync
+from rlzoo.errors import RunError
 from rlzoo.journal.tracking import store as store_module
 from rlzoo.journal.tracking import tracker as tracker_module
 from rlzoo.journal.tracking.record import Record, Sent, run_id_of, tracking_uri
-from rlzoo.journal.tracking.store import bounded_store, describe
+from rlzoo.journal.tracking.rows import accepted_name
+from rlzoo.journal.tracking.store import bounded_store, describe, latest_experiment
 from rlzoo.journal.tracking.sync import Sync
 from rlzoo.journal.tracking.tracker import Tracker
 from tests.journal.tracking import hostile
-from tests.journal.tracking.followed import add_row, end, history, send, store
+from tests.journal.tracking.followed import add_row, end, history, send, store, three_steps
 
 
 def error_of(sending):
@@ -150,3 +154,87 @@ def test_a_strange_tracking_uri_is_one_line(uri, directory, monkeypatch, tmp_pat
     assert line.isprintable()
     assert len(line) < 400
     assert Sent.read(directory, uri).trouble == line
+
+
+def test_an_environment_that_asks_for_asynchronous_logging_loses_no_error(directory, monkeypatch):
+    def full(*arguments, **options):
+        raise mlflow.MlflowException("disk is full")
+
+    monkeypatch.setenv("MLFLOW_ENABLE_ASYNC_LOGGING", "true")
+    sending = Sync(directory, tracking_uri())
+    with monkeypatch.context() as patch:
+        patch.setattr(SqlAlchemyStore, "log_batch", full)
+        with pytest.raises(mlflow.MlflowException, match="disk is full"):
+            sending.send(is_over=True)
+    sending.send(is_over=True)
+    assert [point[0] for point in history(directory)] == [0, 1, 2]
+
+
+def test_names_that_mlflow_refuses_are_replaced_with_one_warning(directory, caplog):
+    record = replace(Record.read(directory), params={"task.arguments.correct!": "yes", "seed": "0"})
+    record.write(directory)
+    add_row(directory, 3, **{"env/pass@1": 1.0})
+    end(directory, metrics={"env/best@1": 0.75, "reward": 0.5})
+    send(directory)
+    run = store().get_run(run_id_of(directory))
+    assert set(run.data.params.values()) == {"yes", "0"}
+    assert sorted(run.data.metrics.values()) == [0.3, 0.5, 0.75, 1.0]
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    for name in ("env/pass@1", "env/best@1", "task.arguments.correct!"):
+        assert f"{name!r} is logged as {accepted_name(name)!r}" in line
+
+
+@pytest.mark.parametrize("kind", ["run", "experiment"])
+def test_what_was_deleted_in_mlflow_is_named_with_the_command_that_restores_it(directory, kind):
+    send(directory, is_over=False)
+    run = store().get_run(run_id_of(directory))
+    if kind == "run":
+        store().delete_run(run.info.run_id)
+        expected = f"run {run.info.run_id} was deleted in MLflow.*mlflow runs restore --run-id {run.info.run_id}"
+    else:
+        store().delete_experiment(run.info.experiment_id)
+        (directory / "tracking" / "sent.json").unlink()
+        expected = f"'tests' was deleted in MLflow.*mlflow experiments restore --experiment-id {run.info.experiment_id}"
+    with pytest.raises(RunError, match=expected):
+        send(directory)
+
+
+def test_a_file_that_is_no_store_is_one_line_at_once(tmp_path, monkeypatch):
+    (tmp_path / "mlflow.db").write_text("not a database\n" * 100)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    started = time.monotonic()
+    with pytest.raises(RunError, match=r"^MLflow at sqlite:///.*cannot be used \(DatabaseError: file is not a database\)$"):
+        latest_experiment()
+    assert time.monotonic() - started < 10
+
+
+SEND = """
+import sys
+from pathlib import Path
+from rlzoo.journal.tracking.sync import Sync
+Sync(Path(sys.argv[1]), sys.argv[2]).send(is_over=True)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_runs_that_begin_at_once_share_a_new_store_even_if_its_creation_was_killed(tmp_path):
+    uri = f"sqlite:///{tmp_path}/new/mlflow.db"
+    folders = [tmp_path / str(number) for number in range(4)]
+    for folder in folders:
+        folder.mkdir()
+        three_steps(folder)
+
+    def start(folder):
+        return subprocess.Popen([sys.executable, "-c", SEND, folder, uri], stderr=subprocess.PIPE, text=True)
+
+    with start(folders[0]) as killed:
+        while not any(file.stat().st_size > 2**16 for file in tmp_path.glob("new/*mlflow.db*") if file.is_file()):
+            assert killed.poll() is None, killed.stderr.read()
+            time.sleep(0.05)
+        killed.kill()
+    processes = [start(folder) for folder in folders]
+    for process in processes:
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors
+    assert len(mlflow.MlflowClient(uri).search_runs(["1"])) == 4

@@ -4,6 +4,7 @@ import json
 
 import mlflow
 import pytest
+from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 
 from rlzoo.journal.tracking.description import NOTE
 from rlzoo.journal.tracking.record import run_id_of
@@ -45,7 +46,7 @@ def test_an_unchanged_table_is_not_sent_again(directory, monkeypatch):
     end(directory)
     send(directory)
     calls = []
-    monkeypatch.setattr(mlflow.MlflowClient, "log_artifact", lambda *given: calls.append(given))
+    monkeypatch.setattr(LocalArtifactRepository, "log_artifact", lambda *given: calls.append(given))
     send(directory)
     assert calls == []
 

@@ -102,6 +102,25 @@ def test_a_run_whose_follower_is_killed_goes_on(directory, caplog):
     assert f"rlzoo sync {directory}" in caplog.text
 
 
+def test_a_follower_that_dies_before_it_has_begun_costs_the_run_nothing(directory, caplog):
+    with Tracker(is_on=True) as tracker:
+        os.kill(tracker._process.pid, signal.SIGKILL)
+        tracker._process.wait()
+        tracker.begin(directory, Record.new("tests", "mine", tags={}, params={}))
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "the process that sends the data exited with code -9" in line
+    assert f"rlzoo sync {directory}" in line
+
+
+def test_a_follower_that_cannot_import_mlflow_says_so_in_one_line(directory, tmp_path, monkeypatch, capfd, caplog):
+    (tmp_path / "broken" / "mlflow").mkdir(parents=True)
+    (tmp_path / "broken" / "mlflow" / "__init__.py").write_text("raise RuntimeError('no home directory')\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "broken"), *sys.path]))
+    tracked(directory)
+    assert capfd.readouterr().err == "cannot send the run to MLflow: RuntimeError: no home directory\n"
+    assert f"rlzoo sync {directory}" in caplog.text
+
+
 @pytest.mark.long
 def test_a_store_that_cannot_be_reached_is_told_of_once_and_left_for_later(directory, zygote, caplog, monkeypatch):
     usual = tracking_uri()
