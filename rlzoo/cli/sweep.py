@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,8 +18,6 @@ from rlzoo.errors import RunError, UserError
 
 if TYPE_CHECKING:
     from rlzoo.lab.sweep import Child, Sweep, SweepProcess
-
-logger = logging.getLogger("rlzoo")
 
 
 @lasting_output()
@@ -186,10 +183,10 @@ def parent_of(sweep: Sweep) -> str | None:
     try:
         run_id = open_parent(tracking.experiment, f"sweep {sweep.folder.name}", tags, former)
     except RunError as error:
-        logger.warning("%s; the runs continue without a new common run in MLflow", error)
+        Plain(stderr=True).print(f"{error}; the runs continue without a new common run in MLflow")
         return former
     if former not in (None, run_id):
-        logger.warning("MLflow has no active run %s of this sweep; the remaining runs belong to a new one", former)
+        Plain(stderr=True).print(f"MLflow has no active run {former} of this sweep; the remaining runs belong to a new one")
     sweep.folder.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({"mlflow_run_id": run_id}) + "\n", encoding="utf-8")
     return run_id

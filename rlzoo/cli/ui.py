@@ -18,8 +18,7 @@ from rlzoo.errors import UserError
 from rlzoo.support.redaction import redact
 
 HOST = "127.0.0.1"
-ANY_HOST = {"": HOST, "0.0.0.0": HOST, "::": "::1"}
-"""Maps hosts that mean all addresses of this machine to an address that a browser can open."""
+ANY_HOST = {"": HOST, "0.0.0.0": HOST, "::": "::1"}  # hosts that mean all addresses, and an address that a browser can open
 JOBS = "MLFLOW_SERVER_ENABLE_JOB_EXECUTION"
 CHECKS_OFF = "MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE"
 

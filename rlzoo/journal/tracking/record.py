@@ -27,9 +27,7 @@ T = TypeVar("T")
 
 DEFAULT_STORE = "sqlite:///mlflow.db"
 EXPERIMENT_ID = "MLFLOW_EXPERIMENT_ID"  # MLflow's environment variable
-PARENT_RUN = "RLZOO_MLFLOW_PARENT_RUN"
-"""Environment variable with the ID of the parent run in MLflow; a sweep sets it for its runs."""
-
+PARENT_RUN = "RLZOO_MLFLOW_PARENT_RUN"  # environment variable with the ID of the parent run, which a sweep sets for its runs
 FOLDER = "tracking"
 LONGEST_PARAM = 6000  # maximum number of characters; MLflow's own limit
 

@@ -13,8 +13,7 @@ from typing import Any, Literal
 
 LARGEST_CALL = 1000  # maximum number of metrics in one call; MLflow's own limit
 
-Curves = Literal["curated", "all"]
-"""Which metrics of a step are sent: all metrics, or only metrics that are useful as curves."""
+Curves = Literal["curated", "all"]  # which metrics of a step are sent: all, or only those that are useful as curves
 
 LEFT_OUT = (
     *("ratio/standardised_", "learner/objective", "eval/accuracy_se"),

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from rlzoo.config.run_config import SAME_CONTEST
-from rlzoo.errors import RunError, UserError
+from rlzoo.errors import RunError, UserError, one_line
 from rlzoo.journal.tracking.record import EXPERIMENT_ID, tracking_uri, without_password
 from rlzoo.journal.tracking.views import FILTER, write_view
 from rlzoo.support.atomic import temporary_path
@@ -29,7 +29,6 @@ LARGEST_REPLY = 16 * 2**20  # bytes; the largest reply, the history of a metric,
 LONGEST_REPLY = 60.0  # maximum duration of a reply in seconds
 SPARE_MEMORY = 2**30  # bytes that may be allocated beyond the current memory: a compressed reply can expand a thousandfold
 LONGEST_SETUP = 120.0  # maximum seconds to wait for a process that connects to a SQLite store; creating its tables takes 10 s
-LONGEST_ERROR = 10_000  # characters
 IN_MEMORY = ("sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite://:memory:")
 OBJECT_STORES = ("s3", "gs", "wasbs")  # schemes of artifact locations that name neither a host nor a path
 
@@ -76,8 +75,7 @@ def experiment_id(client: Any, name: str, chosen: str | None = None) -> str:
         raise UserError(f"{EXPERIMENT_ID}={chosen}: the store has no such active experiment; set the ID of an existing one")
     found = client.get_experiment_by_name(name)
     if found and found.lifecycle_stage != "active":
-        how = f"mlflow experiments restore --experiment-id {found.experiment_id}"
-        raise RunError(f"experiment {name!r} was deleted in MLflow; set {EXPERIMENT_ID}, or restore it with: {how}")
+        raise RunError(f"experiment {name!r} was deleted; restore it with: mlflow experiments restore -x {found.experiment_id}")
     if found:
         return str(found.experiment_id)
     try:
@@ -131,9 +129,8 @@ def _sqlite_file(uri: str) -> Path | None:
 def open_parent(experiment: str, run_name: str, tags: Mapping[str, str], former: str | None = None) -> str:
     """Return the ID of the MLflow run that contains other runs: ``former`` if the store has it, otherwise a new run."""
     with connected() as client:
-        run = None if former is None else find_run(client, former)
-        if run is not None and run.info.lifecycle_stage == "active":
-            return str(former)
+        if former and (run := find_run(client, former)) and run.info.lifecycle_stage == "active":
+            return former
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment
         entry = experiment_id(client, name, os.environ.get(EXPERIMENT_ID))
         return str(client.create_run(entry, run_name=run_name, tags=dict(tags)).info.run_id)
@@ -202,7 +199,6 @@ def artifact_repository(location: str, uri: str) -> Any:
 
 def describe(error: Exception, uri: str) -> str:
     """Format an error from the store as one line, without passwords."""
-    text = str(error)[:LONGEST_ERROR].replace(uri, without_password(uri))  # a reply can be megabytes long
-    printable = "".join(char if char.isprintable() else " " for char in text)  # and contain control characters
+    text = one_line(" ".join(str(error).replace(uri, without_password(uri)).split()))
     kind = "" if isinstance(error, UserError | RunError) else f"{type(error).__name__}: "
-    return f"{kind}{redact(' '.join(printable.split()))[:300]}".rstrip(": ")
+    return f"{kind}{redact(text)[:300]}".rstrip(": ")

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from rlzoo.errors import RunError, UserError
+from rlzoo.errors import RunError, UserError, one_line
 from rlzoo.journal.tracking.description import NOTE
 from rlzoo.journal.tracking.machine import FILE as MACHINE
 from rlzoo.journal.tracking.model import final_checkpoint, send_model
@@ -30,7 +30,6 @@ SHOWN_DIGEST = 12  # number of characters: enough to distinguish data sets, but 
 TABLE = "completions.json"
 COLUMNS = ("question", "answer", "response", "reward", "advantage", "clipped", "length")
 SHOWN = (".png", ".html")  # files in figures/ that are logged
-LONGEST_WARNING = 500  # characters
 LOGGED = "mlflow.loggedArtifacts"  # tag that marks artifacts as tables for MLflow
 
 
@@ -75,7 +74,7 @@ class Sync:
             self._client = None
             raise
         if self._notes > former:
-            logger.warning("MLflow: %s", "; ".join(sorted(self._notes - former))[:LONGEST_WARNING])
+            logger.warning("MLflow: %s", one_line("; ".join(sorted(self._notes - former))))
         self.report(None)
 
     def report(self, trouble: str | None) -> None:
@@ -91,8 +90,7 @@ class Sync:
         run = self._find(client, record)
         run_id = str(run.info.run_id)
         if run.info.lifecycle_stage != "active":
-            how = f"mlflow runs restore --run-id {run_id}"
-            raise RunError(f"run {run_id} was deleted in MLflow, so its data is not sent; restore it with: {how}")
+            raise RunError(f"run {run_id} was deleted; restore it with: mlflow runs restore --run-id {run_id}")
         if run_id != self.sent.run_id:
             self.sent = Sent(record.id, run_id)
             self.report(None)

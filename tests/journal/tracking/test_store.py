@@ -190,11 +190,11 @@ def test_what_was_deleted_in_mlflow_is_named_with_the_command_that_restores_it(d
     run = store().get_run(run_id_of(directory))
     if kind == "run":
         store().delete_run(run.info.run_id)
-        expected = f"run {run.info.run_id} was deleted in MLflow.*mlflow runs restore --run-id {run.info.run_id}"
+        expected = f"run {run.info.run_id} was deleted; restore it with: mlflow runs restore --run-id {run.info.run_id}"
     else:
         store().delete_experiment(run.info.experiment_id)
         (directory / "tracking" / "sent.json").unlink()
-        expected = f"'tests' was deleted in MLflow.*mlflow experiments restore --experiment-id {run.info.experiment_id}"
+        expected = f"'tests' was deleted; restore it with: mlflow experiments restore -x {run.info.experiment_id}"
     with pytest.raises(RunError, match=expected):
         send(directory)
 
