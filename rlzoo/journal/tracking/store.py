@@ -123,7 +123,7 @@ def is_missing(uri: str) -> bool:
 
 def _sqlite_file(uri: str) -> Path | None:
     name = uri.removeprefix("sqlite:///").partition("?")[0]
-    return None if name == uri or name.startswith((":", "file:")) or not name else Path(name)
+    return None if name == uri or name.startswith((":", "file:")) or not name else Path(name).resolve()
 
 
 def open_parent(experiment: str, run_name: str, tags: Mapping[str, str], former: str | None = None) -> str:
@@ -177,7 +177,7 @@ def connect(uri: str) -> Any:
             beside.mkdir(parents=True, exist_ok=True)
             stack.callback(Lock(beside, LONGEST_SETUP).release)
         if not file.exists():
-            new = temporary_path(file.absolute(), "new")
+            new = temporary_path(file, "new")
             new.unlink(missing_ok=True)
             MlflowClient(f"sqlite:///{new}")
             new.rename(file)
