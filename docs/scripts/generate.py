@@ -87,7 +87,7 @@ TOPICS = {
     "Model": ("model.*",),
     "LoRA": ("learner.lora.*",),
     "Precision and memory": (
-        "learner.autocast",
+        "learner.autocast", "learner.tf32",
         "learner.master_weights",
         "learner.gradient_checkpointing",
         "learner.packing",

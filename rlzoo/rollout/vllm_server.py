@@ -303,8 +303,9 @@ class ServerSampler(AnyVLLMSampler):
         self._ask(
             "POST", "/collective_rpc", json=body, hint=f"; it must have access to the folder {self.folder} under this path"
         )
-        if not self._ask("POST", "/reset_prefix_cache").get("success"):
-            raise self._error("did not reset its prefix cache; make sure that no other client samples from it")
+        if not (reply := self._ask("POST", "/reset_prefix_cache")).get("success"):
+            advice = "make sure that no other client samples from it" if reply else "vLLM 0.32 says whether it did"
+            raise self._error(f"did not reset its prefix cache; {advice}")
         self.num_loads += 1
         if not self.known:  # otherwise, the same weights were loaded before, and the answer must be the same
             self._answer()  # a server's first answer may come from kernels that are not used again
