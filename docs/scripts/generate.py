@@ -87,7 +87,8 @@ TOPICS = {
     "Model": ("model.*",),
     "LoRA": ("learner.lora.*",),
     "Precision and memory": (
-        "learner.autocast", "learner.tf32",
+        "learner.autocast",
+        "learner.tf32",
         "learner.master_weights",
         "learner.gradient_checkpointing",
         "learner.packing",

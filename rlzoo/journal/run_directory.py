@@ -254,7 +254,7 @@ class RunDirectory:
         self._replace(self.path / "summary.json", json.dumps(facts, indent=2) + "\n")
 
     def record_change(self, fingerprint: Mapping[str, Any]) -> None:
-        """Write the fingerprint of a run that was resumed although something had changed."""
+        """Write the fingerprint of a run that was allowed to resume with changes."""
         if self.is_writer:
             self._replace(self.path / IDENTITY, _record(self.identity, fingerprint))
 

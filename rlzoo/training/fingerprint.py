@@ -32,7 +32,6 @@ FREE = ("steps", "output", "launch.", "checkpoint.", "tracking.")  # settings th
 VERSION = "version of "  # a different version is reported, not refused
 MODEL = "model "  # facts about the loaded model, which a dry run does not load
 TRAIN_PROBLEMS = "training problems"
-MOST_NAMED = 5  # maximum number of differences in an error message
 
 _REFERENCE = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")  # names the user's code, as module:name
 _BLOCK = 4096  # bytes of a weight that are summed, a multiple of 8
@@ -106,11 +105,8 @@ def check_unchanged(config: RunConfig, facts: Mapping[str, Any], *, allow_change
     changed = [_difference(key, before, now) for key in keys if not key.startswith(free)]
     is_fixed = config.clip.is_adaptive and any(key.startswith("clip.") for key in keys)
     if changed and (is_fixed or not allow_changed):
-        more = f"; and {len(changed) - MOST_NAMED} more" if len(changed) > MOST_NAMED else ""
         allow = "" if is_fixed else "pass --allow-changed to resume with the change, "  # the rule's state is in its settings
-        raise UserError(
-            f"--resume: {'; '.join(changed[:MOST_NAMED])}{more}; undo this, {allow}or start a new run with another --output"
-        )
+        raise UserError(f"--resume: {'; '.join(changed)}; undo this, {allow}or start a new run with another --output")
     lines = [(logging.INFO, _difference(key, before, now)) for key in keys if key.startswith(free)]
     return lines + [(logging.WARNING, line) for line in changed]
 

@@ -56,25 +56,22 @@ class Run:
                 self.model.to(self.accelerator.device)
             self.facts = run_facts(self.config) | model_facts(self.model, self.tokenizer)
             if resume:
-                self.directory, checkpoint, is_changed = self._reopen(path, allow_changed)
+                self.directory, checkpoint = self._reopen(path, allow_changed)
                 failed.callback(self.directory.close)
                 self._prepare(failed)
                 self._restore(checkpoint)
-                if is_changed:
+                if allow_changed:
                     self.directory.record_change(self.facts)
             else:
                 self._prepare(failed)
-                yaml, plugins = self.config.to_yaml(), config.plugins
-                self.directory = RunDirectory.create(path, yaml, plugins, self.facts, is_writer=self.is_main)
+                yaml = self.config.to_yaml()
+                self.directory = RunDirectory.create(path, yaml, config.plugins, self.facts, is_writer=self.is_main)
             # every process needs this ID to name temporary folders, but only the main process is sure to see the ID's file
             self.directory.identity = gather(self.accelerator, [self.directory.identity if self.is_main else ""])[0]
             failed.pop_all()
 
-    def _reopen(self, path: Path, allow_changed: bool) -> tuple[RunDirectory, Path | None, bool]:
-        """Open the run directory, and return the state to resume from, and whether something that decides numbers has changed.
-
-        All processes raise the main process's error.
-        """
+    def _reopen(self, path: Path, allow_changed: bool) -> tuple[RunDirectory, Path | None]:
+        """Open the unchanged run directory, and return the state to resume from; all processes raise the main one's error."""
         found: tuple[Path | None, list[tuple[int, str]]] | Exception = None, []
         with ExitStack() as failed:
             if self.is_main:
@@ -91,8 +88,7 @@ class Run:
         state, changes = found
         for level, line in changes:
             logger.log(level, "--resume: %s", line)
-        is_changed = any(level == logging.WARNING for level, _ in changes)
-        return (directory if self.is_main else RunDirectory(path, is_writer=False)), state, is_changed
+        return (directory if self.is_main else RunDirectory(path, is_writer=False)), state
 
     def _prepare(self, failed: ExitStack) -> None:
         """Build the rollouts, the learner and the monitor; ``failed`` closes the sampler."""
