@@ -48,8 +48,8 @@ def damage(folder: Path, is_checked: Callable[[str], bool] = lambda name: True) 
         UserError: a file must not be read, so that nothing is known about its content.
     """
     try:
-        files = sealed_files(folder)
-        for name in filter(is_checked, files):
+        files = {name: checksum for name, checksum in sealed_files(folder).items() if is_checked(name)}
+        for name in files:
             if not (folder / name).resolve().is_relative_to(folder.resolve()):
                 return f"{FILE} names {name}, which is outside the folder"
             if not (folder / name).is_file():
