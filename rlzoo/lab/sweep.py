@@ -136,7 +136,7 @@ def _check_distinct(children: Sequence[Child]) -> None:
     for child in children:
         settings = resolved_settings(child.config.model_dump(mode="json"), load_zoo(child.config.plugins))
         compared = {key: value for key, value in settings.items() if key == "seed" or not key.startswith(REPETITION)}
-        for what, mark in (("name", child.name), ("settings", repr(compared))):
+        for what, mark in (("name", child.name), ("settings", repr(sorted(compared.items())))):
             if mark in names:
                 raise UserError(
                     f"--grid: the runs {names[mark]!r} and {child.name!r} would have the same {what}; use distinct values of "
