@@ -80,7 +80,7 @@ def measure(
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-    recorded = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
+    recorded: Any = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
     with nullcontext() if on_gpu else recorded:
         model = _model(architecture, kind).to(getattr(torch, config.model.dtype)).train()
         if config.learner.gradient_checkpointing:
