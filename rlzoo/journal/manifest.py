@@ -48,13 +48,13 @@ def damage(folder: Path, is_checked: Callable[[str], bool] = lambda name: True) 
         UserError: a file must not be read, so that nothing is known about its content.
     """
     try:
-        files = {name: checksum for name, checksum in sealed_files(folder).items() if is_checked(name)}
-        for name in files:
+        files = {name: value for name, value in sealed_files(folder).items() if is_checked(name)}
+        for name, checksum in files.items():
             if not (folder / name).resolve().is_relative_to(folder.resolve()):
                 return f"{FILE} names {name}, which is outside the folder"
             if not (folder / name).is_file():
                 return f"{name} is missing"
-            if _checksum(folder / name) != files[name]:
+            if _checksum(folder / name) != checksum:
                 return f"{name} was changed"
     except FileNotFoundError:
         return f"{FILE} is missing"
