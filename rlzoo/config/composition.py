@@ -11,7 +11,6 @@ from rlzoo.discovery import plugin_configs
 from rlzoo.errors import UserError, did_you_mean, shown
 from rlzoo.support.parsing import DEEPEST, UnreadableError, parse_yaml
 from rlzoo.support.reading import SETTINGS, NotReadError, read_text, user_path
-from rlzoo.zoo import plugins_of_run
 
 
 def config_folders() -> list[Path]:
@@ -26,13 +25,12 @@ def config_names() -> list[str]:
     return sorted({file.relative_to(folder).as_posix().removesuffix(".yaml") for folder, file in files})
 
 
-def read_config(config: str | Path, plugins: Sequence[str | Path] = (), *, use_changed_plugins: bool = True) -> dict[str, Any]:
+def read_config(config: str | Path, plugins: Sequence[str | Path] = ()) -> dict[str, Any]:
     """Read a config by name if it ships with rlzoo or a plugin, or any config file by path.
 
     Args:
         config: name or path of the config.
         plugins: plugin files and folders whose configs can be named, in addition to the configs of installed plugins.
-        use_changed_plugins: for the config of a run, see `plugins_of_run`.
     """
     try:
         shipped = [folder / f"{config}.yaml" for folder in config_folders()]
@@ -55,8 +53,6 @@ def read_config(config: str | Path, plugins: Sequence[str | Path] = (), *, use_c
         raise UserError(f"config {str(path)!r} must contain keys and values such as 'steps: 40', not {type(content).__name__}")
     if odd := [key for key in content if not isinstance(key, str)]:
         raise UserError(f"config {str(path)!r}: {shown(odd[0])} is not a valid key; keys must be strings, such as 'steps'")
-    if content.get("plugins") and (path.parent / "run.json").is_file():
-        content["plugins"] = plugins_of_run(path.parent, listed(content["plugins"]), use_changed=use_changed_plugins)
     return content
 
 

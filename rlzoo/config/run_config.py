@@ -37,10 +37,11 @@ from rlzoo.errors import UserError, explain, shown
 from rlzoo.policy import ClipPolicy, contract_problem, required_fields
 from rlzoo.settings import Settings
 from rlzoo.support.parsing import dump_yaml
+from rlzoo.support.reading import user_path
 from rlzoo.support.redaction import redact_settings, redacted_keys
 from rlzoo.tasks import Task, build_task
 from rlzoo.tasks.task import task_names
-from rlzoo.zoo import load_zoo
+from rlzoo.zoo import load_zoo, plugins_of_run
 
 DEFAULT_RUN = "arithmetic"
 """The config that serves as the base if no config file sets a model."""
@@ -291,7 +292,10 @@ class RunConfig(Settings):
             UserError: a setting is not valid, or ``overrides`` contradict ``clip`` or ``settings``; the message says what was
                 given, what is allowed and what to do.
         """
-        layers = [read_config(config, plugins, use_changed_plugins=use_changed_plugins) for config in configs]
+        layers = [read_config(config, plugins) for config in configs]
+        for file, layer in zip(map(user_path, configs), layers, strict=True):
+            if layer.get("plugins") and file.is_file() and (file.parent / "run.json").is_file():
+                layer["plugins"] = plugins_of_run(file.parent, listed(layer["plugins"]), use_changed=use_changed_plugins)
         if not any("model" in layer for layer in layers):
             layers.insert(0, read_config(DEFAULT_RUN))
         changed = parse_overrides(overrides)
