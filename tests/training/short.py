@@ -16,7 +16,9 @@ QUICK = [
 
 
 def quick(output, *, clip="fspo", steps=2, overrides=(), **settings):
-    return RunConfig.compose(clip=clip, overrides=[*QUICK, *overrides], steps=steps, output=output, **settings)
+    is_other_task = "task" in settings or any(each.startswith(("task=", "task.name=")) for each in overrides)
+    usual = [each for each in QUICK if not (is_other_task and each.startswith("task."))]
+    return RunConfig.compose(clip=clip, overrides=[*usual, *overrides], steps=steps, output=output, **settings)
 
 
 def lines(path):
