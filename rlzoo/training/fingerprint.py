@@ -146,14 +146,19 @@ def _used_by(start: Path) -> list[Path]:
     for file in files:
         for name in _named_in(file):
             for folder in (file.parent, *folders, *([root] if name.partition("/")[0] == package else [])):
-                stem = f"{folder}/{name}"
-                places = {Path(place).resolve() for place in (stem, f"{stem}.py", f"{stem}/__init__.py") if _is_file(place)}
-                files += [place for place in sorted(places - {*files}) if not is_output(place)][: MOST - len(files)]
+                place = f"{folder}/{name}"
+                if (
+                    len(files) < MOST
+                    and _is_file(place)
+                    and (real := Path(place).resolve()) not in files
+                    and not is_output(real)
+                ):
+                    files.append(real)
     return files
 
 
 def _named_in(file: Path) -> Iterator[str]:
-    """Yield the strings in a Python file, and the modules that it may import, as paths without a suffix."""
+    """Yield the strings in a Python file, and the files of the modules that it may import."""
     try:
         tree = ast.parse(file.read_bytes() if file.suffix == ".py" else b"")
     except (SyntaxError, ValueError):
@@ -164,7 +169,8 @@ def _named_in(file: Path) -> Iterator[str]:
         elif isinstance(node, ast.Import | ast.ImportFrom):
             above = "../" * (getattr(node, "level", 0) - 1) + (getattr(node, "module", "") or "").replace(".", "/")
             for path in (Path(above, alias.name.replace(".", "/")) for alias in node.names):
-                yield from (str(name) for name in (path, *path.parents[:-1]) if path.parts[0] != "rlzoo")
+                names = (path, *path.parents[:-1]) if path.parts[0] != "rlzoo" else ()
+                yield from (f"{name}{end}" for name in names for end in (".py", "/__init__.py"))
 
 
 def _is_file(path: str | Path) -> bool:
