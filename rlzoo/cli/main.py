@@ -52,6 +52,7 @@ def main() -> NoReturn:
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # sent when the terminal closes; ignored under nohup
         signal.signal(signal.SIGHUP, _terminate)
     try:
+        Path.cwd()  # raises an error if the directory was deleted, which would otherwise end torch's import
         if problem := damage():
             raise UserError(problem)
         if problem := leftovers():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlzoo.errors import UserError
+from rlzoo.support.atomic import write_text
 
 MARK = b'<meta name="generator" content="rlzoo">'
 """Marks a file as a report; every report has it in its head."""
@@ -29,6 +30,6 @@ def write_page(page: Path, text: str) -> None:
     """
     check_page(page)
     try:
-        page.write_text(text, encoding="utf-8")
+        write_text(page, text.encode("utf-8", "backslashreplace").decode(), "page")  # a path may not be valid text
     except OSError as error:
         raise UserError(f"report {str(page)!r} cannot be written: {error.strerror}; choose another with --report") from error

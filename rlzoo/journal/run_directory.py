@@ -42,13 +42,11 @@ if TYPE_CHECKING:
 
 
 AS_LINE = json.JSONEncoder(ensure_ascii=False)
-FILES = ("config.yaml", "metrics.jsonl", "summary.json", IDENTITY)
 FOLDERS = ("rollouts", "checkpoints")
 RECORDED = re.compile(r"([0-9]{6,18})(?:-[0-9]+)?\.(?:jsonl|safetensors)")
 """File names in ``rollouts/`` and ``replay/``: the step, followed by the update in ``replay/``."""
 CREATED = (IDENTITY, *FOLDERS, "plugins")
 """Names that a new directory gets before its ``config.yaml``."""
-MORE_FOLDERS = ("tracking", "figures", "replay", "plugins", "superseded")
 CREATION = ".rlzoo-*.part"
 """Pattern of the temporary folder in which a new directory's files are written."""
 NOTHING = re.compile(r"\.lock|lost\+found|\.rlzoo-\w+\.part")
@@ -194,11 +192,10 @@ class RunDirectory:
         """Open the directory of a run, and clean up after a process that was killed.
 
         Raises:
-            UserError: there is no run, another process has the lock, or a path is a folder instead of a file, or vice versa.
+            UserError: there is no run, or another process has the lock.
         """
         if not (path / "config.yaml").is_file():
             raise UserError(f"--resume: {str(path)!r} is not a run directory: it has no config.yaml")
-        _check_kinds(path)
         directory = cls(path, is_writer)
         try:
             if is_writer:
@@ -215,7 +212,6 @@ class RunDirectory:
         """Append one line to ``metrics.jsonl``, and flush it to disk."""
         if not self.is_writer:
             return
-        self._check_lock()
         file, line = self.path / "metrics.jsonl", json.dumps({"step": step, **metrics}) + "\n"
         with writing(file, len(line)):
             is_new = not file.exists()
@@ -257,6 +253,7 @@ class RunDirectory:
         """Write the fingerprint of a run that was allowed to resume with changes."""
         if self.is_writer:
             self._replace(self.path / IDENTITY, _record(self.identity, fingerprint))
+            (self.path / "tracking" / "record.json").unlink(missing_ok=True)  # it is another run in MLflow, with all its steps
 
     def save_figure(self, name: str, write: Callable[[Path], object]) -> None:
         """Let ``write`` save a picture or an HTML page to ``figures/``, whose contents are logged to MLflow."""
@@ -287,7 +284,6 @@ class RunDirectory:
         temporary = temporary_path(self.path / "checkpoints" / name, self.identity)
         if not self.is_writer:
             return temporary
-        self._check_lock()
         with writing(temporary, _num_bytes(weights.values())):
             temporary.parent.mkdir(exist_ok=True)
             checkpoints.tidy(self.path)
@@ -333,14 +329,9 @@ class RunDirectory:
         with writing(folder):
             follow_umask(temporary)
             seal(temporary, lambda name: name in self._models_files or checkpoints.FILES.fullmatch(name) is not None)
-            self._check_lock()
             checkpoints.put_in_place(temporary, folder, self.path)
             sync(folder.parent)
         return folder
-
-    def _check_lock(self) -> None:
-        if self._lock is not None:
-            self._lock.check()
 
     def cut_after(self, step: int) -> list[dict[str, float]]:
         """Move everything written after a step to ``superseded/``, and return the metrics up to that step.
@@ -408,15 +399,6 @@ def _undo_creation(path: Path) -> None:
             (shutil.rmtree if entry.is_dir() else os.unlink)(entry)
     for folder in path.glob(CREATION):
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _check_kinds(path: Path) -> None:
-    """Reject a run directory that has a folder in place of a file, or a file in place of a folder."""
-    wrong = [path / name for name in FILES if (path / name).is_dir()]
-    wrong += [path / name for name in FOLDERS + MORE_FOLDERS if os.path.lexists(path / name) and not (path / name).is_dir()]
-    for place in wrong:
-        kind, other = ("a folder", "a file") if place.is_dir() else ("not a folder", "a folder")
-        raise UserError(f"--resume: {str(place)!r} is {kind}, but a run writes {other} there; move it away")
 
 
 def _megabytes(size: int) -> str:

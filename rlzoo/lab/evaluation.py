@@ -28,7 +28,7 @@ from rlzoo.lab.completions import Answered, EvaluationDirectory
 from rlzoo.lab.study import plain
 from rlzoo.learner.optimization import named_weights
 from rlzoo.measure.at_k import AtK, Completion, LengthBin, by_length, estimates, means
-from rlzoo.models.pretrained import eos_token_ids, load_named
+from rlzoo.models.pretrained import eos_token_ids, load_named, local_model
 from rlzoo.rollout.make_sampler import make_sampler
 from rlzoo.rollout.prompts import check_prompts, encode_prompt
 from rlzoo.rollout.sampler import Sampler
@@ -100,7 +100,11 @@ class EvaluationConfig(Settings):
     def settings(self) -> dict[str, Any]:
         """Return the settings that completions depend on; an evaluation can be resumed only with the same settings."""
         included = {"model", "rollout", "seed"}
-        return redact_settings(self.model_dump(mode="json", include=included, exclude={"rollout": UNUSED}))
+        settings = redact_settings(self.model_dump(mode="json", include=included, exclude={"rollout": UNUSED}))
+        folder = local_model(self.model.path)
+        files = [(file.name, file.stat()) for file in sorted(folder.iterdir()) if file.is_file()] if folder else []
+        states = [(name, state.st_size, state.st_mtime_ns) for name, state in files]
+        return settings | {"files_of_the_model": f"{zlib.crc32(repr(states).encode()):08x}"}
 
 
 def default_output(config: EvaluationConfig) -> Path:

@@ -138,6 +138,10 @@ def _read(folder: Path, zoo: Zoo) -> RunRecord:
     """Read the run in a folder; raises a `UserError` if its metrics are damaged."""
     summary = read_mapping(folder / "summary.json")
     settings = resolved_settings(read_mapping(folder / "config.yaml", parse_yaml), zoo)
+    facts, named = read_mapping(folder / "run.json").get("fingerprint"), {str(value) for value in settings.values()}
+    named |= {f"{name.partition(':')[0]}.py" for name in named}  # such as the module of the reward
+    if isinstance(facts, dict):
+        settings |= {key: value for key, value in facts.items() if key.partition(" ")[0] == "file" and key[5:] in named}
     clip, seed, steps = (settings.get(key) for key in ("clip.name", "seed", "steps"))
     if not (isinstance(clip, str) and type(seed) is type(steps) is int and (folder / "metrics.jsonl").is_file()):
         raise _UnfinishedError

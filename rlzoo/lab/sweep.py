@@ -16,11 +16,13 @@ import psutil
 
 from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
+from rlzoo.journal.state import read_fingerprint
 from rlzoo.journal.tracking.record import PARENT_RUN
 from rlzoo.lab.run_records import REPETITION, changed_settings, read_mapping, resolved_settings
 from rlzoo.support.machine import LAUNCHED, available_memory, cores
 from rlzoo.support.parsing import parse_json, parse_yaml
 from rlzoo.support.reading import RECORDS, read_text, user_path
+from rlzoo.training.fingerprint import file_facts
 from rlzoo.zoo import load_zoo
 
 LAUNCHER = "RLZOO_LAUNCHER"
@@ -155,6 +157,9 @@ def _check_same(child: Child) -> None:
         raise UserError(
             f"{str(child.path)!r} has different settings: {', '.join(changed[:3])}; remove it or choose another --output"
         )
+    facts = read_fingerprint(child.path)
+    if edited := [name for name, value in file_facts(child.config).items() if facts.get(name) != value]:
+        raise UserError(f"{edited[0]} has changed since {str(child.path)!r} began; undo this, or choose another --output")
 
 
 @dataclass(slots=True)

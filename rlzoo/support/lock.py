@@ -35,8 +35,7 @@ class Lock:
         try:
             with contextlib.suppress(OSError):  # a full or read-only disk
                 self._opened[folder / FILE] = os.open(folder / FILE, os.O_RDWR | os.O_CREAT, 0o666)
-            self._locked = next((path for path in self._opened if self._take(path, until)), None)
-            if self._locked is None:
+            if not any(self._take(path, until) for path in self._opened):
                 logger.warning("%s cannot be locked; make sure that no other process writes there", folder)
             with contextlib.suppress(OSError, KeyError):
                 os.truncate(self._opened[folder / FILE], 0)
@@ -44,16 +43,6 @@ class Lock:
         except BaseException:
             self.release()
             raise
-
-    def check(self) -> None:
-        """Check that the locked directory and file are still in place.
-
-        Raises:
-            UserError: the directory or the file was moved or replaced.
-        """
-        for path in (self._folder, self._locked or self._folder):
-            if not _is_at(self._opened[path], path):
-                raise UserError(f"{str(path)!r} was moved or replaced while it was in use; put it back")
 
     def release(self) -> None:
         """Release the lock."""
@@ -79,11 +68,3 @@ class Lock:
             return (self._folder / FILE).read_text(encoding="utf-8")[:20].strip() or "unknown"
         except (OSError, ValueError):
             return "unknown"
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    """Return whether a path still refers to the opened file."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except OSError:
-        return False

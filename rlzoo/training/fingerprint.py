@@ -46,13 +46,19 @@ def run_facts(config: RunConfig) -> dict[str, Any]:
     held_out = config.task.held_out_problems(config.eval.num_problems) if config.eval.num_problems else []
     facts = {TRAIN_PROBLEMS: train_fingerprint(seeded(config.task, config.seed)), "evaluation problems": fingerprint(held_out)}
     facts |= {VERSION + name: metadata.version(name) for name in (DISTRIBUTION, "torch", "transformers")}
+    return settings | facts | file_facts(config)
+
+
+def file_facts(config: RunConfig) -> dict[str, str]:
+    """Return the hashes of the user's files that decide a run's numbers: code, data, and plugins."""
+    settings, facts = flatten(redact_settings(config.model_dump(mode="json", exclude={"plugins"}))), dict[str, str]()
     names: dict[Path, str] = {}
     for name, file in _files(config, settings):
         names.setdefault(file.resolve(), name)
     for file, name in names.items():  # files in different folders may have the same name
         with file.open("rb") as stream:
             facts[name] = facts.get(name, "") + hashlib.file_digest(stream, "sha256").hexdigest()
-    return settings | facts
+    return facts
 
 
 def model_facts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:

@@ -787,16 +787,6 @@ def test_a_lock_file_that_was_removed_lets_nobody_in(tmp_path):
     Lock(tmp_path).release()
 
 
-def test_a_directory_that_was_moved_away_is_no_longer_written(run):
-    directory = RunDirectory.resume(run)
-    run.rename(run.with_name("moved"))
-    run.mkdir()
-    with pytest.raises(UserError, match="was moved or replaced"):
-        directory.log(5, {"a": 1.0})
-    directory.close()
-    assert not list(run.iterdir())
-
-
 def test_where_folders_cannot_be_locked_the_file_is(tmp_path, monkeypatch):
     import fcntl
 
@@ -811,13 +801,8 @@ def test_where_folders_cannot_be_locked_the_file_is(tmp_path, monkeypatch):
     lock = Lock(tmp_path)
     with pytest.raises(UserError, match=f"is in use by process {os.getpid()}"):
         Lock(tmp_path)
-    (tmp_path / ".lock").unlink()
-    other = Lock(tmp_path)
-    with pytest.raises(UserError, match="lock' was moved or replaced"):
-        lock.check()  # checks before it writes, so that only one process writes
-    other.check()
-    for each in (lock, other):
-        each.release()
+    lock.release()
+    Lock(tmp_path).release()
 
 
 # a full disk

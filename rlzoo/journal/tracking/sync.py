@@ -88,6 +88,10 @@ class Sync:
         client = connect(self._uri)
         run = self._find(client, record)
         run_id = str(run.info.run_id)
+        experiment = client.get_experiment(run.info.experiment_id)
+        if experiment.lifecycle_stage != "active":
+            restore = f"mlflow experiments restore -x {experiment.experiment_id}"
+            raise RunError(f"experiment {experiment.name!r} was deleted; restore it with: {restore}")
         if run.info.lifecycle_stage != "active":
             raise RunError(f"run {run_id} was deleted; restore it with: mlflow runs restore --run-id {run_id}")
         if run_id != self.sent.run_id:
