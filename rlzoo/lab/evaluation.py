@@ -28,7 +28,7 @@ from rlzoo.lab.completions import Answered, EvaluationDirectory
 from rlzoo.lab.study import plain
 from rlzoo.learner.optimization import named_weights
 from rlzoo.measure.at_k import AtK, Completion, LengthBin, by_length, estimates, means
-from rlzoo.models.pretrained import eos_token_ids, load_named, local_model
+from rlzoo.models.pretrained import eos_token_ids, load_named
 from rlzoo.rollout.make_sampler import make_sampler
 from rlzoo.rollout.prompts import check_prompts, encode_prompt
 from rlzoo.rollout.sampler import Sampler
@@ -101,8 +101,9 @@ class EvaluationConfig(Settings):
         """Return the settings that completions depend on; an evaluation can be resumed only with the same settings."""
         included = {"model", "rollout", "seed"}
         settings = redact_settings(self.model_dump(mode="json", include=included, exclude={"rollout": UNUSED}))
-        folder = local_model(self.model.path)
-        files = [(file.name, file.stat()) for file in sorted(folder.iterdir()) if file.is_file()] if folder else []
+        if not (folder := user_path(self.model.path)).is_dir():
+            return settings
+        files = [(file.name, file.stat()) for file in sorted(folder.iterdir()) if file.is_file()]
         states = [(name, state.st_size, state.st_mtime_ns) for name, state in files]
         return settings | {"files_of_the_model": f"{zlib.crc32(repr(states).encode()):08x}"}
 

@@ -7,6 +7,7 @@ import shutil
 import mlflow
 import pytest
 import yaml
+from safetensors.torch import load_file, save_file
 
 from rlzoo.errors import UserError
 from rlzoo.journal.manifest import seal
@@ -179,6 +180,15 @@ def test_other_settings_are_refused(whole, overrides, settings, named):
         "use the same settings to resume, or choose another --output"
     )
     assert completions(whole.path) == before
+
+
+def test_a_model_that_was_replaced_is_refused(tmp_path):
+    model = shutil.copytree(local_model("embedded"), tmp_path / "model")
+    evaluate(config(model=str(model), limit=2), tmp_path / "eval")
+    evaluate(config(model=str(model), limit=2), tmp_path / "eval")
+    weights = load_file(model / "model.safetensors")
+    save_file({name: 0.5 * weight for name, weight in weights.items()}, model / "model.safetensors", {"format": "pt"})
+    assert "different settings: files_of_the_model" in error_of(config(model=str(model), limit=2), tmp_path / "eval")
 
 
 def test_other_problems_are_refused(tmp_path):

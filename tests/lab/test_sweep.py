@@ -13,7 +13,9 @@ import pytest
 
 from rlzoo.cli.sweep import parent_of
 from rlzoo.errors import UserError
+from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.lab.sweep import Sweep, parse_seeds, slots
+from rlzoo.training.fingerprint import run_facts
 
 QUICK = ("rollout.num_prompts=8", "rollout.group_size=4", "task.num_operands_max=4", "rollout.max_new_tokens=20")
 COMMAND = ["sweep", "--jobs", "2"]
@@ -266,6 +268,20 @@ def test_a_sweep_in_the_home_folder_is_there(tmp_path, monkeypatch):
 
 def small_sweep(folder):
     return Sweep(folder, ("fspo",), (0,), overrides=QUICK)
+
+
+def test_a_run_whose_reward_was_edited_is_not_taken_for_this_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    reward = tmp_path / "swept_reward.py"
+    reward.write_text("def score(problem, response):\n    return 1.0\n")
+    overrides = (*QUICK, "task.reward=swept_reward:score")
+    (child,) = Sweep(tmp_path / "race", ("fspo",), (0,), overrides=overrides).children
+    RunDirectory.create(child.path, child.config.to_yaml(), (), run_facts(child.config)).close()
+    assert Sweep(tmp_path / "race", ("fspo",), (0,), overrides=overrides).children[0].is_begun
+    reward.write_text("def score(problem, response):\n    return 500.0\n")
+    with pytest.raises(UserError, match=r"swept_reward\.py has changed since .*fspo-0' began; undo this"):
+        Sweep(tmp_path / "race", ("fspo",), (0,), overrides=overrides)
 
 
 @pytest.mark.parametrize("lost", ["unknown", "deleted"])

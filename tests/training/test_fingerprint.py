@@ -12,6 +12,7 @@ import rlzoo
 from rlzoo import RunConfig, UserError
 from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.journal.state import read_fingerprint
+from rlzoo.journal.tracking.record import Record
 from rlzoo.models.pretrained import load_named, local_model
 from rlzoo.training.fingerprint import check_unchanged, model_facts, run_facts
 from tests.training.short import quick, resumes_after
@@ -272,3 +273,12 @@ def test_an_adaptive_rule_keeps_its_settings(tmp_path):
     changed = config.model_copy(update={"clip": config.clip.model_copy(update={"width_high": 0.9})})
     with pytest.raises(UserError, match=r"clip\.width_high was .* and would be 0\.9; undo this, or start a new run"):
         check_unchanged(changed, run_facts(changed), allow_changed=True)
+
+
+def test_a_changed_run_is_another_run_in_mlflow(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'store.db'}")
+    first = rlzoo.train(quick(tmp_path / "run", steps=1))
+    record = Record.read(first.path)
+    config = RunConfig.compose([first.path / "config.yaml"], steps=2, overrides=["learner.lr=5e-5"])
+    rlzoo.train(config, resume=True, allow_changed=True)
+    assert Record.read(first.path).id != record.id
