@@ -237,6 +237,18 @@ def test_minibatches_that_the_rule_determines_are_a_difference(folder, tmp_path,
     ]
 
 
+def test_other_data_under_the_same_name_is_a_difference(tmp_path, trained):
+    settings = {"task": {"name": "math_file", "path": "rows.jsonl"}}
+    for number, digest in enumerate(("aa", "bb")):
+        run = variant(trained.path, tmp_path / f"run-{number}", seed=number)
+        config = yaml.safe_load((run / "config.yaml").read_text()) | settings
+        (run / "config.yaml").write_text(yaml.safe_dump(config))
+        facts = {"file rows.jsonl": digest, "file helper.py": digest}  # a rule's own code may differ
+        (run / "run.json").write_text(json.dumps({"id": "0", "fingerprint": facts}))
+    notes = other_differences([record.settings for record in find_runs([tmp_path])[0]])
+    assert notes == ["the policy is not the only difference: file rows.jsonl differs between the runs (aa, bb)"]
+
+
 def test_null_stands_for_the_value_that_the_rule_or_another_setting_gives(folder, tmp_path, trained):
     tokens = yaml.safe_load((trained.path / "config.yaml").read_text())["rollout"]["max_new_tokens"]
     values = {"learner__minibatch_by": "responses", "rollout__max_turn_tokens": tokens}

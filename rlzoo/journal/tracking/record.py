@@ -135,11 +135,7 @@ def run_id_of(directory: Path) -> str | None:
 
 def tracking_uri() -> str:
     """Return ``MLFLOW_TRACKING_URI`` if it is set; otherwise the address of a SQLite file in the current directory."""
-    if uri := os.environ.get("MLFLOW_TRACKING_URI"):
-        return uri
-    if "?" in os.fspath(Path.cwd()):
-        raise UserError("MLflow cannot have a store in a directory whose path contains '?'; set MLFLOW_TRACKING_URI")
-    return DEFAULT_STORE
+    return os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_STORE
 
 
 def without_password(uri: str) -> str:

@@ -171,6 +171,8 @@ def connect(uri: str) -> Any:
     file = _sqlite_file(uri)
     if file is None:
         return MlflowClient(uri)
+    if "?" in str(file):  # where the parameters of an address begin
+        raise UserError(f"{str(file)!r} contains '?', which the path of a store cannot; set MLFLOW_TRACKING_URI to another one")
     with ExitStack() as stack:
         with suppress(OSError):  # a read-only folder
             beside = file.with_name(f".{file.name}.lock")
