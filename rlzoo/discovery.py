@@ -140,8 +140,9 @@ def installed_plugins() -> list[Plugin]:
 
 def _name_and_version(distribution: metadata.Distribution | None) -> tuple[str, str]:
     with suppress(Exception):  # without METADATA, as after an interrupted installation, or with a damaged one
-        if distribution and distribution.name:
-            return distribution.name, distribution.version or ""
+        if distribution:
+            name, version = (distribution.metadata.get_all(key) or [""] for key in ("Name", "Version"))
+            return name[0] or "unknown distribution", version[0]
     return "unknown distribution", ""
 
 

@@ -73,6 +73,7 @@ NEEDS = {
     "replay_and_plot.ipynb": "Jupyter: nox -s examples",
     "rlzoo-soft-gate/": "to be installed: nox -s outside_plugin",
     "trl_fspo.py": "TRL: nox -s downstream",
+    "write_served.py": "vLLM: nox -s vllm",
 }
 """Examples, or folders of examples, that are not run, and what they need."""
 

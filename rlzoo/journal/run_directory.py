@@ -196,6 +196,9 @@ class RunDirectory:
         """
         if not (path / "config.yaml").is_file():
             raise UserError(f"--resume: {str(path)!r} is not a run directory: it has no config.yaml")
+        for name in ("metrics.jsonl", "summary.json", *FOLDERS):
+            if os.path.lexists(path / name) and (path / name).is_dir() != (name in FOLDERS):
+                raise UserError(f"--resume: {str(path / name)!r} is not what a run writes there; move it away")
         directory = cls(path, is_writer)
         try:
             if is_writer:

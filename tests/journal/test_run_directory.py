@@ -581,6 +581,18 @@ def test_what_the_monitor_remembers_is_checked(run, content):
 # unexpected content
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "rollouts", "checkpoints"])
+def test_a_folder_where_a_file_belongs_and_the_other_way_is_refused(run, name):
+    path = run / name
+    if path.is_dir():
+        shutil.rmtree(path)
+        path.write_text("mine")
+    else:
+        path.unlink(missing_ok=True)
+        path.mkdir()
+    refuses(run, f"{name}' is not what a run writes there", "move it away")
+
+
 def litter(run):
     """Files that desktops, cleaners and people leave."""
     for folder in (run, run / "rollouts", run / "checkpoints"):

@@ -8,10 +8,10 @@ from rlzoo_covariance import KLCov
 from rlzoo_grpo import GRPO
 from rlzoo_opmd import OPMD
 
-import rlzoo
 from rlzoo import RunConfig
-from rlzoo.journal.state import RunState
 from rlzoo.planner.memory import rows_per_step
+from rlzoo.training.loop import steps
+from rlzoo.training.run import Run
 from tests.learner.test_learner import make_learner, relative_error, step_gradient
 from tests.off_policy import make_model, off_policy_batch, reordered, take_step, take_updates
 from tests.training.short import quick
@@ -60,9 +60,13 @@ def test_a_batch_without_any_advantage_advances_the_learning_rate(tmp_path, monk
     (tmp_path / "pay_nothing.py").write_text("def pay(problem, response):\n    return 0.0\n")
     monkeypatch.chdir(tmp_path)
     overrides = ["task.reward=pay_nothing:pay", "eval.num_problems=0", "tracking.mlflow=false", "learner.schedule=linear"]
-    result = rlzoo.train(quick(tmp_path / "run", clip="grpo", overrides=overrides))
-    state = RunState.read(result.path / "checkpoints" / "step-000002" / "state")
-    assert (state.num_optimizer_steps, state.scheduler["_last_lr"]) == (0, [0.0])
+    config = quick(tmp_path / "run", clip="grpo", overrides=overrides)
+    run = Run(config, config.task)
+    for step, row, _ in steps(run):
+        run.directory.log(step, row)
+        run.complete(step)
+    assert (run.learner.num_optimizer_steps, run.learner.scheduler.get_last_lr()) == (0, [0.0])
+    run.leave()
 
 
 @pytest.mark.parametrize(("processes", "rows"), [(1, 3), (2, 2)])
