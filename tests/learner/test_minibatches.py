@@ -8,6 +8,7 @@ from rlzoo_covariance import KLCov
 from rlzoo_grpo import GRPO
 from rlzoo_opmd import OPMD
 
+import rlzoo
 from rlzoo import RunConfig
 from rlzoo.planner.memory import rows_per_step
 from rlzoo.training.loop import steps
