@@ -1,4 +1,4 @@
-"""Shows where the time of decoding and of learning goes on a GPU, for the shape of Qwen3-1.7B.
+"""Profiles decoding and learning on a GPU, for the shape of Qwen3-1.7B.
 
     python -m examples.gpu.profiling               # a minute on a GPU
     python -m examples.gpu.profiling --quick       # two narrow layers, also on a CPU

@@ -256,7 +256,8 @@ class RunDirectory:
         """Write the fingerprint of a run that was allowed to resume with changes."""
         if self.is_writer:
             self._replace(self.path / IDENTITY, _record(self.identity, fingerprint))
-            (self.path / "tracking" / "record.json").unlink(missing_ok=True)  # it is another run in MLflow, with all its steps
+            if (record := self.path / "tracking" / "record.json").exists():  # it becomes another run in MLflow
+                record.replace(record.with_name("record-before-change.json"))
 
     def save_figure(self, name: str, write: Callable[[Path], object]) -> None:
         """Let ``write`` save a picture or an HTML page to ``figures/``, whose contents are logged to MLflow."""

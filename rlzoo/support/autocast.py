@@ -6,7 +6,7 @@ import torch
 
 
 def uncached_autocast(device: str) -> torch.autocast:
-    """Return a context manager under which autocast stays as it is, but converts a weight anew for every product.
+    """Return a context manager under which autocast converts weights for every product, instead of once.
 
     Autocast otherwise keeps a converted copy of every weight until its outermost block ends, and sums the gradients of all
     products with a weight in the data type of the copy.

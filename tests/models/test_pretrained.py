@@ -167,3 +167,9 @@ def test_a_hub_model_out_of_reach_is_one_line(monkeypatch):
 def test_the_embedded_model_is_part_of_the_package():
     model, tokenizer = load_pretrained("embedded")
     assert eos_token_ids(model, tokenizer)
+
+
+def test_attention_makes_no_plan_for_every_new_length():
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    load_pretrained("embedded")
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
