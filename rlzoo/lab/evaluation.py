@@ -101,11 +101,9 @@ class EvaluationConfig(Settings):
         """Return the settings that completions depend on; an evaluation can be resumed only with the same settings."""
         included = {"model", "rollout", "seed"}
         settings = redact_settings(self.model_dump(mode="json", include=included, exclude={"rollout": UNUSED}))
-        if not (folder := user_path(self.model.path)).is_dir():
-            return settings
-        files = [(file.name, file.stat()) for file in sorted(folder.iterdir()) if file.is_file()]
+        files = [(file.name, file.stat()) for file in sorted(user_path(self.model.path).glob("*")) if file.is_file()]
         states = [(name, state.st_size, state.st_mtime_ns) for name, state in files]
-        return settings | {"files_of_the_model": f"{zlib.crc32(repr(states).encode()):08x}"}
+        return settings | ({"files_of_the_model": f"{zlib.crc32(repr(states).encode()):08x}"} if states else {})
 
 
 def default_output(config: EvaluationConfig) -> Path:

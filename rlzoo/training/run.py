@@ -64,9 +64,8 @@ class Run:
                     self.directory.record_change(self.facts)
             else:
                 self._prepare(failed)
-                self.directory = RunDirectory.create(
-                    path, self.config.to_yaml(), config.plugins, self.facts, is_writer=self.is_main
-                )
+                yaml = self.config.to_yaml()
+                self.directory = RunDirectory.create(path, yaml, config.plugins, self.facts, is_writer=self.is_main)
             # every process needs this ID to name temporary folders, but only the main process is sure to see the ID's file
             self.directory.identity = gather(self.accelerator, [self.directory.identity if self.is_main else ""])[0]
             failed.pop_all()
