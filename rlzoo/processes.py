@@ -1,4 +1,4 @@
-"""Sets up training in several processes: creates the accelerator, checks the launch, and splits rows among ranks."""
+"""Sets up training in several processes: creates the accelerator, and splits rows among ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from torch import Tensor
 
 from rlzoo.config.sections import LaunchConfig, LearnerConfig
 from rlzoo.errors import RunError, UserError, shown
-from rlzoo.support.machine import LAUNCHED
 from rlzoo.support.parsing import UnreadableError, parse_json
 from rlzoo.support.reading import SETTINGS, NotReadError, read_text
 
@@ -54,8 +53,6 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
     from accelerate import Accelerator
     from accelerate.utils import DeepSpeedPlugin, InitProcessGroupKwargs
 
-    check_launch(launch, learner)
-    check_launcher(launch)
     _clean_environment()
     _detach_earlier_accelerators(launch)
     torch.set_float32_matmul_precision("high" if learner.tf32 else "highest")  # overrides torch's environment variable
@@ -142,70 +139,6 @@ def _detach_earlier_accelerators(launch: LaunchConfig) -> None:
         state._shared_state = {}  # replaced, not cleared: earlier accelerators still refer to the old dict
 
 
-def check_launch(launch: LaunchConfig, learner: LearnerConfig | None = None) -> None:
-    """Raise UserError if the launch settings contradict each other or the learner's settings."""
-    if launch.fsdp and learner is not None and learner.optimizer == "adamw_8bit":
-        raise UserError(
-            "learner.optimizer='adamw_8bit' cannot be combined with launch.fsdp; set learner.optimizer=adamw or "
-            "launch.fsdp=false"
-        )
-    if launch.fsdp and launch.deepspeed is not None:
-        raise UserError(
-            f"launch.fsdp=true and launch.deepspeed={shown(launch.deepspeed)} both shard the model; set launch.fsdp=false or "
-            "launch.deepspeed=null"
-        )
-    if launch.fsdp and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
-        raise UserError(
-            f"launch.fsdp=true needs torch 2.13 or newer, but torch {torch.__version__} is installed; upgrade it, or use "
-            "launch.deepspeed=zero3"
-        )
-    if launch.deepspeed is None and launch.offload != "none":
-        raise UserError(
-            f"launch.offload={launch.offload!r}: offloading needs DeepSpeed; set launch.deepspeed to zero2 or zero3"
-        )
-    stage = zero_settings(launch).get("stage", 0)
-    if launch.offload == "all" and stage != 3:
-        raise UserError("launch.offload='all': parameters can be offloaded only with ZeRO-3; set launch.deepspeed=zero3")
-    if launch.offload == "optimizer" and not stage:
-        raise UserError(
-            f"launch.offload='optimizer': launch.deepspeed={launch.deepspeed!r} sets no ZeRO stage of 1 or more, so "
-            "nothing would be offloaded; set a stage in its zero_optimization section"
-        )
-
-
-def check_launcher(launch: LaunchConfig) -> None:
-    """Raise UserError if the environment describes a launch that is impossible, or that rlzoo does not support."""
-    numbers = {name: os.environ[name] for name in (*LAUNCHED, *MPI_SIZES) if name in os.environ}
-    if numbers.get("LOCAL_RANK") == "-1":  # no launcher
-        del numbers["LOCAL_RANK"]
-    for name, value in numbers.items():
-        if not value.isdecimal() or str(int(value)) != value:
-            raise UserError(f"the environment has {name}={shown(value)}, which is not a number; unset it")
-    size = int(numbers.get("WORLD_SIZE", "1"))
-    needed = {"RANK": ("WORLD_SIZE",), "LOCAL_RANK": ("RANK", "WORLD_SIZE")}
-    needed |= {"WORLD_SIZE": ("RANK", "MASTER_ADDR", "MASTER_PORT")} if size > 1 else {}
-    needed |= {name: ("WORLD_SIZE",) for name in MPI_SIZES if int(numbers.get(name, "1")) > 1}
-    for name, other in ((name, other) for name, others in needed.items() for other in others):
-        if name in numbers and other not in os.environ:
-            raise UserError(
-                f"the environment has {name}={numbers[name]}, as if a launcher had started this process, but no {other}; "
-                f"unset {name}"
-            )
-    for name, limit in {"RANK": "WORLD_SIZE", "LOCAL_RANK": "LOCAL_WORLD_SIZE"}.items():
-        rank, number = int(numbers.get(name, 0)), int(numbers.get(limit, size))
-        if rank >= number:
-            raise UserError(
-                f"the environment has {name}={rank}, which must be below {limit}={number}; unset both if no launcher has "
-                "started this process"
-            )
-    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() not in NO:
-        raise UserError("the launcher's configuration asks for FSDP; remove it there, and pass --fsdp")
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() not in NO and launch.deepspeed is None:
-        raise UserError(
-            "the launcher's configuration asks for DeepSpeed; remove it there, and pass the stage or file with --deepspeed"
-        )
-
-
 def deepspeed_settings(launch: LaunchConfig, *, bf16: bool, max_grad_norm: float | None) -> dict[str, Any]:
     """Return DeepSpeed's configuration: the configured stage or file, supplemented with the learner's settings.
 
@@ -213,7 +146,6 @@ def deepspeed_settings(launch: LaunchConfig, *, bf16: bool, max_grad_norm: float
         UserError: DeepSpeed is not installed, the file does not exist, or it contains settings that belong to the learner.
     """
     assert launch.deepspeed is not None, "only called with DeepSpeed"
-    check_launch(launch)
     if find_spec("deepspeed") is None:
         raise UserError(f"launch.deepspeed={launch.deepspeed!r} needs DeepSpeed: pip install 'rlzoo-llm[deepspeed]'")
     return {

@@ -9,7 +9,7 @@ from pathlib import Path
 import rlzoo
 from rlzoo import RunConfig
 from rlzoo.config.composition import config_names
-from rlzoo.planner.preflight import check
+from rlzoo.gate.settings import check
 
 CONFIGS = ("arithmetic", "dapo", "dr-grpo", "dual-clip", "guess", "reinforce-pp")
 

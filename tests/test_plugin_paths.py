@@ -9,9 +9,9 @@ import pytest
 
 from rlzoo import RunConfig, UserError, load_zoo
 from rlzoo.discovery import distinct
+from rlzoo.gate.fingerprint import check_unchanged, run_facts
 from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.lab.sweep import Sweep
-from rlzoo.training.fingerprint import check_unchanged, run_facts
 from rlzoo.zoo import _warn_once, find_policies
 
 SOURCE = '''

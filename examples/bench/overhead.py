@@ -44,6 +44,7 @@ def beside_the_model(case: str | None = None) -> dict[str, float]:
         case: one of `CASES`; None for the default run.
     """
     from rlzoo import RunConfig
+    from rlzoo.gate.enter import enter
     from rlzoo.journal.tracking.tracker import Tracker
     from rlzoo.support.signals import StopRequest
     from rlzoo.training import loop
@@ -64,7 +65,7 @@ def beside_the_model(case: str | None = None) -> dict[str, float]:
     shares: dict[str, list[float]] = {name: [] for name in clocks}
     with task:
         models = Path(tempfile.gettempdir()) / "rlzoo-bench-models"
-        run = Run(config, task) if case is None else make_run(CASES[case], models, "tracking.mlflow=true")
+        run = Run(enter(config, task)) if case is None else make_run(CASES[case], models, "tracking.mlflow=true")
         with Tracker(is_on=True) as tracker:
             tracker.begin(run.directory.path, run_record(run))
             taken = loop.steps(run)

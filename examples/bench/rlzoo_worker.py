@@ -12,6 +12,7 @@ from typing import Any
 from examples.bench import turns
 from examples.bench.cases import GROUP, Case, find
 from rlzoo import RunConfig
+from rlzoo.gate.enter import enter
 from rlzoo.tasks.task import Task
 from rlzoo.training.loop import steps
 from rlzoo.training.run import Run
@@ -59,7 +60,7 @@ def make_run(case: Case, folder: Path, *overrides: str) -> Run:
     ]
     output = Path(tempfile.mkdtemp(prefix="rlzoo-bench-")) / "run"
     config = RunConfig.compose(clip="grpo", overrides=settings, task=BenchTask(case=case.name), steps=100_000, output=output)
-    return Run(config, config.task)
+    return Run(enter(config, config.task))
 
 
 def main(name: str, folder: str, *overrides: str) -> None:

@@ -152,12 +152,13 @@ def _run(case: str) -> Any:
         folder = Path(tempfile.gettempdir()) / "rlzoo-bench-models"
         return make_run(BENCH_CASES[CASES[case]], folder, *OVERRIDES.get(case, ()))
     from rlzoo import RunConfig
+    from rlzoo.gate.enter import enter
     from rlzoo.training.run import Run
 
     output = Path(tempfile.mkdtemp(prefix="rlzoo-bench-")) / "run"
     settings = ["eval.num_problems=0", "tracking.mlflow=false"]
     config = RunConfig.compose(clip="grpo", overrides=settings, steps=100_000, output=output)
-    return Run(config, config.task.model_copy(update={"seed": config.seed}))
+    return Run(enter(config, config.task.model_copy(update={"seed": config.seed})))
 
 
 if __name__ == "__main__":

@@ -135,6 +135,7 @@ def whole(setting: Setting, name: str) -> Outcome:
     """Measure whole steps of the default run, of SmolLM2 on sums, or of the Qwen3 shape."""
     from examples.bench.rlzoo_worker import make_run
     from rlzoo import RunConfig
+    from rlzoo.gate.enter import enter
     from rlzoo.training.run import Run
 
     if name == "shape":
@@ -145,7 +146,7 @@ def whole(setting: Setting, name: str) -> Outcome:
     configs = {"configs": ["smollm2-sums"]} if name == "smollm2" else {}
     config = RunConfig.compose(clip="fspo", overrides=[*quiet, *small], steps=100, output=output, **configs)
     with config.task:
-        return steps(Run(config, config.task))
+        return steps(Run(enter(config, config.task)))
 
 
 def needs(*modules: str) -> None:

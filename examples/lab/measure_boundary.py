@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from rlzoo import RunConfig, load_zoo
+from rlzoo.gate.enter import enter
 from rlzoo.learner.batch import collate
 from rlzoo.learner.judge import judgement
 from rlzoo.reductions import StepCounts
@@ -38,7 +39,7 @@ def shares(name: str) -> tuple[float, float, float]:
     with tempfile.TemporaryDirectory() as folder:
         config = RunConfig.compose(clip=name, overrides=["eval.num_problems=0"], steps=1, output=Path(folder) / "run")
         task = config.task.model_copy(update={"seed": 0})
-        run = Run(config, task)
+        run = Run(enter(config, task))
         learner = run.learner
         batch = learner.score(collate(run.sample(1).groups))
     rows = learner.minibatches(batch, 0)[1]

@@ -59,10 +59,10 @@ def measure(
     from torch.profiler import ProfilerActivity, profile
 
     from rlzoo.config.run_config import RunConfig
+    from rlzoo.gate.architecture import Architecture
+    from rlzoo.gate.devices import Devices
+    from rlzoo.gate.plan import Plan, Prompts
     from rlzoo.learner.learner import Learner
-    from rlzoo.planner.architecture import Architecture
-    from rlzoo.planner.devices import Devices
-    from rlzoo.planner.plan import Plan, Prompts
 
     torch.manual_seed(0)
     torch.set_num_threads(1)

@@ -12,29 +12,26 @@ from rich.table import Table
 from rlzoo.cli.console import Plain
 from rlzoo.cli.tables import table
 from rlzoo.config.run_config import RunConfig
+from rlzoo.gate.devices import parse_devices
+from rlzoo.gate.enter import examine
+from rlzoo.gate.memory import Memory
+from rlzoo.gate.plan import Plan
+from rlzoo.gate.settings import missing_libraries, shown
+from rlzoo.gate.tokens import question_counts
 from rlzoo.journal.tracking.description import typed_command
-from rlzoo.planner.devices import parse_devices, this_machine
-from rlzoo.planner.memory import Memory
-from rlzoo.planner.plan import Plan
-from rlzoo.planner.preflight import check, check_disk, check_memory, shown
-from rlzoo.rollout.prompts import question_counts
 from rlzoo.support.redaction import redact_settings
-from rlzoo.training.checks import missing_libraries
 
 
 def dry_run(config: RunConfig, devices: str | None, as_json: bool, *, resume: bool = False) -> None:
     """Check a run, and print its configuration to stdout and its plan to stderr, or both as JSON to stdout."""
     named = parse_devices(devices) if devices else None
-    processes, architecture, prompts = check(config, named, resume=resume)
-    plan = Plan(config, architecture, named or this_machine(), prompts, processes)
-    command = launch_command(config, processes)
+    examined = examine(config, named, resume=resume)
+    plan = examined.plan
+    command = launch_command(config, plan.processes)
     counts = [line for _, line in question_counts(config.task, config.eval.num_problems)]
     notes = [*counts, *missing_libraries(config), *_notes(plan)]
     if not as_json:
         _print(plan, command, notes)
-    if named is None:
-        check_disk(plan)
-    check_memory(plan)
     if as_json:
         shown_plan = {**plan.as_dict(), "command": command, "notes": notes}
         print(json.dumps({"config": redact_settings(config.model_dump(mode="json")), "plan": shown_plan}, indent=2))

@@ -92,8 +92,7 @@ def train(
     with loading(is_quiet=quiet):
         from rlzoo.cli.launch import end_with_the_launcher, launch, must_launch
         from rlzoo.config.run_config import RunConfig
-        from rlzoo.planner.preflight import check
-        from rlzoo.training.checks import usual_output
+        from rlzoo.gate.settings import check_settings, usual_output
     before = run_to_resume(output) if resume else ()
     options = {"launch.processes": processes, "launch.deepspeed": deepspeed, "launch.fsdp": fsdp}
     overrides = [*(set_ or []), *(f"{key}={value}" for key, value in options.items() if value is not None)]
@@ -101,7 +100,7 @@ def train(
         [*before, *(config or [])], clip=clip, overrides=overrides, plugins=plugin or [], seed=seed, steps=steps, output=output
     )
     if before:
-        from rlzoo.training.fingerprint import check_unchanged, run_facts
+        from rlzoo.gate.fingerprint import check_unchanged, run_facts
 
         check_unchanged(run, run_facts(run), allow_changed=allow_changed)
     if dry_run:
@@ -111,8 +110,8 @@ def train(
         return
     run = run.model_copy(update={"output": run.output or usual_output(run)})
     end_with_the_launcher()
-    check(run, resume=resume)
     if must_launch(run):
+        check_settings(run, resume=resume)
         flags = {"--quiet": quiet, "--json": as_json, "--allow-changed": allow_changed}
         number = ["--show-completions", str(show_completions)]
         launch(run, resume=resume, options=[*(flag for flag, is_given in flags.items() if is_given), *number])

@@ -7,7 +7,7 @@ import re
 import shlex
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +19,8 @@ from pydantic import Field, ValidationError
 from rlzoo.config.composition import parse_overrides
 from rlzoo.config.sections import ModelConfig, RolloutConfig
 from rlzoo.errors import UserError, explain
+from rlzoo.gate.enter import open_sampler
+from rlzoo.gate.tokens import Asked
 from rlzoo.journal.manifest import check_model
 from rlzoo.journal.state import numbered
 from rlzoo.journal.tracking.record import Record, git_commit, run_id_of, tracking_uri
@@ -28,9 +30,7 @@ from rlzoo.lab.completions import Answered, EvaluationDirectory
 from rlzoo.lab.study import plain
 from rlzoo.learner.optimization import named_weights
 from rlzoo.measure.at_k import AtK, Completion, LengthBin, by_length, estimates, means
-from rlzoo.models.pretrained import eos_token_ids, load_named
-from rlzoo.rollout.make_sampler import make_sampler
-from rlzoo.rollout.prompts import check_prompts, encode_prompt
+from rlzoo.models.pretrained import load_named
 from rlzoo.rollout.sampler import Sampler
 from rlzoo.settings import NameOrPath, Settings
 from rlzoo.support.distribution import version
@@ -202,8 +202,8 @@ def evaluate(
         for grader in graders.values():
             stack.callback(grader.close)
         if any(len(answered.get(name, ())) < len(asked) for name, asked in problems.items()):
-            prompts = {suite.name: [suite.prompt(problem) for problem in problems[suite.name]] for suite in suites}
-            sampler = stack.enter_context(_open_sampler(config.model, config.rollout, prompts))
+            prompts = [suite.prompt(problem) for suite in suites for problem in problems[suite.name]]
+            sampler = stack.enter_context(_open_sampler(config.model, config.rollout, list(problems), prompts))
             answered = answered or reopened()
             for suite in suites:
                 grader = graders[suite.make_grader]
@@ -220,8 +220,10 @@ def evaluate(
 
 
 @contextmanager
-def _open_sampler(model: EvaluatedModel, rollout: RolloutConfig, prompts: Mapping[str, Sequence[str]]) -> Iterator[Sampler]:
-    """Open the sampler for ``rollout.engine`` with the model's weights, after checking the ``prompts`` of each suite."""
+def _open_sampler(
+    model: EvaluatedModel, rollout: RolloutConfig, suites: Sequence[str], prompts: list[str]
+) -> Iterator[Sampler]:
+    """Open the sampler for ``rollout.engine`` with the model's weights, after asking whether it can answer the prompts."""
     import torch
 
     check_model(model.path)
@@ -231,16 +233,12 @@ def _open_sampler(model: EvaluatedModel, rollout: RolloutConfig, prompts: Mappin
     if model.chat_template and not has_template:
         raise UserError(f"--chat-template: the tokenizer of {model.path!r} has no chat template; remove the option")
     template = has_template if model.chat_template is None else model.chat_template
-    for suite, asked in prompts.items():
-        try:
-            check_prompts(tokenizer, asked)
-            encode_prompt(tokenizer, asked[0], template)
-        except UserError as error:
-            raise UserError(f"suite {suite!r} cannot be used with model {model.path!r}: {error}") from error
     named = named.model_copy(update={"chat_template": template})
     language_model = language_model.to(torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu")
-    end_ids = eos_token_ids(language_model, tokenizer)
-    sampler = make_sampler(language_model, tokenizer, end_ids, named=named, settings=rollout)
+    try:
+        sampler = open_sampler(language_model, tokenizer, Asked(prompts), named=named, rollout=rollout).sampler
+    except UserError as error:
+        raise UserError(f"{' and '.join(suites)} cannot be used with model {model.path!r}: {error}") from error
     with closing(sampler):
         if sampler.needs_weights:
             sampler.update_weights(named_weights(language_model))

@@ -16,13 +16,13 @@ import psutil
 
 from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
+from rlzoo.gate.fingerprint import file_facts
 from rlzoo.journal.state import read_fingerprint
 from rlzoo.journal.tracking.record import PARENT_RUN
 from rlzoo.lab.run_records import REPETITION, changed_settings, read_mapping, resolved_settings
 from rlzoo.support.machine import LAUNCHED, available_memory, cores
 from rlzoo.support.parsing import parse_json, parse_yaml
 from rlzoo.support.reading import RECORDS, read_text, user_path
-from rlzoo.training.fingerprint import file_facts
 from rlzoo.zoo import load_zoo
 
 LAUNCHER = "RLZOO_LAUNCHER"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlzoo.errors import UserError, shown
@@ -13,7 +13,6 @@ from rlzoo.tasks.grading import MEMORY
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from rlzoo.tasks import Task
 
 logger = logging.getLogger("rlzoo")
 
@@ -21,9 +20,6 @@ TEMPLATE_SECONDS = 10.0
 """Time limit in seconds for rendering a chat template. A typical template takes a millisecond."""
 
 LONGEST_PROMPT = 10_000_000  # maximum number of characters
-
-GENERATED = 256
-"""Number of problems whose characters are checked before a run if the task generates an unlimited number of problems."""
 
 T = TypeVar("T")
 
@@ -69,52 +65,6 @@ def _is_known(encode: Callable[[str], object], character: str) -> bool:
     except Exception:
         return False
     return True
-
-
-def check_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Iterable[str]) -> None:
-    """Check that the tokenizer has tokens for all characters in the prompts; only prompts with new characters are encoded.
-
-    Raises:
-        UserError: a character has no token; the message names the prompt and the characters.
-    """
-    met: set[str] = set()
-    for prompt in prompts:
-        if not met.issuperset(prompt):
-            encode_prompt(tokenizer, prompt, chat_template=False)
-            met.update(prompt)
-
-
-def check_task(task: Task, tokenizer: PreTrainedTokenizerBase, *, chat_template: bool, needed: int, held_out: int) -> None:
-    """Log the number of questions of a run, and check their prompts; if the task generates them, only the first `GENERATED`.
-
-    Args:
-        task: the run's task.
-        tokenizer: the model's tokenizer.
-        chat_template: whether prompts are wrapped in the tokenizer's chat template, which is then tested on the first prompt.
-        needed: number of training problems in the whole run.
-        held_out: number of problems to evaluate on.
-
-    Raises:
-        UserError: a prompt cannot be encoded for the model.
-    """
-    size = task.origin(held_out=False).size
-    problems = task.train_problems(0, min(needed, GENERATED if size is None else size))
-    problems = [*problems, *(task.held_out_problems(held_out) if held_out else [])]
-    for level, line in question_counts(task, held_out):
-        logger.log(level, line)
-    prompts = task.prompts(problems)
-    check_prompts(tokenizer, prompts)
-    if prompts:
-        encode_prompt(tokenizer, prompts[0], chat_template)
-
-
-def question_counts(task: Task, wanted: int) -> list[tuple[int, str]]:
-    """Return messages to log: how many questions a run has, and a warning if fewer than ``wanted`` are held out."""
-    size, held_out = (task.origin(held_out=side).size for side in (False, True))
-    held_out = len(task.held_out_problems(wanted)) if held_out is None else held_out
-    counts = f"task {task.name}: {'endless' if size is None else f'{size:,}'} training questions, {held_out:,} held out"
-    few = f"eval.num_problems={wanted} exceeds the number of held-out questions, {held_out:,}; add questions, or lower it"
-    return [(logging.INFO, counts), *([(logging.WARNING, few)] if held_out < wanted else [])]
 
 
 def rendered(

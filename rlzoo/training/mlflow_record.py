@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
+from rlzoo.gate.fingerprint import TRAIN_PROBLEMS
 from rlzoo.journal.tracking.description import NOTE, describe_run, differences
 from rlzoo.journal.tracking.record import Data, Record, flatten, git_commit
 from rlzoo.support.colours import RULE_TAG
@@ -15,7 +16,6 @@ from rlzoo.support.distribution import version
 from rlzoo.support.redaction import redact_settings
 from rlzoo.tasks import Task
 from rlzoo.tasks.task import fingerprint
-from rlzoo.training.fingerprint import TRAIN_PROBLEMS
 from rlzoo.training.run import Run
 from rlzoo.zoo import load_zoo
 

@@ -14,25 +14,18 @@ from pathlib import Path
 from safetensors import SafetensorError
 from torch import nn
 
-from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
-from rlzoo.journal.manifest import check_model
+from rlzoo.gate.enter import Admitted
 from rlzoo.journal.rollouts import recorded_step, transcripts
 from rlzoo.journal.run_directory import RunDirectory, why_not_written, writing
 from rlzoo.journal.state import RunState, newest_state
 from rlzoo.learner.batch import ScoredBatch
-from rlzoo.learner.learner import Learner, Update
+from rlzoo.learner.learner import Update
 from rlzoo.learner.optimization import kept_weights, named_adapter
 from rlzoo.measure.monitor import WINDOW, Monitor
-from rlzoo.models.pretrained import eos_token_ids, load_named
-from rlzoo.processes import gather, make_accelerator, peak_memory, shards_weights
-from rlzoo.rollout.make_sampler import make_sampler
-from rlzoo.rollout.prompts import check_task
+from rlzoo.processes import gather, peak_memory
 from rlzoo.rollout.rollouts import Rollouts, Sampled
-from rlzoo.tasks import Task
-from rlzoo.training.checks import usual_output
 from rlzoo.training.completions import completion_page
-from rlzoo.training.fingerprint import check_unchanged, model_facts, run_facts
 
 logger = logging.getLogger("rlzoo")
 
@@ -40,93 +33,16 @@ logger = logging.getLogger("rlzoo")
 class Run:
     """The rollouts, learner, monitor and run directory of one run, built from its configuration."""
 
-    def __init__(self, config: RunConfig, task: Task, *, resume: bool = False, allow_changed: bool = False) -> None:
-        self.accelerator = make_accelerator(config.launch, config.learner, dtype=config.model.dtype)
+    def __init__(self, admitted: Admitted, *, resume: bool = False, allow_changed: bool = False) -> None:
+        """Open the run directory, and restore the newest checkpoint if the run is resumed."""
+        self.config, self.task, self.accelerator = admitted.config, admitted.task, admitted.accelerator
+        self.facts = admitted.facts
+        self.model, self.tokenizer = admitted.ready.model, admitted.ready.tokenizer
         self.is_main = self.accelerator.is_main_process
-        # the time in the default name may differ between ranks
-        path = gather(self.accelerator, [config.output or usual_output(config)])[0]
-        self.config = config.model_copy(update={"output": path})
-        self.task = task
-        with ExitStack() as failed:
-            if self.is_main and not resume:
-                RunDirectory.check_free(path)
-            check_model(config.model.path)
-            self.model, self.tokenizer = load_named(config.model)
-            if not shards_weights(config.launch):  # otherwise the weights are moved when they are sharded
-                self.model.to(self.accelerator.device)
-            self.facts = run_facts(self.config) | model_facts(self.model, self.tokenizer)
-            if resume:
-                self.directory, checkpoint = self._reopen(path, allow_changed)
-                failed.callback(self.directory.close)
-                self._prepare(failed)
-                self._restore(checkpoint)
-                if allow_changed:
-                    self.directory.record_change(self.facts)
-            else:
-                self._prepare(failed)
-                yaml = self.config.to_yaml()
-                self.directory = RunDirectory.create(path, yaml, config.plugins, self.facts, is_writer=self.is_main)
-            # every process needs this ID to name temporary folders, but only the main process is sure to see the ID's file
-            self.directory.identity = gather(self.accelerator, [self.directory.identity if self.is_main else ""])[0]
-            failed.pop_all()
-
-    def _reopen(self, path: Path, allow_changed: bool) -> tuple[RunDirectory, Path | None]:
-        """Open the unchanged run directory, and return the state to resume from; all processes raise the main one's error."""
-        found: tuple[Path | None, list[tuple[int, str]]] | Exception = None, []
-        with ExitStack() as failed:
-            if self.is_main:
-                try:
-                    directory = RunDirectory.resume(path)
-                    failed.callback(directory.close)
-                    found = newest_state(path), check_unchanged(self.config, self.facts, allow_changed=allow_changed)
-                except (UserError, OSError) as error:
-                    found = error
-            found = gather(self.accelerator, [found])[0]
-            if isinstance(found, Exception):
-                raise found
-            failed.pop_all()
-        state, changes = found
-        for level, line in changes:
-            logger.log(level, "--resume: %s", line)
-        return (directory if self.is_main else RunDirectory(path, is_writer=False)), state
-
-    def _prepare(self, failed: ExitStack) -> None:
-        """Build the rollouts, the learner and the monitor; ``failed`` closes the sampler."""
-        config = self.config
-        # fail on unusable questions before anything is written
-        check_task(
-            self.task,
-            self.tokenizer,
-            chat_template=config.model.chat_template,
-            needed=config.steps * config.rollout.num_prompts,
-            held_out=config.eval.num_problems,
-        )
-        # build the sampler first: in the learner, ZeRO-3 partitions the model and an adapter replaces its modules
-        sampler = make_sampler(
-            self.model,
-            self.tokenizer,
-            eos_token_ids(self.model, self.tokenizer),
-            named=config.model,
-            settings=config.rollout,
-            own_weights=config.rollout.max_staleness > 0 or shards_weights(config.launch),
-            device=self.accelerator.device,
-        )
-        failed.callback(sampler.close)
-        self.rollouts = Rollouts(config, self.task, sampler, self.accelerator)
-        self.learner = Learner(
-            self.model,
-            config.clip,
-            config.learner,
-            pad_id=int(self.tokenizer.pad_token_id),
-            max_length=config.rollout.max_new_tokens,
-            num_updates=config.steps * config.learner.num_minibatches * config.learner.num_epochs,
-            temperature=config.rollout.temperature,
-            reward=config.reward,
-            estimator=config.estimator,
-            correction=config.correction,
-            accelerator=self.accelerator,
-            launch=config.launch,
-        )
+        config, path = self.config, self.config.output
+        assert path is not None, "set at the gate"
+        self.learner = admitted.learner
+        self.rollouts = Rollouts(config, self.task, admitted.ready.sampler, self.accelerator)
         self.monitor = Monitor(config.clip)
         self.recent: deque[dict[str, float]] = deque(maxlen=WINDOW)  # metrics of the last steps; all are in metrics.jsonl
         self.accuracies: dict[int, float] = {}  # by step
@@ -135,6 +51,38 @@ class Run:
         self.saved = -1  # step of the last checkpoint
         self.attempted = 0  # last step that was started
         self.is_clean = True  # the state has not changed since the last completed step
+        with ExitStack() as failed:
+            failed.callback(self.rollouts.close)
+            if resume:
+                self.directory, checkpoint = self._reopen(path)
+                failed.callback(self.directory.close)
+                for level, line in admitted.changes:
+                    logger.log(level, "--resume: %s", line)
+                self._restore(checkpoint)
+                if allow_changed:
+                    self.directory.record_change(self.facts)
+            else:
+                self.directory = RunDirectory.create(path, config.to_yaml(), config.plugins, self.facts, is_writer=self.is_main)
+            # every process needs this ID to name temporary folders, but only the main process is sure to see the ID's file
+            self.directory.identity = gather(self.accelerator, [self.directory.identity if self.is_main else ""])[0]
+            failed.pop_all()
+
+    def _reopen(self, path: Path) -> tuple[RunDirectory, Path | None]:
+        """Open the run directory, and return the state to resume from; all processes raise the main one's error."""
+        found: Path | Exception | None = None
+        with ExitStack() as failed:
+            if self.is_main:
+                try:
+                    directory = RunDirectory.resume(path)
+                    failed.callback(directory.close)
+                    found = newest_state(path)
+                except (UserError, OSError) as error:
+                    found = error
+            found = gather(self.accelerator, [found])[0]
+            if isinstance(found, Exception):
+                raise found
+            failed.pop_all()
+        return (directory if self.is_main else RunDirectory(path, is_writer=False)), found
 
     def _restore(self, folder: Path | None) -> None:
         """Restore the state from a checkpoint, or start at step 0 if there is none."""

@@ -16,13 +16,13 @@ from safetensors import SafetensorError
 from rlzoo.acceleration import sharing_cores
 from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import PolicyError, RunError
+from rlzoo.gate.enter import enter
 from rlzoo.journal.run_directory import read_metrics, why_not_written
 from rlzoo.journal.tracking.tracker import Tracker
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.support.signals import StopRequest, requested_stop
 from rlzoo.tasks.task import seeded
 from rlzoo.training.after_step import AfterStep, Observer, Stage
-from rlzoo.training.checks import check_run
 from rlzoo.training.loop import steps
 from rlzoo.training.metrics import run_metrics
 from rlzoo.training.mlflow_record import run_record
@@ -74,14 +74,14 @@ def train(
         KeyboardInterrupt: Ctrl-C was pressed.
         SystemExit: SIGTERM arrived; the code is 143.
     """
-    check_run(config, resume=resume)
     task = seeded(config.task, config.seed)
     is_main = os.environ.get("RANK", "0") == "0"
     try:
         with task, ExitStack() as last, Tracker(config.tracking.mlflow and is_main) as tracker:
             if stage is not None and is_main:
                 stage(f"loading {config.model.path}")
-            run = Run(config, task, resume=resume, allow_changed=allow_changed)
+            admitted = enter(config, task, resume=resume, allow_changed=allow_changed)
+            run = Run(admitted, resume=resume, allow_changed=allow_changed)
             last.callback(run.directory.close)
             tracker.begin(run.directory.path, run_record(run))
             # only operations on a CPU have threads that wait for each other

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from rlzoo import RunConfig
-from rlzoo.planner.preflight import longest_prompt
+from rlzoo.gate.settings import longest_prompt
 
 SMALL = ["--set", "rollout.num_prompts=12", "--set", "rollout.group_size=4"]
 

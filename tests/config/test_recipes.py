@@ -11,11 +11,10 @@ import yaml
 
 from rlzoo import RunConfig
 from rlzoo.config.composition import config_folders, config_names, read_config
-from rlzoo.planner.architecture import find_architecture
-from rlzoo.planner.devices import parse_devices
-from rlzoo.planner.plan import Plan, Prompts
-from rlzoo.planner.preflight import check_length, check_memory
-from rlzoo.training.checks import check_run
+from rlzoo.gate.architecture import find_architecture
+from rlzoo.gate.devices import parse_devices
+from rlzoo.gate.plan import Plan, Prompts
+from rlzoo.gate.settings import check_length, check_memory, check_settings
 
 RECIPES = [name for name in config_names() if name.startswith("paper/")]
 RULES = ("fspo", "gspo", "grpo", "rloo")
@@ -75,7 +74,7 @@ def test_every_recipe_composes_for_every_rule_and_fits_its_machine(name, rule, d
     stated = read_config(name)["per_clip"][rule]["clip"]
     assert stated.items() <= config.clip.model_dump().items()
     architecture, devices, prompts = find_architecture(config.model.path), parse_devices("8xH100"), Prompts(1024, False)
-    check_run(config, processes=8, here=False)
+    check_settings(config, processes=8, here=False)
     check_length(config, architecture, prompts)
     check_memory(Plan(config, architecture, devices, prompts, 8))
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from rlzoo.cli.train import run_to_resume
 from rlzoo.config.run_config import RunConfig
+from rlzoo.gate.fingerprint import check_unchanged, run_facts
 from rlzoo.journal.manifest import damage, seal
 from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.journal.state import RunState, newest_state
 from rlzoo.journal.tracking.record import Record, Sent, run_id_of, sent_to
 from rlzoo.lab.races import find_runs, race
 from rlzoo.lab.reports import race_report
-from rlzoo.training.fingerprint import check_unchanged, run_facts
 from tests.fuzz.law import SURFACES, held_to_the_law
 from tests.fuzz.spoiled import ODD_TEXTS, holding, spoiled_bytes, spoiled_json, spoiled_trees
 

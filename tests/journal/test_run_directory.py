@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 import rlzoo
 from rlzoo import UserError
 from rlzoo.errors import RunError
+from rlzoo.gate.settings import usual_output
 from rlzoo.journal import run_directory
 from rlzoo.journal.checkpoints import FILES, own_checkpoints, rotate, tidy
 from rlzoo.journal.manifest import damage, seal, sealed_files
@@ -31,7 +32,6 @@ from rlzoo.lab.run_records import find_runs
 from rlzoo.support import signals
 from rlzoo.support.atomic import temporary_path
 from rlzoo.support.lock import Lock
-from rlzoo.training.checks import usual_output
 from tests.training.short import lines, quick, resumes_after, without_times
 
 pytestmark = pytest.mark.usefixtures("interrupts")

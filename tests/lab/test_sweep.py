@@ -13,9 +13,9 @@ import pytest
 
 from rlzoo.cli.sweep import parent_of
 from rlzoo.errors import UserError
+from rlzoo.gate.fingerprint import run_facts
 from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.lab.sweep import Sweep, parse_seeds, slots
-from rlzoo.training.fingerprint import run_facts
 
 QUICK = ("rollout.num_prompts=8", "rollout.group_size=4", "task.num_operands_max=4", "rollout.max_new_tokens=20")
 COMMAND = ["sweep", "--jobs", "2"]

@@ -10,7 +10,8 @@ from rlzoo_opmd import OPMD
 
 import rlzoo
 from rlzoo import RunConfig
-from rlzoo.planner.memory import rows_per_step
+from rlzoo.gate.enter import enter
+from rlzoo.gate.memory import rows_per_step
 from rlzoo.training.loop import steps
 from rlzoo.training.run import Run
 from tests.learner.test_learner import make_learner, relative_error, step_gradient
@@ -62,7 +63,7 @@ def test_a_batch_without_any_advantage_advances_the_learning_rate(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     overrides = ["task.reward=pay_nothing:pay", "eval.num_problems=0", "tracking.mlflow=false", "learner.schedule=linear"]
     config = quick(tmp_path / "run", clip="grpo", overrides=overrides)
-    run = Run(config, config.task)
+    run = Run(enter(config, config.task))
     for step, row, _ in steps(run):
         run.directory.log(step, row)
         run.complete(step)

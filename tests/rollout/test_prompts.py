@@ -9,7 +9,7 @@ import rlzoo
 from rlzoo.errors import UserError
 from rlzoo.models.pretrained import load_pretrained
 from rlzoo.rollout import prompts
-from rlzoo.rollout.prompts import TEMPLATES, check_task, encode_prompt
+from rlzoo.rollout.prompts import TEMPLATES, encode_prompt
 from rlzoo.tasks import Task, build_task
 from rlzoo.types import Problem
 from tests.quick import QUICK

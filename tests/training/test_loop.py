@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import rlzoo
 from rlzoo import RunConfig, load_zoo
+from rlzoo.gate.enter import enter
 from rlzoo.recording import RecordedStep
 from rlzoo.training.run import Run
 from tests.training.short import lines, quick, without_times
@@ -68,7 +69,7 @@ def test_models_are_on_their_device_before_anything_else_is_built(overrides, mov
 
     monkeypatch.setattr(PreTrainedModel, "to", recorded)
     config = quick(tmp_path / "out", overrides=["tracking.mlflow=false", *overrides])
-    run = Run(config, config.task)
+    run = Run(enter(config, config.task))
     run.rollouts.close()
     run.directory.close()
     names = {id(run.model): "trained", id(run.rollouts.sampler.model): "copy" if "copy" in moved else "trained"}

@@ -8,9 +8,9 @@ from typing import Any
 
 from rlzoo.config.run_config import RunConfig
 from rlzoo.config.sections import needs_reference
-from rlzoo.planner.architecture import Architecture
-from rlzoo.planner.devices import Devices
-from rlzoo.planner.memory import (
+from rlzoo.gate.architecture import Architecture
+from rlzoo.gate.devices import Devices
+from rlzoo.gate.memory import (
     Memory,
     PassShape,
     Sharding,

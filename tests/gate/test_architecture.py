@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from rlzoo import UserError
-from rlzoo.planner.architecture import KNOWN, Architecture, find_architecture, model_file
+from rlzoo.gate.architecture import KNOWN, Architecture, find_architecture, model_file
 
 SIZES = {
     "vocab_size": 101,

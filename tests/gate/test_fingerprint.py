@@ -10,11 +10,11 @@ from safetensors.torch import load_file, save_file
 
 import rlzoo
 from rlzoo import RunConfig, UserError
+from rlzoo.gate.fingerprint import check_unchanged, model_facts, run_facts
 from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.journal.state import read_fingerprint
 from rlzoo.journal.tracking.record import Record
 from rlzoo.models.pretrained import load_named, local_model
-from rlzoo.training.fingerprint import check_unchanged, model_facts, run_facts
 from tests.training.short import quick, resumes_after
 
 GRADER = """

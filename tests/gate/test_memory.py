@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from rlzoo import RunConfig, UserError
-from rlzoo.planner.architecture import KNOWN, Architecture
-from rlzoo.planner.devices import Devices, parse_devices
-from rlzoo.planner.memory import (
+from rlzoo.gate.architecture import KNOWN, Architecture
+from rlzoo.gate.devices import Devices, parse_devices
+from rlzoo.gate.memory import (
     PassShape,
     Sharding,
     activations,
@@ -17,7 +17,7 @@ from rlzoo.planner.memory import (
     micro_batch,
     trained_parameters,
 )
-from rlzoo.planner.plan import Plan, Prompts, body_flops
+from rlzoo.gate.plan import Plan, Prompts, body_flops
 
 # embedding 10*4 = 40; layer: q 4*4, k and v 4*2 each, o 4*4 = 48; MLP 3*4*6 = 72; norms 2*4 = 8; last norm 4: 172 in all
 TINY = Architecture(10, 4, 6, 1, 2, 1, 2, 32, tied=True)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from rlzoo.acceleration import joined_bytes
 from rlzoo.config.run_config import RunConfig
 from rlzoo.config.sections import LaunchConfig, needs_reference
+from rlzoo.gate.architecture import Architecture
+from rlzoo.gate.devices import Devices
 from rlzoo.learner.log_probs import logits_per_chunk
 from rlzoo.learner.micro_batches import max_tokens
-from rlzoo.planner.architecture import Architecture
-from rlzoo.planner.devices import Devices
 from rlzoo.processes import zero_settings
 from rlzoo.rollout.episodes import Limits
 from rlzoo.support.draws import Truncation

@@ -1,1 +1,0 @@
-"""Estimates a run's memory, FLOPs, time and disk space from its configuration and its model's architecture."""
