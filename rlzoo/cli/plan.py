@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import pairwise
 
 from rich.table import Table
@@ -12,30 +13,36 @@ from rich.table import Table
 from rlzoo.cli.console import Plain
 from rlzoo.cli.tables import table
 from rlzoo.config.run_config import RunConfig
+from rlzoo.errors import UserError
 from rlzoo.gate.devices import parse_devices
-from rlzoo.gate.enter import examine
+from rlzoo.gate.enter import forecast, rehearse
 from rlzoo.gate.memory import Memory
 from rlzoo.gate.plan import Plan
-from rlzoo.gate.settings import missing_libraries, shown
+from rlzoo.gate.settings import missing_libraries, remarks, shortages, shown
 from rlzoo.gate.tokens import question_counts
 from rlzoo.journal.tracking.description import typed_command
 from rlzoo.support.redaction import redact_settings
 
 
-def dry_run(config: RunConfig, devices: str | None, as_json: bool, *, resume: bool = False) -> None:
+def dry_run(
+    config: RunConfig, devices: str | None, as_json: bool, *, resume: bool = False, allow_changed: bool = False
+) -> None:
     """Check a run, and print its configuration to stdout and its plan to stderr, or both as JSON to stdout."""
     named = parse_devices(devices) if devices else None
-    examined = examine(config, named, resume=resume)
-    plan = examined.plan
+    plan = forecast(config, named, resume=resume)
     command = launch_command(config, plan.processes)
     counts = [line for _, line in question_counts(config.task, config.eval.num_problems)]
-    notes = [*counts, *missing_libraries(config), *_notes(plan)]
+    notes = [*counts, *missing_libraries(config), *_notes(plan), *(line for _, line in remarks(config))]
     if not as_json:
         _print(plan, command, notes)
+    for shortage in shortages(plan):
+        raise UserError(shortage)
+    findings = rehearse(plan, resume=resume, allow_changed=allow_changed)
     if as_json:
-        shown_plan = {**plan.as_dict(), "command": command, "notes": notes}
+        shown_plan = {**plan.as_dict(), "command": command, "gate": asdict(findings), "notes": notes}
         print(json.dumps({"config": redact_settings(config.model_dump(mode="json")), "plan": shown_plan}, indent=2))
     else:
+        Plain(stderr=True).print(f"{'gate':<12} {findings}")
         print(config.to_yaml(), end="")
 
 
@@ -57,11 +64,6 @@ def _notes(plan: Plan) -> list[str]:
         notes.append("the tokenizer is not on this machine: prompt lengths are estimated from the text")
     if plan.memory is not None and 0.9 * plan.device_memory < plan.memory.peak <= plan.device_memory:
         notes.append("the peak is within 10% of the device's memory: fragmentation and the driver may use up the rest")
-    masters = plan.sharding.stage or config.learner.master_weights or config.learner.lora.rank
-    if config.model.dtype == "bfloat16" and not masters:
-        notes.append("bfloat16 weights without float32 copies: updates below 0.4% of a weight are lost to rounding")
-    if plan.updates == 1:
-        notes.append("clip is inert: one update per rollout, so every ratio is 1")
     return notes
 
 

@@ -92,26 +92,22 @@ def train(
     with loading(is_quiet=quiet):
         from rlzoo.cli.launch import end_with_the_launcher, launch, must_launch
         from rlzoo.config.run_config import RunConfig
-        from rlzoo.gate.settings import check_settings, usual_output
+        from rlzoo.gate.settings import Start, check_settings, usual_output
     before = run_to_resume(output) if resume else ()
     options = {"launch.processes": processes, "launch.deepspeed": deepspeed, "launch.fsdp": fsdp}
     overrides = [*(set_ or []), *(f"{key}={value}" for key, value in options.items() if value is not None)]
     run = RunConfig.compose(
         [*before, *(config or [])], clip=clip, overrides=overrides, plugins=plugin or [], seed=seed, steps=steps, output=output
     )
-    if before:
-        from rlzoo.gate.fingerprint import check_unchanged, run_facts
-
-        check_unchanged(run, run_facts(run), allow_changed=allow_changed)
     if dry_run:
         from rlzoo.cli.plan import dry_run as show_plan
 
-        show_plan(run, devices, as_json, resume=resume)
+        show_plan(run, devices, as_json, resume=resume, allow_changed=allow_changed)
         return
     run = run.model_copy(update={"output": run.output or usual_output(run)})
     end_with_the_launcher()
     if must_launch(run):
-        check_settings(run, resume=resume)
+        check_settings(run, Start.of(run, resume=resume))
         flags = {"--quiet": quiet, "--json": as_json, "--allow-changed": allow_changed}
         number = ["--show-completions", str(show_completions)]
         launch(run, resume=resume, options=[*(flag for flag, is_given in flags.items() if is_given), *number])
@@ -127,8 +123,9 @@ def run_to_resume(output: Path | None) -> tuple[Path]:
     """Return the config file of the run to resume, as a tuple for `RunConfig.compose`."""
     if output is None:
         raise UserError("--resume needs --output with the directory of the run")
-    if not (output / "config.yaml").is_file():
-        raise UserError(f"--resume: {str(output)!r} is not a run directory: it has no config.yaml")
+    from rlzoo.journal.run_directory import RunDirectory
+
+    RunDirectory.check_begun(output)
     return (output / "config.yaml",)
 
 

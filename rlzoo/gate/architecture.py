@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlzoo.errors import UserError
-from rlzoo.models.pretrained import local_model
+from rlzoo.models.pretrained import converted_smollm2, local_model
 from rlzoo.support.parsing import parse_json
 from rlzoo.support.reading import SETTINGS, read_text
 
@@ -150,3 +150,13 @@ def model_file(path: str, name: str, *, download: bool = True) -> Path | None:
         return Path(hf_hub_download(path, name, etag_timeout=5, local_files_only=not download))
     except Exception:  # no network, no such model or an invalid name: the file counts as missing
         return None
+
+
+def weights_on_this_machine(path: str) -> int | None:
+    """Return the size of the weights of the model at ``model.path`` in bytes, or None if they are not on this machine."""
+    folder = converted_smollm2() if path == "smollm2" else local_model(path)
+    if folder is None and path != "smollm2":
+        config = model_file(path, "config.json", download=False)
+        folder = config.parent if config is not None else None
+    files = [] if folder is None else [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
+    return sum(file.stat().st_size for file in files) or None

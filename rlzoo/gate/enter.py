@@ -10,20 +10,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlzoo.config.run_config import RunConfig
-from rlzoo.config.sections import ModelConfig, RolloutConfig
+from rlzoo.config.sections import LaunchConfig, ModelConfig, RolloutConfig
 from rlzoo.errors import UserError
-from rlzoo.gate.architecture import find_architecture
+from rlzoo.gate.architecture import find_architecture, weights_on_this_machine
 from rlzoo.gate.devices import Devices, this_machine
 from rlzoo.gate.fingerprint import check_unchanged, model_facts, run_facts
-from rlzoo.gate.plan import Plan
-from rlzoo.gate.settings import check_disk, check_memory, check_settings, num_processes, usual_output
+from rlzoo.gate.plan import Plan, Prompts
+from rlzoo.gate.settings import Start, check_settings, shortages, shown, usual_output
 from rlzoo.gate.tokens import Asked, Tokens, check_tokens
-from rlzoo.journal.manifest import check_model
 from rlzoo.learner.learner import Learner
 from rlzoo.models.pretrained import load_named
 from rlzoo.models.probe import Probe
 from rlzoo.processes import gather, make_accelerator, shards_weights
 from rlzoo.rollout.make_sampler import make_sampler
+from rlzoo.support.machine import available_memory
 from rlzoo.tasks.task import seeded
 
 if TYPE_CHECKING:
@@ -39,17 +39,22 @@ logger = logging.getLogger("rlzoo")
 
 @dataclass
 class Findings:
-    """What the gate found, and the seconds that each question took."""
+    """What the gate cost and what it left out."""
 
-    lines: list[str] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)  # by what was asked about
+    unasked: str = ""  # why the model was not asked about
 
     @contextmanager
-    def asking(self, question: str) -> Iterator[None]:
+    def about(self, what: str) -> Iterator[None]:
         """Time the block."""
         start = time.perf_counter()
         yield
-        self.seconds[question] = time.perf_counter() - start
+        self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - start
+
+    def __str__(self) -> str:
+        """Return one line, such as ``1.2 s (model 0.8, tokens 0.4)``."""
+        parts = ", ".join(f"{what} {seconds:.1f}" for what, seconds in self.seconds.items())
+        return f"{sum(self.seconds.values()):.1f} s ({parts}){self.unasked and '; '}{self.unasked}"
 
 
 @dataclass(frozen=True)
@@ -90,15 +95,14 @@ def enter(config: RunConfig, task: Task, *, resume: bool = False, allow_changed:
         UserError: the run cannot start; the message says what was given, what is allowed and what to do.
     """
     findings = Findings()
-    with findings.asking("settings"):
-        check_settings(config, resume=resume)
+    with findings.about("settings"):
+        check_settings(config, Start.of(config, resume=resume))
     accelerator = make_accelerator(config.launch, config.learner, dtype=config.model.dtype)
     # the time in the default name may differ between ranks
     config = config.model_copy(update={"output": gather(accelerator, [config.output or usual_output(config)])[0]})
     sharded = shards_weights(config.launch)
     with ExitStack() as failed:
-        with findings.asking("model"):
-            check_model(config.model.path)
+        with findings.about("model"):
             model, tokenizer = load_named(config.model)
             if not sharded:  # otherwise the weights are moved when they are sharded
                 model.to(accelerator.device)
@@ -115,7 +119,10 @@ def enter(config: RunConfig, task: Task, *, resume: bool = False, allow_changed:
             findings=findings,
         )
         failed.callback(ready.sampler.close)
-        with findings.asking("learner"):
+        prompts, architecture = Prompts(ready.tokens.longest, counted=True), find_architecture(config.model.path)
+        for shortage in shortages(Plan(config, architecture, this_machine(), prompts, accelerator.num_processes)):
+            logger.warning("%s", shortage)
+        with findings.about("learner"):
             learner = Learner(
                 model,
                 config.clip,
@@ -132,53 +139,6 @@ def enter(config: RunConfig, task: Task, *, resume: bool = False, allow_changed:
             )
         failed.pop_all()
     return Admitted(config, task, accelerator, ready, learner, facts, changes, findings)
-
-
-@dataclass(frozen=True)
-class Examined:
-    """What the gate says about a run that does not start."""
-
-    plan: Plan
-    findings: Findings
-
-
-def examine(config: RunConfig, devices: Devices | None = None, *, resume: bool = False) -> Examined:
-    """Ask what can be asked without starting a run: with ``devices``, only what does not depend on this machine.
-
-    Raises:
-        UserError: see `enter`.
-    """
-    findings, number = Findings(), config.launch.processes
-    processes = number or (devices.count if devices else num_processes(None))
-    if devices and processes > devices.count:
-        given = f"launch.processes={processes}: more than the {devices.count} devices of --devices"
-        raise UserError(f"{given}; each process needs a device")
-    with findings.asking("settings"):
-        check_settings(config, processes=processes, resume=resume, here=devices is None)
-    task = seeded(config.task, config.seed)
-    with task, findings.asking("forecast"):
-        asked = Asked.of(task, needed=config.steps * config.rollout.num_prompts, held_out=config.eval.num_problems)
-        prompts = asked.estimate(config.model)
-        architecture = find_architecture(config.model.path)
-        plan = Plan(config, architecture, devices or this_machine(), prompts, processes)
-        if devices is None:
-            check_disk(plan)
-        check_memory(plan)
-    return Examined(plan, findings)
-
-
-def _changes(accelerator: Accelerator, config: RunConfig, facts: Mapping[str, Any], allowed: bool) -> list[tuple[int, str]]:
-    """Return what has changed since a resumed run started; all processes raise the main one's error."""
-    found: list[tuple[int, str]] | UserError | OSError = []
-    if accelerator.is_main_process:
-        try:
-            found = check_unchanged(config, facts, allow_changed=allowed)
-        except (UserError, OSError) as error:
-            found = error
-    found = gather(accelerator, [found])[0]
-    if isinstance(found, Exception):
-        raise found
-    return found
 
 
 def open_sampler(
@@ -208,13 +168,69 @@ def open_sampler(
         UserError: the model, its tokenizer or its sampler cannot be used.
     """
     findings = findings or Findings()
-    with findings.asking("tokens"):
+    with findings.about("tokens"):
         tokens = check_tokens(model, tokenizer, asked, named=named, rollout=rollout)
-    with findings.asking("model's rows"):
+    with findings.about("rows"):
         probe = Probe.of(model, tokens.longest_row)
     # build the sampler before the learner, in which ZeRO-3 partitions the model and an adapter replaces its modules
-    with findings.asking("sampler"):
+    with findings.about("sampler"):
         sampler = make_sampler(
             model, tokenizer, tokens.end_ids, named=named, settings=rollout, own_weights=own_weights, device=device
         )
     return Ready(model, tokenizer, tokens, probe, sampler)
+
+
+def forecast(config: RunConfig, devices: Devices | None = None, *, resume: bool = False) -> Plan:
+    """Ask what can be asked before anything is loaded, and forecast what the run needs.
+
+    Args:
+        config: configuration of the run.
+        devices: devices to plan for, one process each; None for this machine.
+        resume: whether the run continues from its directory.
+
+    Raises:
+        UserError: the run cannot start.
+    """
+    start = Start.of(config, resume=resume, devices=devices)
+    check_settings(config, start)
+    asked = Asked.of(config.task, needed=config.steps * config.rollout.num_prompts, held_out=config.eval.num_problems)
+    architecture, there = find_architecture(config.model.path), devices or this_machine()
+    return Plan(config, architecture, there, asked.estimate(config.model), start.processes, start.here)
+
+
+def rehearse(plan: Plan, *, resume: bool = False, allow_changed: bool = False) -> Findings:
+    """Ask everything about a planned run that does not start, in one process, if the model's weights are on this machine.
+
+    Raises:
+        UserError: see `enter`.
+    """
+    config, size = plan.config, weights_on_this_machine(plan.config.model.path)
+    if not plan.is_here:
+        unasked = "the model was not asked about, because --devices plans for other devices"
+    elif size is None:
+        unasked = "the model was not asked about, because its weights are not on this machine"
+    elif 4 * size > available_memory():
+        unasked = f"the model was not asked about, because its weights ({shown(size)}) need most of the memory"
+    else:
+        with seeded(config.task, config.seed) as task:
+            alone = config.model_copy(update={"launch": LaunchConfig()})
+            admitted = enter(alone, task, resume=resume, allow_changed=allow_changed)
+            admitted.ready.sampler.close()
+        return admitted.findings
+    if resume:
+        check_unchanged(config, run_facts(config), allow_changed=allow_changed)
+    return Findings(unasked=unasked)
+
+
+def _changes(accelerator: Accelerator, config: RunConfig, facts: Mapping[str, Any], allowed: bool) -> list[tuple[int, str]]:
+    """Return what has changed since a resumed run started; all processes raise the main one's error."""
+    found: list[tuple[int, str]] | UserError | OSError = []
+    if accelerator.is_main_process:
+        try:
+            found = check_unchanged(config, facts, allow_changed=allowed)
+        except (UserError, OSError) as error:
+            found = error
+    found = gather(accelerator, [found])[0]
+    if isinstance(found, Exception):
+        raise found
+    return found

@@ -50,6 +50,7 @@ class Plan:
     devices: Devices
     prompts: Prompts
     processes: int = 1  # one per device
+    is_here: bool = True  # whether the devices, and the disk, are this machine's
 
     @cached_property
     def sharding(self) -> Sharding:

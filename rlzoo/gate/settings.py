@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.filesize import decimal
 
 from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
+from rlzoo.gate.devices import Devices
 from rlzoo.gate.launch import check_launch, check_launcher
 from rlzoo.gate.memory import weight_bytes
 from rlzoo.gate.plan import Plan
+from rlzoo.journal.manifest import check_model
 from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.models.pretrained import local_model
 from rlzoo.plugin_files import plugin_files
@@ -29,29 +33,46 @@ def usual_output(config: RunConfig) -> Path:
     return Path("runs") / f"{config.clip.name}-{config.task.name.replace(':', '-')}-{config.seed}-{stamp}"
 
 
-def num_processes(number: int | None) -> int:
-    """Return the number of processes in the run: ``launch.processes``, or the number that a launcher has started."""
-    started = os.environ.get("WORLD_SIZE", "")
-    return number or (int(started) if started.isdigit() else 0) or 1
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How a run would start."""
+
+    processes: int
+    resume: bool = False  # whether its directory exists
+    here: bool = True  # on this machine, which is asked about too
+
+    @classmethod
+    def of(cls, config: RunConfig, *, resume: bool = False, devices: Devices | None = None) -> Start:
+        """Return how a run would start on this machine, or on other ``devices``, one process each.
+
+        Raises:
+            UserError: there are more processes than devices.
+        """
+        started = os.environ.get("WORLD_SIZE", "")
+        number = devices.count if devices else int(started) if started.isdigit() else 1
+        processes = config.launch.processes or number or 1
+        if devices and processes > devices.count:
+            given = f"launch.processes={processes}: more than the {devices.count} devices of --devices"
+            raise UserError(f"{given}; each process needs a device")
+        return cls(processes, resume, devices is None)
 
 
-def check_settings(config: RunConfig, *, processes: int | None = None, resume: bool = False, here: bool = True) -> None:
-    """Reject settings that would fail later in the run.
+def _output(config: RunConfig, start: Start) -> None:
+    if config.output is not None and os.environ.get("RANK", "0") == "0":
+        if start.resume:
+            RunDirectory.check_begun(config.output)
+        else:
+            RunDirectory.check_free(config.output)
 
-    Args:
-        config: configuration of the run.
-        processes: number of processes that will take part in the run; None for the result of `num_processes`.
-        resume: whether the run is resumed, in which case its directory exists.
-        here: whether the run will use this machine; if False, checks of this machine are skipped.
 
-    Raises:
-        UserError: the configuration has a problem; the message describes the first problem in one line.
-    """
-    config.refuse_redacted()
-    if config.output is not None and os.environ.get("RANK", "0") == "0" and not resume:
-        RunDirectory.check_free(config.output)
+def _launch(config: RunConfig, start: Start) -> None:
     check_launch(config.launch, config.learner)
-    rollout, number = config.rollout, processes or num_processes(config.launch.processes)
+    if start.here:
+        check_launcher(config.launch)
+
+
+def _sampling(config: RunConfig, start: Start) -> None:
+    rollout, number = config.rollout, start.processes
     if rollout.num_prompts < number:
         raise UserError(
             f"rollout.num_prompts={rollout.num_prompts}: fewer than the {number} processes, so some would have nothing "
@@ -62,13 +83,61 @@ def check_settings(config: RunConfig, *, processes: int | None = None, resume: b
             f"rollout.max_staleness={rollout.max_staleness}: with a vLLM server, {number} processes would change its weights "
             "at different times; set it to 0 or 1, use one process, or choose another rollout.engine"
         )
-    if here:
-        check_launcher(config.launch)
-        for problem in missing_libraries(config):
-            raise UserError(problem)
-    local_model(config.model.path)
+
+
+def _packages(config: RunConfig, start: Start) -> None:
+    for problem in missing_libraries(config) if start.here else ():
+        raise UserError(problem)
+
+
+def _files(config: RunConfig, start: Start) -> None:
     for plugin in config.plugins:
         plugin_files(Path(plugin))
+    check_model(config.model.path) if start.here else local_model(config.model.path)
+
+
+QUESTIONS: dict[str, Callable[[RunConfig, Start], None]] = {
+    "secrets": lambda config, start: config.refuse_redacted(),
+    "output": _output,
+    "launch": _launch,
+    "sampling": _sampling,
+    "packages": _packages,
+    "files": _files,
+}
+"""What is asked before anything is loaded; each question raises `UserError` in one line."""
+
+
+def check_settings(config: RunConfig, start: Start) -> None:
+    """Ask every one of the `QUESTIONS`.
+
+    Raises:
+        UserError: a setting would fail later in the run; the message describes the first problem in one line.
+    """
+    for ask in QUESTIONS.values():
+        ask(config, start)
+
+
+def remarks(config: RunConfig) -> Iterator[tuple[int, str]]:
+    """Yield what a user should know about a run that can start, with logging levels."""
+    learner, steps, correction = config.learner, config.rollout.max_staleness, config.correction
+    if learner.num_minibatches * learner.num_epochs == 1:
+        yield (
+            logging.WARNING,
+            "clip is inert: one update per rollout, so every ratio is 1; raise learner.num_minibatches or learner.num_epochs",
+        )
+    if config.model.dtype == "bfloat16" and not (learner.master_weights or learner.lora.rank or config.launch.deepspeed):
+        yield logging.INFO, "bfloat16 weights without float32 copies: updates below 0.4% of a weight are lost to rounding"
+    if steps < 2:
+        return
+    if correction is not None:
+        pairs = correction.model_dump().items()
+        settings = ", ".join(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in pairs)
+        applied = f"correction={correction.name} ({settings}) reweights them; correction=none turns it off"
+    elif config.clip.ratio_to_sampler:
+        applied = f"the ratio of {config.clip.name} is relative to the sampler, so no correction is needed"
+    else:
+        applied = "no correction reweights them (correction=none)"
+    yield logging.INFO, f"rollout.max_staleness={steps}: responses are up to {steps} steps old; {applied}"
 
 
 def missing_libraries(config: RunConfig) -> Iterator[str]:
@@ -86,41 +155,35 @@ def missing_libraries(config: RunConfig) -> Iterator[str]:
             yield f"{setting}: {library} is not installed: pip install {package.removeprefix('pip install ')}"
 
 
-def check_disk(plan: Plan) -> None:
-    """Raise UserError if the run would fill the disk."""
-    if plan.disk is None:
-        return
-    folder = plan.config.output or Path("runs")
+def shortages(plan: Plan) -> Iterator[str]:
+    """Yield one line for each resource of which the run may need more than there is: disk space, memory, room in vLLM."""
+    config, folder = plan.config, plan.config.output or Path("runs")
     there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.is_dir())
     free = shutil.disk_usage(there).free
-    if sum(plan.disk.values()) > free:
+    if plan.disk is not None and plan.is_here and sum(plan.disk.values()) > free:
         need = {name: shown(size) for name, size in {**plan.disk, "all": sum(plan.disk.values())}.items()}
-        raise UserError(
+        yield (
             f"output directory {str(folder)!r}: {need['all']} is needed (checkpoints {need['checkpoints']}, "
             f"rollouts at most {need['rollouts']}, weights for replay {need['replay']}), but only {shown(free)} is free; "
             "choose another with --output, lower checkpoint.keep, or raise checkpoint.keep_for_replay "
             "(0 saves nothing for replay)"
         )
-
-
-def check_memory(plan: Plan) -> None:
-    """Raise UserError if the run does not fit on its devices."""
     if plan.memory is None or plan.architecture is None:
         return
-    config, memory, there = plan.config, plan.memory, plan.device_memory
-    if memory.peak > there:
+    memory, room = plan.memory, plan.device_memory
+    if memory.peak > room:
         parts = max(memory.learning, memory.sampling, key=lambda parts: sum(parts.values()))
         largest = sorted(parts.items(), key=lambda part: part[1], reverse=True)[:3]
         most = ", ".join(f"{name} {shown(size)}" for name, size in largest)
-        raise UserError(
+        yield (
             f"model.path={config.model.path!r}: a process needs {shown(memory.peak)}, but {plan.devices.name} has "
-            f"{shown(there)} for it (the largest parts: {most}); {_remedy(plan)}"
+            f"{shown(room)} for it (the largest parts: {most}); {_remedy(plan)}"
         )
     if config.rollout.engine == "vllm" and not config.rollout.vllm.server:
         weights = weight_bytes(plan.architecture, config)
         response = plan.batch.length * plan.architecture.kv_bytes(2)
         if weights + response > memory.sampler:
-            raise UserError(
+            yield (
                 f"rollout.vllm.gpu_memory_utilization={config.rollout.vllm.gpu_memory_utilization}: {shown(memory.sampler)} "
                 f"cannot hold vLLM's weights ({shown(weights)}) and the cache for one response ({shown(response)}); raise it"
             )

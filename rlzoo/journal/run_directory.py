@@ -187,6 +187,15 @@ class RunDirectory:
         if is_other:
             raise UserError(f"output directory {str(path)!r} is not a directory; choose another with --output")
 
+    @staticmethod
+    def check_begun(path: Path) -> None:
+        """Reject a directory that is not that of a run, before any time is spent on the run."""
+        if not (path / "config.yaml").is_file():
+            raise UserError(f"--resume: {str(path)!r} is not a run directory: it has no config.yaml")
+        for name in ("metrics.jsonl", "summary.json", *FOLDERS):
+            if os.path.lexists(path / name) and (path / name).is_dir() != (name in FOLDERS):
+                raise UserError(f"--resume: {str(path / name)!r} is not what a run writes there; move it away")
+
     @classmethod
     def resume(cls, path: Path, *, is_writer: bool = True) -> RunDirectory:
         """Open the directory of a run, and clean up after a process that was killed.
@@ -194,11 +203,7 @@ class RunDirectory:
         Raises:
             UserError: there is no run, or another process has the lock.
         """
-        if not (path / "config.yaml").is_file():
-            raise UserError(f"--resume: {str(path)!r} is not a run directory: it has no config.yaml")
-        for name in ("metrics.jsonl", "summary.json", *FOLDERS):
-            if os.path.lexists(path / name) and (path / name).is_dir() != (name in FOLDERS):
-                raise UserError(f"--resume: {str(path / name)!r} is not what a run writes there; move it away")
+        cls.check_begun(path)
         directory = cls(path, is_writer)
         try:
             if is_writer:

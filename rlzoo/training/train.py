@@ -17,6 +17,7 @@ from rlzoo.acceleration import sharing_cores
 from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import PolicyError, RunError
 from rlzoo.gate.enter import enter
+from rlzoo.gate.settings import remarks
 from rlzoo.journal.run_directory import read_metrics, why_not_written
 from rlzoo.journal.tracking.tracker import Tracker
 from rlzoo.measure.profile import LengthProfile
@@ -100,8 +101,8 @@ def _run(run: Run, tracker: Tracker, stop: StopRequest, observer: Observer | Non
     """Run all steps. A failed run keeps its last checkpoint and, if possible, the weights at the time of failure."""
     config, after = run.config, AfterStep(run, tracker, stop, observer, stage)
     run.directory.summarise(run.summary(finished=False))
-    _warn_of_an_inert_clip(config)
-    _report_staleness(config)
+    for level, line in remarks(config):
+        logger.log(level, line)
     try:
         if not run.recent:
             after(0, {})
@@ -125,27 +126,3 @@ def _run(run: Run, tracker: Tracker, stop: StopRequest, observer: Observer | Non
     speed = {"tokens_per_second": round(fmean(speeds))} if speeds else {}  # not in the summary, which must be reproducible
     tracker.conclude(config.steps, whole | speed, {"warnings": ", ".join(run.monitor.alarms.raised)})
     return RunResult(run.directory.path, profile)
-
-
-def _report_staleness(config: RunConfig) -> None:
-    steps, correction = config.rollout.max_staleness, config.correction
-    if steps < 2:
-        return
-    if correction is not None:
-        settings = ", ".join(
-            f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
-            for name, value in correction.model_dump().items()
-        )
-        applied = f"correction={correction.name} ({settings}) reweights them; correction=none turns it off"
-    elif config.clip.ratio_to_sampler:
-        applied = f"the ratio of {config.clip.name} is relative to the sampler, so no correction is needed"
-    else:
-        applied = "no correction reweights them (correction=none)"
-    logger.info("rollout.max_staleness=%d: responses are up to %d steps old; %s", steps, steps, applied)
-
-
-def _warn_of_an_inert_clip(config: RunConfig) -> None:
-    if config.learner.num_minibatches * config.learner.num_epochs == 1:
-        logger.warning(
-            "clip is inert: one update per rollout, so every ratio is 1; raise learner.num_minibatches or learner.num_epochs"
-        )
