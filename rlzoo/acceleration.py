@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -14,29 +13,12 @@ if TYPE_CHECKING:
 IS_THERE = find_spec("rlzoo.fast_cpu") is not None
 
 
-def prepare_process() -> None:
-    """Configure how torch's threads wait for each other; call this before importing torch."""
-    if IS_THERE:
-        from rlzoo.fast_cpu.waiting import prepare_waiting
-
-        prepare_waiting()
-
-
 def prepare_model(model: PreTrainedModel) -> None:
     """Choose the kernels for the model's matrix multiplications on a CPU."""
     if IS_THERE:
         from rlzoo.fast_cpu.cpu import prepare_cpu
 
         prepare_cpu(model)
-
-
-def sharing_cores(threads: int) -> AbstractContextManager[None]:
-    """Return a context manager inside which threads that wait for each other sleep while other processes need the cores."""
-    if not IS_THERE:
-        return nullcontext()
-    from rlzoo.fast_cpu.waiting import waiting_by_load
-
-    return waiting_by_load(threads)
 
 
 def can_fuse(model: PreTrainedModel) -> bool:

@@ -26,7 +26,7 @@ from pydantic_core import PydanticUndefined
 from docs.scripts import formulas
 from rlzoo import ops
 from rlzoo.advantages import AdvantageEstimator
-from rlzoo.cli.clips import settings
+from rlzoo.cli.fields import settings
 from rlzoo.config.composition import config_names
 from rlzoo.config.run_config import RunConfig
 from rlzoo.corrections import Correction

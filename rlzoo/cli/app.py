@@ -7,16 +7,12 @@ from typing import Annotated
 import typer
 
 from rlzoo.cli.calibrate import calibrate
-from rlzoo.cli.check import clips_check
-from rlzoo.cli.clips import clips_list, clips_show
 from rlzoo.cli.command import Command, Group
 from rlzoo.cli.compare import compare
 from rlzoo.cli.doctor import doctor
 from rlzoo.cli.evaluate import evaluate
 from rlzoo.cli.fairness import fairness
-from rlzoo.cli.new import clips_new
-from rlzoo.cli.parts import advantages, corrections
-from rlzoo.cli.portrait import clips_portrait
+from rlzoo.cli.parts import GROUPS
 from rlzoo.cli.replay import replay
 from rlzoo.cli.rescore import rescore
 from rlzoo.cli.sweep import sweep
@@ -43,15 +39,8 @@ app.command("eval", cls=Command)(evaluate)
 app.command(cls=Command)(compare)
 app.command(cls=Command)(ui)
 app.command(cls=Command)(doctor)
-clips = typer.Typer(cls=Group, help="The installed clipping rules.", no_args_is_help=True)
-clips.command("list", cls=Command)(clips_list)
-clips.command("show", cls=Command)(clips_show)
-clips.command("check", cls=Command)(clips_check)
-clips.command("portrait", cls=Command)(clips_portrait)
-clips.command("new", cls=Command)(clips_new)
-app.add_typer(clips, name="clips")
-app.add_typer(advantages, name="advantages")
-app.add_typer(corrections, name="corrections")
+for name, group in GROUPS.items():
+    app.add_typer(group, name=name)
 
 
 def _version(show: bool) -> None:

@@ -1,18 +1,15 @@
-"""`rlzoo clips check`: checks a rule against the laws, and prints its portrait and the smallest inputs that break a law."""
+"""``check``: checks rules, estimators and corrections against the laws, and shows the smallest inputs that break a law."""
 
 from __future__ import annotations
 
-import json
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.text import Text
 
-from rlzoo.cli import complete
 from rlzoo.cli.console import Plain
-from rlzoo.cli.exits import FAILED
-from rlzoo.cli.options import AsJson, loading, refuse_config
+from rlzoo.cli.options import loading
 from rlzoo.cli.portrait import COMPARED, as_dict, print_portraits
 from rlzoo.cli.tables import table
 
@@ -25,48 +22,61 @@ STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "opted out": "d
 SHOWN = 8  # maximum number of rows and of tokens to print for a failing input
 
 
-def clips_check(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME|PATH", autocompletion=complete.policies, help="A rule's name, or a plugin file or folder."
-        ),
-    ],
-    as_json: AsJson = False,
-) -> None:
-    """Check a rule against the laws, and measure where it cuts off the gradient; exit with code 1 if it breaks a law."""
+def check_rules(policies: Sequence[type[ClipPolicy]], *, as_json: bool) -> list[dict[str, Any]]:
+    """Check rules against the laws, print the outcomes with their portraits unless ``as_json``, and return them."""
     with loading():
         from rlzoo.policy import with_defaults
         from rlzoo.testing import check, portrait
-        from rlzoo.zoo import find_policies, load_zoo
-    zoo = load_zoo()
-    if name not in zoo:
-        refuse_config(name)
-    console = Plain()
-    reports: list[dict[str, Any]] = []
-    has_failed = False
+        from rlzoo.zoo import load_zoo
+    console, reports = Plain(), list[dict[str, Any]]()
     beside: Portrait | None = None
-    for policy in find_policies(name):
+    for policy in policies:
         started = time.perf_counter()
         made = with_defaults(policy)
         outcomes = check(made)
-        has_failed |= any(outcome.status == "fail" for outcome in outcomes)
         try:
             drawn = portrait(made)
         except Exception:  # a rule that raises an error has already failed a law
             drawn = None
+        reports.append({**_as_dict(policy, outcomes), "portrait": drawn and as_dict(drawn)})
         if as_json:
-            reports.append({**_as_dict(policy, outcomes), "portrait": drawn and as_dict(drawn)})
             continue
         _print(console, policy, outcomes, time.perf_counter() - started)
         if drawn is not None:
-            beside = beside or portrait(zoo[COMPARED]())
+            beside = beside or portrait(load_zoo()[COMPARED]())
             print_portraits(console, [drawn] if policy.name == COMPARED else [drawn, beside])
             console.print("")
-    if as_json:
-        print(json.dumps(reports, indent=2))
-    if has_failed:
-        raise typer.Exit(FAILED)
+    return reports
+
+
+def check_parts(kind: str, parts: Sequence[Any], *, as_json: bool) -> list[dict[str, Any]]:
+    """Check estimators or corrections against their laws, print the outcomes unless ``as_json``, and return them."""
+    with loading():
+        from rlzoo.testing import ADVANTAGE_LAWS, CORRECTION_LAWS
+        from rlzoo.testing.parts import broken
+    laws: Any = ADVANTAGE_LAWS if kind == "advantages" else CORRECTION_LAWS
+    console, reports = Plain(), list[dict[str, Any]]()
+    for part in parts:
+        found = dict(broken(laws, part))
+        outcomes = [
+            {
+                "law": law.name,
+                "status": "opted out" if law.name in part.exempt else "fail" if law.name in found else "pass",
+                "detail": part.exempt.get(law.name, found.get(law.name, "")),
+            }
+            for law in laws
+        ]
+        reports.append({"name": part.name, "laws": outcomes})
+        if as_json:
+            continue
+        rows = table("<law", "<", "<")
+        for outcome in outcomes:
+            rows.add_row(*map(Text, outcome.values()))
+        console.print(Text.assemble((part.name, "bold"), f"  {part.paper}"))
+        console.print(rows)
+        opted_out = sum(outcome["status"] == "opted out" for outcome in outcomes)
+        console.print(f"{len(laws) - len(found) - opted_out} kept, {len(found)} broken, {opted_out} opted out\n")
+    return reports
 
 
 def _print(console: Plain, policy: type[ClipPolicy], outcomes: list[Outcome], seconds: float) -> None:

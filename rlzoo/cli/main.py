@@ -12,7 +12,6 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from rlzoo.acceleration import prepare_process
 from rlzoo.cli.exits import DONE, FAILED, INTERRUPTED, TERMINATED, USERS_MISTAKE
 from rlzoo.errors import PolicyError, RunError, UserError
 from rlzoo.support.distribution import damage, leftovers
@@ -58,7 +57,6 @@ def main() -> NoReturn:
         if problem := leftovers():
             _complain(problem)
         collect_seldom()
-        prepare_process()
         from rlzoo.cli.app import app
 
         app()

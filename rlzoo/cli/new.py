@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import keyword
 import shlex
-from dataclasses import dataclass
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from rlzoo.cli.kinds import ADVANTAGES, CLIPS, CORRECTIONS, Kind
 from rlzoo.cli.options import loading
 from rlzoo.errors import UserError
 from rlzoo.support.distribution import DISTRIBUTION, version
-
-if TYPE_CHECKING:
-    from rlzoo.zoo import Shelf
 
 LONGEST = 40  # characters of a name
 TAKEN = {
@@ -27,38 +21,8 @@ TAKEN = {
 }  # fmt: skip
 """Class names that would clash with keywords or with imports in the generated module."""
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the new plugin: lower-case words with hyphens.")]
-Folder = Annotated[Path, typer.Option(help="Folder in which to create rlzoo-NAME.")]
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of plugin, and what `new` writes for it."""
-
-    command: str  # name of the rlzoo command, such as clips
-    what: str  # name of the kind, with its article
-    folder: str  # folder of the templates
-    option: str  # options of `rlzoo train`, with $part for the name
-
-
-POLICY = Kind("clips", "a rule", "policy", "--clip $part")
-ADVANTAGE = Kind("advantages", "an advantage estimator", "advantage", "--clip grpo --set clip.advantage=$part")
-CORRECTION = Kind("corrections", "a mismatch correction", "correction", "--clip grpo --set correction=$part")
-
-
-def clips_new(name: Name, folder: Folder = Path()) -> None:
-    """Write a starter distribution for a new rule: module, test, README and packaging."""
-    write(POLICY, name, folder)
-
-
-def advantages_new(name: Name, folder: Folder = Path()) -> None:
-    """Write a starter distribution for a new advantage estimator: module, test, README and packaging."""
-    write(ADVANTAGE, name, folder)
-
-
-def corrections_new(name: Name, folder: Folder = Path()) -> None:
-    """Write a starter distribution for a new correction: module, test, README and packaging."""
-    write(CORRECTION, name, folder)
+FOLDERS = {CLIPS: "policy", ADVANTAGES: "advantage", CORRECTIONS: "correction"}
+"""The folder with the templates of each kind."""
 
 
 def write(kind: Kind, name: str, folder: Path) -> None:
@@ -69,13 +33,12 @@ def write(kind: Kind, name: str, folder: Path) -> None:
     """
     with loading():
         from rlzoo.hookspecs import API_VERSION
-        from rlzoo.zoo import NAME, load_zoo
+        from rlzoo.zoo import NAME
     if not NAME.fullmatch(name):
         raise UserError(f"name {name!r}: expected lower-case words of letters and digits, joined by hyphens, such as 'my-rule'")
-    zoo = load_zoo()
-    shelf: Shelf[Any] = zoo if kind is POLICY else getattr(zoo, kind.command)
+    shelf = kind.shelf()
     short, title = name.replace("-", "_"), "".join(word.capitalize() for word in name.split("-"))
-    part = name if kind is POLICY else short
+    part = name if kind is CLIPS else short
     if part in shelf:
         raise UserError(f"name {part!r} is taken by {shelf.entries[part].source}; choose another")
     if len(name) > LONGEST or title in TAKEN or find_spec(f"rlzoo_{short}"):
@@ -90,7 +53,7 @@ def write(kind: Kind, name: str, folder: Path) -> None:
         "title": title,
         "what": kind.what,
         "command": kind.command,
-        "option": Template(kind.option).substitute(part=part),
+        "option": f"--clip {part}" if kind is CLIPS else f"--clip grpo --set {kind.key}={part}",
         "requirement": f"{DISTRIBUTION}>={'.'.join(version().split('.')[:2])}",
         "api": "{}.{}".format(*API_VERSION),
     }
@@ -100,8 +63,8 @@ def write(kind: Kind, name: str, folder: Path) -> None:
     files = {
         "pyproject.toml.txt": "pyproject.toml",
         "README.md.txt": "README.md",
-        f"{kind.folder}/module.py.txt": "$module.py",
-        f"{kind.folder}/test_module.py.txt": "tests/test_$short.py",
+        f"{FOLDERS[kind]}/module.py.txt": "$module.py",
+        f"{FOLDERS[kind]}/test_module.py.txt": "tests/test_$short.py",
     }
     templates = resources.files("rlzoo") / "assets" / "new"
     try:
@@ -113,7 +76,7 @@ def write(kind: Kind, name: str, folder: Path) -> None:
     except OSError as error:
         raise UserError(f"{str(target)!r} cannot be written: {error.strerror or error}") from error
     module = target / f"{words['module']}.py"
-    print(f"wrote {target}; {'the rule' if kind is POLICY else kind.what} is in {module}")
+    print(f"wrote {target}; {'the rule' if kind is CLIPS else kind.what} is in {module}")
     file, project = shlex.quote(str(module)), shlex.quote(str(target))
     print(f"  rlzoo {kind.command} check {file}")
     print(f"  rlzoo train --plugin {file} {words['option']} --steps 2")

@@ -17,7 +17,7 @@ from rlzoo.gate.devices import Devices, this_machine
 from rlzoo.gate.fingerprint import check_unchanged, model_facts, run_facts
 from rlzoo.gate.plan import Plan, Prompts
 from rlzoo.gate.settings import Start, check_settings, shortages, shown, usual_output
-from rlzoo.gate.tokens import Asked, Tokens, check_tokens
+from rlzoo.gate.tokens import Asked, Tokens, check_tokens, question_counts
 from rlzoo.learner.learner import Learner
 from rlzoo.models.pretrained import load_named
 from rlzoo.models.probe import Probe
@@ -97,6 +97,8 @@ def enter(config: RunConfig, task: Task, *, resume: bool = False, allow_changed:
     findings = Findings()
     with findings.about("settings"):
         check_settings(config, Start.of(config, resume=resume))
+        for level, line in question_counts(task, config.eval.num_problems):
+            logger.log(level, line)
     accelerator = make_accelerator(config.launch, config.learner, dtype=config.model.dtype)
     # the time in the default name may differ between ranks
     config = config.model_copy(update={"output": gather(accelerator, [config.output or usual_output(config)])[0]})

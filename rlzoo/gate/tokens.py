@@ -62,8 +62,6 @@ class Asked:
         size = task.origin(held_out=False).size
         problems = task.train_problems(0, min(needed, GENERATED if size is None else size))
         problems = [*problems, *(task.held_out_problems(held_out) if held_out else [])]
-        for level, line in question_counts(task, held_out):
-            logger.log(level, line)
         return cls(task.prompts(problems), task.host.tools if task.host else (), task.host is not None)
 
     def estimate(self, model: ModelConfig) -> Prompts:

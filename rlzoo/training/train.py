@@ -10,10 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
-import torch
 from safetensors import SafetensorError
 
-from rlzoo.acceleration import sharing_cores
 from rlzoo.config.run_config import RunConfig
 from rlzoo.errors import PolicyError, RunError
 from rlzoo.gate.enter import enter
@@ -85,9 +83,7 @@ def train(
             run = Run(admitted, resume=resume, allow_changed=allow_changed)
             last.callback(run.directory.close)
             tracker.begin(run.directory.path, run_record(run))
-            # only operations on a CPU have threads that wait for each other
-            threads = torch.get_num_threads() if run.accelerator.device.type == "cpu" else 1
-            with requested_stop() as stop, sharing_cores(threads):
+            with requested_stop() as stop:
                 result = _run(run, tracker, stop, observer, stage)
     except (OSError, SafetensorError) as error:
         reason = why_not_written(error)

@@ -7,8 +7,8 @@ from importlib.metadata import version
 import pytest
 
 from rlzoo import load_zoo
-from rlzoo.cli.clips import print_settings, settings
 from rlzoo.cli.console import Plain
+from rlzoo.cli.fields import print_settings, settings
 from tests.cli.conftest import SOUND
 
 PARTS = ("Formula:", "Where:", "Differences from GRPO:", "Reference:")  # after the first sentence of a docstring
