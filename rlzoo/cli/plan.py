@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import pairwise
 
 from rich.table import Table
@@ -37,12 +36,12 @@ def dry_run(
         _print(plan, command, notes)
     for shortage in shortages(plan):
         raise UserError(shortage)
-    findings = rehearse(plan, resume=resume, allow_changed=allow_changed)
+    gate = rehearse(plan, resume=resume, allow_changed=allow_changed)
     if as_json:
-        shown_plan = {**plan.as_dict(), "command": command, "gate": asdict(findings), "notes": notes}
+        shown_plan = {**plan.as_dict(), "command": command, "gate": gate, "notes": notes}
         print(json.dumps({"config": redact_settings(config.model_dump(mode="json")), "plan": shown_plan}, indent=2))
     else:
-        Plain(stderr=True).print(f"{'gate':<12} {findings}")
+        Plain(stderr=True).print(f"{'gate':<12} {gate}")
         print(config.to_yaml(), end="")
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -38,51 +38,139 @@ logger = logging.getLogger("rlzoo")
 
 
 @dataclass
-class Findings:
-    """What the gate cost and what it left out."""
+class Opening:
+    """A loaded model on its way to being sampled from; a question may use what the questions before it have set."""
 
-    seconds: dict[str, float] = field(default_factory=dict)  # by what was asked about
-    unasked: str = ""  # why the model was not asked about
+    model: PreTrainedModel = field(init=False)
+    tokenizer: PreTrainedTokenizerBase = field(init=False)
+    tokens: Tokens = field(init=False)
+    probe: Probe = field(init=False)
+    sampler: Sampler = field(init=False)
+    seconds: dict[str, float] = field(init=False, default_factory=dict)  # that each question took
 
-    @contextmanager
-    def about(self, what: str) -> Iterator[None]:
-        """Time the block."""
-        start = time.perf_counter()
-        yield
-        self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - start
+    named: ModelConfig
+    rollout: RolloutConfig
+    asked: Asked  # the prompts
+    own_weights: bool = False  # see `make_sampler`
+    device: torch.device | None = None
 
-    def __str__(self) -> str:
-        """Return one line, such as ``1.2 s (model 0.8, tokens 0.4)``."""
-        parts = ", ".join(f"{what} {seconds:.1f}" for what, seconds in self.seconds.items())
-        return f"{sum(self.seconds.values()):.1f} s ({parts}){self.unasked and '; '}{self.unasked}"
+    def ask(self, questions: Sequence[Callable[[Any], None]]) -> None:
+        """Ask the questions in order; if one fails, release what the others opened."""
+        with ExitStack() as failed:
+            failed.callback(self.close)
+            for question in questions:
+                start = time.perf_counter()
+                question(self)
+                self.seconds[question.__name__] = time.perf_counter() - start
+            failed.pop_all()
 
-
-@dataclass(frozen=True)
-class Ready:
-    """A model that passed the gate, with its tokenizer and its sampler."""
-
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    tokens: Tokens
-    probe: Probe
-    sampler: Sampler
-
-
-@dataclass(frozen=True)
-class Admitted:
-    """A run that passed the gate: everything that its steps use."""
-
-    config: RunConfig  # with its output
-    task: Task
-    accelerator: Accelerator
-    ready: Ready
-    learner: Learner
-    facts: Mapping[str, Any]  # its fingerprint
-    changes: list[tuple[int, str]]  # of a resumed run: logging levels, and what has changed since it started
-    findings: Findings
+    def close(self) -> None:
+        """Close the sampler, if there is one."""
+        if hasattr(self, "sampler"):
+            self.sampler.close()
 
 
-def enter(config: RunConfig, task: Task, *, resume: bool = False, allow_changed: bool = False) -> Admitted:
+def tokens(opening: Opening) -> None:
+    """Are the prompts what they should be, and short enough?"""
+    opening.tokens = check_tokens(opening.model, opening.tokenizer, opening.asked, named=opening.named, rollout=opening.rollout)
+
+
+def rows(opening: Opening) -> None:
+    """Is the model a pure function of its row?"""
+    opening.probe = Probe.of(opening.model, opening.tokens.longest_row)
+
+
+def sampler(opening: Opening) -> None:
+    """Does the sampler draw from the model?"""
+    # built before the learner, in which ZeRO-3 partitions the model and an adapter replaces its modules
+    opening.sampler = make_sampler(
+        opening.model,
+        opening.tokenizer,
+        opening.tokens.end_ids,
+        named=opening.named,
+        settings=opening.rollout,
+        own_weights=opening.own_weights,
+        device=opening.device,
+    )
+
+
+TO_SAMPLE = (tokens, rows, sampler)
+"""What is asked about a loaded model before it is sampled from."""
+
+
+@dataclass
+class Admission(Opening):
+    """A run on its way through the gate. What has passed it is everything that the steps of the run use."""
+
+    accelerator: Accelerator = field(init=False)
+    learner: Learner = field(init=False)
+    facts: dict[str, Any] = field(init=False)  # its fingerprint
+    changes: list[tuple[int, str]] = field(init=False, default_factory=list)  # since a resumed run started, with logging levels
+
+    config: RunConfig = field(kw_only=True)
+    task: Task = field(kw_only=True)
+    resume: bool = field(kw_only=True, default=False)
+    allow_changed: bool = field(kw_only=True, default=False)
+
+
+def settings(run: Admission) -> None:
+    """Do the settings fit together, the environment, the packages and the output directory?"""
+    check_settings(run.config, Start.of(run.config, resume=run.resume))
+    for level, line in question_counts(run.task, run.config.eval.num_problems):
+        logger.log(level, line)
+
+
+def processes(run: Admission) -> None:
+    """Do the processes find each other?"""
+    run.accelerator = make_accelerator(run.config.launch, run.config.learner, dtype=run.config.model.dtype)
+    run.device = run.accelerator.device
+    # the time in the default name may differ between ranks
+    output = gather(run.accelerator, [run.config.output or usual_output(run.config)])[0]
+    run.config = run.config.model_copy(update={"output": output})
+
+
+def model(run: Admission) -> None:
+    """Can the model be loaded, and has nothing changed since a resumed run started?"""
+    run.model, run.tokenizer = load_named(run.config.model)
+    if not shards_weights(run.config.launch):  # otherwise the weights are moved when they are sharded
+        run.model.to(run.accelerator.device)
+    run.facts = run_facts(run.config) | model_facts(run.model, run.tokenizer)
+    if run.resume:
+        run.changes = _changes(run.accelerator, run.config, run.facts, run.allow_changed)
+
+
+def room(run: Admission) -> None:
+    """Is there enough memory and disk space? The forecast may be wrong, so that this question only warns."""
+    prompts, architecture = Prompts(run.tokens.longest, counted=True), find_architecture(run.config.model.path)
+    plan = Plan(run.config, architecture, this_machine(), prompts, run.accelerator.num_processes)
+    for shortage in shortages(plan) if run.accelerator.is_main_process else ():
+        logger.warning("%s", shortage)
+
+
+def learner(run: Admission) -> None:
+    """Does the learner compute what plain passes of the model give, and are merged weights the adapted model?"""
+    config = run.config
+    run.learner = Learner(
+        run.model,
+        config.clip,
+        config.learner,
+        pad_id=int(run.tokenizer.pad_token_id),
+        max_length=config.rollout.max_new_tokens,
+        num_updates=config.steps * config.learner.num_minibatches * config.learner.num_epochs,
+        temperature=config.rollout.temperature,
+        reward=config.reward,
+        estimator=config.estimator,
+        correction=config.correction,
+        accelerator=run.accelerator,
+        launch=config.launch,
+    )
+
+
+TO_TRAIN = (settings, processes, model, *TO_SAMPLE, room, learner)
+"""What is asked about a run before its first step."""
+
+
+def enter(config: RunConfig, task: Task, *, resume: bool = False, allow_changed: bool = False) -> Admission:
     """Ask everything that the engine assumes about a run, before anything is written.
 
     Args:
@@ -94,92 +182,18 @@ def enter(config: RunConfig, task: Task, *, resume: bool = False, allow_changed:
     Raises:
         UserError: the run cannot start; the message says what was given, what is allowed and what to do.
     """
-    findings = Findings()
-    with findings.about("settings"):
-        check_settings(config, Start.of(config, resume=resume))
-        for level, line in question_counts(task, config.eval.num_problems):
-            logger.log(level, line)
-    accelerator = make_accelerator(config.launch, config.learner, dtype=config.model.dtype)
-    # the time in the default name may differ between ranks
-    config = config.model_copy(update={"output": gather(accelerator, [config.output or usual_output(config)])[0]})
-    sharded = shards_weights(config.launch)
-    with ExitStack() as failed:
-        with findings.about("model"):
-            model, tokenizer = load_named(config.model)
-            if not sharded:  # otherwise the weights are moved when they are sharded
-                model.to(accelerator.device)
-            facts = run_facts(config) | model_facts(model, tokenizer)
-            changes = _changes(accelerator, config, facts, allow_changed) if resume else []
-        ready = open_sampler(
-            model,
-            tokenizer,
-            Asked.of(task, needed=config.steps * config.rollout.num_prompts, held_out=config.eval.num_problems),
-            named=config.model,
-            rollout=config.rollout,
-            own_weights=config.rollout.max_staleness > 0 or sharded,
-            device=accelerator.device,
-            findings=findings,
-        )
-        failed.callback(ready.sampler.close)
-        prompts, architecture = Prompts(ready.tokens.longest, counted=True), find_architecture(config.model.path)
-        for shortage in shortages(Plan(config, architecture, this_machine(), prompts, accelerator.num_processes)):
-            logger.warning("%s", shortage)
-        with findings.about("learner"):
-            learner = Learner(
-                model,
-                config.clip,
-                config.learner,
-                pad_id=int(tokenizer.pad_token_id),
-                max_length=config.rollout.max_new_tokens,
-                num_updates=config.steps * config.learner.num_minibatches * config.learner.num_epochs,
-                temperature=config.rollout.temperature,
-                reward=config.reward,
-                estimator=config.estimator,
-                correction=config.correction,
-                accelerator=accelerator,
-                launch=config.launch,
-            )
-        failed.pop_all()
-    return Admitted(config, task, accelerator, ready, learner, facts, changes, findings)
-
-
-def open_sampler(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    asked: Asked,
-    *,
-    named: ModelConfig,
-    rollout: RolloutConfig,
-    own_weights: bool = False,
-    device: torch.device | None = None,
-    findings: Findings | None = None,
-) -> Ready:
-    """Ask whether a loaded model can answer the prompts of a run or an evaluation, and open its sampler.
-
-    Args:
-        model: the model as it was loaded.
-        tokenizer: its tokenizer.
-        asked: the prompts.
-        named: its settings.
-        rollout: how responses are sampled.
-        own_weights: see `make_sampler`.
-        device: see `make_sampler`.
-        findings: what the gate has found so far, which is extended.
-
-    Raises:
-        UserError: the model, its tokenizer or its sampler cannot be used.
-    """
-    findings = findings or Findings()
-    with findings.about("tokens"):
-        tokens = check_tokens(model, tokenizer, asked, named=named, rollout=rollout)
-    with findings.about("rows"):
-        probe = Probe.of(model, tokens.longest_row)
-    # build the sampler before the learner, in which ZeRO-3 partitions the model and an adapter replaces its modules
-    with findings.about("sampler"):
-        sampler = make_sampler(
-            model, tokenizer, tokens.end_ids, named=named, settings=rollout, own_weights=own_weights, device=device
-        )
-    return Ready(model, tokenizer, tokens, probe, sampler)
+    admission = Admission(
+        named=config.model,
+        rollout=config.rollout,
+        asked=Asked.of(task, needed=config.steps * config.rollout.num_prompts, held_out=config.eval.num_problems),
+        own_weights=config.rollout.max_staleness > 0 or shards_weights(config.launch),
+        config=config,
+        task=task,
+        resume=resume,
+        allow_changed=allow_changed,
+    )
+    admission.ask(TO_TRAIN)
+    return admission
 
 
 def forecast(config: RunConfig, devices: Devices | None = None, *, resume: bool = False) -> Plan:
@@ -200,28 +214,32 @@ def forecast(config: RunConfig, devices: Devices | None = None, *, resume: bool 
     return Plan(config, architecture, there, asked.estimate(config.model), start.processes, start.here)
 
 
-def rehearse(plan: Plan, *, resume: bool = False, allow_changed: bool = False) -> Findings:
+def rehearse(plan: Plan, *, resume: bool = False, allow_changed: bool = False) -> str:
     """Ask everything about a planned run that does not start, in one process, if the model's weights are on this machine.
+
+    Returns:
+        The seconds that the questions took, or why the model was not asked about.
 
     Raises:
         UserError: see `enter`.
     """
     config, size = plan.config, weights_on_this_machine(plan.config.model.path)
     if not plan.is_here:
-        unasked = "the model was not asked about, because --devices plans for other devices"
+        unasked = "--devices plans for other devices"
     elif size is None:
-        unasked = "the model was not asked about, because its weights are not on this machine"
+        unasked = "its weights are not on this machine"
     elif 4 * size > available_memory():
-        unasked = f"the model was not asked about, because its weights ({shown(size)}) need most of the memory"
+        unasked = f"its weights ({shown(size)}) need most of the memory"
     else:
         with seeded(config.task, config.seed) as task:
             alone = config.model_copy(update={"launch": LaunchConfig()})
-            admitted = enter(alone, task, resume=resume, allow_changed=allow_changed)
-            admitted.ready.sampler.close()
-        return admitted.findings
+            admission = enter(alone, task, resume=resume, allow_changed=allow_changed)
+            admission.close()
+        parts = ", ".join(f"{question} {seconds:.1f}" for question, seconds in admission.seconds.items())
+        return f"passed in {sum(admission.seconds.values()):.1f} s ({parts})"
     if resume:
         check_unchanged(config, run_facts(config), allow_changed=allow_changed)
-    return Findings(unasked=unasked)
+    return f"settings passed; the model was not asked about, because {unasked}"
 
 
 def _changes(accelerator: Accelerator, config: RunConfig, facts: Mapping[str, Any], allowed: bool) -> list[tuple[int, str]]:

@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError
 from rlzoo.config.composition import parse_overrides
 from rlzoo.config.sections import ModelConfig, RolloutConfig
 from rlzoo.errors import UserError, explain
-from rlzoo.gate.enter import open_sampler
+from rlzoo.gate.enter import TO_SAMPLE, Opening
 from rlzoo.gate.tokens import Asked
 from rlzoo.journal.manifest import check_model
 from rlzoo.journal.state import numbered
@@ -235,11 +235,13 @@ def _open_sampler(
     template = has_template if model.chat_template is None else model.chat_template
     named = named.model_copy(update={"chat_template": template})
     language_model = language_model.to(torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu")
+    opening = Opening(named, rollout, Asked(prompts))
+    opening.model, opening.tokenizer = language_model, tokenizer
     try:
-        sampler = open_sampler(language_model, tokenizer, Asked(prompts), named=named, rollout=rollout).sampler
+        opening.ask(TO_SAMPLE)
     except UserError as error:
         raise UserError(f"{' and '.join(suites)} cannot be used with model {model.path!r}: {error}") from error
-    with closing(sampler):
+    with closing(opening.sampler) as sampler:
         if sampler.needs_weights:
             sampler.update_weights(named_weights(language_model))
         yield sampler

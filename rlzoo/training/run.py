@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from rlzoo.errors import UserError
-from rlzoo.gate.enter import Admitted
+from rlzoo.gate.enter import Admission
 from rlzoo.journal.rollouts import recorded_step, transcripts
 from rlzoo.journal.run_directory import RunDirectory, why_not_written, writing
 from rlzoo.journal.state import RunState, newest_state
@@ -33,16 +33,16 @@ logger = logging.getLogger("rlzoo")
 class Run:
     """The rollouts, learner, monitor and run directory of one run, built from its configuration."""
 
-    def __init__(self, admitted: Admitted, *, resume: bool = False, allow_changed: bool = False) -> None:
+    def __init__(self, admission: Admission) -> None:
         """Open the run directory, and restore the newest checkpoint if the run is resumed."""
-        self.config, self.task, self.accelerator = admitted.config, admitted.task, admitted.accelerator
-        self.facts = admitted.facts
-        self.model, self.tokenizer = admitted.ready.model, admitted.ready.tokenizer
+        self.config, self.task, self.accelerator = admission.config, admission.task, admission.accelerator
+        self.facts = admission.facts
+        self.model, self.tokenizer = admission.model, admission.tokenizer
         self.is_main = self.accelerator.is_main_process
         config, path = self.config, self.config.output
         assert path is not None, "set at the gate"
-        self.learner = admitted.learner
-        self.rollouts = Rollouts(config, self.task, admitted.ready.sampler, self.accelerator)
+        self.learner = admission.learner
+        self.rollouts = Rollouts(config, self.task, admission.sampler, self.accelerator)
         self.monitor = Monitor(config.clip)
         self.recent: deque[dict[str, float]] = deque(maxlen=WINDOW)  # metrics of the last steps; all are in metrics.jsonl
         self.accuracies: dict[int, float] = {}  # by step
@@ -53,13 +53,13 @@ class Run:
         self.is_clean = True  # the state has not changed since the last completed step
         with ExitStack() as failed:
             failed.callback(self.rollouts.close)
-            if resume:
+            if admission.resume:
                 self.directory, checkpoint = self._reopen(path)
                 failed.callback(self.directory.close)
-                for level, line in admitted.changes:
+                for level, line in admission.changes:
                     logger.log(level, "--resume: %s", line)
                 self._restore(checkpoint)
-                if allow_changed:
+                if admission.allow_changed:
                     self.directory.record_change(self.facts)
             else:
                 self.directory = RunDirectory.create(path, config.to_yaml(), config.plugins, self.facts, is_writer=self.is_main)

@@ -79,8 +79,7 @@ def train(
         with task, ExitStack() as last, Tracker(config.tracking.mlflow and is_main) as tracker:
             if stage is not None and is_main:
                 stage(f"loading {config.model.path}")
-            admitted = enter(config, task, resume=resume, allow_changed=allow_changed)
-            run = Run(admitted, resume=resume, allow_changed=allow_changed)
+            run = Run(enter(config, task, resume=resume, allow_changed=allow_changed))
             last.callback(run.directory.close)
             tracker.begin(run.directory.path, run_record(run))
             with requested_stop() as stop:
