@@ -8,7 +8,6 @@ import os
 import shlex
 import socket
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -31,14 +30,10 @@ def ui(
     allow_remote: Annotated[
         bool, typer.Option("--allow-remote", help="Allow other machines to connect; MLflow has no authentication.")
     ] = False,
-    open_browser: Annotated[
-        bool, typer.Option("--open", help="Open the page in the default browser when the server is ready.")
-    ] = False,
 ) -> None:
     """Start MLflow's UI for the store that `rlzoo train` writes to; by default, only this machine can reach it.
 
-    When the server is ready, the command prints the address of a saved view, which shows the rules of the latest experiment
-    side by side.
+    The command prints the address of a saved view, which shows the rules of the latest experiment side by side.
     """
     with loading():
         from rlzoo.journal.tracking.record import tracking_uri, without_password
@@ -92,10 +87,9 @@ def ui(
     # by default, uvicorn imports the app from the working directory first
     folder = str(importlib.metadata.distribution("mlflow").locate_file("."))
     command += ["--uvicorn-opts", shlex.join(["--app-dir", folder, "--log-level", "error"])]
-    line = f"Open {linked(page)}" if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else f"Open {page}"
-    # replace this process, because the server needs none of the libraries imported here
-    program = [sys.executable, "-P", str(Path(__file__).with_name("serve.py"))]
-    os.execve(sys.executable, [*program, address, page, line, "yes" if open_browser else "", *command], environment)
+    is_linked = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    print(f"In about ten seconds, open {linked(page) if is_linked else page}", flush=True)
+    os.execve(sys.executable, command, environment)  # the server needs none of the libraries imported here
 
 
 def linked(address: str) -> str:
