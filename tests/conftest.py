@@ -1,5 +1,6 @@
 """Fixtures: for every test, a separate MLflow store and no hub; and runs that many tests share."""
 
+import gc
 import logging
 import os
 import shutil
@@ -9,11 +10,10 @@ from importlib.metadata import version
 import pytest
 
 from rlzoo.lab.recorded import RecordedRun
-from rlzoo.support.garbage import collect_seldom
 from tests.quick import quick_run
 from tests.zygote import Zygote
 
-collect_seldom()  # as on the command line
+gc.set_threshold(50_000, 10, 10)  # as on the command line
 
 
 @pytest.fixture

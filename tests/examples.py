@@ -41,6 +41,7 @@ QUICK = {
     "lab/summarise_runs.py": "RUN",
     "lab/tool_curve.py": "RUN tools.svg",
     "quickstart.py": "",
+    "show_completions.py": "RUN --step 1 --number 2",
     "write_rollouts.py": "000001.safetensors",
 }
 """Examples that take seconds, with their arguments; RUN is a run directory, DUMPS a folder with a dump, DOCS ``docs``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import signal
 import sys
@@ -15,7 +16,6 @@ from typing import NoReturn
 from rlzoo.cli.exits import DONE, FAILED, INTERRUPTED, TERMINATED, USERS_MISTAKE
 from rlzoo.errors import PolicyError, RunError, UserError
 from rlzoo.support.distribution import damage, leftovers
-from rlzoo.support.garbage import collect_seldom
 from rlzoo.support.redaction import redact
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE)
@@ -56,7 +56,7 @@ def main() -> NoReturn:
             raise UserError(problem)
         if problem := leftovers():
             _complain(problem)
-        collect_seldom()
+        gc.set_threshold(50_000, 10, 10)  # most of the objects that imports create are kept
         from rlzoo.cli.app import app
 
         app()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import logging
@@ -15,11 +16,9 @@ import typer
 
 from rlzoo.cli import complete
 from rlzoo.cli.chart import clip_by_length, clip_in_words
-from rlzoo.cli.completions import completions, is_due
 from rlzoo.cli.console import Plain, last_words, show_log
 from rlzoo.cli.options import Configs, Overrides, Plugins, Quiet, check_rule_names, lasting_output, loading
 from rlzoo.errors import UserError
-from rlzoo.support.garbage import quick_garbage_collection
 
 if TYPE_CHECKING:
     from rlzoo.config.run_config import RunConfig
@@ -56,9 +55,6 @@ def train(
         bool | None,
         typer.Option("--fsdp", help="Shard weights, gradients and optimizer states among the processes with FSDP2."),
     ] = None,
-    show_completions: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Print N responses after the first step and after every tenth of the run.")
-    ] = 0,
     quiet: Quiet = False,
     dry_run: Annotated[
         bool,
@@ -84,11 +80,6 @@ def train(
     check_rule_names([clip] if clip else [])
     if clip and "," in clip:
         raise UserError(f"--clip {clip!r}: a run has one rule; compare several with: rlzoo sweep --clip {shlex.quote(clip)}")
-    if show_completions and (quiet or as_json):
-        other = "--json" if as_json else "--quiet"
-        raise UserError(
-            f"--show-completions cannot be combined with {other}; every response is in rollouts/*.jsonl of the run directory"
-        )
     with loading(is_quiet=quiet):
         from rlzoo.cli.launch import end_with_the_launcher, launch, must_launch
         from rlzoo.config.run_config import RunConfig
@@ -109,14 +100,13 @@ def train(
     if must_launch(run):
         check_settings(run, Start.of(run, resume=resume))
         flags = {"--quiet": quiet, "--json": as_json, "--allow-changed": allow_changed}
-        number = ["--show-completions", str(show_completions)]
-        launch(run, resume=resume, options=[*(flag for flag, is_given in flags.items() if is_given), *number])
+        launch(run, resume=resume, options=[flag for flag, is_given in flags.items() if is_given])
     else:
         if not (clip or resume):
             show_log(logging.WARNING if quiet or as_json else logging.INFO)
             given = f"the rule of {' and '.join(map(str, config))}" if config else "the default rule"
             logger.info("no --clip: training with %s, %s; see `rlzoo clips list` for others", run.clip.name, given)
-        _train(run, resume, allow_changed, quiet, as_json, show_completions)
+        _train(run, resume, allow_changed, quiet, as_json)
 
 
 def run_to_resume(output: Path | None) -> tuple[Path]:
@@ -129,7 +119,7 @@ def run_to_resume(output: Path | None) -> tuple[Path]:
     return (output / "config.yaml",)
 
 
-def _train(run: RunConfig, resume: bool, allow_changed: bool, is_quiet: bool, as_json: bool, num_shown: int) -> None:
+def _train(run: RunConfig, resume: bool, allow_changed: bool, is_quiet: bool, as_json: bool) -> None:
     """Train in this process; if a launcher started several processes, only the first one prints."""
     from rlzoo.cli.progress import shown
 
@@ -151,11 +141,10 @@ def _train(run: RunConfig, resume: bool, allow_changed: bool, is_quiet: bool, as
             nonlocal is_new
             is_new = True
             view.step(step, metrics)
-            if num_shown and is_due(step, run.steps):
-                console.print(completions(path, step, num_shown))
 
-        with quick_garbage_collection():
-            result = learn(run, observe, resume=resume, allow_changed=allow_changed, stage=view.stage)
+        gc.freeze()  # half a million objects, which collections would look at again and again
+        gc.set_threshold(700, 10, 10)  # Python's default, because reference cycles may hold tensors
+        result = learn(run, observe, resume=resume, allow_changed=allow_changed, stage=view.stage)
     if is_main:
         if not is_new and not as_json:
             console.print(f"all {run.steps} steps were already done; to continue the run, resume with a larger --steps")

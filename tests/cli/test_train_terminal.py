@@ -48,14 +48,14 @@ def on_a_terminal(tmp_path, zygote):
 def test_a_run_on_a_terminal(on_a_terminal, tmp_path):
     # all but the first of eight updates are clipped, which is reported after three steps
     narrow = ["--set", "clip.clip_low=1e-5", "--set", "clip.clip_high=1e-5", "--set", "learner.num_epochs=2"]
-    arguments = ["train", "--clip", "rloo", "--steps", "5", "--output", "out", "--show-completions", "1", *narrow, *QUICK]
+    arguments = ["train", "--clip", "rloo", "--steps", "5", "--output", "out", *narrow, *QUICK]
     code, screen = on_a_terminal(80, 24, *arguments)
     assert code == 0, screen.text
     lines = screen.text.split("\n")
     assert max(map(len, lines)) <= 80
     assert screen.is_cursor_shown
-    # the title, the warning and the responses of each step remain above the view, in this order
-    places = ("rloo on arithmetic", "step 1 ", "clip is saturated", "step 5 ", "5 of 5 steps in")
+    # the title and the warning remain above the view, in this order
+    places = ("rloo on arithmetic", "clip is saturated", "5 of 5 steps in")
     found = [next(at for at, line in enumerate(lines) if text in line) for text in places]
     assert found == sorted(found)
     assert not any(re.search(r"\d/5 .* left", line) for line in lines)  # no bar is left
@@ -138,23 +138,6 @@ def test_quiet_json_is_the_result_alone(rlzoo):
     assert json.loads(out)["result"]["run"] == "out"
 
 
-def test_responses_are_printed_with_the_lines_of_a_pipe(rlzoo, tmp_path):
-    code, out, err = rlzoo("train", "--show-completions", "2", "--steps", "1", "--output", "out", *QUICK, *ALONE)
-    assert code == 0, err
-    assert out.count("question ") == 2
-    assert out.index("step 1/1") < out.index("question ") < out.index("held-out accuracy")
-
-
-def test_what_cannot_be_shown_together_is_refused(refused):
-    line = refused("train", "--show-completions", "2", "--json")
-    assert (
-        line == "--show-completions cannot be combined with --json; every response is in rollouts/*.jsonl of the run directory"
-    )
-    assert refused("train", "--show-completions", "2", "--quiet").startswith(
-        "--show-completions cannot be combined with --quiet;"
-    )
-
-
 @pytest.mark.long
 def test_on_two_processes_one_speaks_as_it_was_asked_to(tmp_path, zygote):
     inert = [f"--set={key}" for key in ("learner.num_minibatches=1", "learner.num_epochs=1", "tracking.mlflow=false")]
@@ -170,13 +153,12 @@ def test_on_two_processes_one_speaks_as_it_was_asked_to(tmp_path, zygote):
 def test_the_processes_of_a_launcher_are_asked_the_same(rlzoo, monkeypatch):
     asked = []
     monkeypatch.setattr("accelerate.commands.launch.launch_command", lambda given: asked.append(given.training_script_args))
-    for options in (["--quiet", "--json"], ["--show-completions", "3"], []):
+    for options in (["--quiet", "--json"], []):
         with monkeypatch.context() as patch:
             patch.setattr(os, "environ", os.environ.copy())
             assert rlzoo("train", "--processes", "2", "--output", "out", *options)[0] == 0
         given = [word for word in asked[-1] if word in ("--quiet", "--json")]
         assert given == [word for word in options if word in ("--quiet", "--json")]
-        assert asked[-1][asked[-1].index("--show-completions") + 1] == ("3" if "3" in options else "0")
 
 
 SLOW = ("torch", "transformers", "mlflow", "rich.progress", "rlzoo.config")

@@ -7,6 +7,7 @@ follower then has `LONGEST_END` seconds to send the remaining data.
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import os
 import select
@@ -20,7 +21,6 @@ from rlzoo.journal.tracking.machine import Machine
 from rlzoo.journal.tracking.record import FOLDER, Record, tracking_uri
 from rlzoo.journal.tracking.store import bounded_store, describe
 from rlzoo.journal.tracking.sync import Sync
-from rlzoo.support.garbage import collect_seldom
 from rlzoo.support.lock import Lock
 
 POLL = 1.0  # seconds between checks of the directory
@@ -58,7 +58,7 @@ def follow(sync: Sync, is_over: Callable[[float], bool], uri: str) -> bool:
 def main() -> int:
     """Follow the directory named in the first line of stdin; do nothing if there is none."""
     parent, line = os.getppid(), ""
-    collect_seldom()
+    gc.set_threshold(50_000, 10, 10)  # most of the objects that imports create are kept
     try:
         with bounded_store():  # loads MLflow while the run loads its model
             line = sys.stdin.readline().rstrip("\n")
