@@ -8,6 +8,7 @@ import importlib.util
 import io
 import logging
 import os
+import re
 import shutil
 import uuid
 import warnings
@@ -29,6 +30,11 @@ EMBEDDED = ("embedded", "embedded-guess")
 """Names of the models that ship with the package, and of their folders."""
 
 ALLOWED = "'embedded', 'embedded-guess', 'smollm2', a folder, or a hub name that is cached or can be downloaded"
+
+
+# settings that limit a row's length, in order; a model often states several, and those that come first hold
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
+_POSITIONS = re.compile(r"wpe|(embed_)?positions?(_embeddings?|_embed)?")  # names of tables of learned positions
 
 
 def local_model(path: str) -> Path | None:
@@ -90,7 +96,42 @@ def load_named(settings: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeni
     if tokenizer.pad_token is None and tokenizer.eos_token is None:
         raise UserError(f"model.path={path!r}: the tokenizer has neither an end nor a padding token")
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    size, pad = embedding_rows(model), (tokenizer.pad_token, tokenizer.pad_token_id)
+    if pad[1] >= size:  # padding is masked, so that any token of the embedding will do
+        special = (tokenizer.eos_token, tokenizer.unk_token, tokenizer.bos_token, *tokenizer.all_special_tokens)
+        usable = [token for token in special if token and tokenizer.convert_tokens_to_ids(token) < size]
+        lacks = f"model.path={path!r}: the padding token {pad[0]!r} has the id {pad[1]}, but the embedding has only {size} rows"
+        if not usable:
+            raise UserError(f"{lacks}; resize the embedding, or give the tokenizer another padding token")
+        tokenizer.pad_token = usable[0]
+        logger.warning("%s; %r pads instead", lacks, usable[0])
     return model, tokenizer
+
+
+def embedding_rows(model: PreTrainedModel) -> int:
+    """Return the number of tokens that the model can read."""
+    return int(model.get_input_embeddings().weight.shape[0])
+
+
+def context_length(model: PreTrainedModel) -> int | None:
+    """Return the longest row that the model can read, in tokens; None if it has no limit.
+
+    A table of learned positions is a limit, less the rows that it keeps for padding or an offset. Otherwise the configuration
+    states one. Linear attention biases (ALiBi) have none, unless the model makes them for a fixed length.
+    """
+    import torch
+
+    config, decoder = model.config.get_text_config(), model.get_decoder()
+    names = _LENGTHS
+    if getattr(config, "alibi", False) or hasattr(decoder, "build_alibi_tensor"):
+        names = ("max_seq_len",)
+    stated = (getattr(config, name, None) for name in names)
+    limits = [next((value for value in stated if isinstance(value, int) and value > 0), None)]
+    for name, module in decoder.named_modules():
+        if isinstance(module, torch.nn.Embedding) and _POSITIONS.fullmatch(name.rpartition(".")[2]):
+            kept = module.padding_idx + 1 if module.padding_idx is not None else int(getattr(module, "offset", 0))
+            limits.append(module.num_embeddings - kept)
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

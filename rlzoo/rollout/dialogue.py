@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlzoo.environments import Message
 from rlzoo.errors import UserError, shown
-from rlzoo.rollout.prompts import encoded, rendered
+from rlzoo.rollout.prompts import encode_start, encode_text, rendered, special_tokens, without_control_tokens
 from rlzoo.rollout.tool_style import ToolStyle
 
 if TYPE_CHECKING:
@@ -47,8 +47,7 @@ class Dialogue:
             logger.warning(
                 "model.chat_template=false: the tools are not described to the model, so the question must describe them"
             )
-        added = (str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
-        self._special = sorted({*tokenizer.all_special_tokens, *added}, key=len, reverse=True)
+        self._special = special_tokens(tokenizer)
         self._behind: dict[str, tuple[int, ...]] = {}  # keyed by the messages' contents and roles
 
     def begin(self, messages: Sequence[Message]) -> tuple[int, ...]:
@@ -57,18 +56,18 @@ class Dialogue:
         Raises:
             PromptError: the tokenizer or the chat template fails on the messages.
         """
-        messages = self._plain_text(messages)
+        messages = without_control_tokens(self.tokenizer, messages)
         if self.chat_template:
-            return self._encode(rendered(self.tokenizer, self.style.first(messages), self.style.schemas))
-        text = "".join(str(message["content"]) for message in messages)
-        return tuple(encoded(lambda part: list(self.tokenizer(part)["input_ids"]), text))
+            return encode_text(self.tokenizer, rendered(self.tokenizer, self.style.first(messages), self.style.schemas))
+        return encode_start(self.tokenizer, "".join(str(message["content"]) for message in messages))
 
-    def behind(self, before: Sequence[Message], messages: Sequence[Message]) -> tuple[int, ...]:
+    def behind(self, before: Sequence[Message], messages: Sequence[Message], last: int | None = None) -> tuple[int, ...]:
         """Return the tokens between the end of the model's turn and the start of its next turn.
 
         Args:
             before: the first messages of the episode.
             messages: the environment's reply.
+            last: the last token of the model's turn, which is an end token; None for the first end token of the template.
 
         Raises:
             PromptError: the tokenizer or the chat template fails on the messages.
@@ -78,24 +77,25 @@ class Dialogue:
         if key not in self._behind:
             if len(self._behind) > 10_000:
                 self._behind.clear()
-            before, messages = self._plain_text(before), self._plain_text(messages)
+            before, messages = (without_control_tokens(self.tokenizer, each) for each in (before, messages))
             self._behind[key] = self._between(before, messages) if self.chat_template else self._plain(messages)
-        return self._behind[key]
+        ids = self._behind[key]
+        return ids[self._written(ids, last) :] if self.chat_template else ids
 
-    def _plain_text(self, messages: Sequence[Message]) -> list[Message]:
-        """Break up special tokens in messages, so that an environment's text cannot start or end a turn."""
-        found: list[Message] = []
-        for message in messages:
-            content = str(message["content"])
-            for token in self._special:
-                content = content.replace(token, f"{token[0]} {token[1:]}")
-            found.append({**message, "content": content})
-        return found
+    def _written(self, ids: Sequence[int], last: int | None) -> int:
+        """Return how many of the tokens after a turn close it, up to the end token that the model has generated already."""
+        text = (
+            place for place, token in enumerate(ids) if token not in self._special and self.tokenizer.decode([token]).strip()
+        )
+        closing = list(ids[: next(text, len(ids))])
+        ends = [last] if last in closing else [token for token in closing if token in self.end_ids]
+        return closing.index(ends[0]) + 1 if ends else 0
 
     def _plain(self, messages: Sequence[Message]) -> tuple[int, ...]:
         answers = self.style.answers(messages)
         edge = "" if answers == list(messages) else "\n"  # a tool result starts and ends with a line break
-        return self._encode(edge + "".join(str(message["content"]) for message in answers) + edge)
+        text = edge + "".join(str(message["content"]) for message in answers) + edge
+        return encode_text(self.tokenizer, text, follows=True)
 
     def _between(self, before: Sequence[Message], messages: Sequence[Message]) -> tuple[int, ...]:
         first, answers, schemas = self.style.first(before), self.style.answers(messages), self.style.schemas
@@ -107,9 +107,4 @@ class Dialogue:
                 "turn but is missing after it, so earlier tokens would change. Use another model, give the "
                 "tokenizer a chat template that keeps earlier text, or set model.chat_template=false"
             )
-        ids = self._encode(whole[len(begun) + len(ANSWER) :])
-        # the model has already generated the end token of its turn
-        return ids[1:] if ids and ids[0] in self.end_ids else ids
-
-    def _encode(self, text: str) -> tuple[int, ...]:
-        return tuple(encoded(lambda part: list(self.tokenizer(part, add_special_tokens=False)["input_ids"]), text))
+        return encode_text(self.tokenizer, whole[len(begun) + len(ANSWER) :], follows=True)
