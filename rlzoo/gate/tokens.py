@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 import unicodedata
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from rlzoo.errors import UserError, shown
@@ -16,7 +20,7 @@ from rlzoo.gate.plan import Prompts
 from rlzoo.models.pretrained import context_length, embedding_rows, eos_token_ids, quiet
 from rlzoo.rollout.dialogue import ANSWER, Dialogue
 from rlzoo.rollout.episodes import Limits
-from rlzoo.rollout.prompts import encode_prompt, encode_start, encode_text, rendered, special_tokens
+from rlzoo.rollout.prompts import encode_prompt, encode_text, rendered, special_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -26,6 +30,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rlzoo")
 
+Encodings = Mapping[str, tuple[int, ...]]  # texts and their tokens
+
+_ENCODED = 256  # how many prompts are encoded in any case: those with the most bytes
 _COMPLETE = 16  # how many prompts are encoded as the model reads them: those whose texts have the most tokens
 _BYTES_PER_TOKEN = 2  # assumed without a tokenizer; lower than for English (4) or LaTeX (3), so that lengths are overestimated
 _TEMPLATE_TOKENS = 64  # allowance for a chat template's own tokens
@@ -64,44 +71,57 @@ class Asked:
         Raises:
             UserError: a prompt has no tokens, or, with ``rollout``, is too long for the model.
         """
-        file = model_file(model.path, "tokenizer.json", download=False)
+        file, limit = model_file(model.path, "tokenizer.json", download=False), _stated_length(model.path)
         if file is None:
-            text = max(-(-len(prompt.encode()) // _BYTES_PER_TOKEN) for prompt in self.prompts)
             tools = -(-len(json.dumps(self.tools).encode()) // _BYTES_PER_TOKEN) if self.tools else 0
+            text = max(-(-len(prompt.encode()) // _BYTES_PER_TOKEN) for prompt in self.prompts)
             prompts = Prompts(text + (_TEMPLATE_TOKENS + tools if model.chat_template else 0), counted=False)
         else:
             from transformers import AutoTokenizer
 
             with quiet():
                 tokenizer = AutoTokenizer.from_pretrained(file.parent)
-            complete = self.encode(tokenizer, chat_template=model.chat_template)[1]
+            room = _room(limit, rollout) if rollout else math.inf
+            complete = self.encode(tokenizer, chat_template=model.chat_template, room=room)[1]
             prompts = Prompts(max(map(len, complete.values())), counted=True)
         if rollout is not None:
-            check_length(prompts, rollout, limit=_stated_length(model.path), path=model.path)
+            check_length(prompts, rollout, limit=limit, path=model.path)
         return prompts
 
     def encode(
-        self, tokenizer: PreTrainedTokenizerBase, *, chat_template: bool
-    ) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
-        """Return the tokens of all questions without a template, and some complete prompts, the longest among them.
+        self, tokenizer: PreTrainedTokenizerBase, *, chat_template: bool, room: float = math.inf
+    ) -> tuple[Encodings, Encodings]:
+        """Return the tokens of questions without a template, and some complete prompts, the longest among them.
+
+        The questions are the longest ones, those with new characters, and all that might have more than ``room`` tokens.
 
         Raises:
             PromptError: a prompt has no tokens, the tokenizer has no token for a character, or the template fails.
         """
-        different = list(dict.fromkeys(self.prompts))
+
+        def complete(prompt: str) -> tuple[int, ...]:
+            if dialogue is None:
+                return encode_prompt(tokenizer, prompt, chat_template)
+            return dialogue.begin([{"role": "user", "content": prompt}])
+
+        common: dict[str, Any] = {"chat_template": chat_template, "tools": self.tools, "logs": False}
+        dialogue = Dialogue(tokenizer, frozenset(), **common) if self.host else None
+        sizes = {prompt: len(prompt.encode()) for prompt in self.prompts}  # no token is shorter than a byte
+        room -= len(complete(self.prompts[0])) if self.prompts else 0
+        met: set[str] = set()
+        chosen = []
+        for place, (prompt, size) in enumerate(sorted(sizes.items(), key=itemgetter(1), reverse=True)):
+            if place < _ENCODED or size > room or not met.issuperset(prompt):
+                chosen.append(prompt)
+                met.update(prompt)
         try:
-            questions = dict(
-                zip(different, map(tuple, tokenizer(different, add_special_tokens=False)["input_ids"]), strict=True)
-            )
+            encoded = tokenizer(chosen, add_special_tokens=False)["input_ids"] if chosen else []
         except Exception:  # find the prompt that fails, and say why
-            questions = {prompt: encode_text(tokenizer, prompt) for prompt in different}
-        chosen = sorted(different, key=lambda prompt: len(questions[prompt]), reverse=True)
-        if len(chosen) > _COMPLETE:
-            chosen = [*chosen[: _COMPLETE - 2], different[0], chosen[-1]]
-        if not self.host:
-            return questions, {prompt: encode_prompt(tokenizer, prompt, chat_template) for prompt in chosen}
-        dialogue = Dialogue(tokenizer, frozenset(), chat_template=chat_template, tools=self.tools)
-        return questions, {prompt: dialogue.begin([{"role": "user", "content": prompt}]) for prompt in chosen}
+            encoded = [encode_text(tokenizer, prompt) for prompt in chosen]
+        questions = dict(zip(chosen, map(tuple, encoded), strict=True))
+        chosen.sort(key=lambda prompt: len(questions[prompt]), reverse=True)
+        whole = dict.fromkeys([*chosen[:_COMPLETE], *self.prompts[:1], *chosen[-1:], *sorted(sizes, key=sizes.__getitem__)[:1]])
+        return questions, {prompt: complete(prompt) for prompt in whole}
 
 
 @dataclass(frozen=True)
@@ -122,96 +142,69 @@ def check_tokens(
         UserError: a prompt cannot be used with the model.
     """
     rows, limit = embedding_rows(model), context_length(model)
-    end_ids = check_ends(tokenizer, eos_token_ids(model, tokenizer), rows=rows, named=named)
-    questions, complete = asked.encode(tokenizer, chat_template=named.chat_template)
+    room = _room(limit, rollout) if len(tokenizer) <= rows else 0  # otherwise any prompt may have a token without a row
+    questions, complete = asked.encode(tokenizer, chat_template=named.chat_template, room=room)
     for prompt, ids in (*questions.items(), *complete.items()):
         if max(ids, default=0) >= rows:
-            lacks = f"{tokenizer.convert_ids_to_tokens(max(ids))!r} with the id {max(ids)}, but the model's embedding has only {rows}"
-            raise UserError(f"the prompt {shown(prompt)}: it has the token {lacks} rows; use the tokenizer of the model")
-    check_contents(tokenizer, questions, complete, end_ids, chat_template=named.chat_template)
+            lacks = f"the token {tokenizer.convert_ids_to_tokens(max(ids))!r} (row {max(ids)} of {rows})"
+            raise UserError(
+                f"the prompt {shown(prompt)}: the model's embedding has no row for {lacks}; use the model's tokenizer"
+            )
+    end_ids = frozenset(token for token in eos_token_ids(model, tokenizer) if token < rows)
+    if not end_ids and (stated := eos_token_ids(model, tokenizer)):
+        lacks = f"model.path={named.path!r}: the embedding has no row for an end token (rows {sorted(stated)} of {rows})"
+        raise UserError(f"{lacks}, so no response would end; use the model's tokenizer")
+    if named.chat_template and (end := end_of_turn(tokenizer, end_ids)) is not None and end < rows:
+        end_ids |= {end}
+        name = tokenizer.convert_ids_to_tokens(end)
+        logger.warning(
+            "the chat template ends turns with %r, which is no end token of the model; it now ends responses too", name
+        )
+    _check_contents(tokenizer, questions, complete, end_ids, "chat template" if named.chat_template else "tokenizer")
     longest = max(map(len, complete.values()), default=0)
     check_length(Prompts(longest, counted=True), rollout, limit=limit, path=named.path)
-    context = min((size for size in (limit, _vllm_length(rollout)) if size is not None), default=sys.maxsize)
+    context = int(min(_room(limit, rollout) + rollout.max_new_tokens, sys.maxsize))
     row = Limits.of(rollout, context).longest(longest)[1] if asked.host else longest + rollout.max_new_tokens
     return Tokens(end_ids, longest, row)
 
 
-def check_ends(tokenizer: PreTrainedTokenizerBase, stated: frozenset[int], *, rows: int, named: ModelConfig) -> frozenset[int]:
-    """Return the tokens that end a response: those that the model and its tokenizer state, and the template's end of turn.
-
-    Raises:
-        UserError: the embedding has none of the stated tokens.
-    """
-    ends = frozenset(token for token in stated if token < rows)
-    if stated and not ends:
-        given = (
-            f"model.path={named.path!r}: the end tokens have the ids {sorted(stated)}, but the embedding has only {rows} rows"
-        )
-        raise UserError(f"{given}, so no response would end; resize the embedding, or use the tokenizer of the model")
-    if not named.chat_template:
-        return ends
+def end_of_turn(tokenizer: PreTrainedTokenizerBase, end_ids: frozenset[int]) -> int | None:
+    """Return the control token with which the chat template ends a turn; None if an end token follows or there is none."""
     turn = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": ANSWER}]
     try:
         text = rendered(tokenizer, turn, closed=True).rpartition(ANSWER)[2].lstrip()
     except UserError:  # the template has no such turns
-        return ends
-    special, closing = special_tokens(tokenizer), []
-    for token in encode_text(tokenizer, text, follows=True):
-        if token not in special:
-            break
-        closing.append(token)
-    if not closing or ends.intersection(closing) or closing[0] >= rows:
-        return ends
-    name = special[closing[0]]
-    logger.warning("the chat template ends a turn with %r, which is no end token of the model; it ends responses too", name)
-    return ends | {closing[0]}
+        return None
+    special = special_tokens(tokenizer)
+    closing = list(takewhile(special.__contains__, encode_text(tokenizer, text, follows=True)))
+    return closing[0] if closing and not end_ids.intersection(closing) else None
 
 
-def check_contents(
-    tokenizer: PreTrainedTokenizerBase,
-    questions: Mapping[str, tuple[int, ...]],
-    complete: Mapping[str, tuple[int, ...]],
-    end_ids: frozenset[int],
-    *,
-    chat_template: bool,
+def _check_contents(
+    tokenizer: PreTrainedTokenizerBase, questions: Encodings, complete: Encodings, end_ids: frozenset[int], writer: str
 ) -> None:
-    """Ask whether every prompt contains its question, differs from the others and lets the model begin.
-
-    Args:
-        tokenizer: the model's tokenizer.
-        questions: the tokens of all questions, without a template.
-        complete: the tokens of some complete prompts.
-        end_ids: tokens that end a response.
-        chat_template: whether the prompts are wrapped in the chat template.
-
-    Raises:
-        UserError: a prompt lacks its question, equals another one or ends with an end token.
-    """
-    source, way_out = ("tokenizer", "use another model")
-    if chat_template:
-        source, way_out = ("chat template", "set model.chat_template=false, or use another model")
-    unknown = next((question for question, ids in questions.items() if tokenizer.unk_token_id in ids), None)
-    if unknown is not None and tokenizer.unk_token_id is not None:
-        lost = [one for one in dict.fromkeys(unknown) if tokenizer.unk_token_id in encode_text(tokenizer, one, follows=True)]
-        given = "the prompt %s: the model's tokenizer has no token for %s, so the model reads %r instead"
-        logger.warning(given, shown(unknown), ", ".join(map(repr, lost[:10])) or "a part of it", tokenizer.unk_token)
+    """Ask whether every prompt contains its question, differs from the others and lets the model begin."""
+    way_out = (
+        f"{'set model.chat_template=false' if writer == 'chat template' else 'change task.template'}, or use another model"
+    )
     for encodings in (complete, questions):
         first: dict[tuple[int, ...], str] = {}
         for prompt, ids in encodings.items():
             if first.setdefault(ids, prompt).split() != prompt.split():
                 pair = f"the prompts {shown(first[ids])} and {shown(prompt)} have the same tokens"
-                raise UserError(f"{pair}: the model's {source} drops what differs between them; {way_out}")
+                raise UserError(f"{pair}: the model's {writer} drops what differs; {way_out}")
     for prompt, ids in complete.items():
         text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        if _letters(prompt) not in _letters(text) and tokenizer.unk_token_id not in ids:
-            raise UserError(f"the prompt {shown(prompt)}: the model's {source} makes {shown(text)} of it; {way_out}")
+        if tokenizer.unk_token_id in ids:
+            logger.warning("the prompt %s: the tokenizer has no tokens for a part of it: %s", shown(prompt), shown(text))
+            break
+        if _letters(prompt) not in _letters(text):
+            raise UserError(f"the prompt {shown(prompt)}: the model's {writer} makes {shown(text)} of it; {way_out}")
         last = next((token for token in reversed(ids) if tokenizer.decode([token]).strip()), ids[-1])
         if last in end_ids and len(ids) > 1:
-            ends = f"the prompt {shown(prompt)}: the model's {source} ends it with the end token {tokenizer.decode([last])!r}"
-            if not chat_template:
-                ends, way_out = f"the prompt {shown(prompt)}: it ends with {tokenizer.decode([last])!r}", "change task.template"
-            raise UserError(f"{ends}, so that there is nothing to answer; {way_out}")
-    if complete and not chat_template:
+            ends = f"its prompt ends with the end token {tokenizer.decode([last])!r}, so there is nothing to answer"
+            raise UserError(f"the question {shown(prompt)}: {ends}; {way_out}")
+    if complete and writer == "tokenizer":
         prompt, ids = next(iter(complete.items()))
         if behind := list(tokenizer(prompt)["input_ids"])[len(ids) :]:
             logger.warning("the tokenizer puts %r behind every text; prompts end without it", tokenizer.decode(behind))
@@ -223,31 +216,26 @@ def _letters(text: str) -> str:
 
 
 def check_length(prompts: Prompts, rollout: RolloutConfig, *, limit: int | None, path: str) -> None:
-    """Ask whether prompts and responses fit the model and vLLM. Episodes end where the model's limit is reached.
-
-    Args:
-        prompts: the longest prompt.
-        rollout: how responses are sampled.
-        limit: the longest row that the model can read, in tokens; None for any length.
-        path: the model.
-
-    Raises:
-        UserError: the longest prompt and response need more tokens.
-    """
+    """Raise UserError if prompts and responses exceed ``limit``, the longest row of the model at ``path``, or that of vLLM."""
     new, vllm = rollout.max_new_tokens, _vllm_length(rollout)
     about = "" if prompts.counted else "about "
     needed = f"with prompts of up to {about}{prompts.longest} tokens, a sequence length of {prompts.longest + new} is needed"
     if limit is not None and prompts.longest + new > limit:
         left = limit - prompts.longest
         advice = f"set rollout.max_new_tokens to at most {left}" if left > 0 else "the prompts alone are too long"
-        has = f"model {path!r} accepts at most {limit}"
-        raise UserError(f"rollout.max_new_tokens={new}: {needed}, but {has}; {advice}")
+        raise UserError(f"rollout.max_new_tokens={new}: {needed}, but model {path!r} accepts at most {limit}; {advice}")
     if vllm is not None and prompts.longest + new > vllm:
         raise UserError(f"rollout.vllm.max_model_len={vllm}: {needed}; raise it, or remove it to use the model's own limit")
 
 
 def _vllm_length(rollout: RolloutConfig) -> int | None:
     return rollout.vllm.max_model_len if rollout.engine == "vllm" else None
+
+
+def _room(limit: int | None, rollout: RolloutConfig) -> float:
+    """Return how many tokens a prompt may have."""
+    limits = (size for size in (limit, _vllm_length(rollout)) if size is not None)
+    return min(limits, default=math.inf) - rollout.max_new_tokens
 
 
 def _stated_length(path: str) -> int | None:
@@ -257,12 +245,10 @@ def _stated_length(path: str) -> int | None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    try:
-        with quiet(), torch.device("meta"):
-            file = model_file(path, "config.json", download=False)
-            return context_length(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(file.parent))) if file else None
-    except Exception:  # code that comes with the model, or a model that cannot be loaded, which is refused later
-        return None
+    if file := model_file(path, "config.json", download=False):
+        with suppress(Exception), quiet(), torch.device("meta"):  # what cannot be built is refused later
+            return context_length(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(file.parent)))
+    return None
 
 
 def question_counts(task: Task, wanted: int) -> list[tuple[int, str]]:

@@ -96,15 +96,14 @@ def load_named(settings: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeni
     if tokenizer.pad_token is None and tokenizer.eos_token is None:
         raise UserError(f"model.path={path!r}: the tokenizer has neither an end nor a padding token")
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    size, pad = embedding_rows(model), (tokenizer.pad_token, tokenizer.pad_token_id)
-    if pad[1] >= size:  # padding is masked, so that any token of the embedding will do
-        special = (tokenizer.eos_token, tokenizer.unk_token, tokenizer.bos_token, *tokenizer.all_special_tokens)
-        usable = [token for token in special if token and tokenizer.convert_tokens_to_ids(token) < size]
-        lacks = f"model.path={path!r}: the padding token {pad[0]!r} has the id {pad[1]}, but the embedding has only {size} rows"
+    size = embedding_rows(model)
+    if (pad_id := int(tokenizer.pad_token_id)) >= size:  # padding is masked, so that any control token will do
+        lacks = f"model.path={path!r}: the embedding has no row for the token {tokenizer.pad_token!r} (row {pad_id} of {size})"
+        usable = [token for token in tokenizer.all_special_tokens if tokenizer.convert_tokens_to_ids(token) < size]
         if not usable:
             raise UserError(f"{lacks}; resize the embedding, or give the tokenizer another padding token")
-        tokenizer.pad_token = usable[0]
-        logger.warning("%s; %r pads instead", lacks, usable[0])
+        tokenizer.pad_token = tokenizer.eos_token if tokenizer.eos_token in usable else usable[0]
+        logger.warning("%s; %r pads instead", lacks, tokenizer.pad_token)
     return model, tokenizer
 
 
@@ -116,22 +115,19 @@ def embedding_rows(model: PreTrainedModel) -> int:
 def context_length(model: PreTrainedModel) -> int | None:
     """Return the longest row that the model can read, in tokens; None if it has no limit.
 
-    A table of learned positions is a limit, less the rows that it keeps for padding or an offset. Otherwise the configuration
-    states one. Linear attention biases (ALiBi) have none, unless the model makes them for a fixed length.
+    Linear attention biases (ALiBi) have no limit, whatever the configuration states, unless they are made for a fixed length.
     """
     import torch
 
     config, decoder = model.config.get_text_config(), model.get_decoder()
-    names = _LENGTHS
-    if getattr(config, "alibi", False) or hasattr(decoder, "build_alibi_tensor"):
-        names = ("max_seq_len",)
-    stated = (getattr(config, name, None) for name in names)
-    limits = [next((value for value in stated if isinstance(value, int) and value > 0), None)]
+    has_biases = getattr(config, "alibi", False) or hasattr(decoder, "build_alibi_tensor")
+    stated = (getattr(config, name, None) for name in (("max_seq_len",) if has_biases else _LENGTHS))
+    limits = [value for value in stated if isinstance(value, int) and value > 0][:1]
     for name, module in decoder.named_modules():
         if isinstance(module, torch.nn.Embedding) and _POSITIONS.fullmatch(name.rpartition(".")[2]):
-            kept = module.padding_idx + 1 if module.padding_idx is not None else int(getattr(module, "offset", 0))
-            limits.append(module.num_embeddings - kept)
-    return min((limit for limit in limits if limit is not None), default=None)
+            padding, offset = module.padding_idx, int(getattr(module, "offset", 0))  # positions begin behind them
+            limits.append(module.num_embeddings - (offset if padding is None else padding + 1))
+    return min(limits, default=None)
 
 
 def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

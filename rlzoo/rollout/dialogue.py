@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlzoo.environments import Message
 from rlzoo.errors import UserError, shown
-from rlzoo.rollout.prompts import encode_start, encode_text, rendered, special_tokens, without_control_tokens
+from rlzoo.rollout.prompts import encode_text, rendered, special_tokens, without_control_tokens
 from rlzoo.rollout.tool_style import ToolStyle
 
 if TYPE_CHECKING:
@@ -36,14 +36,17 @@ class Dialogue:
         *,
         chat_template: bool,
         tools: Sequence[Mapping[str, Any]] = (),
+        logs: bool = True,
     ) -> None:
         self.tokenizer = tokenizer
         self.end_ids = end_ids
         self.chat_template = chat_template
-        self.style = ToolStyle(has_role=not tools)
-        if tools and chat_template:
-            self.style = ToolStyle.of(tokenizer, tools)
-        elif tools:
+        self.style = style = ToolStyle.of(tokenizer, tools) if tools and chat_template else ToolStyle(has_role=not tools)
+        place = "the chat template" if style.schemas else "a system message" if style.has_system else "the first message"
+        if logs and tools and chat_template:
+            role = "tool" if style.has_role else "user"
+            logger.info("tools are described in %s, and their results have the role %s", place, role)
+        elif logs and tools:
             logger.warning(
                 "model.chat_template=false: the tools are not described to the model, so the question must describe them"
             )
@@ -59,7 +62,7 @@ class Dialogue:
         messages = without_control_tokens(self.tokenizer, messages)
         if self.chat_template:
             return encode_text(self.tokenizer, rendered(self.tokenizer, self.style.first(messages), self.style.schemas))
-        return encode_start(self.tokenizer, "".join(str(message["content"]) for message in messages))
+        return encode_text(self.tokenizer, "".join(str(message["content"]) for message in messages), bare=True)
 
     def behind(self, before: Sequence[Message], messages: Sequence[Message], last: int | None = None) -> tuple[int, ...]:
         """Return the tokens between the end of the model's turn and the start of its next turn.
@@ -101,10 +104,12 @@ class Dialogue:
         first, answers, schemas = self.style.first(before), self.style.answers(messages), self.style.schemas
         begun = rendered(self.tokenizer, first, schemas)
         whole = rendered(self.tokenizer, [*first, {"role": "assistant", "content": ANSWER}, *answers], schemas)
-        if not whole.startswith(begun + ANSWER):
+        if not (
+            whole.startswith(begun) and whole[len(begun) :].lstrip().startswith(ANSWER)
+        ):  # the model may write a space first
             raise UserError(
                 f"the model's chat template changes earlier text: {shown(begun[-60:])} is rendered before the model's "
                 "turn but is missing after it, so earlier tokens would change. Use another model, give the "
                 "tokenizer a chat template that keeps earlier text, or set model.chat_template=false"
             )
-        return encode_text(self.tokenizer, whole[len(begun) + len(ANSWER) :], follows=True)
+        return encode_text(self.tokenizer, whole[whole.index(ANSWER, len(begun)) + len(ANSWER) :], follows=True)

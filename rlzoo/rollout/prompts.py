@@ -49,36 +49,20 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, chat_template
         PromptError: the tokenizer has no token for a character, the template fails or takes too long, or nothing is left.
     """
     if not chat_template:
-        return encode_start(tokenizer, prompt)
+        return encode_text(tokenizer, prompt, bare=True)
     messages = without_control_tokens(tokenizer, [{"role": "user", "content": prompt}])
     return encode_text(tokenizer, rendered(tokenizer, messages))
 
 
-def encode_start(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
-    """Encode the beginning of a row with the tokens that the tokenizer puts before a text, but not those that it puts after it.
-
-    Raises:
-        PromptError: the tokenizer fails, or the text has no tokens.
-    """
-
-    def encode(part: str) -> list[int]:
-        ids, own = (list(tokenizer(part, add_special_tokens=special)["input_ids"]) for special in (True, False))
-        first = int(ids[:1] == [tokenizer.bos_token_id])  # of an empty text
-        starts = (start for start in range(len(ids)) if own and ids[start : start + len(own)] == own)
-        return ids[: next(starts, len(ids) if own else first) + len(own)]
-
-    first, *others = text.split(_BREAK)
-    ids = (*encoded(encode, first), *(token for part in others for token in encode_text(tokenizer, part, follows=True)))
-    return _not_empty(ids, text)
-
-
-def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, *, follows: bool = False) -> tuple[int, ...]:
-    """Encode text without any tokens before or after it.
+def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, *, bare: bool = False, follows: bool = False) -> tuple[int, ...]:
+    """Encode a text, in which `without_control_tokens` may have marked control tokens.
 
     Args:
         tokenizer: the model's tokenizer.
-        text: the text, see `without_control_tokens`.
-        follows: whether the text continues other text, so that the tokenizer must not put a space before it.
+        text: the beginning of a row, or the text that ``follows``.
+        bare: whether no template wrote the text, so that the tokens that the tokenizer puts before (not behind) a text belong
+            to it.
+        follows: whether it continues other text, so that the tokenizer must not put a space before it.
 
     Raises:
         PromptError: the tokenizer fails, or the beginning of a row has no tokens.
@@ -86,6 +70,13 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, *, follows: bool 
 
     def encode(part: str) -> list[int]:
         return list(tokenizer(part, add_special_tokens=False)["input_ids"])
+
+    def encode_bare(part: str) -> list[int]:
+        ids, own = list(tokenizer(part)["input_ids"]), encode(part)
+        if not own:
+            return ids[: ids[:1] == [tokenizer.bos_token_id]]
+        starts = (start for start in range(len(ids)) if ids[start : start + len(own)] == own)
+        return ids[: next(starts, len(ids)) + len(own)]
 
     def encode_after(part: str) -> list[int]:
         try:
@@ -96,15 +87,11 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, *, follows: bool 
 
     ids: list[int] = []
     for place, part in enumerate(text.split(_BREAK)):
-        ids += encoded(encode_after if follows or place else encode, part)
-    return tuple(ids) if follows else _not_empty(tuple(ids), text)
-
-
-def _not_empty(ids: tuple[int, ...], text: str) -> tuple[int, ...]:
-    if ids:
-        return ids
-    reason = "the model's tokenizer makes no tokens of it, so the model has nothing to answer"
-    raise PromptError(f"the prompt {shown(text)}: {reason}; change the questions or task.template", reason)
+        ids += encoded(encode_after if follows or place else encode_bare if bare else encode, part)
+    if not ids and not follows:
+        reason = "the model's tokenizer makes no tokens of it, so the model has nothing to answer"
+        raise PromptError(f"the prompt {shown(text)}: {reason}; change the questions or task.template", reason)
+    return tuple(ids)
 
 
 def without_control_tokens(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
