@@ -29,6 +29,7 @@ from rlzoo.gate.plan import Prompts
 from rlzoo.gate.tokens import Asked, check_length, check_tokens
 from rlzoo.models.pretrained import context_length, load_pretrained
 from rlzoo.rollout.prompts import encode_prompt
+from rlzoo.rollout.sampler import HFSampler
 from rlzoo.tasks import Task, build_task
 from rlzoo.types import Problem
 from tests.quick import QUICK
@@ -66,7 +67,8 @@ def byte_tokenizer(template=None, after=""):
     backend = Tokenizer(models.BPE(vocab={token: number for number, token in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     backend.add_special_tokens(["<pad>", "<end>", "<start>", "<turn>"])
-    backend.post_processor = TemplateProcessing(single=f"<start> $A {after}".strip(), special_tokens=[("<start>", 2), ("<end>", 1)])
+    around = f"<start> $A {after}".strip()
+    backend.post_processor = TemplateProcessing(single=around, special_tokens=[("<start>", 2), ("<end>", 1)])
     kinds = {"eos_token": "<end>", "pad_token": "<pad>", "bos_token": "<start>"}
     return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template, **kinds)
 
@@ -142,6 +144,13 @@ def test_a_token_without_a_row_in_the_embedding_is_refused():
         check_tokens(
             llama(rows=1, ends=999), byte_tokenizer(), Asked([]), named=ModelConfig(path="a-model"), rollout=RolloutConfig()
         )
+
+
+def test_the_reward_reads_the_spaces_that_the_model_wrote():
+    made = byte_tokenizer()
+    made.clean_up_tokenization_spaces = made.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output = True
+    sampler = HFSampler(llama(), made, end_ids=frozenset({1}), max_new_tokens=8)
+    assert sampler.text([*made("f(x) , [1 , 2] !", add_special_tokens=False)["input_ids"], 1]) == "f(x) , [1 , 2] !"
 
 
 def test_control_tokens_in_a_question_are_text():
