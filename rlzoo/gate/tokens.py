@@ -14,6 +14,8 @@ from itertools import takewhile
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from rlzoo.errors import UserError, shown
 from rlzoo.gate.architecture import find_architecture, model_file
 from rlzoo.gate.plan import Prompts
@@ -71,19 +73,15 @@ class Asked:
         Raises:
             UserError: a prompt has no tokens, or, with ``rollout``, is too long for the model.
         """
-        file, limit = model_file(model.path, "tokenizer.json", download=False), _stated_length(model.path)
-        if file is None:
-            tools = -(-len(json.dumps(self.tools).encode()) // _BYTES_PER_TOKEN) if self.tools else 0
-            text = max(-(-len(prompt.encode()) // _BYTES_PER_TOKEN) for prompt in self.prompts)
-            prompts = Prompts(text + (_TEMPLATE_TOKENS + tools if model.chat_template else 0), counted=False)
-        else:
-            from transformers import AutoTokenizer
-
-            with quiet():
-                tokenizer = AutoTokenizer.from_pretrained(file.parent)
+        limit, tokenizer = _stated_length(model.path), _local_tokenizer(model.path)
+        if tokenizer is not None:
             room = _room(limit, rollout) if rollout else math.inf
             complete = self.encode(tokenizer, chat_template=model.chat_template, room=room)[1]
             prompts = Prompts(max(map(len, complete.values())), counted=True)
+        else:
+            tools = -(-len(json.dumps(self.tools).encode()) // _BYTES_PER_TOKEN) if self.tools else 0
+            text = max(-(-len(prompt.encode()) // _BYTES_PER_TOKEN) for prompt in self.prompts)
+            prompts = Prompts(text + (_TEMPLATE_TOKENS + tools if model.chat_template else 0), counted=False)
         if rollout is not None:
             check_length(prompts, rollout, limit=limit, path=model.path)
         return prompts
@@ -147,9 +145,7 @@ def check_tokens(
     for prompt, ids in (*questions.items(), *complete.items()):
         if max(ids, default=0) >= rows:
             lacks = f"the token {tokenizer.convert_ids_to_tokens(max(ids))!r} (row {max(ids)} of {rows})"
-            raise UserError(
-                f"the prompt {shown(prompt)}: the model's embedding has no row for {lacks}; use the model's tokenizer"
-            )
+            raise UserError(f"the prompt {shown(prompt)}: the embedding has no row for {lacks}; use the model's own tokenizer")
     end_ids = frozenset(token for token in eos_token_ids(model, tokenizer) if token < rows)
     if not end_ids and (stated := eos_token_ids(model, tokenizer)):
         lacks = f"model.path={named.path!r}: the embedding has no row for an end token (rows {sorted(stated)} of {rows})"
@@ -157,9 +153,7 @@ def check_tokens(
     if named.chat_template and (end := end_of_turn(tokenizer, end_ids)) is not None and end < rows:
         end_ids |= {end}
         name = tokenizer.convert_ids_to_tokens(end)
-        logger.warning(
-            "the chat template ends turns with %r, which is no end token of the model; it now ends responses too", name
-        )
+        logger.warning("the chat template ends turns with %r, which the model does not state; it ends responses too", name)
     _check_contents(tokenizer, questions, complete, end_ids, "chat template" if named.chat_template else "tokenizer")
     longest = max(map(len, complete.values()), default=0)
     check_length(Prompts(longest, counted=True), rollout, limit=limit, path=named.path)
@@ -184,9 +178,8 @@ def _check_contents(
     tokenizer: PreTrainedTokenizerBase, questions: Encodings, complete: Encodings, end_ids: frozenset[int], writer: str
 ) -> None:
     """Ask whether every prompt contains its question, differs from the others and lets the model begin."""
-    way_out = (
-        f"{'set model.chat_template=false' if writer == 'chat template' else 'change task.template'}, or use another model"
-    )
+    setting = "set model.chat_template=false" if writer == "chat template" else "change task.template"
+    way_out = f"{setting}, or use another model"
     for encodings in (complete, questions):
         first: dict[tuple[int, ...], str] = {}
         for prompt, ids in encodings.items():
@@ -240,14 +233,23 @@ def _room(limit: int | None, rollout: RolloutConfig) -> float:
 
 def _stated_length(path: str) -> int | None:
     """Return `context_length` of a model whose weights are not read; None if it is unknown."""
-    if (architecture := find_architecture(path)) is not None:
-        return architecture.max_length
-    import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    if file := model_file(path, "config.json", download=False):
-        with suppress(Exception), quiet(), torch.device("meta"):  # what cannot be built is refused later
-            return context_length(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(file.parent)))
+    if (architecture := find_architecture(path)) is not None:
+        return architecture.max_length
+    file = model_file(path, "config.json", download=False)
+    with suppress(Exception), quiet(), torch.device("meta"):  # what cannot be built is refused later
+        return context_length(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(file.parent))) if file else None
+    return None
+
+
+def _local_tokenizer(path: str) -> PreTrainedTokenizerBase | None:
+    """Return the tokenizer of a model if its files are on this machine."""
+    from transformers import AutoTokenizer
+
+    file = model_file(path, "tokenizer.json", download=False)
+    with suppress(Exception), quiet():  # what cannot be read is refused later
+        return AutoTokenizer.from_pretrained(file.parent) if file else None
     return None
 
 

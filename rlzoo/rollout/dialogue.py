@@ -87,10 +87,8 @@ class Dialogue:
 
     def _written(self, ids: Sequence[int], last: int | None) -> int:
         """Return how many of the tokens after a turn close it, up to the end token that the model has generated already."""
-        text = (
-            place for place, token in enumerate(ids) if token not in self._special and self.tokenizer.decode([token]).strip()
-        )
-        closing = list(ids[: next(text, len(ids))])
+        is_text = (token not in self._special and self.tokenizer.decode([token]).strip() != "" for token in ids)
+        closing = list(ids[: next((place for place, found in enumerate(is_text) if found), len(ids))])
         ends = [last] if last in closing else [token for token in closing if token in self.end_ids]
         return closing.index(ends[0]) + 1 if ends else 0
 
@@ -104,12 +102,11 @@ class Dialogue:
         first, answers, schemas = self.style.first(before), self.style.answers(messages), self.style.schemas
         begun = rendered(self.tokenizer, first, schemas)
         whole = rendered(self.tokenizer, [*first, {"role": "assistant", "content": ANSWER}, *answers], schemas)
-        if not (
-            whole.startswith(begun) and whole[len(begun) :].lstrip().startswith(ANSWER)
-        ):  # the model may write a space first
+        after = whole[len(begun) :].lstrip() if whole.startswith(begun) else ""  # the model may write a space first
+        if not after.startswith(ANSWER):
             raise UserError(
                 f"the model's chat template changes earlier text: {shown(begun[-60:])} is rendered before the model's "
                 "turn but is missing after it, so earlier tokens would change. Use another model, give the "
                 "tokenizer a chat template that keeps earlier text, or set model.chat_template=false"
             )
-        return encode_text(self.tokenizer, whole[whole.index(ANSWER, len(begun)) + len(ANSWER) :], follows=True)
+        return encode_text(self.tokenizer, after[len(ANSWER) :], follows=True)

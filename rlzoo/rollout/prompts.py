@@ -29,6 +29,7 @@ _BREAK = "\ufdd0"  # a code point that no text may contain: text is encoded sepa
 _control_tokens: WeakKeyDictionary[PreTrainedTokenizerBase, re.Pattern[str]] = WeakKeyDictionary()
 
 T = TypeVar("T")
+Message = Mapping[str, Any]
 
 
 class PromptError(UserError):
@@ -57,12 +58,8 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, chat_template
 def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, *, bare: bool = False, follows: bool = False) -> tuple[int, ...]:
     """Encode a text, in which `without_control_tokens` may have marked control tokens.
 
-    Args:
-        tokenizer: the model's tokenizer.
-        text: the beginning of a row, or the text that ``follows``.
-        bare: whether no template wrote the text, so that the tokens that the tokenizer puts before (not behind) a text belong
-            to it.
-        follows: whether it continues other text, so that the tokenizer must not put a space before it.
+    A ``bare`` text is the beginning of a row that no template wrote; it gets the tokens that the tokenizer puts before a text,
+    but not those that it puts behind it. A text that ``follows`` other text gets no space in front.
 
     Raises:
         PromptError: the tokenizer fails, or the beginning of a row has no tokens.
@@ -94,7 +91,7 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, *, bare: bool = F
     return tuple(ids)
 
 
-def without_control_tokens(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def without_control_tokens(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Mark control tokens in messages, so that `encode_text` encodes them as the text that they are."""
     if (pattern := _control_tokens.get(tokenizer)) is None:
         first = (
@@ -135,11 +132,7 @@ def _is_known(encode: Callable[[str], object], character: str) -> bool:
 
 
 def rendered(
-    tokenizer: PreTrainedTokenizerBase,
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]] = (),
-    *,
-    closed: bool = False,
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[Message] = (), *, closed: bool = False
 ) -> str:
     """Render messages with the tokenizer's chat template, up to the start of the model's turn.
 
@@ -169,11 +162,7 @@ def _start() -> None:
 
 
 def _render(
-    template: str,
-    special_tokens: Mapping[str, str],
-    messages: Sequence[Mapping[str, Any]],
-    tools: list[dict[str, Any]],
-    closed: bool,
+    template: str, special: Mapping[str, str], messages: Sequence[Message], tools: list[dict[str, Any]], closed: bool
 ) -> str:
     """Render messages in the worker process, as ``tokenizer.apply_chat_template`` does.
 
@@ -181,9 +170,9 @@ def _render(
     """
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    def render(given: Sequence[Mapping[str, Any]]) -> str:
+    def render(given: Sequence[Message]) -> str:
         texts, _ = render_jinja_template(
-            [given], tools=tools or None, chat_template=template, add_generation_prompt=not closed, **special_tokens
+            [given], tools=tools or None, chat_template=template, add_generation_prompt=not closed, **special
         )
         text = str(texts[0])
         if len(text) > LONGEST_PROMPT:

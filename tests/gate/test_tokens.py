@@ -138,7 +138,7 @@ def test_the_templates_end_of_turn_ends_responses(caplog):
 
 
 def test_a_token_without_a_row_in_the_embedding_is_refused():
-    with pytest.raises(UserError, match=r"'1\+1=': the model's embedding has no row for the token .* of 20"):
+    with pytest.raises(UserError, match=r"'1\+1=': the embedding has no row for the token .* of 20"):
         ask(["1+1="], model=llama(rows=20))
     with pytest.raises(UserError, match=r"no row for an end token \(rows \[1, 999\] of 1\)"):
         check_tokens(
