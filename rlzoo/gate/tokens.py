@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import sys
+import unicodedata
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from rlzoo.gate.architecture import model_file
+import torch
+
+from rlzoo.errors import UserError, shown
+from rlzoo.gate.architecture import find_architecture, model_file
 from rlzoo.gate.plan import Prompts
-from rlzoo.models.pretrained import eos_token_ids
-from rlzoo.rollout.prompts import encode_prompt, encoded
+from rlzoo.models.pretrained import context_length, embedding_rows, eos_token_ids, quiet
+from rlzoo.rollout.dialogue import ANSWER, Dialogue
+from rlzoo.rollout.episodes import Limits
+from rlzoo.rollout.prompts import encode_prompt, encode_text, rendered, special_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -21,25 +32,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rlzoo")
 
-_COUNTED = 16  # how many of the longest texts are tokenized to estimate the longest prompt
+Encodings = Mapping[str, tuple[int, ...]]  # texts and their tokens
+
+_ENCODED = 256  # how many prompts are encoded in any case: those with the most bytes
+_COMPLETE = 16  # how many prompts are encoded as the model reads them: those whose texts have the most tokens
 _BYTES_PER_TOKEN = 2  # assumed without a tokenizer; lower than for English (4) or LaTeX (3), so that lengths are overestimated
 _TEMPLATE_TOKENS = 64  # allowance for a chat template's own tokens
 
 GENERATED = 256
 """Number of problems whose prompts are checked before a run if the task generates an unlimited number of problems."""
-
-
-def check_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Iterable[str]) -> None:
-    """Check that the tokenizer has tokens for all characters in the prompts; only prompts with new characters are encoded.
-
-    Raises:
-        UserError: a character has no token; the message names the prompt and the characters.
-    """
-    met: set[str] = set()
-    for prompt in prompts:
-        if not met.issuperset(prompt):
-            encode_prompt(tokenizer, prompt, chat_template=False)
-            met.update(prompt)
 
 
 @dataclass(frozen=True)
@@ -64,19 +65,59 @@ class Asked:
         problems = [*problems, *(task.held_out_problems(held_out) if held_out else [])]
         return cls(task.prompts(problems), task.host.tools if task.host else (), task.host is not None)
 
-    def estimate(self, model: ModelConfig) -> Prompts:
-        """Return the length of the longest prompt, counted if the tokenizer is on this machine, without loading the model."""
-        texts = sorted(self.prompts, key=len, reverse=True)[:_COUNTED]
-        template = _TEMPLATE_TOKENS if model.chat_template else 0
-        if template and self.tools:
-            template += -(-len(json.dumps(self.tools).encode()) // _BYTES_PER_TOKEN)
-        file = model_file(model.path, "tokenizer.json", download=False)
-        if file is None:
-            return Prompts(template + max(-(-len(text.encode()) // _BYTES_PER_TOKEN) for text in texts), counted=False)
-        from tokenizers import Tokenizer
+    def estimate(self, model: ModelConfig, rollout: RolloutConfig | None = None) -> Prompts:
+        """Return the length of the longest prompt, counted if the tokenizer is on this machine, without loading the model.
 
-        encoder = Tokenizer.from_file(str(file))
-        return Prompts(template + max(len(encoded(encoder.encode, text).ids) for text in texts), counted=True)
+        Raises:
+            UserError: a prompt has no tokens, or, with ``rollout``, is too long for the model.
+        """
+        limit, tokenizer = _stated_length(model.path), _local_tokenizer(model.path)
+        if tokenizer is not None:
+            room = _room(limit, rollout) if rollout else math.inf
+            complete = self.encode(tokenizer, chat_template=model.chat_template, room=room)[1]
+            prompts = Prompts(max(map(len, complete.values())), counted=True)
+        else:
+            tools = -(-len(json.dumps(self.tools).encode()) // _BYTES_PER_TOKEN) if self.tools else 0
+            text = max(-(-len(prompt.encode()) // _BYTES_PER_TOKEN) for prompt in self.prompts)
+            prompts = Prompts(text + (_TEMPLATE_TOKENS + tools if model.chat_template else 0), counted=False)
+        if rollout is not None:
+            check_length(prompts, rollout, limit=limit, path=model.path)
+        return prompts
+
+    def encode(
+        self, tokenizer: PreTrainedTokenizerBase, *, chat_template: bool, room: float = math.inf
+    ) -> tuple[Encodings, Encodings]:
+        """Return the tokens of questions without a template, and some complete prompts, the longest among them.
+
+        The questions are the longest ones, those with new characters, and all that might have more than ``room`` tokens.
+
+        Raises:
+            PromptError: a prompt has no tokens, the tokenizer has no token for a character, or the template fails.
+        """
+
+        def complete(prompt: str) -> tuple[int, ...]:
+            if dialogue is None:
+                return encode_prompt(tokenizer, prompt, chat_template)
+            return dialogue.begin([{"role": "user", "content": prompt}])
+
+        common: dict[str, Any] = {"chat_template": chat_template, "tools": self.tools, "logs": False}
+        dialogue = Dialogue(tokenizer, frozenset(), **common) if self.host else None
+        sizes = {prompt: len(prompt.encode()) for prompt in self.prompts}  # no token is shorter than a byte
+        room -= len(complete(self.prompts[0])) if self.prompts else 0
+        met: set[str] = set()
+        chosen = []
+        for place, (prompt, size) in enumerate(sorted(sizes.items(), key=itemgetter(1), reverse=True)):
+            if place < _ENCODED or size > room or not met.issuperset(prompt):
+                chosen.append(prompt)
+                met.update(prompt)
+        try:
+            encoded = tokenizer(chosen, add_special_tokens=False)["input_ids"] if chosen else []
+        except Exception:  # find the prompt that fails, and say why
+            encoded = [encode_text(tokenizer, prompt) for prompt in chosen]
+        questions = dict(zip(chosen, map(tuple, encoded), strict=True))
+        chosen.sort(key=lambda prompt: len(questions[prompt]), reverse=True)
+        whole = dict.fromkeys([*chosen[:_COMPLETE], *self.prompts[:1], *chosen[-1:], *sorted(sizes, key=sizes.__getitem__)[:1]])
+        return questions, {prompt: complete(prompt) for prompt in whole}
 
 
 @dataclass(frozen=True)
@@ -96,10 +137,118 @@ def check_tokens(
     Raises:
         UserError: a prompt cannot be used with the model.
     """
-    check_prompts(tokenizer, asked.prompts)
-    lengths = [len(encode_prompt(tokenizer, prompt, named.chat_template)) for prompt in asked.prompts]
-    longest = max(lengths, default=0)
-    return Tokens(eos_token_ids(model, tokenizer), longest, longest + rollout.max_new_tokens)
+    rows, limit = embedding_rows(model), context_length(model)
+    room = _room(limit, rollout) if len(tokenizer) <= rows else 0  # otherwise any prompt may have a token without a row
+    questions, complete = asked.encode(tokenizer, chat_template=named.chat_template, room=room)
+    for prompt, ids in (*questions.items(), *complete.items()):
+        if max(ids, default=0) >= rows:
+            lacks = f"the token {tokenizer.convert_ids_to_tokens(max(ids))!r} (row {max(ids)} of {rows})"
+            raise UserError(f"the prompt {shown(prompt)}: the embedding has no row for {lacks}; use the model's own tokenizer")
+    end_ids = frozenset(token for token in eos_token_ids(model, tokenizer) if token < rows)
+    if not end_ids and (stated := eos_token_ids(model, tokenizer)):
+        lacks = f"model.path={named.path!r}: the embedding has no row for an end token (rows {sorted(stated)} of {rows})"
+        raise UserError(f"{lacks}, so no response would end; use the model's tokenizer")
+    if named.chat_template and (end := end_of_turn(tokenizer, end_ids)) is not None and end < rows:
+        end_ids |= {end}
+        name = tokenizer.convert_ids_to_tokens(end)
+        logger.warning("the chat template ends turns with %r, which the model does not state; it ends responses too", name)
+    _check_contents(tokenizer, questions, complete, end_ids, "chat template" if named.chat_template else "tokenizer")
+    longest = max(map(len, complete.values()), default=0)
+    check_length(Prompts(longest, counted=True), rollout, limit=limit, path=named.path)
+    context = int(min(_room(limit, rollout) + rollout.max_new_tokens, sys.maxsize))
+    row = Limits.of(rollout, context).longest(longest)[1] if asked.host else longest + rollout.max_new_tokens
+    return Tokens(end_ids, longest, row)
+
+
+def end_of_turn(tokenizer: PreTrainedTokenizerBase, end_ids: frozenset[int]) -> int | None:
+    """Return the control token with which the chat template ends a turn; None if an end token follows or there is none."""
+    turn = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": ANSWER}]
+    try:
+        text = rendered(tokenizer, turn, closed=True).rpartition(ANSWER)[2].lstrip()
+    except UserError:  # the template has no such turns
+        return None
+    special = special_tokens(tokenizer)
+    closing = list(takewhile(special.__contains__, encode_text(tokenizer, text, follows=True)))
+    return closing[0] if closing and not end_ids.intersection(closing) else None
+
+
+def _check_contents(
+    tokenizer: PreTrainedTokenizerBase, questions: Encodings, complete: Encodings, end_ids: frozenset[int], writer: str
+) -> None:
+    """Ask whether every prompt contains its question, differs from the others and lets the model begin."""
+    setting = "set model.chat_template=false" if writer == "chat template" else "change task.template"
+    way_out = f"{setting}, or use another model"
+    for encodings in (complete, questions):
+        first: dict[tuple[int, ...], str] = {}
+        for prompt, ids in encodings.items():
+            if first.setdefault(ids, prompt).split() != prompt.split():
+                pair = f"the prompts {shown(first[ids])} and {shown(prompt)} have the same tokens"
+                raise UserError(f"{pair}: the model's {writer} drops what differs; {way_out}")
+    for prompt, ids in complete.items():
+        text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        if tokenizer.unk_token_id in ids:
+            logger.warning("the prompt %s: the tokenizer has no tokens for a part of it: %s", shown(prompt), shown(text))
+            break
+        if _letters(prompt) not in _letters(text):
+            raise UserError(f"the prompt {shown(prompt)}: the model's {writer} makes {shown(text)} of it; {way_out}")
+        last = next((token for token in reversed(ids) if tokenizer.decode([token]).strip()), ids[-1])
+        if last in end_ids and len(ids) > 1:
+            ends = f"its prompt ends with the end token {tokenizer.decode([last])!r}, so there is nothing to answer"
+            raise UserError(f"the question {shown(prompt)}: {ends}; {way_out}")
+    if complete and writer == "tokenizer":
+        prompt, ids = next(iter(complete.items()))
+        if behind := list(tokenizer(prompt)["input_ids"])[len(ids) :]:
+            logger.warning("the tokenizer puts %r behind every text; prompts end without it", tokenizer.decode(behind))
+
+
+def _letters(text: str) -> str:
+    """Return the letters and digits of a text, without differences that tokenizers may remove."""
+    return "".join(filter(str.isalnum, unicodedata.normalize("NFKC", text).casefold()))
+
+
+def check_length(prompts: Prompts, rollout: RolloutConfig, *, limit: int | None, path: str) -> None:
+    """Raise UserError if prompts and responses exceed ``limit``, the longest row of the model at ``path``, or that of vLLM."""
+    new, vllm = rollout.max_new_tokens, _vllm_length(rollout)
+    about = "" if prompts.counted else "about "
+    needed = f"with prompts of up to {about}{prompts.longest} tokens, a sequence length of {prompts.longest + new} is needed"
+    if limit is not None and prompts.longest + new > limit:
+        left = limit - prompts.longest
+        advice = f"set rollout.max_new_tokens to at most {left}" if left > 0 else "the prompts alone are too long"
+        raise UserError(f"rollout.max_new_tokens={new}: {needed}, but model {path!r} accepts at most {limit}; {advice}")
+    if vllm is not None and prompts.longest + new > vllm:
+        raise UserError(f"rollout.vllm.max_model_len={vllm}: {needed}; raise it, or remove it to use the model's own limit")
+
+
+def _vllm_length(rollout: RolloutConfig) -> int | None:
+    return rollout.vllm.max_model_len if rollout.engine == "vllm" else None
+
+
+def _room(limit: int | None, rollout: RolloutConfig) -> float:
+    """Return how many tokens a prompt may have."""
+    limits = (size for size in (limit, _vllm_length(rollout)) if size is not None)
+    return min(limits, default=math.inf) - rollout.max_new_tokens
+
+
+def _stated_length(path: str) -> int | None:
+    """Return `context_length` of a model whose weights are not read; None if it is unknown."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if (architecture := find_architecture(path)) is not None:
+        return architecture.max_length
+    file = model_file(path, "config.json", download=False)
+    with suppress(Exception), quiet(), torch.device("meta"):  # what cannot be built is refused later
+        return context_length(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(file.parent))) if file else None
+    return None
+
+
+def _local_tokenizer(path: str) -> PreTrainedTokenizerBase | None:
+    """Return the tokenizer of a model if its files are on this machine."""
+    from transformers import AutoTokenizer
+
+    file = model_file(path, "tokenizer.json", download=False)
+    with suppress(Exception), quiet():  # what cannot be read is refused later
+        return AutoTokenizer.from_pretrained(file.parent) if file else None
+    return None
 
 
 def question_counts(task: Task, wanted: int) -> list[tuple[int, str]]:

@@ -8,6 +8,7 @@ import importlib.util
 import io
 import logging
 import os
+import re
 import shutil
 import uuid
 import warnings
@@ -29,6 +30,11 @@ EMBEDDED = ("embedded", "embedded-guess")
 """Names of the models that ship with the package, and of their folders."""
 
 ALLOWED = "'embedded', 'embedded-guess', 'smollm2', a folder, or a hub name that is cached or can be downloaded"
+
+
+# settings that limit a row's length, in order; a model often states several, and those that come first hold
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
+_POSITIONS = re.compile(r"wpe|(embed_)?positions?(_embeddings?|_embed)?")  # names of tables of learned positions
 
 
 def local_model(path: str) -> Path | None:
@@ -90,7 +96,38 @@ def load_named(settings: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeni
     if tokenizer.pad_token is None and tokenizer.eos_token is None:
         raise UserError(f"model.path={path!r}: the tokenizer has neither an end nor a padding token")
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    size = embedding_rows(model)
+    if (pad_id := int(tokenizer.pad_token_id)) >= size:  # padding is masked, so that any control token will do
+        lacks = f"model.path={path!r}: the embedding has no row for the token {tokenizer.pad_token!r} (row {pad_id} of {size})"
+        usable = [token for token in tokenizer.all_special_tokens if tokenizer.convert_tokens_to_ids(token) < size]
+        if not usable:
+            raise UserError(f"{lacks}; resize the embedding, or give the tokenizer another padding token")
+        tokenizer.pad_token = tokenizer.eos_token if tokenizer.eos_token in usable else usable[0]
+        logger.warning("%s; %r pads instead", lacks, tokenizer.pad_token)
     return model, tokenizer
+
+
+def embedding_rows(model: PreTrainedModel) -> int:
+    """Return the number of tokens that the model can read."""
+    return int(model.get_input_embeddings().weight.shape[0])
+
+
+def context_length(model: PreTrainedModel) -> int | None:
+    """Return the longest row that the model can read, in tokens; None if it has no limit.
+
+    Linear attention biases (ALiBi) have no limit, whatever the configuration states, unless they are made for a fixed length.
+    """
+    import torch
+
+    config, decoder = model.config.get_text_config(), model.get_decoder()
+    has_biases = getattr(config, "alibi", False) or hasattr(decoder, "build_alibi_tensor")
+    stated = (getattr(config, name, None) for name in (("max_seq_len",) if has_biases else _LENGTHS))
+    limits = [value for value in stated if isinstance(value, int) and value > 0][:1]
+    for name, module in decoder.named_modules():
+        if isinstance(module, torch.nn.Embedding) and _POSITIONS.fullmatch(name.rpartition(".")[2]):
+            padding, offset = module.padding_idx, int(getattr(module, "offset", 0))  # positions begin behind them
+            limits.append(module.num_embeddings - (offset if padding is None else padding + 1))
+    return min(limits, default=None)
 
 
 def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlzoo.environments import Message
 from rlzoo.errors import UserError, shown
-from rlzoo.rollout.prompts import encoded, rendered
+from rlzoo.rollout.prompts import encode_text, rendered, special_tokens, without_control_tokens
 from rlzoo.rollout.tool_style import ToolStyle
 
 if TYPE_CHECKING:
@@ -36,19 +36,21 @@ class Dialogue:
         *,
         chat_template: bool,
         tools: Sequence[Mapping[str, Any]] = (),
+        logs: bool = True,
     ) -> None:
         self.tokenizer = tokenizer
         self.end_ids = end_ids
         self.chat_template = chat_template
-        self.style = ToolStyle(has_role=not tools)
-        if tools and chat_template:
-            self.style = ToolStyle.of(tokenizer, tools)
-        elif tools:
+        self.style = style = ToolStyle.of(tokenizer, tools) if tools and chat_template else ToolStyle(has_role=not tools)
+        place = "the chat template" if style.schemas else "a system message" if style.has_system else "the first message"
+        if logs and tools and chat_template:
+            role = "tool" if style.has_role else "user"
+            logger.info("tools are described in %s, and their results have the role %s", place, role)
+        elif logs and tools:
             logger.warning(
                 "model.chat_template=false: the tools are not described to the model, so the question must describe them"
             )
-        added = (str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
-        self._special = sorted({*tokenizer.all_special_tokens, *added}, key=len, reverse=True)
+        self._special = special_tokens(tokenizer)
         self._behind: dict[str, tuple[int, ...]] = {}  # keyed by the messages' contents and roles
 
     def begin(self, messages: Sequence[Message]) -> tuple[int, ...]:
@@ -57,18 +59,18 @@ class Dialogue:
         Raises:
             PromptError: the tokenizer or the chat template fails on the messages.
         """
-        messages = self._plain_text(messages)
+        messages = without_control_tokens(self.tokenizer, messages)
         if self.chat_template:
-            return self._encode(rendered(self.tokenizer, self.style.first(messages), self.style.schemas))
-        text = "".join(str(message["content"]) for message in messages)
-        return tuple(encoded(lambda part: list(self.tokenizer(part)["input_ids"]), text))
+            return encode_text(self.tokenizer, rendered(self.tokenizer, self.style.first(messages), self.style.schemas))
+        return encode_text(self.tokenizer, "".join(str(message["content"]) for message in messages), bare=True)
 
-    def behind(self, before: Sequence[Message], messages: Sequence[Message]) -> tuple[int, ...]:
+    def behind(self, before: Sequence[Message], messages: Sequence[Message], last: int | None = None) -> tuple[int, ...]:
         """Return the tokens between the end of the model's turn and the start of its next turn.
 
         Args:
             before: the first messages of the episode.
             messages: the environment's reply.
+            last: the last token of the model's turn, which is an end token; None for the first end token of the template.
 
         Raises:
             PromptError: the tokenizer or the chat template fails on the messages.
@@ -78,38 +80,33 @@ class Dialogue:
         if key not in self._behind:
             if len(self._behind) > 10_000:
                 self._behind.clear()
-            before, messages = self._plain_text(before), self._plain_text(messages)
+            before, messages = (without_control_tokens(self.tokenizer, each) for each in (before, messages))
             self._behind[key] = self._between(before, messages) if self.chat_template else self._plain(messages)
-        return self._behind[key]
+        ids = self._behind[key]
+        return ids[self._written(ids, last) :] if self.chat_template else ids
 
-    def _plain_text(self, messages: Sequence[Message]) -> list[Message]:
-        """Break up special tokens in messages, so that an environment's text cannot start or end a turn."""
-        found: list[Message] = []
-        for message in messages:
-            content = str(message["content"])
-            for token in self._special:
-                content = content.replace(token, f"{token[0]} {token[1:]}")
-            found.append({**message, "content": content})
-        return found
+    def _written(self, ids: Sequence[int], last: int | None) -> int:
+        """Return how many of the tokens after a turn close it, up to the end token that the model has generated already."""
+        is_text = (token not in self._special and self.tokenizer.decode([token]).strip() != "" for token in ids)
+        closing = list(ids[: next((place for place, found in enumerate(is_text) if found), len(ids))])
+        ends = [last] if last in closing else [token for token in closing if token in self.end_ids]
+        return closing.index(ends[0]) + 1 if ends else 0
 
     def _plain(self, messages: Sequence[Message]) -> tuple[int, ...]:
         answers = self.style.answers(messages)
         edge = "" if answers == list(messages) else "\n"  # a tool result starts and ends with a line break
-        return self._encode(edge + "".join(str(message["content"]) for message in answers) + edge)
+        text = edge + "".join(str(message["content"]) for message in answers) + edge
+        return encode_text(self.tokenizer, text, follows=True)
 
     def _between(self, before: Sequence[Message], messages: Sequence[Message]) -> tuple[int, ...]:
         first, answers, schemas = self.style.first(before), self.style.answers(messages), self.style.schemas
         begun = rendered(self.tokenizer, first, schemas)
         whole = rendered(self.tokenizer, [*first, {"role": "assistant", "content": ANSWER}, *answers], schemas)
-        if not whole.startswith(begun + ANSWER):
+        after = whole[len(begun) :].lstrip() if whole.startswith(begun) else ""  # the model may write a space first
+        if not after.startswith(ANSWER):
             raise UserError(
                 f"the model's chat template changes earlier text: {shown(begun[-60:])} is rendered before the model's "
                 "turn but is missing after it, so earlier tokens would change. Use another model, give the "
                 "tokenizer a chat template that keeps earlier text, or set model.chat_template=false"
             )
-        ids = self._encode(whole[len(begun) + len(ANSWER) :])
-        # the model has already generated the end token of its turn
-        return ids[1:] if ids and ids[0] in self.end_ids else ids
-
-    def _encode(self, text: str) -> tuple[int, ...]:
-        return tuple(encoded(lambda part: list(self.tokenizer(part, add_special_tokens=False)["input_ids"]), text))
+        return encode_text(self.tokenizer, after[len(ANSWER) :], follows=True)

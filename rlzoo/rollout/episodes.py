@@ -211,7 +211,7 @@ class Player:
             episode.is_open, episode.finished, episode.failure = False, not seen.failure, seen.failure
             return
         try:
-            ids = self.dialogue.behind(episode.first, seen.messages)
+            ids = self.dialogue.behind(episode.first, seen.messages, episode.ids[-1])
         except PromptError as error:
             episode.is_open, episode.failure = False, f"step returned {shown(seen.text)}: {error.reason}"
             return

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from rlzoo.errors import UserError, shown
 from rlzoo.support.workers import Worker, WorkerError, WorkerStartError
@@ -21,7 +24,12 @@ TEMPLATE_SECONDS = 10.0
 
 LONGEST_PROMPT = 10_000_000  # maximum number of characters
 
+_BREAK = "\ufdd0"  # a code point that no text may contain: text is encoded separately before and after it
+
+_control_tokens: WeakKeyDictionary[PreTrainedTokenizerBase, re.Pattern[str]] = WeakKeyDictionary()
+
 T = TypeVar("T")
+Message = Mapping[str, Any]
 
 
 class PromptError(UserError):
@@ -35,12 +43,68 @@ class PromptError(UserError):
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, chat_template: bool) -> tuple[int, ...]:
     """Encode a prompt, wrapped in the tokenizer's chat template if ``chat_template`` is set.
 
+    With the template, control tokens in the prompt are text. Without it, the prompt is the whole text that the model reads,
+    so its control tokens count.
+
     Raises:
-        PromptError: the tokenizer has no token for a character, or the template fails or takes too long.
+        PromptError: the tokenizer has no token for a character, the template fails or takes too long, or nothing is left.
     """
-    text = rendered(tokenizer, [{"role": "user", "content": prompt}]) if chat_template else prompt
-    special = {"add_special_tokens": False} if chat_template else {}
-    return tuple(encoded(lambda part: list(tokenizer(part, **special)["input_ids"]), text))
+    if not chat_template:
+        return encode_text(tokenizer, prompt, bare=True)
+    messages = without_control_tokens(tokenizer, [{"role": "user", "content": prompt}])
+    return encode_text(tokenizer, rendered(tokenizer, messages))
+
+
+def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, *, bare: bool = False, follows: bool = False) -> tuple[int, ...]:
+    """Encode a text, in which `without_control_tokens` may have marked control tokens.
+
+    A ``bare`` text is the beginning of a row that no template wrote; it gets the tokens that the tokenizer puts before a text,
+    but not those that it puts behind it. A text that ``follows`` other text gets no space in front.
+
+    Raises:
+        PromptError: the tokenizer fails, or the beginning of a row has no tokens.
+    """
+
+    def encode(part: str) -> list[int]:
+        return list(tokenizer(part, add_special_tokens=False)["input_ids"])
+
+    def encode_bare(part: str) -> list[int]:
+        ids, own = list(tokenizer(part)["input_ids"]), encode(part)
+        if not own:
+            return ids[: ids[:1] == [tokenizer.bos_token_id]]
+        starts = (start for start in range(len(ids)) if ids[start : start + len(own)] == own)
+        return ids[: next(starts, len(ids)) + len(own)]
+
+    def encode_after(part: str) -> list[int]:
+        try:
+            edge, ids = encode("\n"), encode("\n" + part)
+        except Exception:  # no token for a line break; such a tokenizer puts no space before a text
+            return encode(part)
+        return ids[len(edge) :] if ids[: len(edge)] == edge else encode(part)
+
+    ids: list[int] = []
+    for place, part in enumerate(text.split(_BREAK)):
+        ids += encoded(encode_after if follows or place else encode_bare if bare else encode, part)
+    if not ids and not follows:
+        reason = "the model's tokenizer makes no tokens of it, so the model has nothing to answer"
+        raise PromptError(f"the prompt {shown(text)}: {reason}; change the questions or task.template", reason)
+    return tuple(ids)
+
+
+def without_control_tokens(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Mark control tokens in messages, so that `encode_text` encodes them as the text that they are."""
+    if (pattern := _control_tokens.get(tokenizer)) is None:
+        first = (
+            f"{re.escape(token[0])}(?={re.escape(token[1:])})" for token in special_tokens(tokenizer).values() if token[1:]
+        )
+        pattern = _control_tokens[tokenizer] = re.compile("|".join(first) or "(?!)")
+    return [{**message, "content": pattern.sub(rf"\g<0>{_BREAK}", str(message["content"]))} for message in messages]
+
+
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+    """Return the tokenizer's control tokens by id."""
+    named = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
+    return {**dict(named), **{key: str(token) for key, token in tokenizer.added_tokens_decoder.items() if token.special}}
 
 
 def encoded(encode: Callable[[str], T], text: str) -> T:
@@ -68,7 +132,7 @@ def _is_known(encode: Callable[[str], object], character: str) -> bool:
 
 
 def rendered(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[Message] = (), *, closed: bool = False
 ) -> str:
     """Render messages with the tokenizer's chat template, up to the start of the model's turn.
 
@@ -76,13 +140,14 @@ def rendered(
         tokenizer: the model's tokenizer.
         messages: messages, each with a role and content.
         tools: JSON schemas of functions, passed to the template as ``tools``.
+        closed: whether to stop after the last message, before the start of the model's turn.
 
     Raises:
         PromptError: the template fails or takes too long.
     """
     try:
         given_messages, given_tools = [dict(message) for message in messages], [dict(tool) for tool in tools]
-        call = (tokenizer.get_chat_template(), dict(tokenizer.special_tokens_map), given_messages, given_tools)
+        call = (tokenizer.get_chat_template(), dict(tokenizer.special_tokens_map), given_messages, given_tools, closed)
         return str(TEMPLATES.call(call, TEMPLATE_SECONDS))
     except (WorkerError, WorkerStartError, ValueError) as error:
         reason = f"the model's chat template fails for the prompt {shown(messages[-1].get('content'))}: {error}"
@@ -97,17 +162,36 @@ def _start() -> None:
 
 
 def _render(
-    template: str, special_tokens: Mapping[str, str], messages: Sequence[Mapping[str, Any]], tools: list[dict[str, Any]]
+    template: str, special: Mapping[str, str], messages: Sequence[Message], tools: list[dict[str, Any]], closed: bool
 ) -> str:
-    """Render messages in the worker process, as ``tokenizer.apply_chat_template`` does."""
+    """Render messages in the worker process, as ``tokenizer.apply_chat_template`` does.
+
+    Some templates iterate over contents, so they lose strings or fail; they get every content as a list with one part.
+    """
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    texts, _ = render_jinja_template(
-        [messages], tools=tools or None, chat_template=template, add_generation_prompt=True, **special_tokens
-    )
-    text = str(texts[0])
-    if len(text) > LONGEST_PROMPT:
-        raise ValueError(f"the prompt has {len(text):,} characters (at most {LONGEST_PROMPT:,})")
+    def render(given: Sequence[Message]) -> str:
+        texts, _ = render_jinja_template(
+            [given], tools=tools or None, chat_template=template, add_generation_prompt=not closed, **special
+        )
+        text = str(texts[0])
+        if len(text) > LONGEST_PROMPT:
+            raise ValueError(f"the prompt has {len(text):,} characters (at most {LONGEST_PROMPT:,})")
+        return text
+
+    contents, text, failure = [str(message["content"]).strip() for message in messages], "", None
+    try:
+        text = render(messages)
+    except Exception as error:  # a template can raise anything
+        failure = error
+    if failure is None and all(content in text for content in contents):
+        return text
+    with suppress(Exception):
+        parts = render([{**each, "content": [{"type": "text", "text": each["content"]}]} for each in messages])
+        if "'type': 'text'" not in parts and all(content in parts for content in contents):
+            return parts
+    if failure is not None:
+        raise failure
     return text
 
 

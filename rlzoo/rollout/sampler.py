@@ -150,7 +150,8 @@ class Sampler(ABC):
 
         Other special tokens stay, because rewards and tool calls depend on tokens such as ``<answer>`` and ``<tool_call>``.
         """
-        return str(self.tokenizer.decode([token for token in ids if token not in self._unread], skip_special_tokens=False))
+        read = [token for token in ids if token not in self._unread]
+        return str(self.tokenizer.decode(read, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     @abstractmethod
     def draw(self, rows: Sequence[Ids], draws: Draws) -> Sequence[Drawn]:

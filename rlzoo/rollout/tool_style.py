@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -14,8 +13,6 @@ from rlzoo.rollout.prompts import rendered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-logger = logging.getLogger("rlzoo")
 
 EXPLAINED = """\
 You may call functions to help with the question. Their signatures are within <tools></tools>:
@@ -69,10 +66,6 @@ class ToolStyle:
             text = EXPLAINED.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
             has_system = "a rule" in _try(tokenizer, [{"role": "system", "content": "a rule"}, _USER])
             style = cls(text=text, has_system=has_system)
-        place = "the chat template" if style.schemas else "a system message" if style.has_system else "the first message"
-        logger.info(
-            "tools are described in %s, and their results have the role %s", place, "tool" if style.has_role else "user"
-        )
         return style
 
     def first(self, messages: Sequence[Message]) -> list[Message]:

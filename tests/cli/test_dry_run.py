@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from rlzoo import RunConfig
-from rlzoo.gate.settings import longest_prompt
+from rlzoo.gate.tokens import Asked
 
 SMALL = ["--set", "rollout.num_prompts=12", "--set", "rollout.group_size=4"]
 
@@ -296,7 +296,9 @@ def test_the_plan_of_a_game_counts_what_the_environment_writes(rlzoo):
 
 def test_a_template_describes_tools_before_the_first_message():
     given = ["task.name=tools", "task.problems.name=arithmetic", "task.tools=[rlzoo.environments.tools:calculator]"]
-    plain, described = (
-        longest_prompt(RunConfig.compose(overrides=[*given, *more])).longest for more in ([], ["model.chat_template=true"])
-    )
+    config = RunConfig.compose(overrides=[*given, "model.path=an/unknown-model", "model.chat_template=true"])
+    with config.task as task:
+        asked = Asked.of(task, needed=4, held_out=0)
+        plain = asked.estimate(config.model.model_copy(update={"chat_template": False})).longest
+        described = asked.estimate(config.model).longest
     assert described - plain - 64 > 100  # two bytes to a token: the schema has more than 200

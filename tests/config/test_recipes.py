@@ -14,7 +14,8 @@ from rlzoo.config.composition import config_folders, config_names, read_config
 from rlzoo.gate.architecture import find_architecture
 from rlzoo.gate.devices import parse_devices
 from rlzoo.gate.plan import Plan, Prompts
-from rlzoo.gate.settings import check_length, check_memory, check_settings
+from rlzoo.gate.settings import check_memory, check_settings
+from rlzoo.gate.tokens import check_length
 
 RECIPES = [name for name in config_names() if name.startswith("paper/")]
 RULES = ("fspo", "gspo", "grpo", "rloo")
@@ -75,7 +76,7 @@ def test_every_recipe_composes_for_every_rule_and_fits_its_machine(name, rule, d
     assert stated.items() <= config.clip.model_dump().items()
     architecture, devices, prompts = find_architecture(config.model.path), parse_devices("8xH100"), Prompts(1024, False)
     check_settings(config, processes=8, here=False)
-    check_length(config, architecture, prompts)
+    check_length(prompts, config.rollout, limit=architecture.max_length, path=config.model.path)
     check_memory(Plan(config, architecture, devices, prompts, 8))
 
 

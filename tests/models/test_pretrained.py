@@ -74,6 +74,9 @@ def test_padding_is_on_the_left_and_always_there(tmp_path):
     both = tiny_tokenizer(eos_token="<end>", pad_token="<pad>", padding_side="right")
     _, tokenizer = load_pretrained(str(save(tmp_path / "with", tokenizer=both)))
     assert (tokenizer.padding_side, tokenizer.pad_token) == ("left", "<pad>")
+    both.add_special_tokens({"pad_token": "<more>"})  # the embedding was not resized
+    _, tokenizer = load_pretrained(str(save(tmp_path / "larger", tokenizer=both)))
+    assert tokenizer.pad_token == "<end>"
     refuses(save(tmp_path / "neither", tokenizer=tiny_tokenizer(unk_token="!")), "neither an end nor a padding token")
 
 

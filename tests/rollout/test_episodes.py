@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from rlzoo import UserError
@@ -173,6 +173,31 @@ def test_what_follows_a_turn_is_what_the_chat_template_renders_there():
         [*first, {"role": "assistant", "content": "fifty"}, *answer], add_generation_prompt=True, return_dict=True
     )["input_ids"]
     assert [*begun, *said, *behind] == whole
+
+
+@pytest.mark.parametrize(
+    ("closing", "last", "ends", "left"),
+    [
+        ("<stop><end>", "<end>", ["<end>"], []),
+        ("<stop><end>", "<stop>", ["<stop>", "<end>"], ["<end>"]),
+        ("<stop><end>", "<end>", ["<stop>", "<end>"], []),
+        (" <end>", "<end>", ["<end>"], []),
+        ("\n", "<end>", ["<end>"], ["\n"]),  # and no space before the line break, which the tokenizer would add to a text
+    ],
+)
+def test_a_turn_is_closed_once_and_no_space_is_added(closing, last, ends, left):
+    alphabet = ["<pad>", "<end>", "<stop>", "<user>", "<bot>", *"▁\nabcdefghijklmnopqrstuvwxyz()"]
+    inner = Tokenizer(models.BPE(vocab={token: number for number, token in enumerate(alphabet)}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    inner.decoder = decoders.Metaspace()
+    inner.add_special_tokens(alphabet[:5])
+    template = "{% for m in messages %}{% if m.role == 'user' %}<user>{{ m.content }}{% else %}<bot>{{ m.content }}CLOSING"
+    template = template.replace("CLOSING", closing) + "{% endif %}{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
+    made = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>", pad_token="<pad>", chat_template=template)
+    talk = Dialogue(made, frozenset(made.convert_tokens_to_ids(ends)), chat_template=True)
+    first, answer = [{"role": "user", "content": "guess"}], [{"role": "user", "content": "higher"}]
+    behind = talk.behind(first, answer, made.convert_tokens_to_ids(last))
+    assert made.convert_ids_to_tokens(behind) == [*left, "<user>", *"higher", "<bot>"]
 
 
 def test_an_environment_cannot_write_special_tokens():
