@@ -211,7 +211,7 @@ def forecast(config: RunConfig, devices: Devices | None = None, *, resume: bool 
     check_settings(config, start)
     asked = Asked.of(config.task, needed=config.steps * config.rollout.num_prompts, held_out=config.eval.num_problems)
     architecture, there = find_architecture(config.model.path), devices or this_machine()
-    return Plan(config, architecture, there, asked.estimate(config.model), start.processes, start.here)
+    return Plan(config, architecture, there, asked.estimate(config.model, config.rollout), start.processes, start.here)
 
 
 def rehearse(plan: Plan, *, resume: bool = False, allow_changed: bool = False) -> str:
