@@ -215,6 +215,13 @@ def open_sampler(
     # build the sampler before the learner, in which ZeRO-3 partitions the model and an adapter replaces its modules
     with findings.asking("sampler"):
         sampler = make_sampler(
-            model, tokenizer, tokens.end_ids, named=named, settings=rollout, own_weights=own_weights, device=device
+            model,
+            tokenizer,
+            tokens.end_ids,
+            named=named,
+            settings=rollout,
+            own_weights=own_weights,
+            device=device,
+            probe=probe,
         )
     return Ready(model, tokenizer, tokens, probe, sampler)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rlzoo.acceleration import can_fuse
-from rlzoo.rollout.decode import Caches, Decoded, Way, decode, quickest_way
+from rlzoo.errors import RunError, UserError
+from rlzoo.models.probe import Probe, plain_log_probs
+from rlzoo.rollout.decode import Caches, Decoded, Way, decode, possible_ways
 from rlzoo.rollout.prompts import encode_prompt
 from rlzoo.support.draws import OwnDraws, Truncation, refuse_nan, row_uniforms
 from rlzoo.types import KeptSets, Rollout
@@ -23,6 +27,18 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Ids = tuple[int, ...]
+
+NUM_DRAWN = 16
+"""Maximum number of tokens that are drawn after each prompt, to compare a way of sampling with the model."""
+
+WAYS: dict[Way, str] = {
+    "fused": "fused steps",
+    "rows": "row by row",
+    "generate": "transformers' generate",
+    "equal": "transformers' generate for prompts of equal length",
+}
+
+logger = logging.getLogger("rlzoo")
 
 
 class Drawn(NamedTuple):
@@ -209,13 +225,28 @@ class HFSampler(Sampler):
         own_weights: bool = False,
         way: Way | None = None,
         device: torch.device | None = None,
+        probe: Probe | None = None,
         **common: Any,
     ) -> None:
-        """See `Sampler`. ``own_weights`` samples from a copy of the model on ``device``; ``way=None`` is the fastest method."""
+        """Choose the fastest way of decoding whose log-probs are those of the model; see also `Sampler`.
+
+        Args:
+            model: see `Sampler`.
+            tokenizer: see `Sampler`.
+            own_weights: whether to sample from a copy of the model.
+            way: the only way to try; "generate" includes "equal".
+            device: device of the copy.
+            probe: rows of the model, which reach as far as the ways are compared; None makes them.
+            common: see `Sampler`.
+
+        Raises:
+            UserError: no way gives the model's log-probs.
+        """
         own = copy.deepcopy(model).requires_grad_(False).to(device or model.device) if own_weights else model
         super().__init__(own, tokenizer, **common)
         self.needs_weights = own_weights
-        self.way: Way = way or quickest_way(self.model)
+        ways = possible_ways(self.model) if way is None else ("generate", "equal") if way == "generate" else (way,)
+        self.way = self._agreeing_way(ways, max((probe or Probe.of(self.model)).rows, key=len))
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int = 0) -> None:
         """Copy the weights into the sampler's own model."""
@@ -230,17 +261,76 @@ class HFSampler(Sampler):
 
     def draw(self, rows: Sequence[Ids], draws: Draws) -> list[Drawn]:
         """See `Sampler.draw`."""
-        drawn: list[Drawn] = []
+        lengths = [len(ids) if self.way == "equal" else 0 for ids in rows]
+        drawn: dict[int, Drawn] = {}
         with self.plain_generation():
-            for start in range(0, len(rows), self.batch_size):
-                piece = slice(start, start + self.batch_size)
-                uniforms = row_uniforms(draws.seed, draws.rows[piece], draws.limit, draws.turn)
-                drawn += _drawn(self._decoded(rows[piece], uniforms, draws))
-        return drawn
+            for _, run in groupby(sorted(range(len(rows)), key=lengths.__getitem__), key=lengths.__getitem__):
+                alike = list(run)
+                for start in range(0, len(alike), self.batch_size):
+                    places = alike[start : start + self.batch_size]
+                    uniforms = row_uniforms(draws.seed, [draws.rows[place] for place in places], draws.limit, draws.turn)
+                    decoded = self._decoded([rows[place] for place in places], uniforms, draws)
+                    drawn |= zip(places, _drawn(decoded), strict=True)
+        return [drawn[place] for place in range(len(rows))]
 
     def conversation(self) -> Conversation:
-        """See `Sampler.conversation`; unless ``way`` is "generate", the caches are kept between turns."""
-        return Conversation(self) if self.way == "generate" else CachedConversation(self)
+        """See `Sampler.conversation`; unless transformers' `generate` decodes, the caches are kept between turns."""
+        return CachedConversation(self) if self.way in ("fused", "rows") else Conversation(self)
+
+    def _agreeing_way(self, ways: Sequence[Way], reach: Ids) -> Way:
+        """Return the first way that gives the model's log-probs, and log why the ways before it do not.
+
+        Args:
+            ways: the ways to try.
+            reach: a row of tokens; the ways are compared on rows that are at most as long.
+        """
+        limit, failed = rounding(self.model), []
+        prompts, number = _uneven_prompts(reach)
+        ends, self.end_ids = self.end_ids, frozenset()  # every response is as long as the others
+        try:
+            for self.way in ways:
+                try:
+                    difference = self._difference(prompts, number, limit)
+                except RunError:
+                    raise
+                except (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError, ImportError) as error:
+                    failed.append(f"{WAYS[self.way]}: {type(error).__name__}: {error}"[:200])
+                    continue
+                if difference <= limit:
+                    break
+                failed.append(f"{WAYS[self.way]}: {difference:.2g}")
+            else:
+                raise UserError(
+                    f"{type(self.model).__name__}: sampled log-probs differ from those of one plain pass of the model by more "
+                    f"than rounding ({limit:g} nats per token): {'; '.join(failed)}; use rollout.engine=vllm or another model"
+                )
+        finally:
+            self.end_ids = ends
+        if failed:
+            text = "%s: sampling with %s; other ways fail or differ from the model (nats per token): %s"
+            logger.warning(text, type(self.model).__name__, WAYS[self.way], "; ".join(failed))
+        return self.way
+
+    def _difference(self, prompts: Sequence[Ids], number: int, limit: float) -> float:
+        """Return the largest difference of a row to plain passes of the model, as a mean over its tokens, in nats."""
+        draws, worst = Draws(seed=0, rows=range(len(prompts)), limit=number), 0.0
+        conversation = self.conversation()
+        for turn in range(2 if type(conversation) is CachedConversation else 1):
+            drawn = conversation.draw(dict(enumerate(prompts)), replace(draws, turn=turn))
+            for ids, each in zip(prompts, drawn, strict=True):
+                plain = plain_log_probs(self.model, (*ids, *each.tokens))
+                refuse_nan(plain)
+                difference = float((torch.tensor(each.log_probs) - plain[len(ids) - 1 :]).abs().mean())
+                if not difference <= limit:
+                    # a model whose tokens depend on later ones has no log-probs to compare with
+                    is_causal = float((plain_log_probs(self.model, ids) - plain[: len(ids) - 1]).abs().max()) <= limit
+                    if is_causal:
+                        return difference
+                worst = max(worst, difference)
+            prompts = [
+                (*ids, *each.tokens, *ids[: 1 + row % 3]) for row, (ids, each) in enumerate(zip(prompts, drawn, strict=True))
+            ]
+        return worst
 
     @contextlib.contextmanager
     def plain_generation(self) -> Iterator[None]:
@@ -287,7 +377,7 @@ class HFSampler(Sampler):
                 do_sample=False,  # the logits processor draws the tokens
                 max_new_tokens=uniforms.shape[1],
                 pad_token_id=pad_id,
-                eos_token_id=sorted(self.end_ids),
+                eos_token_id=sorted(self.end_ids) or None,
             ),
             logits_processor=LogitsProcessorList([own]),
         )
@@ -330,3 +420,21 @@ def _drawn(decoded: Decoded) -> list[Drawn]:
         return [Drawn(*pair) for pair in pairs]
     kept = (KeptSets(sets.ids.numpy().tobytes(), sets.sizes.int().numpy().tobytes()) for sets in decoded.kept)
     return [Drawn(*pair, sets) for pair, sets in zip(pairs, kept, strict=True)]
+
+
+def _uneven_prompts(row: Ids) -> tuple[list[Ids], int]:
+    """Cut prompts out of a row, and return them with the number of tokens to draw; two turns are at most as long as the row.
+
+    Responses begin before every power of two, at which windows and chunks mostly end, and continue after it.
+    """
+    number = max(1, min(NUM_DRAWN, len(row) // 6))
+    longest = max(3, len(row) - 2 * number - 3)
+    lengths = [length for power in range(20) if 3 < (length := 2**power - number // 2) < longest]
+    lengths = [3, 3, *lengths[: max(1, 2**28 // longest**2)], longest]  # the mask of a pass takes rows x longest^2 bytes
+    return [(row[shift:] + row[:shift])[:length] for shift, length in enumerate(lengths)], number
+
+
+def rounding(model: PreTrainedModel, *, autocast: bool = False) -> float:
+    """Return the mean difference in nats per token that rounding can make between two computations of the same log-probs."""
+    exact = model.dtype == torch.float32 and not autocast and torch.get_float32_matmul_precision() == "highest"
+    return 2e-3 if exact else 0.1
