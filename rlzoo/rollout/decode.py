@@ -371,10 +371,11 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
         return self.length
 
 
-Way = Literal["fused", "rows", "generate", "equal"]
+Way = Literal["fused", "rows", "generate", "equal", "plain"]
 """How responses are decoded: row by row with `FusedStep` or the model's forward pass, or with transformers' `generate`.
 
-"equal" is `generate` for prompts of equal length only, so that none is padded.
+The last two ways decode prompts of equal length together, so that none is padded: "equal" with `generate`, and "plain" with a
+pass over the whole row for every token.
 """
 
 
@@ -385,8 +386,8 @@ def possible_ways(model: PreTrainedModel) -> tuple[Way, ...]:
     except (AttributeError, LookupError, TypeError, ValueError):  # the configuration does not describe one decoder
         has_plain_caches = False
     if not has_plain_caches or model.config._attn_implementation not in ("eager", "sdpa"):
-        return "generate", "equal"
-    return ("fused", "rows", "generate", "equal") if can_fuse(model) else ("rows", "generate", "equal")
+        return "generate", "equal", "plain"
+    return (*(("fused",) if can_fuse(model) else ()), "rows", "generate", "equal", "plain")
 
 
 def _added(visible: Tensor, dtype: torch.dtype) -> Tensor:

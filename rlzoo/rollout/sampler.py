@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rlzoo.acceleration import can_fuse
 from rlzoo.errors import RunError, UserError
-from rlzoo.models.probe import Probe, plain_log_probs
+from rlzoo.models.probe import MODEL_ERRORS, Probe, excess, plain_log_probs, rotary_switch, rounding
 from rlzoo.rollout.decode import Caches, Decoded, Way, decode, possible_ways
 from rlzoo.rollout.prompts import encode_prompt
 from rlzoo.support.draws import OwnDraws, Truncation, refuse_nan, row_uniforms
@@ -35,7 +35,8 @@ WAYS: dict[Way, str] = {
     "fused": "fused steps",
     "rows": "row by row",
     "generate": "transformers' generate",
-    "equal": "transformers' generate for prompts of equal length",
+    "equal": "transformers' generate, prompts of equal length together",
+    "plain": "passes over whole rows, prompts of equal length together",
 }
 
 logger = logging.getLogger("rlzoo")
@@ -234,7 +235,7 @@ class HFSampler(Sampler):
             model: see `Sampler`.
             tokenizer: see `Sampler`.
             own_weights: whether to sample from a copy of the model.
-            way: the only way to try; "generate" includes "equal".
+            way: the only way to try, or "generate" to try the ways from there on.
             device: device of the copy.
             probe: rows of the model, which reach as far as the ways are compared; None makes them.
             common: see `Sampler`.
@@ -245,7 +246,10 @@ class HFSampler(Sampler):
         own = copy.deepcopy(model).requires_grad_(False).to(device or model.device) if own_weights else model
         super().__init__(own, tokenizer, **common)
         self.needs_weights = own_weights
-        ways = possible_ways(self.model) if way is None else ("generate", "equal") if way == "generate" else (way,)
+        self._switch = rotary_switch(self.model) or 0
+        ways = possible_ways(self.model)
+        if way is not None:
+            ways = ways[ways.index("generate") :] if way == "generate" else (way,)
         self.way = self._agreeing_way(ways, max((probe or Probe.of(self.model)).rows, key=len))
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int = 0) -> None:
@@ -261,7 +265,8 @@ class HFSampler(Sampler):
 
     def draw(self, rows: Sequence[Ids], draws: Draws) -> list[Drawn]:
         """See `Sampler.draw`."""
-        lengths = [len(ids) if self.way == "equal" else 0 for ids in rows]
+        is_padded = self.way in ("fused", "rows", "generate")
+        lengths = [len(ids) > self._switch > 0 if is_padded else len(ids) for ids in rows]  # equal if rows go together
         drawn: dict[int, Drawn] = {}
         with self.plain_generation():
             for _, run in groupby(sorted(range(len(rows)), key=lengths.__getitem__), key=lengths.__getitem__):
@@ -284,52 +289,61 @@ class HFSampler(Sampler):
             ways: the ways to try.
             reach: a row of tokens; the ways are compared on rows that are at most as long.
         """
-        limit, failed = rounding(self.model), []
+        name, failed = type(self.model).__name__, []
         prompts, number = _uneven_prompts(reach)
         ends, self.end_ids = self.end_ids, frozenset()  # every response is as long as the others
         try:
             for self.way in ways:
                 try:
-                    difference = self._difference(prompts, number, limit)
+                    nats = self._difference(prompts, number)
                 except RunError:
                     raise
-                except (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError, ImportError) as error:
+                except (*MODEL_ERRORS, ImportError) as error:
                     failed.append(f"{WAYS[self.way]}: {type(error).__name__}: {error}"[:200])
                     continue
-                if difference <= limit:
+                if not nats:
                     break
-                failed.append(f"{WAYS[self.way]}: {difference:.2g}")
+                failed.append(f"{WAYS[self.way]}: {nats:.2g} nats")
             else:
                 raise UserError(
-                    f"{type(self.model).__name__}: sampled log-probs differ from those of one plain pass of the model by more "
-                    f"than rounding ({limit:g} nats per token): {'; '.join(failed)}; use rollout.engine=vllm or another model"
+                    f"{name} does not give the same log-probs when it samples as in one pass over the row: "
+                    f"{'; '.join(failed)}; use rollout.engine=vllm, or another model"
                 )
         finally:
             self.end_ids = ends
         if failed:
-            text = "%s: sampling with %s; other ways fail or differ from the model (nats per token): %s"
-            logger.warning(text, type(self.model).__name__, WAYS[self.way], "; ".join(failed))
+            text = "%s: sampling with %s, because log-probs of other ways are not those of one pass over the row: %s"
+            logger.warning(text, name, WAYS[self.way], "; ".join(failed))
         return self.way
 
-    def _difference(self, prompts: Sequence[Ids], number: int, limit: float) -> float:
-        """Return the largest difference of a row to plain passes of the model, as a mean over its tokens, in nats."""
-        draws, worst = Draws(seed=0, rows=range(len(prompts)), limit=number), 0.0
-        conversation = self.conversation()
+    def _difference(self, prompts: Sequence[Ids], number: int) -> float:
+        """Return the first difference from plain passes of the model that is not rounding, in nats, or 0."""
+        draws, conversation = Draws(seed=0, rows=range(len(prompts)), limit=number), self.conversation()
         for turn in range(2 if type(conversation) is CachedConversation else 1):
             drawn = conversation.draw(dict(enumerate(prompts)), replace(draws, turn=turn))
             for ids, each in zip(prompts, drawn, strict=True):
-                plain = plain_log_probs(self.model, (*ids, *each.tokens))
+                row = (*ids, *each.tokens)
+                plain = plain_log_probs(self.model, row)
                 refuse_nan(plain)
-                difference = float((torch.tensor(each.log_probs) - plain[len(ids) - 1 :]).abs().mean())
+                nats = self._excess(torch.tensor(each.log_probs), plain[len(ids) - 1 :], row)
                 # a row whose tokens depend on later ones, as beside a rotary switch, has no log-probs to compare with
-                is_row = difference <= limit or not (plain_log_probs(self.model, ids) - plain[: len(ids) - 1]).abs().max() > limit
-                if is_row and not difference <= limit:
-                    return difference
-                worst = max(worst, difference if is_row else 0.0)
-            prompts = [
-                (*ids, *each.tokens, *ids[: 1 + row % 3]) for row, (ids, each) in enumerate(zip(prompts, drawn, strict=True))
-            ]
-        return worst
+                if nats and not self._excess(plain_log_probs(self.model, ids), plain[: len(ids) - 1], row):
+                    return nats
+            answered = enumerate(zip(prompts, drawn, strict=True))
+            prompts = [(*ids, *each.tokens, *ids[: 1 + row % 3]) for row, (ids, each) in answered]
+        return 0.0
+
+    def _excess(self, actual: Tensor, expected: Tensor, row: Ids) -> float:
+        eps = torch.finfo(self.model.dtype).eps
+        if torch.get_float32_matmul_precision() != "highest":
+            eps = max(eps, 2**-10)
+
+        def noise() -> Tensor:
+            with rounding(eps):
+                rounded = plain_log_probs(self.model, row)
+            return (rounded - plain_log_probs(self.model, row)).abs()
+
+        return excess(actual, expected, eps, noise)
 
     @contextlib.contextmanager
     def plain_generation(self) -> Iterator[None]:
@@ -349,6 +363,8 @@ class HFSampler(Sampler):
         pad_id = int(self.tokenizer.pad_token_id)
         if self.way in ("generate", "equal"):
             return self._generate(rows, uniforms, draws, pad_id)
+        if self.way == "plain":
+            return self._pass_whole_rows(rows, uniforms, draws)
         return decode(
             self.model,
             rows,
@@ -381,6 +397,16 @@ class HFSampler(Sampler):
             logits_processor=LogitsProcessorList([own]),
         )
         return Decoded(sequences[:, size:], own.log_probs(), kept=own.kept())
+
+    def _pass_whole_rows(self, rows: Sequence[Ids], uniforms: Tensor, draws: Draws) -> Decoded:
+        """Decode rows of equal length without a cache; all rows run until the longest one ends."""
+        ids, ends = torch.tensor(rows, device=self.model.device), torch.tensor(sorted(self.end_ids), device=self.model.device)
+        size, own = ids.shape[1], OwnDraws(uniforms.to(ids.device), draws.temperature, draws.truncation)
+        has_ended = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+        while ids.shape[1] < size + uniforms.shape[1] and not has_ended.all():
+            tokens = own(ids, self.model(input_ids=ids, use_cache=False).logits[:, -1]).argmax(dim=-1, keepdim=True)
+            ids, has_ended = torch.cat([ids, tokens], dim=1), has_ended | (tokens == ends).any(dim=1)
+        return Decoded(ids[:, size:], own.log_probs(), kept=own.kept())
 
 
 class CachedConversation(Conversation):
@@ -431,9 +457,3 @@ def _uneven_prompts(row: Ids) -> tuple[list[Ids], int]:
     lengths = [length for power in range(20) if 3 < (length := 2**power - number // 2) < longest]
     lengths = [3, 3, *lengths[: max(1, 2**28 // longest**2)], longest]  # the mask of a pass takes rows x longest^2 bytes
     return [(row[shift:] + row[:shift])[:length] for shift, length in enumerate(lengths)], number
-
-
-def rounding(model: PreTrainedModel, *, autocast: bool = False) -> float:
-    """Return the mean difference in nats per token that rounding can make between two computations of the same log-probs."""
-    exact = model.dtype == torch.float32 and not autocast and torch.get_float32_matmul_precision() == "highest"
-    return 2e-3 if exact else 0.1
