@@ -291,13 +291,14 @@ class Learner:
         return drawn + [drawn[index] for order in later for index in order]
 
     def update(
-        self, batch: ScoredBatch, before_update: Callable[[int], None] | None = None
+        self, batch: ScoredBatch, before_update: Callable[[int, ScoredBatch], None] | None = None
     ) -> tuple[ScoredBatch, list[Update]]:
         """Take all optimizer steps on one batch.
 
         Args:
             batch: batch, identical on every process.
-            before_update: called with the index of each update, from 0, just before the update changes the weights.
+            before_update: called just before each update changes the weights, with the index of the update, from 0, and the
+                batch with all old log-probs.
 
         Returns:
             The batch with all old log-probs filled in, and the updates in order: an empty list if no response can have a
@@ -314,12 +315,12 @@ class Learner:
                 continue
             progress = self.progress
             measured = self.accumulate(batch, rows, batch.seed + index)
+            if batch.unscored.any():
+                batch = batch.with_old_log_probs(rows, measured.log_probs, measured.entropy)
             if before_update is not None:
-                before_update(index)
+                before_update(index, batch)
             update = self.apply(rows, measured)
             updates.append(update)
-            if batch.unscored.any():
-                batch = batch.with_old_log_probs(rows, update.log_probs, update.entropy)
             if self.policy.is_adaptive and not update.nonfinite:
                 stats = update.table.clip_stats(bin_edges(batch.lengths), progress)
                 self.policy = updated(self.policy, stats)

@@ -360,8 +360,11 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
             room: number of columns of the new layer.
         """
         layer = RowLayer(torch.ones(len(rows), dtype=torch.long), room)
-        index = source[:, None, :, None].expand(-1, self.keys.shape[1], -1, self.keys.shape[3])
-        both = (each[rows, :, : self.length].gather(2, index.clamp(max=self.length - 1)) for each in (self.keys, self.values))
+        index = source[:, None, :, None].clamp(max=self.length - 1)
+        both = (
+            each[rows, :, : self.length].gather(2, index.expand(-1, each.shape[1], -1, each.shape[3]))
+            for each in (self.keys, self.values)
+        )
         layer.keys, layer.values = map(layer._with_room, both)
         layer.length, layer.written, layer.is_initialized = source.shape[1] - written.shape[1], written, True
         return layer

@@ -247,10 +247,12 @@ class HFSampler(Sampler):
         super().__init__(own, tokenizer, **common)
         self.needs_weights = own_weights
         self._switch = rotary_switch(self.model) or 0
-        ways = possible_ways(self.model)
+        ways, failed = possible_ways(self.model), []
         if way is not None:
             ways = ways[ways.index("generate") :] if way == "generate" else (way,)
-        self.way = self._agreeing_way(ways, max((probe or Probe.of(self.model)).rows, key=len))
+        elif "rows" not in ways:
+            failed.append(f"{WAYS['rows']}: its cache holds more than keys and values, or its attention is not torch's")
+        self.way = self._agreeing_way(ways, failed, max((probe or Probe.of(self.model)).rows, key=len))
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int = 0) -> None:
         """Copy the weights into the sampler's own model."""
@@ -282,14 +284,15 @@ class HFSampler(Sampler):
         """See `Sampler.conversation`; unless transformers' `generate` decodes, the caches are kept between turns."""
         return CachedConversation(self) if self.way in ("fused", "rows") else Conversation(self)
 
-    def _agreeing_way(self, ways: Sequence[Way], reach: Ids) -> Way:
-        """Return the first way that gives the model's log-probs, and log why the ways before it do not.
+    def _agreeing_way(self, ways: Sequence[Way], failed: list[str], reach: Ids) -> Way:
+        """Return the first way that gives the model's log-probs, and log why the faster ones do not.
 
         Args:
             ways: the ways to try.
+            failed: faster ways, and why they cannot be tried.
             reach: a row of tokens; the ways are compared on rows that are at most as long.
         """
-        name, failed = type(self.model).__name__, []
+        name = type(self.model).__name__
         prompts, number = _uneven_prompts(reach)
         ends, self.end_ids = self.end_ids, frozenset()  # every response is as long as the others
         try:
@@ -312,7 +315,7 @@ class HFSampler(Sampler):
         finally:
             self.end_ids = ends
         if failed:
-            text = "%s: sampling with %s, because log-probs of other ways are not those of one pass over the row: %s"
+            text = "%s: sampling with %s; faster ways fail, or give other log-probs than one pass over the row (%s)"
             logger.warning(text, name, WAYS[self.way], "; ".join(failed))
         return self.way
 
