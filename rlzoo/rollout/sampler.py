@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rlzoo.acceleration import can_fuse
+from rlzoo.models.probe import evaluation_mode
 from rlzoo.rollout.decode import Caches, Decoded, Way, decode, quickest_way
 from rlzoo.rollout.prompts import encode_prompt
 from rlzoo.support.draws import OwnDraws, Truncation, refuse_nan, row_uniforms
@@ -247,14 +248,13 @@ class HFSampler(Sampler):
         """Disable dropout and the model's own generation settings, such as a repetition penalty, inside the block."""
         from transformers import GenerationConfig
 
-        shipped, was_training = self.model.generation_config, self.model.training
+        shipped = self.model.generation_config
         self.model.generation_config = GenerationConfig()
-        self.model.eval()
         try:
-            yield
+            with evaluation_mode(self.model):
+                yield
         finally:
             self.model.generation_config = shipped
-            self.model.train(was_training)
 
     def _decoded(self, rows: Sequence[Ids], uniforms: Tensor, draws: Draws) -> Decoded:
         pad_id = int(self.tokenizer.pad_token_id)
