@@ -129,6 +129,7 @@ def enter(config: RunConfig, task: Task, *, resume: bool = False, allow_changed:
                 correction=config.correction,
                 accelerator=accelerator,
                 launch=config.launch,
+                probe=ready.probe,
             )
         failed.pop_all()
     return Admitted(config, task, accelerator, ready, learner, facts, changes, findings)

@@ -29,14 +29,16 @@ from rlzoo.fairness import bin_edges
 from rlzoo.learner.adapter_check import check_adapter
 from rlzoo.learner.batch import Batch, ScoredBatch
 from rlzoo.learner.judge import updated
-from rlzoo.learner.log_probs import ResponseLogProbs, check_packing
+from rlzoo.learner.log_probs import ResponseLogProbs
 from rlzoo.learner.micro_batches import MicroBatch, MicroBatches, PaddingSide
 from rlzoo.learner.minibatch import Measured, Minibatch, learns_without_advantages
 from rlzoo.learner.on_policy import OnPolicyGradient
 from rlzoo.learner.optimization import make_optimization, make_scheduler, named_weights
+from rlzoo.learner.row_check import check_rows
 from rlzoo.learner.shaping import overlong_penalty, without_truncated
 from rlzoo.measure.response_table import ResponseTable
 from rlzoo.models.adapters import has_adapter, prepare_for_training, without_adapter
+from rlzoo.models.probe import Probe
 from rlzoo.policy import ClipPolicy
 from rlzoo.processes import make_accelerator
 from rlzoo.reductions import kl_estimate
@@ -94,6 +96,7 @@ class Learner:
         correction: Correction | None = None,
         accelerator: Accelerator | None = None,
         launch: LaunchConfig | None = None,
+        probe: Probe | None = None,
     ) -> None:
         self.policy = policy
         self._on_policy = OnPolicyGradient(policy)
@@ -108,8 +111,7 @@ class Learner:
         launch = launch or LaunchConfig()
         self.accelerator = accelerator or make_accelerator(launch, config)
         self.micro_batches = MicroBatches(self.accelerator, language_model, config, pad_id=pad_id, padding_side=padding_side)
-        if config.packing:
-            check_packing(language_model)
+        probe = probe or Probe.of(language_model)
         before = dict(named_weights(language_model)) if config.lora.rank else {}
         prepare_for_training(language_model, config)
         if before:
@@ -123,6 +125,7 @@ class Learner:
         self.optimization = make_optimization(self.accelerator, module, config, fsdp=launch.fsdp)
         self.model = self.optimization.model
         self.scheduler = make_scheduler(self.optimization.optimizer, config, num_updates)
+        check_rows(self.micro_batches, self.model, module, config, probe)
 
     @property
     def has_reference(self) -> bool:

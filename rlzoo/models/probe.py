@@ -102,7 +102,7 @@ def _check(model: PreTrainedModel, probe: Probe, *, changed: Sequence[int], cut:
     )
     with_switch += f"tokens, have at most {switch}"
     for (problem, advice), row, expected in questions:
-        nats = excess(_score(model, row)[: len(expected)], expected, _eps(model), lambda: _noise(model, probe))
+        nats = excess(_score(model, row)[: len(expected)], expected, precision(model), lambda: _noise(model, probe))
         if nats:
             remedy = with_switch if switch and longest > switch else advice
             raise UserError(f"model.path: {name} {problem} (by {nats:.2g} nats); {remedy}")
@@ -254,12 +254,12 @@ def _score(model: PreTrainedModel, row: Sequence[int]) -> Tensor:
         ) from error
 
 
-def _eps(model: PreTrainedModel) -> float:
+def precision(model: PreTrainedModel) -> float:
     """Return the relative precision of a model's matrix products."""
     coarse = model.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
     return max(torch.finfo(model.dtype).eps, 2**-10 if coarse else 0.0)
 
 
 def _noise(model: PreTrainedModel, probe: Probe) -> Tensor:
-    with rounding(_eps(model)):
+    with rounding(precision(model)):
         return (plain_log_probs(model, probe.rows[-1]) - probe.log_probs[-1]).abs()

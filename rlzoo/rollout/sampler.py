@@ -9,6 +9,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from rlzoo.acceleration import can_fuse
 from rlzoo.errors import RunError, UserError
-from rlzoo.models.probe import MODEL_ERRORS, Probe, excess, plain_log_probs, rotary_switch, rounding
+from rlzoo.models.probe import MODEL_ERRORS, Probe, evaluation_mode, excess, plain_log_probs, precision, rotary_switch, rounding
 from rlzoo.rollout.decode import Caches, Decoded, Way, decode, possible_ways
 from rlzoo.rollout.prompts import encode_prompt
 from rlzoo.support.draws import OwnDraws, Truncation, refuse_nan, row_uniforms
@@ -328,39 +329,31 @@ class HFSampler(Sampler):
                 row = (*ids, *each.tokens)
                 plain = plain_log_probs(self.model, row)
                 refuse_nan(plain)
-                nats = self._excess(torch.tensor(each.log_probs), plain[len(ids) - 1 :], row)
+                compare = partial(excess, eps=precision(self.model), noise=partial(self._noise, row, plain))
+                nats = compare(torch.tensor(each.log_probs), plain[len(ids) - 1 :])
                 # a row whose tokens depend on later ones, as beside a rotary switch, has no log-probs to compare with
-                if nats and not self._excess(plain_log_probs(self.model, ids), plain[: len(ids) - 1], row):
+                if nats and not compare(plain_log_probs(self.model, ids), plain[: len(ids) - 1]):
                     return nats
             answered = enumerate(zip(prompts, drawn, strict=True))
             prompts = [(*ids, *each.tokens, *ids[: 1 + row % 3]) for row, (ids, each) in answered]
         return 0.0
 
-    def _excess(self, actual: Tensor, expected: Tensor, row: Ids) -> float:
-        eps = torch.finfo(self.model.dtype).eps
-        if torch.get_float32_matmul_precision() != "highest":
-            eps = max(eps, 2**-10)
-
-        def noise() -> Tensor:
-            with rounding(eps):
-                rounded = plain_log_probs(self.model, row)
-            return (rounded - plain_log_probs(self.model, row)).abs()
-
-        return excess(actual, expected, eps, noise)
+    def _noise(self, row: Ids, plain: Tensor) -> Tensor:
+        with rounding(precision(self.model)):
+            return (plain_log_probs(self.model, row) - plain).abs()
 
     @contextlib.contextmanager
     def plain_generation(self) -> Iterator[None]:
         """Disable dropout and the model's own generation settings, such as a repetition penalty, inside the block."""
         from transformers import GenerationConfig
 
-        shipped, was_training = self.model.generation_config, self.model.training
+        shipped = self.model.generation_config
         self.model.generation_config = GenerationConfig()
-        self.model.eval()
         try:
-            yield
+            with evaluation_mode(self.model):
+                yield
         finally:
             self.model.generation_config = shipped
-            self.model.train(was_training)
 
     def _decoded(self, rows: Sequence[Ids], uniforms: Tensor, draws: Draws) -> Decoded:
         pad_id = int(self.tokenizer.pad_token_id)
