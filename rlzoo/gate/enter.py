@@ -91,6 +91,7 @@ def sampler(opening: Opening) -> None:
         settings=opening.rollout,
         own_weights=opening.own_weights,
         device=opening.device,
+        probe=opening.probe,
     )
 
 
@@ -163,6 +164,7 @@ def learner(run: Admission) -> None:
         correction=config.correction,
         accelerator=run.accelerator,
         launch=config.launch,
+        probe=run.probe,
     )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from rlzoo.errors import UserError
 from rlzoo.learner.optimization import kept_weights, named_adapter, named_weights, origin
 from rlzoo.models.adapters import without_adapter
+from rlzoo.models.probe import evaluation_mode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -25,12 +26,11 @@ def check_adapter(model: PreTrainedModel, before: Mapping[str, Tensor]) -> None:
         before: the result of `named_weights` before the adapter was added, which shares the model's memory.
     """
     _refuse_tied(model)
-    adapter, training = dict(named_adapter(model)), model.training
+    adapter = dict(named_adapter(model))
     trained, originals, merged = kept_weights(adapter.items(), keep=True), dict[str, Tensor](), set[str]()
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), evaluation_mode(model):
         torch.manual_seed(0)
         try:
-            model.eval()
             start = _logits(model)
             for name, parameter in model.named_parameters():
                 for layer in origin(model, name)[1]:  # each update is half as large as the weight that it changes
@@ -56,7 +56,6 @@ def check_adapter(model: PreTrainedModel, before: Mapping[str, Tensor]) -> None:
                 before[name].copy_(tensor)
             for name, tensor in adapter.items():
                 tensor.copy_(trained[name])
-            model.train(training)
     if renamed := merged ^ before.keys():
         raise UserError(f"learner.lora.target: {min(renamed)} cannot be saved under its own name; choose other modules")
     # medians over tokens, because rounding may route single tokens to other experts

@@ -29,14 +29,16 @@ from rlzoo.fairness import bin_edges
 from rlzoo.learner.adapter_check import check_adapter
 from rlzoo.learner.batch import Batch, ScoredBatch
 from rlzoo.learner.judge import updated
-from rlzoo.learner.log_probs import ResponseLogProbs, check_packing
+from rlzoo.learner.log_probs import ResponseLogProbs
 from rlzoo.learner.micro_batches import MicroBatch, MicroBatches, PaddingSide
 from rlzoo.learner.minibatch import Measured, Minibatch, learns_without_advantages
 from rlzoo.learner.on_policy import OnPolicyGradient
 from rlzoo.learner.optimization import make_optimization, make_scheduler, named_weights
+from rlzoo.learner.row_check import check_rows
 from rlzoo.learner.shaping import overlong_penalty, without_truncated
 from rlzoo.measure.response_table import ResponseTable
 from rlzoo.models.adapters import has_adapter, prepare_for_training, without_adapter
+from rlzoo.models.probe import Probe
 from rlzoo.policy import ClipPolicy
 from rlzoo.processes import make_accelerator
 from rlzoo.reductions import kl_estimate
@@ -94,6 +96,7 @@ class Learner:
         correction: Correction | None = None,
         accelerator: Accelerator | None = None,
         launch: LaunchConfig | None = None,
+        probe: Probe | None = None,
     ) -> None:
         self.policy = policy
         self._on_policy = OnPolicyGradient(policy)
@@ -108,8 +111,7 @@ class Learner:
         launch = launch or LaunchConfig()
         self.accelerator = accelerator or make_accelerator(launch, config)
         self.micro_batches = MicroBatches(self.accelerator, language_model, config, pad_id=pad_id, padding_side=padding_side)
-        if config.packing:
-            check_packing(language_model)
+        probe = probe or Probe.of(language_model)
         before = dict(named_weights(language_model)) if config.lora.rank else {}
         prepare_for_training(language_model, config)
         if before:
@@ -123,6 +125,7 @@ class Learner:
         self.optimization = make_optimization(self.accelerator, module, config, fsdp=launch.fsdp)
         self.model = self.optimization.model
         self.scheduler = make_scheduler(self.optimization.optimizer, config, num_updates)
+        check_rows(self.micro_batches, self.model, module, config, probe)
 
     @property
     def has_reference(self) -> bool:
@@ -291,13 +294,14 @@ class Learner:
         return drawn + [drawn[index] for order in later for index in order]
 
     def update(
-        self, batch: ScoredBatch, before_update: Callable[[int], None] | None = None
+        self, batch: ScoredBatch, before_update: Callable[[int, ScoredBatch], None] | None = None
     ) -> tuple[ScoredBatch, list[Update]]:
         """Take all optimizer steps on one batch.
 
         Args:
             batch: batch, identical on every process.
-            before_update: called with the index of each update, from 0, just before the update changes the weights.
+            before_update: called just before each update changes the weights, with the index of the update, from 0, and the
+                batch with all old log-probs.
 
         Returns:
             The batch with all old log-probs filled in, and the updates in order: an empty list if no response can have a
@@ -314,12 +318,12 @@ class Learner:
                 continue
             progress = self.progress
             measured = self.accumulate(batch, rows, batch.seed + index)
+            if batch.unscored.any():
+                batch = batch.with_old_log_probs(rows, measured.log_probs, measured.entropy)
             if before_update is not None:
-                before_update(index)
+                before_update(index, batch)
             update = self.apply(rows, measured)
             updates.append(update)
-            if batch.unscored.any():
-                batch = batch.with_old_log_probs(rows, update.log_probs, update.entropy)
             if self.policy.is_adaptive and not update.nonfinite:
                 stats = update.table.clip_stats(bin_edges(batch.lengths), progress)
                 self.policy = updated(self.policy, stats)

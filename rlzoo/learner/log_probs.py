@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from rlzoo.errors import UserError
 from rlzoo.support.autocast import uncached_autocast
 
 if TYPE_CHECKING:
@@ -26,6 +25,9 @@ LOGITS_PER_CHUNK_ON_GPU = 2**28
 
 LOWEST = -1e6
 """Log-prob of a token with probability 0, in nats. With -inf, differences of log-probs and entropies would be NaN."""
+
+LARGE_LOGIT = 1e4
+"""Upper bound of the logits at which a soft cap is looked for."""
 
 Statistic = Literal["entropy", "collision"]
 """Statistic of the distribution that a token was drawn from."""
@@ -162,30 +164,34 @@ def _log_probs_of_logits(
 
 @torch.no_grad()
 def head_gives_the_logits(model: PreTrainedModel) -> bool:
-    """Check with 8 tokens whether ``head(base_model(x))`` equals the model's logits (no soft-capping or scaling)."""
-    head = model.get_output_embeddings()
-    if head is None or model.base_model is model or getattr(head, "bias", None) is not None:
-        return False
-    ids = torch.arange(8, device=model.device)[None] % model.config.get_text_config().vocab_size
-    ours = head(model.base_model(input_ids=ids, use_cache=False).last_hidden_state).float()
-    theirs = model(input_ids=ids, use_cache=False).logits.float()
-    return ours.shape == theirs.shape and torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3)
+    """Check with 8 tokens whether the model's head reads ``base_model(x)``, and whether the logits are the head's output.
 
-
-@torch.no_grad()
-def check_packing(model: PreTrainedModel) -> None:
-    """Check with two rows that packing does not change the model's logits.
-
-    Raises:
-        UserError: the model's attention mixes packed rows.
+    The head's input is scaled up inside the model, so that a soft cap shows however small the model's own logits are.
     """
-    first, second = torch.tensor([[3, 5, 7, 4]]), torch.tensor([[6, 2, 5]])
-    positions = torch.cat([torch.arange(4), torch.arange(3)])[None]
-    packed = torch.cat([first, second], dim=1)
-    together = model(input_ids=packed.to(model.device), position_ids=positions.to(model.device), use_cache=False).logits
-    alone = torch.cat([model(input_ids=ids.to(model.device), use_cache=False).logits for ids in (first, second)], dim=1)
-    if not torch.allclose(together.float(), alone.float(), rtol=1e-2, atol=1e-2):
-        raise UserError(
-            f"learner.packing: {type(model).__name__} with attention {model.config._attn_implementation!r} mixes packed rows; "
-            "choose another model.attn_implementation, or set learner.packing=false"
-        )
+    head, passed = model.get_output_embeddings(), list[Tensor]()
+    weight = getattr(head, "weight", None)
+    if weight is None or model.base_model is model or getattr(head, "bias", None) is not None:
+        return False
+    largest = weight.norm(dim=-1).max()
+    ids = torch.arange(8, device=model.device)[None] % model.config.get_text_config().vocab_size
+
+    def scale_up(_: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+        passed.append(inputs[0])
+        return (inputs[0] * (LARGE_LOGIT / largest / inputs[0].norm(dim=-1).max()),)
+
+    hooks = (
+        head.register_forward_pre_hook(scale_up),
+        head.register_forward_hook(lambda _, inputs, logits: passed.append(logits)),
+    )
+    try:
+        logits = model(input_ids=ids, use_cache=False).logits
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if len(passed) != 2 or passed[1].shape != logits.shape:
+        return False
+    states = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    return all(
+        ours.shape == theirs.shape and torch.allclose(ours.float(), theirs.float(), rtol=1e-3, atol=1e-3)
+        for ours, theirs in zip(passed, (states, logits), strict=True)
+    )

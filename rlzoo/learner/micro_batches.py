@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from rlzoo.models.probe import rotary_switch
 from rlzoo.processes import deal
 from rlzoo.support.draws import refuse_nan
 
@@ -120,7 +122,9 @@ class MicroBatches:
         self.pad_id = pad_id
         self.max_tokens = max_tokens(config.max_tokens_per_micro_batch, is_cpu=is_cpu, depth=depth)
         self.overhead = overhead(is_cpu=is_cpu, depth=depth)
-        self.packing = config.packing
+        self.packing, self.autocasts = config.packing, config.autocast == "bfloat16"
+        self.switch = rotary_switch(model)
+        self.keeps_lengths_apart = False  # set if the model gives rows of uneven length other log-probs together than alone
         self.padding_side: PaddingSide = padding_side
 
     def of(self, batch: Batch, rows: Tensor, *, learns: bool = False) -> list[MicroBatch]:
@@ -132,10 +136,18 @@ class MicroBatches:
             return []
         sizes = batch.sizes
         shares = deal(rows, sizes, self.accelerator.num_processes)
-        cuts = [cut(sizes, share, self.max_tokens, packing=self.packing, overhead=self.overhead) for share in shares]
+        cuts = [self._cut(sizes, share) for share in shares]
         own = [MicroBatch(piece, learns) for piece in cuts[self.accelerator.process_index]]
         shortest = torch.tensor([min(rows.tolist(), key=sizes.__getitem__)])
         return own + [MicroBatch(shortest, learns, is_idle=True)] * (max(map(len, cuts)) - len(own))
+
+    def _cut(self, sizes: Sequence[int], rows: Tensor) -> list[Tensor]:
+        """Split rows into micro-batches whose rows the model can compute together."""
+        lengths = torch.tensor(sizes)[rows]
+        groups = lengths if self.keeps_lengths_apart else lengths > (self.switch or math.inf)
+        together = [rows[groups == group] for group in groups.unique(sorted=True).flip(0)]
+        options = {"packing": self.packing, "overhead": self.overhead}
+        return [piece for group in together for piece in cut(sizes, group, self.max_tokens, **options)]
 
     def forward(self, model: nn.Module, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Compute differentiable log-probs and the entropies ``(R, T)`` for the given rows, with 0 outside the mask."""

@@ -21,16 +21,34 @@ def prepare_for_training(model: PreTrainedModel, config: LearnerConfig) -> None:
     """Add a LoRA adapter and enable gradient checkpointing, as configured.
 
     Raises:
-        UserError: PEFT is not installed, or the model lacks the target modules.
+        UserError: PEFT is not installed, the model lacks the target modules, or it cannot recompute activations.
     """
     if config.lora.rank:
         _add_lora(model, config.lora)
+    model.eval()
     if config.gradient_checkpointing:
+        _checkpoint(model)
+
+
+def _checkpoint(model: PreTrainedModel) -> None:
+    """Let layers recompute their activations in the backward pass.
+
+    Transformers does so only in training mode, in which some models draw random numbers even without dropout: only the layers
+    themselves are put into it, and everything in them and around them stays in evaluation mode.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    try:
         if hasattr(model, "activation_checkpointing_enable"):  # the name in newer transformers versions
             model.activation_checkpointing_enable({"use_reentrant": False})
         else:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        model.train()  # transformers checkpoints activations only in training mode; dropout is 0
+    except (AttributeError, NotImplementedError, TypeError, ValueError) as error:
+        raise UserError(f"learner.gradient_checkpointing=true: {' '.join(str(error).split())}; set it to false") from error
+    enabled = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
+    layers = [module for module in enabled if isinstance(module, GradientCheckpointingLayer)]
+    for module in layers or enabled:
+        module.training = True
 
 
 def _add_lora(model: PreTrainedModel, config: LoraConfig) -> None:

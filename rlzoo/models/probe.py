@@ -2,45 +2,264 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from rlzoo.errors import UserError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 REACH = 64
 """Length in tokens of the longest row of a probe, if neither the run nor the model's configuration asks for another."""
+
+ROW_FLOP = {"cpu": 5e10}
+"""Floating-point operations that the longest row of a probe may cost; on other devices, a thousand times as many.
+
+A probe computes about ten such rows: half a minute on one slow core, and always less than a step of the run.
+"""
+
+ROW_LOGITS = 2**28
+"""Number of logits that a row of a probe may have: 1 GB in float32."""
+
+TOLERANCE = 2e-3
+"""Difference between log-probs, in nats, that is always allowed; float32 rounds a hundred times more finely."""
+
+MODEL_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What models raise for inputs that they do not support."""
+
+# settings of a configuration that are numbers of tokens, at which the way in which a row is computed changes
+_BORDER = re.compile(
+    r"^(?!num_|max_window|chunk_size_feed).*(window|chunk|block|top_?k|compress|stride|local|distance|segment)"
+)
+_POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length")
 
 
 @dataclass(frozen=True)
 class Probe:
     """Rows of uneven length, and their log-probs in plain passes of the model, one row at a time."""
 
-    rows: tuple[tuple[int, ...], ...]  # token ids
+    rows: tuple[tuple[int, ...], ...]  # token ids, longest row last
     log_probs: tuple[Tensor, ...]  # (S - 1,) each, float32 on the CPU: of every token but the first
 
     @classmethod
     def of(cls, model: PreTrainedModel, longest: int | None = None) -> Probe:
-        """Score rows of up to ``longest`` tokens in plain passes: evaluation mode, one row, no padding, no cache."""
-        length, size = longest or REACH, model.config.get_text_config().vocab_size
-        lengths = sorted({length, max(2, length * 2 // 3), max(2, length // 3)})
-        rng = torch.Generator().manual_seed(0)
-        rows = tuple(tuple(torch.randint(size, (number,), generator=rng).tolist()) for number in lengths)
-        return cls(rows, tuple(plain_log_probs(model, row) for row in rows))
+        """Score rows in plain passes, and check that a token's log-prob depends on the tokens up to it and on nothing else.
+
+        Args:
+            model: the model as it was loaded, without an adapter and unsharded.
+            longest: length in tokens of the longest row that the run may need; None if there is no run.
+
+        Raises:
+            UserError: the model fails, or is not finite, repeatable, causal and independent of earlier passes.
+        """
+        length, usable, rng = _reach(model, longest), _usable_ids(model), torch.Generator().manual_seed(0)
+        lengths = sorted({max(2, min(8, length // 4)), max(2, length // 3), -(-length * 2 // 3), length})
+        places = [torch.randint(len(usable), (number,), generator=rng) for number in lengths]
+        rows = [tuple(usable[each].tolist()) for each in places]
+        probe = cls(tuple(rows), tuple(_score(model, row) for row in rows))
+        if any(bool(each.isnan().any()) for each in probe.log_probs):
+            raise UserError(
+                f"model.path: {type(model).__name__} has logits that are not finite; choose another model.dtype or model"
+            )
+        cut = length - length // 3
+        changed = rows[-1][:cut] + tuple(usable[(places[-1][cut:] + 1) % len(usable)].tolist())
+        _check(model, probe, changed=changed, cut=cut, longest=longest or length)
+        return probe
+
+
+def _check(model: PreTrainedModel, probe: Probe, *, changed: Sequence[int], cut: int, longest: int) -> None:
+    """Raise `UserError` if log-probs move in plain passes.
+
+    Args:
+        model: the model.
+        probe: its log-probs.
+        changed: the longest row with other tokens from position ``cut`` on.
+        cut: see ``changed``.
+        longest: length in tokens of the longest row of the run.
+    """
+    rows, log_probs, name, switch = probe.rows, probe.log_probs, type(model).__name__, rotary_switch(model)
+    again = "is not repeatable: the same row gets other log-probs", "choose a model that draws no random numbers"
+    causal = (
+        "is not causal: later tokens move a log-prob",
+        "choose a causal model (in a config.json like BERT's: is_decoder=true)",
+    )
+    earlier = "depends on earlier passes: after a longer row, a row gets other log-probs", "choose another model"
+    questions = [
+        (again, rows[-1], log_probs[-1]),
+        (causal, changed, log_probs[-1][: cut - 1]),
+        (causal, rows[0] + rows[-1][len(rows[0]) :], log_probs[0]),
+        *((earlier, row, expected) for row, expected in zip(rows[:-1], log_probs[:-1], strict=True)),
+    ]
+    with_switch = (
+        f"its rotary embedding changes at {switch} tokens: set rollout.max_new_tokens so that rows, of up to {longest} "
+    )
+    with_switch += f"tokens, have at most {switch}"
+    for (problem, advice), row, expected in questions:
+        nats = excess(_score(model, row)[: len(expected)], expected, precision(model), lambda: _noise(model, probe))
+        if nats:
+            remedy = with_switch if switch and longest > switch else advice
+            raise UserError(f"model.path: {name} {problem} (by {nats:.2g} nats); {remedy}")
+    if switch and len(rows[-1]) <= switch < longest:
+        raise UserError(f"model.path: {name} is not causal in rows of more than {switch} tokens; {with_switch}")
+
+
+def excess(actual: Tensor, expected: Tensor, eps: float, noise: Callable[[], Tensor]) -> float:
+    """Return the difference in nats between two rows' log-probs if rounding does not explain it, otherwise 0.
+
+    In low precision, it is a quantile over the tokens, because rounding may route single tokens to other experts.
+
+    Args:
+        actual: ``(S,)``.
+        expected: ``(S,)``.
+        eps: relative precision of the computation.
+        noise: returns differences that rounding makes.
+    """
+
+    def size(differences: Tensor) -> float:
+        return float(differences.quantile(0.75, interpolation="lower") if eps > 1e-5 else differences.max())
+
+    difference = (actual - expected).abs()
+    for nats in (size(difference), size(difference[-8:])):  # the last tokens, because a model may see a few tokens ahead
+        if not nats <= TOLERANCE and not nats <= TOLERANCE + 3 * size(noise()):
+            return nats
+    return 0.0
 
 
 @torch.no_grad()
 def plain_log_probs(model: PreTrainedModel, row: Sequence[int]) -> Tensor:
     """Return the log-probs ``(S - 1,)`` of all tokens of a row but the first, from one plain pass."""
-    ids, was_training = torch.tensor([row], device=model.device), model.training
-    model.eval()
+    ids = torch.tensor([row], device=model.device)
+    with evaluation_mode(model):
+        logits = model(input_ids=ids, use_cache=False).logits[0, :-1]
+    number = max(1, 2**24 // logits.shape[-1])  # rows of logits in float32 at a time
+    pieces = zip(torch.split(logits, number), torch.split(ids[0, 1:, None], number), strict=True)
+    log_probs = torch.cat([some.float().log_softmax(-1).gather(-1, targets)[:, 0] for some, targets in pieces])
+    return log_probs.clamp(min=-1e6).cpu()  # finite for tokens of probability 0, as in the learner
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Put all modules into evaluation mode inside the block; training mode of a part of them is restored exactly."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
     try:
-        logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()
+        yield
     finally:
-        model.train(was_training)
-    log_probs: Tensor = logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0].cpu()
-    return log_probs
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def rounding(eps: float) -> Iterator[None]:
+    """Perturb the outputs of modules without children inside the block, as rounding with relative precision ``eps`` does."""
+    generators: dict[torch.device, torch.Generator] = {}
+
+    def perturb(module: nn.Module, _: Any, output: Any) -> Any:
+        if not isinstance(output, Tensor) or not output.is_floating_point() or any(True for _ in module.children()):
+            return output
+        rng = generators.setdefault(output.device, torch.Generator(output.device).manual_seed(0))
+        noise = torch.randn(output.shape, generator=rng, device=output.device)
+        return output + (output * (eps / 2 * noise)).to(output.dtype)
+
+    handle = nn.modules.module.register_module_forward_hook(perturb)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def rotary_switch(model: PreTrainedModel) -> int | None:
+    """Return the length above which the configured rotary embedding of a whole pass changes; None if it does not."""
+    config = model.config.get_text_config()
+    kinds = {"longrope", "dynamic", "su"}
+    found = [
+        int(part.get("original_max_position_embeddings") or config.max_position_embeddings)
+        for part in _mappings(config.to_dict())
+        if kinds & {part.get("rope_type"), part.get("type")}
+    ]
+    return min(found, default=None)
+
+
+def _reach(model: PreTrainedModel, longest: int | None) -> int:
+    """Return the length of a probe's longest row: the run's, or what exceeds every border and can be afforded."""
+    config, switch = model.config.get_text_config(), rotary_switch(model)
+    borders = _borders(config)
+    if longest is None:
+        positions = [getattr(config, name, None) for name in _POSITIONS]
+        longest = min(max([REACH, *(past(border) for border in borders)]), *filter(None, positions), switch or 2**31)
+    longest = max(4, longest)
+    flop = ROW_FLOP.get(model.device.type, 1000 * ROW_FLOP["cpu"])
+    size = sum(parameter.numel() for parameter in model.parameters())
+    affordable = min(flop / (2 * size), ROW_LOGITS / config.vocab_size)
+    crossed = max((past(border) for border in [*borders, switch or 0] if border < longest), default=0)
+    return int(min(longest, max(REACH, affordable, min(crossed, 4 * affordable))))
+
+
+def past(border: int) -> int:
+    """Return the length of a row that exceeds a border clearly."""
+    return border + border // 8 + 8
+
+
+def _borders(config: PreTrainedConfig) -> set[int]:
+    """Return the numbers of tokens at which the configured model changes how it computes a row: windows, chunks, blocks."""
+    named = [(key, value) for part in _mappings(config.to_dict()) for key, value in part.items() if _BORDER.match(key)]
+    numbers = {key: value for key, value in named if type(value) is int and value > 1}
+    rates = [value for key, value in numbers.items() if "compress" in key or "block" in key]
+    return {
+        *numbers.values(),
+        # an index selects among compressed tokens or blocks
+        *(value * rate for key, value in numbers.items() if re.search("index.*top", key) for rate in rates),
+    }
+
+
+def _mappings(values: Mapping[str, Any], prefix: str = "") -> Iterator[dict[str, Any]]:
+    """Yield a configuration and all mappings in it; names of their keys start with the name of a mapping with a border."""
+    yield {f"{prefix}{key}": value for key, value in values.items()}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _mappings(value, f"{key}." if _BORDER.match(key) else "")
+
+
+def _usable_ids(model: PreTrainedModel) -> Tensor:
+    """Return the ids that are in the embedding and not configured as special tokens, ``(N,)`` sorted."""
+    config = model.config.get_text_config()
+    size = min(config.vocab_size, getattr(model.get_input_embeddings(), "num_embeddings", config.vocab_size))
+    special: set[int] = set()
+    for part in (
+        *_mappings(model.config.to_dict()),
+        *_mappings(model.generation_config.to_dict() if model.generation_config else {}),
+    ):
+        for key, value in part.items():
+            if re.search(r"token_(id|index)", key):
+                special.update(each for each in (value if isinstance(value, list) else [value]) if type(each) is int)
+    usable = [token for token in range(size) if token not in special]
+    return torch.tensor(usable or list(range(size)))
+
+
+def _score(model: PreTrainedModel, row: Sequence[int]) -> Tensor:
+    try:
+        return plain_log_probs(model, row)
+    except MODEL_ERRORS as error:
+        what = f"{type(model).__name__} fails on a row of {len(row)} tokens"
+        raise UserError(
+            f"model.path: {what} ({type(error).__name__}: {error}); choose another model, or shorter rows"
+        ) from error
+
+
+def precision(model: PreTrainedModel) -> float:
+    """Return the relative precision of a model's matrix products."""
+    coarse = model.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
+    return max(torch.finfo(model.dtype).eps, 2**-10 if coarse else 0.0)
+
+
+def _noise(model: PreTrainedModel, probe: Probe) -> Tensor:
+    with rounding(precision(model)):
+        return (plain_log_probs(model, probe.rows[-1]) - probe.log_probs[-1]).abs()

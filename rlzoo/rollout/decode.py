@@ -1,13 +1,12 @@
 """Decodes with a transformers model: computes each prompt once for all of its responses, and skips responses that have ended.
 
 Transformers runs the forward passes, except that `fused` computes the tokens after the prompt in the models that it supports.
-This module provides the loop and a cache from which rows can be removed. `quickest_way` selects a model's decoding method.
+This module provides the loop and a cache from which rows can be removed. `HFSampler` compares each way with the model.
 """
 
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 
 CONVERSATION = 4096
 """Number of positions whose rotary embeddings are precomputed for a conversation. Longer episodes need new embeddings."""
-
-logger = logging.getLogger("rlzoo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +67,7 @@ def decode(
     """Draw a response to each prompt; consecutive equal prompts are computed once.
 
     Args:
-        model: model in evaluation mode for which `quickest_way` returns "fused" or "rows".
+        model: model in evaluation mode for which `HFSampler` chose "fused" or "rows".
         prompts: B token sequences.
         uniforms: float64 ``(B, T)`` in [0, 1), one random number per token; T is the maximum length of a response.
         end_ids: tokens that end a response.
@@ -363,8 +360,11 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
             room: number of columns of the new layer.
         """
         layer = RowLayer(torch.ones(len(rows), dtype=torch.long), room)
-        index = source[:, None, :, None].expand(-1, self.keys.shape[1], -1, self.keys.shape[3])
-        both = (each[rows, :, : self.length].gather(2, index.clamp(max=self.length - 1)) for each in (self.keys, self.values))
+        index = source[:, None, :, None].clamp(max=self.length - 1)
+        both = (
+            each[rows, :, : self.length].gather(2, index.expand(-1, each.shape[1], -1, each.shape[3]))
+            for each in (self.keys, self.values)
+        )
         layer.keys, layer.values = map(layer._with_room, both)
         layer.length, layer.written, layer.is_initialized = source.shape[1] - written.shape[1], written, True
         return layer
@@ -374,46 +374,23 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
         return self.length
 
 
-Way = Literal["fused", "rows", "generate"]
-"""How responses are decoded: row by row with `FusedStep` or the model's forward pass, or with transformers' `generate`."""
+Way = Literal["fused", "rows", "generate", "equal", "plain"]
+"""How responses are decoded: row by row with `FusedStep` or the model's forward pass, or with transformers' `generate`.
+
+The last two ways decode prompts of equal length together, so that none is padded: "equal" with `generate`, and "plain" with a
+pass over the whole row for every token.
+"""
 
 
-def quickest_way(model: PreTrainedModel) -> Way:
-    """Return the fastest decoding method that reproduces the model's log-probabilities in a test on two prompts."""
-    layers = DynamicCache(config=model.config).layers
-    if all(type(layer) is DynamicLayer for layer in layers) and model.config._attn_implementation in ("eager", "sdpa"):
-        if can_fuse(model) and _agrees(model, fuses=True):
-            return "fused"
-        if _agrees(model, fuses=False):
-            return "rows"
-    logger.warning("%s cannot be decoded row by row; sampling with transformers' generate", type(model).__name__)
-    return "generate"
-
-
-@torch.no_grad()
-def _agrees(model: PreTrainedModel, *, fuses: bool) -> bool:
-    size = model.config.get_text_config().vocab_size
-    prompts = [tuple((start + 1) % size for start in range(3)), tuple((7 * start + 2) % size for start in range(5))]
-    numbers = torch.tensor([[0.3, 0.6, 0.9], [0.5, 0.2, 0.7]], dtype=torch.float64)
-    was_training = model.training
-    model.eval()
+def possible_ways(model: PreTrainedModel) -> tuple[Way, ...]:
+    """Return the ways in which the model may be decoded, the fastest first; each must be compared with the model before use."""
     try:
-        ours = decode(model, prompts, numbers, end_ids=frozenset(), pad_id=0, temperature=1.0, fuses=fuses)
-        theirs = [_plain_log_probs(model, prompt, tokens) for prompt, tokens in zip(prompts, ours.tokens, strict=True)]
-    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:
-        logger.warning("%s: %s", type(model).__name__, error)
-        return False
-    finally:
-        model.train(was_training)
-    return torch.allclose(ours.log_probs, torch.stack(theirs), rtol=0, atol=0.1 if model.dtype == torch.bfloat16 else 1e-3)
-
-
-def _plain_log_probs(model: PreTrainedModel, prompt: tuple[int, ...], tokens: Tensor) -> Tensor:
-    """Compute the log-probabilities ``(T,)`` of tokens after a prompt in one pass without a cache."""
-    sequence = torch.cat([torch.tensor(prompt, device=model.device), tokens])
-    logits = model(input_ids=sequence[None], use_cache=False).logits[0, len(prompt) - 1 : -1]
-    log_probs: Tensor = logits.float().log_softmax(dim=-1)
-    return log_probs.gather(-1, tokens[:, None])[:, 0]
+        has_plain_caches = all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)
+    except (AttributeError, LookupError, TypeError, ValueError):  # the configuration does not describe one decoder
+        has_plain_caches = False
+    if not has_plain_caches or model.config._attn_implementation not in ("eager", "sdpa"):
+        return "generate", "equal", "plain"
+    return (*(("fused",) if can_fuse(model) else ()), "rows", "generate", "equal", "plain")
 
 
 def _added(visible: Tensor, dtype: torch.dtype) -> Tensor:

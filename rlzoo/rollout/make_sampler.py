@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rlzoo.config.sections import ModelConfig, RolloutConfig
+from rlzoo.models.probe import Probe
 from rlzoo.rollout.decode import Way
 from rlzoo.rollout.sampler import HFSampler, Sampler
 
@@ -22,6 +23,7 @@ def make_sampler(
     settings: RolloutConfig,
     own_weights: bool = False,
     device: torch.device | None = None,
+    probe: Probe | None = None,
 ) -> Sampler:
     """Build the sampler selected by ``rollout.engine``; if it needs weights, the caller must set them before sampling.
 
@@ -33,9 +35,11 @@ def make_sampler(
         settings: sampling settings.
         own_weights: whether transformers samples from a copy of the model; vLLM always has its own weights.
         device: device of that copy; the model itself stays where it is.
+        probe: rows of the model; see `HFSampler`.
 
     Raises:
-        UserError: vLLM is not installed or does not support the settings, or the server is unavailable or misconfigured.
+        UserError: no way of sampling gives the model's log-probs; vLLM is not installed or does not support the settings; the
+            server is unavailable or misconfigured.
     """
     size = model.config.get_text_config().vocab_size
     common: dict[str, Any] = {
@@ -46,7 +50,7 @@ def make_sampler(
     }
     if settings.engine in ("hf", "generate"):
         way: Way | None = "generate" if settings.engine == "generate" else None
-        return HFSampler(model, tokenizer, own_weights=own_weights, way=way, device=device, **common)
+        return HFSampler(model, tokenizer, own_weights=own_weights, way=way, device=device, probe=probe, **common)
     from rlzoo.rollout.vllm_sampler import VLLMSampler
 
     common["top_k"] = settings.top_k

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rlzoo.acceleration import can_fuse
-from rlzoo.rollout.decode import Caches, Decoded, Way, decode, quickest_way
+from rlzoo.errors import RunError, UserError
+from rlzoo.models.probe import MODEL_ERRORS, Probe, evaluation_mode, excess, plain_log_probs, precision, rotary_switch, rounding
+from rlzoo.rollout.decode import Caches, Decoded, Way, decode, possible_ways
 from rlzoo.rollout.prompts import encode_prompt
 from rlzoo.support.draws import OwnDraws, Truncation, refuse_nan, row_uniforms
 from rlzoo.types import KeptSets, Rollout
@@ -23,6 +28,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Ids = tuple[int, ...]
+
+NUM_DRAWN = 16
+"""Maximum number of tokens that are drawn after each prompt, to compare a way of sampling with the model."""
+
+WAYS: dict[Way, str] = {
+    "fused": "fused steps",
+    "rows": "row by row",
+    "generate": "transformers' generate",
+    "equal": "transformers' generate, prompts of equal length together",
+    "plain": "passes over whole rows, prompts of equal length together",
+}
+
+logger = logging.getLogger("rlzoo")
 
 
 class Drawn(NamedTuple):
@@ -210,13 +228,33 @@ class HFSampler(Sampler):
         own_weights: bool = False,
         way: Way | None = None,
         device: torch.device | None = None,
+        probe: Probe | None = None,
         **common: Any,
     ) -> None:
-        """See `Sampler`. ``own_weights`` samples from a copy of the model on ``device``; ``way=None`` is the fastest method."""
+        """Choose the fastest way of decoding whose log-probs are those of the model; see also `Sampler`.
+
+        Args:
+            model: see `Sampler`.
+            tokenizer: see `Sampler`.
+            own_weights: whether to sample from a copy of the model.
+            way: the only way to try, or "generate" to try the ways from there on.
+            device: device of the copy.
+            probe: rows of the model, which reach as far as the ways are compared; None makes them.
+            common: see `Sampler`.
+
+        Raises:
+            UserError: no way gives the model's log-probs.
+        """
         own = copy.deepcopy(model).requires_grad_(False).to(device or model.device) if own_weights else model
         super().__init__(own, tokenizer, **common)
         self.needs_weights = own_weights
-        self.way: Way = way or quickest_way(self.model)
+        self._switch = rotary_switch(self.model) or 0
+        ways, failed = possible_ways(self.model), []
+        if way is not None:
+            ways = ways[ways.index("generate") :] if way == "generate" else (way,)
+        elif "rows" not in ways:
+            failed.append(f"{WAYS['rows']}: its cache holds more than keys and values, or its attention is not torch's")
+        self.way = self._agreeing_way(ways, failed, max((probe or Probe.of(self.model)).rows, key=len))
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int = 0) -> None:
         """Copy the weights into the sampler's own model."""
@@ -231,36 +269,99 @@ class HFSampler(Sampler):
 
     def draw(self, rows: Sequence[Ids], draws: Draws) -> list[Drawn]:
         """See `Sampler.draw`."""
-        drawn: list[Drawn] = []
+        is_padded = self.way in ("fused", "rows", "generate")
+        lengths = [len(ids) > self._switch > 0 if is_padded else len(ids) for ids in rows]  # equal if rows go together
+        drawn: dict[int, Drawn] = {}
         with self.plain_generation():
-            for start in range(0, len(rows), self.batch_size):
-                piece = slice(start, start + self.batch_size)
-                uniforms = row_uniforms(draws.seed, draws.rows[piece], draws.limit, draws.turn)
-                drawn += _drawn(self._decoded(rows[piece], uniforms, draws))
-        return drawn
+            for _, run in groupby(sorted(range(len(rows)), key=lengths.__getitem__), key=lengths.__getitem__):
+                alike = list(run)
+                for start in range(0, len(alike), self.batch_size):
+                    places = alike[start : start + self.batch_size]
+                    uniforms = row_uniforms(draws.seed, [draws.rows[place] for place in places], draws.limit, draws.turn)
+                    decoded = self._decoded([rows[place] for place in places], uniforms, draws)
+                    drawn |= zip(places, _drawn(decoded), strict=True)
+        return [drawn[place] for place in range(len(rows))]
 
     def conversation(self) -> Conversation:
-        """See `Sampler.conversation`; unless ``way`` is "generate", the caches are kept between turns."""
-        return Conversation(self) if self.way == "generate" else CachedConversation(self)
+        """See `Sampler.conversation`; unless transformers' `generate` decodes, the caches are kept between turns."""
+        return CachedConversation(self) if self.way in ("fused", "rows") else Conversation(self)
+
+    def _agreeing_way(self, ways: Sequence[Way], failed: list[str], reach: Ids) -> Way:
+        """Return the first way that gives the model's log-probs, and log why the faster ones do not.
+
+        Args:
+            ways: the ways to try.
+            failed: faster ways, and why they cannot be tried.
+            reach: a row of tokens; the ways are compared on rows that are at most as long.
+        """
+        name = type(self.model).__name__
+        prompts, number = _uneven_prompts(reach)
+        ends, self.end_ids = self.end_ids, frozenset()  # every response is as long as the others
+        try:
+            for self.way in ways:
+                try:
+                    nats = self._difference(prompts, number)
+                except RunError:
+                    raise
+                except (*MODEL_ERRORS, ImportError) as error:
+                    failed.append(f"{WAYS[self.way]}: {type(error).__name__}: {error}"[:200])
+                    continue
+                if not nats:
+                    break
+                failed.append(f"{WAYS[self.way]}: {nats:.2g} nats")
+            else:
+                raise UserError(
+                    f"{name} does not give the same log-probs when it samples as in one pass over the row: "
+                    f"{'; '.join(failed)}; use rollout.engine=vllm, or another model"
+                )
+        finally:
+            self.end_ids = ends
+        if failed:
+            text = "%s: sampling with %s; faster ways fail, or give other log-probs than one pass over the row (%s)"
+            logger.warning(text, name, WAYS[self.way], "; ".join(failed))
+        return self.way
+
+    def _difference(self, prompts: Sequence[Ids], number: int) -> float:
+        """Return the first difference from plain passes of the model that is not rounding, in nats, or 0."""
+        draws, conversation = Draws(seed=0, rows=range(len(prompts)), limit=number), self.conversation()
+        for turn in range(2 if type(conversation) is CachedConversation else 1):
+            drawn = conversation.draw(dict(enumerate(prompts)), replace(draws, turn=turn))
+            for ids, each in zip(prompts, drawn, strict=True):
+                row = (*ids, *each.tokens)
+                plain = plain_log_probs(self.model, row)
+                refuse_nan(plain)
+                compare = partial(excess, eps=precision(self.model), noise=partial(self._noise, row, plain))
+                nats = compare(torch.tensor(each.log_probs), plain[len(ids) - 1 :])
+                # a row whose tokens depend on later ones, as beside a rotary switch, has no log-probs to compare with
+                if nats and not compare(plain_log_probs(self.model, ids), plain[: len(ids) - 1]):
+                    return nats
+            answered = enumerate(zip(prompts, drawn, strict=True))
+            prompts = [(*ids, *each.tokens, *ids[: 1 + row % 3]) for row, (ids, each) in answered]
+        return 0.0
+
+    def _noise(self, row: Ids, plain: Tensor) -> Tensor:
+        with rounding(precision(self.model)):
+            return (plain_log_probs(self.model, row) - plain).abs()
 
     @contextlib.contextmanager
     def plain_generation(self) -> Iterator[None]:
         """Disable dropout and the model's own generation settings, such as a repetition penalty, inside the block."""
         from transformers import GenerationConfig
 
-        shipped, was_training = self.model.generation_config, self.model.training
+        shipped = self.model.generation_config
         self.model.generation_config = GenerationConfig()
-        self.model.eval()
         try:
-            yield
+            with evaluation_mode(self.model):
+                yield
         finally:
             self.model.generation_config = shipped
-            self.model.train(was_training)
 
     def _decoded(self, rows: Sequence[Ids], uniforms: Tensor, draws: Draws) -> Decoded:
         pad_id = int(self.tokenizer.pad_token_id)
-        if self.way == "generate":
+        if self.way in ("generate", "equal"):
             return self._generate(rows, uniforms, draws, pad_id)
+        if self.way == "plain":
+            return self._pass_whole_rows(rows, uniforms, draws)
         return decode(
             self.model,
             rows,
@@ -288,11 +389,21 @@ class HFSampler(Sampler):
                 do_sample=False,  # the logits processor draws the tokens
                 max_new_tokens=uniforms.shape[1],
                 pad_token_id=pad_id,
-                eos_token_id=sorted(self.end_ids),
+                eos_token_id=sorted(self.end_ids) or None,
             ),
             logits_processor=LogitsProcessorList([own]),
         )
         return Decoded(sequences[:, size:], own.log_probs(), kept=own.kept())
+
+    def _pass_whole_rows(self, rows: Sequence[Ids], uniforms: Tensor, draws: Draws) -> Decoded:
+        """Decode rows of equal length without a cache; all rows run until the longest one ends."""
+        ids, ends = torch.tensor(rows, device=self.model.device), torch.tensor(sorted(self.end_ids), device=self.model.device)
+        size, own = ids.shape[1], OwnDraws(uniforms.to(ids.device), draws.temperature, draws.truncation)
+        has_ended = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+        while ids.shape[1] < size + uniforms.shape[1] and not has_ended.all():
+            tokens = own(ids, self.model(input_ids=ids, use_cache=False).logits[:, -1]).argmax(dim=-1, keepdim=True)
+            ids, has_ended = torch.cat([ids, tokens], dim=1), has_ended | (tokens == ends).any(dim=1)
+        return Decoded(ids[:, size:], own.log_probs(), kept=own.kept())
 
 
 class CachedConversation(Conversation):
@@ -331,3 +442,15 @@ def _drawn(decoded: Decoded) -> list[Drawn]:
         return [Drawn(*pair) for pair in pairs]
     kept = (KeptSets(sets.ids.numpy().tobytes(), sets.sizes.int().numpy().tobytes()) for sets in decoded.kept)
     return [Drawn(*pair, sets) for pair, sets in zip(pairs, kept, strict=True)]
+
+
+def _uneven_prompts(row: Ids) -> tuple[list[Ids], int]:
+    """Cut prompts out of a row, and return them with the number of tokens to draw; two turns are at most as long as the row.
+
+    Responses begin before every power of two, at which windows and chunks mostly end, and continue after it.
+    """
+    number = max(1, min(NUM_DRAWN, len(row) // 6))
+    longest = max(3, len(row) - 2 * number - 3)
+    lengths = [length for power in range(20) if 3 < (length := 2**power - number // 2) < longest]
+    lengths = [3, 3, *lengths[: max(1, 2**28 // longest**2)], longest]  # the mask of a pass takes rows x longest^2 bytes
+    return [(row[shift:] + row[:shift])[:length] for shift, length in enumerate(lengths)], number

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from rlzoo import ops
+from rlzoo.config.run_config import RunConfig
 from rlzoo.config.sections import RewardConfig
+from rlzoo.errors import RunError
 from rlzoo.fairness import NUM_BINS, bin_edges, bin_index
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
     from rlzoo.learner.learner import Update
     from rlzoo.rollout.rollouts import Sampled
     from rlzoo.training.run import Run
+
+EXACT, COARSE = 0.005, 0.25
+"""Mean differences in nats per token that rounding does not reach, in float32 and in lower precision: it makes 1e-7 in float32,
+.001 (embedded) to .05 (SmolLM2) in bfloat16; padding, caches or noise that a model handles wrongly make .3 to 7."""
 
 
 class Stopwatch:
@@ -58,9 +64,7 @@ def step_metrics(run: Run, sampled: Sampled, batch: ScoredBatch, updates: Sequen
     metrics = rollout_metrics(sampled.groups) | episode_metrics(sampled.groups) | reward_metrics(batch, config.reward)
     metrics |= update_metrics(updates, with_kl=config.learner.kl_coef > 0)
     metrics |= policy_settings(policy, config.clip)
-    # the sampler's log-probs may differ from the trainer's
-    if updates and (run.rollouts.sampler.needs_weights or config.correction is not None):
-        metrics |= mismatch_metrics(batch)
+    metrics |= mismatch_metrics(batch) if updates else {}  # without updates, old log-probs may be missing
     metrics["reward/failed"] = sampled.failed
     if config.rollout.dynamic_sampling:
         metrics |= {"rollout/rounds": float(sampled.num_rounds), "rollout/dropped_groups": float(sampled.num_dropped)}
@@ -176,6 +180,19 @@ def reward_metrics(batch: ScoredBatch, settings: RewardConfig) -> dict[str, floa
 def log_mismatch(batch: ScoredBatch) -> Tensor:
     """Compute ``log pi_old - log pi_rollout`` per token, shape ``(B, T)``; 0 where the response mask is False."""
     return torch.where(batch.response_mask, batch.old_log_probs - batch.rollout_log_probs, 0.0)
+
+
+def refuse_mismatch(config: RunConfig, batch: ScoredBatch) -> None:
+    """Raise RunError if the sampler's log-probs differ from the learner's by more than rounding, at equal weights."""
+    is_exact = config.model.dtype == "float32" and config.learner.autocast == "none" and not config.learner.tf32
+    limit = (EXACT if is_exact else COARSE) / min(1.0, config.rollout.temperature)  # which divides the logits
+    size = mismatch_metrics(batch)["mismatch/log_ratio_abs_mean"]
+    if not size <= limit:
+        raise RunError(
+            f"step {batch.step}: the sampler's log-probs differ from the learner's by {size:.2g} nats per token although both "
+            f"use the same weights (rounding: at most {limit:.2g}); set rollout.engine=generate, learner.packing=false or "
+            "learner.gradient_checkpointing=false, or choose another model"
+        )
 
 
 def mismatch_metrics(batch: ScoredBatch) -> dict[str, float]:

@@ -26,6 +26,7 @@ from rlzoo.measure.monitor import WINDOW, Monitor
 from rlzoo.processes import gather, peak_memory
 from rlzoo.rollout.rollouts import Rollouts, Sampled
 from rlzoo.training.completions import completion_page
+from rlzoo.training.metrics import refuse_mismatch
 
 logger = logging.getLogger("rlzoo")
 
@@ -135,8 +136,14 @@ class Run:
             raise
         self.is_clean = False
 
-    def before_update(self, index: int) -> None:
-        """Save the weights before an update, if ``checkpoint.keep_for_replay`` selects this step."""
+    def before_update(self, index: int, batch: ScoredBatch) -> None:
+        """Check the sampler's log-probs, and save the weights if ``checkpoint.keep_for_replay`` selects this step.
+
+        Raises:
+            RunError: the sampler reads the learner's weights, but computes other log-probs.
+        """
+        if not self.rollouts.sampler.needs_weights:
+            refuse_mismatch(self.config, batch)
         self.is_clean = False
         if self.is_due(self.attempted, self.config.checkpoint.keep_for_replay):
             self.directory.save_weights(self.attempted, index, kept_weights(self.learner.weights(), keep=self.is_main))

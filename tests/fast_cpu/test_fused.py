@@ -8,7 +8,7 @@ from rlzoo.config.sections import LearnerConfig
 from rlzoo.fast_cpu import fused
 from rlzoo.fast_cpu.fused import can_fuse
 from rlzoo.models.adapters import prepare_for_training
-from rlzoo.rollout.decode import decode, quickest_way
+from rlzoo.rollout.decode import decode
 from rlzoo.rollout.sampler import HFSampler
 from rlzoo.support.draws import row_uniforms
 from tests.off_policy import make_model, plain_log_probs
@@ -57,7 +57,8 @@ def gelu():
     ids=["qwen3", "qwen2", "gelu", "yarn", "dynamic", "gpt2", "sliding", "alibi"],
 )
 def test_the_quickest_way_is_chosen_by_the_models_make(make, way):
-    assert quickest_way(make()) == way
+    draws = HFSampler(make(), tokenizer("<pad>"), end_ids=frozenset({END}), max_new_tokens=12)
+    assert draws.way == way
 
 
 @pytest.mark.parametrize("make", [make_model, qwen2, gelu, lambda: rope("yarn")], ids=["qwen3", "qwen2", "gelu", "yarn"])

@@ -15,7 +15,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from rlzoo.rollout.decode import OpenResponses, RowLayer, decode, quickest_way
+from rlzoo.rollout.decode import OpenResponses, RowLayer, decode
 from rlzoo.rollout.sampler import HFSampler
 from rlzoo.support.draws import BLOCK, draw, row_uniforms
 from tests.off_policy import VOCABULARY, make_model, plain_log_probs
@@ -126,9 +126,9 @@ def bloom():
 @pytest.mark.parametrize("make", [mistral, bloom])
 def test_a_model_with_another_cache_or_mask_is_sampled_with_generate(make, caplog):
     model = make()
-    assert quickest_way(model) == "generate"
-    assert "sampling with transformers' generate" in caplog.text
     draws = HFSampler(model, tokenizer("<pad>"), end_ids=frozenset({END}), max_new_tokens=12)
+    assert draws.way == "generate"
+    assert "sampling with transformers' generate" in caplog.text
     for rollout in draws.sample(PROMPTS, 2, seed=3):
         sequence = torch.tensor(rollout.prompt_ids + rollout.response_ids)
         expected = plain_log_probs(model, sequence, len(rollout.response_ids)).detach()

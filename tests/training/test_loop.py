@@ -1,5 +1,6 @@
 """A whole run on the shipped model: its files, its reproducibility, and how it ends."""
 
+import contextlib
 import json
 import logging
 import math
@@ -14,8 +15,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import rlzoo
 from rlzoo import RunConfig, load_zoo
+from rlzoo.errors import RunError
 from rlzoo.gate.enter import enter
 from rlzoo.recording import RecordedStep
+from rlzoo.training.loop import steps
 from rlzoo.training.run import Run
 from tests.training.short import lines, quick, without_times
 
@@ -75,6 +78,26 @@ def test_models_are_on_their_device_before_anything_else_is_built(overrides, mov
     names = {id(run.model): "trained", id(run.rollouts.sampler.model): "copy" if "copy" in moved else "trained"}
     assert [names[model] for model, _ in devices] == moved
     assert {args for _, args in devices} == {(run.accelerator.device,)}
+
+
+def test_every_step_compares_the_sampler_with_the_learner(run):
+    _, result, _ = run
+    assert all(0 < row["mismatch/log_ratio_abs_mean"] < 1e-5 for row in result.metrics[1:])
+
+
+@pytest.mark.parametrize(("factor", "precision", "ends"), [(2.0, "float32", True), (1.0, "bfloat16", False)])
+def test_a_sampler_with_the_weights_but_not_the_log_probs_of_the_learner_ends_the_run(factor, precision, ends, tmp_path):
+    config = quick(tmp_path / "out", overrides=["tracking.mlflow=false", f"model.dtype={precision}"], steps=1)
+    run = Run(enter(config, config.task))
+    head = run.model.get_output_embeddings()
+    head.register_forward_pre_hook(lambda _, inputs: (inputs[0] * factor,) if torch.is_grad_enabled() else None)
+    before = {name: weight.clone() for name, weight in run.model.named_parameters()}
+    problem = pytest.raises(RunError, match=r"step 1: .* differ from the learner's by [\d.]+ nats per token .* at most 0.005")
+    with problem if ends else contextlib.nullcontext():
+        list(steps(run))
+    run.rollouts.close()
+    run.directory.close()
+    assert all(torch.equal(weight, before[name]) for name, weight in run.model.named_parameters()) == ends
 
 
 def test_config_yaml_reproduces_the_run(run, tmp_path):

@@ -1,0 +1,108 @@
+"""Checks before the first step that the learner gives the rows of a probe the log-probs of plain passes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rlzoo.errors import UserError
+from rlzoo.learner.batch import Batch
+from rlzoo.models.probe import MODEL_ERRORS, Probe, evaluation_mode, excess, precision, rounding
+
+if TYPE_CHECKING:
+    from rlzoo.config.sections import LearnerConfig
+    from rlzoo.learner.log_probs import ResponseLogProbs
+    from rlzoo.learner.micro_batches import MicroBatches
+
+logger = logging.getLogger("rlzoo")
+
+
+def check_rows(
+    micro_batches: MicroBatches, model: torch.nn.Module, module: ResponseLogProbs, config: LearnerConfig, probe: Probe
+) -> None:
+    """Compute rows in the way of the run, padded or packed: in the mode, data type and shards of training.
+
+    If rows of equal length pass where others do not, ``micro_batches`` keeps lengths apart from here on.
+
+    Args:
+        micro_batches: the micro-batches of the run.
+        model: what `MicroBatches.forward` calls: ``module``, or a wrapper.
+        module: the module that computes log-probs.
+        config: settings of the learner.
+        probe: rows and their log-probs; every process computes all of them, because collective operations wait for all.
+
+    Raises:
+        UserError: the log-probs are not those of plain passes; the message names the setting that changes them.
+    """
+    name, temperature = type(module.language_model).__name__, module.temperature
+    module.temperature = 1.0
+    # as many tokens as a micro-batch of the run may have, so that memory suffices
+    share = min(1.0, micro_batches.max_tokens / (len(probe.rows) * len(probe.rows[-1])))
+    together = [row[: max(2, int(len(row) * share))] for row in probe.rows]
+    even = [row[: len(together[1])] for row in together[1:]]
+    try:
+        found = _problem(micro_batches, model, module, probe, together)
+        found = found or (share < 1 and _problem(micro_batches, model, module, probe, probe.rows[-1:])) or ""
+        if not found:
+            return
+        if config.gradient_checkpointing:
+            with evaluation_mode(module):
+                works = not _problem(micro_batches, model, module, probe, together)
+            if works:
+                given = f"learner.gradient_checkpointing=true: {name} needs training mode to recompute activations, which"
+                raise UserError(f"{given} {found}; set it to false")
+        alone = _problem(micro_batches, model, module, probe, probe.rows[-1:])
+        if config.packing and not alone:
+            attention = module.language_model.config._attn_implementation
+            raise UserError(
+                f"learner.packing: {name} with attention {attention!r} mixes packed rows, which {found}; "
+                "choose another model.attn_implementation, or set learner.packing=false"
+            )
+        if alone or _problem(micro_batches, model, module, probe, even):
+            advice = (
+                "set learner.autocast=none, or choose another model" if config.autocast != "none" else "choose another model"
+            )
+            raise UserError(f"model.path: computing {name}'s rows together in the learner {found}; {advice}")
+    finally:
+        module.temperature = temperature
+    micro_batches.keeps_lengths_apart = True
+    logger.warning("%s: computing rows of uneven length together %s; micro-batches keep lengths apart", name, found)
+
+
+@torch.no_grad()
+def _problem(
+    micro_batches: MicroBatches, model: torch.nn.Module, module: ResponseLogProbs, probe: Probe, rows: Sequence[tuple[int, ...]]
+) -> str:
+    """Return what goes wrong with rows in one micro-batch, each the beginning of one of the last rows of a probe."""
+    sizes = torch.tensor([len(row) for row in rows])
+    mask = torch.arange(int(sizes.max()) - 1) < sizes[:, None] - 1
+    zeros, number = torch.zeros(len(rows)), torch.arange(len(rows))
+    batch = Batch(
+        step=0,
+        sequences=tuple(map(torch.tensor, rows)),
+        prompt_lengths=torch.ones_like(sizes),
+        response_mask=mask,
+        turn_ids=mask.long() - 1,
+        rollout_log_probs=mask.float(),
+        rewards=zeros,
+        group_ids=number,
+        finished=zeros == 0,
+    )
+    eps = max(precision(module.language_model), torch.finfo(torch.bfloat16).eps if micro_batches.autocasts else 0.0)
+
+    def noise() -> Tensor:
+        with rounding(eps):
+            return (micro_batches.forward(model, batch, number)[0].cpu() - actual).abs()[mask]
+
+    try:
+        actual = micro_batches.forward(model, batch, number)[0].cpu()
+        for values, size, expected in zip(actual, sizes.tolist(), probe.log_probs[-len(rows) :], strict=True):
+            if nats := excess(values[: size - 1], expected[: size - 1], eps, noise):
+                return f"moves log-probs by {nats:.2g} nats"
+    except MODEL_ERRORS as error:
+        return f"fails ({type(error).__name__}: {error})"
+    return ""
