@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from rlzoo.models.probe import evaluation_mode
 from rlzoo.support.autocast import uncached_autocast
 
 if TYPE_CHECKING:
@@ -183,14 +184,15 @@ def head_gives_the_logits(model: PreTrainedModel) -> bool:
         head.register_forward_pre_hook(scale_up),
         head.register_forward_hook(lambda _, inputs, logits: passed.append(logits)),
     )
-    try:
-        logits = model(input_ids=ids, use_cache=False).logits
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if len(passed) != 2 or passed[1].shape != logits.shape:
+    with evaluation_mode(model):
+        try:
+            logits = model(input_ids=ids, use_cache=False).logits
+        finally:
+            for hook in hooks:
+                hook.remove()
+        states = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    if len(passed) != 2:
         return False
-    states = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
     return all(
         ours.shape == theirs.shape and torch.allclose(ours.float(), theirs.float(), rtol=1e-3, atol=1e-3)
         for ours, theirs in zip(passed, (states, logits), strict=True)

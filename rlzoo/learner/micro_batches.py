@@ -117,7 +117,7 @@ class MicroBatches:
         padding_side: PaddingSide = "right",
     ) -> None:
         is_cpu, sizes = accelerator.device.type == "cpu", model.config.get_text_config()
-        depth = sizes.num_hidden_layers * sizes.hidden_size
+        depth = getattr(sizes, "num_hidden_layers", 1) * sizes.hidden_size
         self.accelerator = accelerator
         self.pad_id = pad_id
         self.max_tokens = max_tokens(config.max_tokens_per_micro_batch, is_cpu=is_cpu, depth=depth)
@@ -145,9 +145,9 @@ class MicroBatches:
         """Split rows into micro-batches whose rows the model can compute together."""
         lengths = torch.tensor(sizes)[rows]
         groups = lengths if self.keeps_lengths_apart else lengths > (self.switch or math.inf)
-        together = [rows[groups == group] for group in groups.unique(sorted=True).flip(0)]
-        options = {"packing": self.packing, "overhead": self.overhead}
-        return [piece for group in together for piece in cut(sizes, group, self.max_tokens, **options)]
+        alike = [rows[groups == group] for group in torch.unique(groups).flip(0)]
+        cuts = [cut(sizes, each, self.max_tokens, packing=self.packing, overhead=self.overhead) for each in alike]
+        return [piece for pieces in cuts for piece in pieces]
 
     def forward(self, model: nn.Module, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Compute differentiable log-probs and the entropies ``(R, T)`` for the given rows, with 0 outside the mask."""

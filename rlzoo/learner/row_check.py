@@ -95,8 +95,10 @@ def _problem(
     eps = max(precision(module.language_model), torch.finfo(torch.bfloat16).eps if micro_batches.autocasts else 0.0)
 
     def noise() -> Tensor:
-        with rounding(eps):
-            return (micro_batches.forward(model, batch, number)[0].cpu() - actual).abs()[mask]
+        with evaluation_mode(module):  # in which no random numbers pass for rounding
+            plain = micro_batches.forward(model, batch, number)[0].cpu()
+            with rounding(eps):
+                return (micro_batches.forward(model, batch, number)[0].cpu() - plain).abs()[mask]
 
     try:
         actual = micro_batches.forward(model, batch, number)[0].cpu()

@@ -44,7 +44,9 @@ def _checkpoint(model: PreTrainedModel) -> None:
         else:
             model.gradient_checkpointing_enable({"use_reentrant": False})
     except (AttributeError, NotImplementedError, TypeError, ValueError) as error:
-        raise UserError(f"learner.gradient_checkpointing=true: {' '.join(str(error).split())}; set it to false") from error
+        raise UserError(
+            f"learner.gradient_checkpointing=true: {' '.join(str(error).split()).rstrip('.')}; set it to false"
+        ) from error
     enabled = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
     layers = [module for module in enabled if isinstance(module, GradientCheckpointingLayer)]
     for module in layers or enabled:

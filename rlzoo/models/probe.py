@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -92,17 +93,23 @@ def _check(model: PreTrainedModel, probe: Probe, *, changed: Sequence[int], cut:
     )
     earlier = "depends on earlier passes: after a longer row, a row gets other log-probs", "choose another model"
     questions = [
-        (again, rows[-1], log_probs[-1]),
-        (causal, changed, log_probs[-1][: cut - 1]),
-        (causal, rows[0] + rows[-1][len(rows[0]) :], log_probs[0]),
-        *((earlier, row, expected) for row, expected in zip(rows[:-1], log_probs[:-1], strict=True)),
+        (again, rows[-1], rows[-1], log_probs[-1]),
+        *((earlier, row, row, expected) for row, expected in zip(rows[:-1], log_probs[:-1], strict=True)),
+        (causal, changed, rows[-1], log_probs[-1][:cut]),  # a model that sees one token ahead gives the next token away
+        (causal, rows[0] + rows[-1][len(rows[0]) :], None, log_probs[0]),
     ]
+    eps = precision(model)
     with_switch = (
         f"its rotary embedding changes at {switch} tokens: set rollout.max_new_tokens so that rows, of up to {longest} "
     )
     with_switch += f"tokens, have at most {switch}"
-    for (problem, advice), row, expected in questions:
-        nats = excess(_score(model, row)[: len(expected)], expected, precision(model), lambda: _noise(model, probe))
+    for (problem, advice), row, targets, expected in questions:
+        actual = _score(model, row, targets)[: len(expected)]
+        # noise of a model that draws random numbers would be those: of the same row, only the precision is allowed for
+        noise = (lambda: torch.tensor([eps])) if row is rows[-1] else partial(_noise, model, probe)
+        nats = excess(actual, expected, eps, noise)
+        if row is changed:
+            nats = nats or excess(actual[-1:], expected[-1:], eps, noise)
         if nats:
             remedy = with_switch if switch and longest > switch else advice
             raise UserError(f"model.path: {name} {problem} (by {nats:.2g} nats); {remedy}")
@@ -133,14 +140,15 @@ def excess(actual: Tensor, expected: Tensor, eps: float, noise: Callable[[], Ten
 
 
 @torch.no_grad()
-def plain_log_probs(model: PreTrainedModel, row: Sequence[int]) -> Tensor:
-    """Return the log-probs ``(S - 1,)`` of all tokens of a row but the first, from one plain pass."""
+def plain_log_probs(model: PreTrainedModel, row: Sequence[int], targets: Sequence[int] | None = None) -> Tensor:
+    """Return the log-probs ``(S - 1,)`` of a row's tokens but the first, or of ``targets`` in their places, from a plain pass."""
     ids = torch.tensor([row], device=model.device)
+    wanted = torch.tensor(row if targets is None else targets, device=model.device)[1:, None]
     with evaluation_mode(model):
         logits = model(input_ids=ids, use_cache=False).logits[0, :-1]
     number = max(1, 2**24 // logits.shape[-1])  # rows of logits in float32 at a time
-    pieces = zip(torch.split(logits, number), torch.split(ids[0, 1:, None], number), strict=True)
-    log_probs = torch.cat([some.float().log_softmax(-1).gather(-1, targets)[:, 0] for some, targets in pieces])
+    pieces = zip(torch.split(logits, number), torch.split(wanted, number), strict=True)
+    log_probs = torch.cat([some.float().log_softmax(-1).gather(-1, tokens)[:, 0] for some, tokens in pieces])
     return log_probs.clamp(min=-1e6).cpu()  # finite for tokens of probability 0, as in the learner
 
 
@@ -244,9 +252,9 @@ def _usable_ids(model: PreTrainedModel) -> Tensor:
     return torch.tensor(usable or list(range(size)))
 
 
-def _score(model: PreTrainedModel, row: Sequence[int]) -> Tensor:
+def _score(model: PreTrainedModel, row: Sequence[int], targets: Sequence[int] | None = None) -> Tensor:
     try:
-        return plain_log_probs(model, row)
+        return plain_log_probs(model, row, targets)
     except MODEL_ERRORS as error:
         what = f"{type(model).__name__} fails on a row of {len(row)} tokens"
         raise UserError(
