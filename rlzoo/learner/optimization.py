@@ -21,6 +21,7 @@ from rlzoo.config.sections import LearnerConfig
 from rlzoo.errors import UserError
 from rlzoo.learner.log_probs import ResponseLogProbs
 from rlzoo.learner.micro_batches import ModelInputs
+from rlzoo.models.pretrained import one_line
 from rlzoo.processes import gather
 
 if TYPE_CHECKING:
@@ -376,7 +377,15 @@ def freeze_unused(accelerator: Accelerator, module: ResponseLogProbs) -> None:
     from accelerate.utils import DistributedDataParallelKwargs
 
     token = torch.zeros(1, 1, dtype=torch.long, device=module.language_model.device)
-    log_probs, _ = module(ModelInputs(token, None, None, torch.ones_like(token, dtype=torch.bool)))
+    try:
+        log_probs, _ = module(ModelInputs(token, None, None, torch.ones_like(token, dtype=torch.bool)))
+    except Exception as error:  # the model's code can cause any exception
+        model = module.language_model
+        raise UserError(
+            f"model.path: a training pass of {type(model).__name__} in {model.dtype} with attention "
+            f"{model.config._attn_implementation!r} fails ({one_line(error)}); change model.dtype or model.attn_implementation, "
+            "or choose another model"
+        ) from error
     nodes, used = {log_probs.grad_fn}, set[nn.Parameter]()
     remaining = list(nodes)
     while remaining:

@@ -10,7 +10,7 @@ from rlzoo_grpo import GRPO
 
 from rlzoo import load_zoo
 from rlzoo.config.sections import LearnerConfig
-from rlzoo.errors import RunError
+from rlzoo.errors import RunError, UserError
 from rlzoo.learner.learner import Learner
 from rlzoo.learner.optimization import make_scheduler
 from tests import oracle
@@ -344,3 +344,11 @@ def test_what_no_text_reaches_is_frozen_and_experts_without_tokens_are_not():
     assert frozen == ["tower.weight", "tower.bias"]
     assert learner.accelerator.ddp_handler.find_unused_parameters
     assert make_learner(make_model(), GRPO()).accelerator.ddp_handler is None
+
+
+@pytest.mark.filterwarnings("ignore:_compile flag")
+def test_attention_without_a_backward_pass_is_refused_in_one_line():
+    model = make_model()
+    model.set_attn_implementation("flex_attention")
+    with pytest.raises(UserError, match=r"training pass .* attention 'flex_attention' fails \(NotImplementedError.*"):
+        make_learner(model, GRPO())
