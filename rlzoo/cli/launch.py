@@ -1,4 +1,4 @@
-"""Starts a run in several processes with Accelerate's launcher, and passes on their exit code."""
+"""Starts a run in several processes with torch's launcher, and passes on their exit code."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import ctypes
 import logging
 import os
 import signal
+import socket
 import sys
 import tempfile
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rlzoo.cli.console import print_error
 from rlzoo.config.run_config import RunConfig
@@ -43,7 +45,7 @@ def launch(config: RunConfig, *, resume: bool = False, options: Sequence[str] = 
         command = ["-m", "rlzoo", "train", "--config", str(file), *options]
         if resume:
             command += ["--resume", "--output", str(config.output)]
-        _run_accelerate(processes, command, _environment(processes, config))
+        _run(processes, command, _environment(processes, config))
 
 
 def end_with_the_launcher() -> None:
@@ -72,25 +74,27 @@ def _environment(processes: int, config: RunConfig) -> dict[str, str]:
         "OMP_NUM_THREADS": str(max(1, cores() // processes)),
     }
     if not torch.cuda.is_available():
-        # Accelerate's --cpu would start a single process, and would not select the CPU for DeepSpeed
         told |= {"DS_ACCELERATOR": "cpu"} if config.launch.deepspeed else {"ACCELERATE_USE_CPU": "true"}
     return {name: value for name, value in told.items() if name not in os.environ}
 
 
-def _run_accelerate(processes: int, command: list[str], environment: dict[str, str]) -> None:
-    from accelerate.commands.launch import launch_command, launch_command_parser
+def _run(processes: int, command: list[str], environment: dict[str, str]) -> None:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    kind = ["--multi_gpu", "--num_processes", str(processes), "--num_machines", "1", "--main_process_port", "0"]
-    plain = ["--mixed_precision", "no", "--dynamo_backend", "no"]
-    arguments = launch_command_parser().parse_args([*kind, *plain, *command])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = "{}:{}".format(*probe.getsockname())
     os.environ.update(environment)
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)  # the launcher warns about every process that it ends
+    # torchrun and Accelerate's launcher would read more settings from environment variables and files
+    meeting: dict[str, Any] = {"rdzv_backend": "static", "rdzv_endpoint": address, "rdzv_configs": {"rank": 0}}
+    one_machine = LaunchConfig(1, 1, processes, run_id="rlzoo", max_restarts=0, **meeting)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            launch_command(arguments)
+            elastic_launch(one_machine, sys.executable)("-u", *command)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         if failure.exitcode > 0:  # the process has printed the reason

@@ -93,7 +93,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(states, weight)
-        return onednn_linear(states, weight, bias)
+        return onednn_linear(states, weight, bias).data  # not a view, because a model may change it in place
 
     @staticmethod
     @once_differentiable

@@ -33,7 +33,7 @@ from rlzoo.learner.log_probs import ResponseLogProbs
 from rlzoo.learner.micro_batches import MicroBatch, MicroBatches, PaddingSide
 from rlzoo.learner.minibatch import Measured, Minibatch, learns_without_advantages
 from rlzoo.learner.on_policy import OnPolicyGradient
-from rlzoo.learner.optimization import make_optimization, make_scheduler, named_weights
+from rlzoo.learner.optimization import freeze_unused, make_optimization, make_scheduler, named_weights
 from rlzoo.learner.row_check import check_rows
 from rlzoo.learner.shaping import overlong_penalty, without_truncated
 from rlzoo.measure.response_table import ResponseTable
@@ -122,6 +122,7 @@ class Learner:
         self.reference: ResponseLogProbs | None = None
         if self.has_reference and not has_adapter(language_model):
             self.reference = copy.deepcopy(module).requires_grad_(False).to(self.accelerator.device)
+        freeze_unused(self.accelerator, module)
         self.optimization = make_optimization(self.accelerator, module, config, fsdp=launch.fsdp)
         self.model = self.optimization.model
         self.scheduler = make_scheduler(self.optimization.optimizer, config, num_updates)

@@ -81,7 +81,7 @@ class ResponseLogProbs(nn.Module):
             hidden = self.language_model.base_model(**given).last_hidden_state[inputs.predicts]
             head = self.language_model.get_output_embeddings()
             return chunked_log_probs(
-                hidden,
+                hidden.bfloat16() if head.weight.dtype == torch.bfloat16 else hidden,  # some models add up in float32
                 targets,
                 head,
                 self.temperature,

@@ -19,6 +19,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from rlzoo.config.sections import LearnerConfig
 from rlzoo.errors import UserError
+from rlzoo.learner.log_probs import ResponseLogProbs
+from rlzoo.learner.micro_batches import ModelInputs
+from rlzoo.models.pretrained import one_line
 from rlzoo.processes import gather
 
 if TYPE_CHECKING:
@@ -274,6 +277,7 @@ class FSDPOptimization:
             assert isinstance(part, FSDPModule), "fully_shard extends the class of the module"
             part.set_gradient_divide_factor(1.0)  # sum the processes' shares of the loss, rather than averaging them
             part.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
+            part.set_reduce_scatter_unused_params(True)  # one process may use an expert that another does not
         self.model = module
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.optimizer: torch.optim.Optimizer = _adamw(config)(
@@ -363,6 +367,38 @@ def _lr_factor(update: int, config: LearnerConfig, num_updates: int) -> float:
         return (update + 1) / config.warmup_updates
     left = max(0, num_updates - update) / max(1, num_updates - config.warmup_updates)
     return {"constant": 1.0, "linear": left, "cosine": (1 - math.cos(math.pi * left)) / 2}[config.schedule]
+
+
+def freeze_unused(accelerator: Accelerator, module: ResponseLogProbs) -> None:
+    """Freeze what only other inputs than texts use, such as a vision tower, and let steps differ in the experts that they use.
+
+    Otherwise, DDP would wait for gradients that never come, and DeepSpeed would decay weights that never learn.
+    """
+    from accelerate.utils import DistributedDataParallelKwargs
+
+    token = torch.zeros(1, 1, dtype=torch.long, device=module.language_model.device)
+    try:
+        log_probs, _ = module(ModelInputs(token, None, None, torch.ones_like(token, dtype=torch.bool)))
+    except Exception as error:  # the model's code can cause any exception
+        model = module.language_model
+        raise UserError(
+            f"model.path: a training pass of {type(model).__name__} in {model.dtype} with attention "
+            f"{model.config._attn_implementation!r} fails ({one_line(error)}); change model.dtype or model.attn_implementation, "
+            "or choose another model"
+        ) from error
+    nodes, used = {log_probs.grad_fn}, set[nn.Parameter]()
+    remaining = list(nodes)
+    while remaining:
+        node = remaining.pop()
+        used.update([node.variable] if hasattr(node, "variable") else ())
+        new = {earlier for earlier, _ in node.next_functions if earlier is not None} - nodes
+        nodes |= new
+        remaining += new
+    text_model = set(module.language_model.get_decoder().parameters())
+    for parameter in set(module.parameters()) - used - text_model:
+        parameter.requires_grad_(False)
+    if any(parameter.requires_grad for parameter in text_model - used):
+        accelerator.ddp_handler = DistributedDataParallelKwargs(find_unused_parameters=True)
 
 
 def make_optimization(

@@ -90,7 +90,9 @@ def load_named(settings: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeni
             model, tokenizer, missing = _from_pretrained(str(folder or path), settings, trust_remote_code)
     except Exception as error:  # the model's files can cause any exception
         what = f"{folder} contains no model that can be loaded" if folder else f"cannot be loaded (allowed: {ALLOWED})"
-        raise UserError(f"model.path={path!r}: {what}: {_one_line(error)}") from error
+        attention = settings.attn_implementation
+        how = "" if attention is None else f" with model.attn_implementation={shown(attention)} (null: transformers' default)"
+        raise UserError(f"model.path={path!r}: {what}{how}: {one_line(error)}") from error
     if missing:
         raise UserError(f"model.path={path!r}: the weights lack {len(missing)} tensors, such as {min(missing)}")
     if tokenizer.pad_token is None and tokenizer.eos_token is None:
@@ -137,7 +139,8 @@ def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
     return frozenset(int(token) for token in both if token is not None)
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """Return the type of an exception and the first line of its message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
@@ -223,7 +226,7 @@ def _convert(weights: Path, folder: Path) -> Path:
         temporary.replace(folder)
     except Exception as error:
         if not folder.is_dir():  # otherwise another process finished first
-            raise UserError(f"model 'smollm2': cannot convert {weights} into {folder}: {_one_line(error)}") from error
+            raise UserError(f"model 'smollm2': cannot convert {weights} into {folder}: {one_line(error)}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder

@@ -142,7 +142,10 @@ def test_quiet_json_is_the_result_alone(rlzoo):
 def test_on_two_processes_one_speaks_as_it_was_asked_to(tmp_path, zygote):
     inert = [f"--set={key}" for key in ("learner.num_minibatches=1", "learner.num_epochs=1", "tracking.mlflow=false")]
     words = ["train", "--json", "--processes", "2", "--steps", "1", *QUICK, *inert, "--output", "out"]
-    done = zygote.run(*words, folder=tmp_path)
+    unread = tmp_path / "accelerate" / "default_config.yaml"  # a configuration of Accelerate that rlzoo does not read
+    unread.parent.mkdir()
+    unread.write_text("compute_environment: AMAZON_SAGEMAKER\nfuture_option: [")
+    done = zygote.run(*words, folder=tmp_path, environment=os.environ | {"HF_HOME": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("clip is inert: one update per rollout") == 1
     *rows, last = map(json.loads, done.stdout.splitlines())
@@ -152,7 +155,8 @@ def test_on_two_processes_one_speaks_as_it_was_asked_to(tmp_path, zygote):
 
 def test_the_processes_of_a_launcher_are_asked_the_same(rlzoo, monkeypatch):
     asked = []
-    monkeypatch.setattr("accelerate.commands.launch.launch_command", lambda given: asked.append(given.training_script_args))
+    launcher = "torch.distributed.launcher.api.elastic_launch"
+    monkeypatch.setattr(launcher, lambda how, program: lambda *words: asked.append(words))
     for options in (["--quiet", "--json"], []):
         with monkeypatch.context() as patch:
             patch.setattr(os, "environ", os.environ.copy())

@@ -71,6 +71,14 @@ def test_only_what_needs_a_gradient_gets_one() -> None:
     assert states.grad is not None
 
 
+def test_a_model_may_change_the_result_in_place() -> None:
+    states = torch.randn(2, 3, 4, requires_grad=True)
+    result = onednn_layer(4, 5)(states)
+    result += 1
+    result.sum().backward()
+    assert states.grad is not None
+
+
 def test_rows_laid_out_by_columns_give_the_same() -> None:
     layer = onednn_layer(256, 300)
     states = torch.randn(256, 9).t()

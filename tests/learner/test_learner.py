@@ -10,7 +10,7 @@ from rlzoo_grpo import GRPO
 
 from rlzoo import load_zoo
 from rlzoo.config.sections import LearnerConfig
-from rlzoo.errors import RunError
+from rlzoo.errors import RunError, UserError
 from rlzoo.learner.learner import Learner
 from rlzoo.learner.optimization import make_scheduler
 from tests import oracle
@@ -24,6 +24,7 @@ from tests.off_policy import (
     take_updates,
     with_token_advantages,
 )
+from tests.processes.worker import with_unused_parts
 
 
 def make_learner(model, policy, *, padding_side="right", num_updates=10, reward=None, **settings):
@@ -335,3 +336,19 @@ def test_tokens_that_the_reference_never_generates_leave_a_finite_update():
     _, (update,) = learner.update(scored)
     assert not update.skipped
     assert 0 < update.grad_norm < 1e3
+
+
+def test_what_no_text_reaches_is_frozen_and_experts_without_tokens_are_not():
+    learner = make_learner(with_unused_parts(make_model()), GRPO())
+    frozen = [name for name, parameter in learner.language_model.named_parameters() if not parameter.requires_grad]
+    assert frozen == ["tower.weight", "tower.bias"]
+    assert learner.accelerator.ddp_handler.find_unused_parameters
+    assert make_learner(make_model(), GRPO()).accelerator.ddp_handler is None
+
+
+@pytest.mark.filterwarnings("ignore:_compile flag")
+def test_attention_without_a_backward_pass_is_refused_in_one_line():
+    model = make_model()
+    model.set_attn_implementation("flex_attention")
+    with pytest.raises(UserError, match=r"training pass .* attention 'flex_attention' fails \(NotImplementedError.*"):
+        make_learner(model, GRPO())

@@ -43,7 +43,7 @@ def test_attention_is_the_one_asked_for(tmp_path):
     usual, _ = load_pretrained(folder)
     assert (eager.config._attn_implementation, usual.config._attn_implementation) == ("eager", "sdpa")
     torch.testing.assert_close(eager(IDS).logits, usual(IDS).logits)
-    with pytest.raises(UserError, match=r'attn_implementation="none-such".*eager'):
+    with pytest.raises(UserError, match=r"with model.attn_implementation='none-such'.*eager"):
         load_pretrained(folder, attn_implementation="none-such")
 
 

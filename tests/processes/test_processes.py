@@ -19,7 +19,7 @@ from rlzoo.config.run_config import RunConfig
 from rlzoo.config.sections import LaunchConfig
 from rlzoo.processes import deal, deepspeed_settings
 from tests.off_policy import make_model
-from tests.processes.worker import RULES, three_updates
+from tests.processes.worker import RULES, three_updates, with_unused_parts
 from tests.training.short import lines
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +27,7 @@ CASES = {
     **{rule: (rule, {}) for rule in RULES},
     "lora": ("fspo", {"lora": {"rank": 4}, "kl_coef": 0.1}),
     "packed": ("gspo", {"packing": True, "gradient_checkpointing": True}),
+    "unused": ("grpo", {"unused": True, "num_responses": 7}),
 }
 LAUNCHES = {
     "ddp": {},
@@ -84,7 +85,7 @@ def test_three_updates_agree_with_one_process(two_processes, case):
         for name in ("objective", "grad_norm", "log_probs"):
             assert got[name] == pytest.approx(one[name], rel=1e-4, abs=1e-7)
     assert weights.keys() == expected_weights.keys()
-    start = make_model().state_dict()
+    start = (with_unused_parts(make_model()) if case == "unused" else make_model()).state_dict()
     moved = torch.cat([(expected_weights[name] - start[name]).flatten() for name in weights])
     error = torch.cat([(weights[name] - expected_weights[name]).flatten() for name in weights])
     assert float(moved.norm()) > 1e-3

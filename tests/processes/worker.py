@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from accelerate.state import AcceleratorState
 from safetensors.torch import save_file
+from torch import nn
 
 from rlzoo import load_zoo
 from rlzoo.config.sections import LaunchConfig, LearnerConfig
@@ -18,10 +19,32 @@ from tests.off_policy import PAD, make_model, off_policy_batch
 RULES = ("grpo", "fspo", "m2po")  # of scope token, sequence and batch
 
 
-def three_updates(rule, launch, num_responses=18, **settings):
-    """Metrics of three updates, and the weights after them."""
+class Routed(nn.Module):
+    """Sends every token to one of many experts."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(width, width) for _ in range(width))
+
+    def forward(self, states):
+        expert = states.argmax(-1)
+        outputs = torch.zeros_like(states)
+        for number in expert.unique().tolist():
+            outputs[expert == number] = self.experts[number](states[expert == number])
+        return outputs
+
+
+def with_unused_parts(model):
+    """Add a tower that no text reaches, and experts, most of which get no token in a step."""
+    torch.manual_seed(1)
+    model.tower, model.model.layers[0].mlp = nn.Linear(4, 4), Routed(model.config.hidden_size)
+    return model
+
+
+def three_updates(rule, launch, num_responses=18, unused=False, **settings):
+    """Metrics of up to three updates, and the weights after them."""
     policy = load_zoo()[rule]()
-    model = make_model()
+    model = with_unused_parts(make_model()) if unused else make_model()
     batch = off_policy_batch(model, policy, num_responses)
     settings = {"lr": 1e-3, "max_grad_norm": 0.5, "num_minibatches": 3, "max_tokens_per_micro_batch": 60, **settings}
     config = LearnerConfig(**settings)
