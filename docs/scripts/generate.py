@@ -30,6 +30,7 @@ from rlzoo.cli.fields import settings
 from rlzoo.config.composition import config_names
 from rlzoo.config.run_config import RunConfig
 from rlzoo.corrections import Correction
+from rlzoo.gate.enter import TO_SAMPLE, TO_TRAIN
 from rlzoo.learner.learner import Learner
 from rlzoo.tasks import Task
 from rlzoo.tasks.episodes import EnvironmentTask
@@ -324,6 +325,14 @@ def laws() -> str:
     return "\n".join(rows)
 
 
+def gate() -> str:
+    """Return a table with one row per question that is asked before the first step."""
+    asked = {True: "train, eval", False: "train"}
+    rows = ["| | question | asked by |", "|---|---|---|"]
+    rows += [f"| `{each.__name__}` | {inspect.getdoc(each)} | {asked[each in TO_SAMPLE]} |" for each in TO_TRAIN]
+    return "\n".join(rows)
+
+
 def functions() -> str:
     """Return a table with one row per function of `rlzoo.ops`: its signature and its description."""
     rows = ["| function | description |", "|---|---|"]
@@ -381,6 +390,7 @@ def part(name: str) -> str:
         "configuration": configuration,
         "structure": structure,
         "laws": laws,
+        "gate": gate,
         "functions": functions,
         "records": records,
         "trainers": trainers,
