@@ -299,6 +299,8 @@ def sweep(kinds: Sequence[str], *, jobs: int = 2, seconds: int = 60) -> Iterator
                 yield result.get(seconds + 5)
             except multiprocessing.TimeoutError:
                 yield Row(kind, {DEFAULT: "failed"}, remarks=[f"no answer in {seconds} s"])
+            except Exception as error:
+                yield Row(kind, {DEFAULT: "failed"}, remarks=[one_line(error)])
 
 
 def page(rows: Sequence[Row], text: str) -> str:
