@@ -326,6 +326,16 @@ def vllm(session: nox.Session) -> None:
 
 
 @nox.session
+def models(session: nox.Session) -> None:
+    """Compare log-probs with every type of causal language model in transformers; not part of continuous integration.
+
+    Writes docs/reference/models.md, which takes minutes on two cores. Arguments after ``--`` are passed to the script instead.
+    """
+    arguments = session.posargs or ["--write"]
+    session.run(str(project(session) / "python"), "-m", "examples.lab.models", *arguments, external=True, env=OFFLINE)
+
+
+@nox.session
 def browser(session: nox.Session) -> None:
     """Test how MLflow's pages show a sweep; not part of continuous integration. Needs `chromium`, which runs headless."""
     if shutil.which("chromium") is None:

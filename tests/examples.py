@@ -68,6 +68,8 @@ NEEDS = {
     "lab/measure_long_model.py": "a model of make_long_model.py that has learned when to end",
     "lab/measure_staleness.py": "a vLLM server, and half an hour",
     "lab/measure_vllm.py": "vLLM",
+    "lab/models.py": "the folder examples on the path; tests/lab/test_models.py runs it",
+    "lab/small_models.py": "models.py, which imports it",
     "lab/episode_picture.py": "a finished run of the config guess",
     "lab/race_turns.py": "an hour",
     "lab/reproduce.py": "minutes even with --quick: python -m examples.lab.reproduce --quick",
