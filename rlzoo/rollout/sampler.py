@@ -286,7 +286,7 @@ class HFSampler(Sampler):
         return CachedConversation(self) if self.way in ("fused", "rows") else Conversation(self)
 
     def _agreeing_way(self, ways: Sequence[Way], failed: list[str], reach: Ids) -> Way:
-        """Return the first way that gives the model's log-probs in rows as long as ``reach``, and log why faster ones failed."""
+        """Return the first way with the model's log-probs in rows as long as ``reach``, and log why faster ones failed."""
         name = type(self.model).__name__
         prompts, number = _uneven_prompts(reach)
         ends, self.end_ids = self.end_ids, frozenset()  # every response is as long as the others
