@@ -37,6 +37,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from examples.lab.small_models import build
 from rlzoo import RunConfig
 from rlzoo.errors import UserError
+from rlzoo.gate.enter import enter
 from rlzoo.learner.batch import Batch, collate
 from rlzoo.tasks import Task
 from rlzoo.training.run import Run
@@ -238,7 +239,7 @@ def ask(kind: str, folder: Path) -> Row:
 
 def opened(config: RunConfig) -> Run:
     """Open a run as ``rlzoo train`` does."""
-    return Run(config, config.task)
+    return Run(enter(config, config.task))
 
 
 def configured(model: Path, output: Path, *overrides: str) -> RunConfig:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rlzoo.acceleration import can_fuse
-from rlzoo.errors import RunError, UserError
+from rlzoo.errors import UserError
 from rlzoo.models.probe import MODEL_ERRORS, Probe, evaluation_mode, excess, plain_log_probs, precision, rotary_switch, rounding
 from rlzoo.rollout.decode import Caches, Decoded, Way, decode, possible_ways
 from rlzoo.rollout.prompts import encode_prompt
@@ -287,13 +287,7 @@ class HFSampler(Sampler):
         return CachedConversation(self) if self.way in ("fused", "rows") else Conversation(self)
 
     def _agreeing_way(self, ways: Sequence[Way], failed: list[str], reach: Ids) -> Way:
-        """Return the first way that gives the model's log-probs, and log why the faster ones do not.
-
-        Args:
-            ways: the ways to try.
-            failed: faster ways, and why they cannot be tried.
-            reach: a row of tokens; the ways are compared on rows that are at most as long.
-        """
+        """Return the first way with the model's log-probs in rows as long as ``reach``, and log why faster ones failed."""
         name = type(self.model).__name__
         prompts, number = _uneven_prompts(reach)
         ends, self.end_ids = self.end_ids, frozenset()  # every response is as long as the others
@@ -301,8 +295,6 @@ class HFSampler(Sampler):
             for self.way in ways:
                 try:
                     nats = self._difference(prompts, number)
-                except RunError:
-                    raise
                 except (*MODEL_ERRORS, ImportError) as error:
                     failed.append(f"{WAYS[self.way]}: {type(error).__name__}: {error}"[:200])
                     continue
@@ -329,7 +321,6 @@ class HFSampler(Sampler):
             for ids, each in zip(prompts, drawn, strict=True):
                 row = (*ids, *each.tokens)
                 plain = plain_log_probs(self.model, row)
-                refuse_nan(plain)
                 compare = partial(excess, eps=precision(self.model), noise=partial(self._noise, row, plain))
                 nats = compare(torch.tensor(each.log_probs), plain[len(ids) - 1 :])
                 # a row whose tokens depend on later ones, as beside a rotary switch, has no log-probs to compare with

@@ -181,16 +181,11 @@ def test_a_sampler_with_weights_of_its_own_keeps_them_until_they_are_replaced():
     assert tokens(own.sample(PROMPTS, 4, seed=3)) != before
 
 
-def test_the_copy_of_a_model_is_on_the_device_that_it_is_given():
+def test_the_copy_of_a_model_keeps_its_data_type_and_has_no_gradient():
     trained = make_model().bfloat16()
-    meta = torch.device("meta")
-    copied = HFSampler(
-        trained, tokenizer(), end_ids=frozenset({END}), max_new_tokens=12, own_weights=True, way="generate", device=meta
-    )
-    assert {(each.device, each.dtype) for each in copied.model.parameters()} == {(meta, torch.bfloat16)}
-    assert {each.device.type for each in trained.parameters()} == {"cpu"}
-    copied.update_weights(trained.state_dict().items())
-    assert {each.device for each in copied.model.state_dict().values()} == {meta}
+    copied = HFSampler(trained, tokenizer(), end_ids=frozenset({END}), max_new_tokens=12, own_weights=True)
+    assert {(each.requires_grad, each.dtype) for each in copied.model.parameters()} == {(False, torch.bfloat16)}
+    assert all(each.requires_grad for each in trained.parameters())
 
 
 def test_what_a_model_ships_with_does_not_change_what_is_sampled():
