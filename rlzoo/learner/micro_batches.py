@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from rlzoo.models.probe import rotary_switch
+from rlzoo.models.probe import num_positions, rotary_switch
 from rlzoo.processes import deal
 from rlzoo.support.draws import refuse_nan
 
@@ -121,6 +121,8 @@ class MicroBatches:
         self.accelerator = accelerator
         self.pad_id = pad_id
         self.max_tokens = max_tokens(config.max_tokens_per_micro_batch, is_cpu=is_cpu, depth=depth)
+        if config.packing:  # some models fail on passes that exceed their positions, whatever the positions of the rows
+            self.max_tokens = min(self.max_tokens, num_positions(model))
         self.overhead = overhead(is_cpu=is_cpu, depth=depth)
         self.packing, self.autocasts = config.packing, config.autocast == "bfloat16"
         self.switch = rotary_switch(model)

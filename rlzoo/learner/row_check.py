@@ -28,12 +28,7 @@ def check_rows(
 
     If rows of equal length pass where others do not, ``micro_batches`` keeps lengths apart from here on.
 
-    Args:
-        micro_batches: the micro-batches of the run.
-        model: what `MicroBatches.forward` calls: ``module``, or a wrapper.
-        module: the module that computes log-probs.
-        config: settings of the learner.
-        probe: rows and their log-probs; every process computes all of them, because collective operations wait for all.
+    Every process computes all rows, because collective operations wait for all processes.
 
     Raises:
         UserError: the log-probs are not those of plain passes; the message names the setting that changes them.

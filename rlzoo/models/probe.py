@@ -30,16 +30,17 @@ ROW_LOGITS = 2**28
 """Number of logits that a row of a probe may have: 1 GB in float32."""
 
 TOLERANCE = 2e-3
-"""Difference between log-probs, in nats, that is always allowed; float32 rounds a hundred times more finely."""
+"""Difference between log-probs, in nats, that is allowed; float32 rounds a hundred times more finely, bfloat16 less."""
 
 MODEL_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What models raise for inputs that they do not support."""
 
 # settings of a configuration that are numbers of tokens, at which the way in which a row is computed changes
 _BORDER = re.compile(
-    r"^(?!num_|max_window|chunk_size_feed).*(window|chunk|block|top_?k|compress|stride|local|distance|segment)"
+    r"(^|\.)(?!num_|max_window|chunk_size_feed)[^.]*(window|chunk|block|top_?k|compress|stride|local|distance)"
 )
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length")
+_SWITCHING = ("longrope", "su", "dynamic")  # rotary embeddings that the longest row of a pass changes
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,9 @@ class Probe:
         lengths = sorted({max(2, min(8, length // 4)), max(2, length // 3), -(-length * 2 // 3), length})
         places = [torch.randint(len(usable), (number,), generator=rng) for number in lengths]
         rows = [tuple(usable[each].tolist()) for each in places]
-        probe = cls(tuple(rows), tuple(_score(model, row) for row in rows))
+        probe = cls(tuple(rows), tuple(plain_log_probs(model, row) for row in rows))
         if any(bool(each.isnan().any()) for each in probe.log_probs):
-            raise UserError(
-                f"model.path: {type(model).__name__} has logits that are not finite; choose another model.dtype or model"
-            )
+            raise UserError(f"model.path: {type(model).__name__} has logits that are not finite; choose another model or dtype")
         cut = length - length // 3
         changed = rows[-1][:cut] + tuple(usable[(places[-1][cut:] + 1) % len(usable)].tolist())
         _check(model, probe, changed=changed, cut=cut, longest=longest or length)
@@ -76,56 +75,45 @@ class Probe:
 
 
 def _check(model: PreTrainedModel, probe: Probe, *, changed: Sequence[int], cut: int, longest: int) -> None:
-    """Raise `UserError` if log-probs move in plain passes.
-
-    Args:
-        model: the model.
-        probe: its log-probs.
-        changed: the longest row with other tokens from position ``cut`` on.
-        cut: see ``changed``.
-        longest: length in tokens of the longest row of the run.
-    """
+    """Raise `UserError` if log-probs move in plain passes; ``changed`` is the longest row with other tokens from ``cut`` on."""
     rows, log_probs, name, switch = probe.rows, probe.log_probs, type(model).__name__, rotary_switch(model)
     again = "is not repeatable: the same row gets other log-probs", "choose a model that draws no random numbers"
     causal = (
         "is not causal: later tokens move a log-prob",
-        "choose a causal model (in a config.json like BERT's: is_decoder=true)",
+        "choose a causal model (for BERT's kin, is_decoder=true in config.json)",
     )
     earlier = "depends on earlier passes: after a longer row, a row gets other log-probs", "choose another model"
     questions = [
         (again, rows[-1], rows[-1], log_probs[-1]),
         *((earlier, row, row, expected) for row, expected in zip(rows[:-1], log_probs[:-1], strict=True)),
         (causal, changed, rows[-1], log_probs[-1][:cut]),  # a model that sees one token ahead gives the next token away
-        (causal, rows[0] + rows[-1][len(rows[0]) :], None, log_probs[0]),
+        *((causal, rows[i] + rows[-1][len(rows[i]) :], None, log_probs[i]) for i in (0, -2)),
     ]
     eps = precision(model)
-    with_switch = (
-        f"its rotary embedding changes at {switch} tokens: set rollout.max_new_tokens so that rows, of up to {longest} "
+    limit = (
+        f"its rotary embedding changes at {switch} tokens: set rollout.max_new_tokens so that rows, of up to {longest} tokens,"
     )
-    with_switch += f"tokens, have at most {switch}"
     for (problem, advice), row, targets, expected in questions:
-        actual = _score(model, row, targets)[: len(expected)]
+        actual = plain_log_probs(model, row, targets)[: len(expected)]
         # noise of a model that draws random numbers would be those: of the same row, only the precision is allowed for
         noise = (lambda: torch.tensor([eps])) if row is rows[-1] else partial(_noise, model, probe)
         nats = excess(actual, expected, eps, noise)
         if row is changed:
             nats = nats or excess(actual[-1:], expected[-1:], eps, noise)
         if nats:
-            remedy = with_switch if switch and longest > switch else advice
+            remedy = f"{limit} have at most {switch}" if switch and longest > switch else advice
             raise UserError(f"model.path: {name} {problem} (by {nats:.2g} nats); {remedy}")
     if switch and len(rows[-1]) <= switch < longest:
-        raise UserError(f"model.path: {name} is not causal in rows of more than {switch} tokens; {with_switch}")
+        raise UserError(f"model.path: {name} is not causal in rows of more than {switch} tokens; {limit} have at most {switch}")
 
 
 def excess(actual: Tensor, expected: Tensor, eps: float, noise: Callable[[], Tensor]) -> float:
     """Return the difference in nats between two rows' log-probs if rounding does not explain it, otherwise 0.
 
-    In low precision, it is a quantile over the tokens, because rounding may route single tokens to other experts.
-
     Args:
         actual: ``(S,)``.
         expected: ``(S,)``.
-        eps: relative precision of the computation.
+        eps: relative precision; if low, single tokens do not count, because rounding may route them to other experts.
         noise: returns differences that rounding makes.
     """
 
@@ -134,18 +122,26 @@ def excess(actual: Tensor, expected: Tensor, eps: float, noise: Callable[[], Ten
 
     difference = (actual - expected).abs()
     for nats in (size(difference), size(difference[-8:])):  # the last tokens, because a model may see a few tokens ahead
-        if not nats <= TOLERANCE and not nats <= TOLERANCE + 3 * size(noise()):
+        if not nats <= TOLERANCE and not (eps > 1e-5 and nats <= TOLERANCE + 3 * size(noise())):
             return nats
     return 0.0
 
 
 @torch.no_grad()
 def plain_log_probs(model: PreTrainedModel, row: Sequence[int], targets: Sequence[int] | None = None) -> Tensor:
-    """Return the log-probs ``(S - 1,)`` of a row's tokens but the first, or of ``targets`` in their places, from a plain pass."""
+    """Return the log-probs ``(S - 1,)`` of a row's tokens but the first, or of ``targets`` in their places, from a plain pass.
+
+    Raises:
+        UserError: the model fails.
+    """
     ids = torch.tensor([row], device=model.device)
     wanted = torch.tensor(row if targets is None else targets, device=model.device)[1:, None]
-    with evaluation_mode(model):
-        logits = model(input_ids=ids, use_cache=False).logits[0, :-1]
+    try:
+        with evaluation_mode(model):
+            logits = model(input_ids=ids, use_cache=False).logits[0, :-1]
+    except MODEL_ERRORS as error:
+        problem = f"{type(model).__name__} fails on a row of {len(row)} tokens ({type(error).__name__}: {error})"
+        raise UserError(f"model.path: {problem}; choose another model, or shorter rows") from error
     number = max(1, 2**24 // logits.shape[-1])  # rows of logits in float32 at a time
     pieces = zip(torch.split(logits, number), torch.split(wanted, number), strict=True)
     log_probs = torch.cat([some.float().log_softmax(-1).gather(-1, tokens)[:, 0] for some, tokens in pieces])
@@ -187,13 +183,15 @@ def rounding(eps: float) -> Iterator[None]:
 def rotary_switch(model: PreTrainedModel) -> int | None:
     """Return the length above which the configured rotary embedding of a whole pass changes; None if it does not."""
     config = model.config.get_text_config()
-    kinds = {"longrope", "dynamic", "su"}
-    found = [
-        int(part.get("original_max_position_embeddings") or config.max_position_embeddings)
-        for part in _mappings(config.to_dict())
-        if kinds & {part.get("rope_type"), part.get("type")}
-    ]
+    settings = _flat(config.to_dict())
+    kinds = [key.rpartition(".")[0] for key, value in settings.items() if key.endswith("type") and value in _SWITCHING]
+    found = (settings.get(f"{kind}.original_max_position_embeddings") or config.max_position_embeddings for kind in kinds)
     return min(found, default=None)
+
+
+def num_positions(model: PreTrainedModel) -> int:
+    """Return the largest number of tokens that a model is configured for."""
+    return min(filter(None, (getattr(model.config.get_text_config(), name, None) for name in _POSITIONS)), default=2**31)
 
 
 def _reach(model: PreTrainedModel, longest: int | None) -> int:
@@ -201,65 +199,38 @@ def _reach(model: PreTrainedModel, longest: int | None) -> int:
     config, switch = model.config.get_text_config(), rotary_switch(model)
     borders = _borders(config)
     if longest is None:
-        positions = [getattr(config, name, None) for name in _POSITIONS]
-        longest = min(max([REACH, *(past(border) for border in borders)]), *filter(None, positions), switch or 2**31)
-    longest = max(4, longest)
+        longest = min(max([REACH, *(border * 9 // 8 + 8 for border in borders)]), num_positions(model), switch or 2**31)
     flop = ROW_FLOP.get(model.device.type, 1000 * ROW_FLOP["cpu"])
-    size = sum(parameter.numel() for parameter in model.parameters())
-    affordable = min(flop / (2 * size), ROW_LOGITS / config.vocab_size)
-    crossed = max((past(border) for border in [*borders, switch or 0] if border < longest), default=0)
-    return int(min(longest, max(REACH, affordable, min(crossed, 4 * affordable))))
-
-
-def past(border: int) -> int:
-    """Return the length of a row that exceeds a border clearly."""
-    return border + border // 8 + 8
+    affordable = min(flop / (2 * model.num_parameters()), ROW_LOGITS / config.vocab_size)
+    crossed = max((border * 9 // 8 + 8 for border in {*borders, switch or 0} if border < longest), default=0)
+    return max(4, min(longest, max(REACH, int(min(crossed, 4 * affordable)), int(affordable))))
 
 
 def _borders(config: PreTrainedConfig) -> set[int]:
     """Return the numbers of tokens at which the configured model changes how it computes a row: windows, chunks, blocks."""
-    named = [(key, value) for part in _mappings(config.to_dict()) for key, value in part.items() if _BORDER.match(key)]
-    numbers = {key: value for key, value in named if type(value) is int and value > 1}
+    numbers = {key: value for key, value in _flat(config.to_dict()).items() if _BORDER.search(key) and type(value) is int}
     rates = [value for key, value in numbers.items() if "compress" in key or "block" in key]
-    return {
-        *numbers.values(),
-        # an index selects among compressed tokens or blocks
-        *(value * rate for key, value in numbers.items() if re.search("index.*top", key) for rate in rates),
-    }
+    # an index selects among compressed tokens or blocks
+    products = {value * rate for key, value in numbers.items() if re.search("index.*top", key) for rate in rates}
+    return {number for number in (*numbers.values(), *products) if number > 1}
 
 
-def _mappings(values: Mapping[str, Any], prefix: str = "") -> Iterator[dict[str, Any]]:
-    """Yield a configuration and all mappings in it; names of their keys start with the name of a mapping with a border."""
-    yield {f"{prefix}{key}": value for key, value in values.items()}
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the settings of a configuration; the keys of nested ones are joined by dots."""
+    flat: dict[str, Any] = {}
     for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _mappings(value, f"{key}." if _BORDER.match(key) else "")
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
 
 
 def _usable_ids(model: PreTrainedModel) -> Tensor:
-    """Return the ids that are in the embedding and not configured as special tokens, ``(N,)`` sorted."""
-    config = model.config.get_text_config()
-    size = min(config.vocab_size, getattr(model.get_input_embeddings(), "num_embeddings", config.vocab_size))
-    special: set[int] = set()
-    for part in (
-        *_mappings(model.config.to_dict()),
-        *_mappings(model.generation_config.to_dict() if model.generation_config else {}),
-    ):
-        for key, value in part.items():
-            if re.search(r"token_(id|index)", key):
-                special.update(each for each in (value if isinstance(value, list) else [value]) if type(each) is int)
-    usable = [token for token in range(size) if token not in special]
-    return torch.tensor(usable or list(range(size)))
-
-
-def _score(model: PreTrainedModel, row: Sequence[int], targets: Sequence[int] | None = None) -> Tensor:
-    try:
-        return plain_log_probs(model, row, targets)
-    except MODEL_ERRORS as error:
-        what = f"{type(model).__name__} fails on a row of {len(row)} tokens"
-        raise UserError(
-            f"model.path: {what} ({type(error).__name__}: {error}); choose another model, or shorter rows"
-        ) from error
+    """Return the ids that are in the embedding and not configured as special tokens, ``(N,)``."""
+    size = model.config.get_text_config().vocab_size
+    settings = [config.to_dict() for config in (model.config, model.generation_config) if config]
+    items = [item for each in settings for item in _flat(each).items() if re.search("token_(id|index)", item[0])]
+    special = {token for _, value in items for token in (value if isinstance(value, list) else [value])}
+    size = min(size, getattr(model.get_input_embeddings(), "num_embeddings", size))
+    return torch.tensor([token for token in range(size) if token not in special] or range(size))
 
 
 def precision(model: PreTrainedModel) -> float:
