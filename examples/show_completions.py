@@ -7,10 +7,12 @@ python examples/show_completions.py RUN --step 1 --number 3
 import argparse
 import json
 import random
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 
-def lines(row):
+def lines(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (author, text) pairs."""
     if not row.get("turns"):
         yield from (("question", row["question"]), ("response", row["response"]))
@@ -23,7 +25,7 @@ def lines(row):
             yield "environment", turn["observation"]
 
 
-def main():
+def main() -> None:
     """Print randomly chosen responses of one step."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", metavar="RUN", type=Path, help="run directory")
