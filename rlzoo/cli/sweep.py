@@ -108,11 +108,10 @@ def _print_differences(sweep: Sweep, console: Plain) -> None:
     """Print how the runs of different rules differ, apart from their rules, with the first value of each axis."""
     from rlzoo.lab.races import other_differences
     from rlzoo.lab.run_records import resolved_settings
-    from rlzoo.zoo import load_zoo
 
     first_of_each_rule = sweep.children[: sweep.num_contenders : sweep.num_contenders // len(sweep.clips)]
     configs = [child.config for child in first_of_each_rule]
-    for note in other_differences([resolved_settings(one.model_dump(mode="json"), load_zoo(one.plugins)) for one in configs]):
+    for note in other_differences([resolved_settings(one.model_dump(mode="json"), one.plugins.zoo) for one in configs]):
         console.print(note)
 
 

@@ -154,9 +154,7 @@ def _train(run: RunConfig, resume: bool, allow_changed: bool, is_quiet: bool, as
 
 def announce_plugins(run: RunConfig) -> None:
     """Log the external plugins that are loaded for a run, with their versions and rules."""
-    from rlzoo.zoo import load_zoo
-
-    for source, policies in load_zoo(run.plugins).outside().items():
+    for source, policies in run.plugins.zoo.outside().items():
         logger.info("plugin loaded: %s (%s)", source, ", ".join(policies))
 
 

@@ -7,7 +7,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationError, ValidationInfo, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    GetCoreSchemaHandler,
+    PlainSerializer,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    model_validator,
+)
+from pydantic_core.core_schema import CoreSchema, no_info_wrap_validator_function
 
 from rlzoo.advantages import AdvantageEstimator
 from rlzoo.config.composition import (
@@ -41,13 +51,36 @@ from rlzoo.support.reading import user_path
 from rlzoo.support.redaction import redact_settings, redacted_keys
 from rlzoo.tasks import Task, build_task
 from rlzoo.tasks.task import task_names
-from rlzoo.zoo import load_zoo, plugins_of_run
+from rlzoo.zoo import Zoo, load_zoo, plugins_of_run
 
 DEFAULT_RUN = "arithmetic"
 """The config that serves as the base if no config file sets a model."""
 
 SAME_CONTEST = ("task.", "model.", "eval.", "steps")
 """Prefixes of the settings that must be equal for the scores of runs to be comparable."""
+
+
+class Plugins(tuple[str, ...]):
+    """Plugin files and folders, which are loaded once for each configuration: they may change between two runs."""
+
+    @cached_property
+    def zoo(self) -> Zoo:
+        """Everything that the installed plugins and these provide."""
+        return load_zoo(self)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Validate a sequence of paths; plugins that are given to another configuration are not loaded again."""
+
+        def validate(given: Any, check: ValidatorFunctionWrapHandler) -> Plugins:
+            return given if isinstance(given, cls) else cls(distinct(check(given)))
+
+        return no_info_wrap_validator_function(validate, handler(tuple[str, ...]))
+
+
+def _zoo(info: ValidationInfo) -> Zoo:
+    zoo: Zoo = info.data.get("plugins", Plugins()).zoo
+    return zoo
 
 
 def _build_clip(value: object, info: ValidationInfo) -> ClipPolicy:
@@ -58,7 +91,7 @@ def _build_clip(value: object, info: ValidationInfo) -> ClipPolicy:
     settings = named_settings("clip", value)
     if "name" not in settings:
         raise UserError(f"clip={shown(value)}: expected the name of a rule, or settings that include a name")
-    zoo, name = load_zoo(info.data.get("plugins", ())), settings["name"]
+    zoo, name = _zoo(info), settings["name"]
     if name not in zoo and name in config_names():
         raise UserError(f"clip={name!r} is a config, not a rule: use --config {name}")
     if missing := [field for field in required_fields(zoo[name]) if field not in settings]:
@@ -73,7 +106,7 @@ def _build_task(value: object, info: ValidationInfo) -> Task:
         return value
     settings = named_settings("task", value)
     if settings.get("name") not in task_names():
-        reference = load_zoo(info.data.get("plugins", ())).tasks.get(str(settings.get("name")))
+        reference = _zoo(info).tasks.get(str(settings.get("name")))
         settings |= {"name": reference} if reference else {}
     return build_task(settings)
 
@@ -93,7 +126,7 @@ def _build_correction(value: object, info: ValidationInfo) -> Correction | None:
         value = _usual_correction(info.data.get("clip"), info.data.get("rollout"))
     if value in (None, "none", {"name": "none"}):
         return None
-    return load_zoo(info.data.get("plugins", ())).corrections.build("correction", value)
+    return _zoo(info).corrections.build("correction", value)
 
 
 def _usual_correction(clip: ClipPolicy | None, rollout: RolloutConfig | None) -> dict[str, Any] | None:
@@ -121,8 +154,8 @@ class RunConfig(Settings):
         (1e-05, 'arithmetic')
     """
 
-    plugins: Annotated[tuple[str, ...], AfterValidator(distinct)] = Field(
-        (), description="plugin files and folders to load, in addition to installed plugins"
+    plugins: Plugins = Field(
+        default_factory=Plugins, description="plugin files and folders to load, in addition to installed plugins"
     )
     clip: Annotated[ClipPolicy, BeforeValidator(_build_clip), PlainSerializer(_dump_named)] = Field(
         description="the rule: its name, or its name and settings"
@@ -225,7 +258,7 @@ class RunConfig(Settings):
     @cached_property
     def estimator(self) -> AdvantageEstimator:
         """Return the advantage estimator that the policy uses."""
-        return load_zoo(self.plugins).advantages.build("clip.advantage", self.clip.advantage)
+        return self.plugins.zoo.advantages.build("clip.advantage", self.clip.advantage)
 
     @model_validator(mode="after")
     def _gives_the_estimator_what_it_needs(self) -> Self:
@@ -255,8 +288,9 @@ class RunConfig(Settings):
                 "response; use learner.kl_coef instead"
             )
         if self.reward.kl_coef and not self.estimator.takes_token_rewards:
-            kinds = load_zoo(self.plugins).advantages
-            allowed = [name for name, kind in kinds.items() if kind.takes_token_rewards and not kind.needs]
+            allowed = [
+                name for name, kind in self.plugins.zoo.advantages.items() if kind.takes_token_rewards and not kind.needs
+            ]
             raise UserError(
                 f"{given}: advantage {self.estimator.name!r} does not accept per-token rewards (allowed: "
                 f"{', '.join(allowed)}); set clip.advantage={allowed[0]}"
@@ -312,8 +346,8 @@ class RunConfig(Settings):
             merged = merge(merged, for_clip(layer, name))
         if name:
             merged["clip"] = {**named_settings("clip", merged.get("clip")), "name": name}
-        if plugins:
-            merged["plugins"] = [*listed(merged.get("plugins")), *map(str, plugins)]
+        own = listed(merged.get("plugins"))
+        merged["plugins"] = plugins if isinstance(plugins, Plugins) and not own else [*own, *map(str, plugins)]
         try:
             return cls.model_validate(merged)
         except ValidationError as error:

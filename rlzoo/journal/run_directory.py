@@ -135,7 +135,6 @@ class RunDirectory:
         """
         if not is_writer:
             return cls(path, is_writer)
-        cls.check_free(path)
         is_new, lock, made = not path.exists(), None, None
         try:
             path.mkdir(parents=True, exist_ok=True)

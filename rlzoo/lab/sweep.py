@@ -24,7 +24,6 @@ from rlzoo.lab.run_records import REPETITION, changed_settings, read_mapping, re
 from rlzoo.support.machine import LAUNCHED, available_memory, cores
 from rlzoo.support.parsing import parse_json, parse_yaml
 from rlzoo.support.reading import RECORDS, read_text, user_path
-from rlzoo.zoo import load_zoo
 
 LAUNCHER = "RLZOO_LAUNCHER"
 """Environment variable that a sweep and rlzoo's launcher set for their children; holds the ID of the parent process."""
@@ -139,7 +138,7 @@ def _check_distinct(children: Sequence[Child]) -> None:
     """Raise `UserError` if two children have the same name, or settings that a comparison cannot tell apart."""
     names: dict[str, str] = {}
     for child in children:
-        settings = resolved_settings(child.config.model_dump(mode="json"), load_zoo(child.config.plugins))
+        settings = resolved_settings(child.config.model_dump(mode="json"), child.config.plugins.zoo)
         compared = {key: value for key, value in settings.items() if key == "seed" or not key.startswith(REPETITION)}
         for what, mark in (("name", child.name), ("settings", repr(sorted(compared.items())))):
             if mark in names:

@@ -383,7 +383,7 @@ def freeze_unused(accelerator: Accelerator, module: ResponseLogProbs) -> None:
         model = module.language_model
         raise UserError(
             f"model.path: a training pass of {type(model).__name__} in {model.dtype} with attention "
-            f"{model.config._attn_implementation!r} fails ({one_line(error)}); change model.dtype or "
+            f"{model.config._attn_implementation!r} fails ({one_line(error)}); set another model.dtype or "
             "model.attn_implementation, or choose another model"
         ) from error
     nodes, used = {log_probs.grad_fn}, set[nn.Parameter]()

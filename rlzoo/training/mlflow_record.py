@@ -17,7 +17,6 @@ from rlzoo.support.redaction import redact_settings
 from rlzoo.tasks import Task
 from rlzoo.tasks.task import fingerprint
 from rlzoo.training.run import Run
-from rlzoo.zoo import load_zoo
 
 OWN = ("output", "plugins", "tracking.")
 """Settings that are never listed as differences from the default run."""
@@ -54,7 +53,7 @@ def run_tags(config: RunConfig, task: str) -> dict[str, str]:
 
 def clip_source(config: RunConfig) -> str:
     """The distribution (with its version) or the file that provides the rule; otherwise, the rule's module."""
-    entry = load_zoo(config.plugins).entries.get(config.clip.name)
+    entry = config.plugins.zoo.entries.get(config.clip.name)
     kind = type(config.clip)
     return entry.source if entry is not None and entry.kind is kind else kind.__module__
 

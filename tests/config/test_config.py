@@ -270,3 +270,10 @@ def test_an_override_that_the_final_part_does_not_have_is_refused(overrides, mes
 def test_a_setting_without_a_name_is_not_lost_to_a_later_name(tmp_path):
     (tmp_path / "own.yaml").write_text("model: {path: embedded}\ntask: {digits: 1}\n")
     assert RunConfig.compose([tmp_path / "own.yaml"], clip="fspo", overrides=["task.name=recurrence"]).task.digits == 1
+
+
+def test_plugins_are_loaded_once_for_a_configuration():
+    config = RunConfig.compose(clip="grpo")
+    assert config.model_copy(update={"seed": 1}).plugins.zoo is config.plugins.zoo
+    assert RunConfig.compose(clip="grpo", plugins=config.plugins).plugins.zoo is config.plugins.zoo
+    assert RunConfig.compose(clip="grpo").plugins.zoo is not config.plugins.zoo

@@ -346,9 +346,15 @@ def test_what_no_text_reaches_is_frozen_and_experts_without_tokens_are_not():
     assert make_learner(make_model(), GRPO()).accelerator.ddp_handler is None
 
 
-@pytest.mark.filterwarnings("ignore:_compile flag")
-def test_attention_without_a_backward_pass_is_refused_in_one_line():
+class WithoutBackward(torch.nn.Module):
+    def forward(self, states):
+        if torch.is_grad_enabled():
+            raise NotImplementedError("no backward pass on this device")
+        return states
+
+
+def test_a_model_without_a_backward_pass_is_refused_in_one_line():
     model = make_model()
-    model.set_attn_implementation("flex_attention")
-    with pytest.raises(UserError, match=r"training pass .* attention 'flex_attention' fails \(NotImplementedError.*"):
+    model.model.layers[0].mlp = WithoutBackward()
+    with pytest.raises(UserError, match=r"training pass of Qwen3ForCausalLM .* 'sdpa' fails \(NotImplementedError: no back"):
         make_learner(model, GRPO())
