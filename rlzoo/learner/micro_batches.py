@@ -117,7 +117,7 @@ class MicroBatches:
         padding_side: PaddingSide = "right",
     ) -> None:
         is_cpu, sizes = accelerator.device.type == "cpu", model.config.get_text_config()
-        depth = getattr(sizes, "num_hidden_layers", 1) * sizes.hidden_size
+        depth = getattr(sizes, "num_hidden_layers", 1) * getattr(sizes, "hidden_size", 256)
         self.accelerator = accelerator
         self.pad_id = pad_id
         self.max_tokens = max_tokens(config.max_tokens_per_micro_batch, is_cpu=is_cpu, depth=depth)
