@@ -14,7 +14,7 @@ from rlzoo.config.composition import config_folders, config_names, read_config
 from rlzoo.gate.architecture import find_architecture
 from rlzoo.gate.devices import parse_devices
 from rlzoo.gate.plan import Plan, Prompts
-from rlzoo.gate.settings import check_memory, check_settings
+from rlzoo.gate.settings import Start, check_settings, shortages
 from rlzoo.gate.tokens import check_length
 
 RECIPES = [name for name in config_names() if name.startswith("paper/")]
@@ -75,9 +75,9 @@ def test_every_recipe_composes_for_every_rule_and_fits_its_machine(name, rule, d
     stated = read_config(name)["per_clip"][rule]["clip"]
     assert stated.items() <= config.clip.model_dump().items()
     architecture, devices, prompts = find_architecture(config.model.path), parse_devices("8xH100"), Prompts(1024, False)
-    check_settings(config, processes=8, here=False)
+    check_settings(config, Start(8, here=False))
     check_length(prompts, config.rollout, limit=architecture.max_length, path=config.model.path)
-    check_memory(Plan(config, architecture, devices, prompts, 8))
+    assert not list(shortages(Plan(config, architecture, devices, prompts, 8, is_here=False)))
 
 
 def test_the_recipes_differ_in_the_model_and_its_sharding_alone():

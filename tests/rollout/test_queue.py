@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import rlzoo
 from rlzoo import RunConfig, UserError
 from rlzoo.errors import RunError
-from rlzoo.gate.settings import check_settings
+from rlzoo.gate.settings import Start, check_settings
 from rlzoo.models.pretrained import load_pretrained
 from rlzoo.recording import RecordedStep
 from rlzoo.rollout.sampler import HFSampler
@@ -199,4 +199,4 @@ def test_the_correction_of_a_queue_survives_being_written_down(tmp_path):
 def test_several_processes_do_not_share_a_server_behind_a_queue(tmp_path):
     server = ["rollout.engine=vllm", "rollout.vllm.server=http://127.0.0.1:1", "rollout.max_staleness=2"]
     with pytest.raises(UserError, match=r"rollout.max_staleness=2: with a vLLM server, 2 processes would change its weights"):
-        check_settings(quick(tmp_path / "run", overrides=server), processes=2)
+        check_settings(quick(tmp_path / "run", overrides=server), Start(2))
