@@ -99,8 +99,8 @@ def _files(config: RunConfig, start: Start) -> None:
 QUESTIONS: dict[str, Callable[[RunConfig, Start], None]] = {
     "secrets": lambda config, start: config.refuse_redacted(),
     "output": _output,
-    "launch": _launch,
     "sampling": _sampling,
+    "launch": _launch,
     "packages": _packages,
     "files": _files,
 }

@@ -247,7 +247,7 @@ def test_a_model_that_cannot_fit_is_refused(rlzoo, model):
 def test_a_cpu_is_shared_by_its_processes(rlzoo, monkeypatch):
     import psutil
 
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=60_000_000))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=60_000_000, available=60_000_000))
     small = settings("learner.max_tokens_per_micro_batch=1920")  # 16 rows of 120 tokens: 35 MB
     assert rlzoo("train", "--dry-run", *small)[0] == 0
     line = failing_plan(rlzoo, *small, *settings("launch.processes=2"))
