@@ -324,27 +324,20 @@ def _check(step: RecordedStep) -> None:
     _require(
         int(sizes.sum()) == num_tokens, f"sequence_lengths sums to {int(sizes.sum())}, but there are {num_tokens} token_ids"
     )
-    _require(
-        len(step.response_mask) == num_tokens, f"response_mask has {len(step.response_mask)} values for {num_tokens} token_ids"
-    )
+    _check_length(step, "response_mask", {num_tokens: "token_ids"})
     first = step.response_mask[sizes.cumsum(0) - sizes]
     _require(not bool(first.any()), "response_mask is true on the first token of a sequence, but no earlier token predicts it")
     num_chosen = int(step.response_mask.sum())
     widest = int((sizes - step.prompt_lengths).max())
     what = f"{number} responses of up to {widest} tokens exceed the maximum of {MOST_CELLS:,} padded tokens per step"
     _require(number * widest <= MOST_CELLS, what)
+    by_response, by_token = {number: "responses"}, {num_chosen: "tokens that the model chose"}
     for name in ("group_ids", "rewards", "finished"):
-        value = getattr(step, name)
-        _require(
-            value is None or len(value) == number,
-            f"{name} has {0 if value is None else len(value)} values for {number} responses",
-        )
-    for name in ("turn_ids", *PER_TOKEN):
-        value = getattr(step, name)
-        found = 0 if value is None else len(value)
-        _require(
-            value is None or found == num_chosen, f"{name} has {found} values for {num_chosen} tokens that the model chose"
-        )
+        _check_length(step, name, by_response)
+    for name in ("turn_ids", "kept_sizes", *PER_TOKEN):
+        _check_length(step, name, by_token)
+    for name in ("advantages", "policy_versions"):
+        _check_length(step, name, by_token | by_response)
     for name in ("rollout_log_probs", "old_log_probs", "ref_log_probs"):
         if (value := getattr(step, name)) is not None:
             _check_log_probs(name, value)
@@ -354,16 +347,15 @@ def _check(step: RecordedStep) -> None:
         _require(in_order, "turn_ids decreases within a response; number the turns of a response 0, 1, ... in order")
         largest = max(step.turn_ids.tolist(), default=0)
         _require(largest < MOST_TURNS, f"turn_ids contains {largest}, but a response must have fewer than {MOST_TURNS:,} turns")
-    if step.advantages is not None:
-        found = len(step.advantages)
-        what = f"advantages has {found} values for {number} responses with {num_chosen} tokens that the model chose"
-        _require(found in (number, num_chosen), what)
-    if step.policy_versions is not None:
-        found = len(step.policy_versions)
-        what = f"policy_versions has {found} values for {number} responses with {num_chosen} tokens that the model chose"
-        _require(found in (number, num_chosen), what)
     for index, update in enumerate(step.updates):
         _check_update(step, index, update)
+
+
+def _check_length(step: RecordedStep, name: str, allowed: Mapping[int, str]) -> None:
+    """Check that a field has one value for each of the things in ``allowed``, which maps their number to what they are."""
+    value = getattr(step, name)
+    things = " or ".join(f"{number} {what}" for number, what in allowed.items())
+    _require(value is None or len(value) in allowed, f"{name} has {0 if value is None else len(value)} values for {things}")
 
 
 def _check_kept(step: RecordedStep, num_chosen: int) -> None:
@@ -371,7 +363,6 @@ def _check_kept(step: RecordedStep, num_chosen: int) -> None:
     if ids is None or sizes is None:
         _require(ids is None and sizes is None, f"{'kept_ids' if ids is None else 'kept_sizes'} is missing")
         return
-    _require(len(sizes) == num_chosen, f"kept_sizes has {len(sizes)} values for {num_chosen} tokens that the model chose")
     total = int(sizes.sum())
     _require(total == len(ids), f"kept_sizes sums to {total}, but there are {len(ids)} kept_ids")
     tokens = torch.repeat_interleave(torch.arange(num_chosen), sizes)
