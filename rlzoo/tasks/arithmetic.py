@@ -11,14 +11,14 @@ from typing import Any
 from pydantic import Field
 
 from rlzoo.errors import UserError
-from rlzoo.tasks.task import MAX_TRIES, DrawnTask, is_held_out
+from rlzoo.tasks.task import MAX_TRIES, Drawn, Task, is_held_out
 from rlzoo.types import Problem
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")  # not \d, which also matches digits in other scripts
 _NUMBER = re.compile(r"(?:(?<![0-9])[+-])?[0-9]+(?:\.[0-9]+)?")  # the minus in 5-23 is not a sign, and 7.23 is one number
 
 
-class ArithmeticTask(DrawnTask):
+class ArithmeticTask(Drawn, Task):
     """Sums such as ``3+5+9+6``; the answer is the number after the last marker in the response: 23 in ``8,17#23``."""
 
     template: str = Field(default="{question}=", description="prompt template; {question} is replaced by the sum")

@@ -12,14 +12,14 @@ from pydantic import Field
 from rlzoo.environments import Environment
 from rlzoo.environments.guess import Guess
 from rlzoo.tasks.episodes import EpisodeTask
-from rlzoo.tasks.task import DrawnTask
+from rlzoo.tasks.task import Drawn
 from rlzoo.types import Problem
 
 FEWEST = 5
 """Minimum number of candidates in a game."""
 
 
-class GuessTask(DrawnTask, EpisodeTask):
+class GuessTask(Drawn, EpisodeTask):
     """Games of `Guess`: a problem consists of a range and a hidden number in this range.
 
     The number of candidates is drawn log-uniformly from 5 to ``highest``, so that games differ in length. One in eight

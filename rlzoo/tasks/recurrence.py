@@ -12,14 +12,14 @@ from typing import Any
 from pydantic import Field
 
 from rlzoo.errors import UserError
-from rlzoo.tasks.task import DrawnTask
+from rlzoo.tasks.task import Drawn, Task
 from rlzoo.types import Problem
 
 ANSWER_MARKER = "#"
 _QUESTION = re.compile(r"(?P<counter>[0-9]+)(?P<letter>[a-i])(?P<before>[0-9]+),[0-9]+[a-i](?P<last>[0-9]+),")
 
 
-class RecurrenceTask(DrawnTask):
+class RecurrenceTask(Drawn, Task):
     """Terms of ``x[n+1] = k x[n] + x[n-1]``, each reduced to its last ``digits`` digits.
 
     The question gives two terms, as in ``004c17,003c42,``. Each term is preceded by the number of remaining steps and by a

@@ -177,8 +177,11 @@ class Task(Settings, ABC):
         self.close()
 
 
-class DrawnTask(Task):
-    """Problems that are drawn from random generators, without end; one in eight, selected by a hash, is held out."""
+class Drawn(ABC):
+    """A base class, next to `Task`, for endless problems from a random generator; one in eight, by a hash, is held out."""
+
+    if TYPE_CHECKING:
+        seed: int | None
 
     @abstractmethod
     def _draw(self, key: str) -> str:
