@@ -164,7 +164,10 @@ class RecordedStep:
                 values[name] = (
                     value.detach().cpu()[:, 0] if value.shape[1] == 1 != chosen.shape[1] else value.detach().cpu()[chosen]
                 )
-        values = {name: _plain(name, value) if isinstance(value, Tensor) else value for name, value in values.items()}
+        values = {
+            name: value.detach().cpu().to(_data_types(name)[0]) if isinstance(value, Tensor) else value
+            for name, value in values.items()
+        }
         recorded = cls(
             step=step,
             token_ids=torch.cat([prompt_ids, completion_ids], 1).long().cpu()[both],
@@ -244,12 +247,13 @@ def turns(response_mask: Tensor) -> Tensor:
     return torch.where(response_mask, begins.long().cumsum(1) - 1, -1)
 
 
-def _plain(name: str, value: Tensor) -> Tensor:
-    """Return a field's tensor on the CPU, converted to the data type of the field."""
+def _data_types(name: str) -> tuple[torch.dtype, ...]:
+    """Return the data type of a field, followed by any other data type that is accepted for it in a file."""
     if name in KEPT:
-        return value.detach().cpu().to(torch.int32)
-    dtype = torch.int64 if name in INTEGERS else torch.bool if name in FLAGS else torch.float32
-    return value.detach().cpu().to(dtype)
+        return (torch.int32,)
+    if name in INTEGERS or name == "rows":
+        return torch.int64, torch.int32
+    return (torch.bool, torch.uint8) if name in FLAGS else (torch.float32, torch.float64)
 
 
 def _read_facts(text: str) -> dict[str, Any]:
@@ -290,18 +294,10 @@ def _read_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 def _converted(name: str, tensor: Tensor) -> Tensor:
     """Convert a tensor from an accepted data type to the data type of its field."""
-    read: tuple[torch.dtype, ...]
-    if name in KEPT:
-        read, dtype = (torch.int32,), torch.int32
-    elif name in INTEGERS or name == "rows":
-        read, dtype = (torch.int64, torch.int32), torch.int64
-    elif name in FLAGS:
-        read, dtype = (torch.bool, torch.uint8), torch.bool
-    else:
-        read, dtype = (torch.float32, torch.float64), torch.float32
-    if tensor.dtype not in read:
-        raise ValueError(f"{name} has data type {tensor.dtype}, not {' or '.join(map(str, read))}")
-    return tensor.to(dtype)
+    allowed = _data_types(name)
+    if tensor.dtype not in allowed:
+        raise ValueError(f"{name} has data type {tensor.dtype}, not {' or '.join(map(str, allowed))}")
+    return tensor.to(allowed[0])
 
 
 def _check(step: RecordedStep) -> None:
