@@ -12,12 +12,11 @@ without a test file, use ``rlzoo clips check my-policy`` (or ``FILE.py``).
 
 from __future__ import annotations
 
-from rlzoo.testing.check import Outcome, check, shrink
+from rlzoo.testing.check import Outcome, check, parametrize_with_checks, shrink
 from rlzoo.testing.data import clip_stats, evaluate, off_policy_inputs
 from rlzoo.testing.laws import LAWS, Law
 from rlzoo.testing.parts import ADVANTAGE_LAWS, CORRECTION_LAWS
 from rlzoo.testing.portrait import Portrait, portrait
-from rlzoo.testing.pytest_plugin import parametrize_with_checks
 
 __all__ = [
     "ADVANTAGE_LAWS", "CORRECTION_LAWS", "LAWS", "Law", "Outcome", "Portrait", "check", "clip_stats", "evaluate",
