@@ -8,7 +8,6 @@ import importlib.util
 import os
 import re
 import sys
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from rlzoo.errors import UserError, shown
 from rlzoo.hookspecs import PROJECT
 from rlzoo.plugin_files import digest, is_copy
 from rlzoo.support.distribution import DISTRIBUTION
-from rlzoo.support.reading import SETTINGS, read_text
 
 RESTRICT = "RLZOO_PLUGINS"
 """Environment variable that selects installed plugins. If it is unset, all plugins are loaded; if it is empty, only bundled
@@ -51,7 +49,7 @@ class Plugin:
         """The folder of the plugin's package, found without importing it; None for a single-file plugin."""
         if self.file is not None:
             return self.file.parent if self.file.name == "__init__.py" else None
-        if "." in self.module or self.asked_for or not self.module:
+        if "." in self.module or not self.module:
             return None  # finding a submodule would import its package
         spec = importlib.util.find_spec(self.module)
         return Path(next(iter(spec.submodule_search_locations))) if spec and spec.submodule_search_locations else None
@@ -118,8 +116,7 @@ def _without_repeats(paths: Sequence[str | Path]) -> Iterator[tuple[Path, list[P
 
 def _identity(plugin: Plugin) -> tuple[str, str]:
     """Return the key that a plugin shares with its copies: its name and a digest of its code."""
-    if plugin.file is None:
-        return plugin.name, plugin.source
+    assert plugin.file is not None, "the user named the plugin"
     whole = plugin.file.parent if plugin.file.name == "__init__.py" else plugin.file
     name = re.sub(r"-\d+$", "", whole.stem)  # a run directory numbers the copies of plugins that share a name
     return name, digest(whole)
@@ -167,15 +164,12 @@ def _resolved(path: str | Path) -> Path:
 
 
 def _from_path(path: Path) -> Iterator[Plugin]:
-    """Yield the plugins at a path: a file, a package, the folder of a distribution, or another folder of plugin files."""
-    if (path / "pyproject.toml").is_file():
-        modules = _entry_points(path)
-        if not modules:
-            raise UserError(f"plugin {str(path)!r}: its pyproject.toml has no entry points in the group '{PROJECT}'")
-        for module in modules:
-            load, file = _distribution_loader(path, module), _module_file(path, module)
-            yield Plugin(module, str(path), load, bundled=False, asked_for=True, module=module, file=file)
-    elif (path / "__init__.py").is_file() or (path.is_file() and path.suffix == ".py"):
+    """Yield the plugins at a path: a file, a package, or another folder of plugin files."""
+    if (path / "pyproject.toml").is_file() and not (path / "__init__.py").is_file():
+        raise UserError(
+            f"plugin {str(path)!r} is the folder of a distribution; specify its .py file or package, or run pip install -e"
+        )
+    if (path / "__init__.py").is_file() or (path.is_file() and path.suffix == ".py"):
         yield _file_plugin(path)
     elif path.is_dir():
         files = [file for file in sorted(path.glob("*.py")) if not file.name.startswith(("_", "test_", "conftest"))]
@@ -184,48 +178,7 @@ def _from_path(path: Path) -> Iterator[Plugin]:
         yield from map(_file_plugin, files)
     else:
         kind = "is not a .py file" if path.exists() else "does not exist"
-        raise UserError(f"plugin {str(path)!r} {kind}; specify a .py file, a package, or the folder of a distribution")
-
-
-def _entry_points(folder: Path) -> list[str]:
-    """Return the modules named by the plugin entry points in a folder's ``pyproject.toml``.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
-    try:
-        project = tomllib.loads(read_text(folder / "pyproject.toml", SETTINGS)).get("project", {})
-        return [str(module) for module in project.get("entry-points", {}).get(PROJECT, {}).values()]
-    except (OSError, ValueError, AttributeError) as error:
-        raise UserError(f"plugin {str(folder)!r}: its pyproject.toml cannot be read: {error}") from error
-
-
-def _roots(folder: Path) -> list[Path]:
-    """Return the folders that may contain a distribution's modules, in order of precedence."""
-    return [root.resolve() for root in (folder / "src", folder) if root.is_dir()]
-
-
-def _module_file(folder: Path, module: str) -> Path | None:
-    """Return the file of a module in a distribution; None if it is not in the distribution's folder."""
-    places = [root.joinpath(*module.split(".")) for root in _roots(folder)]
-    files = [file for place in places for file in (place / "__init__.py", place.with_name(f"{place.name}.py"))]
-    return next((file.resolve() for file in files if file.is_file()), None)
-
-
-def _distribution_loader(folder: Path, module: str) -> Callable[[], ModuleType]:
-    def load() -> ModuleType:
-        roots, top = _roots(folder), module.partition(".")[0]
-        first = [str(root) for root in roots]
-        sys.path[:] = first + [path for path in sys.path if path not in first]
-        loaded = getattr(sys.modules.get(top), "__file__", None)
-        is_ours = loaded is not None and any(Path(loaded).resolve().is_relative_to(root) for root in roots)
-        if _module_file(folder, module) and not is_ours:
-            for name in [name for name in sys.modules if name == top or name.startswith(f"{top}.")]:
-                del sys.modules[name]  # an installed module with that name was imported earlier
-        importlib.invalidate_caches()
-        return importlib.import_module(module)
-
-    return load
+        raise UserError(f"plugin {str(path)!r} {kind}; specify a .py file, a package, or a folder of .py files")
 
 
 def _file_plugin(path: Path) -> Plugin:

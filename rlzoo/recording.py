@@ -164,7 +164,10 @@ class RecordedStep:
                 values[name] = (
                     value.detach().cpu()[:, 0] if value.shape[1] == 1 != chosen.shape[1] else value.detach().cpu()[chosen]
                 )
-        values = {name: _plain(name, value) if isinstance(value, Tensor) else value for name, value in values.items()}
+        values = {
+            name: value.detach().cpu().to(_data_types(name)[0]) if isinstance(value, Tensor) else value
+            for name, value in values.items()
+        }
         recorded = cls(
             step=step,
             token_ids=torch.cat([prompt_ids, completion_ids], 1).long().cpu()[both],
@@ -244,12 +247,13 @@ def turns(response_mask: Tensor) -> Tensor:
     return torch.where(response_mask, begins.long().cumsum(1) - 1, -1)
 
 
-def _plain(name: str, value: Tensor) -> Tensor:
-    """Return a field's tensor on the CPU, converted to the data type of the field."""
+def _data_types(name: str) -> tuple[torch.dtype, ...]:
+    """Return the data type of a field, followed by any other data type that is accepted for it in a file."""
     if name in KEPT:
-        return value.detach().cpu().to(torch.int32)
-    dtype = torch.int64 if name in INTEGERS else torch.bool if name in FLAGS else torch.float32
-    return value.detach().cpu().to(dtype)
+        return (torch.int32,)
+    if name in INTEGERS or name == "rows":
+        return torch.int64, torch.int32
+    return (torch.bool, torch.uint8) if name in FLAGS else (torch.float32, torch.float64)
 
 
 def _read_facts(text: str) -> dict[str, Any]:
@@ -290,18 +294,10 @@ def _read_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 def _converted(name: str, tensor: Tensor) -> Tensor:
     """Convert a tensor from an accepted data type to the data type of its field."""
-    read: tuple[torch.dtype, ...]
-    if name in KEPT:
-        read, dtype = (torch.int32,), torch.int32
-    elif name in INTEGERS or name == "rows":
-        read, dtype = (torch.int64, torch.int32), torch.int64
-    elif name in FLAGS:
-        read, dtype = (torch.bool, torch.uint8), torch.bool
-    else:
-        read, dtype = (torch.float32, torch.float64), torch.float32
-    if tensor.dtype not in read:
-        raise ValueError(f"{name} has data type {tensor.dtype}, not {' or '.join(map(str, read))}")
-    return tensor.to(dtype)
+    allowed = _data_types(name)
+    if tensor.dtype not in allowed:
+        raise ValueError(f"{name} has data type {tensor.dtype}, not {' or '.join(map(str, allowed))}")
+    return tensor.to(allowed[0])
 
 
 def _check(step: RecordedStep) -> None:
@@ -324,27 +320,20 @@ def _check(step: RecordedStep) -> None:
     _require(
         int(sizes.sum()) == num_tokens, f"sequence_lengths sums to {int(sizes.sum())}, but there are {num_tokens} token_ids"
     )
-    _require(
-        len(step.response_mask) == num_tokens, f"response_mask has {len(step.response_mask)} values for {num_tokens} token_ids"
-    )
+    _check_length(step, "response_mask", {num_tokens: "token_ids"})
     first = step.response_mask[sizes.cumsum(0) - sizes]
     _require(not bool(first.any()), "response_mask is true on the first token of a sequence, but no earlier token predicts it")
     num_chosen = int(step.response_mask.sum())
     widest = int((sizes - step.prompt_lengths).max())
     what = f"{number} responses of up to {widest} tokens exceed the maximum of {MOST_CELLS:,} padded tokens per step"
     _require(number * widest <= MOST_CELLS, what)
+    by_response, by_token = {number: "responses"}, {num_chosen: "tokens that the model chose"}
     for name in ("group_ids", "rewards", "finished"):
-        value = getattr(step, name)
-        _require(
-            value is None or len(value) == number,
-            f"{name} has {0 if value is None else len(value)} values for {number} responses",
-        )
-    for name in ("turn_ids", *PER_TOKEN):
-        value = getattr(step, name)
-        found = 0 if value is None else len(value)
-        _require(
-            value is None or found == num_chosen, f"{name} has {found} values for {num_chosen} tokens that the model chose"
-        )
+        _check_length(step, name, by_response)
+    for name in ("turn_ids", "kept_sizes", *PER_TOKEN):
+        _check_length(step, name, by_token)
+    for name in ("advantages", "policy_versions"):
+        _check_length(step, name, by_token | by_response)
     for name in ("rollout_log_probs", "old_log_probs", "ref_log_probs"):
         if (value := getattr(step, name)) is not None:
             _check_log_probs(name, value)
@@ -354,16 +343,15 @@ def _check(step: RecordedStep) -> None:
         _require(in_order, "turn_ids decreases within a response; number the turns of a response 0, 1, ... in order")
         largest = max(step.turn_ids.tolist(), default=0)
         _require(largest < MOST_TURNS, f"turn_ids contains {largest}, but a response must have fewer than {MOST_TURNS:,} turns")
-    if step.advantages is not None:
-        found = len(step.advantages)
-        what = f"advantages has {found} values for {number} responses with {num_chosen} tokens that the model chose"
-        _require(found in (number, num_chosen), what)
-    if step.policy_versions is not None:
-        found = len(step.policy_versions)
-        what = f"policy_versions has {found} values for {number} responses with {num_chosen} tokens that the model chose"
-        _require(found in (number, num_chosen), what)
     for index, update in enumerate(step.updates):
         _check_update(step, index, update)
+
+
+def _check_length(step: RecordedStep, name: str, allowed: Mapping[int, str]) -> None:
+    """Check that a field has one value for each of the things in ``allowed``, which maps their number to what they are."""
+    value = getattr(step, name)
+    things = " or ".join(f"{number} {what}" for number, what in allowed.items())
+    _require(value is None or len(value) in allowed, f"{name} has {0 if value is None else len(value)} values for {things}")
 
 
 def _check_kept(step: RecordedStep, num_chosen: int) -> None:
@@ -371,7 +359,6 @@ def _check_kept(step: RecordedStep, num_chosen: int) -> None:
     if ids is None or sizes is None:
         _require(ids is None and sizes is None, f"{'kept_ids' if ids is None else 'kept_sizes'} is missing")
         return
-    _require(len(sizes) == num_chosen, f"kept_sizes has {len(sizes)} values for {num_chosen} tokens that the model chose")
     total = int(sizes.sum())
     _require(total == len(ids), f"kept_sizes sums to {total}, but there are {len(ids)} kept_ids")
     tokens = torch.repeat_interleave(torch.arange(num_chosen), sizes)

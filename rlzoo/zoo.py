@@ -308,20 +308,6 @@ def policy_problem(policy: Any) -> str | None:
     return zoo.problem(policy) or _advantage_problem(zoo, policy)
 
 
-def find_policies(name: str) -> list[type[ClipPolicy]]:
-    """Return the policy with this name, or all policies in a plugin file or folder if ``name`` is a path.
-
-    Names of installed policies take precedence; write ``./NAME`` for a folder with the same name.
-
-    Raises:
-        UserError: there is no such policy, or the plugin cannot be used.
-    """
-    zoo = load_zoo()
-    if not is_path(name, zoo):
-        return [zoo[name]]
-    return [entry.kind for entry in load_zoo([name]).asked_for()]
-
-
 def plugins_of_run(run: Path, paths: Sequence[str], *, use_changed: bool) -> list[str]:
     """Return where to load a run's plugins from: their original paths, or their copies in the run directory.
 

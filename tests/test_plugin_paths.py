@@ -8,11 +8,12 @@ import sys
 import pytest
 
 from rlzoo import RunConfig, UserError, load_zoo
+from rlzoo.cli.kinds import CLIPS
 from rlzoo.discovery import distinct
 from rlzoo.gate.fingerprint import check_unchanged, run_facts
 from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.lab.sweep import Sweep
-from rlzoo.zoo import _warn_once, find_policies
+from rlzoo.zoo import _warn_once
 
 SOURCE = '''
 from rlzoo import ClipPolicy, hookimpl, ops
@@ -28,7 +29,6 @@ def rlzoo_clip_policies():
     return [Flat]
 '''
 FLAT = SOURCE.format(paper="none")
-PROJECT = '[project]\nname = "rlzoo-flat"\nversion = "0.1"\n[project.entry-points.rlzoo]\nflat = "rlzoo_flat_under_test"\n'
 
 
 @pytest.fixture
@@ -63,8 +63,8 @@ def test_a_name_comes_before_a_folder_of_that_name(tmp_path, monkeypatch):
     (tmp_path / "grpo").mkdir()
     (tmp_path / "grpo" / "flat.py").write_text(FLAT)
     monkeypatch.chdir(tmp_path)
-    assert [policy.name for policy in find_policies("grpo")] == ["grpo"]
-    assert [policy.name for policy in find_policies("./grpo")] == ["flat"]
+    assert [entry.kind.name for entry in CLIPS.find("grpo", None)[1]] == ["grpo"]
+    assert [entry.kind.name for entry in CLIPS.find("./grpo", None)[1]] == ["flat"]
 
 
 def test_a_plugin_of_the_config_may_be_named_again(flat, tmp_path):
@@ -110,7 +110,7 @@ def test_relative_plugins_of_a_config_are_kept_whole(flat, tmp_path, monkeypatch
 
 @pytest.fixture
 def working_copy(tmp_path, monkeypatch):
-    """An installed distribution, and a working copy of it with another rule; returns the copy's folder."""
+    """An installed distribution, and a working copy of its module with another rule; returns the copy's file."""
     site = tmp_path / "site"
     info = site / "rlzoo_flat-0.1.dist-info"
     info.mkdir(parents=True)
@@ -118,37 +118,28 @@ def working_copy(tmp_path, monkeypatch):
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: RLZOO.Flat\nVersion: 0.1\n")
     (info / "entry_points.txt").write_text("[rlzoo]\nflat = rlzoo_flat_under_test\n")
     monkeypatch.syspath_prepend(str(site))
-    folder = tmp_path / "rlzoo-flat"
-    (folder / "src").mkdir(parents=True)
-    (folder / "pyproject.toml").write_text(PROJECT)
-    (folder / "src" / "rlzoo_flat_under_test.py").write_text(SOURCE.format(paper="working copy"))
+    file = tmp_path / "rlzoo-flat" / "src" / "rlzoo_flat_under_test.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(SOURCE.format(paper="working copy"))
     _warn_once.cache_clear()
     importlib.invalidate_caches()
-    yield folder
+    yield file
     sys.modules.pop("rlzoo_flat_under_test", None)
 
 
 @pytest.mark.parametrize("is_imported", [False, True], ids=["", "imported before"])
-@pytest.mark.parametrize("path", [".", "src/rlzoo_flat_under_test.py"])
-def test_a_working_copy_replaces_the_installed_distribution(working_copy, caplog, path, is_imported):
+def test_a_working_copy_replaces_the_installed_distribution(working_copy, caplog, is_imported):
     if is_imported:
         assert load_zoo()["flat"].paper == "installed"
-    named = working_copy / path
     with caplog.at_level(logging.INFO, logger="rlzoo"):
-        zoo = load_zoo([named])
+        zoo = load_zoo([working_copy])
     assert zoo["flat"].paper == "working copy"
     assert zoo.problems == {}
     assert [record.getMessage() for record in caplog.records] == [
-        f"plugin 'flat' from RLZOO.Flat 0.1 is not loaded: plugin '{named}' replaces it"
+        f"plugin 'flat' from RLZOO.Flat 0.1 is not loaded: plugin '{working_copy}' replaces it"
     ]
-    assert [policy.paper for policy in find_policies(str(named))] == ["working copy"]  # rlzoo clips check
-    assert RunConfig.compose(clip="flat", plugins=[named]).clip.paper == "working copy"
-
-
-def test_a_working_copy_and_a_file_of_it_are_one_plugin(working_copy):
-    zoo = load_zoo([working_copy, working_copy / "src" / "rlzoo_flat_under_test.py"])
-    assert zoo["flat"].paper == "working copy"
-    assert zoo.outside() == {str(working_copy): ["flat"]}
+    assert [entry.kind.paper for entry in zoo.asked_for()] == ["working copy"]  # rlzoo clips check
+    assert RunConfig.compose(clip="flat", plugins=[working_copy]).clip.paper == "working copy"
 
 
 def test_what_rlzoo_plugins_leaves_out_may_be_asked_for_by_path(working_copy, monkeypatch):
@@ -162,13 +153,14 @@ def test_a_file_in_another_project_replaces_nothing(working_copy, flat):
     with pytest.raises(UserError, match=r"rule 'flat' cannot be used: RLZOO\.Flat 0\.1 has the same name"):
         load_zoo([flat])["flat"]
     with pytest.raises(UserError, match=r"rule 'flat' cannot be used"):
-        find_policies(str(flat))
+        load_zoo([flat]).asked_for()
     assert RunConfig.compose(clip="grpo", plugins=[flat]).clip.name == "grpo"
 
 
-def test_two_entry_points_of_one_module_are_one_plugin(working_copy):
-    (working_copy / "pyproject.toml").write_text(PROJECT + 'again = "rlzoo_flat_under_test"\n')
-    assert load_zoo([working_copy])["flat"].paper == "working copy"
+def test_the_folder_of_a_distribution_is_refused_with_what_to_name(tmp_path):
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    with pytest.raises(UserError, match="is the folder of a distribution; specify its"):
+        load_zoo([tmp_path])
 
 
 def test_two_installed_entry_points_of_one_module_are_one_plugin(working_copy, tmp_path):

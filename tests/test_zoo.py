@@ -10,7 +10,7 @@ from importlib import metadata
 import pytest
 
 from rlzoo import ClipPolicy, RunConfig, UserError, load_zoo
-from rlzoo.zoo import _warn_once, find_policies
+from rlzoo.zoo import _warn_once
 
 PLUGIN = """
 from rlzoo import ClipPolicy, hookimpl, ops
@@ -202,7 +202,7 @@ def test_what_comes_from_outside_is_told_by_source(install, tmp_path):
     assert load_zoo([file]).outside() == {str(file): ["mine"], "third-party 1.2": ["free"]}
 
 
-def test_a_file_a_package_a_folder_of_files_and_a_distribution_can_be_named(tmp_path):
+def test_a_file_a_package_and_a_folder_of_files_can_be_named(tmp_path):
     file = tmp_path / "free.py"
     file.write_text(SOUND)
     package = tmp_path / "package"
@@ -214,15 +214,11 @@ def test_a_file_a_package_a_folder_of_files_and_a_distribution_can_be_named(tmp_
     for name in ("one", "two"):
         (folder / f"{name}.py").write_text(SOUND.replace('"free"', f'"{name}"'))
     (folder / "test_one.py").write_text("raise AssertionError('a test is no plugin')\n")
-    project = tmp_path / "project"
-    (project / "src").mkdir(parents=True)
-    (project / "pyproject.toml").write_text('[project.entry-points.rlzoo]\nshipped = "a_shipped_module"\n')
-    (project / "src" / "a_shipped_module.py").write_text(SOUND.replace('"free"', '"shipped"'))
-    zoo = load_zoo([file, package, folder, project])
-    assert {"free", "packed", "one", "two", "shipped"} <= set(zoo)
+    zoo = load_zoo([file, package, folder])
+    assert {"free", "packed", "one", "two"} <= set(zoo)
     assert zoo.entries["free"].source == str(file)
     assert load_zoo([file])["free"] is zoo["free"]
-    assert [policy.name for policy in find_policies(str(folder))] == ["one", "two"]
+    assert [entry.kind.name for entry in load_zoo([folder]).asked_for()] == ["one", "two"]
 
 
 def test_a_changed_file_is_read_again(tmp_path):

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import torch
-from rlzoo_corrections import IcePop, LengthFair, Mask
+from rlzoo_corrections import IcePop, LengthFair
 
 from rlzoo import Correction, CorrectionInputs, ops
 from rlzoo.fairness import bin_edges, bin_index
@@ -24,7 +24,7 @@ KEPT = 0.9  # share of a recorded run's responses that every correction keeps
 LENGTHS = (64, 256, 1024, 4096, 16384)
 CORRECTIONS: dict[str, Correction] = {
     "icepop, each token in .5 to 2": IcePop(),
-    "mis, sum up to 2": Mask(pool="sum"),
+    "mis, sum up to 2": IcePop(pool="sum", low=0.0),
     "icepop, sum in .5 to 2": IcePop(pool="sum"),
     "icepop, mean in .999 to 1.001": IcePop(pool="mean", low=0.999, high=1.001),
 }

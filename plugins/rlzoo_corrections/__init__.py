@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -57,21 +57,6 @@ class Truncate(Pooled):
         return self.ratio(inputs).clamp(max=self.high)
 
 
-class Mask(Pooled):
-    """Masked importance sampling: drops tokens or responses whose ratio is too large, and weights the others by their ratio.
-
-    Formula:
-        w = rho where rho <= high, else 0
-    """
-
-    name, paper = "mis", "none"
-
-    def weigh(self, inputs: CorrectionInputs) -> Tensor:
-        """See `Correction.weigh`."""
-        ratio = self.ratio(inputs)
-        return torch.where(ratio <= self.high, ratio, 0.0)
-
-
 class IcePop(Pooled):
     """Drops tokens or responses whose ratio is too large or too small, and weights the others by their ratio.
 
@@ -79,10 +64,11 @@ class IcePop(Pooled):
         w = rho where low <= rho <= high, else 0
 
     Reference:
-        Ring-1T, arXiv 2510.18855.
+        Ring-1T, arXiv 2510.18855. With ``low = 0``, this is masked importance sampling, which has the name ``mis``.
     """
 
     name, paper = "icepop", "arXiv 2510.18855"
+    aliases: ClassVar = {"mis": {"low": 0.0}}
 
     low: float = Field(0.5, ge=0, description="smallest ratio that is kept")
 
@@ -246,4 +232,4 @@ def _gated(inputs: CorrectionInputs, is_far: Tensor, high: float) -> Tensor:
 @hookimpl
 def rlzoo_corrections() -> list[type[Correction]]:
     """Return the corrections that this plugin provides."""
-    return [Truncate, Mask, IcePop, LengthFair, TrustRegionMask, TVGate, BinaryTVGate, BinaryKLGate]
+    return [Truncate, IcePop, LengthFair, TrustRegionMask, TVGate, BinaryTVGate, BinaryKLGate]

@@ -9,15 +9,10 @@ therefore gives the same result everywhere and at any time, and the limits are o
 from __future__ import annotations
 
 import atexit
-import fcntl
 import hashlib
 import importlib.util
-import logging
-import os
 import random
-import stat
 import struct
-import tempfile
 from collections.abc import Callable
 from functools import cache
 from importlib import metadata
@@ -25,12 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlzoo.environments.tools import prepared_by
-from rlzoo.errors import UserError, shown
+from rlzoo.errors import UserError
 
 if TYPE_CHECKING:
     from wasmtime import Engine, Module
-
-logger = logging.getLogger("rlzoo")
 
 MEMORY = 256 * 2**20
 """Memory limit of a program, in bytes, including the interpreter's 10 MiB; exceeding it raises MemoryError in the program."""
@@ -154,7 +147,7 @@ def prepare() -> None:
     """Load the interpreter; the first call compiles it, which takes about ten seconds.
 
     Raises:
-        UserError: the interpreter is not installed, or its compiled form cannot be stored.
+        UserError: the interpreter is not installed.
     """
     _loaded()
 
@@ -208,7 +201,7 @@ def _shortened(printed: bytes) -> str:
 
 @cache
 def _loaded() -> tuple[Engine, Module]:
-    """Return the interpreter, compiled for this host."""
+    """Return the interpreter, compiled for this host or read from wasmtime's cache in the user's cache folder."""
     if importlib.util.find_spec("wasmtime") is None:
         raise _missing("wasmtime")
     import wasmtime
@@ -216,34 +209,9 @@ def _loaded() -> tuple[Engine, Module]:
     atexit.register(_loaded.cache_clear)  # wasmtime cannot free anything once the Python interpreter is shutting down
     settings = wasmtime.Config()
     settings.consume_fuel = True
+    settings.cache = True
     engine = wasmtime.Engine(settings)
-    key = hashlib.sha256(f"{SHA256} {metadata.version('wasmtime')}".encode()).hexdigest()[:16]
-    cached = _cache() / f"python-wasi-{key}.cwasm"
-    with _CompileLock(cached.with_suffix(".lock")):
-        if not _is_ours(cached):
-            _compile(engine, cached)
-        try:
-            return engine, wasmtime.Module.deserialize_file(engine, str(cached))
-        except wasmtime.WasmtimeError:  # from another build of wasmtime, or damaged
-            _compile(engine, cached)
-            return engine, wasmtime.Module.deserialize_file(engine, str(cached))
-
-
-def _compile(engine: Engine, path: Path) -> None:
-    """Write the compiled interpreter atomically."""
-    import wasmtime
-
-    content = _interpreter()
-    logger.info("compiling the sandbox's Python into %s (once, about ten seconds)", path)
-    compiled = wasmtime.Module(engine, content).serialize()
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(compiled)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink()
-        raise
+    return engine, wasmtime.Module(engine, _interpreter())
 
 
 def _interpreter() -> bytes:
@@ -263,42 +231,3 @@ def _interpreter() -> bytes:
 
 def _missing(package: str) -> UserError:
     return UserError(f"the tool 'python' needs a sandbox, and {package} is not installed: pip install 'rlzoo-llm[sandbox]'")
-
-
-def _cache() -> Path:
-    folder = Path(os.environ.get("RLZOO_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "rlzoo").expanduser()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"cannot write the cache {shown(str(folder))} (set RLZOO_CACHE to use another folder): {error.strerror}"
-        ) from error
-    return folder
-
-
-def _is_ours(path: Path) -> bool:
-    """Return whether the file exists and no other user can have written it; its content runs with the user's permissions."""
-    try:
-        found = path.lstat()
-    except OSError:
-        return False
-    return stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
-class _CompileLock:
-    """Lets only one process compile at a time."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> None:
-        try:
-            self.file = self.path.open("w")
-        except OSError as error:
-            raise UserError(
-                f"cannot write {shown(str(self.path))} (set RLZOO_CACHE to use another folder): {error.strerror}"
-            ) from error
-        fcntl.flock(self.file, fcntl.LOCK_EX)
-
-    def __exit__(self, *exception: object) -> None:
-        self.file.close()

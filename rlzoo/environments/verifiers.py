@@ -7,7 +7,7 @@ import inspect
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
 from typing import Any
@@ -42,13 +42,13 @@ class Verifiers:
             raise UserError("task.arguments.taskset is missing: set it to the name of an installed verifiers taskset")
         self._key = json.dumps([taskset, env, config], sort_keys=True)
         self.count = tasks
-        _loaded(self._key)
+        _loaded(self._key, tasks)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def reset(self, problem: Problem, seed: int) -> Messages:
         """Begin the task that the seed selects."""
-        env, tasks = _loaded(self._key)
-        task = tasks.pick(seed, self.count)
+        env, tasks = _loaded(self._key, self.count)
+        task = tasks[seed % len(tasks)]
         _check(task)
         self._own_random = OwnRandom(seed)
         self._loop = asyncio.new_event_loop()
@@ -216,28 +216,9 @@ class _Interaction:
         return False
 
 
-class _Tasks:
-    """The tasks of a taskset, loaded lazily."""
-
-    def __init__(self, taskset: Any) -> None:
-        self._left: Iterator[Any] = iter(taskset)
-        self._read: list[Any] = []
-        self._infinite = bool(taskset.INFINITE)
-
-    def pick(self, seed: int, count: int) -> Any:
-        """Return the task that the seed selects from all tasks, or from the first ``count`` tasks of an infinite taskset."""
-        if not self._infinite:
-            self._read += self._left
-        index = seed % count if self._infinite else seed % max(1, len(self._read))
-        self._read += itertools.islice(self._left, max(0, index + 1 - len(self._read)))
-        if index >= len(self._read):
-            raise UserError("task.arguments.taskset: the taskset has no tasks")
-        return self._read[index]
-
-
 @lru_cache(maxsize=8)
-def _loaded(key: str) -> tuple[Any, _Tasks]:
-    """Load the environment and its tasks, once per process."""
+def _loaded(key: str, count: int) -> tuple[Any, list[Any]]:
+    """Load the environment and its tasks, or the first ``count`` tasks of an infinite taskset, once per process."""
     import verifiers.v1 as vf
 
     taskset, name, settings = json.loads(key)
@@ -248,7 +229,10 @@ def _loaded(key: str) -> tuple[Any, _Tasks]:
         raise UserError(f"task.arguments.taskset={shown(taskset)}: verifiers cannot load it: {error}") from error
     if env.taskset.toolsets(env.taskset.config):
         raise UserError(f"task.arguments.taskset={taskset!r}: has tools, which are not supported")
-    return env, _Tasks(env.taskset)
+    tasks = list(itertools.islice(env.taskset, count if env.taskset.INFINITE else None))
+    if not tasks:
+        raise UserError(f"task.arguments.taskset={taskset!r}: has no tasks")
+    return env, tasks
 
 
 def _check(task: Any) -> None:

@@ -30,29 +30,12 @@ INSTEAD = {
 class LossInputs(Protocol):
     """The input to a prime-rl loss: one sample of T tokens, including its prompt."""
 
-    @property
-    def trainer_logprobs(self) -> Tensor:
-        """Log-probs from the trained model, ``(T,)``, with a gradient."""
-
-    @property
-    def inference_logprobs(self) -> Tensor:
-        """Log-probs from the sampler, ``(T,)``."""
-
-    @property
-    def ref_logprobs(self) -> Tensor | None:
-        """Log-probs from the reference model, ``(T,)``."""
-
-    @property
-    def advantages(self) -> Tensor:
-        """``(T,)``."""
-
-    @property
-    def loss_mask(self) -> Tensor:
-        """``(T,)`` bool."""
-
-    @property
-    def loss_weights(self) -> Tensor | None:
-        """Weights of the tokens, ``(T,)``; None means 1 everywhere."""
+    trainer_logprobs: Tensor  # (T,) under the trained model, with a gradient
+    inference_logprobs: Tensor  # (T,) from the sampler
+    ref_logprobs: Tensor | None  # (T,) under the reference model
+    advantages: Tensor  # (T,)
+    loss_mask: Tensor  # (T,) bool
+    loss_weights: Tensor | None  # (T,); None means 1 everywhere
 
 
 class LossOutputs(NamedTuple):

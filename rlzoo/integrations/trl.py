@@ -6,7 +6,6 @@ This module targets TRL 1.16 and overrides methods that TRL may change. docs/how
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import itertools
 import logging
@@ -47,7 +46,7 @@ logger = logging.getLogger("rlzoo")
 
 OVERRIDDEN = (
     "_calculate_rewards", "_compute_loss", "_generate_and_score_completions", "_get_per_token_logps_and_entropies",
-    "_load_optimizer_and_scheduler", "_save_checkpoint", "get_high_entropy_mask", "training_step",
+    "_load_optimizer_and_scheduler", "_save_checkpoint", "training_step",
 )  # fmt: skip
 for _name in OVERRIDDEN:
     if not hasattr(GRPOTrainer, _name):
@@ -61,8 +60,9 @@ LOSS_TYPES: dict[Reduction, str] = {
 }
 """TRL's name for each reduction, which also determines how the KL is reduced."""
 REPLACED = (
-    "delta", "epsilon", "epsilon_high", "importance_sampling_level", "loss_type", "sapo_temperature_neg",
-    "sapo_temperature_pos", "vespo_k_neg", "vespo_k_pos", "vespo_lambda_neg", "vespo_lambda_pos",
+    "delta", "epsilon", "epsilon_high", "importance_sampling_level", "loss_type", "off_policy_mask_threshold",
+    "sapo_temperature_neg", "sapo_temperature_pos", "top_entropy_quantile", "vespo_k_neg", "vespo_k_pos", "vespo_lambda_neg",
+    "vespo_lambda_pos",
 )  # fmt: skip
 """Settings of TRL's own rules. They would be ignored, so only their defaults are accepted."""
 STATE = "clip_policy.json"  # in a checkpoint: the current state of an adaptive rule
@@ -374,8 +374,8 @@ class ClipPolicyTrainer(RecordingTrainer):
     - The entropy bonus is averaged over the tokens of a micro-batch, and then over micro-batches, regardless of the reduction.
     - The advantages are TRL's. They follow ``scale_rewards``, not ``policy.advantage``. "group" is group_norm, except that
       TRL adds 1e-4 to the standard deviation where rlzoo adds 1e-6; "none" is group_mean.
-    - TRL's factors multiply the rule's objective: the correction for vLLM's log-probs (unless the rule's ratio is relative to
-      the sampler and already corrects for it), the off-policy mask, and the mask of high-entropy tokens.
+    - TRL's correction for vLLM's log-probs multiplies the rule's objective, unless the rule's ratio is relative to the sampler
+      and already corrects for it.
     - An adaptive rule is updated after every optimizer step, from the step's micro-batches on all processes. Checkpoints
       contain the rule's state.
     """
@@ -388,7 +388,6 @@ class ClipPolicyTrainer(RecordingTrainer):
     _counted: StepCounts | None = None  # counts for the current optimizer step
     _edges: Tensor | None = None  # length bins of the generation batch, for adaptive rules
     _generation = 0  # number of the generation batch, counted from 1
-    _high_entropy: Tensor | None = None  # (B, T) mask of the tokens selected in the last forward pass
 
     def __init__(self, *args: Any, policy: str | ClipPolicy, record_to: str | Path | None = None, **kwargs: Any) -> None:
         """Create a trainer.
@@ -427,21 +426,16 @@ class ClipPolicyTrainer(RecordingTrainer):
             )
         return {ENTROPY: entropies}
 
-    def get_high_entropy_mask(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Return TRL's mask ``(B, T)`` of the tokens selected for training by ``top_entropy_quantile``."""
-        self._high_entropy = super().get_high_entropy_mask(*args, **kwargs)
-        return self._high_entropy
-
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> Tensor:
         metrics = self._metrics["train" if self.model.training else "eval"]
-        self._high_entropy = None
         others = super()._compute_loss(model, self._without_advantages(inputs))
         for name in [name for name in metrics if name.startswith("clip_ratio/")]:
             del metrics[name]  # meaningless: from TRL's own rule, with advantages of 0
         assert self._passed is not None, "checked by super()"
         log_probs, entropies = self._passed
         counts, read = self._counts(inputs), self._clip_inputs(inputs, log_probs, entropies)
-        weights = self._weights(inputs, read)
+        # TRL's correction for vLLM's log-probs; a rule whose ratio is to the sampler already corrects for them
+        weights = None if self.policy.ratio_to_sampler else inputs.get("importance_sampling_ratio")
         judged = judgement(self.policy, read, counts, self.max_completion_length, weights)
         if self.model.training:
             self._measure(judged, inputs, counts, weights)
@@ -513,25 +507,6 @@ class ClipPolicyTrainer(RecordingTrainer):
     def _progress(self) -> float:
         """The completed share of the run's optimizer steps."""
         return min(float(self.state.global_step / max(self.state.max_steps, 1)), 1.0)
-
-    def _weights(self, inputs: Mapping[str, Any], read: ClipInputs) -> Tensor | None:
-        """Return the factor ``(B, 1)`` or ``(B, T)`` by which TRL's settings multiply the rule's objective; None for 1."""
-        factors: list[Tensor] = []
-        if "importance_sampling_ratio" in inputs and not self.policy.ratio_to_sampler:
-            factors.append(inputs["importance_sampling_ratio"])
-        if self.off_policy_mask_threshold is not None:
-            reported = read.old_log_probs if read.rollout_log_probs is None else read.rollout_log_probs
-            kept = self.get_off_policy_mask(
-                advantages=read.advantages,
-                per_token_logps=read.log_probs,
-                sampling_per_token_logps=reported,
-                mask=read.response_mask.float(),
-                off_policy_threshold=self.off_policy_mask_threshold,
-            )
-            factors.append(kept)
-        if self._high_entropy is not None:
-            factors.append(self._high_entropy.float())
-        return functools.reduce(torch.mul, factors) if factors else None
 
     @torch.no_grad()
     def _measure(self, judged: Judgement, inputs: Mapping[str, Any], counts: StepCounts, weights: Tensor | None) -> None:
@@ -616,12 +591,7 @@ def use_policy(
     if isinstance(policy, str):
         policy = load_zoo().build("policy", {**settings, "name": policy})
     elif not isinstance(policy, ClipPolicy):
-        what = (
-            "a class: pass an instance, as in policy=MyRule()"
-            if isinstance(policy, type)
-            else "neither a rule nor the name of one"
-        )
-        raise UserError(f"policy={shown(policy)} is {what}")
+        raise UserError(f"policy={shown(policy)} is neither a rule nor the name of one; pass an instance, such as MyRule()")
     elif settings:
         raise UserError(
             f"{', '.join(settings)}: settings can be passed only with the name of a rule; use policy.replace() for an instance"
@@ -718,11 +688,6 @@ def refuse_unfit(trainer: GRPOTrainer, policy: ClipPolicy) -> None:
             f"{name} compares the responses within a prompt's group, but TRL splits a generation batch into "
             f"{args.steps_per_generation} micro-batches; use steps_per_generation=1, and "
             "num_iterations above 1 for several optimizer steps"
-        )
-    if policy.scope == "sequence" and args.top_entropy_quantile < 1:
-        raise UserError(
-            f"top_entropy_quantile={args.top_entropy_quantile} selects tokens, but {name} has a per-response objective; "
-            "use a rule with a per-token objective"
         )
     by_token = (
         args.use_vllm and args.vllm_importance_sampling_correction and args.vllm_importance_sampling_mode.startswith("token")

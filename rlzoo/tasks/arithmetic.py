@@ -11,14 +11,14 @@ from typing import Any
 from pydantic import Field
 
 from rlzoo.errors import UserError
-from rlzoo.tasks.task import MAX_TRIES, Task, draw_held_out, draw_trained, is_held_out
+from rlzoo.tasks.task import MAX_TRIES, Drawn, Task, is_held_out
 from rlzoo.types import Problem
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")  # not \d, which also matches digits in other scripts
 _NUMBER = re.compile(r"(?:(?<![0-9])[+-])?[0-9]+(?:\.[0-9]+)?")  # the minus in 5-23 is not a sign, and 7.23 is one number
 
 
-class ArithmeticTask(Task):
+class ArithmeticTask(Drawn, Task):
     """Sums such as ``3+5+9+6``; the answer is the number after the last marker in the response: 23 in ``8,17#23``."""
 
     template: str = Field(default="{question}=", description="prompt template; {question} is replaced by the sum")
@@ -46,21 +46,13 @@ class ArithmeticTask(Task):
                 "too few questions for a training and an evaluation split; increase one of these settings"
             )
 
-    def train_problems(self, start: int, count: int) -> list[Problem]:
-        """Return ``count`` training sums, starting at index ``start``."""
-        return [self._train_problem(index) for index in range(start, start + count)]
-
-    def held_out_problems(self, count: int) -> list[Problem]:
-        """Return the first ``count`` distinct held-out sums, or fewer if the settings allow no more."""
-        return [_problem(question) for question in draw_held_out(self._draw, is_held_out, count)]
-
-    def _train_problem(self, index: int) -> Problem:
-        return _problem(draw_trained(self._draw, is_held_out, f"{self.seed}:{index}"))
-
     def _draw(self, key: str) -> str:
         generator = random.Random(key)
         length = generator.randint(self.num_operands_min, self.num_operands_max)
         return "+".join(str(generator.randint(1, self.operand_max)) for _ in range(length))
+
+    def _problem(self, question: str) -> Problem:
+        return Problem(question=question, answer=str(sum(_operands(question))))
 
     def _grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
         answers = (self.answer(response) for response in responses)
@@ -97,7 +89,3 @@ def worked_solution(question: str) -> str:
 
 def _operands(question: str) -> list[int]:
     return [int(number) for number in question.split("+")]
-
-
-def _problem(question: str) -> Problem:
-    return Problem(question=question, answer=str(sum(_operands(question))))

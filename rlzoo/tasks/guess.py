@@ -12,14 +12,14 @@ from pydantic import Field
 from rlzoo.environments import Environment
 from rlzoo.environments.guess import Guess
 from rlzoo.tasks.episodes import EpisodeTask
-from rlzoo.tasks.task import draw_held_out, draw_trained, is_held_out
+from rlzoo.tasks.task import Drawn
 from rlzoo.types import Problem
 
 FEWEST = 5
 """Minimum number of candidates in a game."""
 
 
-class GuessTask(EpisodeTask):
+class GuessTask(Drawn, EpisodeTask):
     """Games of `Guess`: a problem consists of a range and a hidden number in this range.
 
     The number of candidates is drawn log-uniformly from 5 to ``highest``, so that games differ in length. One in eight
@@ -43,22 +43,11 @@ class GuessTask(EpisodeTask):
         """See `EpisodeTask.make`."""
         return partial(Guess, self.turns, self.cost)
 
-    def train_problems(self, start: int, count: int) -> list[Problem]:
-        """Return ``count`` training games, starting at index ``start``."""
-        return [self._train_problem(index) for index in range(start, start + count)]
-
-    def held_out_problems(self, count: int) -> list[Problem]:
-        """Return the first ``count`` distinct held-out games, or fewer if the ranges allow no more."""
-        return draw_held_out(self._draw, _is_held_out, count)
-
-    def _train_problem(self, index: int) -> Problem:
-        return draw_trained(self._draw, _is_held_out, f"{self.seed}:{index}")
-
-    def _draw(self, key: str) -> Problem:
+    def _draw(self, key: str) -> str:
         generator = random.Random(key)
         size = round(math.exp(generator.uniform(math.log(FEWEST), math.log(self.highest))))
-        return Problem(f"guess 0-{size + 1}: ", str(generator.randint(1, size)))
+        return f"guess 0-{size + 1}: {generator.randint(1, size)}"
 
-
-def _is_held_out(problem: Problem) -> bool:
-    return is_held_out(problem.question + problem.answer)
+    def _problem(self, question: str) -> Problem:
+        text, space, number = question.rpartition(" ")
+        return Problem(text + space, number)

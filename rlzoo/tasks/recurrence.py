@@ -12,14 +12,14 @@ from typing import Any
 from pydantic import Field
 
 from rlzoo.errors import UserError
-from rlzoo.tasks.task import Task, draw_held_out, draw_trained, is_held_out
+from rlzoo.tasks.task import Drawn, Task
 from rlzoo.types import Problem
 
 ANSWER_MARKER = "#"
 _QUESTION = re.compile(r"(?P<counter>[0-9]+)(?P<letter>[a-i])(?P<before>[0-9]+),[0-9]+[a-i](?P<last>[0-9]+),")
 
 
-class RecurrenceTask(Task):
+class RecurrenceTask(Drawn, Task):
     """Terms of ``x[n+1] = k x[n] + x[n-1]``, each reduced to its last ``digits`` digits.
 
     The question gives two terms, as in ``004c17,003c42,``. Each term is preceded by the number of remaining steps and by a
@@ -38,17 +38,6 @@ class RecurrenceTask(Task):
         if self.steps_max < self.steps_min:
             raise UserError(f"task.steps_max={self.steps_max} is below task.steps_min={self.steps_min}")
 
-    def train_problems(self, start: int, count: int) -> list[Problem]:
-        """Return ``count`` training problems, starting at index ``start``."""
-        return [self._train_problem(index) for index in range(start, start + count)]
-
-    def held_out_problems(self, count: int) -> list[Problem]:
-        """Return the first ``count`` distinct held-out problems, or fewer if the settings allow no more."""
-        return [_problem(question) for question in draw_held_out(self._draw, is_held_out, count)]
-
-    def _train_problem(self, index: int) -> Problem:
-        return _problem(draw_trained(self._draw, is_held_out, f"{self.seed}:{index}"))
-
     def _draw(self, key: str) -> str:
         generator = random.Random(key)
         steps = int(math.exp(generator.uniform(math.log(self.steps_min), math.log(self.steps_max + 1))))
@@ -58,6 +47,10 @@ class RecurrenceTask(Task):
         terms = [generator.randrange(10**self.digits) for _ in range(2)]
         left = (steps + 1, steps)
         return "".join(f"{number:0{width}}{letter}{term:0{self.digits}}," for number, term in zip(left, terms, strict=True))
+
+    def _problem(self, question: str) -> Problem:
+        *_, last = worked_terms(question)
+        return Problem(question=question, answer=last.rpartition(ANSWER_MARKER)[2])
 
     def _grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
         answers = (response.rpartition(ANSWER_MARKER)[1:] for response in responses)
@@ -92,8 +85,3 @@ def worked_solution(question: str) -> str:
         '002c43,001c71,000#56'
     """
     return "".join(worked_terms(question))
-
-
-def _problem(question: str) -> Problem:
-    *_, last = worked_terms(question)
-    return Problem(question=question, answer=last.rpartition(ANSWER_MARKER)[2])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from pydantic import Field
 
-from rlzoo.environments import Environment
-from rlzoo.environments.retries import Retries
+from rlzoo.environments import Environment, Messages
 from rlzoo.tasks.episodes import AskingTask
 from rlzoo.types import Problem
 
@@ -37,11 +36,38 @@ class RetriesTask(AskingTask):
     @property
     def make(self) -> Callable[[], Environment]:
         """See `EpisodeTask.make`."""
-        settings = self.model_dump(include={"tries", "again", "discount", "solved"})
-        return partial(Retries, self._graded, self.task.prompt, **settings)
+        return partial(Retries, self)
 
-    def _graded(self, problem: Problem, answer: str) -> float:
-        grade = self.task.grade([problem], [answer])[0]
-        if grade is None:
-            raise ValueError(f"grading failed: {self.task.last_failure}")  # the episode fails
-        return grade
+
+class Retries:
+    """Grades every turn; the episode ends with the first right answer, or with the last try.
+
+    Example:
+        >>> env = Retries(RetriesTask(inner={"name": "arithmetic"}, tries=2))
+        >>> env.reset(Problem("1+1", "2"), seed=0)
+        '1+1='
+        >>> env.step("#3")
+        ('That is wrong. Try again.', 0.0, False, {'tries': 1, 'solved': False, 'state': '1+1 1'})
+        >>> env.step("#2")
+        ('', 1.0, True, {'tries': 2, 'solved': True, 'state': '1+1 2'})
+    """
+
+    def __init__(self, task: RetriesTask) -> None:
+        self.task = task
+
+    def reset(self, problem: Problem, seed: int) -> Messages:
+        """Return the problem's prompt; the seed is not used."""
+        self._problem, self._tries = problem, 0
+        return self.task.task.prompt(problem)
+
+    def step(self, message: str) -> tuple[Messages, float, bool, Mapping[str, Any]]:
+        """Grade an answer. Only the last answer earns a reward, so that extra tries alone gain nothing."""
+        reward = self.task.task.grade([self._problem], [message])[0]
+        if reward is None:
+            raise ValueError(f"grading failed: {self.task.task.last_failure}")  # the episode fails
+        solved = reward >= self.task.solved
+        self._tries += 1
+        done = solved or self._tries == self.task.tries
+        paid = reward * self.task.discount ** (self._tries - 1) if done else 0.0
+        state = f"{self._problem.question} {self._tries}"
+        return "" if done else self.task.again, paid, done, {"tries": self._tries, "solved": solved, "state": state}

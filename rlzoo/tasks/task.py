@@ -6,10 +6,10 @@ import hashlib
 import importlib
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, ValidationError, field_validator
 
@@ -37,6 +37,7 @@ _TASKS = {
 _OWN = "<module>:<Class>"
 _FINGERPRINTED = 2048  # problems
 _HELD_OUT_SHARE = 8  # one in eight questions is held out for evaluation
+MAX_TRIES = 2000  # the search ends after this many consecutive draws without a new held-out problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +177,42 @@ class Task(Settings, ABC):
         self.close()
 
 
+class Drawn(ABC):
+    """A base class, next to `Task`, for endless problems from a random generator; one in eight, by a hash, is held out."""
+
+    if TYPE_CHECKING:
+        seed: int | None
+
+    @abstractmethod
+    def _draw(self, key: str) -> str:
+        """Return a question that depends only on the key."""
+
+    @abstractmethod
+    def _problem(self, question: str) -> Problem:
+        """Return the problem with a question from `_draw`."""
+
+    def train_problems(self, start: int, count: int) -> list[Problem]:
+        """Return ``count`` training problems, starting at index ``start``."""
+        return [self._train_problem(index) for index in range(start, start + count)]
+
+    def held_out_problems(self, count: int) -> list[Problem]:
+        """Return the first ``count`` distinct held-out problems, or fewer if the settings allow no more."""
+        found: dict[str, None] = {}
+        number = last = 0
+        while len(found) < count and number < last + MAX_TRIES:
+            question = self._draw(f"held-out:{number}")
+            number += 1
+            if is_held_out(question) and question not in found:
+                found[question], last = None, number
+        return [self._problem(question) for question in found]
+
+    def _train_problem(self, index: int) -> Problem:
+        attempt = 0
+        while is_held_out(question := self._draw(f"train:{self.seed}:{index}:{attempt}")):
+            attempt += 1
+        return self._problem(question)
+
+
 def build_task(settings: Mapping[str, Any]) -> Task:
     """Return the task named ``settings["name"]``, with the other settings as its fields.
 
@@ -230,36 +267,6 @@ def task_names() -> list[str]:
 def seeded(task: Task, seed: int | None) -> Task:
     """Return the task with its own seed, which determines the order of the questions, or with this one if it has none."""
     return task if task.seed is not None else task.model_copy(update={"seed": seed})
-
-
-Drawn = TypeVar("Drawn", bound=Hashable)
-MAX_TRIES = 2000  # the search ends after this many consecutive draws without a new held-out problem
-
-
-def draw_held_out(draw: Callable[[str], Drawn], held_out: Callable[[Drawn], bool], count: int) -> list[Drawn]:
-    """Return the first ``count`` distinct held-out questions or problems, or fewer if no more are found.
-
-    Args:
-        draw: returns a question or a problem that depends only on the key.
-        held_out: returns whether a question or problem is held out.
-        count: maximum number of questions or problems to return.
-    """
-    found: dict[Drawn, None] = {}
-    number = last = 0
-    while len(found) < count and number < last + MAX_TRIES:
-        drawn = draw(f"held-out:{number}")
-        number += 1
-        if held_out(drawn) and drawn not in found:
-            found[drawn], last = None, number
-    return list(found)
-
-
-def draw_trained(draw: Callable[[str], Drawn], held_out: Callable[[Drawn], bool], key: str) -> Drawn:
-    """Return the first question or problem drawn that is not held out; ``key`` identifies the training problem."""
-    attempt = 0
-    while held_out(drawn := draw(f"train:{key}:{attempt}")):
-        attempt += 1
-    return drawn
 
 
 def is_held_out(question: str) -> bool:

@@ -7,19 +7,18 @@ Add one line to a plugin's tests::
     test_my_policy = parametrize_with_checks([MyPolicy()])
 
 A policy that breaks a law on purpose names the law, with the reason, in the class attribute ``exempt``. To check a policy
-without a test file, use the pytest plugin: ``pytest -p rlzoo.testing --clip my-policy`` (or ``--clip FILE.py``).
+without a test file, use ``rlzoo clips check my-policy`` (or ``FILE.py``).
 """
 
 from __future__ import annotations
 
-from rlzoo.testing.check import Outcome, check, shrink
+from rlzoo.testing.check import Outcome, check, parametrize_with_checks, shrink
 from rlzoo.testing.data import clip_stats, evaluate, off_policy_inputs
 from rlzoo.testing.laws import LAWS, Law
 from rlzoo.testing.parts import ADVANTAGE_LAWS, CORRECTION_LAWS
 from rlzoo.testing.portrait import Portrait, portrait
-from rlzoo.testing.pytest_plugin import parametrize_with_checks, pytest_addoption, pytest_collection_modifyitems
 
 __all__ = [
     "ADVANTAGE_LAWS", "CORRECTION_LAWS", "LAWS", "Law", "Outcome", "Portrait", "check", "clip_stats", "evaluate",
-    "off_policy_inputs", "parametrize_with_checks", "portrait", "pytest_addoption", "pytest_collection_modifyitems", "shrink",
+    "off_policy_inputs", "parametrize_with_checks", "portrait", "shrink",
 ]  # fmt: skip

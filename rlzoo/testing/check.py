@@ -1,4 +1,4 @@
-"""Checks a policy against every law, and finds the smallest input that shows a failure."""
+"""Checks a policy against every law, with or without pytest, and finds the smallest input that shows a failure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,19 @@ class Outcome:
 def check(policy: ClipPolicy) -> list[Outcome]:
     """Check one policy against every law without pytest, in the order of `LAWS`; a failure often causes further failures."""
     return [_outcome(policy, law) for law in LAWS]
+
+
+def parametrize_with_checks(policies: Sequence[ClipPolicy]) -> Callable[..., None]:
+    """Return a pytest test function with one case per policy and law, omitting the laws that a policy opts out of."""
+    import pytest
+
+    cases = [(policy, law) for policy in policies for law in LAWS if law.name not in policy.exempt]
+
+    @pytest.mark.parametrize(("policy", "law"), cases, ids=[f"{policy.name}-{law.name}" for policy, law in cases])
+    def test_policy_keeps_the_laws(policy: ClipPolicy, law: Law) -> None:
+        law(policy)
+
+    return test_policy_keeps_the_laws
 
 
 def _outcome(policy: ClipPolicy, law: Law) -> Outcome:

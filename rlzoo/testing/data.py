@@ -28,22 +28,13 @@ def off_policy_inputs(policy: ClipPolicy, seed: int = 0, num_responses: int = 24
     A search with this policy finds the spread of the token log-ratios. For a policy that never clips, the spread is 0.1.
     """
     with_spread = partial(ragged_inputs, policy, seed=seed, num_responses=num_responses, max_length=max_length)
-    key = (
-        type(policy),
-        repr(policy.model_dump()),
-        seed,
-        num_responses,
-        max_length,
-    )  # not the policy itself, which may be mutable
-    try:
-        spread = SPREADS.get(key)
-    except TypeError:  # a setting of the policy is not hashable
-        return with_spread(_searched_spread(policy, with_spread))
-    if spread is None:
-        spread = SPREADS[key] = _searched_spread(policy, with_spread)
+    # not the policy itself, which may be mutable
+    key = (type(policy), repr(policy.model_dump()), seed, num_responses, max_length)
+    if key not in SPREADS:
+        SPREADS[key] = _searched_spread(policy, with_spread)
         if len(SPREADS) > 64:
             del SPREADS[next(iter(SPREADS))]
-    return with_spread(spread)
+    return with_spread(SPREADS[key])
 
 
 def ragged_inputs(

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from rlzoo import ops
 from rlzoo.policy import NAMED, ClipPolicy, ClipStats, contract_problem
+from rlzoo.settings import Settings
 from rlzoo.testing import data
 from rlzoo.testing.data import INTEGER_TOKEN_FIELDS, TOKEN_FIELDS, answer, evaluate, fresh, left_padded, map_tensors, visible
 from rlzoo.types import ClipInputs, ClipResult
@@ -62,7 +63,8 @@ def _some_inputs(policy: ClipPolicy) -> ClipInputs:
     return data.uniform_inputs(policy, (0.0, 0.1), length=2, advantage=1.0)
 
 
-def _assert_close(got: Tensor, expected: Tensor, what: str, tolerance: float = 1e-4) -> None:
+def assert_close(got: Tensor, expected: Tensor, what: str, tolerance: float = 1e-4) -> None:
+    """Check that two tensors have the same shape and nearly the same values; ``what`` describes them."""
     assert got.shape == expected.shape, f"{what}: shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
     wrong = ~torch.isclose(got, expected, rtol=tolerance, atol=1e-6, equal_nan=True)
     assert not wrong.any(), f"{what}: {got[wrong][0]:.4g}, expected {expected[wrong][0]:.4g}"
@@ -100,7 +102,11 @@ def _tokens(values: Tensor, inputs: ClipInputs) -> Tensor:
 @law(example=_some_inputs, shrinks=False)
 def settings_are_complete(policy: ClipPolicy, inputs: ClipInputs) -> None:
     """1. The rule has defaults, round-trips through its dump and rejects unknown keys; fields have descriptions and bounds."""
-    kind = type(policy)
+    assert_complete_settings(type(policy))
+
+
+def assert_complete_settings(kind: type[Settings]) -> None:
+    """Check the class of a rule, an estimator or a correction; see `settings_are_complete`."""
     assert kind.model_config.get("frozen"), "instances are not frozen"
     assert _survives_its_dump(kind()), "dumping and loading the defaults does not restore them"
     try:
@@ -116,14 +122,14 @@ def settings_are_complete(policy: ClipPolicy, inputs: ClipInputs) -> None:
         )
 
 
-def _survives_its_dump(policy: ClipPolicy) -> bool:
-    """Whether the policy can be restored from its dump, both as Python objects and as JSON (the format of checkpoints)."""
-    kind = type(policy)
+def _survives_its_dump(made: Settings) -> bool:
+    """Whether an object can be restored from its dump, both as Python objects and as JSON (the format of checkpoints)."""
+    kind = type(made)
     try:
-        restored = (kind.model_validate(policy.model_dump()), kind.model_validate_json(policy.model_dump_json()))
+        restored = (kind.model_validate(made.model_dump()), kind.model_validate_json(made.model_dump_json()))
     except ValueError:
         return False
-    return all(each == policy for each in restored)
+    return all(each == made for each in restored)
 
 
 BOUNDS = (annotated_types.Ge, annotated_types.Gt, annotated_types.Le, annotated_types.Lt, annotated_types.Interval)
@@ -185,28 +191,32 @@ def is_pure(policy: ClipPolicy, inputs: ClipInputs) -> None:
     assert not first.log_ratio.requires_grad, "log_ratio carries a gradient; detach it"
 
 
-class _Draws(TorchFunctionMode):
-    """Records the tensors that are drawn from an explicit generator."""
+class _Watched(TorchFunctionMode):
+    """Passes the keyword arguments and the result of every torch call to a function."""
 
-    def __init__(self) -> None:
+    def __init__(self, note: Callable[[dict[str, Any], Any], object]) -> None:
         super().__init__()
-        self.seen: list[Tensor] = []
+        self.note = note
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if (kwargs or {}).get("generator") is not None:
-            self.seen.extend(each.clone() for each in _all_tensors(result))
+        self.note(kwargs or {}, result)
         return result
 
 
 @law()
 def draws_follow_the_seed(policy: ClipPolicy, inputs: ClipInputs) -> None:
     """4. A rule that draws random numbers draws different numbers if `inputs.seed` differs."""
-    drawn = []
+    drawn: list[list[Tensor]] = []
+
+    def note(keywords: dict[str, Any], result: Any) -> None:
+        if keywords.get("generator") is not None:
+            drawn[-1].extend(each.clone() for each in _all_tensors(result))
+
     for seed in (1, 2, 99):
-        with _Draws() as draws:
+        drawn.append([])
+        with _Watched(note):
             policy(dataclasses.replace(fresh(inputs), seed=seed))
-        drawn.append(draws.seen)
     first = drawn[0]
     same = all(
         len(other) == len(first) and all(torch.equal(one, two) for one, two in zip(first, other, strict=True))
@@ -246,53 +256,27 @@ def answers_in_float32(policy: ClipPolicy, inputs: ClipInputs) -> None:
     assert gradient.isfinite().all(), "the gradient is not finite"
 
 
-class _Types(TorchFunctionMode):
-    """Records every data type other than float32 in which a tensor with a gradient is computed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: set[str] = set()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in _all_tensors(result):
-            if tensor.requires_grad and tensor.dtype != torch.float32:
-                self.seen.add(str(tensor.dtype))
-        return result
-
-
 @law()
 def computes_in_float32(policy: ClipPolicy, inputs: ClipInputs) -> None:
     """6. Tensors with a gradient are float32; bfloat16 inputs are cast first, so that no value, cut or metric is rounded."""
     given = fresh(inputs)
     given.log_probs.requires_grad_()
-    with _Types() as types_:
+    seen: set[torch.dtype] = set()
+    with _Watched(lambda _, result: seen.update(each.dtype for each in _all_tensors(result) if each.requires_grad)):
         policy(given)
-    assert not types_.seen, f"the gradient passes through {', '.join(sorted(types_.seen))}; compute in float32"
+    others = ", ".join(sorted(map(str, seen - {torch.float32})))
+    assert not others, f"the gradient passes through {others}; compute in float32"
     half = map_tensors(inputs, lambda values: values.bfloat16(), TOKEN_FIELDS)
     cast = map_tensors(half, lambda values: values.float(), TOKEN_FIELDS)
     (got, gradient), (expected, expected_gradient) = (evaluate(policy, each) for each in (half, cast))
     what = "bfloat16 inputs are not cast to float32 first:"
-    _assert_close(visible(got.log_ratio, inputs), visible(expected.log_ratio, inputs), f"{what} log_ratio", 1e-5)
-    _assert_close(visible(got.objective, inputs).float(), visible(expected.objective, inputs), f"{what} objective")
+    assert_close(visible(got.log_ratio, inputs), visible(expected.log_ratio, inputs), f"{what} log_ratio", 1e-5)
+    assert_close(visible(got.objective, inputs).float(), visible(expected.objective, inputs), f"{what} objective")
     assert torch.equal(got.clipped, expected.clipped), f"{what} clip decisions differ"
     for name, values in expected.metrics.items():
-        _assert_close(visible(got.metrics[name], inputs).float(), visible(values, inputs).float(), f"{what} metric {name!r}")
+        assert_close(visible(got.metrics[name], inputs).float(), visible(values, inputs).float(), f"{what} metric {name!r}")
     wrong = (gradient - expected_gradient).abs() > 0.05 * expected_gradient.abs() + 0.01 * expected_gradient.abs().max()
     _assert_nowhere(wrong, f"{what} the gradient differs")
-
-
-class _Calls(TorchFunctionMode):
-    """Records the result of every torch call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Any] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        self.seen.append(result)
-        return result
 
 
 class _Devices(TorchFunctionMode):
@@ -334,10 +318,11 @@ def runs_on_another_device(policy: ClipPolicy, inputs: ClipInputs) -> None:
     """7. The rule creates tensors on the inputs' device, and its result is on that device."""
     advice = "create tensors with device=inputs.log_probs.device"
     given, without_values = fresh(inputs), map_tensors(inputs, lambda values: values.to("meta"))
-    with _Calls() as calls:
+    results: list[Any] = []
+    with _Watched(lambda _, result: results.append(result)):
         policy(given)
     try:
-        with _Devices(calls.seen) as devices:
+        with _Devices(results) as devices:
             result = policy(without_values)
     except Exception:  # a rule that passes values to another library is checked only up to the call of that library
         assert devices.mixed is None, f"{devices.mixed} mixes the inputs' device with the CPU; {advice}"
@@ -367,8 +352,8 @@ def rollout_log_probs_are_optional(policy: ClipPolicy, inputs: ClipInputs) -> No
     except Exception as error:
         raise AssertionError(f"without rollout_log_probs: {type(error).__name__}: {error}") from error
     what = "without rollout_log_probs"
-    _assert_close(visible(got.objective, inputs), visible(expected.objective, inputs), f"objective {what}")
-    _assert_close(gradient, expected_gradient, f"gradient {what}")
+    assert_close(visible(got.objective, inputs), visible(expected.objective, inputs), f"objective {what}")
+    assert_close(gradient, expected_gradient, f"gradient {what}")
 
 
 @law(example=data.on_policy_inputs)
@@ -410,11 +395,11 @@ def masked_positions_are_ignored(policy: ClipPolicy, inputs: ClipInputs) -> None
     for poison in (float("nan"), float("inf"), float("-inf")):
         spoiled = map_tensors(inputs, partial(torch.Tensor.masked_fill, mask=~mask, value=poison), TOKEN_FIELDS)
         result, gradient = evaluate(policy, spoiled)
-        _assert_close(visible(result.objective, inputs), visible(expected.objective, inputs), f"{poison} in the padding")
-        _assert_close(gradient, expected_gradient, f"gradient with {poison} in the padding")
+        assert_close(visible(result.objective, inputs), visible(expected.objective, inputs), f"{poison} in the padding")
+        assert_close(gradient, expected_gradient, f"gradient with {poison} in the padding")
         left = map_tensors(spoiled, lambda values: left_padded(values, mask), (*TOKEN_FIELDS, *INTEGER_TOKEN_FIELDS))
         result, gradient = evaluate(policy, dataclasses.replace(left, response_mask=left_padded(mask, mask)))
-        _assert_close(gradient, left_padded(expected_gradient, mask), "gradient with the padding on the left")
+        assert_close(gradient, left_padded(expected_gradient, mask), "gradient with the padding on the left")
 
 
 @law()
@@ -439,8 +424,8 @@ def padding_changes_nothing(policy: ClipPolicy, inputs: ClipInputs) -> None:
     result, gradient = evaluate(policy, padded)
     inside = inputs.response_mask
     got, wanted = _tokens(result.objective, padded)[:, keep][inside], _tokens(expected.objective, inputs)[inside]
-    _assert_close(got, wanted, "objective with more padding")
-    _assert_close(gradient[:, keep], expected_gradient, "gradient with more padding")
+    assert_close(got, wanted, "objective with more padding")
+    assert_close(gradient[:, keep], expected_gradient, "gradient with more padding")
     changed = _tokens(result.clipped, padded)[:, keep] != _tokens(expected.clipped, inputs)
     _assert_nowhere(changed & inside, "more padding changes a clip decision")
 
@@ -451,13 +436,13 @@ def row_order_changes_nothing(policy: ClipPolicy, inputs: ClipInputs) -> None:
     order = torch.arange(len(inputs.log_probs)).flip(0).roll(len(inputs.log_probs) // 3)
     expected, expected_gradient = evaluate(policy, inputs)
     result, gradient = evaluate(policy, map_tensors(inputs, lambda values: values[order]))
-    _assert_close(result.objective, expected.objective[order], "objective with reordered rows")
-    _assert_close(gradient, expected_gradient[order], "gradient with reordered rows")
+    assert_close(result.objective, expected.objective[order], "objective with reordered rows")
+    assert_close(gradient, expected_gradient[order], "gradient with reordered rows")
     assert torch.equal(result.clipped, expected.clipped[order]), "reordering the rows changes a clip decision"
     if inputs.group_ids is not None:
         result, gradient = evaluate(policy, dataclasses.replace(inputs, group_ids=1000 - 7 * inputs.group_ids))
-        _assert_close(result.objective, expected.objective, "objective with renumbered groups")
-        _assert_close(gradient, expected_gradient, "gradient with renumbered groups")
+        assert_close(result.objective, expected.objective, "objective with renumbered groups")
+        assert_close(gradient, expected_gradient, "gradient with renumbered groups")
 
 
 @law()
@@ -469,8 +454,8 @@ def rows_are_independent(policy: ClipPolicy, inputs: ClipInputs) -> None:
     for row in range(len(inputs.log_probs)):
         own = slice(row, row + 1)
         alone, alone_gradient = evaluate(policy, map_tensors(inputs, operator.itemgetter(own)))
-        _assert_close(alone.objective, whole.objective[own], f"objective of row {row} alone")
-        _assert_close(alone_gradient, gradient[own], f"gradient of row {row} alone")
+        assert_close(alone.objective, whole.objective[own], f"objective of row {row} alone")
+        assert_close(alone_gradient, gradient[own], f"gradient of row {row} alone")
         assert torch.equal(alone.clipped, whole.clipped[own]), f"clip decision of row {row} alone differs"
 
 
@@ -483,11 +468,11 @@ def groups_are_independent(policy: ClipPolicy, inputs: ClipInputs) -> None:
     for number in sorted(set(inputs.group_ids[:, 0].tolist())):
         own = (inputs.group_ids == number)[:, 0]
         alone, alone_gradient = evaluate(policy, map_tensors(inputs, operator.itemgetter(own)))
-        _assert_close(
+        assert_close(
             alone_gradient, gradient[own], f"a group has a different gradient alone than in the batch (group {number})"
         )
         what = f"a group has a different objective alone than in the batch (group {number})"
-        _assert_close(alone.objective, whole.objective[own], what)
+        assert_close(alone.objective, whole.objective[own], what)
         assert torch.equal(alone.clipped, whole.clipped[own]), f"clip decision of group {number} alone differs"
 
 
@@ -499,7 +484,7 @@ def batch_size_changes_nothing(policy: ClipPolicy, inputs: ClipInputs) -> None:
     _, expected = evaluate(policy, inputs)
     _, gradient = evaluate(policy, _twice(inputs))
     what = "gradient in a batch with every response twice (the learner divides by the counts, not the rule)"
-    _assert_close(gradient[: len(expected)], expected, what, tolerance=0.05)
+    assert_close(gradient[: len(expected)], expected, what, tolerance=0.05)
     off_policy = data.off_policy_inputs(policy)
     before = _tokens(answer(policy, off_policy).clipped, off_policy)
     twice = _twice(off_policy)
@@ -565,7 +550,7 @@ def ratio_one_is_reinforce(policy: ClipPolicy, inputs: ClipInputs) -> None:
     assert not visible(result.clipped, inputs).any(), "a token or response is clipped at ratio 1"
     assert gradient.isfinite().all(), "the gradient at ratio 1 is not finite"
     per_row = ops.sequence_mean(gradient, inputs.response_mask)
-    _assert_close(gradient, torch.where(inputs.response_mask, per_row, 0.0), "the gradient differs between the tokens of a row")
+    assert_close(gradient, torch.where(inputs.response_mask, per_row, 0.0), "the gradient differs between the tokens of a row")
     rows = (inputs.advantages != 0) & inputs.response_mask.any(dim=-1, keepdim=True)
     assert (per_row[rows] != 0).all(), "a response with a nonzero advantage has a zero gradient"
     assert (per_row[rows] / inputs.advantages[rows] > 0).all(), "the gradient is not in the direction of the advantage"
@@ -604,7 +589,7 @@ def advantages_scale_the_gradient(policy: ClipPolicy, inputs: ClipInputs) -> Non
     for what, given, factor in cases:
         _, expected = evaluate(policy, given)
         _, gradient = evaluate(policy, dataclasses.replace(given, advantages=factor * given.advantages))
-        _assert_close(gradient, factor * expected, f"gradient{what} with advantages times {factor:g}", 1e-3)
+        assert_close(gradient, factor * expected, f"gradient{what} with advantages times {factor:g}", 1e-3)
 
 
 @law()
@@ -616,8 +601,8 @@ def token_advantages_are_honoured(policy: ClipPolicy, inputs: ClipInputs) -> Non
     mask = inputs.response_mask
     spread = torch.where(mask, inputs.advantages, 0.0)
     result, gradient = evaluate(policy, dataclasses.replace(inputs, advantages=spread))
-    _assert_close(gradient, expected_gradient, "gradient with advantages (B, T) instead of (B, 1)")
-    _assert_close(visible(result.objective, inputs), visible(expected.objective, inputs), "objective with advantages (B, T)")
+    assert_close(gradient, expected_gradient, "gradient with advantages (B, T) instead of (B, 1)")
+    assert_close(visible(result.objective, inputs), visible(expected.objective, inputs), "objective with advantages (B, T)")
     own = _token_advantages(inputs)
     _, gradient = evaluate(policy, dataclasses.replace(inputs, advantages=own))
     if zero_advantage_zero_gradient.name not in policy.exempt:
@@ -627,7 +612,7 @@ def token_advantages_are_honoured(policy: ClipPolicy, inputs: ClipInputs) -> Non
         _, whole = evaluate(policy, at_one)
         _, gradient = evaluate(policy, dataclasses.replace(at_one, advantages=own))
         expected_gradient = own * torch.where(inputs.advantages == 0, 0.0, whole / inputs.advantages)
-        _assert_close(gradient, expected_gradient, "at ratio 1, a token's gradient is not proportional to its own advantage")
+        assert_close(gradient, expected_gradient, "at ratio 1, a token's gradient is not proportional to its own advantage")
 
 
 def _token_advantages(inputs: ClipInputs) -> Tensor:
@@ -1038,7 +1023,7 @@ def updates_go_by_shares(policy: ClipPolicy, inputs: ClipInputs) -> None:
     twice = dataclasses.replace(once, **{name: 2 * getattr(once, name) for name in sums})
     warm = policy.updated(once)  # the first update may do no more than initialise an average
     got, expected = (torch.tensor(_numbers(warm.updated(each).model_dump())) for each in (twice, once))
-    _assert_close(got, expected, "twice as many of the same responses give a different update")
+    assert_close(got, expected, "twice as many of the same responses give a different update")
 
 
 def _numbers(settings: Any) -> list[float]:
@@ -1156,7 +1141,7 @@ def compiles(policy: ClipPolicy, inputs: ClipInputs) -> None:
         what = f"the rule does not compile to one graph and runs uncompiled: {type(error).__name__}: {reason}"
         warnings.warn(what, LawWarning, stacklevel=2)
         return
-    _assert_close(got, expected, "compiled objective")
+    assert_close(got, expected, "compiled objective")
 
 
 LAWS: tuple[Law, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Law))

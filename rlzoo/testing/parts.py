@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-import annotated_types
-import pydantic
 import torch
 from torch import Tensor
 
 from rlzoo import ops
 from rlzoo.advantages import AdvantageEstimator, AdvantageInputs
 from rlzoo.corrections import Correction, CorrectionInputs
+from rlzoo.testing.laws import assert_close, assert_complete_settings
 
 Part = TypeVar("Part", AdvantageEstimator, Correction)
 SIZE = 32
 """Number of responses per prompt in the examples; some estimators use subsets of up to 32 responses."""
-BOUNDS = (annotated_types.Ge, annotated_types.Gt, annotated_types.Le, annotated_types.Lt, annotated_types.Interval)
 
 
 class PartLaw(Generic[Part]):
@@ -49,20 +47,7 @@ def broken(laws: tuple[PartLaw[Part], ...], part: Part) -> Iterator[tuple[str, s
 
 def settings_are_complete(part: AdvantageEstimator | Correction) -> None:
     """Settings have defaults, descriptions and bounds, and survive a dump and reload; unknown settings are rejected."""
-    kind = type(part)
-    assert kind.model_validate(kind().model_dump()) == kind(), "dumping and loading the defaults does not restore them"
-    try:
-        kind.model_validate({"no_such_setting": 1})
-    except pydantic.ValidationError:
-        pass
-    else:
-        raise AssertionError("an unknown key is accepted")
-    for name, field in kind.model_fields.items():
-        assert field.description, f"field {name!r} has no description"
-        if any(
-            number in str(field.annotation).replace("Literal", "") for number in ("float", "int]", "'int'", "<class 'int'>")
-        ):
-            assert any(isinstance(mark, BOUNDS) for mark in field.metadata), f"number {name!r} has no bound"
+    assert_complete_settings(type(part))
 
 
 # estimators
@@ -95,16 +80,6 @@ def advantage_inputs(estimator: AdvantageEstimator, *, equal: bool = False, seed
     )
 
 
-def _rows(inputs: AdvantageInputs, rows: Tensor) -> AdvantageInputs:
-    given = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
-    return replace(inputs, **{name: value[rows] for name, value in given.items() if value is not None})
-
-
-def _assert_close(got: Tensor, expected: Tensor, what: str) -> None:
-    wrong = ~torch.isclose(got, expected, rtol=1e-4, atol=1e-5)
-    assert not wrong.any(), f"{what}: {got[wrong][0]:.6g}, expected {expected[wrong][0]:.6g}"
-
-
 def advantages_have_the_form(estimator: AdvantageEstimator) -> None:
     """Advantages are finite float32 tensors of shape (B, 1) or (B, T), detached from the graph, and 0 outside the mask."""
     inputs = advantage_inputs(estimator)
@@ -118,11 +93,13 @@ def advantages_have_the_form(estimator: AdvantageEstimator) -> None:
 
 def rewards_are_not_changed(estimator: AdvantageEstimator) -> None:
     """The inputs do not change, and the same inputs give the same advantages."""
-    inputs, fresh = advantage_inputs(estimator), advantage_inputs(estimator)
-    first, second = estimator(inputs), estimator(inputs)
-    assert torch.equal(first, second), "the same inputs gave different advantages"
+    _assert_pure(estimator, advantage_inputs(estimator), advantage_inputs(estimator))
+
+
+def _assert_pure(part: Callable[[Any], Tensor], inputs: Any, same: Any) -> None:
+    assert torch.equal(part(inputs), part(inputs)), "the same inputs gave different results"
     for field in fields(inputs):
-        got, expected = getattr(inputs, field.name), getattr(fresh, field.name)
+        got, expected = getattr(inputs, field.name), getattr(same, field.name)
         assert got is None or torch.equal(got, expected), f"{field.name} was changed"
 
 
@@ -139,7 +116,7 @@ def advantages_follow_their_rows(estimator: AdvantageEstimator) -> None:
     """Reordering the responses reorders their advantages."""
     inputs = advantage_inputs(estimator)
     order = torch.randperm(len(inputs.rewards), generator=torch.Generator().manual_seed(1))
-    _assert_close(estimator(_rows(inputs, order)), estimator(inputs)[order], "reordered rows")
+    assert_close(estimator(inputs.select(order)), estimator(inputs)[order], "reordered rows")
 
 
 def prompts_are_independent(estimator: AdvantageEstimator) -> None:
@@ -147,13 +124,13 @@ def prompts_are_independent(estimator: AdvantageEstimator) -> None:
     inputs = advantage_inputs(estimator)
     first = inputs.group_ids == 0
     changed = replace(inputs, rewards=torch.where(first, inputs.rewards, 7 * inputs.rewards + 3))
-    _assert_close(estimator(changed)[:SIZE], estimator(inputs)[:SIZE], "advantages with changed rewards of another prompt")
+    assert_close(estimator(changed)[:SIZE], estimator(inputs)[:SIZE], "advantages with changed rewards of another prompt")
 
 
 def the_better_response_has_the_larger_advantage(estimator: AdvantageEstimator) -> None:
     """If two responses to a prompt differ only in the reward, the higher reward gives at least as large an advantage."""
     inputs = advantage_inputs(estimator)
-    same = _rows(inputs, torch.zeros(SIZE, dtype=torch.long))
+    same = inputs.select(torch.zeros(SIZE, dtype=torch.long))
     paid = None if same.token_rewards is None else torch.zeros_like(same.token_rewards)
     rewards = torch.rand(SIZE, 1, generator=torch.Generator().manual_seed(2)).sort(0).values
     got = estimator(replace(same, rewards=rewards, token_rewards=paid)).sum(-1)
@@ -173,7 +150,7 @@ def padding_is_ignored(estimator: AdvantageEstimator) -> None:
         if value is not None and value.shape[1] != 1
     }
     got = estimator(replace(inputs, **wide))
-    _assert_close(got[:, : expected.shape[-1]], expected, "advantages with three extra columns of padding")
+    assert_close(got[:, : expected.shape[-1]], expected, "advantages with three extra columns of padding")
 
 
 ADVANTAGE_LAWS: tuple[PartLaw[AdvantageEstimator], ...] = tuple(
@@ -243,7 +220,7 @@ def masked_values_are_ignored(correction: Correction) -> None:
         got = weights[:, : expected.shape[-1]]
         if expected.shape[-1] != 1:
             got = torch.where(mask, got, expected)
-        _assert_close(got, expected, what)
+        assert_close(got, expected, what)
 
 
 def weights_follow_their_rows(correction: Correction) -> None:
@@ -252,9 +229,8 @@ def weights_follow_their_rows(correction: Correction) -> None:
     whole = correction(inputs)
     for row in range(len(whole)):
         own = slice(row, row + 1)
-        old, sampled, mask, advantages = (values[own] for values in _tensors(inputs))
-        alone = CorrectionInputs(old, sampled, mask, advantages)
-        _assert_close(correction(alone), whole[own], f"row {row} alone")
+        alone = CorrectionInputs(**{field.name: getattr(inputs, field.name)[own] for field in fields(inputs)})
+        assert_close(correction(alone), whole[own], f"row {row} alone")
 
 
 def weights_stay_finite(correction: Correction) -> None:
@@ -269,14 +245,7 @@ def weights_stay_finite(correction: Correction) -> None:
 
 def inputs_are_not_changed(correction: Correction) -> None:
     """The inputs do not change, and the same inputs give the same weights."""
-    inputs, fresh = correction_inputs(), correction_inputs()
-    assert torch.equal(correction(inputs), correction(inputs)), "the same inputs gave different weights"
-    for got, expected in zip(_tensors(inputs), _tensors(fresh), strict=True):
-        assert torch.equal(got, expected), "an input was changed"
-
-
-def _tensors(inputs: CorrectionInputs) -> tuple[Tensor, ...]:
-    return inputs.old_log_probs, inputs.rollout_log_probs, inputs.response_mask, inputs.advantages
+    _assert_pure(correction, correction_inputs(), correction_inputs())
 
 
 def it_corrects_something(correction: Correction) -> None:

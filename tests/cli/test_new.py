@@ -10,7 +10,7 @@ from importlib.metadata import version
 import pytest
 
 from rlzoo import testing
-from rlzoo.zoo import find_policies
+from rlzoo.zoo import load_zoo
 from tests.cli.conftest import SOUND
 
 LAWS = [law.name for law in testing.LAWS]
@@ -101,9 +101,9 @@ def test_a_new_distribution_has_a_module_a_test_a_page_and_packaging(written):
 
 
 def test_a_new_policy_keeps_every_law_as_it_is(written):
-    (policy,) = find_policies(str(written / "rlzoo_my_rule.py"))
-    assert policy.name == "my-rule"
-    assert {outcome.law: outcome.status for outcome in testing.check(policy())} == dict.fromkeys(LAWS, "pass")
+    (entry,) = load_zoo([written / "rlzoo_my_rule.py"]).asked_for()
+    assert entry.kind.name == "my-rule"
+    assert {outcome.law: outcome.status for outcome in testing.check(entry.kind())} == dict.fromkeys(LAWS, "pass")
 
 
 def test_a_new_distribution_passes_its_own_tests(written):

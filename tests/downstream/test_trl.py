@@ -257,7 +257,6 @@ REDUCTIONS = {"grpo": "sequence_mean", "dapo": "token_mean", "dr_grpo": "constan
 
 OFF = {
     "beta": 0.0, "_entropy_bonus_enabled": False, "entropy_coef": 0.0, "use_adaptive_entropy": False,
-    "top_entropy_quantile": 1.0, "off_policy_mask_threshold": None,
 }  # fmt: skip
 
 
@@ -288,10 +287,8 @@ def test_grpo_is_trls_own(loss_type, model, tmp_path):
     for changed in (
         {"beta": 0.5},
         {"_entropy_bonus_enabled": True, "entropy_coef": 0.5},
-        {"top_entropy_quantile": 0.3},
-        {"off_policy_mask_threshold": 0.01},
         {"use_adaptive_entropy": True, "_entropy_bonus_enabled": True, "entropy_coef": 0.3, "_last_world_entropy": 0.0},
-        {"beta": 0.5, "_entropy_bonus_enabled": True, "entropy_coef": 0.5, "top_entropy_quantile": 0.5},
+        {"beta": 0.5, "_entropy_bonus_enabled": True, "entropy_coef": 0.5},
     ):
         for trainer in (theirs, mine):
             for name, value in (OFF | changed).items():
@@ -480,7 +477,7 @@ def test_one_step_for_each_generation_is_warned_of(tmp_path, caplog):
      ("m2po", {}, "m2po needs all responses of a step together, but a step has 2 micro-batches"),
      ("real", {"gradient_accumulation_steps": 1, "steps_per_generation": 2}, "splits a generation batch into 2 micro-batches"),
      ("grpo", {"steps_per_generation": 1}, "steps_per_generation=1 must be a multiple of gradient_accumulation_steps=2"),
-     ("fspo", {"top_entropy_quantile": 0.2}, "top_entropy_quantile=0.2 selects tokens, but fspo has a per-response objective"),
+     ("grpo", {"top_entropy_quantile": 0.2}, "top_entropy_quantile=0.2: only TRL's own rule uses such a setting, and grpo"),
      ("grop", {}, "unknown rule 'grop'.*did you mean 'grpo'")],
     ids=str,
 )  # fmt: skip

@@ -2,32 +2,37 @@
 
 import pytest
 
-from rlzoo.environments.retries import Retries
 from rlzoo.errors import UserError
 from rlzoo.tasks import build_task
 from rlzoo.tasks.task import train_fingerprint
 from rlzoo.types import Problem
 from tests.tasks.math_files import write
 
-SUM = Problem("1+1=", "2")
+SUM = Problem("1+1", "2")
 
 
-def rewards(answers, grade=lambda problem, answer: float(answer == problem.answer), **settings):
-    environment = Retries(grade, lambda problem: problem.question, **settings)
-    environment.reset(SUM, 0)
-    return [environment.step(answer)[1:3] for answer in answers]
+def rewards(answers, **settings):
+    with build_task({"name": "retries", "inner": {"name": "arithmetic"}, **settings}) as task:
+        environment = task.make()
+        environment.reset(SUM, 0)
+        return [environment.step(answer)[1:3] for answer in answers]
 
 
 def test_the_reward_is_paid_once_and_less_for_later_tries():
-    assert rewards(["2"], discount=0.5) == [(1.0, True)]
-    assert rewards(["3", "2"], discount=0.5) == [(0.0, False), (0.5, True)]
-    assert rewards(["3", "4", "2"], discount=0.5) == [(0.0, False), (0.0, False), (0.25, True)]
-    assert rewards(["3", "4", "5"], discount=0.5) == [(0.0, False), (0.0, False), (0.0, True)]
+    assert rewards(["#2"], discount=0.5) == [(1.0, True)]
+    assert rewards(["#3", "#2"], discount=0.5) == [(0.0, False), (0.5, True)]
+    assert rewards(["#3", "#4", "#2"], discount=0.5) == [(0.0, False), (0.0, False), (0.25, True)]
+    assert rewards(["#3", "#4", "#5"], discount=0.5) == [(0.0, False), (0.0, False), (0.0, True)]
+
+
+def partly(problem, response):
+    return 0.4
 
 
 def test_a_part_of_the_reward_is_paid_for_the_last_try_alone():
-    assert rewards(["a", "b"], lambda problem, answer: 0.4, tries=2) == [(0.0, False), (0.4, True)]
-    assert rewards(["a"], lambda problem, answer: 0.4, tries=2, solved=0.4) == [(0.4, True)]
+    inner = {"name": "arithmetic", "reward": "tests.tasks.test_retries:partly"}
+    assert rewards(["a", "b"], inner=inner, tries=2) == [(0.0, False), (0.4, True)]
+    assert rewards(["a"], inner=inner, tries=2, solved=0.4) == [(0.4, True)]
 
 
 @pytest.mark.parametrize("inner", [{"name": "arithmetic"}, {"name": "reasoning_gym:letter_counting"}])
