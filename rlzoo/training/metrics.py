@@ -8,18 +8,15 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
-from rlzoo import ops
-from rlzoo.config.run_config import RunConfig
 from rlzoo.config.sections import RewardConfig
-from rlzoo.errors import RunError
 from rlzoo.fairness import NUM_BINS, bin_edges, bin_index
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable
 from rlzoo.measure.turns import TurnProfile
 from rlzoo.policy import ClipPolicy
 from rlzoo.reductions import kl_estimate
+from rlzoo.training.mismatch import mismatch_metrics
 from rlzoo.types import RolloutGroup
 
 if TYPE_CHECKING:
@@ -27,10 +24,6 @@ if TYPE_CHECKING:
     from rlzoo.learner.learner import Update
     from rlzoo.rollout.rollouts import Sampled
     from rlzoo.training.run import Run
-
-EXACT, COARSE = 0.005, 0.25
-"""Mean differences in nats per token that rounding does not reach, in float32 and in lower precision: it makes 1e-7 in float32,
-.001 (embedded) to .05 (SmolLM2) in bfloat16; padding, caches or noise that a model handles wrongly make .3 to 7."""
 
 
 class Stopwatch:
@@ -175,45 +168,6 @@ def reward_metrics(batch: ScoredBatch, settings: RewardConfig) -> dict[str, floa
         kl = kl_estimate(batch.old_log_probs, batch.ref_log_probs, "k1")
         metrics["reward/kl"] = float(kl[batch.response_mask].double().mean())
     return metrics
-
-
-def log_mismatch(batch: ScoredBatch) -> Tensor:
-    """Compute ``log pi_old - log pi_rollout`` per token, shape ``(B, T)``; 0 where the response mask is False."""
-    return torch.where(batch.response_mask, batch.old_log_probs - batch.rollout_log_probs, 0.0)
-
-
-def refuse_mismatch(config: RunConfig, batch: ScoredBatch) -> None:
-    """Raise RunError if the sampler's log-probs differ from the learner's by more than rounding, at equal weights."""
-    is_exact = config.model.dtype == "float32" and config.learner.autocast == "none" and not config.learner.tf32
-    limit = (EXACT if is_exact else COARSE) / min(1.0, config.rollout.temperature)  # which divides the logits
-    size = mismatch_metrics(batch)["mismatch/log_ratio_abs_mean"]
-    if not size <= limit:
-        raise RunError(
-            f"step {batch.step}: the sampler's log-probs differ from the learner's by {size:.2g} nats per token although both "
-            f"use the same weights (rounding: at most {limit:.2g}); set rollout.engine=generate, learner.packing=false or "
-            "learner.gradient_checkpointing=false, or choose another model"
-        )
-
-
-def mismatch_metrics(batch: ScoredBatch) -> dict[str, float]:
-    """Compute the sampler-trainer mismatch, and the share of tokens that the correction keeps in each length bin."""
-    log_ratio, mask = log_mismatch(batch).double(), batch.response_mask
-    total = log_ratio.sum(-1)
-    metrics = {
-        "mismatch/kl": float(-log_ratio[mask].mean()),  # k1 estimate under the sampler, in nats per token
-        "mismatch/log_ratio_abs_mean": float(log_ratio[mask].abs().mean()),
-        "mismatch/log_ratio_abs_max": float(log_ratio.abs().max()),
-        "mismatch/sum_abs_mean": float(total.abs().mean()),
-    }
-    weights = batch.weights
-    if weights is None:
-        return metrics
-    kept, mean = (ops.per_response(values, mask)[:, 0] for values in ((weights > 0).double(), weights))
-    metrics |= {"mismatch/kept": float(kept.mean()), "mismatch/weight_mean": float(mean.double().mean())}
-    index = bin_index(batch.lengths, bin_edges(batch.lengths))
-    return metrics | {
-        f"mismatch/kept_length_bin_{k}": float(kept[index == k].mean()) for k in range(NUM_BINS) if bool((index == k).any())
-    }
 
 
 def update_metrics(updates: Sequence[Update], *, with_kl: bool) -> dict[str, float]:

@@ -26,7 +26,7 @@ from rlzoo.measure.monitor import WINDOW, Monitor
 from rlzoo.processes import gather, peak_memory
 from rlzoo.rollout.rollouts import Rollouts, Sampled
 from rlzoo.training.completions import completion_page
-from rlzoo.training.metrics import refuse_mismatch
+from rlzoo.training.mismatch import refuse_mismatch
 
 logger = logging.getLogger("rlzoo")
 

@@ -8,7 +8,7 @@ import torch
 
 from rlzoo import UserError, load_zoo
 from rlzoo.config.run_config import RunConfig
-from rlzoo.training.metrics import log_mismatch, mismatch_metrics
+from rlzoo.training.mismatch import log_mismatch, mismatch_metrics
 from tests.estimates import correction, weigh
 from tests.learner.test_learner import make_learner, relative_error
 from tests.off_policy import make_model, off_policy_batch
