@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +36,6 @@ from rlzoo.learner.on_policy import OnPolicyGradient
 from rlzoo.learner.optimization import freeze_unused, make_optimization, make_scheduler, named_weights
 from rlzoo.learner.row_check import check_rows
 from rlzoo.learner.shaping import overlong_penalty, without_truncated
-from rlzoo.measure.response_table import ResponseTable
 from rlzoo.models.adapters import has_adapter, prepare_for_training, without_adapter
 from rlzoo.models.probe import Probe
 from rlzoo.policy import ClipPolicy
@@ -52,17 +51,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class Update(Measured):
     """One optimizer step: its inputs and its outcome."""
 
-    rows: Tensor  # (R,) rows of the batch
-    log_probs: Tensor  # (R, T) from the model just before the step, on the CPU
-    entropy: Tensor | None  # (R, T) in nats, from the same pass as log_probs; None unless the rule needs it
-    clipped: Tensor  # (R, T) bool: the model's tokens whose gradient the rule cut, on the CPU
-    table: ResponseTable  # one row per response, in the order of computation
-    table_rows: Tensor  # (R,) the batch row that each row of the table describes
-    rule_metrics: Mapping[str, float]  # means of the rule's metrics over the responses
-    objective: float
     grad_norm: float  # before clipping
     grad_clipped: bool
     skipped: bool  # no step was taken: all advantages were 0, or the gradient was not finite
@@ -323,7 +314,7 @@ class Learner:
                 batch = batch.with_old_log_probs(rows, measured.log_probs, measured.entropy)
             if before_update is not None:
                 before_update(index, batch)
-            update = self.apply(rows, measured)
+            update = self.apply(measured)
             updates.append(update)
             if self.policy.is_adaptive and not update.nonfinite:
                 stats = update.table.clip_stats(bin_edges(batch.lengths), progress)
@@ -364,7 +355,7 @@ class Learner:
             self._on_policy = OnPolicyGradient(self.policy)
         return minibatch.measured(self.micro_batches, self._on_policy)
 
-    def apply(self, rows: Tensor, measured: Measured) -> Update:
+    def apply(self, measured: Measured) -> Update:
         """Take an optimizer step with the accumulated gradient, and advance the learning-rate schedule."""
         lr = float(self.scheduler.get_last_lr()[0])
         learns, limit, norm, stepped = measured.learns, self.config.max_grad_norm, 0.0, False
@@ -382,14 +373,7 @@ class Learner:
                     "lower learner.lr, or check for infinite rewards and for overflow in the model's dtype"
                 )
         return Update(
-            rows,
-            measured.log_probs,
-            measured.entropy,
-            measured.clipped,
-            measured.table,
-            measured.table_rows,
-            measured.rule_metrics,
-            measured.objective,
+            **{each.name: getattr(measured, each.name) for each in fields(Measured)},
             grad_norm=norm,
             grad_clipped=limit is not None and norm > limit,
             skipped=not stepped,

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 class Measured:
     """Measurements of one minibatch across all processes, before the weights change."""
 
-    log_probs: Tensor  # (R, T) for the minibatch's rows before the step, on the CPU
-    entropy: Tensor | None  # (R, T) from the same pass as log_probs; None unless the rule needs it
+    rows: Tensor  # (R,) rows of the batch
+    log_probs: Tensor  # (R, T) from the model just before the step, on the CPU
+    entropy: Tensor | None  # (R, T) in nats, from the same pass as log_probs; None unless the rule needs it
     clipped: Tensor  # (R, T) bool: the model's tokens whose gradient the rule cut, on the CPU
     table: ResponseTable
     table_rows: Tensor  # (R,) the batch row that each row of the table describes
@@ -45,27 +46,20 @@ def learns_without_advantages(config: LearnerConfig, policy: ClipPolicy) -> bool
     return policy.learns_without_advantages or config.kl_coef > 0 or config.entropy_coef > 0
 
 
+@dataclass
 class Minibatch:
     """Collects the rule's results on one minibatch."""
 
-    def __init__(
-        self,
-        batch: ScoredBatch,
-        rows: Tensor,
-        policy: ClipPolicy,
-        config: LearnerConfig,
-        *,
-        max_length: int,
-        seed: int,
-        progress: float = 0.0,
-    ) -> None:
-        self.batch = batch
-        self.rows = rows
-        self.policy = policy
-        self.config = config
-        self.max_length = max_length
-        self.seed = seed
-        self.progress = progress
+    batch: ScoredBatch
+    rows: Tensor
+    policy: ClipPolicy
+    config: LearnerConfig
+    max_length: int
+    seed: int
+    progress: float = 0.0
+
+    def __post_init__(self) -> None:
+        batch, rows, policy = self.batch, self.rows, self.policy
         # denominators of the whole step, across all micro-batches and processes
         self.counts = StepCounts.of(batch.response_mask[rows])
         self.log_probs = torch.zeros(batch.response_mask.shape)
@@ -155,9 +149,16 @@ class Minibatch:
         learns = has_advantages or any(has_gradient)
         table = ResponseTable.concat(tables)
         means = {name: sum(part[name] for part in sums) / len(table.length) for name in sums[0]}
-        entropy = None if self.entropy is None else self.entropy[self.rows]
         return Measured(
-            self.log_probs[self.rows], entropy, self.clipped[self.rows], table, torch.cat(rows), means, sum(objectives), learns
+            self.rows,
+            self.log_probs[self.rows],
+            None if self.entropy is None else self.entropy[self.rows],
+            self.clipped[self.rows],
+            table,
+            torch.cat(rows),
+            means,
+            sum(objectives),
+            learns,
         )
 
     def _measured(self, on_policy: OnPolicyGradient) -> tuple[Tensor, ResponseTable, dict[str, float], float, bool]:
