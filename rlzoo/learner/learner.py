@@ -32,7 +32,6 @@ from rlzoo.learner.judge import updated
 from rlzoo.learner.log_probs import ResponseLogProbs
 from rlzoo.learner.micro_batches import MicroBatch, MicroBatches, PaddingSide
 from rlzoo.learner.minibatch import Measured, Minibatch, learns_without_advantages
-from rlzoo.learner.on_policy import OnPolicyGradient
 from rlzoo.learner.optimization import freeze_unused, make_optimization, make_scheduler, named_weights
 from rlzoo.learner.row_check import check_rows
 from rlzoo.learner.shaping import overlong_penalty, without_truncated
@@ -90,7 +89,6 @@ class Learner:
         probe: Probe | None = None,
     ) -> None:
         self.policy = policy
-        self._on_policy = OnPolicyGradient(policy)
         self.config = config
         self.reward = reward or RewardConfig()
         self.estimator = estimator or load_zoo().advantages.build("clip.advantage", policy.advantage)
@@ -333,9 +331,7 @@ class Learner:
             rows: ``(R,)`` rows of the minibatch, across all processes.
             seed: seed for rules that draw random numbers.
         """
-        minibatch = Minibatch(
-            batch, rows, self.policy, self.config, max_length=self.max_length, seed=seed, progress=self.progress
-        )
+        minibatch = Minibatch(batch, rows, self.policy, self.config, self.max_length, seed, self.progress)
         learning = self._learning(batch, batch.advantages)
         pieces = self._cut(batch, rows, learning)
         if self.policy.scope == "batch":
@@ -351,9 +347,7 @@ class Learner:
                     if self.config.entropy_coef > 0:
                         objective = objective + minibatch.entropy_bonus(piece, entropy)
                     self.optimization.backward(-objective)  # the loss is the negated objective
-        if self._on_policy.policy != self.policy:
-            self._on_policy = OnPolicyGradient(self.policy)
-        return minibatch.measured(self.micro_batches, self._on_policy)
+        return minibatch.measured(self.micro_batches)
 
     def apply(self, measured: Measured) -> Update:
         """Take an optimizer step with the accumulated gradient, and advance the learning-rate schedule."""

@@ -13,6 +13,7 @@ from rlzoo import ops
 from rlzoo.errors import PolicyError
 from rlzoo.learner.judge import Judgement, judgement
 from rlzoo.learner.micro_batches import MicroBatch
+from rlzoo.learner.on_policy import on_policy_gradient
 from rlzoo.measure.response_table import ResponseTable, prompt_ids
 from rlzoo.processes import gather
 from rlzoo.reductions import StepCounts, kl_estimate, reduce_objective
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from rlzoo.config.sections import LearnerConfig
     from rlzoo.learner.batch import ScoredBatch
     from rlzoo.learner.micro_batches import MicroBatches
-    from rlzoo.learner.on_policy import OnPolicyGradient
     from rlzoo.policy import ClipPolicy
     from rlzoo.types import ClipInputs
 
@@ -136,9 +136,9 @@ class Minibatch:
         reduced = reduce_objective(entropy, mask, self.policy.reduction, self.counts, self.max_length)
         return self.config.entropy_coef * reduced
 
-    def measured(self, micro_batches: MicroBatches, on_policy: OnPolicyGradient) -> Measured:
+    def measured(self, micro_batches: MicroBatches) -> Measured:
         """Combine the measurements of all micro-batches and processes."""
-        measured = [self._measured(on_policy)] if self._judged else []
+        measured = [self._measured()] if self._judged else []
         if self._gradient is None:  # otherwise every process evaluated the whole minibatch
             measured = gather(micro_batches.accelerator, measured)
             self.log_probs = micro_batches.sum(self.log_probs)
@@ -161,12 +161,12 @@ class Minibatch:
             learns,
         )
 
-    def _measured(self, on_policy: OnPolicyGradient) -> tuple[Tensor, ResponseTable, dict[str, float], float, bool]:
+    def _measured(self) -> tuple[Tensor, ResponseTable, dict[str, float], float, bool]:
         """Return this process's rows, response table, metric sums and objective, and whether there is a gradient."""
         rows, judgements, entropies, kls = zip(*self._judged, strict=True)
         judged, own = Judgement.concat(judgements), torch.cat(rows)
         factors = None if self.batch.weights is None else self.batch.weights[own].to(judged.gradient.device)
-        at_ratio_1 = on_policy(judged.inputs, judged.result, self.counts, self.max_length, factors)
+        at_ratio_1 = on_policy_gradient(self.policy, judged.inputs, judged.result, self.counts, self.max_length, factors)
         silent = judged.gradient[(judged.inputs.advantages == 0).all(dim=-1)].nan_to_num(0.0)  # NaN comes from the model
         if self.policy.scope != "batch" and not self.policy.learns_without_advantages and bool(silent.any()):
             raise PolicyError(

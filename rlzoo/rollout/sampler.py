@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rlzoo.acceleration import can_fuse
 from rlzoo.errors import UserError
+from rlzoo.models.pretrained import context_length
 from rlzoo.models.probe import MODEL_ERRORS, Probe, evaluation_mode, excess, plain_log_probs, precision, rotary_switch, rounding
 from rlzoo.rollout.decode import Caches, Decoded, Way, decode, possible_ways
 from rlzoo.rollout.prompts import encode_prompt
@@ -108,7 +109,7 @@ class Sampler(ABC):
     @property
     def context(self) -> int:
         """The model's context length in tokens, including the prompt."""
-        return int(getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or 2**31)
+        return context_length(self.model) or 2**31
 
     @torch.no_grad()
     def sample(

@@ -74,15 +74,12 @@ class AnyVLLMSampler(Sampler):
     def _requests(self, rows: Sequence[Ids], draws: Draws) -> list[dict[str, Any]]:
         """Return the sampling parameters of each response: the distribution, log-probs, and end tokens."""
         assert self.has_weights, "update_weights must be called before sampling"
-        temperature = draws.temperature
         self._check_length(max(map(len, rows), default=0), draws.limit)
-        if not 0.01 <= temperature <= 2.0:  # vLLM rejects some values and silently clamps others
-            raise UserError(f"temperature={temperature}: vLLM accepts 0.01 to 2; for other temperatures, set rollout.engine=hf")
         truncation = draws.truncation or Truncation()
         assert draws.truncation is None or truncation.top_k is not None, "RolloutConfig requires top_k"
         return [
             {
-                "temperature": temperature,
+                "temperature": draws.temperature,
                 "top_p": truncation.top_p,
                 "top_k": truncation.top_k or 0,
                 "min_p": 0.0,
