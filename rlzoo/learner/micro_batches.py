@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
 
@@ -44,14 +44,8 @@ class ModelInputs:
 
     def to(self, device: torch.device) -> ModelInputs:
         """Move the inputs to a device."""
-        mask, positions = self.attention_mask, self.position_ids
-        return ModelInputs(
-            self.input_ids.to(device),
-            None if mask is None else mask.to(device),
-            None if positions is None else positions.to(device),
-            self.predicts.to(device),
-            None if self.kept is None else self.kept.to(device),
-        )
+        parts = ((each.name, getattr(self, each.name)) for each in fields(self))
+        return replace(self, **{name: part.to(device) for name, part in parts if part is not None})
 
 
 def padded(batch: Batch, rows: Tensor, pad_id: int, padding_side: PaddingSide = "right") -> ModelInputs:
