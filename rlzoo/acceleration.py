@@ -10,24 +10,20 @@ if TYPE_CHECKING:
 
     from rlzoo.fast_cpu.fused import FusedStep
 
-IS_THERE = find_spec("rlzoo.fast_cpu") is not None
+__all__ = ("JOINED_BYTES", "can_fuse", "fused_step", "prepare_cpu")
 
+if find_spec("rlzoo.fast_cpu") is not None:
+    from rlzoo.fast_cpu.cpu import prepare_cpu
+    from rlzoo.fast_cpu.fused import JOINED_BYTES, can_fuse
+else:
+    JOINED_BYTES = 0
 
-def prepare_model(model: PreTrainedModel) -> None:
-    """Choose the kernels for the model's matrix multiplications on a CPU."""
-    if IS_THERE:
-        from rlzoo.fast_cpu.cpu import prepare_cpu
+    def prepare_cpu(model: PreTrainedModel) -> None:
+        """Leave the kernels to torch."""
 
-        prepare_cpu(model)
-
-
-def can_fuse(model: PreTrainedModel) -> bool:
-    """Return whether `fused_step` supports the model."""
-    if not IS_THERE:
+    def can_fuse(model: PreTrainedModel) -> bool:
+        """Return that `fused_step` supports no model."""
         return False
-    from rlzoo.fast_cpu import fused
-
-    return fused.can_fuse(model)
 
 
 def fused_step(model: PreTrainedModel, length: int) -> FusedStep:
@@ -35,12 +31,3 @@ def fused_step(model: PreTrainedModel, length: int) -> FusedStep:
     from rlzoo.fast_cpu.fused import FusedStep
 
     return FusedStep(model, length)
-
-
-def joined_bytes() -> int:
-    """Return the total size of a model's layers, in bytes, up to which sampling fuses and packs copies of their matrices."""
-    if not IS_THERE:
-        return 0
-    from rlzoo.fast_cpu.fused import JOINED_BYTES
-
-    return JOINED_BYTES

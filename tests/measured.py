@@ -3,7 +3,7 @@
 import torch
 
 from rlzoo.learner.judge import judgement
-from rlzoo.learner.on_policy import OnPolicyGradient
+from rlzoo.learner.on_policy import on_policy_gradient
 from rlzoo.measure.response_table import ResponseTable
 from rlzoo.reductions import StepCounts
 
@@ -12,6 +12,6 @@ def table_of(policy, inputs, *, counts=None, group=None, entropy=None):
     """Evaluate a rule on whole inputs; each response has its own prompt unless ``group`` is given."""
     counts = counts or StepCounts.of(inputs.response_mask)
     judged = judgement(policy, inputs, counts)
-    at_ratio_1 = OnPolicyGradient(policy)(inputs, judged.result, counts)
+    at_ratio_1 = on_policy_gradient(policy, inputs, judged.result, counts)
     group = torch.arange(len(inputs.log_probs)) if group is None else group
     return ResponseTable.measure(inputs, judged.result, judged.gradient, at_ratio_1, group=group, entropy=entropy)

@@ -113,7 +113,7 @@ def take_updates(learner, batch, seed=0, **settings):
 def take_step(learner, batch, rows=None, seed=0):
     """Run one optimizer step on some rows of a batch, or on all of them."""
     rows = torch.arange(len(batch)) if rows is None else rows
-    return learner.apply(rows, learner.accumulate(batch, rows, seed))
+    return learner.apply(learner.accumulate(batch, rows, seed))
 
 
 def with_token_advantages(batch, seed=2):

@@ -35,7 +35,7 @@ def three_updates(launch: dict[str, Any], quick: bool) -> dict[str, Tensor]:
     old = torch.where(batch.response_mask, current - data.log_ratios, 0.0).float()
     batch = replace(batch, old_log_probs=old)
     for number, rows in enumerate(torch.arange(len(batch)).tensor_split(3)):
-        learner.apply(rows, learner.accumulate(batch, rows, seed=number))
+        learner.apply(learner.accumulate(batch, rows, seed=number))
     trained = set(dict(learner.language_model.named_parameters()))
     return {name: tensor.detach().cpu().clone() for name, tensor in learner.weights() if name in trained}
 

@@ -54,7 +54,7 @@ def shares(name: str) -> tuple[float, float, float]:
         judgement(config.clip, inputs, counts, limit)
 
     def step() -> None:
-        learner.apply(rows, learner.accumulate(batch, rows))
+        learner.apply(learner.accumulate(batch, rows))
 
     for _ in range(3):
         step()

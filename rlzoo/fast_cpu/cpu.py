@@ -29,10 +29,6 @@ SMALLEST = 2**15
 PACKED = 2**19
 """Minimum number of elements in a bfloat16 weight for packing to pay off."""
 
-STEADY = 8
-"""Number of consecutive products with the same number of rows before a weight is packed. Packing costs as much as
-2 to 5 products."""
-
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # from malloc.h
 
 
@@ -111,43 +107,23 @@ class _Linear(torch.autograd.Function):
 class Product:
     """``states @ weight.T + bias`` without a gradient, optimized for many products with a constant weight.
 
-    For a small number of rows, a library spends as much time reordering the weight as computing the product. Packing avoids
-    the reordering. MKL packs a weight for a fixed number of rows, so a weight is packed only after several products with
-    the same number of rows. oneDNN packs for any number of rows.
+    For a small number of rows, oneDNN spends as much time reordering a bfloat16 weight as computing the product. A packed copy
+    of the weight avoids the reordering.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, packs: bool = True) -> None:
         """Store the weight; ``packs`` determines whether to keep a packed copy of it."""
         self.weight, self.bias = weight, bias
         self.multiply: Callable[[Tensor, Tensor, Tensor | None], Tensor] = nn.functional.linear
-        self._packed: Tensor | None = None  # the weight, packed by MKL for products with `_rows` rows
-        self._rows, self._steady = 0, 0
-        self._by_mkl = False
         on_cpu, size = weight.device.type == "cpu", weight.numel()
-        if on_cpu and weight.dtype == torch.float32 and size >= SMALLEST:
-            if is_slow_with_mkl():
-                self.multiply = onednn_linear
-            else:
-                self._by_mkl = packs and has_mkl()
+        if on_cpu and weight.dtype == torch.float32 and size >= SMALLEST and is_slow_with_mkl():
+            self.multiply = onednn_linear
         elif on_cpu and weight.dtype == torch.bfloat16 and size >= PACKED and packs and _has_avx512() and has_onednn():
             self.weight, self.multiply = torch.ops.mkldnn._reorder_linear_weight(weight), onednn_linear
 
     def __call__(self, states: Tensor) -> Tensor:
         """Multiply the states ``(B, K)``, which have at least one row, by the weight."""
-        if self._by_mkl:
-            self._steady = self._steady + 1 if len(states) == self._rows else 0
-            self._rows = len(states)
-            if self._steady == STEADY:
-                self._packed = torch.ops.mkl._mkl_reorder_linear_weight(self.weight, self._rows)
-            if self._steady >= STEADY:
-                result: Tensor = torch.ops.mkl._mkl_linear(states, self._packed, self.weight, self.bias, self._rows)
-                return result
         return self.multiply(states, self.weight, self.bias)
-
-
-def has_mkl() -> bool:
-    """Return whether this build of torch supports products with weights packed by MKL."""
-    return hasattr(torch.ops.mkl, "_mkl_linear") and bool(torch.backends.mkl.is_available())  # type: ignore[no-untyped-call]
 
 
 def _has_avx512() -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,19 +19,12 @@ from rlzoo.fast_cpu.cpu import OneDnnLinear, Product
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+    from transformers.cache_utils import DynamicLayer
 
 MODELS = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROPES = ("default", "linear", "llama3", "yarn")  # rotary types whose angles do not depend on the response's length
 JOINED_BYTES = 2**30
 """Maximum size of the layers, in bytes, at which their matrices are joined and packed; this copies the matrices."""
-
-
-class KeyValues(Protocol):
-    """One layer's cache."""
-
-    def update(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values ``(B, H, 1, D)``, and return all keys and values, ``(B, H, T, D)``."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +91,7 @@ class FusedStep:
     def _products(self, linears: Sequence[nn.Linear]) -> tuple[Product, ...]:
         return (self._product(*linears),) if self.copies else tuple(map(self._product, linears))
 
-    def __call__(self, tokens: Tensor, positions: Tensor, layers: Sequence[KeyValues], mask: Tensor | None) -> Tensor:
+    def __call__(self, tokens: Tensor, positions: Tensor, layers: Sequence[DynamicLayer], mask: Tensor | None) -> Tensor:
         """Return the logits ``(B, V)`` after one more token of each response.
 
         Args:
@@ -128,7 +121,9 @@ class FusedStep:
         result: Tensor = (states / root_mean_square).mul_(weight).to(self.dtype)
         return result
 
-    def _attend(self, block: Block, states: Tensor, cos: Tensor, sin: Tensor, cache: KeyValues, mask: Tensor | None) -> Tensor:
+    def _attend(
+        self, block: Block, states: Tensor, cos: Tensor, sin: Tensor, cache: DynamicLayer, mask: Tensor | None
+    ) -> Tensor:
         heads, keys = self.num_heads, self.num_key_heads
         projected = _times(states, block.inputs).view(len(states), heads + 2 * keys, self.size)
         turned, value = projected[:, : heads + keys], projected[:, heads + keys :]

@@ -6,7 +6,7 @@ import math
 import sys
 from dataclasses import dataclass
 
-from rlzoo.acceleration import joined_bytes
+from rlzoo.acceleration import JOINED_BYTES
 from rlzoo.config.run_config import RunConfig
 from rlzoo.config.sections import LaunchConfig, needs_reference
 from rlzoo.gate.architecture import Architecture
@@ -306,7 +306,7 @@ def _sampler(architecture: Architecture, config: RunConfig, sharding: Sharding, 
     layers = architecture.num_layers * architecture.layer_matrix_parameters
     head = architecture.embedding_parameters * element
     stored = BYTES[config.model.dtype]
-    joins, casts = layers * stored <= joined_bytes(), element != stored
+    joins, casts = layers * stored <= JOINED_BYTES, element != stored
     joined = (layers * element if joins or casts else 0) + (head if casts else 0)
     packed = layers * element + head if joins and devices.is_cpu else 0
     return cache + logits + copy + joined + packed

@@ -24,7 +24,7 @@ from rlzoo import ops
 from rlzoo.errors import UserError, shown
 from rlzoo.fairness import bin_edges
 from rlzoo.learner.judge import Judgement, judgement, updated
-from rlzoo.learner.on_policy import OnPolicyGradient
+from rlzoo.learner.on_policy import on_policy_gradient
 from rlzoo.measure.response_table import ResponseTable, prompt_ids
 from rlzoo.policy import ClipPolicy
 from rlzoo.processes import gather
@@ -382,7 +382,6 @@ class ClipPolicyTrainer(RecordingTrainer):
 
     policy: ClipPolicy
     _configured: ClipPolicy  # the rule as it was at the start of the run, for adaptive rules
-    _on_policy: OnPolicyGradient
     _own: _Judged  # results from this process in the current optimizer step
     _logged: _Judged  # results from all processes since the last log
     _counted: StepCounts | None = None  # counts for the current optimizer step
@@ -511,7 +510,7 @@ class ClipPolicyTrainer(RecordingTrainer):
     @torch.no_grad()
     def _measure(self, judged: Judgement, inputs: Mapping[str, Any], counts: StepCounts, weights: Tensor | None) -> None:
         """Add the rows of a micro-batch to this process's results for the optimizer step."""
-        at_ratio_1 = self._on_policy(judged.inputs, judged.result, counts, self.max_completion_length, weights)
+        at_ratio_1 = on_policy_gradient(self.policy, judged.inputs, judged.result, counts, self.max_completion_length, weights)
         mask = judged.inputs.response_mask
         table = ResponseTable.measure(
             judged.inputs,
@@ -539,11 +538,8 @@ class ClipPolicyTrainer(RecordingTrainer):
         if self.policy.is_adaptive and self._edges is not None:
             table = ResponseTable.concat([table for part in parts for table in part.tables])
             if bool(table.gradient_mass.isfinite().all()):
-                self._set_policy(updated(self.policy, table.clip_stats(self._edges, self._progress)))
+                self.policy = updated(self.policy, table.clip_stats(self._edges, self._progress))
         super()._end_update()
-
-    def _set_policy(self, policy: ClipPolicy) -> None:
-        self.policy, self._on_policy = policy, OnPolicyGradient(policy)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log the metrics, including the rule's metrics for the optimizer steps since the last call."""
@@ -564,7 +560,7 @@ class ClipPolicyTrainer(RecordingTrainer):
         if checkpoint is not None and self.policy.is_adaptive:
             file = Path(checkpoint) / STATE
             try:
-                self._set_policy(type(self.policy).model_validate_json(file.read_text(encoding="utf-8")))
+                self.policy = type(self.policy).model_validate_json(file.read_text(encoding="utf-8"))
             except (OSError, ValueError) as error:
                 raise UserError(f"{str(file)!r} does not contain the state of {self.policy.name}: {error}") from error
 
@@ -601,7 +597,7 @@ def use_policy(
     made: ClipPolicyTrainer = trainer
     made.loss_type = LOSS_TYPES[policy.reduction]
     made._configured, made._own, made._logged = policy, _Judged(), _Judged()
-    made._set_policy(policy)
+    made.policy = policy
     made._buffered_inputs = None  # filled by TRL itself
     if made.updates_per_generation == 1 and not policy.ratio_to_sampler:
         logger.warning(

@@ -16,7 +16,7 @@ from rlzoo import ops
 from rlzoo.errors import UserError
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.learner.judge import judge, judgement, updated
-from rlzoo.learner.on_policy import OnPolicyGradient
+from rlzoo.learner.on_policy import on_policy_gradient
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable, prompt_ids
 from rlzoo.policy import ClipPolicy
@@ -54,17 +54,16 @@ def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replaye
     if policy.scope == "sequence" and run.updates[0].inputs.advantages.shape[-1] != 1:
         raise UserError(f"{str(run.path)!r} has per-token advantages, but {policy.name} needs one per response")
     refuse_missing(run, policy)
-    tables, states, current, on_policy = [], [], policy, OnPolicyGradient(policy)
+    tables, states, current = [], [], policy
     for update in run.updates:
         read, max_length = update.inputs, run.max_length
         given = (update.counts, max_length, update.weights_for(current))
         judged = judgement(current, read, *given)
-        answered = (judged.result, judged.gradient, on_policy(read, judged.result, *given))
+        answered = (judged.result, judged.gradient, on_policy_gradient(current, read, judged.result, *given))
         table = ResponseTable.measure(read, *answered, group=prompt_ids(update.step, update.group), turn_ids=read.turn_ids)
         states.append(current)
         if current.is_adaptive:
             current = updated(current, table.clip_stats(update.edges))
-            on_policy = OnPolicyGradient(current)
         if not skip_steps or update.step > skip_steps:  # a trainer may count steps from 0
             tables.append(table)
     whole = ResponseTable.concat(tables) if tables else None

@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-from rlzoo.config.sections import ModelConfig
+from rlzoo.config.sections import LaunchConfig, LearnerConfig, ModelConfig
 from rlzoo.errors import UserError
 from rlzoo.journal.manifest import check_model
 from rlzoo.lab.recorded import batch_of, rollout_files
 from rlzoo.learner.log_probs import ResponseLogProbs
-from rlzoo.learner.micro_batches import cut, max_tokens, overhead, padded
+from rlzoo.learner.micro_batches import MicroBatches
 from rlzoo.models.pretrained import load_named
 from rlzoo.ops import LOG_RATIO_LIMIT
+from rlzoo.processes import make_accelerator
 from rlzoo.recording import RecordedStep, UpdateLogProbs
-from rlzoo.support.draws import refuse_nan
 from rlzoo.support.reading import user_path
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 FARTHEST = 3.0
 """Largest mean difference, in nats per token, between recorded log-probs and log-probs under a checkpoint of the same model."""
@@ -107,8 +110,8 @@ def _scores(name: str, steps: Mapping[Path, RecordedStep], dtype: str, reach: Re
     """Return the scores of one checkpoint for the tokens of every step."""
     check_model(name)
     model, _ = load_named(ModelConfig.model_validate({"path": name, "dtype": dtype}))
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model.to(device)
+    accelerator = make_accelerator(LaunchConfig(), LearnerConfig())
+    model.to(accelerator.device)
     vocabulary = model.get_input_embeddings().weight.shape[0]
     found = {}
     for number, (file, step) in enumerate(steps.items()):
@@ -119,7 +122,7 @@ def _scores(name: str, steps: Mapping[Path, RecordedStep], dtype: str, reach: Re
                 f"{str(file)!r} contains token id {largest}, but {name!r} has a vocabulary of {vocabulary} tokens; "
                 "pass a checkpoint of the model that generated the rollouts"
             )
-        found[file] = score(step, ResponseLogProbs(model, step.temperature))
+        found[file] = score(step, ResponseLogProbs(model, step.temperature), accelerator)
         _check_same_model(name, file, step, found[file])
     reach(name, len(steps), len(steps))
     return found
@@ -138,27 +141,18 @@ def _check_same_model(name: str, file: Path, step: RecordedStep, scores: Scores)
         )
 
 
-@torch.no_grad()
-def score(step: RecordedStep, module: ResponseLogProbs) -> Scores:
-    """Compute the log-probs and entropies of the tokens that the model generated.
+def score(step: RecordedStep, module: ResponseLogProbs, accelerator: Accelerator) -> Scores:
+    """Compute the log-probs and entropies of the tokens that the model generated, as the learner does.
 
     Args:
         step: the recorded tokens.
         module: the checkpoint's model, with the recorded temperature.
+        accelerator: the model's device.
     """
-    batch, device = batch_of(step), module.language_model.device
-    sizes = module.language_model.config.get_text_config()
-    depth, is_cpu = sizes.num_hidden_layers * sizes.hidden_size, device.type == "cpu"
-    # skip rows without generated tokens
-    rows = batch.response_mask.any(-1).nonzero()[:, 0]
-    most = max_tokens(None, is_cpu=is_cpu, depth=depth)
-    both = torch.zeros(2, *batch.response_mask.shape)
-    for piece in cut(batch.sizes, rows, most, overhead=overhead(is_cpu=is_cpu, depth=depth)):
-        log_probs, entropy = module(padded(batch, piece, pad_id=0).to(device))
-        both[:, piece] = torch.stack([batch.scatter(piece, log_probs), batch.scatter(piece, entropy)]).float().cpu()
-    log_probs, entropy = both[:, batch.response_mask]
-    refuse_nan(log_probs)
-    return Scores(log_probs, entropy)
+    batch, micro_batches = batch_of(step), MicroBatches(accelerator, module.language_model, LearnerConfig(), pad_id=0)
+    rows = batch.response_mask.any(-1).nonzero()[:, 0]  # skip rows without generated tokens
+    both = micro_batches.log_probs(module, batch, micro_batches.of(batch, rows))
+    return Scores(*(each[batch.response_mask] for each in both))
 
 
 def _rescored(

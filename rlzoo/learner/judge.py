@@ -71,7 +71,7 @@ def judgement(
     return Judgement(replace(inputs, log_probs=inputs.log_probs.detach()), detached, objective.detach(), gradient)
 
 
-Record = TypeVar("Record", ClipInputs, ClipResult)
+Record = TypeVar("Record", ClipInputs, ClipResult, ClipBand)
 
 
 def _concat(records: Sequence[Record]) -> Record:
@@ -84,12 +84,7 @@ def _concat(records: Sequence[Record]) -> Record:
         elif isinstance(values[0], Mapping):
             joined[field.name] = {name: torch.cat([value[name] for value in values]) for name in values[0]}
         elif isinstance(values[0], ClipBand):
-            ceilings = [band.ceiling for band in values]
-            joined[field.name] = ClipBand(
-                torch.cat([band.low for band in values]),
-                torch.cat([band.high for band in values]),
-                None if ceilings[0] is None else torch.cat(ceilings),
-            )
+            joined[field.name] = _concat(values)
         else:
             joined[field.name] = values[0]
     return replace(records[0], **joined)

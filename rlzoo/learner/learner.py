@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,11 +32,9 @@ from rlzoo.learner.judge import updated
 from rlzoo.learner.log_probs import ResponseLogProbs
 from rlzoo.learner.micro_batches import MicroBatch, MicroBatches, PaddingSide
 from rlzoo.learner.minibatch import Measured, Minibatch, learns_without_advantages
-from rlzoo.learner.on_policy import OnPolicyGradient
 from rlzoo.learner.optimization import freeze_unused, make_optimization, make_scheduler, named_weights
 from rlzoo.learner.row_check import check_rows
 from rlzoo.learner.shaping import overlong_penalty, without_truncated
-from rlzoo.measure.response_table import ResponseTable
 from rlzoo.models.adapters import has_adapter, prepare_for_training, without_adapter
 from rlzoo.models.probe import Probe
 from rlzoo.policy import ClipPolicy
@@ -52,17 +50,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class Update(Measured):
     """One optimizer step: its inputs and its outcome."""
 
-    rows: Tensor  # (R,) rows of the batch
-    log_probs: Tensor  # (R, T) from the model just before the step, on the CPU
-    entropy: Tensor | None  # (R, T) in nats, from the same pass as log_probs; None unless the rule needs it
-    clipped: Tensor  # (R, T) bool: the model's tokens whose gradient the rule cut, on the CPU
-    table: ResponseTable  # one row per response, in the order of computation
-    table_rows: Tensor  # (R,) the batch row that each row of the table describes
-    rule_metrics: Mapping[str, float]  # means of the rule's metrics over the responses
-    objective: float
     grad_norm: float  # before clipping
     grad_clipped: bool
     skipped: bool  # no step was taken: all advantages were 0, or the gradient was not finite
@@ -99,7 +89,6 @@ class Learner:
         probe: Probe | None = None,
     ) -> None:
         self.policy = policy
-        self._on_policy = OnPolicyGradient(policy)
         self.config = config
         self.reward = reward or RewardConfig()
         self.estimator = estimator or load_zoo().advantages.build("clip.advantage", policy.advantage)
@@ -323,7 +312,7 @@ class Learner:
                 batch = batch.with_old_log_probs(rows, measured.log_probs, measured.entropy)
             if before_update is not None:
                 before_update(index, batch)
-            update = self.apply(rows, measured)
+            update = self.apply(measured)
             updates.append(update)
             if self.policy.is_adaptive and not update.nonfinite:
                 stats = update.table.clip_stats(bin_edges(batch.lengths), progress)
@@ -342,9 +331,7 @@ class Learner:
             rows: ``(R,)`` rows of the minibatch, across all processes.
             seed: seed for rules that draw random numbers.
         """
-        minibatch = Minibatch(
-            batch, rows, self.policy, self.config, max_length=self.max_length, seed=seed, progress=self.progress
-        )
+        minibatch = Minibatch(batch, rows, self.policy, self.config, self.max_length, seed, self.progress)
         learning = self._learning(batch, batch.advantages)
         pieces = self._cut(batch, rows, learning)
         if self.policy.scope == "batch":
@@ -360,11 +347,9 @@ class Learner:
                     if self.config.entropy_coef > 0:
                         objective = objective + minibatch.entropy_bonus(piece, entropy)
                     self.optimization.backward(-objective)  # the loss is the negated objective
-        if self._on_policy.policy != self.policy:
-            self._on_policy = OnPolicyGradient(self.policy)
-        return minibatch.measured(self.micro_batches, self._on_policy)
+        return minibatch.measured(self.micro_batches)
 
-    def apply(self, rows: Tensor, measured: Measured) -> Update:
+    def apply(self, measured: Measured) -> Update:
         """Take an optimizer step with the accumulated gradient, and advance the learning-rate schedule."""
         lr = float(self.scheduler.get_last_lr()[0])
         learns, limit, norm, stepped = measured.learns, self.config.max_grad_norm, 0.0, False
@@ -382,14 +367,7 @@ class Learner:
                     "lower learner.lr, or check for infinite rewards and for overflow in the model's dtype"
                 )
         return Update(
-            rows,
-            measured.log_probs,
-            measured.entropy,
-            measured.clipped,
-            measured.table,
-            measured.table_rows,
-            measured.rule_metrics,
-            measured.objective,
+            **{each.name: getattr(measured, each.name) for each in fields(Measured)},
             grad_norm=norm,
             grad_clipped=limit is not None and norm > limit,
             skipped=not stepped,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
 
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from rlzoo.models.probe import num_positions, rotary_switch
+from rlzoo.models.pretrained import context_length
+from rlzoo.models.probe import rotary_switch
 from rlzoo.processes import deal
 from rlzoo.support.draws import refuse_nan
 
@@ -43,14 +44,8 @@ class ModelInputs:
 
     def to(self, device: torch.device) -> ModelInputs:
         """Move the inputs to a device."""
-        mask, positions = self.attention_mask, self.position_ids
-        return ModelInputs(
-            self.input_ids.to(device),
-            None if mask is None else mask.to(device),
-            None if positions is None else positions.to(device),
-            self.predicts.to(device),
-            None if self.kept is None else self.kept.to(device),
-        )
+        parts = ((each.name, getattr(self, each.name)) for each in fields(self))
+        return replace(self, **{name: part.to(device) for name, part in parts if part is not None})
 
 
 def padded(batch: Batch, rows: Tensor, pad_id: int, padding_side: PaddingSide = "right") -> ModelInputs:
@@ -122,8 +117,9 @@ class MicroBatches:
         self.pad_id = pad_id
         self.max_tokens = max_tokens(config.max_tokens_per_micro_batch, is_cpu=is_cpu, depth=depth)
         if config.packing:  # some models fail on passes that exceed their positions, whatever the positions of the rows
-            self.max_tokens = min(self.max_tokens, num_positions(model))
-        self.overhead = overhead(is_cpu=is_cpu, depth=depth)
+            self.max_tokens = min(self.max_tokens, context_length(model) or self.max_tokens)
+        # the call overhead of a small model on a CPU costs as much as hundreds of tokens
+        self.overhead = 48 + 2**16 // depth if is_cpu else 256
         self.packing, self.autocasts = config.packing, config.autocast == "bfloat16"
         self.switch = rotary_switch(model)
         self.keeps_lengths_apart = False  # set if the model gives rows of uneven length other log-probs together than alone
@@ -192,16 +188,6 @@ def max_tokens(limit: int | None, *, is_cpu: bool, depth: int) -> int:
     return limit or (max(512, min(3072, 2**24 // depth)) if is_cpu else 16384)
 
 
-def overhead(*, is_cpu: bool, depth: int) -> int:
-    """Return the measured fixed cost of a forward and backward pass, in tokens; see `cut`.
-
-    Args:
-        is_cpu: whether the model is on a CPU, where the call overhead of a small model costs as much as hundreds of tokens.
-        depth: number of layers times width.
-    """
-    return 48 + 2**16 // depth if is_cpu else 256
-
-
 def cut(sizes: Sequence[int], rows: Tensor, max_tokens: int, *, packing: bool = False, overhead: int = 256) -> list[Tensor]:
     """Split rows into micro-batches of at most ``max_tokens`` tokens, longest first; a single row may exceed the limit.
 
@@ -213,7 +199,7 @@ def cut(sizes: Sequence[int], rows: Tensor, max_tokens: int, *, packing: bool = 
         rows: ``(R,)``.
         max_tokens: maximum number of tokens in a micro-batch.
         packing: whether rows are packed.
-        overhead: fixed cost of a micro-batch, in tokens, which limits how many micro-batches are made to save padding.
+        overhead: measured fixed cost of a forward and backward pass, in tokens; limits how many micro-batches save padding.
     """
     by_size = sorted(rows.tolist(), key=sizes.__getitem__, reverse=True)
     lengths = [sizes[row] for row in by_size]

@@ -13,6 +13,7 @@ from rlzoo import ops
 from rlzoo.errors import PolicyError
 from rlzoo.learner.judge import Judgement, judgement
 from rlzoo.learner.micro_batches import MicroBatch
+from rlzoo.learner.on_policy import on_policy_gradient
 from rlzoo.measure.response_table import ResponseTable, prompt_ids
 from rlzoo.processes import gather
 from rlzoo.reductions import StepCounts, kl_estimate, reduce_objective
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from rlzoo.config.sections import LearnerConfig
     from rlzoo.learner.batch import ScoredBatch
     from rlzoo.learner.micro_batches import MicroBatches
-    from rlzoo.learner.on_policy import OnPolicyGradient
     from rlzoo.policy import ClipPolicy
     from rlzoo.types import ClipInputs
 
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 class Measured:
     """Measurements of one minibatch across all processes, before the weights change."""
 
-    log_probs: Tensor  # (R, T) for the minibatch's rows before the step, on the CPU
-    entropy: Tensor | None  # (R, T) from the same pass as log_probs; None unless the rule needs it
+    rows: Tensor  # (R,) rows of the batch
+    log_probs: Tensor  # (R, T) from the model just before the step, on the CPU
+    entropy: Tensor | None  # (R, T) in nats, from the same pass as log_probs; None unless the rule needs it
     clipped: Tensor  # (R, T) bool: the model's tokens whose gradient the rule cut, on the CPU
     table: ResponseTable
     table_rows: Tensor  # (R,) the batch row that each row of the table describes
@@ -45,27 +46,20 @@ def learns_without_advantages(config: LearnerConfig, policy: ClipPolicy) -> bool
     return policy.learns_without_advantages or config.kl_coef > 0 or config.entropy_coef > 0
 
 
+@dataclass
 class Minibatch:
     """Collects the rule's results on one minibatch."""
 
-    def __init__(
-        self,
-        batch: ScoredBatch,
-        rows: Tensor,
-        policy: ClipPolicy,
-        config: LearnerConfig,
-        *,
-        max_length: int,
-        seed: int,
-        progress: float = 0.0,
-    ) -> None:
-        self.batch = batch
-        self.rows = rows
-        self.policy = policy
-        self.config = config
-        self.max_length = max_length
-        self.seed = seed
-        self.progress = progress
+    batch: ScoredBatch
+    rows: Tensor
+    policy: ClipPolicy
+    config: LearnerConfig
+    max_length: int
+    seed: int
+    progress: float = 0.0
+
+    def __post_init__(self) -> None:
+        batch, rows, policy = self.batch, self.rows, self.policy
         # denominators of the whole step, across all micro-batches and processes
         self.counts = StepCounts.of(batch.response_mask[rows])
         self.log_probs = torch.zeros(batch.response_mask.shape)
@@ -142,9 +136,9 @@ class Minibatch:
         reduced = reduce_objective(entropy, mask, self.policy.reduction, self.counts, self.max_length)
         return self.config.entropy_coef * reduced
 
-    def measured(self, micro_batches: MicroBatches, on_policy: OnPolicyGradient) -> Measured:
+    def measured(self, micro_batches: MicroBatches) -> Measured:
         """Combine the measurements of all micro-batches and processes."""
-        measured = [self._measured(on_policy)] if self._judged else []
+        measured = [self._measured()] if self._judged else []
         if self._gradient is None:  # otherwise every process evaluated the whole minibatch
             measured = gather(micro_batches.accelerator, measured)
             self.log_probs = micro_batches.sum(self.log_probs)
@@ -155,17 +149,24 @@ class Minibatch:
         learns = has_advantages or any(has_gradient)
         table = ResponseTable.concat(tables)
         means = {name: sum(part[name] for part in sums) / len(table.length) for name in sums[0]}
-        entropy = None if self.entropy is None else self.entropy[self.rows]
         return Measured(
-            self.log_probs[self.rows], entropy, self.clipped[self.rows], table, torch.cat(rows), means, sum(objectives), learns
+            self.rows,
+            self.log_probs[self.rows],
+            None if self.entropy is None else self.entropy[self.rows],
+            self.clipped[self.rows],
+            table,
+            torch.cat(rows),
+            means,
+            sum(objectives),
+            learns,
         )
 
-    def _measured(self, on_policy: OnPolicyGradient) -> tuple[Tensor, ResponseTable, dict[str, float], float, bool]:
+    def _measured(self) -> tuple[Tensor, ResponseTable, dict[str, float], float, bool]:
         """Return this process's rows, response table, metric sums and objective, and whether there is a gradient."""
         rows, judgements, entropies, kls = zip(*self._judged, strict=True)
         judged, own = Judgement.concat(judgements), torch.cat(rows)
         factors = None if self.batch.weights is None else self.batch.weights[own].to(judged.gradient.device)
-        at_ratio_1 = on_policy(judged.inputs, judged.result, self.counts, self.max_length, factors)
+        at_ratio_1 = on_policy_gradient(self.policy, judged.inputs, judged.result, self.counts, self.max_length, factors)
         silent = judged.gradient[(judged.inputs.advantages == 0).all(dim=-1)].nan_to_num(0.0)  # NaN comes from the model
         if self.policy.scope != "batch" and not self.policy.learns_without_advantages and bool(silent.any()):
             raise PolicyError(

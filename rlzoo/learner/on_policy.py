@@ -14,71 +14,65 @@ from rlzoo.reductions import StepCounts, is_per_response, reduce_objective
 from rlzoo.types import ClipInputs, ClipResult
 
 
-class OnPolicyGradient:
-    """Computes g = dJ/dlog_probs at ratio 1 without evaluating the rule again on the batch.
+def on_policy_gradient(
+    policy: ClipPolicy,
+    inputs: ClipInputs,
+    result: ClipResult,
+    counts: StepCounts,
+    max_length: int | None = None,
+    weights: Tensor | None = None,
+) -> Tensor:
+    """Compute g = dJ/dlog_probs ``(B, T)`` at ratio 1 without evaluating the rule again on the batch.
 
     At ratio 1, the gradient of every rule is A times a positive constant per response that depends only on the length and
-    the sign of A. The constant is measured on a synthetic response, once per length and sign, and cached. A rule that needs
-    more than log-probs and advantages is evaluated a second time on the batch at ratio 1 instead.
+    the sign of A. The constant is measured on one synthetic response per length and sign. A rule that needs more than
+    log-probs and advantages is evaluated a second time on the batch at ratio 1 instead.
+
+    Args:
+        policy: the rule.
+        inputs: the rule's inputs.
+        result: the rule's result; the shape of its objective determines the denominator of the reduction.
+        counts: denominators for the whole step.
+        max_length: constant of the reduction ``constant_length``, in tokens.
+        weights: factors for the objective.
     """
+    if policy.needs:
+        at = inputs.old_log_probs
+        at_ratio_1 = replace(inputs, log_probs=at, rollout_log_probs=at)
+        return judgement(policy, at_ratio_1, counts, max_length, weights).gradient
+    mask, device = inputs.response_mask, inputs.log_probs.device
+    lengths = mask.sum(-1).tolist()
+    measured = _constants(policy, sorted(set(lengths) - {0}), mask.shape[-1], device)
+    constants = torch.tensor([measured.get(length, (0.0, 0.0)) for length in lengths], device=device)
+    constant = torch.where(inputs.advantages > 0, constants[:, :1], constants[:, 1:])
+    with torch.enable_grad():
+        leaf = torch.zeros_like(result.objective, requires_grad=True)
+        total = reduce_objective(leaf, mask, policy.reduction, counts, max_length)
+        (share,) = torch.autograd.grad(total, leaf)
+    gradient = share * constant * inputs.advantages * (1.0 if weights is None else weights)
+    return torch.where(mask, gradient, 0.0)
 
-    def __init__(self, policy: ClipPolicy) -> None:
-        self.policy = policy
-        self._constants: dict[int, tuple[float, float]] = {}  # by length, the constants for A > 0 and A < 0
 
-    def __call__(
-        self,
-        inputs: ClipInputs,
-        result: ClipResult,
-        counts: StepCounts,
-        max_length: int | None = None,
-        weights: Tensor | None = None,
-    ) -> Tensor:
-        """Compute the gradient for the responses of a minibatch, ``(B, T)``.
-
-        Args:
-            inputs: the rule's inputs.
-            result: the rule's result; the shape of its objective determines the denominator of the reduction.
-            counts: denominators for the whole step.
-            max_length: constant of the reduction ``constant_length``, in tokens.
-            weights: factors for the objective.
-        """
-        if self.policy.needs:
-            at = inputs.old_log_probs
-            at_ratio_1 = replace(inputs, log_probs=at, rollout_log_probs=at)
-            return judgement(self.policy, at_ratio_1, counts, max_length, weights).gradient
-        mask, device = inputs.response_mask, inputs.log_probs.device
-        lengths = mask.sum(-1).tolist()
-        self._measure(sorted(set(lengths) - self._constants.keys() - {0}), mask.shape[-1], device)
-        constants = torch.tensor([self._constants.get(length, (0.0, 0.0)) for length in lengths], device=device)
-        constant = torch.where(inputs.advantages > 0, constants[:, :1], constants[:, 1:])
-        with torch.enable_grad():
-            leaf = torch.zeros_like(result.objective, requires_grad=True)
-            total = reduce_objective(leaf, mask, self.policy.reduction, counts, max_length)
-            (share,) = torch.autograd.grad(total, leaf)
-        gradient = share * constant * inputs.advantages * (1.0 if weights is None else weights)
-        return torch.where(mask, gradient, 0.0)
-
-    def _measure(self, lengths: list[int], size: int, device: torch.device) -> None:
-        """Evaluate the rule at ratio 1 on a response of each length, for A = 1 and A = -1, padded to the batch's width."""
-        if not lengths:
-            return
-        number = len(lengths)
-        mask = (torch.arange(size, device=device) < torch.tensor(lengths, device=device)[:, None]).repeat(2, 1)
-        at = torch.where(mask, -1.0, 0.0)
-        signs = torch.tensor([1.0] * number + [-1.0] * number, device=device)[:, None]
-        with torch.enable_grad():
-            leaf = at.clone().requires_grad_()
-            try:
-                objective = judge(self.policy, ClipInputs(leaf, at, signs, mask, rollout_log_probs=at.clone())).objective
-            except PolicyError as error:
-                error.add_note("on synthetic responses at ratio 1")
-                raise
-            (gradient,) = torch.autograd.grad(torch.where(mask, objective, 0.0).sum(), leaf)
-        # a rule that drops tokens at random also does so at ratio 1; the maximum comes from a token that was not dropped
-        largest = torch.where(mask, gradient.abs(), 0.0).amax(-1)
-        if is_per_response(objective, mask):
-            largest = largest / mask.sum(-1)  # the sum above counted the objective once per token
-        for length, positive, negative in zip(lengths, largest[:number].tolist(), largest[number:].tolist(), strict=True):
-            if positive and negative:  # otherwise every token was dropped
-                self._constants[length] = (positive, negative)
+def _constants(policy: ClipPolicy, lengths: list[int], size: int, device: torch.device) -> dict[int, tuple[float, float]]:
+    """Return by length the constants for A > 0 and A < 0, measured on responses that are padded to the batch's width."""
+    number = len(lengths)
+    if not number:
+        return {}
+    mask = (torch.arange(size, device=device) < torch.tensor(lengths, device=device)[:, None]).repeat(2, 1)
+    at = torch.where(mask, -1.0, 0.0)
+    signs = torch.tensor([1.0] * number + [-1.0] * number, device=device)[:, None]
+    with torch.enable_grad():
+        leaf = at.clone().requires_grad_()
+        try:
+            objective = judge(policy, ClipInputs(leaf, at, signs, mask, rollout_log_probs=at.clone())).objective
+        except PolicyError as error:
+            error.add_note("on synthetic responses at ratio 1")
+            raise
+        (gradient,) = torch.autograd.grad(torch.where(mask, objective, 0.0).sum(), leaf)
+    # a rule that drops tokens at random also does so at ratio 1; the maximum comes from a token that was not dropped
+    largest = torch.where(mask, gradient.abs(), 0.0).amax(-1)
+    if is_per_response(objective, mask):
+        largest = largest / mask.sum(-1)  # the sum above counted the objective once per token
+    constants = zip(lengths, largest[:number].tolist(), largest[number:].tolist(), strict=True)
+    # if either is 0, every token was dropped
+    return {length: (positive, negative) for length, positive, negative in constants if positive and negative}

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from rlzoo.errors import UserError
-from rlzoo.learner.batch import Batch
+from rlzoo.learner.batch import collate
 from rlzoo.models.probe import MODEL_ERRORS, Probe, evaluation_mode, excess, precision, rounding
+from rlzoo.types import Problem, Rollout, RolloutGroup
 
 if TYPE_CHECKING:
     from rlzoo.config.sections import LearnerConfig
@@ -73,32 +74,20 @@ def _problem(
     micro_batches: MicroBatches, model: torch.nn.Module, module: ResponseLogProbs, probe: Probe, rows: Sequence[tuple[int, ...]]
 ) -> str:
     """Return what goes wrong with rows in one micro-batch, each the beginning of one of the last rows of a probe."""
-    sizes = torch.tensor([len(row) for row in rows])
-    mask = torch.arange(int(sizes.max()) - 1) < sizes[:, None] - 1
-    zeros, number = torch.zeros(len(rows)), torch.arange(len(rows))
-    batch = Batch(
-        step=0,
-        sequences=tuple(map(torch.tensor, rows)),
-        prompt_lengths=torch.ones_like(sizes),
-        response_mask=mask,
-        turn_ids=mask.long() - 1,
-        rollout_log_probs=mask.float(),
-        rewards=zeros,
-        group_ids=number,
-        finished=zeros == 0,
-    )
+    rollouts = (Rollout(row[:1], row[1:], (0.0,) * (len(row) - 1), "", finished=True, policy_version=0) for row in rows)
+    batch, number = collate([RolloutGroup(Problem("", ""), tuple(rollouts))]), torch.arange(len(rows))
     eps = max(precision(module.language_model), torch.finfo(torch.bfloat16).eps if micro_batches.autocasts else 0.0)
 
     def noise() -> Tensor:
         with evaluation_mode(module):  # in which no random numbers pass for rounding
             plain = micro_batches.forward(model, batch, number)[0].cpu()
             with rounding(eps):
-                return (micro_batches.forward(model, batch, number)[0].cpu() - plain).abs()[mask]
+                return (micro_batches.forward(model, batch, number)[0].cpu() - plain).abs()[batch.response_mask]
 
     try:
         actual = micro_batches.forward(model, batch, number)[0].cpu()
-        for values, size, expected in zip(actual, sizes.tolist(), probe.log_probs[-len(rows) :], strict=True):
-            if nats := excess(values[: size - 1], expected[: size - 1], eps, noise):
+        for values, size, expected in zip(actual, batch.lengths.tolist(), probe.log_probs[-len(rows) :], strict=True):
+            if nats := excess(values[:size], expected[:size], eps, noise):
                 return f"moves log-probs by {nats:.2g} nats"
     except MODEL_ERRORS as error:
         return f"fails ({type(error).__name__}: {error})"

@@ -150,7 +150,7 @@ def _from_pretrained(source: str, settings: ModelConfig, trust_remote_code: bool
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    from rlzoo.acceleration import prepare_model
+    from rlzoo.acceleration import prepare_cpu
 
     config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
     text_config = config.get_text_config()
@@ -168,7 +168,7 @@ def _from_pretrained(source: str, settings: ModelConfig, trust_remote_code: bool
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-    prepare_model(model)
+    prepare_cpu(model)
     # cuDNN's attention makes a plan for every new shape, which takes a layer 1.5 ms; here, lengths differ from pass to pass
     torch.backends.cuda.enable_cudnn_sdp(False)
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rlzoo.errors import UserError
+from rlzoo.models.pretrained import context_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -39,7 +40,6 @@ MODEL_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, Ru
 _BORDER = re.compile(
     r"(^|\.)(?!num_|max_window|chunk_size_feed)[^.]*(window|chunk|block|top_?k|compress|stride|local|distance)"
 )
-_POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length")
 _SWITCHING = ("longrope", "su", "dynamic")  # rotary embeddings that the longest row of a pass changes
 
 
@@ -189,17 +189,14 @@ def rotary_switch(model: PreTrainedModel) -> int | None:
     return min(found, default=None)
 
 
-def num_positions(model: PreTrainedModel) -> int:
-    """Return the largest number of tokens that a model is configured for."""
-    return min(filter(None, (getattr(model.config.get_text_config(), name, None) for name in _POSITIONS)), default=2**31)
-
-
 def _reach(model: PreTrainedModel, longest: int | None) -> int:
     """Return the length of a probe's longest row: the run's, or what exceeds every border and can be afforded."""
     config, switch = model.config.get_text_config(), rotary_switch(model)
     borders = _borders(config)
     if longest is None:
-        longest = min(max([REACH, *(border * 9 // 8 + 8 for border in borders)]), num_positions(model), switch or 2**31)
+        longest = min(
+            max([REACH, *(border * 9 // 8 + 8 for border in borders)]), context_length(model) or 2**31, switch or 2**31
+        )
     flop = ROW_FLOP.get(model.device.type, 1000 * ROW_FLOP["cpu"])
     affordable = min(flop / (2 * model.num_parameters()), ROW_LOGITS / config.vocab_size)
     crossed = max((border * 9 // 8 + 8 for border in {*borders, switch or 0} if border < longest), default=0)

@@ -150,6 +150,8 @@ class OpenResponses:
         self.positions = lengths.repeat_interleave(self.repeats, dim=0).to(self.device)  # position of the next token
         self.first = size - self.positions[:, 0]  # (B,) column of each response's first token
         self.mask = self._mask(size + limit, fuses=fuses)
+        self.first_mask = None if self.mask is None else self.attended.long().to(self.device)
+        self.first_positions = (self.attended.long().cumsum(dim=1) - 1).clamp(min=0).to(self.device)
         self.step = fused_step(model, max(size + limit, CONVERSATION if keeps else 0)) if fuses else None
 
     def _seat(self, number: int, *, keeps: bool) -> None:
@@ -166,11 +168,11 @@ class OpenResponses:
         return _added(mask, self.model.dtype) if self.model.config._attn_implementation == "eager" and not fuses else mask
 
     def first_logits(self) -> Tensor:
-        """Compute the logits ``(B, V)`` for the first token of each response in one pass over the prompts."""
+        """Compute the logits ``(B, V)`` for the next token of each response in one pass over the tokens not in the cache."""
         logits: Tensor = self.model(
             input_ids=self.input_ids.to(self.device),
-            attention_mask=None if self.mask is None else self.attended.long().to(self.device),
-            position_ids=(self.attended.long().cumsum(dim=1) - 1).clamp(min=0).to(self.device),
+            attention_mask=self.first_mask,
+            position_ids=self.first_positions,
             use_cache=True,
             **{self.cache_name: self.cache},
             logits_to_keep=1,
@@ -254,6 +256,7 @@ class ResumedResponses(OpenResponses):
         self.cache_name = cache_name(model)
         self.device = device = model.device
         self._seat(len(contexts), keeps=True)
+        self.repeats = torch.ones(len(contexts), dtype=torch.long)
         starts, ends = torch.tensor([caches.spans[place] for place in places], device=device).T
         known = ends - starts  # (B,) number of tokens in the caches
         sizes = torch.tensor([len(ids) for ids in contexts], device=device)
@@ -264,7 +267,7 @@ class ResumedResponses(OpenResponses):
         chunks = [ids[number:] for ids, number in zip(contexts, known.tolist(), strict=True)]
         self.input_ids = torch.tensor([[pad_id] * (width - len(ids)) + list(ids) for ids in chunks])
         self.attended = torch.arange(width, device=device) >= (width - new)[:, None]
-        self.chunk_positions = known[:, None] + (torch.arange(width, device=device) - (width - new)[:, None]).clamp(min=0)
+        self.first_positions = known[:, None] + (torch.arange(width, device=device) - (width - new)[:, None]).clamp(min=0)
         self.positions = sizes[:, None]
         columns = torch.arange(size, device=device)
         source = columns - (self.first - starts)[:, None]  # each column's position in the old cache
@@ -274,22 +277,10 @@ class ResumedResponses(OpenResponses):
         self.mask = self._mask(size + limit, fuses=fuses)
         looks = (columns >= self.first[:, None])[:, None] & (columns <= before + torch.arange(width, device=device)[:, None])
         eager = model.config._attn_implementation == "eager"
-        self.chunk_mask = _added(looks[:, None], model.dtype) if eager else looks[:, None]
+        self.first_mask = _added(looks[:, None], model.dtype) if eager else looks[:, None]
         self.step = caches.step
         if fuses and (self.step is None or len(self.step.cos) < size + limit):
             self.step = fused_step(model, 2 * (size + limit))
-
-    def first_logits(self) -> Tensor:
-        """Compute the logits ``(B, V)`` for the next token of each response in one pass over the new tokens."""
-        logits: Tensor = self.model(
-            input_ids=self.input_ids.to(self.device),
-            attention_mask=self.chunk_mask,
-            position_ids=self.chunk_positions,
-            use_cache=True,
-            **{self.cache_name: self.cache},
-            logits_to_keep=1,
-        ).logits
-        return logits[:, -1]
 
 
 def cache_name(model: PreTrainedModel) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rlzoo.acceleration import can_fuse
 from rlzoo.errors import UserError
+from rlzoo.models.pretrained import context_length
 from rlzoo.models.probe import MODEL_ERRORS, Probe, evaluation_mode, excess, plain_log_probs, precision, rotary_switch, rounding
 from rlzoo.rollout.decode import Caches, Decoded, Way, decode, possible_ways
 from rlzoo.rollout.prompts import encode_prompt
@@ -108,7 +109,7 @@ class Sampler(ABC):
     @property
     def context(self) -> int:
         """The model's context length in tokens, including the prompt."""
-        return int(getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or 2**31)
+        return context_length(self.model) or 2**31
 
     @torch.no_grad()
     def sample(
@@ -139,6 +140,7 @@ class Sampler(ABC):
         numbers = range(first_row, first_row + len(rows))
         draws = Draws(seed, numbers, self.max_new_tokens, temperature, truncation=truncation)
         drawn = self.draw(rows, draws)
+        self.rest()
         with self._tokenizing:
             return [self._rollout(ids, each, policy_version) for ids, each in zip(rows, drawn, strict=True)]
 
@@ -173,7 +175,10 @@ class Sampler(ABC):
 
     @abstractmethod
     def draw(self, rows: Sequence[Ids], draws: Draws) -> Sequence[Drawn]:
-        """Continue each row of tokens up to an end token or the limit."""
+        """Continue each row of tokens up to an end token or the limit; the caller calls `rest` after the last turn."""
+
+    def rest(self) -> None:  # noqa: B027  # not abstract: most samplers hold nothing
+        """Release memory that is held between turns."""
 
     def conversation(self) -> Conversation:
         """Return a conversation, which draws the turns of episodes and may cache values between turns."""
@@ -215,6 +220,7 @@ class Conversation:
 
     def close(self) -> None:
         """Release resources that are held between turns."""
+        self.sampler.rest()
 
 
 class HFSampler(Sampler):
@@ -353,15 +359,20 @@ class HFSampler(Sampler):
             return self._generate(rows, uniforms, draws, pad_id)
         if self.way == "plain":
             return self._pass_whole_rows(rows, uniforms, draws)
+        return self.decoded(rows, uniforms, draws)
+
+    def decoded(self, rows: Sequence[Ids], uniforms: Tensor, draws: Draws, **caches: Any) -> Decoded:
+        """Call `decode` with the sampler's settings."""
         return decode(
             self.model,
             rows,
             uniforms,
             end_ids=self.end_ids,
-            pad_id=pad_id,
+            pad_id=int(self.tokenizer.pad_token_id),
             temperature=draws.temperature,
             truncation=draws.truncation,
             fuses=self.way == "fused" and can_fuse(self.model),  # an adapter may have been added since
+            **caches,
         )
 
     def _generate(self, rows: Sequence[Ids], uniforms: Tensor, draws: Draws, pad_id: int) -> Decoded:
@@ -407,21 +418,9 @@ class CachedConversation(Conversation):
 
     def draw(self, contexts: Mapping[int, Ids], draws: Draws) -> list[Drawn]:
         """See `Conversation.draw`."""
-        sampler = self.sampler
-        uniforms = row_uniforms(draws.seed, draws.rows, draws.limit, draws.turn)
-        with sampler.plain_generation():
-            decoded = decode(
-                sampler.model,
-                list(contexts.values()),
-                uniforms,
-                end_ids=sampler.end_ids,
-                pad_id=int(sampler.tokenizer.pad_token_id),
-                temperature=draws.temperature,
-                truncation=draws.truncation,
-                fuses=sampler.way == "fused" and can_fuse(sampler.model),
-                caches=self.caches,
-                places=list(contexts),
-            )
+        uniforms, places = row_uniforms(draws.seed, draws.rows, draws.limit, draws.turn), list(contexts)
+        with self.sampler.plain_generation():
+            decoded = self.sampler.decoded(list(contexts.values()), uniforms, draws, caches=self.caches, places=places)
         self.caches = decoded.caches
         return _drawn(decoded)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from rlzoo.config.sections import VLLMConfig
 from rlzoo.errors import RunError, UserError
 from rlzoo.models.pretrained import quiet
-from rlzoo.rollout.sampler import Conversation, Drawn, Draws, Ids, Sampler
+from rlzoo.rollout.sampler import Drawn, Draws, Ids, Sampler
 from rlzoo.rollout.vllm_model import cpu_head_size, head_size, padded_config, vllm_weights
 from rlzoo.support.draws import Truncation
 from rlzoo.support.extras import INSTALL_VLLM
@@ -74,15 +74,12 @@ class AnyVLLMSampler(Sampler):
     def _requests(self, rows: Sequence[Ids], draws: Draws) -> list[dict[str, Any]]:
         """Return the sampling parameters of each response: the distribution, log-probs, and end tokens."""
         assert self.has_weights, "update_weights must be called before sampling"
-        temperature = draws.temperature
         self._check_length(max(map(len, rows), default=0), draws.limit)
-        if not 0.01 <= temperature <= 2.0:  # vLLM rejects some values and silently clamps others
-            raise UserError(f"temperature={temperature}: vLLM accepts 0.01 to 2; for other temperatures, set rollout.engine=hf")
         truncation = draws.truncation or Truncation()
         assert draws.truncation is None or truncation.top_k is not None, "RolloutConfig requires top_k"
         return [
             {
-                "temperature": temperature,
+                "temperature": draws.temperature,
                 "top_p": truncation.top_p,
                 "top_k": truncation.top_k or 0,
                 "min_p": 0.0,
@@ -176,17 +173,7 @@ class VLLMSampler(AnyVLLMSampler):
         self._check_length()
 
     def draw(self, rows: Sequence[Ids], draws: Draws) -> list[Drawn]:
-        """See `Sampler.draw`."""
-        drawn = self.draw_awake(rows, draws)
-        self.rest()
-        return drawn
-
-    def conversation(self) -> Conversation:
-        """See `Sampler.conversation`; vLLM stays awake between turns."""
-        return AwakeConversation(self)
-
-    def draw_awake(self, rows: Sequence[Ids], draws: Draws) -> list[Drawn]:
-        """Draw tokens, and keep vLLM awake, with its prefix cache, until `rest` is called."""
+        """See `Sampler.draw`; vLLM stays awake, with its prefix cache, until `rest` is called."""
         from vllm import SamplingParams
 
         requests = [SamplingParams(**request, detokenize=False) for request in self._requests(rows, draws)]
@@ -227,26 +214,10 @@ class VLLMSampler(AnyVLLMSampler):
             self.asleep = False
 
     def rest(self) -> None:
-        """Release the GPU memory, including the prefix cache, until the next draw."""
+        """See `Sampler.rest`; releases the GPU memory, including the prefix cache, until the next draw."""
         if self.sleeps and not self.asleep:
             self.llm.sleep(level=1)  # keeps the weights in CPU memory
             self.asleep = True
-
-
-class AwakeConversation(Conversation):
-    """Keeps vLLM awake between turns, because sleep discards its prefix cache."""
-
-    def __init__(self, sampler: VLLMSampler) -> None:
-        super().__init__(sampler)
-        self.sampler: VLLMSampler = sampler
-
-    def draw(self, contexts: Mapping[int, Ids], draws: Draws) -> list[Drawn]:
-        """See `Conversation.draw`."""
-        return self.sampler.draw_awake(list(contexts.values()), draws)
-
-    def close(self) -> None:
-        """Put vLLM to sleep."""
-        self.sampler.rest()
 
 
 def _import_vllm() -> tuple[Any, type[LLM]]:

@@ -30,7 +30,7 @@ def updates(learner, batch, number):
     """Take some updates; returns their gradient norms."""
     taken = range(learner.scheduler.last_epoch, learner.scheduler.last_epoch + number)
     rows = [ROWS[index % 3] for index in taken]
-    return [learner.apply(each, learner.accumulate(batch, each, seed=7)).grad_norm for each in rows]
+    return [learner.apply(learner.accumulate(batch, each, seed=7)).grad_norm for each in rows]
 
 
 def weights_of(learner):

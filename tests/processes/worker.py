@@ -56,7 +56,7 @@ def three_updates(rule, launch, num_responses=18, unused=False, **settings):
     updates = []
     # 7, 7 and 4 (or 1) responses: the last step is smaller, and the shares have different numbers of micro-batches
     for number, rows in enumerate(torch.arange(num_responses).split(7)):
-        update = learner.apply(rows, learner.accumulate(batch, rows, seed=number))
+        update = learner.apply(learner.accumulate(batch, rows, seed=number))
         updates.append(
             {
                 "objective": update.objective,
