@@ -504,21 +504,6 @@ def two_at_once(case: Case) -> None:
     assert codes <= {0, 2}
 
 
-def lock_removed(case: Case) -> None:
-    """Remove the lock file of an active run, as a cleaner would; a second process must not start."""
-    case.is_watched = False
-    command = case.start(*case.resuming())
-    case.reach(command, case.rows() + 1)
-    case.hold(command)
-    (case.run / ".lock").unlink()
-    second = case.start(*case.resuming())
-    try:
-        assert second.wait(30).code == 2, "a second process got in"
-    finally:
-        case.let_go()
-    assert command.wait().code == 0, command.err
-
-
 # two processes
 
 
@@ -1074,7 +1059,6 @@ SIGNALS = [
     attack("SIGSTOP and SIGCONT in a step", stopped_and_continued(4, 2), on="long", begin="nothing", expect=DONE),
     attack("SIGSTOP and SIGCONT in a checkpoint", stopped_in_a_checkpoint, on="long", begin="nothing", expect=DONE),
     attack("two resumes at once", two_at_once, expect=DONE),
-    attack("the lock file removed from under a run", lock_removed, on="reward", expect=DONE),
     attack("the grading worker killed", lambda case: a_worker(case, NINE), on="reward", same=False),
     attack("the grading worker stopped and continued", lambda case: worker_stopped(case), on="reward"),
     attack("kill -9 of a run whose reward hangs", run_killed_in_a_reward, on="reward"),
