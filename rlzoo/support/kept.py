@@ -46,8 +46,8 @@ class RaggedSets:
         sizes = self.sizes[index]
         return RaggedSets(self.ids[ranges((self.sizes.cumsum(0) - self.sizes)[index], sizes)], sizes)
 
-    def split(self, number: int) -> list[RaggedSets]:
-        """Split the sets into parts of ``number`` sets; the last part may be smaller."""
+    def split(self, number: int | list[int]) -> list[RaggedSets]:
+        """Split the sets into parts of ``number`` sets, of which the last may be smaller, or into parts of the given sizes."""
         sizes = torch.split(self.sizes, number)
         ids = torch.split(self.ids, [int(each.sum()) for each in sizes])
         return [RaggedSets(*part) for part in zip(ids, sizes, strict=True)]
@@ -87,7 +87,4 @@ class SetRecorder:
         """Return the sets of each of the ``number`` responses, in the order of the tokens."""
         rows = torch.cat(self._rows)
         sets = RaggedSets.concat(self._sets).select(rows.argsort(stable=True))
-        num_tokens = torch.bincount(rows, minlength=number).tolist()
-        sizes = torch.split(sets.sizes, num_tokens)
-        ids = torch.split(sets.ids, [int(each.sum()) for each in sizes])
-        return [RaggedSets(*each) for each in zip(ids, sizes, strict=True)]
+        return sets.split(torch.bincount(rows, minlength=number).tolist())

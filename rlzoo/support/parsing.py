@@ -111,7 +111,7 @@ def parse_json(text: str, parse_float: Callable[[str], Any] = float) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the value of an object; raise `UnreadableError` if a key is repeated, of which `json` would keep the last value."""
+    """Return the value of an object; raise `UnreadableError` for a repeated key, of which `json` would keep the last value."""
     value: dict[str, Any] = {}
     for key, item in pairs:
         if key in value:
