@@ -30,25 +30,25 @@ class Lock:
             OSError: the lock file cannot be written.
         """
         until = time.monotonic() + seconds
-        self._file = (folder / FILE).open("a+b", buffering=0)
+        descriptor, self._opened = os.open(folder / FILE, os.O_RDWR | os.O_CREAT, 0o666), contextlib.ExitStack()
+        self._opened.callback(os.close, descriptor)
         try:
-            while not _take(self._file.fileno(), folder):
+            while not _take(descriptor, folder):
                 if time.monotonic() >= until:
-                    self._file.seek(0)
-                    holder = self._file.read(20).decode(errors="replace").strip() or "unknown"
+                    holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
                     where = f"directory {str(folder)!r} is in use by process {holder}"
                     raise UserError(f"{where}; stop it, or wait until it ends")
                 time.sleep(0.1)
             with contextlib.suppress(OSError):  # a full disk
-                self._file.truncate(0)
-                self._file.write(f"{os.getpid()}\n".encode())
+                os.truncate(descriptor, 0)
+                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         except BaseException:
             self.release()
             raise
 
     def release(self) -> None:
         """Release the lock."""
-        self._file.close()
+        self._opened.close()
 
 
 def _take(descriptor: int, folder: Path) -> bool:
