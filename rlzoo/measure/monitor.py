@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from rlzoo.errors import UserError
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable
 from rlzoo.policy import ClipPolicy
@@ -98,12 +96,8 @@ class Alarms:
         return {"bad_steps": self._bad_steps, "raised": self.raised}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state; raises `ValueError` if the state is invalid."""
-        bad_steps, raised = dict(state["bad_steps"]), list(state["raised"])
-        known = {alarm.name for alarm in ALARMS}
-        if not {*bad_steps, *raised} <= known or not all(type(number) is int for number in bad_steps.values()):
-            raise ValueError(f"invalid alarms: {bad_steps} and {raised} (known: {', '.join(sorted(known))})")
-        self._bad_steps, self.raised = bad_steps, raised
+        """Continue from a saved state."""
+        self._bad_steps, self.raised = dict(state["bad_steps"]), list(state["raised"])
 
     def after_step(self, metrics: Mapping[str, float]) -> list[str]:
         """Process one step's metrics and return the warnings to show; missing metrics are ignored."""
@@ -143,20 +137,12 @@ class Monitor:
         save_file({**columns, SIZES: sizes}, folder / FILE)
 
     def restore(self, folder: Path, alarms: Mapping[str, Any]) -> None:
-        """Restore the rows and alarms from a checkpoint.
-
-        Raises:
-            UserError: the file was not written by `save`.
-        """
-        try:
-            columns = load_file(folder / FILE)
-            sizes = columns.pop(SIZES).tolist()
-            pieces = {name: column.split(sizes) for name, column in columns.items()}
-            tables = [ResponseTable(**{name: piece[n] for name, piece in pieces.items()}) for n in range(len(sizes))]
-            self.alarms.restore(alarms)
-        except (OSError, ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
-            raise UserError(f"--resume: {str(folder / FILE)!r} was not written by a run: {error}") from error
-        self._tables.extend(tables)
+        """Restore the rows and alarms that `save` and `Alarms.state` stored."""
+        columns = load_file(folder / FILE)
+        sizes = columns.pop(SIZES).tolist()
+        pieces = {name: column.split(sizes) for name, column in columns.items()}
+        self._tables.extend(ResponseTable(**{name: piece[n] for name, piece in pieces.items()}) for n in range(len(sizes)))
+        self.alarms.restore(alarms)
 
     def profile(self) -> LengthProfile | None:
         """Compute the profile of all kept rows; None if no row has a nonzero advantage."""

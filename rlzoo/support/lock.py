@@ -19,9 +19,7 @@ logger = logging.getLogger("rlzoo")
 class Lock:
     """An exclusive lock on a directory, held from construction until `release` or the end of the process.
 
-    The directory itself is locked, so that removing the lock file has no effect. The lock file contains the id of the process
-    that holds the lock. On file systems that can lock only files, such as NFS, the lock file is locked instead of the
-    directory.
+    The lock is on the file ``.lock`` in the directory, which contains the id of the process that holds it.
     """
 
     def __init__(self, folder: Path, seconds: float = 0.0) -> None:
@@ -29,42 +27,36 @@ class Lock:
 
         Raises:
             UserError: another process holds the lock.
+            OSError: the lock file cannot be written.
         """
-        self._folder, until = folder, time.monotonic() + seconds
-        self._opened = {folder: os.open(folder, os.O_RDONLY)}
+        until = time.monotonic() + seconds
+        descriptor, self._opened = os.open(folder / FILE, os.O_RDWR | os.O_CREAT, 0o666), contextlib.ExitStack()
+        self._opened.callback(os.close, descriptor)
         try:
-            with contextlib.suppress(OSError):  # a full or read-only disk
-                self._opened[folder / FILE] = os.open(folder / FILE, os.O_RDWR | os.O_CREAT, 0o666)
-            if not any(self._take(path, until) for path in self._opened):
-                logger.warning("%s cannot be locked; make sure that no other process writes there", folder)
-            with contextlib.suppress(OSError, KeyError):
-                os.truncate(self._opened[folder / FILE], 0)
-                os.pwrite(self._opened[folder / FILE], f"{os.getpid()}\n".encode(), 0)
+            while not _take(descriptor, folder):
+                if time.monotonic() >= until:
+                    holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
+                    where = f"directory {str(folder)!r} is in use by process {holder}"
+                    raise UserError(f"{where}; stop it, or wait until it ends")
+                time.sleep(0.1)
+            with contextlib.suppress(OSError):  # a full disk
+                os.truncate(descriptor, 0)
+                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         except BaseException:
             self.release()
             raise
 
     def release(self) -> None:
         """Release the lock."""
-        while self._opened:
-            os.close(self._opened.popitem()[1])
+        self._opened.close()
 
-    def _take(self, path: Path, until: float) -> bool:
-        """Try to lock a path; return False if the file system cannot lock it."""
-        while True:
-            try:
-                fcntl.flock(self._opened[path], fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-            except BlockingIOError as error:
-                if time.monotonic() >= until:
-                    holder = f"directory {str(self._folder)!r} is in use by process {self._holder()}"
-                    raise UserError(f"{holder}; stop it, or wait until it ends") from error
-                time.sleep(0.1)
-            except OSError:
-                return False
 
-    def _holder(self) -> str:
-        try:
-            return (self._folder / FILE).read_text(encoding="utf-8")[:20].strip() or "unknown"
-        except (OSError, ValueError):
-            return "unknown"
+def _take(descriptor: int, folder: Path) -> bool:
+    """Try to lock a file; returns whether no other process holds the lock."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        logger.warning("%s cannot be locked; make sure that no other process writes there", folder)
+    return True

@@ -17,7 +17,6 @@ DEEPEST = 40  # maximum nesting depth of lists and mappings, because code that t
 LARGEST = 100_000  # maximum number of values in a YAML text; aliases can multiply values
 MOST_BITS = 14_000  # maximum number of bits in an integer, because Python prints at most 4300 digits
 TOO_DEEP = f"lists or mappings nested deeper than {DEEPEST}"
-_STRING_OR_BRACE = re.compile(r'("[^"\\]*(?:\\.[^"\\]*)*")(\s*:)?|[{}]')
 
 
 class UnreadableError(ValueError):
@@ -99,41 +98,26 @@ def parse_json(text: str, parse_float: Callable[[str], Any] = float) -> Any:
     """
     try:
         value = json.loads(text, parse_float=parse_float, object_pairs_hook=_object)
-    except KeyError:
-        raise UnreadableError(_repeated_key(text)) from None
     except json.JSONDecodeError as error:
         line = f" of line {error.lineno}" if error.lineno > 1 else ""
         raise UnreadableError(f"{error.msg} at column {error.colno}{line}") from error
     except RecursionError:
         raise UnreadableError(TOO_DEEP) from None
+    except UnreadableError:
+        raise
     except ValueError as error:  # a number with more digits than Python parses
         raise UnreadableError(str(error).partition(";")[0]) from error
     return _checked(value, sys.maxsize)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the value of an object; raise KeyError if a key is repeated, of which `json` would keep the last value."""
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        raise KeyError
+    """Return the value of an object; raise `UnreadableError` for a repeated key, of which `json` would keep the last value."""
+    value: dict[str, Any] = {}
+    for key, item in pairs:
+        if key in value:
+            raise UnreadableError(f"the key {shown(key)} occurs twice in one object")
+        value[key] = item
     return value
-
-
-def _repeated_key(text: str) -> str:
-    """Describe the first key in a JSON text that an object has twice."""
-    objects: list[set[str]] = []  # the keys of each open object
-    for match in _STRING_OR_BRACE.finditer(text):
-        if match[0] == "{":
-            objects.append(set())
-        elif match[0] == "}":
-            objects.pop()
-        elif match[2]:
-            key = json.loads(match[1])
-            if key in objects[-1]:
-                line = text.count("\n", 0, match.start()) + 1
-                return f"the key {shown(key)} occurs twice in one object" + (f", again in line {line}" if line > 1 else "")
-            objects[-1].add(key)
-    raise AssertionError("an object has the same key twice")
 
 
 def _checked(value: Any, largest: int) -> Any:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import math
 import os
 import pickle
 import resource
@@ -21,9 +20,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-
-SPARE_SECONDS = 1.0
-"""CPU seconds beyond a call's limit after which the kernel kills the worker if its parent has not done so."""
 
 
 def reason(error: BaseException) -> str:
@@ -76,15 +72,6 @@ def limit_memory(limit: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (lowest, lowest))
 
 
-def limit_cpu_time(seconds: float) -> None:
-    """Have the kernel kill this process after about ``seconds`` more seconds of CPU time on each CPU that it may use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    limit = math.ceil(used.ru_utime + used.ru_stime + (seconds + SPARE_SECONDS) * cores)
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
-
-
 def serve(connection: socket.socket) -> None:
     """Answer calls with lines ``[is_done, value or reason]`` until the parent is gone."""
     calls = connection.makefile("rb")
@@ -99,15 +86,13 @@ def serve(connection: socket.socket) -> None:
         return
     connection.sendall(_reply(True, None))
     while True:
-        arguments, seconds = pickle.load(calls)
-        for reply in _replies(function, arguments, seconds):
+        for reply in _replies(function, pickle.load(calls)):
             connection.sendall(reply)
 
 
-def _replies(function: Callable[..., Any], arguments: bytes, seconds: float) -> Iterator[bytes]:
+def _replies(function: Callable[..., Any], arguments: bytes) -> Iterator[bytes]:
     """Yield one reply or, for a generator function, one reply per value."""
     try:
-        limit_cpu_time(seconds)
         value = function(*pickle.loads(arguments))
         if not isinstance(value, Iterator):
             yield _reply(True, value)

@@ -77,7 +77,7 @@ class Worker:
         with self._lock:
             self._ensure_launched()
             try:
-                self._send(pickle.dumps((pickle.dumps(arguments), timeout)), timeout)
+                self._send(pickle.dumps(pickle.dumps(arguments)), timeout)
                 return self._receive(timeout)
             except WorkerError as error:
                 self.count_failures(1, str(error), is_late=isinstance(error, WorkerTimeoutError))
@@ -98,7 +98,7 @@ class Worker:
         with self._lock:
             self._ensure_launched()
             try:
-                self._send(pickle.dumps((pickle.dumps(arguments), timeout * number)), timeout)
+                self._send(pickle.dumps(pickle.dumps(arguments)), timeout)
                 while len(values) < number:
                     values.append(self._receive(timeout))
             except WorkerError as error:

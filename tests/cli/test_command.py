@@ -1,7 +1,5 @@
 """Mistakes on the command line get a suggestion, and the shell completes names and settings."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from rlzoo.cli import complete
@@ -107,18 +105,10 @@ def test_the_suggestions_are_accepted(rlzoo):
     assert "lr: 1.0e-05" in out
 
 
-def test_the_shell_completes_policies_configs_and_settings():
+def test_the_shell_completes_policies_and_configs():
     assert complete.policies("fspo") == ["fspo", "fspo-adaptive", "fspo-turn"]
     assert "fspo,gspo" in complete.policies("fspo,gs")
     assert complete.configs("arith") == ["arithmetic"]
-    plain = SimpleNamespace(params={})
-    assert complete.settings(plain, "learner.sch") == ["learner.schedule="]
-    assert complete.settings(plain, "learner.schedule=co") == ["learner.schedule=constant", "learner.schedule=cosine"]
-    assert complete.settings(plain, "clip.width") == []
-    named = SimpleNamespace(params={"clip": "gspo,fspo,no-such-rule"})
-    assert complete.settings(named, "clip.width_l") == ["clip.width_low="]
-    assert "clip.clip_low=" in complete.settings(named, "clip.clip_")
-    assert complete.settings(plain, "nothing") == []
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,10 @@
 """Calibration ends with a width that was measured to clip the target share, and reports if it cannot find one."""
 
-import tempfile
-
 import pytest
 
 from rlzoo import RunConfig
 from rlzoo.errors import UserError
 from rlzoo.lab.calibrate import Pilot, calibrate, nearest, overlay
-from rlzoo.support.lock import Lock
 from tests.quick import QUICK
 
 
@@ -39,19 +36,6 @@ def test_a_pilot_leaves_nothing_behind(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pilots("fspo", target=0.08, max_pilots=1, steps=1)
     assert not list(tmp_path.iterdir())
-
-
-def test_folders_of_killed_pilots_are_removed_and_no_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    for name in ("killed01", "running1"):
-        (tmp_path / f"rlzoo-pilot-{name}" / "run" / "rollouts").mkdir(parents=True)
-        (tmp_path / f"rlzoo-pilot-{name}" / ".lock").write_text("1")
-    (tmp_path / "rlzoo-pilot-mine" / "run").mkdir(parents=True)
-    (tmp_path / "rlzoo-pilot-mine" / "notes.txt").write_text("mine")
-    running = Lock(tmp_path / "rlzoo-pilot-running1")
-    pilots("fspo", target=0.08, max_pilots=1, steps=1)
-    running.release()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["rlzoo-pilot-mine", "rlzoo-pilot-running1"]
 
 
 def test_a_rule_without_a_width_is_refused_before_any_pilot():

@@ -59,14 +59,13 @@ def test_json_that_would_surprise_later_is_refused(text, reason):
 
 def test_a_repeated_key_is_refused_and_an_equal_one_elsewhere_is_not():
     assert parse_json('{"a": {"b": 1}, "c": [{"b": 1}, {"b": "{\\"b\\": 1"}]}')["c"][1] == {"b": '{"b": 1'}
-    for text, key, line in (
-        ('{"a": "}",\n "\\u0061": 1}', "a", ", again in line 2"),
-        ('[{"x": 1}, {"x": {"y": 1,\n"z": [],\n"y": 2}}]', "y", ", again in line 3"),
-        ('{"a,b": 1, "c": {}, "a,b": 2}', "a,b", ""),
+    for text, key in (
+        ('{"a": "}",\n "\\u0061": 1}', "a"),
+        ('[{"x": 1}, {"x": {"y": 1, "z": [], "y": 2}}]', "y"),
+        ('{"a,b": 1, "c": {}, "a,b": 2}', "a,b"),
     ):
-        with pytest.raises(UnreadableError) as caught:
+        with pytest.raises(UnreadableError, match=f"^the key {key!r} occurs twice in one object$"):
             parse_json(text)
-        assert str(caught.value) == f"the key {key!r} occurs twice in one object{line}"
 
 
 PLAIN = {

@@ -263,23 +263,6 @@ def test_a_worker_in_an_endless_call_ends_with_its_parent(how):
     assert not worker.is_running()
 
 
-def test_the_kernel_limits_the_cpu_time_of_a_call_for_a_parent_that_cannot():
-    grader = Grader(cpu_limit, ready, timeout=7)
-    try:
-        (left,) = grader.grade([("",)])
-        cores = os.cpu_count()
-        assert 0 < left <= 8 * cores + 2
-    finally:
-        grader.close()
-
-
-def cpu_limit(_):
-    import resource
-
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return resource.getrlimit(resource.RLIMIT_CPU)[0] - used.ru_utime - used.ru_stime
-
-
 def test_modules_of_the_working_directory_do_not_replace_those_of_python_in_a_worker(tmp_path):
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     here.mkdir()
