@@ -14,7 +14,7 @@ from rlzoo.cli.compare import compare
 from rlzoo.cli.console import Plain
 from rlzoo.cli.exits import FAILED
 from rlzoo.cli.options import AsJson, Configs, Overrides, Plugins, Quiet, check_rule_names, lasting_output, loading, names_in
-from rlzoo.errors import UserError
+from rlzoo.errors import RunError, UserError
 
 if TYPE_CHECKING:
     from rlzoo.lab.sweep import Child, Sweep, SweepProcess
@@ -116,8 +116,9 @@ def _print_differences(sweep: Sweep, console: Plain) -> None:
 
 
 def _finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -> list[Child]:
-    """Start or resume all unfinished runs, and return the runs that failed."""
+    """Start or resume all unfinished runs under one MLflow run, and return the runs that failed."""
     from rlzoo.cli.bars import Bars
+    from rlzoo.journal.tracking.store import connected
     from rlzoo.lab.sweep import run_children
 
     bars = Bars(console, is_quiet=is_quiet)
@@ -151,9 +152,43 @@ def _finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -
         already = f", {finished} of them already finished" if finished else ""
         console.print(f"{len(sweep.children)} runs in {sweep.folder}{already}")
         _print_differences(sweep, console)
+    parent = parent_of(sweep)
+    status = "FAILED"
     try:
         with bars:
-            return run_children(sweep.children, jobs, look, ended)
+            failed = run_children(sweep.children, jobs, parent, look, ended)
+        status = "FAILED" if failed else "FINISHED"
     except (KeyboardInterrupt, SystemExit):
+        status = "KILLED"
         console.print(f"stopped; the sweep is in {sweep.folder}; rerun the same command to resume it")
         raise
+    finally:
+        if parent:
+            with connected("the status of the sweep was not logged") as client:
+                client.set_terminated(parent, status)
+    return failed
+
+
+def parent_of(sweep: Sweep) -> str | None:
+    """Return the ID of a new or resumed sweep's MLflow run; None if its runs are not tracked or the store cannot be used."""
+    from rlzoo.journal.tracking.store import open_parent
+    from rlzoo.lab.run_records import read_mapping
+
+    tracking = sweep.children[0].config.tracking
+    if not tracking.mlflow:
+        return None
+    file = sweep.folder / "sweep.json"
+    former = read_mapping(file).get("mlflow_run_id")
+    if file.exists() and not isinstance(former, str):
+        raise UserError(f"{str(file)!r} contains no MLflow run ID; remove it to start a new run")
+    tags = {"kind": "sweep", "rules": ",".join(sweep.clips), "seeds": ",".join(map(str, sweep.seeds))}
+    try:
+        run_id = open_parent(tracking.experiment, f"sweep {sweep.folder.name}", tags, former)
+    except RunError as error:
+        Plain(stderr=True).print(f"{error}; the runs continue without a new common run in MLflow")
+        return former
+    if former not in (None, run_id):
+        Plain(stderr=True).print(f"MLflow has no active run {former} of this sweep; the remaining runs belong to a new one")
+    sweep.folder.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"mlflow_run_id": run_id}) + "\n", encoding="utf-8")
+    return run_id

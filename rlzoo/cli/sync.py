@@ -36,14 +36,15 @@ def sync(runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run dir
 
 def _sync(directory: Path, console: Plain) -> bool:
     from rlzoo.journal.tracking.record import FOLDER, tracking_uri, without_password
-    from rlzoo.journal.tracking.store import describe
+    from rlzoo.journal.tracking.store import bounded_store, describe
     from rlzoo.journal.tracking.sync import Sync
 
     uri = tracking_uri()
     lock = Lock(directory / FOLDER)
     try:
         outbox = Sync(directory, uri)
-        outbox.send(is_over=_is_over(directory))
+        with bounded_store():
+            outbox.send(is_over=_is_over(directory))
     except Exception as error:
         console.print(f"{directory}: upload to MLflow at {without_password(uri)} failed: {describe(error, uri)}")
         return False

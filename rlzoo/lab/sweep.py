@@ -1,4 +1,4 @@
-"""A sweep: runs all combinations of policies, settings and seeds in separate processes."""
+"""A sweep: runs all combinations of policies, settings and seeds in separate processes, nested under one MLflow run."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from rlzoo.errors import UserError
 from rlzoo.gate.fingerprint import file_facts
 from rlzoo.gate.settings import Start, check_settings
 from rlzoo.journal.state import read_fingerprint
+from rlzoo.journal.tracking.record import PARENT_RUN
 from rlzoo.lab.run_records import REPETITION, changed_settings, read_mapping, resolved_settings
 from rlzoo.support.machine import LAUNCHED, available_memory, cores
 from rlzoo.support.parsing import parse_json, parse_yaml
@@ -183,6 +184,7 @@ class SweepProcess:
 def run_children(
     children: Sequence[Child],
     jobs: int | None,
+    parent_run: str | None,
     look: Callable[[Sequence[SweepProcess]], None],
     ended: Callable[[Child, int], None],
 ) -> list[Child]:
@@ -191,6 +193,7 @@ def run_children(
     Args:
         children: in the order in which to start them.
         jobs: number of children to run at once; None for one per GPU or, without GPUs, one per core, as far as memory allows.
+        parent_run: ID of the MLflow run to which the children belong.
         look: called every half second with the running children.
         ended: called when a child ends, with the child and its exit code.
 
@@ -205,7 +208,7 @@ def run_children(
     try:
         while waiting or running:
             if waiting and free and (jobs is not None or _has_room(running, largest)):
-                running.append(_start(waiting.pop(0), free.pop(0)))
+                running.append(_start(waiting.pop(0), free.pop(0), parent_run))
                 continue
             look(running)
             time.sleep(POLL)
@@ -237,12 +240,12 @@ def slots(jobs: int | None) -> list[dict[str, str]]:
     return [threads | {"CUDA_VISIBLE_DEVICES": names[index % gpus]} for index in range(number)]
 
 
-def _start(child: Child, environment: dict[str, str]) -> SweepProcess:
+def _start(child: Child, environment: dict[str, str], parent_run: str | None) -> SweepProcess:
     """Start or resume a child; its output goes to ``logs/``."""
     log = child.path.parent / "logs" / f"{child.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     plain = {name: value for name, value in os.environ.items() if name not in LAUNCHED}
-    variables = plain | environment | {LAUNCHER: str(os.getpid())}
+    variables = plain | environment | {LAUNCHER: str(os.getpid())} | ({PARENT_RUN: parent_run} if parent_run else {})
     command = [sys.executable, "-P", "-m", "rlzoo", "train", *child.arguments, *(["--resume"] if child.is_begun else [])]
     with log.open("ab") as file:
         # use a separate session, so that Ctrl-C reaches only the sweep, which signals each child once

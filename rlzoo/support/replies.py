@@ -9,6 +9,8 @@ from __future__ import annotations
 import io
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.client import HTTPResponse
 from typing import TYPE_CHECKING, Any
 
@@ -20,24 +22,41 @@ class ReplyTooLargeError(OSError):
     """Raised when a server's reply exceeds the size limit."""
 
 
-def bounded_pool(address: str, largest: int, longest: float, **settings: Any) -> HTTPConnectionPool:
-    """Return a urllib3 connection pool that limits replies, including headers.
+def bounded_reply(largest: int, longest: float) -> type[HTTPResponse]:
+    """Return a class for ``HTTPConnection.response_class`` that limits replies, including headers.
 
     Args:
-        address: URL of the server.
         largest: maximum size of a reply in bytes.
         longest: maximum seconds from the end of the request to the end of the reply.
-        settings: passed to the pool.
     """
-    from urllib3 import connection_from_url
 
     class BoundedReply(HTTPResponse):
         def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
             super().__init__(sock, *args, **kwargs)
             self.fp = _Buffered(_Bounded(sock, self.fp, largest, longest))
 
+    return BoundedReply
+
+
+@contextmanager
+def bounded_replies(largest: int, longest: float) -> Iterator[None]:
+    """Limit all replies that this process reads through urllib3 or requests, inside the block."""
+    from urllib3.connection import HTTPConnection
+
+    former = HTTPConnection.response_class
+    HTTPConnection.response_class = bounded_reply(largest, longest)
+    try:
+        yield
+    finally:
+        HTTPConnection.response_class = former
+
+
+def bounded_pool(address: str, largest: int, longest: float, **settings: Any) -> HTTPConnectionPool:
+    """Return a urllib3 connection pool with limited replies; ``settings`` are passed to the pool."""
+    from urllib3 import connection_from_url
+
     pool = connection_from_url(address, **settings)
-    bounded: Any = type("BoundedConnection", (pool.ConnectionCls,), {"response_class": BoundedReply})
+    bounded: Any = type("BoundedConnection", (pool.ConnectionCls,), {"response_class": bounded_reply(largest, longest)})
     pool.ConnectionCls = bounded
     return pool
 

@@ -134,7 +134,7 @@ def test_a_rule_has_the_colour_that_reports_give_it(page, address):
         assert row.locator("input[type=color]").first.input_value() == rule_colour(rule)
 
 
-def test_the_runs_of_a_sweep_are_listed_by_name(page):
+def test_the_runs_of_a_sweep_are_nested_under_it_by_name(page):
     for name in ("fspo-0", "fspo-1", "gspo-0", "gspo-1"):
         expect(link_to(page, name)).to_be_visible()
     keep(page, "runs")

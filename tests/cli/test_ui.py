@@ -20,7 +20,7 @@ from mlflow import MlflowClient
 
 from rlzoo.cli import ui
 from rlzoo.journal.tracking.store import experiment_id
-from rlzoo.journal.tracking.views import KEY, NAME, view_path, write_view
+from rlzoo.journal.tracking.views import KEY, NAME, REPORT, view_path, write_view
 from rlzoo.support.colours import RULE_TAG
 from tests.poison import poison, poisoned
 
@@ -260,15 +260,16 @@ def test_runs_that_the_view_should_not_average_are_named(started, own_store):
     client = MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
     experiment = experiment_id(client, "mine")
 
-    def track(status="FINISHED", **settings):
-        run = client.create_run(experiment, tags={RULE_TAG: "fspo"}).info.run_id
+    def track(rule="fspo", status="FINISHED", **settings):
+        run = client.create_run(experiment, tags={RULE_TAG: rule}).info.run_id
         client.set_terminated(run, status)
         for name, value in settings.items():
             client.log_param(run, name.replace("__", "."), value)
 
     track(steps=40, task__reward="None", seed=0, clip__name="fspo")
     track(steps=40, task__reward="None", seed=1, clip__name="gspo")
-    track(steps=7, seed=0, status="FAILED")  # this run is not in the view
+    track(steps=7, seed=0, status="FAILED")  # neither this run nor a report is in the view
+    track(steps=8, rule=REPORT)
     started("127.0.0.1")
     assert "differ" not in started.said.out
     track(steps=3, task__reward="mine:short", seed=0, clip__name="fspo")

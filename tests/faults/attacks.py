@@ -613,8 +613,8 @@ def follower_killed(case: Case, database: Path) -> None:
                 process.kill()
 
 
-class SlowServer:
-    """A server that drips bytes, or does not respond."""
+class Endless:
+    """A server that responds without end, drips bytes, or does not respond."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -638,24 +638,37 @@ class SlowServer:
                 return
             connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n{")
             while not self.stopped:
-                connection.sendall(b" ")
-                time.sleep(0.2)
+                connection.sendall(b" " * (1 if self.kind == "dripping" else 2**20))
+                time.sleep(0.2 if self.kind == "dripping" else 0)
 
 
 def server(kind: str):
     """A tracking server that misbehaves; a run with it ends within the time limit of the attack."""
 
     def do(case: Case) -> None:
-        made = SlowServer(kind)
+        made = Endless(kind)
         case.is_watched = False
         case.environment["MLFLOW_TRACKING_URI"] = made.address
+        held = [0]
+
+        def watch() -> None:
+            while not made.stopped:
+                for process in case.children():
+                    with contextlib.suppress(psutil.Error):
+                        held[0] = max(held[0], process.memory_info().rss)
+                time.sleep(0.2)
+
+        thread = threading.Thread(target=watch)
+        thread.start()
         try:
             command = case.start(*case.resuming()).wait(case.seconds)
         finally:
             made.stopped = True
             made.socket.close()
+            thread.join()
             case.environment["MLFLOW_TRACKING_URI"] = f"sqlite:///{case.box}/mlflow.db"
         assert command.code == 0, command.err
+        assert held[0] < 1.5 * 2**30, f"a process held {held[0] / 2**30:.1f} GB"
 
     return do
 
@@ -1090,6 +1103,7 @@ TRACKING = [
     attack("MLFLOW_TRACKING_URI with a space", lambda case: None, on="mlflow", environment=(("MLFLOW_TRACKING_URI", " "),), expect=DONE),
     attack("MLFLOW_TRACKING_URI where nobody listens", lambda case: None, on="mlflow", environment=(("MLFLOW_TRACKING_URI", "http://127.0.0.1:1"),), expect=DONE),
     attack("MLFLOW_TRACKING_URI a read-only place", lambda case: None, on="mlflow", environment=(("MLFLOW_TRACKING_URI", "sqlite:////proc/mlflow.db"),), expect=DONE),
+    attack("a tracking server that answers without end", server("endless"), on="mlflow", expect=DONE, then=("sync", "{run}"), seconds=150),
     attack("a tracking server that drips", server("dripping"), on="mlflow", expect=DONE, then=("sync", "{run}"), seconds=150),
     attack("a tracking server that says nothing", server("silent"), on="mlflow", expect=DONE, then=("sync", "{run}"), seconds=150),
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 from rlzoo import load_zoo
 from rlzoo.errors import UserError
 from rlzoo.journal.tracking.record import Sent, tracking_uri
-from rlzoo.lab.race_tracking import log_race
+from rlzoo.lab.race_tracking import TAG, log_race
 from rlzoo.lab.races import Contender, Race, find_runs, labelled, other_differences, race
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import replay
@@ -279,19 +279,21 @@ def test_a_comparison_is_logged_for_the_runs_that_mlflow_still_has(folder, tmp_p
     result = race([copy], match=0.1)
     client = MlflowClient(tracking_uri())
     experiment = client.create_experiment("races")
+    page = tmp_path / "compare.html"
+    page.write_text("<p>report</p>")
     run_ids = []
     for run in (run for contender in result.contenders for run in contender.runs):
         run_ids.append(client.create_run(experiment).info.run_id)
         Sent("", run_ids[-1]).write(run.path, tracking_uri())
         Sent("", run_ids[-1]).write(run.path, "http://127.0.0.1:9")
     client.delete_run(run_ids[0])
-    log_race(result)
-    logged = [client.get_run(run_id).data.metrics for run_id in run_ids]
-    assert [set(metrics) for metrics in logged] == [set(), *[{"lre_at_0.1", "lre_noise_at_0.1"}] * (len(run_ids) - 1)]
+    log_race(result, page)
+    (report,) = client.search_runs([experiment], f"tags.{TAG} != ''")
+    assert [item.path for item in client.list_artifacts(report.info.run_id)] == ["compare.html"]
     assert caplog.records == []
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    log_race(result)
+    log_race(result, page)
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("MLflow at http://127.0.0.1:9 cannot be used (")
     assert line.endswith("; the comparison was not logged")

@@ -11,6 +11,7 @@ from pathlib import Path
 import mlflow
 import pytest
 
+from rlzoo.cli.sweep import parent_of
 from rlzoo.errors import UserError
 from rlzoo.gate.fingerprint import run_facts
 from rlzoo.journal.run_directory import RunDirectory
@@ -60,10 +61,18 @@ def test_every_policy_starts_from_the_same_model_and_the_same_responses(swept):
     assert questions[0] == questions[1]  # the same data order; the responses differ by then
 
 
-def test_children_have_names_and_tags_in_mlflow(swept):
-    _, store, _ = swept
-    runs = mlflow.MlflowClient(store).search_runs(["1"])
+def test_children_are_nested_under_one_run_with_names_and_tags(swept):
+    folder, store, _ = swept
+    client = mlflow.MlflowClient(store)
+    parent = client.get_run(json.loads((folder / "sweep.json").read_text())["mlflow_run_id"])
+    assert (parent.info.run_name, parent.info.status) == ("sweep race", "FINISHED")
+    children = client.search_runs(
+        [parent.info.experiment_id], f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'", order_by=["attribute.start_time"]
+    )
+    *runs, report = children
     assert sorted(run.info.run_name for run in runs) == ["fspo-0", "grpo-0"]
+    assert report.info.run_name in ("compare fspo, grpo", "compare grpo, fspo")
+    assert "compare.html" in {item.path for item in client.list_artifacts(report.info.run_id)}
     for child in runs:
         assert child.info.status == "FINISHED"
         assert child.data.tags["rl_rule"] == child.data.params["clip.name"] == child.info.run_name.removesuffix("-0")
@@ -82,11 +91,13 @@ def test_the_comparison_is_printed_and_two_runs_make_no_winner(swept):
 def test_started_again_finished_runs_are_not_redone_and_more_can_be_added(run, swept):
     folder, store, _ = swept
     before = (folder / "fspo-0" / "summary.json").stat().st_mtime_ns
+    parent = (folder / "sweep.json").read_text()
     answer = run(command("race", clip="fspo,grpo,gspo"), folder.parent, store)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert answer.stdout.startswith(f"3 runs in {folder.name}, 2 of them already finished\n")
     assert (folder / "fspo-0" / "summary.json").stat().st_mtime_ns == before
     assert (folder / "gspo-0" / "summary.json").exists()
+    assert (folder / "sweep.json").read_text() == parent
 
 
 def test_a_finished_run_of_another_configuration_is_not_taken_for_this_one(run, swept):
@@ -166,7 +177,7 @@ def test_stopped_by_a_signal_it_stops_its_children_and_goes_on_later(run, zygote
     assert [row["step"] for row in rows] == list(range(31))
     assert "stopped after step" in (tmp_path / "race" / "logs" / "grpo-0.log").read_text()
     client = mlflow.MlflowClient(store)
-    shown = client.search_runs(["1"], "tags.rl_rule = 'grpo'")
+    shown = client.search_runs(["1"], "tags.rl_rule = 'grpo' and tags.`mlflow.parentRunId` != ''")
     assert [child.info.status for child in shown] == ["FINISHED"]  # one run that was resumed
 
 
@@ -271,3 +282,39 @@ def test_a_run_whose_reward_was_edited_is_not_taken_for_this_one(tmp_path, monke
     reward.write_text("def score(problem, response):\n    return 500.0\n")
     with pytest.raises(UserError, match=r"swept_reward\.py has changed since .*fspo-0' began; undo this"):
         Sweep(tmp_path / "race", ("fspo",), (0,), overrides=overrides)
+
+
+@pytest.mark.parametrize("lost", ["unknown", "deleted"])
+def test_a_sweep_whose_common_run_is_gone_gets_a_new_one(tmp_path, capsys, lost):
+    client = mlflow.MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
+    former = "f" * 32
+    if lost == "deleted":
+        former = parent_of(small_sweep(tmp_path))
+        client.delete_run(former)
+    (tmp_path / "sweep.json").write_text(json.dumps({"mlflow_run_id": former}))
+    parent = parent_of(small_sweep(tmp_path))
+    assert client.get_run(parent).info.lifecycle_stage == "active"
+    assert json.loads((tmp_path / "sweep.json").read_text()) == {"mlflow_run_id": parent}
+    assert f"MLflow has no active run {former} of this sweep" in capsys.readouterr().err
+    assert parent_of(small_sweep(tmp_path)) == parent
+
+
+@pytest.mark.parametrize("former", [None, "f" * 32])
+def test_a_sweep_does_not_wait_for_a_store_that_is_down(tmp_path, monkeypatch, capsys, former):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:hunter2@127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    if former is not None:
+        (tmp_path / "sweep.json").write_text(json.dumps({"mlflow_run_id": former}))
+    assert parent_of(small_sweep(tmp_path)) == former
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("MLflow at http://127.0.0.1:9 cannot be used (")
+    assert line.endswith("; the runs continue without a new common run in MLflow")
+    assert "hunter2" not in line
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"mlflow_run_id": 3}'])
+def test_a_file_without_the_id_of_a_common_run_is_not_overwritten(tmp_path, content):
+    (tmp_path / "sweep.json").write_text(content)
+    with pytest.raises(UserError, match=r"sweep.json' contains no MLflow run ID; remove it"):
+        parent_of(small_sweep(tmp_path))
+    assert (tmp_path / "sweep.json").read_text() == content

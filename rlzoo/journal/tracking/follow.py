@@ -17,8 +17,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from rlzoo.journal.tracking.machine import Machine
 from rlzoo.journal.tracking.record import FOLDER, Record, tracking_uri
-from rlzoo.journal.tracking.store import describe, load_mlflow
+from rlzoo.journal.tracking.store import bounded_store, describe
 from rlzoo.journal.tracking.sync import Sync
 from rlzoo.support.lock import Lock
 
@@ -59,9 +60,9 @@ def main() -> int:
     parent, line = os.getppid(), ""
     gc.set_threshold(50_000, 10, 10)  # most of the objects that imports create are kept
     try:
-        load_mlflow()  # while the run loads its model
-        line = sys.stdin.readline().rstrip("\n")
-        return 0 if not line or _follow(Path(line), parent) else 1
+        with bounded_store():  # loads MLflow while the run loads its model
+            line = sys.stdin.readline().rstrip("\n")
+            return 0 if not line or _follow(Path(line), parent) else 1
     except Exception as error:  # a damaged record, another follower, a full disk, or an MLflow that cannot be imported
         print(f"cannot send {line or 'the run'} to MLflow: {describe(error, tracking_uri())}", file=sys.stderr)
         return 1
@@ -69,29 +70,24 @@ def main() -> int:
 
 def _follow(directory: Path, parent: int) -> bool:
     """Follow a directory until the process ``parent`` ends; return whether everything was sent."""
-    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
-
-    uri = tracking_uri()
-    # the follower of a killed run may still hold the lock for this long
-    lock = Lock(directory / FOLDER, seconds=LONGEST_END + 30)
-    record, sync, ended, monitor = Record.read(directory), Sync(directory, uri), False, None
+    ended, uri = False, tracking_uri()
 
     def is_over(seconds: float) -> bool:
-        nonlocal ended, monitor
-        if monitor is None and sync.is_connected and record is not None and record.machine_every:
-            monitor = SystemMetricsMonitor(sync.sent.run_id, record.machine_every, resume_logging=True, tracking_uri=uri)
-            monitor.start()
+        nonlocal ended
         if ended:
             time.sleep(seconds)
         elif select.select([sys.stdin], [], [], seconds)[0] or os.getppid() != parent:
             ended = True
             signal.setitimer(signal.ITIMER_REAL, LONGEST_END)  # ends this process even if its threads block
-            if monitor is not None:
-                monitor.finish()
+            machine.end()
         return ended
 
+    # the follower of a killed run may still hold the lock for this long
+    lock = Lock(directory / FOLDER, seconds=LONGEST_END + 30)
     try:
-        return follow(sync, is_over, uri)
+        record = Record.read(directory)
+        machine = Machine(directory, 0.0 if record is None else record.machine_every)
+        return follow(Sync(directory, uri), is_over, uri)
     finally:
         lock.release()
 

@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 DEFAULT_STORE = "sqlite:///mlflow.db"
 EXPERIMENT_ID = "MLFLOW_EXPERIMENT_ID"  # MLflow's environment variable
+PARENT_RUN = "RLZOO_MLFLOW_PARENT_RUN"  # environment variable with the ID of the parent run, which a sweep sets for its runs
 FOLDER = "tracking"
 LONGEST_PARAM = 6000  # maximum number of characters; MLflow's own limit
 
@@ -69,11 +70,13 @@ class Record:
     @classmethod
     def new(cls, experiment: str, name: str, *, tags: Mapping[str, str], params: Mapping[str, Any], **others: Any) -> Self:
         """Create a record with the current time as the start; ``others`` sets further fields by name."""
+        parent = os.environ.get(PARENT_RUN)
         ours = {
             "mlflow.user": psutil.Process().username(),
             "mlflow.source.name": source_name(),
             "mlflow.source.type": "LOCAL",
             **({"mlflow.source.git.commit": tags["git_commit"]} if tags.get("git_commit") else {}),
+            **({"mlflow.parentRunId": parent} if parent else {}),
         }
         return cls(
             id=uuid.uuid4().hex,

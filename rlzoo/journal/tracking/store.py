@@ -1,15 +1,18 @@
-"""Connects to an MLflow store, with short timeouts in case the store is slow or is not an MLflow server."""
+"""Connects to an MLflow store, with limits in case the store is slow, sends endless replies, or is not an MLflow server."""
 
 from __future__ import annotations
 
 import logging
 import os
+import resource
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+import psutil
 
 from rlzoo.config.run_config import SAME_CONTEST
 from rlzoo.errors import RunError, UserError, one_line
@@ -18,9 +21,13 @@ from rlzoo.journal.tracking.views import FILTER, write_view
 from rlzoo.support.atomic import temporary_path
 from rlzoo.support.lock import Lock
 from rlzoo.support.redaction import redact
+from rlzoo.support.replies import bounded_replies
 
 logger = logging.getLogger("rlzoo")
 
+LARGEST_REPLY = 16 * 2**20  # bytes; the largest reply, the history of a metric, has about 90 bytes per step
+LONGEST_REPLY = 60.0  # maximum duration of a reply in seconds
+SPARE_MEMORY = 2**30  # bytes that may be allocated beyond the current memory: a compressed reply can expand a thousandfold
 LONGEST_SETUP = 120.0  # maximum seconds to wait for a process that connects to a SQLite store; creating its tables takes 10 s
 IN_MEMORY = ("sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite://:memory:")
 OBJECT_STORES = ("s3", "gs", "wasbs")  # schemes of artifact locations that name neither a host nor a path
@@ -34,11 +41,21 @@ _DEFAULTS = {
 }
 
 
-def load_mlflow() -> None:
-    """Import MLflow with short timeouts and without its log, unless the environment sets others."""
+@contextmanager
+def bounded_store() -> Iterator[None]:
+    """Limit the time and size of the store's replies, and the memory of this process, within the block."""
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
-    import mlflow  # noqa: F401
+    import mlflow  # noqa: F401  (the limit does not include MLflow's own memory)
+
+    former, most = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = psutil.Process().memory_info().data + SPARE_MEMORY
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if former == resource.RLIM_INFINITY else min(limit, former), most))
+    try:
+        with bounded_replies(LARGEST_REPLY, LONGEST_REPLY):
+            yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (former, most))
 
 
 def experiment_id(client: Any, name: str, chosen: str | None = None) -> str:
@@ -109,6 +126,16 @@ def _sqlite_file(uri: str) -> Path | None:
     return None if name == uri or name.startswith((":", "file:")) or not name else Path(name).resolve()
 
 
+def open_parent(experiment: str, run_name: str, tags: Mapping[str, str], former: str | None = None) -> str:
+    """Return the ID of the MLflow run that contains other runs: ``former`` if the store has it, otherwise a new run."""
+    with connected() as client:
+        if former and (run := find_run(client, former)) and run.info.lifecycle_stage == "active":
+            return former
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment
+        entry = experiment_id(client, name, os.environ.get(EXPERIMENT_ID))
+        return str(client.create_run(entry, run_name=run_name, tags=dict(tags)).info.run_id)
+
+
 def find_run(client: Any, run_id: str) -> Any:
     """Return a run, which may be deleted but can then be restored; None if the store does not have it."""
     from mlflow import MlflowException
@@ -123,10 +150,11 @@ def find_run(client: Any, run_id: str) -> Any:
 
 @contextmanager
 def connected(otherwise: str = "") -> Iterator[Any]:
-    """Yield a client for the current store; any error is logged with ``otherwise``, or raised in one line."""
+    """Yield a client for the current store, with limits; any error is logged with ``otherwise``, or raised in one line."""
     uri = tracking_uri()
     try:
-        yield connect(uri)
+        with bounded_store():
+            yield connect(uri)
     except Exception as error:
         problem = f"MLflow at {without_password(uri)} cannot be used ({describe(error, uri)})"
         if not otherwise:
@@ -138,12 +166,13 @@ def connect(uri: str) -> Any:
     """Return an MLflow client; a lock and a temporary name protect a SQLite store whose tables MLflow creates or upgrades."""
     if uri in IN_MEMORY:
         raise UserError(f"{uri!r} is an in-memory database and ends with the process; use a file, such as sqlite:///mlflow.db")
-    load_mlflow()
     from mlflow import MlflowClient
 
     file = _sqlite_file(uri)
     if file is None:
         return MlflowClient(uri)
+    if "?" in str(file):  # where the parameters of an address begin
+        raise UserError(f"{str(file)!r} contains '?', which the path of a store cannot; set MLFLOW_TRACKING_URI to another one")
     with ExitStack() as stack:
         with suppress(OSError):  # a read-only folder
             beside = file.with_name(f".{file.name}.lock")

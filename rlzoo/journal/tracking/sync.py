@@ -14,7 +14,8 @@ from typing import Any
 
 from rlzoo.errors import RunError, UserError, one_line
 from rlzoo.journal.tracking.description import NOTE
-from rlzoo.journal.tracking.record import EXPERIMENT_ID, Data, Record, Sent, without_password
+from rlzoo.journal.tracking.machine import FILE as MACHINE
+from rlzoo.journal.tracking.record import EXPERIMENT_ID, FOLDER, Data, Record, Sent, without_password
 from rlzoo.journal.tracking.rows import Lines, Points, accepted_name
 from rlzoo.journal.tracking.store import artifact_repository, connect, experiment_id, find_run
 from rlzoo.support.parsing import parse_json
@@ -44,11 +45,6 @@ class Sync:
         self._artifacts: Any = None  # None if the location that the store names is refused
         self._notes: set[str] = set()  # warnings that were logged or will be
 
-    @property
-    def is_connected(self) -> bool:
-        """Whether the latest call reached the store."""
-        return self._client is not None
-
     def send(self, *, is_over: bool) -> None:
         """Send everything that is new.
 
@@ -68,6 +64,7 @@ class Sync:
             self.num_rows += self._points.send(rows)
             names = {name: accepted_name(name) for name in chain(record.params, record.metrics, *rows)}
             self._notes |= {f"{name!r} is logged as {new!r}" for name, new in names.items() if new != name}
+            self._machine_points.send(self._machine_lines.added())
             self._send_tags(record)
             self._send_files(record, is_over)
             if is_over:
@@ -109,6 +106,7 @@ class Sync:
         new = [Param(key, value) for key, value in params.items() if key not in run.data.params]
         client.log_batch(run_id, params=new, synchronous=True)
         self._lines, self._points = Lines(self.directory / "metrics.jsonl"), Points(client, run_id, record.curves)
+        self._machine_lines, self._machine_points = Lines(self.directory / FOLDER / MACHINE), Points(client, run_id, "all")
         try:
             self._artifacts = artifact_repository(run.info.artifact_uri, self._uri)
         except RunError as error:

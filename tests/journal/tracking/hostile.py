@@ -47,6 +47,14 @@ def endless_continue(connection, request):
         connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000)
 
 
+def bomb(connection, request):
+    import zlib
+
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    body = b"".join(packer.compress(bytes(2**20)) for _ in range(4000)) + packer.flush()
+    connection.sendall(OK + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+
 def dripping_body(connection, request):
     connection.sendall(OK + b"Content-Length: 100000\r\n\r\n")
     _drip(connection)
@@ -97,7 +105,11 @@ def fails(connection, request):
     _answer(connection, b"500 Internal Server Error", b'{"error_code": "INTERNAL_ERROR", "message": "never"}')
 
 
-ATTACKS = [silence, garbage, not_json, other_json, wrong_json, empty_object, redirects, closes, closes_at_once, fails]
+ATTACKS = [
+    endless_body, claimed_size, claimed_chunk, endless_headers, endless_header, endless_continue, bomb, dripping_body,
+    dripping_headers, silence, garbage, not_json, other_json, wrong_json, empty_object, redirects, closes, closes_at_once,
+    fails,
+]  # fmt: skip
 
 
 def _answer(connection, status, body):

@@ -1,5 +1,6 @@
-"""A misbehaving store costs a run one line of output, but no minutes and no lingering process."""
+"""A misbehaving store costs a run one line of output, but no memory, no minutes and no lingering process."""
 
+import resource
 import signal
 import subprocess
 import sys
@@ -7,15 +8,17 @@ import time
 from dataclasses import replace
 
 import mlflow
+import psutil
 import pytest
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from rlzoo.cli.sync import sync
 from rlzoo.errors import RunError
+from rlzoo.journal.tracking import store as store_module
 from rlzoo.journal.tracking import tracker as tracker_module
 from rlzoo.journal.tracking.record import Record, Sent, run_id_of, tracking_uri
 from rlzoo.journal.tracking.rows import accepted_name
-from rlzoo.journal.tracking.store import describe, latest_experiment
+from rlzoo.journal.tracking.store import bounded_store, describe, latest_experiment
 from rlzoo.journal.tracking.sync import Sync
 from rlzoo.journal.tracking.tracker import Tracker
 from tests.journal.tracking import hostile
@@ -32,16 +35,25 @@ def error_of(sending):
 
 
 @pytest.mark.parametrize("attack", hostile.ATTACKS, ids=lambda attack: attack.__name__)
-def test_a_server_that_is_not_mlflows_ends_in_one_line(attack, directory, monkeypatch):
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+def test_a_hostile_server_ends_in_one_line_and_takes_neither_time_nor_memory(attack, directory, monkeypatch):
+    monkeypatch.setattr(store_module, "LONGEST_REPLY", 1.0)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    started = time.monotonic()
-    with hostile.serving(attack) as address:
+    before, started = psutil.Process().memory_info().rss, time.monotonic()
+    with hostile.serving(attack) as address, bounded_store():
         error = error_of(Sync(directory, address))
     assert time.monotonic() - started < 10
     line = describe(error, address)
     assert line.isprintable()
     assert len(line) < 400
+    assert psutil.Process().memory_info().rss - before < 2**30
+
+
+def test_memory_is_bounded_within_the_block_only():
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    with bounded_store(), pytest.raises(MemoryError):
+        bytearray(3 * 2**30)
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+    assert len(bytearray(3 * 2**28)) == 3 * 2**28
 
 
 def test_the_end_of_a_run_does_not_wait_for_a_dripping_server(directory, caplog, monkeypatch):
@@ -110,12 +122,13 @@ def test_a_store_that_was_deleted_is_sent_everything_anew(directory):
 
 
 def test_a_database_that_is_deleted_in_mid_run_is_an_error_and_not_a_loss(directory, own_store, zygote, capfd):
-    sending = Sync(directory, tracking_uri())
-    sending.send(is_over=False)
-    (own_store / "mlflow.db").unlink()
-    add_row(directory, 3)
-    with pytest.raises(Exception, match="readonly database") as caught:
-        sending.send(is_over=True)
+    with bounded_store():
+        sending = Sync(directory, tracking_uri())
+        sending.send(is_over=False)
+        (own_store / "mlflow.db").unlink()
+        add_row(directory, 3)
+        with pytest.raises(Exception, match="readonly database") as caught:
+            sending.send(is_over=True)
     assert describe(caught.value, tracking_uri()).isprintable()
     # in another process, because this one keeps the deleted file open
     answer = zygote.run("sync", directory, folder=directory)
@@ -135,7 +148,8 @@ def test_a_strange_tracking_uri_is_one_line(uri, directory, monkeypatch, tmp_pat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     sending = Sync(directory, uri)
-    line = describe(error_of(sending), uri)
+    with bounded_store():
+        line = describe(error_of(sending), uri)
     sending.report(line)
     assert line.isprintable()
     assert len(line) < 400

@@ -67,13 +67,6 @@ def test_a_run_that_does_not_begin_leaves_nothing(monkeypatch, tmp_path):
     assert not (tmp_path / "none.db").exists()
 
 
-def test_the_load_of_the_machine_is_logged_during_a_run(directory):
-    with Tracker(is_on=True) as tracker:
-        tracker.begin(directory, Record.new("tests", "mine", tags={}, params={}, machine_every=0.2))
-        until(lambda: run_id_of(directory) and history(directory, "system/cpu_utilization_percentage"))
-    assert status(directory) == "FINISHED"
-
-
 RUN = """
 import sys, time
 from pathlib import Path
