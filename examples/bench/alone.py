@@ -24,7 +24,7 @@ from examples.bench.cases import CASES, GROUP
 from examples.bench.rlzoo_worker import make_run
 from rlzoo.fast_cpu import cpu as processor
 from rlzoo.learner.batch import collate
-from rlzoo.learner.micro_batches import ModelInputs, overhead
+from rlzoo.learner.micro_batches import ModelInputs
 from rlzoo.rollout.decode import Way
 from rlzoo.training.loop import steps as train_steps
 from rlzoo.training.run import Run
@@ -103,7 +103,7 @@ def cost(name: str) -> None:
             run.learner.optimization.forget()
     medians = [statistics.median(taken[number][1:]) for number in rows]
     slope, fixed = np.polyfit([64 * number for number in rows], medians, 1)
-    assumed = overhead(is_cpu=True, depth=sizes.num_hidden_layers * sizes.hidden_size)
+    assumed = run.learner.micro_batches.overhead
     beside = f"fixed cost {fixed * 1e3:.1f} ms, as much as {fixed / slope:.0f} tokens (assumed: {assumed})"
     print(f"{name}: {slope * 1e6:.0f} microseconds per token, {beside}")
 
