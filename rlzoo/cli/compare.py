@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.measure import Measurement
 from rich.table import Table
 
 from rlzoo.cli.console import Plain
@@ -29,6 +30,7 @@ clip: share of responses clipped; {match}: length error at this share,
 0 if all lengths are clipped equally; noise: expected error in that case
 len: tokens per response; s: seconds per run
 P: probability that a run of the first rule beats a run of the second"""
+WIDEST = 10_000  # characters
 MANY = 4  # maximum number of contenders for which all pairs are shown, not just pairs with the best contender
 
 
@@ -69,17 +71,19 @@ def compare(
 
         write_page(page, race_report(result))
         Plain(stderr=as_json).print(f"report {os.path.relpath(page)}")
-        log_race(result)
+        log_race(result, page)
 
 
 def _print(console: Plain, result: Race) -> None:
     from rlzoo.measure.comparison import LEVEL, MIN_SEEDS
 
     console.print(f"score: {result.score}")
-    names = _numbered([contender.label for contender in result.contenders])
-    for label, name in names.items():
-        if name != label:
-            console.print(f"{name}: {label.partition(' ')[2]}")
+    names = {contender.label: contender.label for contender in result.contenders}
+    if _width(_scores(result, names, console), console) > console.width:
+        names = _numbered(list(names))
+        for label, name in names.items():
+            if name != label:
+                console.print(f"{name}: {label.partition(' ')[2]}")
     console.print(_scores(result, names, console))
     console.print(LEGEND.format(match=_matched(result), score=result.scored), style="dim")
     best = result.contenders[0].label
@@ -127,6 +131,11 @@ def _scores(result: Race, names: Mapping[str, str], console: Plain) -> Table:
 def _matched(result: Race) -> str:
     """Return the name of the column for the length error at the matched clip fraction."""
     return "" if result.match is None else f"lre@{result.match:g}"
+
+
+def _width(rows: Table, console: Plain) -> int:
+    """Return the width that a table needs to show every cell without wrapping."""
+    return Measurement.get(console, console.options.update(max_width=WIDEST), rows).maximum
 
 
 def _numbered(labels: Sequence[str]) -> dict[str, str]:
