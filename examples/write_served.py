@@ -22,7 +22,7 @@ def write_served(path: str, folder: Path) -> None:
     model, tokenizer = load_pretrained(path, "float32")
     size = cpu_head_size(model.config) if current_platform.is_cpu() else head_size(model.config)
     folder.mkdir(parents=True)
-    config = model.config if size == head_size(model.config) else padded_config(model.config, size)
+    config = padded_config(model.config, size)
     config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

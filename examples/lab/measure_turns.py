@@ -11,24 +11,26 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from functools import partial
 
 import torch
 
 from rlzoo.config.sections import ModelConfig
 from rlzoo.models.pretrained import load_named
-from rlzoo.rollout.sampler import Conversation, Draws, HFSampler
+from rlzoo.rollout.sampler import Draws, HFSampler, Sampler
 
 ROWS, TOKENS, TURNS, OBSERVED, PAIRS = 64, 256, 8, 8, 7
 
 
-def seconds(conversation: Conversation, turns: int) -> float:
+def seconds(sampler: HFSampler, turns: int, *, keeps: bool = True) -> float:
     """Return the time to sample ``TOKENS`` tokens for each row, split into ``turns`` turns."""
     size = TOKENS // turns
     rng = torch.Generator().manual_seed(0)
     contexts = {row: tuple(torch.randint(3, 9, (12,), generator=rng).tolist()) for row in range(ROWS)}
+    draw_turn, caches = sampler.draw_turn if keeps else partial(Sampler.draw_turn, sampler), None
     started = time.perf_counter()
     for turn in range(turns):
-        drawn = conversation.draw(contexts, Draws(seed=1, rows=range(ROWS), limit=size, turn=turn))
+        drawn, caches = draw_turn(contexts, Draws(seed=1, rows=range(ROWS), limit=size, turn=turn), caches)
         contexts = {
             row: (*ids, *tokens, *[4] * OBSERVED) for (row, ids), (tokens, *_) in zip(contexts.items(), drawn, strict=True)
         }
@@ -40,13 +42,13 @@ def main(path: str) -> None:
     torch.set_num_threads(1)
     model, tokenizer = load_named(ModelConfig(path=path))
     sampler = HFSampler(model, tokenizer, end_ids=frozenset(), max_new_tokens=TOKENS)
-    kinds = {"caches kept": sampler.conversation, "recomputed": lambda: Conversation(sampler)}
+    kinds = {"caches kept": True, "recomputed": False}
     ratios: dict[str, list[float]] = {name: [] for name in kinds}
     with torch.no_grad():
         for _ in range(PAIRS):
-            one = seconds(sampler.conversation(), 1)
-            for name, make in kinds.items():
-                ratios[name].append(seconds(make(), TURNS) / one)
+            one = seconds(sampler, 1)
+            for name, keeps in kinds.items():
+                ratios[name].append(seconds(sampler, TURNS, keeps=keeps) / one)
     for name, values in ratios.items():
         print(f"{name:14} {statistics.median(values):.2f} times one turn (from {min(values):.2f} to {max(values):.2f})")
 

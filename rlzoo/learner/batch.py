@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rlzoo.policy import NEEDS
 from rlzoo.support.kept import RaggedSets, ranges
-from rlzoo.types import ClipInputs, Rollout, RolloutGroup
+from rlzoo.types import ClipInputs, KeptSets, Rollout, RolloutGroup
 
 TENSORS = frozenset(NEEDS) - {"max_length", "progress"}
 
@@ -209,12 +209,10 @@ def _kept(rollouts: Sequence[Rollout], response_mask: Tensor) -> RaggedSets:
     """Return the sets of kept tokens for the model's tokens, row by row."""
     parts = []
     for rollout, chosen in zip(rollouts, response_mask, strict=True):
-        if rollout.kept is None:
-            sets = RaggedSets(torch.zeros(0, dtype=torch.int32), torch.zeros(len(rollout.response_ids), dtype=torch.long))
-        else:
-            sets = RaggedSets(*(_int32(packed) for packed in (rollout.kept.ids, rollout.kept.sizes)))
+        kept = rollout.kept or KeptSets.of([], [0] * len(rollout.response_ids))
+        ids, sizes = _int32(kept.ids), _int32(kept.sizes)
         # the sets of the environment's tokens are empty
-        parts.append(RaggedSets(sets.ids, sets.sizes[chosen[: len(sets)]].long()))
+        parts.append(RaggedSets(ids, sizes[chosen[: len(sizes)]].long()))
     return RaggedSets.concat(parts)
 
 

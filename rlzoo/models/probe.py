@@ -96,7 +96,7 @@ def _check(model: PreTrainedModel, probe: Probe, *, changed: Sequence[int], cut:
     for (problem, advice), row, targets, expected in questions:
         actual = plain_log_probs(model, row, targets)[: len(expected)]
         # noise of a model that draws random numbers would be those: of the same row, only the precision is allowed for
-        noise = (lambda: torch.tensor([eps])) if row is rows[-1] else partial(_noise, model, probe)
+        noise = (lambda: torch.tensor([eps])) if row is rows[-1] else partial(noise_of, model, rows[-1], log_probs[-1])
         nats = excess(actual, expected, eps, noise)
         if row is changed:
             nats = nats or excess(actual[-1:], expected[-1:], eps, noise)
@@ -236,6 +236,7 @@ def precision(model: PreTrainedModel) -> float:
     return max(torch.finfo(model.dtype).eps, 2**-10 if coarse else 0.0)
 
 
-def _noise(model: PreTrainedModel, probe: Probe) -> Tensor:
+def noise_of(model: PreTrainedModel, row: Sequence[int], log_probs: Tensor) -> Tensor:
+    """Return the differences ``(S - 1,)`` that rounding makes to a row's log-probs in a plain pass."""
     with rounding(precision(model)):
-        return (plain_log_probs(model, probe.rows[-1]) - probe.log_probs[-1]).abs()
+        return (plain_log_probs(model, row) - log_probs).abs()

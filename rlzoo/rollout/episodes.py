@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from rlzoo.environments import Host, Message, Observation
 from rlzoo.errors import shown
 from rlzoo.rollout.dialogue import Dialogue
 from rlzoo.rollout.prompts import PromptError
-from rlzoo.rollout.sampler import Conversation, Drawn, Draws, Ids, Sampler
+from rlzoo.rollout.sampler import Drawn, Draws, Ids, Sampler
 from rlzoo.types import KeptSets, Problem, Rollout, Turn
 
 if TYPE_CHECKING:
@@ -132,8 +131,10 @@ class Player:
             episodes = self._begin(problems[piece], seeds[piece])
             rows = [first_row + start + place for place in range(len(episodes))]
             draws = Draws(seed, rows, self.limits.turn_tokens, temperature, truncation=truncation)
-            with closing(self.sampler.conversation()) as conversation:
-                self._advance(conversation, episodes, draws)
+            try:
+                self._advance(episodes, draws)
+            finally:
+                self.sampler.rest()
             self.host.end([episode.number for episode in episodes])
             rollouts += [episode.rollout(self.sampler.text(episode.ids), policy_version) for episode in episodes]
         self._compare_openings(seeds, rollouts)
@@ -166,15 +167,17 @@ class Player:
         # the model has nothing to respond to, so the episode is over
         return Episode(number, seen.messages, (0,), 0, is_open=False, failure=failure)
 
-    def _advance(self, conversation: Conversation, episodes: Sequence[Episode], draws: Draws) -> None:
+    def _advance(self, episodes: Sequence[Episode], draws: Draws) -> None:
         """Play turns until every episode is over; ``draws.rows`` holds the row numbers of all episodes."""
+        caches = None
         for turn in range(self.limits.turns):
             places = [place for place, episode in enumerate(episodes) if episode.is_open and self._has_room(episode)]
             if not places:
                 break
             contexts = {place: (*episodes[place].prompt_ids, *episodes[place].ids) for place in places}
             of_turn = replace(draws, rows=[draws.rows[place] for place in places], turn=turn)
-            written = zip(places, conversation.draw(contexts, of_turn), strict=True)
+            turns, caches = self.sampler.draw_turn(contexts, of_turn, caches)
+            written = zip(places, turns, strict=True)
             asked = {place: text for place, drawn in written if (text := self._write(episodes[place], drawn)) is not None}
             messages = {episodes[place].number: text for place, text in asked.items()}
             for place, seen in zip(asked, self.host.step(messages), strict=True):

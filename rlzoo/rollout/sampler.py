@@ -19,7 +19,7 @@ from torch import Tensor
 from rlzoo.acceleration import can_fuse
 from rlzoo.errors import UserError
 from rlzoo.models.pretrained import context_length
-from rlzoo.models.probe import MODEL_ERRORS, Probe, evaluation_mode, excess, plain_log_probs, precision, rotary_switch, rounding
+from rlzoo.models.probe import MODEL_ERRORS, Probe, evaluation_mode, excess, noise_of, plain_log_probs, precision, rotary_switch
 from rlzoo.rollout.decode import Caches, Decoded, Way, decode, possible_ways
 from rlzoo.rollout.prompts import encode_prompt
 from rlzoo.support.draws import OwnDraws, Truncation, refuse_nan, row_uniforms
@@ -175,14 +175,24 @@ class Sampler(ABC):
 
     @abstractmethod
     def draw(self, rows: Sequence[Ids], draws: Draws) -> Sequence[Drawn]:
-        """Continue each row of tokens up to an end token or the limit; the caller calls `rest` after the last turn."""
+        """Continue each row of tokens up to an end token or the limit; the caller calls `rest` afterwards."""
 
     def rest(self) -> None:  # noqa: B027  # not abstract: most samplers hold nothing
         """Release memory that is held between turns."""
 
-    def conversation(self) -> Conversation:
-        """Return a conversation, which draws the turns of episodes and may cache values between turns."""
-        return Conversation(self)
+    def draw_turn(self, contexts: Mapping[int, Ids], draws: Draws, caches: Caches | None = None) -> tuple[list[Drawn], Any]:
+        """Draw a turn for each open episode; the caller calls `rest` after the last turn.
+
+        This works with every sampler, because it passes the whole episode to the sampler in every turn. vLLM reuses earlier
+        computation through its prefix cache.
+
+        Args:
+            contexts: all tokens so far of each open episode, keyed by its index in the batch. They begin with the tokens that
+                were passed for the previous turn.
+            draws: settings for these episodes, in the same order.
+            caches: the second result of the previous turn; None in the first turn.
+        """
+        return list(self.draw(list(contexts.values()), draws)), None
 
     @abstractmethod
     def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int = 0) -> None:
@@ -196,31 +206,6 @@ class Sampler(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release resources outside this process's memory."""
-
-
-class Conversation:
-    """Draws the turns of episodes that advance together.
-
-    This class works with every sampler, because it passes the whole episode to the sampler in every turn. vLLM reuses earlier
-    computation through its prefix cache.
-    """
-
-    def __init__(self, sampler: Sampler) -> None:
-        self.sampler = sampler
-
-    def draw(self, contexts: Mapping[int, Ids], draws: Draws) -> list[Drawn]:
-        """Draw a turn for each open episode.
-
-        Args:
-            contexts: all tokens so far of each open episode, keyed by its index in the batch. They begin with the tokens that
-                were passed for the previous turn.
-            draws: settings for these episodes, in the same order.
-        """
-        return list(self.sampler.draw(list(contexts.values()), draws))
-
-    def close(self) -> None:
-        """Release resources that are held between turns."""
-        self.sampler.rest()
 
 
 class HFSampler(Sampler):
@@ -288,9 +273,14 @@ class HFSampler(Sampler):
                     drawn |= zip(places, _drawn(decoded), strict=True)
         return [drawn[place] for place in range(len(rows))]
 
-    def conversation(self) -> Conversation:
-        """See `Sampler.conversation`; unless transformers' `generate` decodes, the caches are kept between turns."""
-        return CachedConversation(self) if self.way in ("fused", "rows") else Conversation(self)
+    def draw_turn(self, contexts: Mapping[int, Ids], draws: Draws, caches: Caches | None = None) -> tuple[list[Drawn], Any]:
+        """See `Sampler.draw_turn`; the caches hold keys and values, so that each token is computed once."""
+        if self.way not in ("fused", "rows"):
+            return super().draw_turn(contexts, draws)
+        uniforms = row_uniforms(draws.seed, draws.rows, draws.limit, draws.turn)
+        with self.plain_generation():
+            decoded = self._decode(list(contexts.values()), uniforms, draws, caches=caches, places=list(contexts))
+        return _drawn(decoded), decoded.caches
 
     def _agreeing_way(self, ways: Sequence[Way], failed: list[str], reach: Ids) -> Way:
         """Return the first way with the model's log-probs in rows as long as ``reach``, and log why faster ones failed."""
@@ -321,13 +311,13 @@ class HFSampler(Sampler):
 
     def _difference(self, prompts: Sequence[Ids], number: int) -> float:
         """Return the first difference from plain passes of the model that is not rounding, in nats, or 0."""
-        draws, conversation = Draws(seed=0, rows=range(len(prompts)), limit=number), self.conversation()
-        for turn in range(2 if type(conversation) is CachedConversation else 1):
-            drawn = conversation.draw(dict(enumerate(prompts)), replace(draws, turn=turn))
+        draws, caches = Draws(seed=0, rows=range(len(prompts)), limit=number), None
+        for turn in range(2 if self.way in ("fused", "rows") else 1):
+            drawn, caches = self.draw_turn(dict(enumerate(prompts)), replace(draws, turn=turn), caches)
             for ids, each in zip(prompts, drawn, strict=True):
                 row = (*ids, *each.tokens)
                 plain = plain_log_probs(self.model, row)
-                compare = partial(excess, eps=precision(self.model), noise=partial(self._noise, row, plain))
+                compare = partial(excess, eps=precision(self.model), noise=partial(noise_of, self.model, row, plain))
                 nats = compare(torch.tensor(each.log_probs), plain[len(ids) - 1 :])
                 # a row whose tokens depend on later ones, as beside a rotary switch, has no log-probs to compare with
                 if nats and not compare(plain_log_probs(self.model, ids), plain[: len(ids) - 1]):
@@ -335,10 +325,6 @@ class HFSampler(Sampler):
             answered = enumerate(zip(prompts, drawn, strict=True))
             prompts = [(*ids, *each.tokens, *ids[: 1 + row % 3]) for row, (ids, each) in answered]
         return 0.0
-
-    def _noise(self, row: Ids, plain: Tensor) -> Tensor:
-        with rounding(precision(self.model)):
-            return (plain_log_probs(self.model, row) - plain).abs()
 
     @contextlib.contextmanager
     def plain_generation(self) -> Iterator[None]:
@@ -359,9 +345,9 @@ class HFSampler(Sampler):
             return self._generate(rows, uniforms, draws, pad_id)
         if self.way == "plain":
             return self._pass_whole_rows(rows, uniforms, draws)
-        return self.decoded(rows, uniforms, draws)
+        return self._decode(rows, uniforms, draws)
 
-    def decoded(self, rows: Sequence[Ids], uniforms: Tensor, draws: Draws, **caches: Any) -> Decoded:
+    def _decode(self, rows: Sequence[Ids], uniforms: Tensor, draws: Draws, **kept: Any) -> Decoded:
         """Call `decode` with the sampler's settings."""
         return decode(
             self.model,
@@ -372,7 +358,7 @@ class HFSampler(Sampler):
             temperature=draws.temperature,
             truncation=draws.truncation,
             fuses=self.way == "fused" and can_fuse(self.model),  # an adapter may have been added since
-            **caches,
+            **kept,
         )
 
     def _generate(self, rows: Sequence[Ids], uniforms: Tensor, draws: Draws, pad_id: int) -> Decoded:
@@ -406,23 +392,6 @@ class HFSampler(Sampler):
             tokens = own(ids, self.model(input_ids=ids, use_cache=False).logits[:, -1]).argmax(dim=-1, keepdim=True)
             ids, has_ended = torch.cat([ids, tokens], dim=1), has_ended | (tokens == ends).any(dim=1)
         return Decoded(ids[:, size:], own.log_probs(), kept=own.kept())
-
-
-class CachedConversation(Conversation):
-    """Keeps the keys and values of episodes between turns, so that each token is computed once."""
-
-    def __init__(self, sampler: HFSampler) -> None:
-        super().__init__(sampler)
-        self.sampler: HFSampler = sampler
-        self.caches: Caches | None = None
-
-    def draw(self, contexts: Mapping[int, Ids], draws: Draws) -> list[Drawn]:
-        """See `Conversation.draw`."""
-        uniforms, places = row_uniforms(draws.seed, draws.rows, draws.limit, draws.turn), list(contexts)
-        with self.sampler.plain_generation():
-            decoded = self.sampler.decoded(list(contexts.values()), uniforms, draws, caches=self.caches, places=places)
-        self.caches = decoded.caches
-        return _drawn(decoded)
 
 
 def _drawn(decoded: Decoded) -> list[Drawn]:

@@ -39,7 +39,9 @@ def cpu_head_size(config: PretrainedConfig) -> int:
 
 
 def padded_config(config: PretrainedConfig, size: int) -> PretrainedConfig:
-    """Return a copy of the config with heads of width ``size``; rotary embeddings apply only to the original components."""
+    """Return a config with heads of width ``size``; rotary embeddings apply only to the original components."""
+    if size == head_size(config):
+        return config
     changed = copy.deepcopy(config)
     changed.head_dim = size
     changed.rope_parameters = {**config.rope_parameters, "partial_rotary_factor": head_size(config) / size}

@@ -141,7 +141,7 @@ class VLLMSampler(AnyVLLMSampler):
         self.device_type = str(platform.device_type)
         self.sleeps = self.settings.sleep and bool(platform.is_sleep_mode_available())
         self.head_size = cpu_head_size(model.config) if on_cpu else head_size(model.config)
-        config = model.config if self.head_size == head_size(model.config) else padded_config(model.config, self.head_size)
+        config = padded_config(model.config, self.head_size)
         # with several training processes, each process has its own engine in the existing process group
         together = {"distributed_executor_backend": "external_launcher"} if int(os.environ.get("WORLD_SIZE", "1")) > 1 else {}
         set_num_threads = torch.set_num_threads  # vLLM's CPU worker replaces this function with one that only warns

@@ -15,7 +15,7 @@ from rlzoo.learner.batch import collate
 from rlzoo.rollout import decode
 from rlzoo.rollout.dialogue import Dialogue
 from rlzoo.rollout.episodes import Limits, Player
-from rlzoo.rollout.sampler import Conversation, HFSampler
+from rlzoo.rollout.sampler import HFSampler, Sampler
 from rlzoo.types import Problem, RolloutGroup
 from tests.environments.games import Counting, Words
 from tests.off_policy import make_model
@@ -30,8 +30,8 @@ PROBLEMS = [Problem(f"episode {index}", "") for index in range(12)]
 class Plain(HFSampler):
     """Recomputes every episode in full in each turn."""
 
-    def conversation(self):
-        return Conversation(self)
+    def draw_turn(self, contexts, draws, caches=None):
+        return Sampler.draw_turn(self, contexts, draws)
 
 
 def play(kind=HFSampler, model=None, way=None, limits=WIDE, game=Words, problems=PROBLEMS, **settings):

@@ -105,17 +105,17 @@ def test_a_turn_finds_the_turns_before_it_in_the_cache(pair):
     pair.sync()  # this empties the cache
     rng = torch.Generator().manual_seed(0)
     contexts = {row: tuple(torch.randint(2, 42, (100 + 20 * row,), generator=rng).tolist()) for row in range(4)}
-    conversation, found, computed = pair.sampler.conversation(), [], dict.fromkeys(contexts, 1)
+    found, computed = [], dict.fromkeys(contexts, 1)
     for turn in range(3):
         with pair.cached() as hits:
-            drawn = conversation.draw(contexts, Draws(seed=1, rows=range(4), limit=24, turn=turn))
+            drawn, _ = pair.sampler.draw_turn(contexts, Draws(seed=1, rows=range(4), limit=24, turn=turn))
         assert hits == [sum((size - 1) // BLOCK * BLOCK for size in computed.values())]
         found += hits
         contexts = {row: ids + tuple(tokens) for (row, ids), (tokens, *_) in zip(contexts.items(), drawn, strict=True)}
         computed = {row: len(ids) for row, ids in contexts.items()}  # except for the last token
         observed = torch.randint(2, 42, (130,), generator=rng).tolist()
         contexts = {row: (*ids, *observed) for row, ids in contexts.items()}
-    conversation.close()
+    pair.sampler.rest()
     assert found[0] == 0 < found[1] < found[2]
 
 
