@@ -34,9 +34,10 @@ class Plain(HFSampler):
         return Sampler.draw_turn(self, contexts, draws)
 
 
-def play(kind=HFSampler, model=None, way=None, limits=WIDE, game=Words, problems=PROBLEMS, **settings):
+def play(kind=HFSampler, model=None, way=None, limits=WIDE, game=Words, problems=PROBLEMS, counted=(), **settings):
     settings = {"end_ids": ENDS, "max_new_tokens": 60, **settings}
     sampler = kind(model or make_model(), tokenizer("<pad>"), way=way, **settings)
+    counted and counted.clear()  # what the comparison of ways has computed
     host = Host(game, workers=0, timeout=5.0)
     return Player(sampler, host, limits).play(problems, list(range(len(problems))), seed=3, temperature=1.5, policy_version=4)
 
@@ -60,21 +61,20 @@ def test_caches_that_are_kept_change_no_episode(name, way, attention):
 def test_each_token_is_computed_once():
     model, computed = make_model().eval(), []
     model.model.register_forward_pre_hook(lambda module, args, given: computed.append(given["input_ids"]), with_kwargs=True)
-    rollouts = play(model=model, way="rows")
+    rollouts = play(model=model, way="rows", counted=computed)
     own = sum(sum(token != 0 for token in rollout.prompt_ids + rollout.response_ids) for rollout in rollouts)
     padded = sum(ids.numel() for ids in computed)
     real = sum(int((ids != 0).sum()) for ids in computed)  # 0 is the padding
     # the last token of an episode is never computed, and text after its last turn may be
     assert own - len(rollouts) <= real <= own + 12 * 50
-    computed.clear()
-    play(Plain, model, "rows")
+    play(Plain, model, "rows", counted=computed)
     assert sum(ids.numel() for ids in computed) > 1.3 * padded
 
 
 def test_the_matrices_are_joined_once_for_all_turns(monkeypatch):
     made = []
     monkeypatch.setattr(decode, "fused_step", lambda *args: made.append(args) or fused_step(*args))
-    rollouts = play(model=make_model().eval(), way="fused")
+    rollouts = play(model=make_model().eval(), way="fused", counted=made)
     assert max(len(rollout.turns) for rollout in rollouts) > 1
     assert len(made) == 1
 
