@@ -83,6 +83,7 @@ def train(
     with loading(is_quiet=quiet):
         from rlzoo.cli.launch import end_with_the_launcher, launch, must_launch
         from rlzoo.config.run_config import RunConfig
+        from rlzoo.gate.fingerprint import check_unchanged, run_facts
         from rlzoo.gate.settings import Start, check_settings, usual_output
     before = run_to_resume(output) if resume else ()
     options = {"launch.processes": processes, "launch.deepspeed": deepspeed, "launch.fsdp": fsdp}
@@ -99,14 +100,14 @@ def train(
     end_with_the_launcher()
     if must_launch(run):
         check_settings(run, Start.of(run, resume=resume))
+        if resume:
+            check_unchanged(run, run_facts(run), allow_changed=allow_changed)
         flags = {"--quiet": quiet, "--json": as_json, "--allow-changed": allow_changed}
         launch(run, resume=resume, options=[flag for flag, is_given in flags.items() if is_given])
     else:
-        if not (clip or resume):
-            show_log(logging.WARNING if quiet or as_json else logging.INFO)
-            given = f"the rule of {' and '.join(map(str, config))}" if config else "the default rule"
-            logger.info("no --clip: training with %s, %s; see `rlzoo clips list` for others", run.clip.name, given)
-        _train(run, resume, allow_changed, quiet, as_json)
+        given = f"the rule of {' and '.join(map(str, config))}" if config else "the default rule"
+        text = f"no --clip: training with {given}, {run.clip.name}; see `rlzoo clips list` for others"
+        _train(run, resume, allow_changed, quiet, as_json, note="" if clip or resume else text)
 
 
 def run_to_resume(output: Path | None) -> tuple[Path]:
@@ -119,7 +120,7 @@ def run_to_resume(output: Path | None) -> tuple[Path]:
     return (output / "config.yaml",)
 
 
-def _train(run: RunConfig, resume: bool, allow_changed: bool, is_quiet: bool, as_json: bool) -> None:
+def _train(run: RunConfig, resume: bool, allow_changed: bool, is_quiet: bool, as_json: bool, note: str) -> None:
     """Train in this process; if a launcher started several processes, only the first one prints."""
     from rlzoo.cli.progress import shown
 
@@ -138,8 +139,10 @@ def _train(run: RunConfig, resume: bool, allow_changed: bool, is_quiet: bool, as
         is_new = not resume
 
         def observe(step: int, metrics: Mapping[str, float]) -> None:
-            nonlocal is_new
-            is_new = True
+            nonlocal is_new, note
+            if note:
+                logger.info("%s", note)
+            is_new, note = True, ""
             view.step(step, metrics)
 
         gc.freeze()  # half a million objects, which collections would look at again and again

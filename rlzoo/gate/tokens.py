@@ -189,7 +189,9 @@ def _check_contents(
         if tokenizer.unk_token_id in ids:
             logger.warning("the prompt %s: the tokenizer has no tokens for a part of it: %s", shown(prompt), shown(text))
             break
-        if _letters(prompt) not in _letters(text):
+        own = questions.get(prompt) or encode_text(tokenizer, prompt, follows=True)
+        alone = tokenizer.decode(own, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        if "".join(alone.split()) not in "".join(text.split()) or _letters(prompt) not in _letters(text):
             raise UserError(f"the prompt {shown(prompt)}: the model's {writer} makes {shown(text)} of it; {way_out}")
         last = next((token for token in reversed(ids) if tokenizer.decode([token]).strip()), ids[-1])
         if last in end_ids and len(ids) > 1:

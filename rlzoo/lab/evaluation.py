@@ -31,6 +31,7 @@ from rlzoo.lab.study import plain
 from rlzoo.learner.optimization import named_weights
 from rlzoo.measure.at_k import AtK, Completion, LengthBin, by_length, estimates, means
 from rlzoo.models.pretrained import load_named
+from rlzoo.rollout.prompts import PromptError
 from rlzoo.rollout.sampler import Sampler
 from rlzoo.settings import NameOrPath, Settings
 from rlzoo.support.distribution import version
@@ -239,8 +240,9 @@ def _open_sampler(
     opening.model, opening.tokenizer = language_model, tokenizer
     try:
         opening.ask(TO_SAMPLE)
-    except UserError as error:
-        raise UserError(f"{' and '.join(suites)} cannot be used with model {model.path!r}: {error}") from error
+    except PromptError as error:
+        named_suites = " or ".join(map(repr, suites))
+        raise UserError(f"suite {named_suites} cannot be used with model {model.path!r}: {error}") from error
     with closing(opening.sampler) as sampler:
         if sampler.needs_weights:
             sampler.update_weights(named_weights(language_model))

@@ -26,6 +26,8 @@ LONGEST_PROMPT = 10_000_000  # maximum number of characters
 
 _BREAK = "\ufdd0"  # a code point that no text may contain: text is encoded separately before and after it
 
+_CONTROL = re.compile(r"<\|.+\|>|<(start|end)_of_\w+>")  # such as <|im_end|> and <end_of_turn>
+
 _control_tokens: WeakKeyDictionary[PreTrainedTokenizerBase, re.Pattern[str]] = WeakKeyDictionary()
 
 T = TypeVar("T")
@@ -102,9 +104,10 @@ def without_control_tokens(tokenizer: PreTrainedTokenizerBase, messages: Sequenc
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
-    """Return the tokenizer's control tokens by id."""
-    named = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
-    return {**dict(named), **{key: str(token) for key, token in tokenizer.added_tokens_decoder.items() if token.special}}
+    """Return the tokenizer's control tokens by id, among them added tokens that are only written like control tokens."""
+    named = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+    added = tokenizer.added_tokens_decoder.items()
+    return named | {key: str(token) for key, token in added if token.special or _CONTROL.fullmatch(str(token))}
 
 
 def encoded(encode: Callable[[str], T], text: str) -> T:

@@ -120,7 +120,8 @@ def test_a_new_distribution_is_clean_by_ruffs_default_rules(written):
     run_in(written, "-m", "ruff", "check", "--extend-select", "I", *STYLE)  # newer versions of ruff sort imports by default
 
 
-def test_a_new_policy_is_listed_checked_and_trained_from_its_folder(written, rlzoo, zygote, tmp_path):
+def test_a_new_policy_is_listed_checked_and_trained_from_its_module(written, rlzoo, zygote, tmp_path):
+    written = written / "rlzoo_my_rule.py"
     assert (
         f"my-rule  sequence, group_norm, sequence_mean  none yet  {written}" in rlzoo("clips", "list", "--plugin", written)[1]
     )
@@ -140,7 +141,7 @@ def test_a_new_policy_is_listed_checked_and_trained_from_its_folder(written, rlz
 def test_train_refuses_a_plugin_that_does_not_exist(refused, tmp_path):
     missing = tmp_path / "none.py"
     assert refused("train", "--plugin", missing) == (
-        f"plugin '{missing}' does not exist; specify a .py file, a package, or the folder of a distribution"
+        f"plugin '{missing}' does not exist; specify a .py file, a package, or a folder of .py files"
     )
     (tmp_path / "notes.txt").write_text("notes")
     line = refused("train", "--plugin", tmp_path / "notes.txt")

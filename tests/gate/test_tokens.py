@@ -26,7 +26,7 @@ import rlzoo
 from rlzoo.config.sections import ModelConfig, RolloutConfig
 from rlzoo.errors import UserError
 from rlzoo.gate.plan import Prompts
-from rlzoo.gate.tokens import Asked, check_length, check_tokens
+from rlzoo.gate.tokens import Asked, check_length, check_tokens, question_counts
 from rlzoo.models.pretrained import context_length, load_pretrained
 from rlzoo.rollout.prompts import encode_prompt
 from rlzoo.rollout.sampler import HFSampler
@@ -233,7 +233,7 @@ def test_a_run_with_such_a_question_is_refused_before_anything_is_written(tmp_pa
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_says_how_many_questions_train_and_are_held_out(tmp_path, monkeypatch, caplog):
+def test_a_run_says_how_many_questions_train_and_are_held_out(tmp_path, monkeypatch):
     (tmp_path / "any_reward.py").write_text("def pay(problem, response):\n    return 0.0\n")
     monkeypatch.syspath_prepend(tmp_path)
     rows = {"train": [f"{n}+1" for n in range(12)], "eval": ["1+2", "1+3", "1+4", "3+1"]}
@@ -250,10 +250,5 @@ def test_a_run_says_how_many_questions_train_and_are_held_out(tmp_path, monkeypa
         (file, 5, [counts, (logging.WARNING, few)]),
         (sums, number, [(logging.INFO, f"task arithmetic: endless training questions, {number} held out")]),
     ):
-        caplog.clear()
-        with caplog.at_level(logging.INFO, "rlzoo"):
-            Asked.of(task, needed=4, held_out=wanted)
-        assert [(record.levelno, record.getMessage()) for record in caplog.records] == said
-    with caplog.at_level(logging.WARNING, "rlzoo"):
-        Asked.of(sums, needed=4, held_out=9)
-    assert f"eval.num_problems=9 exceeds the number of held-out questions, {number}; " in caplog.records[-1].getMessage()
+        assert question_counts(task, wanted) == said
+    assert f"eval.num_problems=9 exceeds the number of held-out questions, {number}; " in question_counts(sums, 9)[-1][1]
