@@ -288,6 +288,10 @@ class HFSampler(Sampler):
         if self.way not in ("fused", "rows"):
             return super().draw_turn(contexts, draws)
         uniforms = row_uniforms(draws.seed, draws.rows, draws.limit, draws.turn)
+        if caches is not None:  # rows that end in the same column may need more columns than the model has positions
+            known = {place: caches.spans[place][1] - caches.spans[place][0] for place in contexts}
+            width = max(known.values()) + max(len(ids) - known[place] for place, ids in contexts.items())
+            caches = caches if width + draws.limit <= self.context else None
         with self.plain_generation():
             decoded = self._decode(list(contexts.values()), uniforms, draws, caches=caches, places=list(contexts))
         return _drawn(decoded), decoded.caches

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import MptConfig, MptForCausalLM, PreTrainedTokenizerFast
 
 from rlzoo import UserError
 from rlzoo.acceleration import fused_step
@@ -88,6 +88,15 @@ def test_an_episode_does_not_depend_on_those_beside_it(batch_size):
     sampler = HFSampler(make_model(), tokenizer("<pad>"), end_ids=ENDS, max_new_tokens=60)
     later = Player(sampler, host, WIDE).play(PROBLEMS[6:], range(6, 12), seed=3, temperature=1.5, first_row=6)
     assert [rollout.response_ids for rollout in later] == [rollout.response_ids for rollout in whole[6:]]
+
+
+def test_episodes_reach_the_limit_of_a_model_whose_attention_has_as_many_columns_as_positions():
+    torch.manual_seed(0)
+    sizes = {"d_model": 32, "n_heads": 4, "n_layers": 2, "vocab_size": 97, "max_seq_len": 32}
+    model = MptForCausalLM(MptConfig(**sizes)).eval()
+    rollouts = play(model=model, limits=dataclasses.replace(WIDE, context=32, tokens=10_000))
+    lengths = [len(rollout.prompt_ids) + len(rollout.response_ids) for rollout in rollouts]
+    assert 24 < max(lengths) <= 32
 
 
 def test_reported_log_probs_are_those_of_one_pass_over_the_episode():
