@@ -15,9 +15,9 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
+    WrapValidator,
     model_validator,
 )
-from pydantic_core.core_schema import CoreSchema, no_info_wrap_validator_function
 
 from rlzoo.advantages import AdvantageEstimator
 from rlzoo.config.composition import (
@@ -69,13 +69,13 @@ class Plugins(tuple[str, ...]):
         return load_zoo(self)
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
         """Validate a sequence of paths; plugins that are given to another configuration are not loaded again."""
 
         def validate(given: Any, check: ValidatorFunctionWrapHandler) -> Plugins:
             return given if isinstance(given, cls) else cls(distinct(check(given)))
 
-        return no_info_wrap_validator_function(validate, handler(tuple[str, ...]))
+        return handler.generate_schema(Annotated[tuple[str, ...], WrapValidator(validate)])
 
 
 def _zoo(info: ValidationInfo) -> Zoo:

@@ -239,7 +239,8 @@ def _stated_length(path: str) -> int | None:
         return architecture.max_length
     file = model_file(path, "config.json", download=False)
     with suppress(Exception), quiet(), torch.device("meta"):  # what cannot be built is refused later
-        return context_length(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(file.parent))) if file else None
+        config = AutoConfig.from_pretrained(file.parent, trust_remote_code=False) if file else None
+        return context_length(AutoModelForCausalLM.from_config(config)) if config else None
     return None
 
 
@@ -249,7 +250,7 @@ def _local_tokenizer(path: str) -> PreTrainedTokenizerBase | None:
 
     file = model_file(path, "tokenizer.json", download=False)
     with suppress(Exception), quiet():  # what cannot be read is refused later
-        return AutoTokenizer.from_pretrained(file.parent) if file else None
+        return AutoTokenizer.from_pretrained(file.parent, trust_remote_code=False) if file else None
     return None
 
 

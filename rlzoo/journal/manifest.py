@@ -50,6 +50,8 @@ def damage(folder: Path, is_checked: Callable[[str], bool] = lambda name: True) 
     try:
         files = {name: value for name, value in sealed_files(folder).items() if is_checked(name)}
         for name, checksum in files.items():
+            if not (folder / name).resolve().is_relative_to(folder.resolve()):
+                return f"{FILE} names {name}, which is outside the folder"
             if not (folder / name).is_file():
                 return f"{name} is missing"
             if _checksum(folder / name) != checksum:

@@ -31,6 +31,14 @@ def test_a_sealed_folder_is_whole_and_may_be_added_to(folder):
     assert sorted(json.loads((folder / "manifest.json").read_text())) == ["notes", "state/state.json", "weights"]
 
 
+@pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "state/../../secret"])
+def test_a_name_that_leads_outside_is_not_followed(folder, name):
+    (folder.parent / "secret").write_text("x")
+    checksum = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**checksum, name: "0"}))
+    assert damage(folder) == f"manifest.json names {name}, which is outside the folder"
+
+
 @pytest.mark.parametrize("place", [0, 128_000, 255_999])
 def test_one_changed_bit_is_seen(folder, place):
     content = bytearray((folder / "weights").read_bytes())

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from rlzoo import UserError
 from rlzoo.cli.main import main
 from rlzoo.config.sections import LaunchConfig, LearnerConfig
+from rlzoo.gate.launch import check_launch
 from rlzoo.processes import leave_process_group, make_accelerator
 from tests.off_policy import make_model, off_policy_batch
 from tests.processes.fsdp_worker import make_learner, updates, weights_of
@@ -149,11 +150,11 @@ def test_a_checkpoint_holds_tensors_only(two, tmp_path):
 
 def test_settings_that_fsdp_does_not_support_are_refused(caplog):
     with pytest.raises(UserError, match=r"launch.fsdp=true and launch.deepspeed='zero3' both shard the model"):
-        make_learner(torch.float32, LaunchConfig(fsdp=True, deepspeed="zero3"))
+        check_launch(LaunchConfig(fsdp=True, deepspeed="zero3"))
     with pytest.raises(UserError, match=r"learner.optimizer='adamw_8bit' cannot be combined with launch.fsdp"):
-        make_learner(torch.float32, ALONE, optimizer="adamw_8bit")
+        check_launch(ALONE, LearnerConfig(optimizer="adamw_8bit"))
     with pytest.raises(UserError, match=r"launch.offload='optimizer': offloading needs DeepSpeed"):
-        make_learner(torch.float32, LaunchConfig(fsdp=True, offload="optimizer"))
+        check_launch(LaunchConfig(fsdp=True, offload="optimizer"))
     with caplog.at_level(logging.WARNING, logger="rlzoo"):
         make_learner(torch.bfloat16, ALONE, master_weights=False)
     assert "bfloat16 weights have no float32 copies" in caplog.text
