@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlzoo.errors import UserError
 from rlzoo.learner.batch import collate
-from rlzoo.models.probe import MODEL_ERRORS, Probe, evaluation_mode, excess, precision, rounding
+from rlzoo.models.probe import MODEL_ERRORS, Probe, evaluation_mode, excess, rounding
 from rlzoo.types import Problem, Rollout, RolloutGroup
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _problem(
     """Return what goes wrong with rows in one micro-batch, each the beginning of one of the last rows of a probe."""
     rollouts = (Rollout(row[:1], row[1:], (0.0,) * (len(row) - 1), "", finished=True, policy_version=0) for row in rows)
     batch, number = collate([RolloutGroup(Problem("", ""), tuple(rollouts))]), torch.arange(len(rows))
-    eps = max(precision(module.language_model), torch.finfo(torch.bfloat16).eps if micro_batches.autocasts else 0.0)
+    eps = max(probe.precision, torch.finfo(torch.bfloat16).eps if micro_batches.autocasts else 0.0)
 
     def noise() -> Tensor:
         with evaluation_mode(module):  # in which no random numbers pass for rounding

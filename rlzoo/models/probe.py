@@ -49,6 +49,7 @@ class Probe:
 
     rows: tuple[tuple[int, ...], ...]  # token ids, longest row last
     log_probs: tuple[Tensor, ...]  # (S - 1,) each, float32 on the CPU: of every token but the first
+    precision: float  # relative precision of these passes; the parameters of a sharded model may have another data type
 
     @classmethod
     def of(cls, model: PreTrainedModel, longest: int | None = None) -> Probe:
@@ -65,7 +66,7 @@ class Probe:
         lengths = sorted({max(2, min(8, length // 4)), max(2, length // 3), -(-length * 2 // 3), length})
         places = [torch.randint(len(usable), (number,), generator=rng) for number in lengths]
         rows = [tuple(usable[each].tolist()) for each in places]
-        probe = cls(tuple(rows), tuple(plain_log_probs(model, row) for row in rows))
+        probe = cls(tuple(rows), tuple(plain_log_probs(model, row) for row in rows), precision(model))
         if any(bool(each.isnan().any()) for each in probe.log_probs):
             raise UserError(f"model.path: {type(model).__name__} has logits that are not finite; choose another model or dtype")
         cut = length - length // 3
