@@ -23,6 +23,13 @@ def test_plain_passes_confirm_a_refusal(tmp_path):
     assert row.changes["later tokens"] < 1e-4
 
 
+def test_an_encoder_is_refused(tmp_path):
+    row = ask("bert", tmp_path)
+    assert row.answers == {DEFAULT: "refused"}
+    assert "is not causal" in row.remarks[0]
+    assert "(confirmed" in row.remarks[0]
+
+
 def test_log_probs_that_differ_are_off(tmp_path, monkeypatch):
     draw = HFSampler.draw
 
