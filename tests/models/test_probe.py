@@ -68,13 +68,16 @@ def test_a_model_that_is_no_function_of_its_row_is_refused(change, problem, dtyp
         Probe.of(with_forward(change).to(dtype))
 
 
-def test_rows_that_cross_a_rotary_switch_are_refused_and_others_are_not_computed_together():
+def test_rows_that_cross_a_rotary_switch_are_refused_and_others_are_not_computed_together(monkeypatch):
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 40}
     rope |= {"factor": 4.0, "short_factor": [1.0] * 4, "long_factor": [4.0, 8.0, 16.0, 32.0]}
     model = llama(rope_parameters=rope)
     with pytest.raises(UserError, match=r"changes at 40 tokens: set rollout.max_new_tokens so that rows, of up to 60 tokens"):
         Probe.of(model, 60)
     assert len(Probe.of(model, 30).rows[-1]) == 30
+    monkeypatch.setattr("rlzoo.models.probe.ROW_FLOP", {"cpu": 1.0})  # too expensive: the configuration decides
+    with pytest.raises(UserError, match=r"is not causal in rows of more than 200 tokens; .* have at most 200"):
+        Probe.of(llama(rope_parameters=rope | {"original_max_position_embeddings": 200}), 300)
     alike = learner(model).micro_batches._cut([12, 40, 60, 41, 8], torch.arange(5))
     assert sorted(sorted(rows.tolist()) for rows in alike) == [[0, 1, 4], [2, 3]]
 
