@@ -229,7 +229,7 @@ def ask(kind: str, folder: Path) -> Row:
             remark = f"with a warning: {off[0]}"
         elif off:
             answer, remark = "off", ", ".join([*off, *filter(None, [remark])])
-        elif answer == "agrees" and named:  # rlzoo goes on without it
+        elif answer == "agrees" and named:  # rlzoo continues without it
             answer, remark = "refused", named[0]
         if answer == "refused":
             message = re.sub(r"^(learner|model)\.[\w.=]+: ", "", remark.partition(";")[0])  # without the name of a setting
