@@ -9,7 +9,7 @@ from pathlib import Path
 import rlzoo
 from rlzoo import RunConfig
 from rlzoo.config.composition import config_names
-from rlzoo.gate.settings import check
+from rlzoo.gate.settings import Start, check_settings
 
 CONFIGS = ("arithmetic", "dapo", "dr-grpo", "dual-clip", "guess", "reinforce-pp")
 
@@ -20,8 +20,9 @@ listed = subprocess.run([*command, "clips", "list", "--json"], capture_output=Tr
 names = [row["name"] for row in json.loads(listed)]
 assert len(names) >= 20, names
 subprocess.run([*command, "train", "--config", CONFIGS[0], "--dry-run"], capture_output=True, check=True)
-for config in CONFIGS:
-    check(RunConfig.compose([config]))  # as a dry run does
+for name in CONFIGS:
+    config = RunConfig.compose([name])
+    check_settings(config, Start.of(config))  # as a dry run does
 assert "paper/qwen3-1.7b" in config_names(), "configs in folders are missing"
 for model in ("embedded", "embedded-guess"):
     assert (home / "assets" / model / "model.safetensors").is_file(), f"the shipped model {model} is missing"
