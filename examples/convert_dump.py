@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from rlzoo.recording import RecordedStep
+from rlzoo.journal.recording import RecordedStep
 
 FILE = re.compile(r"train_data_step([1-9]\d*)\.jsonl")
 UNREADABLE = (IndexError, KeyError, RuntimeError, TypeError, ValueError)  # JSON and torch raise these for other content

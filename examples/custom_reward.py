@@ -8,7 +8,7 @@ hangs, crashes or does not return a finite number, the response has no grade.
 """
 
 import rlzoo
-from rlzoo.types import Problem
+from rlzoo.tasks.problem import Problem
 
 QUICK = ["rollout.num_prompts=8", "rollout.group_size=4", "eval.num_problems=0", "tracking.mlflow=false"]
 

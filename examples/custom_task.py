@@ -13,7 +13,7 @@ from pydantic import Field
 
 import rlzoo
 from rlzoo.tasks import Task, is_held_out
-from rlzoo.types import Problem
+from rlzoo.tasks.problem import Problem
 
 QUICK = ["rollout.num_prompts=8", "rollout.group_size=4", "eval.num_problems=20", "tracking.mlflow=false"]
 

@@ -17,7 +17,7 @@ import re
 import secrets
 from urllib.request import Request, urlopen
 
-from rlzoo.types import Problem
+from rlzoo.tasks.problem import Problem
 
 URL = os.environ.get("JUDGE_URL", "http://127.0.0.1:8000/v1")
 MODEL = os.environ.get("JUDGE_MODEL", "judge")

@@ -19,7 +19,7 @@ assert any(name.endswith(".dist-info/licenses/LICENSE") for name in sizes), "no 
 assert {
     "rlzoo/configs/dapo.yaml",
     "rlzoo/configs/paper/qwen3-1.7b.yaml",
-    "rlzoo/assets/embedded/model.safetensors",
+    "rlzoo/models/assets/embedded/model.safetensors",
 } <= sizes.keys()
 ours = {"rlzoo" / path.relative_to(ROOT / "rlzoo") for path in (ROOT / "rlzoo").rglob("*.py")}
 ours |= {path.relative_to(ROOT / "plugins") for path in (ROOT / "plugins").rglob("*.py")}

@@ -25,7 +25,7 @@ for name in CONFIGS:
     check_settings(config, Start.of(config))  # as a dry run does
 assert "paper/qwen3-1.7b" in config_names(), "configs in folders are missing"
 for model in ("embedded", "embedded-guess"):
-    assert (home / "assets" / model / "model.safetensors").is_file(), f"the shipped model {model} is missing"
+    assert (home / "models" / "assets" / model / "model.safetensors").is_file(), f"the shipped model {model} is missing"
 assert importlib.util.find_spec("math_verify") is None, "run it with RLZOO_BARE=1, after tests/bare.py"
 assert not Path("runs").exists()
 print(f"policies {names}, configs and model found from {Path.cwd()}")

@@ -2,10 +2,10 @@
 
 import torch
 
+from rlzoo.core.reductions import StepCounts
 from rlzoo.learner.judge import judgement
 from rlzoo.learner.on_policy import on_policy_gradient
 from rlzoo.measure.response_table import ResponseTable
-from rlzoo.reductions import StepCounts
 
 
 def table_of(policy, inputs, *, counts=None, group=None, entropy=None):

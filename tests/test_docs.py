@@ -18,7 +18,7 @@ from examples.bench.cases import CASES
 from examples.bench.page import page as performance_page
 from rlzoo import RunConfig, load_zoo
 from rlzoo.config.composition import config_names, read_config
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.testing import check
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -13,7 +13,7 @@ import rlzoo
 from rlzoo.journal.tracking.record import Record
 from rlzoo.lab.sweep import slots
 
-EMBEDDED = Path(rlzoo.__file__).parent / "assets" / "embedded"
+EMBEDDED = Path(rlzoo.__file__).parent / "models" / "assets" / "embedded"
 MODULE = [sys.executable, "-m", "rlzoo"]
 
 

@@ -80,5 +80,5 @@ def test_no_file_asks_for_the_other_project():
         text, name = file.read_bytes().decode(errors="replace"), file.relative_to(ROOT).as_posix()
         searched.add(name)
         found += [f"{name}:{text.count(chr(10), 0, match.start()) + 1}: {match[0]}" for match in ASKED.finditer(text)]
-    assert {"README.md", "noxfile.py", ".ci/run", "rlzoo/assets/new/pyproject.toml.txt"} <= searched
+    assert {"README.md", "noxfile.py", ".ci/run", "rlzoo/cli/assets/new/pyproject.toml.txt"} <= searched
     assert found == []

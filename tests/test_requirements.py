@@ -15,16 +15,16 @@ OPTIONAL = {
     "datasets": {"rlzoo/tasks/math_rows.py"},
     "deepspeed": {"rlzoo/learner/optimization.py"},
     "math_verify": {"rlzoo/tasks/math_grading.py"},
-    "nltk": {"rlzoo/environments/textarena.py"},
-    "openenv": {"rlzoo/environments/openenv.py"},
+    "nltk": {"rlzoo/tasks/environments/textarena.py"},
+    "openenv": {"rlzoo/tasks/environments/openenv.py"},
     "peft": {"rlzoo/models/adapters.py"},
     "pyarrow": {"rlzoo/tasks/math_rows.py"},
     "reasoning_gym": {"rlzoo/tasks/reasoning_gym.py"},
-    "requests": {"rlzoo/environments/openenv.py"},
-    "textarena": {"rlzoo/environments/textarena.py"},
+    "requests": {"rlzoo/tasks/environments/openenv.py"},
+    "textarena": {"rlzoo/tasks/environments/textarena.py"},
     "vllm": {"rlzoo/rollout/vllm_model.py", "rlzoo/rollout/vllm_sampler.py"},
-    "verifiers": {"rlzoo/environments/verifiers.py"},
-    "wasmtime": {"rlzoo/environments/sandbox.py"},
+    "verifiers": {"rlzoo/tasks/environments/verifiers.py"},
+    "wasmtime": {"rlzoo/tasks/environments/sandbox.py"},
 }
 """Libraries from extras only, and where they are imported: only after a check that names the extra to install."""
 INSIDE = {

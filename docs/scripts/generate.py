@@ -25,11 +25,13 @@ from pydantic_core import PydanticUndefined
 
 from docs.scripts import formulas
 from rlzoo import ops
-from rlzoo.advantages import AdvantageEstimator
 from rlzoo.cli.fields import settings
 from rlzoo.config.composition import config_names
 from rlzoo.config.run_config import RunConfig
-from rlzoo.corrections import Correction
+from rlzoo.core.advantages import AdvantageEstimator
+from rlzoo.core.corrections import Correction
+from rlzoo.core.types import ClipBand, ClipInputs, ClipResult
+from rlzoo.core.zoo import Shelf, load_zoo
 from rlzoo.gate.enter import TO_SAMPLE, TO_TRAIN
 from rlzoo.learner.learner import Learner
 from rlzoo.tasks import Task
@@ -40,8 +42,6 @@ from rlzoo.tasks.retries import RetriesTask
 from rlzoo.tasks.tools import ToolTask
 from rlzoo.testing import LAWS
 from rlzoo.training.loop import steps
-from rlzoo.types import ClipBand, ClipInputs, ClipResult
-from rlzoo.zoo import Shelf, load_zoo
 
 ROOT = Path(__file__).resolve().parents[2]
 MAP = ROOT / "docs" / "images" / "map.svg"
@@ -169,7 +169,7 @@ def _settings(section: str, kind: type[BaseModel], base: type[BaseModel] | None 
 
 def arguments(name: str) -> str:
     """Return a table of the constructor arguments of a library's adapter."""
-    module = importlib.import_module(f"rlzoo.environments.{name}")
+    module = importlib.import_module(f"rlzoo.tasks.environments.{name}")
     (kind,) = (each for each in vars(module).values() if inspect.isclass(each) and each.__name__.lower() == name)
     described = dict(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", inspect.getdoc(kind.__init__) or "", re.MULTILINE))
     rows = ["| setting | default | meaning |", "|---|---|---|"]
@@ -299,14 +299,13 @@ def structure() -> str:
 
 def draw_map() -> str:
     """Draw a map of the package, in which every part imports only from rows below its own and the core is blue."""
-    core = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"][1]
     rows = levels(imports())
     width, height = max(map(len, rows)) * (BOX + GAP) + GAP, len(rows) * ROW_HEIGHT + GAP
     shapes = [f'<rect width="{width}" height="{height}" rx="8" fill="#f6f8fa"/>']
     for index, row in enumerate(rows):
         top, margin = index * ROW_HEIGHT + GAP, (width - len(row) * (BOX + GAP) + GAP) / 2
         for place, unit in enumerate(row):
-            colour = "#dbeafe" if f"rlzoo.{unit}" in core["source_modules"] else "#ffffff"
+            colour = "#dbeafe" if unit == "core" else "#ffffff"
             left = margin + place * (BOX + GAP)
             box = (
                 f'x="{left:g}" y="{top}" width="{BOX}" height="{ROW_HEIGHT - 2 * GAP}" rx="4" fill="{colour}" stroke="#8c959f"'
@@ -334,7 +333,7 @@ def gate() -> str:
 
 
 def functions() -> str:
-    """Return a table with one row per function of `rlzoo.ops`: its signature and its description."""
+    """Return a table with one row per function of `rlzoo.core.ops`: its signature and its description."""
     rows = ["| function | description |", "|---|---|"]
     for name, function in inspect.getmembers(ops, inspect.isfunction):
         if function.__module__ == ops.__name__ and not name.startswith("_"):

@@ -2,7 +2,7 @@
 
 python -m examples.bench.alone long-tail
 python -m examples.bench.alone equal --profile          # the CPU time of a step, by operation
-python -m examples.bench.alone equal --without onednn   # a step without `rlzoo.fast_cpu.cpu`
+python -m examples.bench.alone equal --without onednn   # a step without `rlzoo.models.fast_cpu.cpu`
 python -m examples.bench.alone equal --compile          # a step with a compiled learner model
 python -m examples.bench.alone equal --cost             # the cost of a micro-batch: fixed part and tokens
 """
@@ -22,9 +22,9 @@ import torch
 
 from examples.bench.cases import CASES, GROUP
 from examples.bench.rlzoo_worker import make_run
-from rlzoo.fast_cpu import cpu as processor
 from rlzoo.learner.batch import collate
 from rlzoo.learner.micro_batches import ModelInputs
+from rlzoo.models.fast_cpu import cpu as processor
 from rlzoo.rollout.decode import Way
 from rlzoo.training.loop import steps as train_steps
 from rlzoo.training.run import Run

@@ -46,7 +46,7 @@ def embedded(folder: Path) -> Path:
     """Create the model that ships with rlzoo."""
     import rlzoo
 
-    return Path(rlzoo.__file__).parent / "assets" / "embedded"
+    return Path(rlzoo.__file__).parent / "models" / "assets" / "embedded"
 
 
 def embedded_endless(folder: Path) -> Path:

@@ -46,11 +46,11 @@ def beside_the_model(case: str | None = None) -> dict[str, float]:
     from rlzoo import RunConfig
     from rlzoo.gate.enter import enter
     from rlzoo.journal.tracking.tracker import Tracker
-    from rlzoo.support.signals import StopRequest
     from rlzoo.training import loop
     from rlzoo.training.after_step import AfterStep
     from rlzoo.training.mlflow_record import run_record
     from rlzoo.training.run import Run
+    from rlzoo.training.signals import StopRequest
 
     places = timed()
     clocks = {name: Clock() for name in places}

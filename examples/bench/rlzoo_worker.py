@@ -13,10 +13,10 @@ from examples.bench import turns
 from examples.bench.cases import GROUP, Case, find
 from rlzoo import RunConfig
 from rlzoo.gate.enter import enter
+from rlzoo.tasks.problem import Problem
 from rlzoo.tasks.task import Task
 from rlzoo.training.loop import steps
 from rlzoo.training.run import Run
-from rlzoo.types import Problem
 
 
 class BenchTask(Task):

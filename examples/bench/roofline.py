@@ -14,7 +14,7 @@ import torch
 
 from examples.bench.cases import GROUP, Case
 from examples.bench.turns import settle
-from rlzoo.fast_cpu.cpu import onednn_linear
+from rlzoo.models.fast_cpu.cpu import onednn_linear
 
 SIZE, SIZE_ON_GPU = 2048, 8192
 

@@ -18,7 +18,7 @@ from examples.gpu.data import distance
 from examples.gpu.rows import AbsentError, Case, Outcome, Setting
 from examples.gpu.several_worker import start, three_updates
 from rlzoo.config.sections import LaunchConfig, LearnerConfig
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.gate.launch import check_launch
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from examples.gpu.data import make_data, make_model
 from rlzoo import load_zoo
 from rlzoo.config.sections import LaunchConfig, LearnerConfig
 from rlzoo.learner.learner import Learner
-from rlzoo.processes import leave_process_group, make_accelerator
+from rlzoo.models.processes import leave_process_group, make_accelerator
 
 
 def start(quick: bool) -> dict[str, Tensor]:

@@ -27,7 +27,7 @@ def run_case(part: str, case: Case, setting: Setting) -> Row:
     """Run a case and return its row; if it raises an exception, the row contains the message."""
     import torch
 
-    from rlzoo.errors import UserError
+    from rlzoo.core.errors import UserError
 
     started, values, status = time.perf_counter(), {}, "failed"
     try:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rlzoo import ClipPolicy, ClipStats, ops
 from rlzoo.config.run_config import RunConfig
-from rlzoo.fairness import bin_edges, bin_index, bin_sums, length_reweighting_error
+from rlzoo.core.fairness import bin_edges, bin_index, bin_sums, length_reweighting_error
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.learner.judge import judge, updated
 

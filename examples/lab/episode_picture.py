@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from rlzoo.config.run_config import RunConfig
+from rlzoo.journal.recording import RecordedStep
 from rlzoo.models.pretrained import load_named
-from rlzoo.recording import RecordedStep
 
 COLUMNS, CELL, LINE, MARGIN = 84, 8.4, 24, 16
 END = "\u21b5"  # symbol for the token that ends a turn

@@ -15,7 +15,7 @@ from statistics import fmean
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from rlzoo.support.colours import rule_colour
+from rlzoo.measure.colours import rule_colour
 
 RULES = ("fspo", "gspo", "rloo", "fspo-adaptive")
 PANELS = (

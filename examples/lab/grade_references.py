@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rlzoo.tasks.math_grading import MathGrader, math_worker_process
+from rlzoo.tasks.problem import Problem
 from rlzoo.tasks.suites import SUITES
-from rlzoo.types import Problem
 
 NUMBER = re.compile(r"[0-9]+")
 LETTER = re.compile(r"(?<![\\A-Za-z])[A-Za-z]|(?<=\{)[A-Za-z]")

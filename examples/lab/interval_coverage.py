@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rlzoo.fairness import NUM_BINS, LengthWeights, bin_edges, bin_index, length_reweighting_error
+from rlzoo.core.fairness import NUM_BINS, LengthWeights, bin_edges, bin_index, length_reweighting_error
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import replay
 from rlzoo.measure.intervals import Clusters, wilson

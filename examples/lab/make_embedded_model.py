@@ -28,10 +28,10 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 
 from rlzoo.tasks import Task, build_task
 from rlzoo.tasks.arithmetic import worked_solution
-from rlzoo.types import Problem
+from rlzoo.tasks.problem import Problem
 
 PAD, EOS = "<pad>", "<eos>"
-OUTPUT = Path(__file__).resolve().parents[2] / "rlzoo" / "assets" / "embedded"
+OUTPUT = Path(__file__).resolve().parents[2] / "rlzoo" / "models" / "assets" / "embedded"
 MAX_LENGTH = 256  # maximum number of tokens in a prompt with its response
 MAX_RESPONSE = 96  # tokens; the longest solution has 76
 FIRST_PROBLEM = 10_000_000  # an index far above those of the first problems, on which reinforcement learning trains

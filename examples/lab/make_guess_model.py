@@ -23,14 +23,15 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from rlzoo.environments.guess import Guess
 from rlzoo.models.pretrained import eos_token_ids
 from rlzoo.rollout.episodes import Limits, Player
 from rlzoo.rollout.sampler import HFSampler
+from rlzoo.rollout.types import Rollout
+from rlzoo.tasks.environments.guess import Guess
 from rlzoo.tasks.guess import GuessTask
-from rlzoo.types import Problem, Rollout
+from rlzoo.tasks.problem import Problem
 
-OUTPUT = Path(__file__).resolve().parents[2] / "rlzoo" / "assets" / "embedded-guess"
+OUTPUT = Path(__file__).resolve().parents[2] / "rlzoo" / "models" / "assets" / "embedded-guess"
 CHARACTERS = "0123456789-:? abcdefghijklmnopqrstuvwxyz"
 MAX_LENGTH = 512  # maximum number of tokens in an episode; the longest game has 341
 TURN = 13  # number of tokens in the longest turn, such as 123-1000:456, including its end token

@@ -18,10 +18,10 @@ from pathlib import Path
 import torch
 
 from rlzoo import RunConfig, load_zoo
+from rlzoo.core.reductions import StepCounts
 from rlzoo.gate.enter import enter
 from rlzoo.learner.batch import collate
 from rlzoo.learner.judge import judgement
-from rlzoo.reductions import StepCounts
 from rlzoo.training.run import Run
 
 PAIRS = 30

@@ -18,8 +18,9 @@ from string import ascii_lowercase
 from rlzoo.measure.at_k import pass_at
 from rlzoo.models.pretrained import eos_token_ids, load_pretrained
 from rlzoo.rollout.sampler import HFSampler
+from rlzoo.rollout.types import Rollout
 from rlzoo.tasks import build_task
-from rlzoo.types import Problem, Rollout
+from rlzoo.tasks.problem import Problem
 
 STEPS = (1, 4, 16, 64)
 """Smallest number of steps in each row by length; each row covers two octaves."""

@@ -16,8 +16,8 @@ import torch
 from rlzoo_corrections import IcePop, LengthFair
 
 from rlzoo import Correction, CorrectionInputs, ops
-from rlzoo.fairness import bin_edges, bin_index
-from rlzoo.recording import RecordedStep
+from rlzoo.core.fairness import bin_edges, bin_index
+from rlzoo.journal.recording import RecordedStep
 
 SIGMA = 0.01
 KEPT = 0.9  # share of a recorded run's responses that every correction keeps

@@ -36,12 +36,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from examples.lab.small_models import build
 from rlzoo import RunConfig
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.gate.enter import enter
 from rlzoo.learner.batch import Batch, collate
 from rlzoo.tasks import Task
+from rlzoo.tasks.problem import Problem
 from rlzoo.training.run import Run
-from rlzoo.types import Problem
 
 TYPES = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "models.md"

@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 from rlzoo.config.run_config import RunConfig
-from rlzoo.fairness import bin_edges, bin_index
+from rlzoo.core.fairness import bin_edges, bin_index
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import clip_fraction_of, match_clip_fraction, replay
 from rlzoo.lab.run_records import find_runs

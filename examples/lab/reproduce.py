@@ -296,7 +296,7 @@ def figures(lab: Lab) -> None:
 
 def every_width() -> str:
     """Return the rules that have a width and can be applied to recorded rollouts of any rule."""
-    from rlzoo.zoo import load_zoo
+    from rlzoo.core.zoo import load_zoo
 
     zoo = load_zoo()
     names = [name for name in zoo if zoo[name].width_fields() and not zoo[name].needs and zoo[name].scope != "batch"]

@@ -13,7 +13,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rlzoo.environments.tools import find_calls
+from rlzoo.tasks.environments.tools import find_calls
 
 run, picture = map(Path, sys.argv[1:])
 rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]

@@ -12,7 +12,7 @@ from rlzoo.cli import complete
 from rlzoo.cli.console import Plain
 from rlzoo.cli.exits import FAILED
 from rlzoo.cli.options import Configs, Overrides, Plugins, Quiet, lasting_output, loading
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 
 if TYPE_CHECKING:
     from rlzoo.lab.calibrate import Pilot

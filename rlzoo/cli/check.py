@@ -14,9 +14,9 @@ from rlzoo.cli.portrait import COMPARED, as_dict, print_portraits
 from rlzoo.cli.tables import table
 
 if TYPE_CHECKING:
-    from rlzoo.policy import ClipPolicy
+    from rlzoo.core.policy import ClipPolicy
+    from rlzoo.core.types import ClipInputs
     from rlzoo.testing import Outcome, Portrait
-    from rlzoo.types import ClipInputs
 
 STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "opted out": "dim"}
 SHOWN = 8  # maximum number of rows and of tokens to print for a failing input
@@ -25,9 +25,9 @@ SHOWN = 8  # maximum number of rows and of tokens to print for a failing input
 def check_rules(policies: Sequence[type[ClipPolicy]], *, as_json: bool) -> list[dict[str, Any]]:
     """Check rules against the laws, print the outcomes with their portraits unless ``as_json``, and return them."""
     with loading():
-        from rlzoo.policy import with_defaults
+        from rlzoo.core.policy import with_defaults
+        from rlzoo.core.zoo import load_zoo
         from rlzoo.testing import check, portrait
-        from rlzoo.zoo import load_zoo
     console, reports = Plain(), list[dict[str, Any]]()
     beside: Portrait | None = None
     for policy in policies:

@@ -11,9 +11,9 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-from rlzoo.errors import UserError, did_you_mean
-from rlzoo.support.machine import LAUNCHED
-from rlzoo.support.reading import user_path
+from rlzoo.core.errors import UserError, did_you_mean
+from rlzoo.core.settings import user_path
+from rlzoo.models.machine import LAUNCHED
 
 ALONE = ("calibrate", "compare", "eval", "fairness", "replay", "rescore", "sweep")  # commands that need only one process
 ALIKE = 0.75  # similarity (cutoff of `difflib`) above which an unknown option counts as a misspelling
@@ -145,7 +145,7 @@ def _is_config(word: str) -> bool:
 
 
 def _are_rules(word: str) -> bool:
-    from rlzoo.zoo import load_zoo
+    from rlzoo.core.zoo import load_zoo
 
     zoo = load_zoo()
     return all(name in zoo for name in word.split(","))
@@ -164,7 +164,7 @@ def _advice(option: str, arguments: Sequence[str], options: Sequence[str]) -> st
 def _settings(name: str) -> list[str]:
     """Return the dotted keys of all settings with this name."""
     from rlzoo.config.run_config import RunConfig
-    from rlzoo.errors import keys_called
+    from rlzoo.core.errors import keys_called
 
     if name in NAMED:
         return [NAMED[name]]

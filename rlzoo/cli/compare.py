@@ -18,7 +18,7 @@ from rlzoo.cli.console import Plain
 from rlzoo.cli.options import AsJson, MatchBySign, Plugins, Quiet, loading
 from rlzoo.cli.pages import check_page, write_page
 from rlzoo.cli.tables import interval, number, rule_label, signed, table
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 
 if TYPE_CHECKING:
     from rlzoo.lab.races import Race

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 def policies(incomplete: str) -> list[str]:
     """Return the names of rules that complete the last name in a comma-separated list."""
-    from rlzoo.zoo import load_zoo
+    from rlzoo.core.zoo import load_zoo
 
     before, comma, last = incomplete.rpartition(",")
     return [f"{before}{comma}{name}" for name in load_zoo() if name.startswith(last)]

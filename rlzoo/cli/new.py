@@ -11,8 +11,9 @@ from string import Template
 
 from rlzoo.cli.kinds import ADVANTAGES, CLIPS, CORRECTIONS, Kind
 from rlzoo.cli.options import loading
-from rlzoo.errors import UserError
-from rlzoo.support.distribution import DISTRIBUTION, version
+from rlzoo.core.discovery import DISTRIBUTION
+from rlzoo.core.errors import UserError
+from rlzoo.support.distribution import version
 
 LONGEST = 40  # characters of a name
 TAKEN = {
@@ -32,8 +33,8 @@ def write(kind: Kind, name: str, folder: Path) -> None:
         UserError: the name is taken or not valid, or the folder cannot be written.
     """
     with loading():
-        from rlzoo.hookspecs import API_VERSION
-        from rlzoo.zoo import NAME
+        from rlzoo.core.hookspecs import API_VERSION
+        from rlzoo.core.zoo import NAME
     if not NAME.fullmatch(name):
         raise UserError(f"name {name!r}: expected lower-case words of letters and digits, joined by hyphens, such as 'my-rule'")
     shelf = kind.shelf()
@@ -66,7 +67,7 @@ def write(kind: Kind, name: str, folder: Path) -> None:
         f"{FOLDERS[kind]}/module.py.txt": "$module.py",
         f"{FOLDERS[kind]}/test_module.py.txt": "tests/test_$short.py",
     }
-    templates = resources.files("rlzoo") / "assets" / "new"
+    templates = resources.files("rlzoo.cli") / "assets" / "new"
     try:
         for source, pattern in files.items():
             path = target / Template(pattern).substitute(words)

@@ -14,7 +14,7 @@ import typer
 
 from rlzoo.cli import complete
 from rlzoo.cli.console import Plain
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 
 logger = logging.getLogger("rlzoo")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.support.atomic import write_text
 
 MARK = b'<meta name="generator" content="rlzoo">'

@@ -24,14 +24,14 @@ from rlzoo.cli.options import AsJson, Plugins
 from rlzoo.cli.portrait import clips_portrait
 
 if TYPE_CHECKING:
-    from rlzoo.policy import ClipPolicy
-    from rlzoo.zoo import Entry, Shelf
+    from rlzoo.core.policy import ClipPolicy
+    from rlzoo.core.zoo import Entry, Shelf
 
 
 def _summary(shelf: Shelf[Any], entry: Entry[Any]) -> dict[str, Any]:
     kind, defaults = entry.kind, dict[str, Any]()
     if hasattr(kind, "scope"):
-        from rlzoo.policy import NAMED
+        from rlzoo.core.policy import NAMED
 
         defaults = {"scope": kind.scope}
         defaults |= {name: kind.model_fields[name].get_default(call_default_factory=True) for name in NAMED}
@@ -67,7 +67,7 @@ def _show(kind: Kind, name: str, plugins: list[str] | None, as_json: bool) -> No
         found = [_as_dict(shelf, entry) for entry in entries]
         print(json.dumps(found if is_path else found[0], indent=2))
         return
-    from rlzoo.policy import required_fields
+    from rlzoo.core.policy import required_fields
 
     console = Plain()
     for part in (entry.kind for entry in entries):
@@ -96,7 +96,7 @@ def _as_dict(shelf: Shelf[Any], entry: Entry[Any]) -> dict[str, Any]:
 def _in_the_default_run(policy: type[ClipPolicy]) -> str:
     """Return the settings for which the default run overrides the rule's class defaults, with their values."""
     from rlzoo.config.run_config import RunConfig
-    from rlzoo.errors import UserError
+    from rlzoo.core.errors import UserError
 
     try:
         run = RunConfig.compose(clip=policy.name).clip

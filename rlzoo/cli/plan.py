@@ -11,8 +11,9 @@ from rich.table import Table
 
 from rlzoo.cli.console import Plain
 from rlzoo.cli.tables import table
+from rlzoo.config.redaction import redact_settings
 from rlzoo.config.run_config import RunConfig
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.gate.devices import parse_devices
 from rlzoo.gate.enter import forecast, rehearse
 from rlzoo.gate.memory import Memory
@@ -20,7 +21,6 @@ from rlzoo.gate.plan import Plan
 from rlzoo.gate.settings import missing_libraries, remarks, shortages, shown
 from rlzoo.gate.tokens import question_counts
 from rlzoo.journal.tracking.description import typed_command
-from rlzoo.support.redaction import redact_settings
 
 
 def dry_run(

@@ -14,7 +14,7 @@ from rlzoo.cli.console import Plain
 from rlzoo.cli.options import AsJson, Plugins, loading, refuse_config
 from rlzoo.cli.pages import check_page
 from rlzoo.cli.tables import table
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 
 if TYPE_CHECKING:
     from rlzoo.testing import Portrait
@@ -38,10 +38,10 @@ def clips_portrait(
         raise UserError(f"--output {str(output)!r}: expected a name that ends in {' or '.join(PICTURES)}")
     check_page(output, MARK.encode(), "portrait", "--output")
     with loading():
+        from rlzoo.core.policy import with_defaults
+        from rlzoo.core.zoo import load_zoo
         from rlzoo.measure import figures
-        from rlzoo.policy import with_defaults
         from rlzoo.testing.portrait import RATIOS, portrait
-        from rlzoo.zoo import load_zoo
     zoo = load_zoo(plugin or [])
     for name in names:
         if name not in zoo:

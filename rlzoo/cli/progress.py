@@ -17,7 +17,7 @@ from rich.text import Text
 
 from rlzoo.cli.bars import Bars
 from rlzoo.cli.console import Plain
-from rlzoo.support.printable import printable
+from rlzoo.measure.printable import printable
 
 SPEED = "throughput/tokens_per_second"
 WIDEST, NARROWEST = 40, 8  # characters of a sparkline

@@ -15,13 +15,13 @@ from rlzoo.cli.console import Plain
 from rlzoo.cli.options import AsJson, Configs, MatchBySign, Plugins, Quiet, loading, names_in
 from rlzoo.cli.pages import check_page, write_page
 from rlzoo.cli.tables import interval, number, table
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 
 if TYPE_CHECKING:
+    from rlzoo.core.policy import ClipPolicy
     from rlzoo.lab.recorded import RecordedRun
     from rlzoo.lab.study import Study
     from rlzoo.measure.turns import Evenness
-    from rlzoo.policy import ClipPolicy
 
 
 Recording = Annotated[
@@ -109,7 +109,7 @@ def policy_for(
     """
     from rlzoo.config.composition import clip_name, for_clip, merge, named_settings, parse_overrides, read_config
     from rlzoo.config.run_config import RunConfig
-    from rlzoo.zoo import load_zoo
+    from rlzoo.core.zoo import load_zoo
 
     changed = parse_overrides(overrides)
     if odd := sorted(changed.keys() - {"clip", "per_clip"}):
@@ -174,7 +174,7 @@ def rule_tables(result: Study) -> Iterator[Table]:
 
 def _by_turns(result: Study) -> Iterator[Table]:
     """Yield tables of clip fractions in episodes, by turn and by number of turns."""
-    from rlzoo.fairness import NUM_BINS
+    from rlzoo.core.fairness import NUM_BINS
     from rlzoo.measure.turns import TurnProfile
 
     profiles = [(rule.label, profile) for rule in result.rules if (profile := TurnProfile.of(rule.replayed.table))]

@@ -14,7 +14,7 @@ from rlzoo.cli.compare import compare
 from rlzoo.cli.console import Plain
 from rlzoo.cli.exits import FAILED
 from rlzoo.cli.options import AsJson, Configs, Overrides, Plugins, Quiet, check_rule_names, lasting_output, loading, names_in
-from rlzoo.errors import RunError, UserError
+from rlzoo.core.errors import RunError, UserError
 
 if TYPE_CHECKING:
     from rlzoo.lab.sweep import Child, Sweep, SweepProcess
@@ -47,7 +47,7 @@ def sweep(
     names = names_in("--clip", clip, "comma-separated rules; see `rlzoo clips list`")
     check_rule_names(names)
     with loading(is_quiet=quiet):
-        from rlzoo.discovery import distinct
+        from rlzoo.core.discovery import distinct
         from rlzoo.lab.sweep import Sweep, parse_seeds
     folder = output or Path("sweeps") / "-".join([*names[:4], *(["etc"] if len(names) > 4 else [])])
     if (folder / "config.yaml").exists():

@@ -11,7 +11,7 @@ import typer
 
 from rlzoo.cli.console import Plain
 from rlzoo.cli.exits import FAILED
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.support.lock import Lock
 
 

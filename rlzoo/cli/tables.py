@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlzoo.support.colours import rule_colour
+from rlzoo.measure.colours import rule_colour
 
 
 def table(*columns: str, **options: Any) -> Table:

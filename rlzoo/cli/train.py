@@ -18,7 +18,7 @@ from rlzoo.cli import complete
 from rlzoo.cli.chart import clip_by_length, clip_in_words
 from rlzoo.cli.console import Plain, last_words, show_log
 from rlzoo.cli.options import Configs, Overrides, Plugins, Quiet, check_rule_names, lasting_output, loading
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 
 if TYPE_CHECKING:
     from rlzoo.config.run_config import RunConfig
@@ -133,7 +133,7 @@ def _train(run: RunConfig, resume: bool, allow_changed: bool, is_quiet: bool, as
     title = f"{run.clip.name} on {run.task.name}, model {run.model.path}, seed {run.seed}"
     held_out, is_silent = held_out_score(run), is_quiet or not is_main
     with last_words(), shown(console, title, run.steps, held_out, run=path, is_quiet=is_silent, as_json=as_json) as view:
-        from rlzoo.processes import leave_process_group
+        from rlzoo.models.processes import leave_process_group
         from rlzoo.training.train import train as learn  # this import takes seconds, so the display starts first
 
         is_new = not resume

@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 
 from rlzoo.cli.options import loading
-from rlzoo.errors import UserError
-from rlzoo.support.redaction import redact
+from rlzoo.config.redaction import redact
+from rlzoo.core.errors import UserError
 
 HOST = "127.0.0.1"
 ANY_HOST = {"": HOST, "0.0.0.0": HOST, "::": "::1"}  # hosts that mean all addresses, and an address that a browser can open

@@ -7,10 +7,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from rlzoo.discovery import plugin_configs
-from rlzoo.errors import UserError, did_you_mean, shown
+from rlzoo.core.discovery import plugin_configs
+from rlzoo.core.errors import UserError, did_you_mean, shown
+from rlzoo.core.settings import user_path
 from rlzoo.support.parsing import DEEPEST, UnreadableError, parse_yaml
-from rlzoo.support.reading import SETTINGS, NotReadError, read_text, user_path
+from rlzoo.support.reading import SETTINGS, NotReadError, read_text
 
 
 def config_folders() -> list[Path]:

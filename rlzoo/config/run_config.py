@@ -19,7 +19,6 @@ from pydantic import (
     model_validator,
 )
 
-from rlzoo.advantages import AdvantageEstimator
 from rlzoo.config.composition import (
     clip_name,
     config_names,
@@ -30,6 +29,7 @@ from rlzoo.config.composition import (
     parse_overrides,
     read_config,
 )
+from rlzoo.config.redaction import redact_settings, redacted_keys
 from rlzoo.config.sections import (
     CheckpointConfig,
     EvalConfig,
@@ -41,17 +41,16 @@ from rlzoo.config.sections import (
     TrackingConfig,
     minibatches_by_prompts,
 )
-from rlzoo.corrections import Correction
-from rlzoo.discovery import distinct
-from rlzoo.errors import UserError, explain, shown
-from rlzoo.policy import ClipPolicy, contract_problem, required_fields
-from rlzoo.settings import Settings
+from rlzoo.core.advantages import AdvantageEstimator
+from rlzoo.core.corrections import Correction
+from rlzoo.core.discovery import distinct
+from rlzoo.core.errors import UserError, explain, shown
+from rlzoo.core.policy import ClipPolicy, contract_problem, required_fields
+from rlzoo.core.settings import Settings, user_path
+from rlzoo.core.zoo import Zoo, load_zoo, plugins_of_run
 from rlzoo.support.parsing import dump_yaml
-from rlzoo.support.reading import user_path
-from rlzoo.support.redaction import redact_settings, redacted_keys
 from rlzoo.tasks import Task, build_task
 from rlzoo.tasks.task import task_names
-from rlzoo.zoo import Zoo, load_zoo, plugins_of_run
 
 DEFAULT_RUN = "arithmetic"
 """The config that serves as the base if no config file sets a model."""

@@ -6,10 +6,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from rlzoo.errors import UserError
-from rlzoo.policy import ClipPolicy
-from rlzoo.reductions import KLEstimator
-from rlzoo.settings import NameOrPath, Settings
+from rlzoo.core.errors import UserError
+from rlzoo.core.policy import ClipPolicy
+from rlzoo.core.reductions import KLEstimator
+from rlzoo.core.settings import NameOrPath, Settings
 
 
 class ModelConfig(Settings):

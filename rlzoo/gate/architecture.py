@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.models.pretrained import converted_smollm2, local_model
 from rlzoo.support.parsing import parse_json
 from rlzoo.support.reading import SETTINGS, read_text

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from rlzoo.errors import UserError, did_you_mean
-from rlzoo.support.machine import total_memory
+from rlzoo.core.errors import UserError, did_you_mean
+from rlzoo.models.machine import total_memory
 
 _NUMBER = r"[0-9]{1,6}(?:\.[0-9]{1,6})?"
 _SPEC = re.compile(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlzoo.config.run_config import RunConfig
 from rlzoo.config.sections import LaunchConfig, ModelConfig, RolloutConfig
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.gate.architecture import find_architecture, weights_on_this_machine
 from rlzoo.gate.devices import Devices, this_machine
 from rlzoo.gate.fingerprint import check_unchanged, model_facts, run_facts
@@ -19,11 +19,11 @@ from rlzoo.gate.plan import Plan, Prompts
 from rlzoo.gate.settings import Start, check_settings, shortages, shown, usual_output
 from rlzoo.gate.tokens import Asked, Tokens, check_tokens, question_counts
 from rlzoo.learner.learner import Learner
+from rlzoo.models.machine import available_memory
 from rlzoo.models.pretrained import load_named
 from rlzoo.models.probe import Probe
-from rlzoo.processes import gather, make_accelerator, shards_weights
+from rlzoo.models.processes import gather, make_accelerator, shards_weights
 from rlzoo.rollout.make_sampler import make_sampler
-from rlzoo.support.machine import available_memory
 from rlzoo.tasks.task import seeded
 
 if TYPE_CHECKING:

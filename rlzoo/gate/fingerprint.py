@@ -14,14 +14,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlzoo.config.redaction import redact_settings
 from rlzoo.config.run_config import RunConfig
-from rlzoo.discovery import installed_plugins
-from rlzoo.errors import UserError
+from rlzoo.core.discovery import DISTRIBUTION, installed_plugins
+from rlzoo.core.errors import UserError
+from rlzoo.core.plugin_files import MOST, code_files, copy_names, is_output
 from rlzoo.journal.state import read_fingerprint
 from rlzoo.journal.tracking.record import flatten
-from rlzoo.plugin_files import MOST, code_files, copy_names, is_output
-from rlzoo.support.distribution import DISTRIBUTION
-from rlzoo.support.redaction import redact_settings
 from rlzoo.tasks.task import fingerprint, seeded, train_fingerprint
 
 if TYPE_CHECKING:

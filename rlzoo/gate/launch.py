@@ -7,9 +7,9 @@ import os
 import torch
 
 from rlzoo.config.sections import LaunchConfig, LearnerConfig
-from rlzoo.errors import UserError, shown
-from rlzoo.processes import MPI_SIZES, NO, zero_settings
-from rlzoo.support.machine import LAUNCHED
+from rlzoo.core.errors import UserError, shown
+from rlzoo.models.machine import LAUNCHED
+from rlzoo.models.processes import MPI_SIZES, NO, zero_settings
 
 
 def check_launch(launch: LaunchConfig, learner: LearnerConfig | None = None) -> None:

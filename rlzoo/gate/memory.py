@@ -6,16 +6,16 @@ import math
 import sys
 from dataclasses import dataclass
 
-from rlzoo.acceleration import JOINED_BYTES
 from rlzoo.config.run_config import RunConfig
 from rlzoo.config.sections import LaunchConfig, needs_reference
 from rlzoo.gate.architecture import Architecture
 from rlzoo.gate.devices import Devices
 from rlzoo.learner.log_probs import logits_per_chunk
 from rlzoo.learner.micro_batches import max_tokens
-from rlzoo.processes import zero_settings
+from rlzoo.models.acceleration import JOINED_BYTES
+from rlzoo.models.processes import zero_settings
+from rlzoo.rollout.draws import Truncation
 from rlzoo.rollout.episodes import Limits
-from rlzoo.support.draws import Truncation
 
 FLOAT = 4  # bytes of a float32
 BYTES = {"float32": 4, "bfloat16": 2}

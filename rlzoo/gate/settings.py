@@ -15,7 +15,8 @@ from pathlib import Path
 from rich.filesize import decimal
 
 from rlzoo.config.run_config import RunConfig
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
+from rlzoo.core.plugin_files import plugin_files
 from rlzoo.gate.devices import Devices
 from rlzoo.gate.launch import check_launch, check_launcher
 from rlzoo.gate.memory import weight_bytes
@@ -23,7 +24,6 @@ from rlzoo.gate.plan import Plan
 from rlzoo.journal.manifest import check_model
 from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.models.pretrained import local_model
-from rlzoo.plugin_files import plugin_files
 from rlzoo.support.extras import INSTALL_VLLM
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlzoo.errors import UserError, shown
+from rlzoo.core.errors import UserError, shown
 from rlzoo.gate.architecture import find_architecture, model_file
 from rlzoo.gate.plan import Prompts
 from rlzoo.models.pretrained import context_length, embedding_rows, eos_token_ids, quiet

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from pydantic import ValidationError
 
-from rlzoo import ops
-from rlzoo.errors import UserError, explain, shown
-from rlzoo.fairness import bin_index, bin_sums
+from rlzoo.core import ops
+from rlzoo.core.errors import UserError, explain, shown
+from rlzoo.core.fairness import bin_index, bin_sums
+from rlzoo.core.zoo import Zoo, load_zoo
 from rlzoo.support.parsing import UnreadableError, parse_yaml
-from rlzoo.zoo import Zoo, load_zoo
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlzoo.policy import ClipPolicy
-    from rlzoo.types import ClipResult
+    from rlzoo.core.policy import ClipPolicy
+    from rlzoo.core.types import ClipResult
 
 PREFIX = "rlzoo:"
 """Prefix of rules and estimators in other trainers' registries."""
@@ -88,7 +88,7 @@ def check_supported(policy: ClipPolicy, trainer: str, given: Iterable[str] = ())
     Args:
         policy: the rule.
         trainer: name of the trainer, for error messages.
-        given: fields of `ClipInputs` listed in `rlzoo.policy.NEEDS` that the integration can fill.
+        given: fields of `ClipInputs` listed in `rlzoo.core.policy.NEEDS` that the integration can fill.
 
     Raises:
         UserError: the rule needs something that the trainer does not provide; the message says what.

@@ -20,22 +20,22 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rlzoo import ops
-from rlzoo.errors import UserError, shown
-from rlzoo.fairness import bin_edges
+from rlzoo.config.redaction import redact_settings
+from rlzoo.core import ops
+from rlzoo.core.errors import UserError, shown
+from rlzoo.core.fairness import bin_edges
+from rlzoo.core.policy import ClipPolicy
+from rlzoo.core.reductions import Reduction, StepCounts
+from rlzoo.core.settings import user_path
+from rlzoo.core.types import ClipInputs
+from rlzoo.core.zoo import load_zoo
+from rlzoo.journal.recording import RecordedStep, turns
 from rlzoo.learner.judge import Judgement, judgement, updated
 from rlzoo.learner.on_policy import on_policy_gradient
 from rlzoo.measure.response_table import ResponseTable, prompt_ids
-from rlzoo.policy import ClipPolicy
-from rlzoo.processes import gather
-from rlzoo.recording import RecordedStep, turns
-from rlzoo.reductions import Reduction, StepCounts
+from rlzoo.models.processes import gather
 from rlzoo.support.extras import require_extra
-from rlzoo.support.reading import user_path
-from rlzoo.support.redaction import redact_settings
 from rlzoo.training.metrics import clip_metrics, policy_settings
-from rlzoo.types import ClipInputs
-from rlzoo.zoo import load_zoo
 
 require_extra("trl", "trl")
 

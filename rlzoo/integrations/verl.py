@@ -13,18 +13,18 @@ import numpy as np
 import torch
 from verl.trainer.ppo import core_algos
 
-from rlzoo import ops
-from rlzoo.advantages import AdvantageEstimator, AdvantageInputs
-from rlzoo.errors import UserError
+from rlzoo.core import ops
+from rlzoo.core.advantages import AdvantageEstimator, AdvantageInputs
+from rlzoo.core.errors import UserError
+from rlzoo.core.reductions import Reduction, StepCounts, is_per_response, reduce_objective
+from rlzoo.core.types import ClipInputs
 from rlzoo.integrations.rules import PREFIX, check_supported, clipped_by_length, installed, parse, per_response, rule
-from rlzoo.recording import turns
-from rlzoo.reductions import Reduction, StepCounts, is_per_response, reduce_objective
-from rlzoo.types import ClipInputs
+from rlzoo.journal.recording import turns
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlzoo.policy import ClipPolicy
+    from rlzoo.core.policy import ClipPolicy
 
 REDUCTIONS: dict[str, Reduction] = {
     "token-mean": "token_mean",

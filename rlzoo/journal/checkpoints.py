@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.journal.manifest import remove_sealed, sealed_files
 from rlzoo.journal.state import FILE, RunState, identity, numbered
 from rlzoo.support.atomic import UNFINISHED_TENSORS, is_tensors, remove_files, temporary_path

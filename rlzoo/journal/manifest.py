@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.models.pretrained import local_model
 from rlzoo.support.atomic import remove_files, sync
 from rlzoo.support.reading import SETTINGS, read_text, remedy

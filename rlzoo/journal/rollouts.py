@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlzoo import ops
+from rlzoo.config.redaction import redact_settings
 from rlzoo.config.run_config import RunConfig
+from rlzoo.core import ops
+from rlzoo.journal.recording import RecordedStep, UpdateLogProbs
 from rlzoo.learner.batch import ScoredBatch
 from rlzoo.learner.learner import Update
-from rlzoo.recording import RecordedStep, UpdateLogProbs
+from rlzoo.rollout.types import Rollout, RolloutGroup
 from rlzoo.support.distribution import version
-from rlzoo.support.redaction import redact_settings
-from rlzoo.types import Rollout, RolloutGroup
 
 
 def recorded_step(

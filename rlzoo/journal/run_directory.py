@@ -20,25 +20,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rlzoo.errors import UserError, shown
+from rlzoo.config.redaction import redact_settings
+from rlzoo.core.errors import UserError, shown
+from rlzoo.core.plugin_files import copy_plugins
 from rlzoo.journal import checkpoints
 from rlzoo.journal.manifest import seal
+from rlzoo.journal.recording import RecordedStep
 from rlzoo.journal.state import IDENTITY, identity
 from rlzoo.models.adapters import has_adapter
 from rlzoo.models.pretrained import quiet
-from rlzoo.plugin_files import copy_plugins
-from rlzoo.recording import RecordedStep
 from rlzoo.support.atomic import follow_umask, replacing, sync, temporary_path, write_tensors, write_text
 from rlzoo.support.lock import FILE as LOCK
 from rlzoo.support.lock import Lock
 from rlzoo.support.parsing import UnreadableError, parse_json
 from rlzoo.support.reading import RECORDS, read_text
-from rlzoo.support.redaction import redact_settings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from rlzoo.policy import ClipPolicy
+    from rlzoo.core.policy import ClipPolicy
 
 
 AS_LINE = json.JSONEncoder(ensure_ascii=False)

@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt, TypeAdapter, ValidationError
 
-from rlzoo.errors import UserError, first_mistake
+from rlzoo.core.errors import UserError, first_mistake
 from rlzoo.journal.manifest import damage
+from rlzoo.rollout.types import QueuedBatch
 from rlzoo.support.parsing import parse_json
 from rlzoo.support.reading import remedy
-from rlzoo.types import QueuedBatch
 
 FILE = "state.json"
 IDENTITY = "run.json"

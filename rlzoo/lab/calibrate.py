@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlzoo.config.run_config import RunConfig
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
+from rlzoo.core.policy import ClipPolicy
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import clip_fraction_of, match_clip_fraction, widths_of
-from rlzoo.policy import ClipPolicy
 from rlzoo.support.parsing import dump_yaml
 from rlzoo.training.after_step import Observer
 from rlzoo.training.train import train

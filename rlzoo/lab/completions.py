@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.lab.run_records import changed_settings, read_mapping
 from rlzoo.measure.at_k import Completions
 from rlzoo.support.atomic import temporary_path, write_text
@@ -20,7 +20,7 @@ from rlzoo.support.lock import FILE as LOCK
 from rlzoo.support.lock import Lock
 from rlzoo.support.parsing import dump_yaml, parse_json, parse_yaml
 from rlzoo.support.reading import RECORDS, SETTINGS, read_bytes, read_text
-from rlzoo.types import Problem
+from rlzoo.tasks.problem import Problem
 
 _KEY = "evaluation"  # part of the names of temporary files
 

@@ -13,9 +13,11 @@ import torch
 from safetensors.torch import load_model
 from torch import Tensor
 
-from rlzoo import ops
-from rlzoo.errors import UserError
-from rlzoo.fairness import NUM_BINS, bin_index
+from rlzoo.core import ops
+from rlzoo.core.errors import UserError
+from rlzoo.core.fairness import NUM_BINS, bin_index
+from rlzoo.core.types import ClipInputs
+from rlzoo.journal.recording import readable
 from rlzoo.lab.recorded import RecordedRun, RecordedUpdate
 from rlzoo.lab.replay import Replayed
 from rlzoo.learner.batch import Batch
@@ -24,8 +26,6 @@ from rlzoo.learner.log_probs import ResponseLogProbs
 from rlzoo.learner.micro_batches import padded
 from rlzoo.measure.intervals import Interval, bootstrap
 from rlzoo.models.pretrained import load_named
-from rlzoo.recording import readable
-from rlzoo.types import ClipInputs
 
 SAME = 0.02  # nats; maximum difference between recorded log-probs and log-probs recomputed from kept weights
 

@@ -17,8 +17,10 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError
 
 from rlzoo.config.composition import parse_overrides
+from rlzoo.config.redaction import redact_settings
 from rlzoo.config.sections import ModelConfig, RolloutConfig
-from rlzoo.errors import UserError, explain
+from rlzoo.core.errors import UserError, explain
+from rlzoo.core.settings import NameOrPath, Settings, user_path
 from rlzoo.gate.enter import TO_SAMPLE, Opening
 from rlzoo.gate.tokens import Asked
 from rlzoo.journal.manifest import check_model
@@ -31,16 +33,13 @@ from rlzoo.lab.study import plain
 from rlzoo.learner.optimization import named_weights
 from rlzoo.measure.at_k import AtK, Completion, LengthBin, by_length, estimates, means
 from rlzoo.models.pretrained import load_named
+from rlzoo.rollout.draws import Truncation
 from rlzoo.rollout.prompts import PromptError
 from rlzoo.rollout.sampler import Sampler
-from rlzoo.settings import NameOrPath, Settings
+from rlzoo.rollout.seeds import step_seed
 from rlzoo.support.distribution import version
-from rlzoo.support.draws import Truncation
-from rlzoo.support.reading import user_path
-from rlzoo.support.redaction import redact_settings
-from rlzoo.support.seeds import step_seed
+from rlzoo.tasks.problem import Problem
 from rlzoo.tasks.suites import Suite, SuiteGrader, find_suite
-from rlzoo.types import Problem
 
 logger = logging.getLogger("rlzoo")
 

@@ -11,7 +11,7 @@ from statistics import fmean
 import numpy as np
 
 from rlzoo.config.run_config import RunConfig
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.lab.races import labelled
 from rlzoo.lab.run_records import RunRecord
 from rlzoo.measure.comparison import LEVEL, POWER, detectable, seeds_for

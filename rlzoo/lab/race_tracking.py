@@ -12,7 +12,7 @@ from rlzoo.journal.tracking.record import run_id_of, tracking_uri
 from rlzoo.journal.tracking.store import artifact_repository, connected, find_run, is_missing
 from rlzoo.journal.tracking.views import REPORT
 from rlzoo.lab.races import Race
-from rlzoo.support.colours import RULE_TAG
+from rlzoo.measure.colours import RULE_TAG
 
 TAG = "rlzoo_comparison"
 PARENT = "mlflow.parentRunId"

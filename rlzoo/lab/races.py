@@ -10,7 +10,8 @@ from statistics import fmean, variance
 from typing import Any
 
 from rlzoo.config.run_config import SAME_CONTEST
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
+from rlzoo.core.policy import NAMED
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import clip_fraction_of, match_by_sign, match_clip_fraction, replay
 from rlzoo.lab.run_records import REPETITION, RunRecord, find_runs
@@ -18,7 +19,6 @@ from rlzoo.lab.study import Told, plain
 from rlzoo.measure.comparison import Difference, Estimate, differences, estimate
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable, pooled_runs
-from rlzoo.policy import NAMED
 
 NOT_COMPARABLE = "not comparable"
 LONGEST_VALUE = 80  # maximum length of a setting in a label, in characters

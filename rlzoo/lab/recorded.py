@@ -12,20 +12,20 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from rlzoo import ops
 from rlzoo.config.composition import read_config
 from rlzoo.config.run_config import RunConfig
-from rlzoo.corrections import Correction, CorrectionInputs
-from rlzoo.errors import UserError
-from rlzoo.fairness import bin_edges
+from rlzoo.core import ops
+from rlzoo.core.corrections import Correction, CorrectionInputs
+from rlzoo.core.errors import UserError
+from rlzoo.core.fairness import bin_edges
+from rlzoo.core.policy import ClipPolicy
+from rlzoo.core.reductions import StepCounts
+from rlzoo.core.settings import user_path
+from rlzoo.core.types import ClipInputs
+from rlzoo.core.zoo import load_zoo
+from rlzoo.journal.recording import RecordedStep, turns
 from rlzoo.learner.batch import Batch
-from rlzoo.policy import ClipPolicy
-from rlzoo.recording import RecordedStep, turns
-from rlzoo.reductions import StepCounts
-from rlzoo.support.kept import RaggedSets
-from rlzoo.support.reading import user_path
-from rlzoo.types import ClipInputs
-from rlzoo.zoo import load_zoo
+from rlzoo.rollout.kept import RaggedSets
 
 LONGEST_STEP = 9  # maximum number of digits of the step in a file name
 

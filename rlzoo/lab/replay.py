@@ -12,15 +12,15 @@ from pydantic import ValidationError
 from torch import Tensor
 from torch.nn import functional
 
-from rlzoo import ops
-from rlzoo.errors import UserError
+from rlzoo.core import ops
+from rlzoo.core.errors import UserError
+from rlzoo.core.policy import ClipPolicy
+from rlzoo.core.types import ClipInputs
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.learner.judge import judge, judgement, updated
 from rlzoo.learner.on_policy import on_policy_gradient
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable, prompt_ids
-from rlzoo.policy import ClipPolicy
-from rlzoo.types import ClipInputs
 
 CELLS = 2**18
 """Maximum number of tokens, including padding, that are judged at once."""

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from rlzoo.config.sections import LaunchConfig, LearnerConfig, ModelConfig
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
+from rlzoo.core.ops import LOG_RATIO_LIMIT
+from rlzoo.core.settings import user_path
 from rlzoo.journal.manifest import check_model
+from rlzoo.journal.recording import RecordedStep, UpdateLogProbs
 from rlzoo.lab.recorded import batch_of, rollout_files
 from rlzoo.lab.study import Told
 from rlzoo.learner.log_probs import ResponseLogProbs
 from rlzoo.learner.micro_batches import MicroBatches
 from rlzoo.models.pretrained import load_named
-from rlzoo.ops import LOG_RATIO_LIMIT
-from rlzoo.processes import make_accelerator
-from rlzoo.recording import RecordedStep, UpdateLogProbs
-from rlzoo.support.reading import user_path
+from rlzoo.models.processes import make_accelerator
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -10,12 +10,13 @@ from statistics import fmean
 from typing import Any
 
 from rlzoo.config.run_config import RunConfig
-from rlzoo.errors import UserError, shown
+from rlzoo.core.errors import UserError, shown
+from rlzoo.core.settings import user_path
+from rlzoo.core.zoo import Zoo, load_zoo
 from rlzoo.journal.run_directory import read_metrics
 from rlzoo.journal.tracking.record import flatten
 from rlzoo.support.parsing import parse_json, parse_yaml
-from rlzoo.support.reading import SETTINGS, read_text, user_path
-from rlzoo.zoo import Zoo, load_zoo
+from rlzoo.support.reading import SETTINGS, read_text
 
 REPETITION = ("seed", "output", "plugins", "tracking.", "checkpoint.")  # settings that may differ between repetitions
 

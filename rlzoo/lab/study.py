@@ -10,12 +10,12 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
+from rlzoo.core.policy import ClipPolicy
 from rlzoo.lab.cosine import Cosine, cosines, has_weights
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import Replayed, clip_fraction_of, match_by_sign, match_clip_fraction, replay, widths_of
 from rlzoo.measure.turns import TurnProfile
-from rlzoo.policy import ClipPolicy
 
 FACTORS = tuple(2.0**power for power in range(-4, 5))  # widths of a sweep, relative to the rule's own width
 

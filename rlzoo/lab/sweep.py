@@ -15,15 +15,16 @@ from pathlib import Path
 import psutil
 
 from rlzoo.config.run_config import RunConfig
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
+from rlzoo.core.settings import user_path
 from rlzoo.gate.fingerprint import file_facts
 from rlzoo.gate.settings import Start, check_settings
 from rlzoo.journal.state import read_fingerprint
 from rlzoo.journal.tracking.record import PARENT_RUN
 from rlzoo.lab.run_records import REPETITION, changed_settings, read_mapping, resolved_settings
-from rlzoo.support.machine import LAUNCHED, available_memory, cores
+from rlzoo.models.machine import LAUNCHED, available_memory, cores
 from rlzoo.support.parsing import parse_json, parse_yaml
-from rlzoo.support.reading import RECORDS, read_text, user_path
+from rlzoo.support.reading import RECORDS, read_text
 
 LAUNCHER = "RLZOO_LAUNCHER"
 """Environment variable that a sweep and rlzoo's launcher set for their children; holds the ID of the parent process."""

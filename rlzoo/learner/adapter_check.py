@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.learner.optimization import kept_weights, named_adapter, named_weights, origin
 from rlzoo.models.adapters import without_adapter
 from rlzoo.models.probe import evaluation_mode

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from rlzoo.policy import NEEDS
-from rlzoo.support.kept import RaggedSets, ranges
-from rlzoo.types import ClipInputs, KeptSets, Rollout, RolloutGroup
+from rlzoo.core.policy import NEEDS
+from rlzoo.core.types import ClipInputs
+from rlzoo.rollout.kept import RaggedSets, ranges
+from rlzoo.rollout.types import KeptSets, Rollout, RolloutGroup
 
 TENSORS = frozenset(NEEDS) - {"max_length", "progress"}
 

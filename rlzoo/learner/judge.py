@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from rlzoo.errors import PolicyError, UserError
-from rlzoo.policy import ClipPolicy, ClipStats
-from rlzoo.reductions import StepCounts, reduce_objective
-from rlzoo.types import ClipBand, ClipInputs, ClipResult
+from rlzoo.core.errors import PolicyError, UserError
+from rlzoo.core.policy import ClipPolicy, ClipStats
+from rlzoo.core.reductions import StepCounts, reduce_objective
+from rlzoo.core.types import ClipBand, ClipInputs, ClipResult
 
 METRIC = re.compile(r"[a-z][a-z0-9_]*")
 """Pattern that names in `ClipResult.metrics` must match."""

@@ -14,8 +14,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from rlzoo import ops
-from rlzoo.advantages import AdvantageEstimator, AdvantageInputs
+from rlzoo.config.redaction import redact_settings, with_secrets_of
 from rlzoo.config.sections import (
     LaunchConfig,
     LearnerConfig,
@@ -23,9 +22,14 @@ from rlzoo.config.sections import (
     minibatches_by_prompts,
     needs_reference,
 )
-from rlzoo.corrections import Correction, CorrectionInputs
-from rlzoo.errors import RunError, UserError
-from rlzoo.fairness import bin_edges
+from rlzoo.core import ops
+from rlzoo.core.advantages import AdvantageEstimator, AdvantageInputs
+from rlzoo.core.corrections import Correction, CorrectionInputs
+from rlzoo.core.errors import RunError, UserError
+from rlzoo.core.fairness import bin_edges
+from rlzoo.core.policy import ClipPolicy
+from rlzoo.core.reductions import kl_estimate
+from rlzoo.core.zoo import load_zoo
 from rlzoo.learner.adapter_check import check_adapter
 from rlzoo.learner.batch import Batch, ScoredBatch
 from rlzoo.learner.judge import updated
@@ -37,12 +41,8 @@ from rlzoo.learner.row_check import check_rows
 from rlzoo.learner.shaping import overlong_penalty, without_truncated
 from rlzoo.models.adapters import has_adapter, prepare_for_training, without_adapter
 from rlzoo.models.probe import Probe
-from rlzoo.policy import ClipPolicy
-from rlzoo.processes import make_accelerator
-from rlzoo.reductions import kl_estimate
+from rlzoo.models.processes import make_accelerator
 from rlzoo.support.reading import SETTINGS, read_text
-from rlzoo.support.redaction import redact_settings, with_secrets_of
-from rlzoo.zoo import load_zoo
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

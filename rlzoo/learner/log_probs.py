@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from rlzoo.models.autocast import uncached_autocast
 from rlzoo.models.probe import evaluation_mode
-from rlzoo.support.autocast import uncached_autocast
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from rlzoo.learner.micro_batches import ModelInputs
-    from rlzoo.support.kept import RaggedSets
+    from rlzoo.rollout.kept import RaggedSets
 
 LOGITS_PER_CHUNK = 2**24
 """Maximum number of logits in memory at once on a CPU: 64 MB in float32, regardless of the vocabulary size."""

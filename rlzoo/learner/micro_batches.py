@@ -14,8 +14,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rlzoo.models.pretrained import context_length
 from rlzoo.models.probe import rotary_switch
-from rlzoo.processes import deal
-from rlzoo.support.draws import refuse_nan
+from rlzoo.models.processes import deal
+from rlzoo.rollout.draws import refuse_nan
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from rlzoo.config.sections import LearnerConfig
     from rlzoo.learner.batch import Batch
-    from rlzoo.support.kept import RaggedSets
+    from rlzoo.rollout.kept import RaggedSets
 
 PaddingSide = Literal["left", "right"]
 

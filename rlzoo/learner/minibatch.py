@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rlzoo import ops
-from rlzoo.errors import PolicyError
+from rlzoo.core import ops
+from rlzoo.core.errors import PolicyError
+from rlzoo.core.reductions import StepCounts, kl_estimate, reduce_objective
 from rlzoo.learner.judge import Judgement, judgement
 from rlzoo.learner.micro_batches import MicroBatch
 from rlzoo.learner.on_policy import on_policy_gradient
 from rlzoo.measure.response_table import ResponseTable, prompt_ids
-from rlzoo.processes import gather
-from rlzoo.reductions import StepCounts, kl_estimate, reduce_objective
+from rlzoo.models.processes import gather
 
 if TYPE_CHECKING:
     from rlzoo.config.sections import LearnerConfig
+    from rlzoo.core.policy import ClipPolicy
+    from rlzoo.core.types import ClipInputs
     from rlzoo.learner.batch import ScoredBatch
     from rlzoo.learner.micro_batches import MicroBatches
-    from rlzoo.policy import ClipPolicy
-    from rlzoo.types import ClipInputs
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rlzoo.errors import PolicyError
+from rlzoo.core.errors import PolicyError
+from rlzoo.core.policy import ClipPolicy
+from rlzoo.core.reductions import StepCounts, is_per_response, reduce_objective
+from rlzoo.core.types import ClipInputs, ClipResult
 from rlzoo.learner.judge import judge, judgement
-from rlzoo.policy import ClipPolicy
-from rlzoo.reductions import StepCounts, is_per_response, reduce_objective
-from rlzoo.types import ClipInputs, ClipResult
 
 
 def on_policy_gradient(

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from rlzoo.config.sections import LearnerConfig
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.learner.log_probs import ResponseLogProbs
 from rlzoo.learner.micro_batches import ModelInputs
 from rlzoo.models.pretrained import one_line
-from rlzoo.processes import gather
+from rlzoo.models.processes import gather
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.learner.batch import collate
 from rlzoo.models.probe import MODEL_ERRORS, Probe, evaluation_mode, excess, rounding
-from rlzoo.types import Problem, Rollout, RolloutGroup
+from rlzoo.rollout.types import Rollout, RolloutGroup
+from rlzoo.tasks.problem import Problem
 
 if TYPE_CHECKING:
     from rlzoo.config.sections import LearnerConfig

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from rlzoo.fairness import NUM_BINS, bin_edges, bin_index
+from rlzoo.core.fairness import NUM_BINS, bin_edges, bin_index
 from rlzoo.measure.intervals import Array, Interval, bootstrap_mean
 
 

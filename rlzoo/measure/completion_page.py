@@ -13,8 +13,8 @@ from importlib.resources import files
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
+from rlzoo.measure.printable import printable
 from rlzoo.measure.report import Cell, number
-from rlzoo.support.printable import printable
 
 EDGES = (0.003, 0.01, 0.03, 0.1, 0.3)
 """Absolute log-ratios in nats at which the colour gets stronger. They are fixed, so that pages can be compared."""
@@ -60,9 +60,11 @@ class Completion:
 
 def render(title: str, facts: Mapping[str, str], completions: Sequence[Completion]) -> str:
     """Render a self-contained HTML page with ``facts`` at the top; all input is escaped, and only its own script can run."""
-    environment = Environment(loader=PackageLoader("rlzoo", "assets"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        loader=PackageLoader("rlzoo.measure", "assets"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
     environment.filters.update(number=number, token=_token, plain=lambda text: printable(text, keep="\n"))
-    script = files("rlzoo").joinpath("assets", "completions.js").read_text(encoding="utf-8")
+    script = files(__package__).joinpath("assets", "completions.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return str(
         environment.get_template("completions.html.j2").render(

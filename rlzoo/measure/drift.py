@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlzoo import ops
-from rlzoo.fairness import NUM_BINS, bin_edges, bin_index
+from rlzoo.core import ops
+from rlzoo.core.fairness import NUM_BINS, bin_edges, bin_index
+from rlzoo.core.types import ClipInputs
 from rlzoo.measure.profile import MOVED, labels
-from rlzoo.types import ClipInputs
 
 FEWEST = 10
 """Minimum number of responses for a bin to be used in fitting the exponent."""

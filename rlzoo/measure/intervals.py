@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from rlzoo.fairness import NUM_BINS, LengthWeights
+from rlzoo.core.fairness import NUM_BINS, LengthWeights
 
 Array = NDArray[Any]
 
@@ -148,7 +148,7 @@ class LengthError:
 
 @dataclass(frozen=True, slots=True)
 class Decomposition:
-    """The length reweighting error by cause, with the weights defined in `rlzoo.fairness.LengthWeights`."""
+    """The length reweighting error by cause, with the weights defined in `rlzoo.core.fairness.LengthWeights`."""
 
     conditional: LengthError  # conditional on the sign of the advantage: the rule's effect on lengths
     composition: LengthError  # from the mix of signs alone: the rule's effect on signs

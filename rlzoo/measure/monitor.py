@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from rlzoo.core.policy import ClipPolicy
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable
-from rlzoo.policy import ClipPolicy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

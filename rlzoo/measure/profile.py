@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rlzoo.fairness import NUM_BINS, bin_edges, bin_index, bin_sums, effective_sample_size
+from rlzoo.core.fairness import NUM_BINS, bin_edges, bin_index, bin_sums, effective_sample_size
 from rlzoo.measure.intervals import Clusters, Decomposition, Interval, LengthError
 from rlzoo.measure.response_table import ResponseTable
 

@@ -41,7 +41,9 @@ def render(title: str, facts: Mapping[str, str], sections: Sequence[ReportSectio
     """Render an HTML page with ``facts`` at the top; it has no scripts or external resources, and all input is escaped."""
     from rlzoo.measure.figures import svg  # imports matplotlib, which a run does not need before its first figure
 
-    environment = Environment(loader=PackageLoader("rlzoo", "assets"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        loader=PackageLoader("rlzoo.measure", "assets"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
     environment.filters.update(number=number, code=_code, svg=lambda figure: Markup(svg(figure)))
     return str(environment.get_template("report.html.j2").render(title=title, facts=facts, sections=sections))
 

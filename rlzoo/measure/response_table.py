@@ -8,10 +8,10 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from rlzoo import ops
-from rlzoo.fairness import NUM_BINS
-from rlzoo.policy import ClipStats
-from rlzoo.types import ClipInputs, ClipResult
+from rlzoo.core import ops
+from rlzoo.core.fairness import NUM_BINS
+from rlzoo.core.policy import ClipStats
+from rlzoo.core.types import ClipInputs, ClipResult
 
 
 @dataclass(frozen=True, slots=True)

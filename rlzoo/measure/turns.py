@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rlzoo.fairness import NUM_BINS, bin_edges, bin_index
+from rlzoo.core.fairness import NUM_BINS, bin_edges, bin_index
 from rlzoo.measure.intervals import Clusters, LengthError
 from rlzoo.measure.profile import clusters, error_metrics, labels
 from rlzoo.measure.response_table import ResponseTable

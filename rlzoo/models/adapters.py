@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rlzoo.config.sections import LearnerConfig, LoraConfig
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.models.pretrained import quiet
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlzoo.config.sections import ModelConfig
-from rlzoo.errors import UserError, did_you_mean, shown
+from rlzoo.core.errors import UserError, did_you_mean, shown
 from rlzoo.support.atomic import follow_umask, temporary_path
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def local_model(path: str) -> Path | None:
         UserError: the folder does not exist or contains no model, or the name is unknown.
     """
     if path in EMBEDDED:
-        return Path(str(importlib.resources.files("rlzoo"))) / "assets" / path
+        return Path(str(importlib.resources.files("rlzoo.models"))) / "assets" / path
     if path == "smollm2":
         return None
     try:
@@ -150,7 +150,7 @@ def _from_pretrained(source: str, settings: ModelConfig, trust_remote_code: bool
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    from rlzoo.acceleration import prepare_cpu
+    from rlzoo.models.acceleration import prepare_cpu
 
     config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
     text_config = config.get_text_config()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.models.pretrained import context_length
 
 if TYPE_CHECKING:

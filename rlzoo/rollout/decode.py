@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from rlzoo.acceleration import can_fuse, fused_step
-from rlzoo.support.autocast import uncached_autocast
-from rlzoo.support.draws import Truncation, draw
-from rlzoo.support.kept import RaggedSets, SetRecorder
+from rlzoo.models.acceleration import can_fuse, fused_step
+from rlzoo.models.autocast import uncached_autocast
+from rlzoo.rollout.draws import Truncation, draw
+from rlzoo.rollout.kept import RaggedSets, SetRecorder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from rlzoo.fast_cpu.fused import FusedStep
+    from rlzoo.models.fast_cpu.fused import FusedStep
 
 CONVERSATION = 4096
 """Number of positions whose rotary embeddings are precomputed for a conversation. Longer episodes need new embeddings."""

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlzoo.environments import Message
-from rlzoo.errors import UserError, shown
+from rlzoo.core.errors import UserError, shown
 from rlzoo.rollout.prompts import encode_text, rendered, special_tokens, without_control_tokens
 from rlzoo.rollout.tool_style import ToolStyle
+from rlzoo.tasks.environments import Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

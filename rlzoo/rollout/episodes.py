@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rlzoo.environments import Host, Message, Observation
-from rlzoo.errors import shown
+from rlzoo.core.errors import shown
 from rlzoo.rollout.dialogue import Dialogue
 from rlzoo.rollout.prompts import PromptError
 from rlzoo.rollout.sampler import Drawn, Draws, Ids, Sampler
-from rlzoo.types import KeptSets, Problem, Rollout, Turn
+from rlzoo.rollout.types import KeptSets, Rollout, Turn
+from rlzoo.tasks.environments import Host, Message, Observation
+from rlzoo.tasks.problem import Problem
 
 if TYPE_CHECKING:
     from rlzoo.config.sections import RolloutConfig
-    from rlzoo.support.draws import Truncation
+    from rlzoo.rollout.draws import Truncation
 
 logger = logging.getLogger("rlzoo")
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from rlzoo.errors import UserError, shown
+from rlzoo.core.errors import UserError, shown
 from rlzoo.support.workers import Worker, WorkerError, WorkerStartError
 from rlzoo.tasks.grading import MEMORY
 

@@ -15,15 +15,16 @@ import torch
 from torch import Tensor
 
 from rlzoo.config.run_config import RunConfig
-from rlzoo.errors import RunError, UserError
-from rlzoo.processes import gather
+from rlzoo.core.errors import RunError, UserError
+from rlzoo.models.processes import gather
+from rlzoo.rollout.draws import Truncation
 from rlzoo.rollout.episodes import Limits, Player
 from rlzoo.rollout.sampler import Sampler
-from rlzoo.support.draws import Truncation
-from rlzoo.support.seeds import EVALUATION, ROLLOUT, step_seed
+from rlzoo.rollout.seeds import EVALUATION, ROLLOUT, step_seed
+from rlzoo.rollout.types import QueuedBatch, Rollout, RolloutGroup
 from rlzoo.tasks import Task
 from rlzoo.tasks.grading import checked_reward
-from rlzoo.types import Problem, QueuedBatch, Rollout, RolloutGroup
+from rlzoo.tasks.problem import Problem
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rlzoo.acceleration import can_fuse
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
+from rlzoo.models.acceleration import can_fuse
 from rlzoo.models.pretrained import context_length
 from rlzoo.models.probe import (
     MODEL_ERRORS,
@@ -31,9 +31,9 @@ from rlzoo.models.probe import (
     rotary_switch,
 )
 from rlzoo.rollout.decode import Caches, Decoded, Way, decode, possible_ways
+from rlzoo.rollout.draws import OwnDraws, Truncation, refuse_nan, row_uniforms
 from rlzoo.rollout.prompts import encode_prompt
-from rlzoo.support.draws import OwnDraws, Truncation, refuse_nan, row_uniforms
-from rlzoo.types import KeptSets, Rollout
+from rlzoo.rollout.types import KeptSets, Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from rlzoo.environments import Message
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.rollout.prompts import rendered
+from rlzoo.tasks.environments import Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

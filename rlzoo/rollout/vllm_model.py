@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from rlzoo.config.sections import VLLMConfig
-from rlzoo.errors import RunError, UserError
+from rlzoo.core.errors import RunError, UserError
 from rlzoo.models.pretrained import quiet
+from rlzoo.rollout.draws import Truncation
 from rlzoo.rollout.sampler import Drawn, Draws, Ids, Sampler
+from rlzoo.rollout.types import KeptSets
 from rlzoo.rollout.vllm_model import cpu_head_size, head_size, padded_config, vllm_weights
-from rlzoo.support.draws import Truncation
 from rlzoo.support.extras import INSTALL_VLLM
-from rlzoo.types import KeptSets
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 
 from rlzoo.config.sections import VLLMConfig
-from rlzoo.errors import RunError, UserError, shown
+from rlzoo.core.errors import RunError, UserError, shown
 from rlzoo.rollout.sampler import Drawn, Draws, Ids
+from rlzoo.rollout.types import KeptSets
 from rlzoo.rollout.vllm_model import cpu_head_size, head_size, vllm_weights
 from rlzoo.rollout.vllm_sampler import AnyVLLMSampler, request_seed
 from rlzoo.support.atomic import remove_files, write_tensors
 from rlzoo.support.lock import Lock
 from rlzoo.support.replies import bounded_pool
-from rlzoo.types import KeptSets
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -6,8 +6,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-DISTRIBUTION = "rlzoo-llm"
-"""Name on PyPI. There, `rlzoo` is a different project, which installs its own package `rlzoo` into the same folder."""
+from rlzoo.core.discovery import DISTRIBUTION
 
 REPAIR = f"pip uninstall rlzoo && pip install --force-reinstall --no-deps {DISTRIBUTION}"
 

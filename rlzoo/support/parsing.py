@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from rlzoo.errors import shown
+from rlzoo.core.errors import shown
 
 LONGEST_YAML = 20_000  # maximum number of characters, which PyYAML parses in about 0.3 s; configs are ten times shorter
 DEEPEST = 40  # maximum nesting depth of lists and mappings, because code that traverses settings recurses

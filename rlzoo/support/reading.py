@@ -7,8 +7,6 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from rlzoo.errors import UserError, shown
-
 SETTINGS = 2**20  # maximum size in bytes of a YAML or JSON settings file
 RECORDS = 2**31  # maximum size in bytes of a file of records: questions, metrics, completions
 
@@ -24,14 +22,6 @@ def remedy(error: Exception, for_damage: str) -> str:
     """Return what to do about a file that cannot be read: ``for_damage``, unless the system did not let us read it."""
     is_whole = isinstance(error, OSError) and not isinstance(error, NotReadError)
     return "check the permissions of the file and its folders" if is_whole else for_damage
-
-
-def user_path(path: str | Path) -> Path:
-    """Return a path that a user wrote, with ``~`` expanded; raises `UserError` for ``~NAME`` if there is no such user."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        raise UserError(f"path {shown(str(path))}: no such user; for a file of this name, write its absolute path") from None
 
 
 def opened(path: str | Path, most: int) -> BinaryIO:

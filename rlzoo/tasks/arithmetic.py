@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import Field
 
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
+from rlzoo.tasks.problem import Problem
 from rlzoo.tasks.task import MAX_TRIES, Drawn, Task, is_held_out
-from rlzoo.types import Problem
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")  # not \d, which also matches digits in other scripts
 _NUMBER = re.compile(r"(?:(?<![0-9])[+-])?[0-9]+(?:\.[0-9]+)?")  # the minus in 5-23 is not a sign, and 7.23 is one number

@@ -12,7 +12,7 @@ from functools import cache, partial
 from http.client import IncompleteRead
 from typing import Any
 
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.support.worker_main import reason
 from rlzoo.support.workers import Worker, WorkerStartError
 from rlzoo.tasks.grading import checked_reward

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from rlzoo.environments import Environment, Host
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.support.workers import Worker
+from rlzoo.tasks.environments import Environment, Host
+from rlzoo.tasks.problem import Problem
 from rlzoo.tasks.task import Origin, Task, build_task, seeded
 from rlzoo.tasks.user_code import import_named
-from rlzoo.types import Problem
 
 TRIED = 4
 """Number of episodes that are started before a run, to find errors early."""

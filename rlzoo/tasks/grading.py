@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, SupportsFloat
 
-from rlzoo.errors import UserError, shown
+from rlzoo.core.errors import UserError, shown
 from rlzoo.support.workers import Worker, WorkerError, WorkerStartError
 
 MEMORY = 768 * 2**20

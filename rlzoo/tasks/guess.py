@@ -9,11 +9,11 @@ from functools import partial
 
 from pydantic import Field
 
-from rlzoo.environments import Environment
-from rlzoo.environments.guess import Guess
+from rlzoo.tasks.environments import Environment
+from rlzoo.tasks.environments.guess import Guess
 from rlzoo.tasks.episodes import EpisodeTask
+from rlzoo.tasks.problem import Problem
 from rlzoo.tasks.task import Drawn
-from rlzoo.types import Problem
 
 FEWEST = 5
 """Minimum number of candidates in a game."""

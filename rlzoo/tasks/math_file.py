@@ -9,14 +9,14 @@ from typing import Any
 
 from pydantic import Field
 
-from rlzoo.errors import UserError
-from rlzoo.settings import NameOrPath
+from rlzoo.core.errors import UserError
+from rlzoo.core.settings import NameOrPath
 from rlzoo.support.extras import require_extra
 from rlzoo.tasks.grading import Grader
 from rlzoo.tasks.math_grading import ASK_FOR_A_BOX, MathGrader, math_worker_process
 from rlzoo.tasks.math_rows import is_file_name, read_problems
+from rlzoo.tasks.problem import Problem
 from rlzoo.tasks.task import Origin, Task, is_held_out, question_key
-from rlzoo.types import Problem
 
 
 class MathFileTask(Task):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rlzoo.tasks.extraction import after_hashes, last_boxed
 from rlzoo.tasks.grading import MEMORY, Grader
-from rlzoo.types import Problem
+from rlzoo.tasks.problem import Problem
 
 ASK_FOR_A_BOX = "{question}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
 

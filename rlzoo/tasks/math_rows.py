@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlzoo.errors import UserError, shown
+from rlzoo.core.errors import UserError, shown
 from rlzoo.support.extras import require_extra
 from rlzoo.support.parsing import UnreadableError, parse_json
 from rlzoo.support.reading import RECORDS, opened, read_text
 from rlzoo.tasks.extraction import after_hashes, last_boxed
 from rlzoo.tasks.math_grading import LONGEST_ANSWER, plain_answer, without_thousands_separators
+from rlzoo.tasks.problem import Problem
 from rlzoo.tasks.task import question_key
-from rlzoo.types import Problem
 
 logger = logging.getLogger("rlzoo")
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from pydantic import Field
 
-from rlzoo.errors import UserError, did_you_mean
+from rlzoo.core.errors import UserError, did_you_mean
 from rlzoo.support.extras import require_extra
 from rlzoo.tasks.extraction import final_answer
 from rlzoo.tasks.grading import MEMORY, Grader
+from rlzoo.tasks.problem import Problem
 from rlzoo.tasks.task import Task, is_held_out
-from rlzoo.types import Problem
 
 _MAX_TRIES = 1000  # maximum number of consecutive draws that are on the wrong side of the split or repeat a question
 _MAX_ENTRIES = 100_000  # maximum number of recent entries kept; scorers need the whole entry, not just the answer

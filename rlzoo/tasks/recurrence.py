@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic import Field
 
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
+from rlzoo.tasks.problem import Problem
 from rlzoo.tasks.task import Drawn, Task
-from rlzoo.types import Problem
 
 ANSWER_MARKER = "#"
 _QUESTION = re.compile(r"(?P<counter>[0-9]+)(?P<letter>[a-i])(?P<before>[0-9]+),[0-9]+[a-i](?P<last>[0-9]+),")

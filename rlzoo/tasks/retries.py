@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import Field
 
-from rlzoo.environments import Environment, Messages
+from rlzoo.tasks.environments import Environment, Messages
 from rlzoo.tasks.episodes import AskingTask
-from rlzoo.types import Problem
+from rlzoo.tasks.problem import Problem
 
 
 class RetriesTask(AskingTask):

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlzoo.errors import UserError, did_you_mean, shown
+from rlzoo.core.errors import UserError, did_you_mean, shown
 from rlzoo.support.extras import require_extra
 from rlzoo.tasks.arithmetic import ArithmeticTask
 from rlzoo.tasks.math_grading import ASK_FOR_A_BOX, MathGrader, math_worker_process
 from rlzoo.tasks.math_rows import read_problems
-from rlzoo.types import Problem
+from rlzoo.tasks.problem import Problem
 
 TIMEOUT = 5.0  # time limit in seconds for one comparison, as in training
 NUM_SUMS = 200

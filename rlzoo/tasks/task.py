@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, ValidationError, field_validator
 
-from rlzoo.errors import UserError, did_you_mean, explain, shown
-from rlzoo.settings import Settings
+from rlzoo.core.errors import UserError, did_you_mean, explain, shown
+from rlzoo.core.settings import Settings
 from rlzoo.support.workers import Worker
 from rlzoo.tasks.async_grading import AsyncGrader
 from rlzoo.tasks.grading import Grader
+from rlzoo.tasks.problem import Problem
 from rlzoo.tasks.user_code import import_named, import_reward, reward_worker
-from rlzoo.types import Problem
 
 if TYPE_CHECKING:
-    from rlzoo.environments import Host
+    from rlzoo.tasks.environments import Host
 
 _TASKS = {
     "arithmetic": ("rlzoo.tasks.arithmetic", "ArithmeticTask"),

@@ -10,15 +10,15 @@ from typing import Any
 
 from pydantic import Field
 
-from rlzoo.environments import Environment, Host, Observation
-from rlzoo.environments.tools import Tool, ToolEnvironment, checked
-from rlzoo.errors import UserError, shown
+from rlzoo.core.errors import UserError, shown
+from rlzoo.tasks.environments import Environment, Host, Observation
+from rlzoo.tasks.environments.tools import Tool, ToolEnvironment, checked
 from rlzoo.tasks.episodes import AskingTask
+from rlzoo.tasks.problem import Problem
 from rlzoo.tasks.task import Task
 from rlzoo.tasks.user_code import import_named
-from rlzoo.types import Problem
 
-FORM = "module:function, for example rlzoo.environments.tools:calculator"
+FORM = "module:function, for example rlzoo.tasks.environments.tools:calculator"
 
 
 class ToolTask(AskingTask):

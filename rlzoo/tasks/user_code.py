@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlzoo.errors import UserError, did_you_mean, shown
+from rlzoo.core.errors import UserError, did_you_mean, shown
 from rlzoo.tasks.async_grading import AsyncGrader, is_coroutine_function
 from rlzoo.tasks.grading import Grader
-from rlzoo.types import Problem
+from rlzoo.tasks.problem import Problem
 
 RewardFunction = Callable[[Problem, str], Any]
 """Returns a number; if defined with ``async def``, the awaited result is a number."""

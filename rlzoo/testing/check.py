@@ -15,10 +15,10 @@ from typing import Any, Literal
 
 import torch
 
-from rlzoo.policy import ClipPolicy
+from rlzoo.core.policy import ClipPolicy
+from rlzoo.core.types import ClipInputs
 from rlzoo.testing.data import TOKEN_FIELDS, map_tensors, optional_fields, uniform_inputs
 from rlzoo.testing.laws import LAWS, Law, LawError, LawWarning
-from rlzoo.types import ClipInputs
 
 MAX_TRIALS = 300  # maximum number of trials when shrinking; a trial takes about a millisecond
 

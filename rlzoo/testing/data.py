@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlzoo import ops
-from rlzoo.policy import ClipPolicy, ClipStats
-from rlzoo.types import ClipInputs, ClipResult
+from rlzoo.core import ops
+from rlzoo.core.policy import ClipPolicy, ClipStats
+from rlzoo.core.types import ClipInputs, ClipResult
 
 TOKEN_FIELDS = ("log_probs", "old_log_probs", "rollout_log_probs", "old_entropy", "ref_log_probs")
 INTEGER_TOKEN_FIELDS = ("turn_ids", "token_ids")

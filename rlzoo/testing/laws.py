@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from rlzoo import ops
-from rlzoo.policy import NAMED, ClipPolicy, ClipStats, contract_problem
-from rlzoo.settings import Settings
+from rlzoo.core import ops
+from rlzoo.core.policy import NAMED, ClipPolicy, ClipStats, contract_problem
+from rlzoo.core.settings import Settings
+from rlzoo.core.types import ClipInputs, ClipResult
 from rlzoo.testing import data
 from rlzoo.testing.data import INTEGER_TOKEN_FIELDS, TOKEN_FIELDS, answer, evaluate, fresh, left_padded, map_tensors, visible
-from rlzoo.types import ClipInputs, ClipResult
 
 Example = Callable[[ClipPolicy], ClipInputs]
 
@@ -153,7 +153,7 @@ def _unbounded(annotation: Any) -> bool:
 @law(example=_some_inputs, shrinks=False)
 def names_are_known(policy: ClipPolicy, inputs: ClipInputs) -> None:
     """2. Estimator, reduction, scope, needs and the laws in `exempt` are known names, and every exemption has a reason."""
-    from rlzoo.zoo import policy_problem
+    from rlzoo.core.zoo import policy_problem
 
     problem = contract_problem(type(policy)) or policy_problem(type(policy))
     assert problem is None, problem

@@ -9,9 +9,9 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from rlzoo import ops
-from rlzoo.advantages import AdvantageEstimator, AdvantageInputs
-from rlzoo.corrections import Correction, CorrectionInputs
+from rlzoo.core import ops
+from rlzoo.core.advantages import AdvantageEstimator, AdvantageInputs
+from rlzoo.core.corrections import Correction, CorrectionInputs
 from rlzoo.testing.laws import assert_close, assert_complete_settings
 
 Part = TypeVar("Part", AdvantageEstimator, Correction)

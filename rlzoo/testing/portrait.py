@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rlzoo import ops
-from rlzoo.policy import ClipPolicy
+from rlzoo.core import ops
+from rlzoo.core.policy import ClipPolicy
 from rlzoo.testing.data import evaluate, uniform_inputs
 
 LENGTHS = (1, 16, 256, 4096)

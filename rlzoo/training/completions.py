@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rlzoo import ops
+from rlzoo.config.redaction import redact_settings
 from rlzoo.config.run_config import RunConfig
+from rlzoo.core import ops
 from rlzoo.journal.rollouts import clipped_shares
 from rlzoo.learner.batch import ScoredBatch
 from rlzoo.learner.learner import Update
 from rlzoo.measure.completion_page import Completion, Token, render
-from rlzoo.support.redaction import redact_settings
-from rlzoo.types import RolloutGroup
+from rlzoo.rollout.types import RolloutGroup
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlzoo.errors import PolicyError, RunError
+from rlzoo.core.errors import PolicyError, RunError
 from rlzoo.learner.batch import collate
 from rlzoo.learner.learner import Update
-from rlzoo.support.seeds import LEARNER, step_seed
+from rlzoo.rollout.seeds import LEARNER, step_seed
 from rlzoo.training.metrics import Stopwatch, step_metrics
 from rlzoo.training.run import Run
 

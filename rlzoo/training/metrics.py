@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from rlzoo.config.sections import RewardConfig
-from rlzoo.fairness import NUM_BINS, bin_edges, bin_index
+from rlzoo.core.fairness import NUM_BINS, bin_edges, bin_index
+from rlzoo.core.policy import ClipPolicy
+from rlzoo.core.reductions import kl_estimate
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable
 from rlzoo.measure.turns import TurnProfile
-from rlzoo.policy import ClipPolicy
-from rlzoo.reductions import kl_estimate
+from rlzoo.rollout.types import RolloutGroup
 from rlzoo.training.mismatch import mismatch_metrics
-from rlzoo.types import RolloutGroup
 
 if TYPE_CHECKING:
     from rlzoo.learner.batch import Batch, ScoredBatch

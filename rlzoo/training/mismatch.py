@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rlzoo import ops
-from rlzoo.errors import RunError
-from rlzoo.fairness import NUM_BINS, bin_edges, bin_index
+from rlzoo.core import ops
+from rlzoo.core.errors import RunError
+from rlzoo.core.fairness import NUM_BINS, bin_edges, bin_index
 
 if TYPE_CHECKING:
     from rlzoo.config.run_config import RunConfig

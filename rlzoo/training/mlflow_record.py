@@ -6,14 +6,14 @@ import shlex
 from pathlib import Path
 from typing import Any, Literal
 
+from rlzoo.config.redaction import redact_settings
 from rlzoo.config.run_config import RunConfig
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.gate.fingerprint import TRAIN_PROBLEMS
 from rlzoo.journal.tracking.description import NOTE, describe_run, differences
 from rlzoo.journal.tracking.record import Data, Record, flatten, git_commit
-from rlzoo.support.colours import RULE_TAG
+from rlzoo.measure.colours import RULE_TAG
 from rlzoo.support.distribution import version
-from rlzoo.support.redaction import redact_settings
 from rlzoo.tasks import Task
 from rlzoo.tasks.task import fingerprint
 from rlzoo.training.run import Run

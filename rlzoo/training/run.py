@@ -14,7 +14,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 from torch import nn
 
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.gate.enter import Admission
 from rlzoo.journal.rollouts import recorded_step, transcripts
 from rlzoo.journal.run_directory import RunDirectory, why_not_written, writing
@@ -23,7 +23,7 @@ from rlzoo.learner.batch import ScoredBatch
 from rlzoo.learner.learner import Update
 from rlzoo.learner.optimization import kept_weights, named_adapter
 from rlzoo.measure.monitor import WINDOW, Monitor
-from rlzoo.processes import gather, peak_memory
+from rlzoo.models.processes import gather, peak_memory
 from rlzoo.rollout.rollouts import Rollouts, Sampled
 from rlzoo.training.completions import completion_page
 from rlzoo.training.mismatch import refuse_mismatch

@@ -13,19 +13,19 @@ from statistics import fmean
 from safetensors import SafetensorError
 
 from rlzoo.config.run_config import RunConfig
-from rlzoo.errors import PolicyError, RunError
+from rlzoo.core.errors import PolicyError, RunError
 from rlzoo.gate.enter import enter
 from rlzoo.gate.settings import remarks
 from rlzoo.journal.run_directory import read_metrics, why_not_written
 from rlzoo.journal.tracking.tracker import Tracker
 from rlzoo.measure.profile import LengthProfile
-from rlzoo.support.signals import StopRequest, requested_stop
 from rlzoo.tasks.task import seeded
 from rlzoo.training.after_step import AfterStep, Observer, Stage
 from rlzoo.training.loop import steps
 from rlzoo.training.metrics import run_metrics
 from rlzoo.training.mlflow_record import run_record
 from rlzoo.training.run import Run
+from rlzoo.training.signals import StopRequest, requested_stop
 
 logger = logging.getLogger("rlzoo")
 

@@ -19,7 +19,7 @@ from mlflow import MlflowClient
 from playwright.sync_api import expect, sync_playwright
 
 from rlzoo.journal.tracking.views import NAME, SECTIONS, view_path
-from rlzoo.support.colours import rule_colour
+from rlzoo.measure.colours import rule_colour
 
 FLAGS = ["--no-sandbox", "--disable-quic", "--disable-background-networking"]
 SLOW = 90_000  # milliseconds; the pages are large and the machine may be busy

@@ -11,7 +11,7 @@ import pytest
 from rlzoo import load_zoo
 from rlzoo.cli.bars import Bars
 from rlzoo.cli.console import Plain, folded, refilled, show_log
-from rlzoo.support.printable import printable
+from rlzoo.measure.printable import printable
 
 LONG = "clip is inert: nothing was clipped for 10 steps; narrow clip.width_low, or find a width with `rlzoo calibrate`"
 STOPPED = "stopped after step 3 of 40; resume with: rlzoo train --resume --output runs/fspo-arithmetic-0-20261122-054750"

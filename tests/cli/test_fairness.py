@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
+from rlzoo.journal.recording import RecordedStep
 from rlzoo.lab.recorded import RecordedRun
-from rlzoo.recording import RecordedStep
 
 
 def test_fairness_prints_drift_and_what_the_own_rule_clipped(rlzoo, trained):

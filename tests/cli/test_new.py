@@ -10,7 +10,7 @@ from importlib.metadata import version
 import pytest
 
 from rlzoo import testing
-from rlzoo.zoo import load_zoo
+from rlzoo.core.zoo import load_zoo
 from tests.cli.conftest import SOUND
 
 LAWS = [law.name for law in testing.LAWS]

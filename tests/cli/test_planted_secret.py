@@ -11,7 +11,7 @@ import yaml
 from rlzoo.cli import app as command_line
 from rlzoo.cli.main import main
 from rlzoo.config.composition import parse_overrides
-from rlzoo.errors import PolicyError, UserError
+from rlzoo.core.errors import PolicyError, UserError
 
 IN_THE_ENVIRONMENT, IN_A_SETTING = "planted-env-0", "planted-key-1"
 IN_AN_ADDRESS, OF_THE_STORE = "planted/pass-2", "planted-db-3"

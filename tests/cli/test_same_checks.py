@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from rlzoo import RunConfig, UserError, train
-from rlzoo.plugin_files import LARGEST
+from rlzoo.core.plugin_files import LARGEST
 
 RUN = ["train", "--clip", "grpo", "--steps", "1", "--set", "tracking.mlflow=false", "--set", "eval.num_problems=0"]
 

@@ -21,7 +21,7 @@ from mlflow import MlflowClient
 from rlzoo.cli import ui
 from rlzoo.journal.tracking.store import experiment_id
 from rlzoo.journal.tracking.views import KEY, NAME, REPORT, view_path, write_view
-from rlzoo.support.colours import RULE_TAG
+from rlzoo.measure.colours import RULE_TAG
 from tests.poison import poison, poisoned
 
 COMMAND = [Path(sys.executable).with_name("rlzoo")]

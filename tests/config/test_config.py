@@ -193,7 +193,7 @@ def test_quoted_numbers_and_underscores_are_numbers_in_number_settings(tmp_path)
 
 def test_free_settings_have_the_types_of_yaml_1_2(tmp_path):
     arguments = "{turns: 3, least: 1e-3, most: [1:30, on, 2E2]}"
-    text = f"task: {{name: environment, environment: 'tests.environments.games:Words', arguments: {arguments}}}\n"
+    text = f"task: {{name: environment, environment: 'tests.tasks.environments.games:Words', arguments: {arguments}}}\n"
     config = RunConfig.compose([write(tmp_path / "free.yaml", text)], clip="grpo")
     assert config.task.arguments == {"turns": 3, "least": 0.001, "most": ["1:30", "on", 200.0]}
     assert RunConfig.compose([write(tmp_path / "again.yaml", config.to_yaml())]) == config

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from rlzoo import load_zoo
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.integrations import prime_rl
 from tests.downstream.shared import (
     assert_same_gradient,

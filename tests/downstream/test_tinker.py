@@ -10,7 +10,7 @@ from tinker import Datum, ModelInput, TrainingClient
 from tinker.types import TensorData
 
 from rlzoo import load_zoo
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.integrations.tinker import loss_fn
 from tests.downstream.shared import (
     WIDTH,

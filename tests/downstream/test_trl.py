@@ -18,12 +18,12 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from rlzoo import ClipInputs, load_zoo, ops
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
+from rlzoo.core.reductions import StepCounts
 from rlzoo.integrations import trl as ours
 from rlzoo.integrations.trl import ClipPolicyTrainer, RecordingTrainer, record, use_policy
+from rlzoo.journal.recording import RecordedStep
 from rlzoo.models.pretrained import load_pretrained
-from rlzoo.recording import RecordedStep
-from rlzoo.reductions import StepCounts
 from tests.learner.test_learner import make_learner, narrow, relative_error
 from tests.off_policy import VOCABULARY, make_model, off_policy_batch
 

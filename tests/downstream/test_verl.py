@@ -16,11 +16,11 @@ from verl.utils.tensordict_utils import assign_non_tensor
 from verl.workers.utils.losses import ppo_loss
 
 from rlzoo import load_zoo
-from rlzoo.advantages import AdvantageInputs
-from rlzoo.errors import UserError
+from rlzoo.core.advantages import AdvantageInputs
+from rlzoo.core.errors import UserError
+from rlzoo.core.reductions import StepCounts
 from rlzoo.integrations.verl import policy_loss
-from rlzoo.recording import turns
-from rlzoo.reductions import StepCounts
+from rlzoo.journal.recording import turns
 from tests.downstream.shared import (
     assert_same_gradient,
     flat_gradient,

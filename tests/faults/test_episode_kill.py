@@ -22,7 +22,11 @@ STEPS = 4
 
 
 def command(folder, marker, *more):
-    task = ["task.name=environment", "task.environment=tests.environments.games:Killer", f"task.arguments.marker={marker}"]
+    task = [
+        "task.name=environment",
+        "task.environment=tests.tasks.environments.games:Killer",
+        f"task.arguments.marker={marker}",
+    ]
     settings = [word for setting in [*task, *SETTINGS] for word in ("--set", setting)]
     words = ["train", "--clip", "fspo-adaptive", "--steps", str(STEPS), "--output", str(folder), *settings, *more]
     env = os.environ | {"OMP_NUM_THREADS": "1"}

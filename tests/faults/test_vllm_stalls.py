@@ -6,7 +6,7 @@ import time
 import pytest
 
 import rlzoo
-from rlzoo.errors import RunError, UserError
+from rlzoo.core.errors import RunError, UserError
 from rlzoo.rollout import vllm_server
 from tests.rollout.stand_in import running
 from tests.training.short import lines, quick

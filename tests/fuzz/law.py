@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 
 MAX_SECONDS = 5.0
 MAX_BYTES = 2**30

@@ -9,7 +9,7 @@ from rlzoo.tasks.arithmetic import ArithmeticTask
 from rlzoo.tasks.extraction import after_hashes, final_answer, last_boxed
 from rlzoo.tasks.grading import checked_reward
 from rlzoo.tasks.math_rows import clean_answer
-from rlzoo.types import Problem
+from rlzoo.tasks.problem import Problem
 from tests.fuzz.law import SURFACES, held_to_the_law
 from tests.fuzz.spoiled import trees
 

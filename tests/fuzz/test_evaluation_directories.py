@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rlzoo.lab.completions import Answered, EvaluationDirectory
 from rlzoo.lab.evaluation import EvaluationConfig, SuiteResult
 from rlzoo.measure.at_k import Completion
-from rlzoo.types import Problem
+from rlzoo.tasks.problem import Problem
 from tests.fuzz.law import SURFACES, held_to_the_law
 from tests.fuzz.spoiled import spoiled_bytes, spoiled_trees
 

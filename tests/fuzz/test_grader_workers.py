@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rlzoo.tasks import build_task
 from rlzoo.tasks.math_grading import MathGrader, math_worker_process
-from rlzoo.types import Problem
+from rlzoo.tasks.problem import Problem
 from tests.fuzz.law import SURFACES, held_to_the_law
 from tests.fuzz.spoiled import MEGABYTE
 from tests.fuzz.test_answers import responses

@@ -21,7 +21,7 @@ GRADER = """
 from pathlib import Path
 
 from rlzoo.tasks import Task
-from rlzoo.types import Problem
+from rlzoo.tasks.problem import Problem
 
 from {package}.marks import FULL
 

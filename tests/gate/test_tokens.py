@@ -24,14 +24,14 @@ from transformers import (
 
 import rlzoo
 from rlzoo.config.sections import ModelConfig, RolloutConfig
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.gate.plan import Prompts
 from rlzoo.gate.tokens import Asked, check_length, check_tokens, question_counts
 from rlzoo.models.pretrained import context_length, load_pretrained
 from rlzoo.rollout.prompts import encode_prompt
 from rlzoo.rollout.sampler import HFSampler
 from rlzoo.tasks import Task, build_task
-from rlzoo.types import Problem
+from rlzoo.tasks.problem import Problem
 from tests.quick import QUICK
 from tests.tasks.math_files import write
 

@@ -8,9 +8,9 @@ import torch
 
 from examples.convert_dump import main
 from rlzoo import load_zoo
+from rlzoo.journal.recording import RecordedStep, UpdateLogProbs
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import replay
-from rlzoo.recording import RecordedStep, UpdateLogProbs
 from tests.examples import nemo_rl_rows, write_dump
 
 

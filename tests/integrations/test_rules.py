@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from rlzoo import ClipResult
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.integrations.rules import check_supported, clipped_by_length, parse, per_response, rule
-from rlzoo.recording import turns
+from rlzoo.journal.recording import turns
 
 
 @pytest.mark.parametrize(

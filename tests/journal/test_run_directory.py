@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 import rlzoo
 from rlzoo import UserError
-from rlzoo.errors import RunError
+from rlzoo.core.errors import RunError
 from rlzoo.gate.settings import usual_output
 from rlzoo.journal import run_directory
 from rlzoo.journal.checkpoints import FILES, own_checkpoints, rotate, tidy
@@ -29,7 +29,7 @@ from rlzoo.journal.state import identity, newest_state
 from rlzoo.lab.evaluation import EvaluationConfig
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.run_records import find_runs
-from rlzoo.support import signals
+from rlzoo.training import signals
 from rlzoo.support.atomic import temporary_path
 from rlzoo.support.lock import Lock
 from tests.training.short import lines, quick, resumes_after, without_times

@@ -209,7 +209,7 @@ def test_an_error_is_told_with_its_line_and_with_the_input_that_is_missing():
 
     outcome = next(each for each in testing.check(Misspelt()) if each.status == "fail")
     line = Misspelt.__call__.__code__.co_firstlineno + 1
-    assert outcome.detail == f"AttributeError: module 'rlzoo.ops' has no attribute 'clipped' (test_kit.py line {line})"
+    assert outcome.detail == f"AttributeError: module 'rlzoo.core.ops' has no attribute 'clipped' (test_kit.py line {line})"
 
 
 def test_another_default_of_a_common_field_keeps_its_description():

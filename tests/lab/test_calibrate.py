@@ -3,7 +3,7 @@
 import pytest
 
 from rlzoo import RunConfig
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.lab.calibrate import Pilot, calibrate, nearest, overlay
 from tests.quick import QUICK
 

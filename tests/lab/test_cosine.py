@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, load_model, save_file
 
 from rlzoo import ClipInputs, load_zoo, ops
-from rlzoo.errors import UserError
-from rlzoo.fairness import bin_index
+from rlzoo.core.errors import UserError
+from rlzoo.core.fairness import bin_index
 from rlzoo.lab.cosine import cosines, has_weights
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import replay

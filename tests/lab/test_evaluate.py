@@ -9,13 +9,13 @@ import pytest
 import yaml
 from safetensors.torch import load_file, save_file
 
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.journal.manifest import seal
 from rlzoo.lab.completions import Answered, EvaluationDirectory
 from rlzoo.lab.evaluation import EvaluationConfig, evaluate
 from rlzoo.measure.at_k import Completion
 from rlzoo.models.pretrained import local_model
-from rlzoo.types import Problem
+from rlzoo.tasks.problem import Problem
 from tests.quick import quick_run
 
 SIX = ["rollout.group_size=4", "rollout.max_new_tokens=64", "rollout.batch_size=8"]  # two problems per batch

@@ -3,7 +3,7 @@
 import pytest
 
 from rlzoo.config.run_config import RunConfig
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.lab.power import USUAL_DEVIATION, plan
 from rlzoo.lab.run_records import RunRecord
 from rlzoo.measure.comparison import detectable

@@ -10,7 +10,7 @@ import yaml
 from mlflow import MlflowClient
 
 from rlzoo import load_zoo
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.journal.tracking.record import Sent, tracking_uri
 from rlzoo.lab.race_tracking import TAG, log_race
 from rlzoo.lab.races import Contender, Race, find_runs, labelled, other_differences, race

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlzoo import load_zoo
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.lab.cosine import cosines
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import clip_fraction_of, match_by_sign, match_clip_fraction, replay, stacked

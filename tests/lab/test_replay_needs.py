@@ -7,9 +7,9 @@ import torch
 from rlzoo_grpo import GRPO
 
 from rlzoo import UserError, hookimpl, ops
+from rlzoo.core.policy import NEEDS
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import clip_fraction_of, replay
-from rlzoo.policy import NEEDS
 from tests.quick import quick_run
 
 

@@ -7,11 +7,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rlzoo import load_zoo
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
+from rlzoo.journal.recording import RecordedStep
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import replay
 from rlzoo.lab.rescore import rescore
-from rlzoo.recording import RecordedStep
 from tests.quick import quick_run
 
 

@@ -12,10 +12,10 @@ from safetensors.numpy import save_file as save_numpy
 from safetensors.torch import load_file, safe_open, save_file
 
 from rlzoo import load_zoo
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
+from rlzoo.journal.recording import OPTIONAL, REQUIRED, RecordedStep, UpdateLogProbs
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import clip_fraction_of, replay
-from rlzoo.recording import OPTIONAL, REQUIRED, RecordedStep, UpdateLogProbs
 
 CHANGES = {
     "token_ids is missing": lambda tensors: tensors.pop("token_ids"),

@@ -12,7 +12,7 @@ import mlflow
 import pytest
 
 from rlzoo.cli.sweep import parent_of
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.gate.fingerprint import run_facts
 from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.lab.sweep import Sweep, parse_seeds, slots

@@ -9,19 +9,20 @@ from rlzoo_grpo import GRPO
 from rlzoo_gspo import GSPO
 from rlzoo_rloo import RLOO
 
-from rlzoo.environments import Host
 from rlzoo.learner.batch import collate
 from rlzoo.measure.response_table import ResponseTable
 from rlzoo.measure.turns import TurnProfile
 from rlzoo.rollout.episodes import Player
 from rlzoo.rollout.sampler import HFSampler
+from rlzoo.rollout.types import RolloutGroup
+from rlzoo.tasks.environments import Host
+from rlzoo.tasks.problem import Problem
 from rlzoo.training.metrics import episode_metrics, update_metrics
-from rlzoo.types import Problem, RolloutGroup
-from tests.environments.games import Counting, Words
 from tests.learner.test_learner import make_learner, oracle_step, relative_error, step_gradient
 from tests.off_policy import clip_fraction, make_model
 from tests.rollout.test_episodes import ENDS, WIDE
 from tests.rollout.test_sampler import tokenizer
+from tests.tasks.environments.games import Counting, Words
 
 RULES = [GRPO(), GSPO(), RLOO(), FSPO()]
 SPREAD = {"grpo": 0.3, "gspo": 0.005, "rloo": 0.1, "fspo": 0.03}  # nats per token

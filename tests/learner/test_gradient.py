@@ -10,7 +10,7 @@ import torch
 
 from rlzoo import ClipPolicy, load_zoo, ops
 from rlzoo.config.sections import RewardConfig
-from rlzoo.errors import PolicyError
+from rlzoo.core.errors import PolicyError
 from tests.estimates import correction
 from tests.learner.test_learner import current_log_probs, make_learner, plain_gradient, relative_error, step_gradient
 from tests.off_policy import make_model, off_policy_batch, take_step, take_updates

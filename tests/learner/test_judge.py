@@ -12,7 +12,7 @@ from rlzoo_fspo import FSPO
 import rlzoo
 from rlzoo import ClipInputs, ClipPolicy, RunConfig, ops
 from rlzoo.cli.main import main
-from rlzoo.errors import PolicyError
+from rlzoo.core.errors import PolicyError
 from rlzoo.learner.judge import gradient_of, judge
 from tests.learner.test_learner import make_learner
 from tests.off_policy import make_model, off_policy_batch, take_updates

@@ -9,22 +9,23 @@ import torch
 from pydantic import TypeAdapter
 
 from rlzoo import load_zoo
-from rlzoo.environments import Host
 from rlzoo.learner import log_probs as model_module
 from rlzoo.learner.batch import collate
 from rlzoo.learner.log_probs import ResponseLogProbs
 from rlzoo.learner.micro_batches import padded
+from rlzoo.rollout.draws import Truncation
 from rlzoo.rollout.episodes import Player
 from rlzoo.rollout.sampler import HFSampler
-from rlzoo.support.draws import Truncation
-from rlzoo.types import Problem, Rollout, RolloutGroup
+from rlzoo.rollout.types import Rollout, RolloutGroup
+from rlzoo.tasks.environments import Host
+from rlzoo.tasks.problem import Problem
 from tests import oracle
-from tests.environments.games import Words
 from tests.learner.test_learner import make_learner, relative_error, step_gradient
 from tests.off_policy import VOCABULARY, make_model
 from tests.rollout.test_episodes import ENDS, WIDE
 from tests.rollout.test_sampler import PROMPTS, tokenizer
 from tests.rollout.test_truncation import sets_of
+from tests.tasks.environments.games import Words
 
 TRUNCATION = Truncation(top_p=0.9, top_k=60)
 

@@ -10,7 +10,7 @@ from rlzoo_grpo import GRPO
 
 from rlzoo import load_zoo
 from rlzoo.config.sections import LearnerConfig
-from rlzoo.errors import RunError, UserError
+from rlzoo.core.errors import RunError, UserError
 from rlzoo.learner.learner import Learner
 from rlzoo.learner.optimization import make_scheduler
 from tests import oracle

@@ -11,7 +11,7 @@ from torch import nn
 
 from rlzoo.config.sections import LaunchConfig, LearnerConfig
 from rlzoo.learner.optimization import make_optimization
-from rlzoo.processes import make_accelerator
+from rlzoo.models.processes import make_accelerator
 from tests.learner.test_learner import make_learner
 from tests.off_policy import make_model, off_policy_batch, take_updates
 

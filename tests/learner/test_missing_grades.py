@@ -12,10 +12,11 @@ from rlzoo_gvpo import GVPO
 from rlzoo_real import REAL
 
 import rlzoo
+from rlzoo.journal.recording import RecordedStep
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.learner.batch import collate
-from rlzoo.recording import RecordedStep
-from rlzoo.types import Problem, Rollout, RolloutGroup
+from rlzoo.rollout.types import Rollout, RolloutGroup
+from rlzoo.tasks.problem import Problem
 from tests.learner.test_learner import make_learner, relative_error, step_gradient
 from tests.off_policy import make_model, off_policy_batch, reordered
 from tests.training.short import lines, quick

@@ -8,8 +8,8 @@ import torch
 from rlzoo_grpo import GRPO
 
 from rlzoo import ClipPolicy, ClipResult, RunConfig, UserError, ops
-from rlzoo.errors import PolicyError
-from rlzoo.policy import NEEDS, contract_problem
+from rlzoo.core.errors import PolicyError
+from rlzoo.core.policy import NEEDS, contract_problem
 from tests.learner.test_learner import make_learner, relative_error, step_gradient
 from tests.off_policy import make_model, off_policy_batch, scored
 

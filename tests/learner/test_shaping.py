@@ -11,8 +11,9 @@ from rlzoo_grpo import GRPO
 from rlzoo.config.sections import RewardConfig
 from rlzoo.learner.batch import collate
 from rlzoo.learner.shaping import overlong_penalty
+from rlzoo.rollout.types import Rollout, RolloutGroup
+from rlzoo.tasks.problem import Problem
 from rlzoo.training.metrics import reward_metrics
-from rlzoo.types import Problem, Rollout, RolloutGroup
 from tests import oracle
 from tests.learner.test_learner import current_log_probs, make_learner, oracle_step, relative_error, step_gradient
 from tests.off_policy import clip_fraction, make_model, off_policy_batch, reordered

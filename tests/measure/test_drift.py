@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from rlzoo.core.types import ClipInputs
 from rlzoo.measure.drift import Drift
-from rlzoo.types import ClipInputs
 
 
 def updates(lengths, token_log_ratios, advantages, sampled=None):

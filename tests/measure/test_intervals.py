@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from rlzoo.fairness import LengthWeights, length_reweighting_error
+from rlzoo.core.fairness import LengthWeights, length_reweighting_error
 from rlzoo.measure.intervals import Clusters, bootstrap_mean, wilson
 
 SHARES = {

@@ -12,7 +12,7 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.models import pretrained
 from rlzoo.models.pretrained import eos_token_ids, load_pretrained
 from tests.models.tiny import IDS, TOKENS, refuses, save, tiny_llama, tiny_qwen3, tiny_tokenizer

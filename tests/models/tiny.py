@@ -12,7 +12,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.models.pretrained import load_pretrained
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from rlzoo import ClipStats
-from rlzoo.fairness import bin_edges
+from rlzoo.core.fairness import bin_edges
 from tests.plugins.test_fspo_adaptive import ADAPTIVE, decisions, sampled
 
 BELOW, ABOVE = 0, 1

@@ -7,8 +7,8 @@ import torch
 
 from rlzoo import ClipInputs, UserError, load_zoo
 from rlzoo.config.run_config import RunConfig
+from rlzoo.core.reductions import StepCounts
 from rlzoo.learner.judge import judgement
-from rlzoo.reductions import StepCounts
 from rlzoo.testing.data import filled
 
 RULES = load_zoo()

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import cosine_similarity
 
 from rlzoo import load_zoo
-from rlzoo.reductions import StepCounts, reduce_objective
+from rlzoo.core.reductions import StepCounts, reduce_objective
 from rlzoo.testing.data import clip_stats, evaluate, fresh, off_policy_inputs, ragged_inputs
 
 ROOT = Path(__file__).resolve().parents[2]

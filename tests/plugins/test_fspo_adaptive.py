@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlzoo import ClipInputs, ClipStats, load_zoo
-from rlzoo.fairness import bin_edges
+from rlzoo.core.fairness import bin_edges
 from rlzoo.testing import evaluate, off_policy_inputs
 from tests.plugins.closed_form import ClosedForm, assert_equals_closed_form
 

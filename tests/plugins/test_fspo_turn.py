@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlzoo import ClipInputs, load_zoo
-from rlzoo.reductions import StepCounts, reduce_objective
+from rlzoo.core.reductions import StepCounts, reduce_objective
 from rlzoo.testing import evaluate
 from tests.plugins.closed_form import ClosedForm, assert_equals_closed_form
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlzoo import load_zoo
-from rlzoo.reductions import StepCounts, reduce_objective
+from rlzoo.core.reductions import StepCounts, reduce_objective
 from rlzoo.testing import evaluate, off_policy_inputs
 from tests import oracle
 

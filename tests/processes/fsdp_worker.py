@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from rlzoo.config.sections import LaunchConfig, LearnerConfig
 from rlzoo.learner.learner import Learner
-from rlzoo.processes import leave_process_group, make_accelerator
+from rlzoo.models.processes import leave_process_group, make_accelerator
 from tests.off_policy import PAD, make_model, off_policy_batch
 
 ROWS = torch.arange(18).split(7)  # 7, 7 and 4 responses: the shares have different numbers of micro-batches

@@ -9,10 +9,10 @@ import torch
 from rlzoo.cli.launch import _environment
 from rlzoo.config.run_config import RunConfig
 from rlzoo.config.sections import LaunchConfig, LearnerConfig
-from rlzoo.errors import RunError, UserError
+from rlzoo.core.errors import RunError, UserError
 from rlzoo.gate.launch import check_launcher
 from rlzoo.lab.sweep import slots
-from rlzoo.processes import make_accelerator
+from rlzoo.models.processes import make_accelerator
 from tests.processes.worker import three_updates
 
 VARIABLES = {

@@ -16,7 +16,7 @@ from rlzoo import UserError
 from rlzoo.cli.main import main
 from rlzoo.config.sections import LaunchConfig, LearnerConfig
 from rlzoo.gate.launch import check_launch
-from rlzoo.processes import leave_process_group, make_accelerator
+from rlzoo.models.processes import leave_process_group, make_accelerator
 from tests.off_policy import make_model, off_policy_batch
 from tests.processes.fsdp_worker import make_learner, updates, weights_of
 from tests.processes.test_processes import ROOT, environment

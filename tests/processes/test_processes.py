@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from rlzoo import UserError
 from rlzoo.config.run_config import RunConfig
 from rlzoo.config.sections import LaunchConfig
-from rlzoo.processes import deal, deepspeed_settings
+from rlzoo.models.processes import deal, deepspeed_settings
 from tests.off_policy import make_model
 from tests.processes.worker import RULES, three_updates, with_unused_parts
 from tests.training.short import lines
@@ -187,7 +187,7 @@ def test_a_sharded_adapter_is_saved_whole(train, tmp_path, options):
 # ones have six, or an environment that raises an error or hangs
 PLAYED = {
     "guess": ["rollout.num_prompts=7", "rollout.group_size=4", "eval.num_problems=21", "learner.lr=1e-4"],
-    "uneven": ["task.name=environment", "task.environment=tests.environments.games:Uneven", "task.timeout=2",
+    "uneven": ["task.name=environment", "task.environment=tests.tasks.environments.games:Uneven", "task.timeout=2",
                "rollout.num_prompts=7", "rollout.group_size=4", "rollout.max_new_tokens=60", "eval.num_problems=0",
                "learner.lr=1e-4"],
 }  # fmt: skip
@@ -229,7 +229,7 @@ def test_two_processes_play_the_episodes_of_one_and_learn_the_same(train, one_pl
 def test_an_environment_that_ends_one_process_ends_both(zygote, tmp_path):
     settings = [
         *PLAYED["uneven"],
-        "task.environment=tests.environments.games:Leaver",
+        "task.environment=tests.tasks.environments.games:Leaver",
         "task.workers=0",
         "tracking.mlflow=false",
     ]
@@ -242,7 +242,7 @@ def test_an_environment_that_ends_one_process_ends_both(zygote, tmp_path):
 
 @pytest.mark.long
 def test_episodes_that_fail_on_one_process_alone_end_neither(zygote, tmp_path):
-    settings = [*PLAYED["uneven"], "task.environment=tests.environments.games:Speechless", "tracking.mlflow=false"]
+    settings = [*PLAYED["uneven"], "task.environment=tests.tasks.environments.games:Speechless", "tracking.mlflow=false"]
     words = ["train", "--processes", "2", "--output", "run", *(part for each in settings for part in ("--set", each))]
     told = {name: value for name, value in environment("ddp").items() if name not in ON_A_CPU["ddp"]}
     done = zygote.run(*words, folder=tmp_path, environment=told, timeout=120)

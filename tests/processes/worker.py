@@ -13,7 +13,7 @@ from torch import nn
 from rlzoo import load_zoo
 from rlzoo.config.sections import LaunchConfig, LearnerConfig
 from rlzoo.learner.learner import Learner
-from rlzoo.processes import leave_process_group, make_accelerator
+from rlzoo.models.processes import leave_process_group, make_accelerator
 from tests.off_policy import PAD, make_model, off_policy_batch
 
 RULES = ("grpo", "fspo", "m2po")  # of scope token, sequence and batch

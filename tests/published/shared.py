@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from rlzoo.reductions import StepCounts, reduce_objective
+from rlzoo.core.reductions import StepCounts, reduce_objective
 from rlzoo.testing import off_policy_inputs
 
 TOLERANCE = 2e-6  # rlzoo computes in float32, the other libraries here in float64

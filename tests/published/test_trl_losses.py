@@ -10,8 +10,8 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 from trl.experimental.gmpo import GMPOConfig, GMPOTrainer
 
 from rlzoo import ClipInputs, load_zoo
+from rlzoo.core.reductions import StepCounts, kl_estimate, reduce_objective
 from rlzoo.models.pretrained import load_pretrained
-from rlzoo.reductions import StepCounts, kl_estimate, reduce_objective
 from tests.published.shared import MAX_LENGTH, assert_agree, clipped_share, ours, shared_inputs
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # transformers' own deprecations

@@ -9,7 +9,7 @@ from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn
 from verl.workers.config import ActorConfig, PolicyLossConfig
 
 from rlzoo import ClipInputs, load_zoo
-from rlzoo.reductions import StepCounts, reduce_objective
+from rlzoo.core.reductions import StepCounts, reduce_objective
 from tests.published.shared import MAX_LENGTH, assert_agree, clipped_share, ours, shared_inputs
 
 MODES = {

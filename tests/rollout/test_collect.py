@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from rlzoo.rollout.rollouts import collect, sampled_mean
-from rlzoo.types import Problem, Rollout, RolloutGroup
+from rlzoo.rollout.types import Rollout, RolloutGroup
+from rlzoo.tasks.problem import Problem
 
 
 def group(name, *rewards):

@@ -16,8 +16,8 @@ from transformers import (
 )
 
 from rlzoo.rollout.decode import OpenResponses, RowLayer, decode
+from rlzoo.rollout.draws import BLOCK, draw, row_uniforms
 from rlzoo.rollout.sampler import HFSampler
-from rlzoo.support.draws import BLOCK, draw, row_uniforms
 from tests.off_policy import VOCABULARY, make_model, plain_log_probs
 from tests.rollout.test_sampler import END, PROMPTS, tokenizer
 

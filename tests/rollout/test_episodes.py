@@ -9,18 +9,19 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import MptConfig, MptForCausalLM, PreTrainedTokenizerFast
 
 from rlzoo import UserError
-from rlzoo.acceleration import fused_step
-from rlzoo.environments import Host
 from rlzoo.learner.batch import collate
+from rlzoo.models.acceleration import fused_step
 from rlzoo.rollout import decode
 from rlzoo.rollout.dialogue import Dialogue
 from rlzoo.rollout.episodes import Limits, Player
 from rlzoo.rollout.sampler import HFSampler, Sampler
-from rlzoo.types import Problem, RolloutGroup
-from tests.environments.games import Counting, Words
+from rlzoo.rollout.types import RolloutGroup
+from rlzoo.tasks.environments import Host
+from rlzoo.tasks.problem import Problem
 from tests.off_policy import make_model
 from tests.rollout.test_decode import MODELS
 from tests.rollout.test_sampler import tokenizer
+from tests.tasks.environments.games import Counting, Words
 
 WIDE = Limits(turns=5, turn_tokens=12, tokens=60, observation_tokens=50, context=10_000)
 ENDS = frozenset(range(1, 14))

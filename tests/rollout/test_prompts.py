@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.models.pretrained import load_pretrained
 from rlzoo.rollout import prompts
 from rlzoo.rollout.prompts import TEMPLATES, encode_prompt

@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 
 import rlzoo
 from rlzoo import RunConfig, UserError
-from rlzoo.errors import RunError
+from rlzoo.core.errors import RunError
 from rlzoo.gate.settings import Start, check_settings
+from rlzoo.journal.recording import RecordedStep
 from rlzoo.models.pretrained import load_pretrained
-from rlzoo.recording import RecordedStep
 from rlzoo.rollout.sampler import HFSampler
 from tests.off_policy import plain_log_probs
 from tests.training.short import lines, quick, resumes_after, without_times

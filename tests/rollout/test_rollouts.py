@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import rlzoo
+from rlzoo.journal.recording import RecordedStep
 from rlzoo.models.pretrained import load_pretrained
-from rlzoo.recording import RecordedStep
 from tests.off_policy import plain_log_probs
 from tests.training.short import lines, quick, without_times
 

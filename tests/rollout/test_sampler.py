@@ -10,9 +10,10 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 from rlzoo.learner.batch import collate
 from rlzoo.learner.log_probs import ResponseLogProbs
 from rlzoo.learner.micro_batches import cut, padded
+from rlzoo.rollout.draws import OwnDraws, row_uniforms
 from rlzoo.rollout.sampler import HFSampler, encode_prompt
-from rlzoo.support.draws import OwnDraws, row_uniforms
-from rlzoo.types import Problem, RolloutGroup
+from rlzoo.rollout.types import RolloutGroup
+from rlzoo.tasks.problem import Problem
 from tests.off_policy import VOCABULARY, make_model, plain_log_probs
 
 END = 1

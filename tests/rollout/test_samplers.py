@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig
 
 from rlzoo import RunConfig
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.models.pretrained import eos_token_ids, load_pretrained
 from rlzoo.rollout.make_sampler import make_sampler
 from rlzoo.rollout.sampler import HFSampler

@@ -4,17 +4,17 @@ import pytest
 import torch
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from rlzoo.environments import Host
-from rlzoo.errors import RunError
+from rlzoo.core.errors import RunError
+from rlzoo.rollout.draws import OwnDraws, Truncation, row_uniforms
 from rlzoo.rollout.episodes import Player
+from rlzoo.rollout.kept import RaggedSets, SetRecorder
 from rlzoo.rollout.sampler import HFSampler
-from rlzoo.support.draws import OwnDraws, Truncation, row_uniforms
-from rlzoo.support.kept import RaggedSets, SetRecorder
-from rlzoo.types import KeptSets
-from tests.environments.games import Words
+from rlzoo.rollout.types import KeptSets
+from rlzoo.tasks.environments import Host
 from tests.off_policy import VOCABULARY, make_model
 from tests.rollout.test_episodes import ENDS, PROBLEMS, WIDE
 from tests.rollout.test_sampler import PROMPTS, sampler, tokenizer
+from tests.tasks.environments.games import Words
 
 TRUNCATIONS = [Truncation(top_p=0.8), Truncation(top_k=5), Truncation(top_p=0.9, top_k=20), Truncation(top_p=1e-6)]
 

@@ -15,12 +15,12 @@ import pytest
 import rlzoo
 from rlzoo import RunConfig
 from rlzoo.config.sections import VLLMConfig
-from rlzoo.errors import RunError, UserError
+from rlzoo.core.errors import RunError, UserError
 from rlzoo.models.pretrained import load_pretrained
 from rlzoo.rollout import vllm_server
+from rlzoo.rollout.draws import Truncation
+from rlzoo.rollout.types import KeptSets
 from rlzoo.rollout.vllm_server import ServerSampler
-from rlzoo.support.draws import Truncation
-from rlzoo.types import KeptSets
 from tests.journal.tracking import hostile
 from tests.off_policy import make_model
 from tests.rollout.stand_in import StandIn, running

@@ -14,7 +14,7 @@ from transformers import (
     RwkvForCausalLM,
 )
 
-from rlzoo.errors import RunError, UserError
+from rlzoo.core.errors import RunError, UserError
 from rlzoo.rollout.sampler import Draws, HFSampler
 from tests.off_policy import VOCABULARY, plain_log_probs
 from tests.rollout.test_decode import SIZES, llama

@@ -11,16 +11,17 @@ import torch
 
 from rlzoo.config.composition import read_config
 from rlzoo.config.sections import LaunchConfig
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
+from rlzoo.core.settings import user_path
+from rlzoo.core.zoo import load_zoo
 from rlzoo.journal.manifest import FILE, damage
+from rlzoo.journal.recording import RecordedStep
 from rlzoo.journal.run_directory import read_metrics
 from rlzoo.journal.state import IDENTITY, identity
 from rlzoo.journal.tracking.record import Record
-from rlzoo.processes import deepspeed_settings, zero_settings
-from rlzoo.recording import RecordedStep
-from rlzoo.support.reading import RECORDS, SETTINGS, NotReadError, read_text, user_path
+from rlzoo.models.processes import deepspeed_settings, zero_settings
+from rlzoo.support.reading import RECORDS, SETTINGS, NotReadError, read_text
 from rlzoo.tasks.math_rows import read_problems
-from rlzoo.zoo import load_zoo
 
 OTHER = "is a pipe, socket or device, not a file"
 KINDS = {"pipe": OTHER, "socket": OTHER, "device": OTHER, "folder": "is a folder", "sparse": "bytes"}

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.tasks import build_task
 
 GSM8K = [

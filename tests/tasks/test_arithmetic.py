@@ -4,10 +4,10 @@ import zlib
 
 import pytest
 
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.tasks import build_task
 from rlzoo.tasks.arithmetic import worked_solution
-from rlzoo.types import Problem
+from rlzoo.tasks.problem import Problem
 
 TWENTY_THREE = Problem("3+5+9+6", "23")
 

@@ -22,7 +22,7 @@ import pytest
 import rlzoo
 from rlzoo.tasks import async_grading, build_task
 from rlzoo.tasks.async_grading import AsyncGrader, is_coroutine_function, is_transient
-from rlzoo.types import Problem
+from rlzoo.tasks.problem import Problem
 from tests.tasks.slow_rewards import act, load
 from tests.training.short import lines, quick
 

@@ -13,7 +13,7 @@ import time
 import psutil
 import pytest
 
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.tasks.grading import Grader
 from tests.poison import poison, poisoned
 
@@ -273,7 +273,7 @@ def test_modules_of_the_working_directory_do_not_replace_those_of_python_in_a_wo
     from rlzoo.tasks import math_grading
     from rlzoo.tasks.grading import Grader
     from rlzoo.tasks.user_code import reward_worker
-    from rlzoo.types import Problem
+    from rlzoo.tasks.problem import Problem
 
     if __name__ == "__main__":
         print(reward_worker("own_reward:short", 60).grade([(Problem("1+1=", "2"), "two")]))

@@ -8,16 +8,16 @@ from pydantic import ValidationError
 
 import rlzoo
 from rlzoo import RunConfig
-from rlzoo.environments.guess import Guess, read_guess
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.models.pretrained import eos_token_ids, load_pretrained
 from rlzoo.rollout.episodes import Limits, Player
 from rlzoo.rollout.sampler import HFSampler
 from rlzoo.tasks import build_task
+from rlzoo.tasks.environments.guess import Guess, read_guess
 from rlzoo.tasks.guess import GuessTask
-from rlzoo.types import Problem
+from rlzoo.tasks.problem import Problem
 
-ASSETS = Path(rlzoo.__file__).parent / "assets"
+ASSETS = Path(rlzoo.__file__).parent / "models" / "assets"
 
 
 def game(number=37, top=100, **rules):

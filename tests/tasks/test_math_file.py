@@ -10,7 +10,7 @@ import pytest
 
 from rlzoo.tasks import build_task, math_grading
 from rlzoo.tasks.math_grading import MathGrader, math_worker_process
-from rlzoo.types import Problem
+from rlzoo.tasks.problem import Problem
 from tests.tasks.math_files import GSM8K, MATH, math_file, write
 
 pytest.importorskip("math_verify")

@@ -6,9 +6,9 @@ from decimal import Decimal
 
 import pytest
 
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.tasks.math_rows import clean_answer, read_problems
-from rlzoo.types import Problem
+from rlzoo.tasks.problem import Problem
 from tests.tasks.math_files import GSM8K, error_of, math_file, write
 
 ALLOWED = (

@@ -2,9 +2,9 @@
 
 import pytest
 
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.tasks import build_task
-from rlzoo.types import Problem
+from rlzoo.tasks.problem import Problem
 
 pytest.importorskip("reasoning_gym")
 

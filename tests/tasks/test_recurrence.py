@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.tasks import build_task
+from rlzoo.tasks.problem import Problem
 from rlzoo.tasks.recurrence import worked_solution, worked_terms
-from rlzoo.types import Problem
 
 FIFTY_SIX = Problem("004c17,003c42,", "56")
 

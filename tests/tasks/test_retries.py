@@ -2,10 +2,10 @@
 
 import pytest
 
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.tasks import build_task
+from rlzoo.tasks.problem import Problem
 from rlzoo.tasks.task import train_fingerprint
-from rlzoo.types import Problem
 from tests.tasks.math_files import write
 
 SUM = Problem("1+1", "2")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.tasks.arithmetic import ArithmeticTask
+from rlzoo.tasks.problem import Problem
 from rlzoo.tasks.suites import SUITES, find_suite
-from rlzoo.types import Problem
 
 pytest.importorskip("math_verify")
 

@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from rlzoo import RunConfig
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.tasks import build_task, task_names
+from rlzoo.tasks.problem import Problem
 from rlzoo.tasks.task import is_held_out
-from rlzoo.types import Problem
 
 
 def error_of(**settings):
@@ -97,7 +97,7 @@ from typing import ClassVar
 from pydantic import Field
 from rlzoo.tasks import Task
 from rlzoo.tasks.arithmetic import ArithmeticTask
-from rlzoo.types import Problem
+from rlzoo.tasks.problem import Problem
 
 class Echo(Task):
     width: int = Field(default=2, ge=1, description="letters in a word")

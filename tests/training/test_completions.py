@@ -9,8 +9,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import rlzoo
+from rlzoo.journal.recording import RecordedStep
 from rlzoo.measure.completion_page import EDGES, Completion, Token, render, shade
-from rlzoo.recording import RecordedStep
 from rlzoo.training.completions import PARTIAL, pieces
 from tests.training.short import lines, quick
 

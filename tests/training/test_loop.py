@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import rlzoo
 from rlzoo import RunConfig, load_zoo
-from rlzoo.errors import RunError
+from rlzoo.core.errors import RunError
 from rlzoo.gate.enter import enter
-from rlzoo.recording import RecordedStep
+from rlzoo.journal.recording import RecordedStep
 from rlzoo.training.loop import steps
 from rlzoo.training.run import Run
 from tests.training.short import lines, quick, without_times
@@ -184,7 +184,7 @@ def test_a_batch_without_a_signal_skips_the_update_and_goes_on(tmp_path, monkeyp
     assert [row["reward/mean"] for row in result.metrics[1:]] == [1.0, 1.0]
     assert "clip/fraction" not in result.metrics[1]
     saved = AutoModelForCausalLM.from_pretrained(result.path / "checkpoints" / "step-000002")
-    shipped = AutoModelForCausalLM.from_pretrained(f"{rlzoo.__path__[0]}/assets/embedded")
+    shipped = AutoModelForCausalLM.from_pretrained(f"{rlzoo.__path__[0]}/models/assets/embedded")
     assert all(torch.equal(a, b) for a, b in zip(saved.parameters(), shipped.parameters(), strict=True))
 
 

@@ -8,10 +8,11 @@ from rlzoo_fspo import FSPO
 from rlzoo_grpo import GRPO
 
 from rlzoo import ClipInputs
+from rlzoo.core.reductions import StepCounts
 from rlzoo.measure.response_table import ResponseTable
-from rlzoo.reductions import StepCounts
+from rlzoo.rollout.types import Rollout, RolloutGroup
+from rlzoo.tasks.problem import Problem
 from rlzoo.training.metrics import clip_metrics, rollout_metrics
-from rlzoo.types import Problem, Rollout, RolloutGroup
 from tests.measured import table_of
 
 # four tokens each: FSPO's band is +-0.06, its ceiling 0.18

@@ -9,8 +9,8 @@ from accelerate.utils import DistributedType
 
 import rlzoo
 from rlzoo.config.sections import LaunchConfig, LearnerConfig
-from rlzoo.errors import UserError
-from rlzoo.processes import make_accelerator
+from rlzoo.core.errors import UserError
+from rlzoo.models.processes import make_accelerator
 from tests.training.short import quick, without_times
 
 

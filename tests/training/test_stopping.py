@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 import rlzoo
-from rlzoo.errors import RunError
-from rlzoo.support import signals
+from rlzoo.core.errors import RunError
+from rlzoo.training import signals
 from tests.training.short import QUICK, lines, quick, resumes_after, without_times
 
 pytestmark = pytest.mark.usefixtures("interrupts")

@@ -26,7 +26,7 @@ from rlzoo import (
     load_zoo,
     ops,
 )
-from rlzoo.policy import Scope
+from rlzoo.core.policy import Scope
 from rlzoo.testing import LAWS, Law, Outcome, check, evaluate, parametrize_with_checks
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlzoo.errors import UserError
-from rlzoo.support.draws import Truncation
+from rlzoo.core.errors import UserError
+from rlzoo.rollout.draws import Truncation
 
 PROMPTS = ["3+5+9=", "1+2=", "+".join("7" * 14) + "="]  # prompts like the embedded model's training data, and much longer ones
 END = 1

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file
 
 import rlzoo
+from rlzoo.journal.recording import RecordedStep
 from rlzoo.models.pretrained import load_pretrained
-from rlzoo.recording import RecordedStep
 
-EMBEDDED = Path(rlzoo.__file__).parent / "assets" / "embedded"  # the same model with another name
+EMBEDDED = Path(rlzoo.__file__).parent / "models" / "assets" / "embedded"  # the same model with another name
 QUICK = [
     "rollout.engine=vllm", "rollout.num_prompts=8", "rollout.group_size=4", "rollout.max_new_tokens=20",
     "task.num_operands_max=4", "eval.num_problems=20", "learner.lr=1e-3", "tracking.mlflow=false",

@@ -10,7 +10,10 @@ from rlzoo import load_zoo
 from rlzoo.config.sections import LearnerConfig
 from rlzoo.learner.batch import collate
 from rlzoo.learner.learner import Learner
-from rlzoo.types import Problem, RolloutGroup
+from rlzoo.rollout.types import RolloutGroup
+
+# one token per character; longer than a block of vLLM's cache (128 tokens on the CPU), so that its start is cached
+from rlzoo.tasks.problem import Problem
 
 # one token per character; longer than a block of vLLM's cache (128 tokens on the CPU), so that its start is cached
 LONG = "+".join("12345"[: 1 + place % 5] for place in range(60))[:190] + "="

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlzoo.config.redaction import REDACTED, redact, redact_settings
 from rlzoo.support.parsing import parse_yaml
-from rlzoo.support.redaction import REDACTED, redact, redact_settings
 
 COMMAND = "RLZOO_COMMAND"  # environment variable with the user's command, for processes that a launcher starts
 NOTE = "mlflow.note.content"  # the tag that MLflow shows as a run's description

@@ -16,12 +16,12 @@ from typing import Any, Literal, Self, TypeVar
 import psutil
 from pydantic import TypeAdapter, ValidationError
 
-from rlzoo.errors import UserError, first_mistake
+from rlzoo.config.redaction import redact, redact_settings, without_userinfo
+from rlzoo.core.errors import UserError, first_mistake
 from rlzoo.journal.tracking.description import source_name
 from rlzoo.journal.tracking.rows import Curves
 from rlzoo.support.atomic import write_text
 from rlzoo.support.reading import remedy
-from rlzoo.support.redaction import redact, redact_settings, without_userinfo
 
 T = TypeVar("T")
 

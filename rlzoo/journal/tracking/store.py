@@ -14,13 +14,13 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from rlzoo.config.redaction import redact
 from rlzoo.config.run_config import SAME_CONTEST
-from rlzoo.errors import RunError, UserError, one_line
+from rlzoo.core.errors import RunError, UserError, one_line
 from rlzoo.journal.tracking.record import EXPERIMENT_ID, tracking_uri, without_password
 from rlzoo.journal.tracking.views import FILTER, write_view
 from rlzoo.support.atomic import temporary_path
 from rlzoo.support.lock import Lock
-from rlzoo.support.redaction import redact
 from rlzoo.support.replies import bounded_replies
 
 logger = logging.getLogger("rlzoo")

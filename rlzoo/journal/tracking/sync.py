@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from rlzoo.errors import RunError, UserError, one_line
+from rlzoo.core.errors import RunError, UserError, one_line
 from rlzoo.journal.tracking.description import NOTE
 from rlzoo.journal.tracking.machine import FILE as MACHINE
 from rlzoo.journal.tracking.record import EXPERIMENT_ID, FOLDER, Data, Record, Sent, without_password

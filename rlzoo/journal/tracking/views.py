@@ -12,7 +12,7 @@ import time
 from typing import Any
 from urllib.parse import quote
 
-from rlzoo.support.colours import RULE_TAG
+from rlzoo.measure.colours import RULE_TAG
 
 TAG_PREFIX = "mlflow.sharedViewState."
 KEY = "rlzoo-2"  # short, because it is part of the URL; a new layout needs a new number, to keep views that users edited

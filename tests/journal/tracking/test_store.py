@@ -13,7 +13,7 @@ import pytest
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from rlzoo.cli.sync import sync
-from rlzoo.errors import RunError
+from rlzoo.core.errors import RunError
 from rlzoo.journal.tracking import store as store_module
 from rlzoo.journal.tracking import tracker as tracker_module
 from rlzoo.journal.tracking.record import Record, Sent, run_id_of, tracking_uri

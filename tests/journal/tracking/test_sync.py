@@ -6,7 +6,7 @@ import mlflow
 import pytest
 
 from rlzoo.cli.sync import sync
-from rlzoo.errors import UserError
+from rlzoo.core.errors import UserError
 from rlzoo.journal.tracking.description import NOTE
 from rlzoo.journal.tracking.record import FOLDER, Record, Sent, run_id_of, tracking_uri, without_password
 from rlzoo.journal.tracking.store import latest_experiment, open_parent

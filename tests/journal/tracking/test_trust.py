@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from rlzoo.cli.sync import sync
-from rlzoo.errors import RunError, UserError
+from rlzoo.core.errors import RunError, UserError
 from rlzoo.journal.tracking.record import Record, Sent, tracking_uri
 from rlzoo.journal.tracking.store import artifact_repository
 from tests.journal.tracking.followed import end, send

@@ -1,0 +1,210 @@
+"""Finds plugins in installed distributions, files and folders, without importing them."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rlzoo.core.errors import UserError, shown
+from rlzoo.core.hookspecs import PROJECT
+from rlzoo.core.plugin_files import digest, is_copy
+
+DISTRIBUTION = "rlzoo-llm"
+"""Name on PyPI. There, `rlzoo` is a different project, which installs its own package `rlzoo` into the same folder."""
+
+RESTRICT = "RLZOO_PLUGINS"
+"""Environment variable that selects installed plugins. If it is unset, all plugins are loaded; if it is empty, only bundled
+plugins. Otherwise, it is a comma-separated list of plugins or distributions to load in addition to the bundled plugins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """A plugin that has been found but not yet imported."""
+
+    name: str
+    source: str  # distribution and version, or a path
+    load: Callable[[], Any]
+    bundled: bool
+    asked_for: bool  # whether the user named the plugin for this run, so that any problem is an error
+    module: str  # a plugin that the user named replaces an installed plugin with the same module
+    distribution: str = ""  # normalized name of the distribution that installed the plugin
+    file: Path | None = None  # file of the plugin's module, if the user named the plugin
+
+    @property
+    def names(self) -> set[str]:
+        """The names by which `RESTRICT` can select the plugin."""
+        return {_normal(self.name), self.distribution}
+
+    @property
+    def package(self) -> Path | None:
+        """The folder of the plugin's package, found without importing it; None for a single-file plugin."""
+        if self.file is not None:
+            return self.file.parent if self.file.name == "__init__.py" else None
+        if "." in self.module or not self.module:
+            return None  # finding a submodule would import its package
+        spec = importlib.util.find_spec(self.module)
+        return Path(next(iter(spec.submodule_search_locations))) if spec and spec.submodule_search_locations else None
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether the user named a copy in a run directory."""
+        return self.asked_for and is_copy(Path(self.source))
+
+    def __str__(self) -> str:
+        return f"plugin {self.source!r}" if self.asked_for else f"plugin {self.name!r} from {self.source}"
+
+
+def distinct(paths: Sequence[str | Path]) -> tuple[str, ...]:
+    """Return the absolute paths of plugins, omitting any path whose plugins are all contained in earlier paths.
+
+    Two paths name the same plugin if they resolve to the same file, or to copies with the same content.
+
+    Raises:
+        UserError: a path contains no plugin.
+    """
+    return tuple(str(path) for path, plugins in _without_repeats(paths) if plugins)
+
+
+def named_plugins(paths: Sequence[str | Path]) -> list[Plugin]:
+    """Return the plugins in the files and folders that the user named, without duplicates.
+
+    Raises:
+        UserError: a path contains no plugin.
+    """
+    return [plugin for _, plugins in _without_repeats(paths) for plugin in plugins]
+
+
+def allowed_names() -> set[str] | None:
+    """Return the names of the plugins that `RESTRICT` allows in addition to the bundled ones; None if it allows all."""
+    allowed = os.environ.get(RESTRICT)
+    return None if allowed is None else {_normal(name) for name in allowed.split(",") if name.strip()}
+
+
+def plugin_configs(paths: Sequence[str | Path] = ()) -> dict[str, Path]:
+    """Return the files ``configs/FILE.yaml`` in the packages of third-party plugins, keyed by ``PLUGIN/FILE``.
+
+    The plugins are those in ``paths``, and the installed ones that `RESTRICT` allows.
+    """
+    allowed = allowed_names()
+    installed = (plugin for plugin in installed_plugins() if not plugin.bundled and (allowed is None or plugin.names & allowed))
+    found: dict[str, Path] = {}
+    for plugin in [*installed, *named_plugins(paths)]:
+        if package := plugin.package:
+            found |= {f"{plugin.name}/{file.stem}": file for file in sorted((package / "configs").glob("*.yaml"))}
+    return found
+
+
+def _without_repeats(paths: Sequence[str | Path]) -> Iterator[tuple[Path, list[Plugin]]]:
+    """Yield each path in resolved form with its plugins, leaving out the plugins that an earlier path contains."""
+    seen: set[tuple[str, str]] = set()
+    for path in map(_resolved, paths):
+        new: dict[tuple[str, str], Plugin] = {}
+        for plugin in _from_path(path):
+            new.setdefault(_identity(plugin), plugin)
+        yield path, [plugin for key, plugin in new.items() if key not in seen]
+        seen |= new.keys()
+
+
+def _identity(plugin: Plugin) -> tuple[str, str]:
+    """Return the key that a plugin shares with its copies: its name and a digest of its code."""
+    assert plugin.file is not None, "the user named the plugin"
+    whole = plugin.file.parent if plugin.file.name == "__init__.py" else plugin.file
+    name = re.sub(r"-\d+$", "", whole.stem)  # a run directory numbers the copies of plugins that share a name
+    return name, digest(whole)
+
+
+def installed_plugins() -> list[Plugin]:
+    """Return the plugins from installed distributions: first bundled plugins, then all others, each group sorted by name."""
+    named = functools.cache(_name_and_version)  # most plugins come from one distribution, and reading its metadata is slow
+    plugins = []
+    for point in metadata.entry_points(group=PROJECT):
+        name, version = named(point.dist)
+        source, normal = f"{name} {version}".rstrip(), _normal(name)
+        bundled, match = normal == DISTRIBUTION, point.pattern.match(point.value)
+        load, module = (point.load, point.module) if match else (functools.partial(importlib.import_module, point.value), "")
+        plugins.append(Plugin(point.name, source, load, bundled, asked_for=False, module=module, distribution=normal))
+    return sorted(plugins, key=lambda plugin: (not plugin.bundled, plugin.name, plugin.source))
+
+
+def _name_and_version(distribution: metadata.Distribution | None) -> tuple[str, str]:
+    with suppress(Exception):  # without METADATA, as after an interrupted installation, or with a damaged one
+        if distribution:
+            name, version = (distribution.metadata.get_all(key) or [""] for key in ("Name", "Version"))
+            return name[0] or "unknown distribution", version[0]
+    return "unknown distribution", ""
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name.strip()).lower()
+
+
+def _resolved(path: str | Path) -> Path:
+    """Return the absolute path of a plugin that the user named, so that the path stays valid if the working directory changes.
+
+    Raises:
+        UserError: the path is not a valid file name.
+    """
+    try:
+        whole = Path(path).expanduser().resolve()
+        whole.lstat()  # in Python 3.14 and later, exists() hides errors
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # reported by `_from_path`
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(f"plugin {shown(str(path))} cannot be accessed: {error}") from error
+    return whole
+
+
+def _from_path(path: Path) -> Iterator[Plugin]:
+    """Yield the plugins at a path: a file, a package, or another folder of plugin files."""
+    if (path / "pyproject.toml").is_file() and not (path / "__init__.py").is_file():
+        raise UserError(
+            f"plugin {str(path)!r} is the folder of a distribution; specify its .py file or package, or run pip install -e"
+        )
+    if (path / "__init__.py").is_file() or (path.is_file() and path.suffix == ".py"):
+        yield _file_plugin(path)
+    elif path.is_dir():
+        files = [file for file in sorted(path.glob("*.py")) if not file.name.startswith(("_", "test_", "conftest"))]
+        if not files:
+            raise UserError(f"plugin {str(path)!r} contains no .py file")
+        yield from map(_file_plugin, files)
+    else:
+        kind = "is not a .py file" if path.exists() else "does not exist"
+        raise UserError(f"plugin {str(path)!r} {kind}; specify a .py file, a package, or a folder of .py files")
+
+
+def _file_plugin(path: Path) -> Plugin:
+    file = (path / "__init__.py" if path.is_dir() else path).resolve()
+
+    def load() -> ModuleType:
+        return _import_file(file, file.stat().st_mtime_ns)
+
+    return Plugin(path.stem, str(path), load, bundled=False, asked_for=True, module=path.stem, file=file)
+
+
+@functools.cache
+def _import_file(file: Path, modified: int) -> ModuleType:
+    """Import a file as a module; an unchanged file is not imported again, so that its classes keep their identity."""
+    name = f"rlzoo_plugin_{file.parent.name if file.stem == '__init__' else file.stem}_{abs(hash((file, modified))):x}"
+    folders = [str(file.parent)] if file.stem == "__init__" else None
+    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders)
+    assert spec, "a .py file has a spec"
+    assert spec.loader, "a .py file's spec has a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # pydantic looks up the annotations of the module's classes in sys.modules
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

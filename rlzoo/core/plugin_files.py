@@ -1,0 +1,123 @@
+"""Lists, hashes and copies the files of a plugin that the user named by path."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rlzoo.core.errors import UserError
+
+LARGEST = 20 * 2**20
+"""Maximum total size of a plugin's files in bytes: each run keeps a copy of them."""
+MOST = 2000
+"""Maximum number of files in a plugin."""
+
+NO_PART_OF_IT = {"__pycache__", "node_modules", "build", "dist", "mlruns", "mlartifacts", "mlflow.db"}
+NO_CODE = (".md", ".rst", ".html", ".png", ".svg", ".pdf", ".log")
+RUN_FILES = ("metrics.jsonl", "rollouts", "checkpoints")
+
+
+def plugin_files(path: Path) -> dict[str, Path]:
+    """Return the files of a plugin, keyed and sorted by relative path.
+
+    Hidden files, caches, virtual environments, build outputs, MLflow stores and run directories are skipped.
+
+    Args:
+        path: a file or a folder.
+
+    Raises:
+        UserError: there are too many files, they are too large, or they cannot be read.
+    """
+    if not path.is_dir():
+        return {path.name: path}
+    files: dict[str, Path] = {}
+    size = 0
+    try:
+        for file in _files_below(path, ()):
+            files[file.relative_to(path).as_posix()] = file
+            size += file.stat().st_size
+            if size > LARGEST or len(files) > MOST:
+                raise UserError(
+                    f"plugin {str(path)!r}: the folder exceeds {LARGEST >> 20} MiB or {MOST:,} files, and each run keeps "
+                    "a copy; specify the plugin's .py file or package instead, or move other files out of the folder"
+                )
+    except OSError as error:
+        raise UserError(f"plugin {str(path)!r} cannot be read: {error}") from error
+    return dict(sorted(files.items()))
+
+
+def _files_below(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
+    """Yield the plugin's files in a folder, without following links to its parent folders (``above``)."""
+    here = folder.resolve()
+    if here in above or (folder / "pyvenv.cfg").exists() or (above and _is_run_directory(folder)):
+        return
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or path.name in NO_PART_OF_IT or path.suffix in (".pyc", ".egg-info"):
+            continue
+        if path.is_dir():
+            yield from _files_below(path, (*above, here))
+        elif path.exists() and stat.S_ISREG(path.stat().st_mode):
+            yield path
+
+
+def _is_run_directory(folder: Path) -> bool:
+    return (folder / "config.yaml").exists() and any((folder / name).exists() for name in RUN_FILES)
+
+
+def is_output(file: Path) -> bool:
+    """Return whether a file's name is that of documentation or of a program's output."""
+    return file.suffix in NO_CODE or file.name in NO_PART_OF_IT
+
+
+def code_files(path: Path) -> dict[str, Path]:
+    """Return the files of a plugin, except documentation and outputs: its code and the data that the code may read."""
+    return {name: file for name, file in plugin_files(path).items() if not path.is_dir() or not is_output(file)}
+
+
+def digest(path: Path) -> str:
+    """Hash the `code_files` of a plugin.
+
+    Raises:
+        UserError: the plugin cannot be read.
+    """
+    whole = hashlib.sha256()
+    try:
+        for name, file in code_files(path).items():
+            content = file.read_bytes()
+            whole.update(f"{name}\n{hashlib.sha256(content).hexdigest()}\n".encode() if path.is_dir() else content)
+    except OSError as error:
+        raise UserError(f"plugin {str(path)!r} cannot be read: {error}") from error
+    return whole.hexdigest()
+
+
+def copy_names(paths: Sequence[str | Path]) -> dict[Path, str]:
+    """Return the name of each plugin's copy in a run directory: the plugin's name, with a number if it is not unique."""
+    names: dict[Path, str] = {}
+    for path in map(Path, paths):
+        name, number = path.name, 2
+        while name in names.values():
+            name, number = f"{path.stem}-{number}{path.suffix}", number + 1
+        names[path] = name
+    return names
+
+
+def copy_plugins(paths: Sequence[str | Path], folder: Path) -> None:
+    """Copy each plugin into a folder, which is created if needed.
+
+    Raises:
+        UserError: a plugin is too large.
+        OSError: a copy cannot be written.
+    """
+    for path, name in copy_names(paths).items():
+        for place, file in plugin_files(path).items():
+            copy = folder / name / place if path.is_dir() else folder / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, copy)
+
+
+def is_copy(path: Path) -> bool:
+    """Return whether a path is the copy of a plugin in a run directory."""
+    return path.parent.name == "plugins" and (path.parent.parent / "run.json").is_file()

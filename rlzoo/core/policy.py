@@ -1,0 +1,269 @@
+"""The base class for clip policies, each of which holds the settings, the help text and the mathematics of one rule."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import UnionType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Union, get_args, get_origin
+
+import annotated_types
+import torch
+from pydantic import Field, model_validator
+
+from rlzoo.core.advantages import Advantage
+from rlzoo.core.errors import UserError, did_you_mean
+from rlzoo.core.fairness import bin_index
+from rlzoo.core.reductions import Reduction
+from rlzoo.core.settings import Settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlzoo.core.types import ClipInputs, ClipResult
+
+Scope = Literal["token", "sequence", "batch"]
+"""``token``: a per-token objective, computed for each row independently. ``sequence``: a per-response objective, with
+``(B, 1)`` advantages only. ``batch``: an objective of either shape, computed from all responses of the step."""
+
+
+class Width:
+    """Marks a field as a clip width, so that `ClipPolicy.scaled` scales it: ``Annotated[float, Width(), Field(...)]``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClipStats:
+    """Statistics for one update, summed across micro-batches and ranks, from which a rule can track the log-ratios.
+
+    All tensors except `bin_edges` are ``(num_bins, 2)``: rows are length bins, and columns are negative and positive
+    advantages.
+    """
+
+    bin_edges: Tensor  # (num_bins + 1,) response lengths in tokens
+    num_responses: Tensor
+    num_clipped: Tensor  # for a token rule, a response contributes its share of clipped tokens
+    log_ratio: Tensor  # sum of the judged log-ratio (for a token rule, its mean over the response)
+    log_ratio_squared: Tensor
+    length: Tensor  # sum of response lengths in tokens
+    progress: float = 0.0  # in [0, 1): the share of the run's updates that precede this one
+
+    @classmethod
+    def of(
+        cls,
+        bin_edges: Tensor,
+        length: Tensor,
+        advantage: Tensor,
+        clipped: Tensor,
+        log_ratio: Tensor,
+        *,
+        progress: float = 0.0,
+    ) -> ClipStats:
+        """Sum the rows in float64; pass only rows with a non-zero advantage.
+
+        Args:
+            bin_edges: ``(num_bins + 1,)`` in tokens.
+            length: ``(n,)`` in tokens.
+            advantage: ``(n,)``; only the sign matters. If advantages differ by token, pass their sum over the tokens.
+            clipped: ``(n,)`` between 0 and 1.
+            log_ratio: ``(n,)``, the quantity that the policy judged.
+            progress: share of the run's updates that precede this one.
+        """
+        cell = bin_index(length, bin_edges) * 2 + (advantage > 0)
+
+        def total(values: Tensor) -> Tensor:
+            zero = torch.zeros(2 * (len(bin_edges) - 1), dtype=torch.float64)
+            return zero.index_add_(0, cell, values.double()).view(-1, 2)
+
+        number, squared = torch.ones_like(length), log_ratio.square()
+        return cls(bin_edges, total(number), total(clipped), total(log_ratio), total(squared), total(length), progress)
+
+
+class ClipPolicy(Settings, ABC):
+    """One rule with its settings: a pure function from log-probabilities and advantages to an objective.
+
+    A subclass sets `name`, `paper` and `scope`, declares its settings as fields with descriptions and bounds, and implements
+    `__call__`. It must not reduce the objective, access a model, or log. Instances are frozen and compare by value.
+
+    A subclass may override `__call__`, `scaled`, `targeting`, `updated` and the class variables. It may narrow `advantage` and
+    `reduction` to a subset of the known names. All other attribute names of this class and of pydantic models are reserved.
+
+    Example:
+        >>> import torch
+        >>> from rlzoo import ops
+        >>> class Unclipped(ClipPolicy):
+        ...     "Importance-weighted policy gradient without clipping."
+        ...     name, paper, scope = "unclipped", "none", "token"
+        ...     def __call__(self, inputs):
+        ...         return ops.clipped_surrogate(ops.log_ratio(inputs), inputs.advantages, band=None)
+        >>> Unclipped().reduction
+        'sequence_mean'
+    """
+
+    name: ClassVar[str]
+    paper: ClassVar[str]
+    scope: ClassVar[Scope]
+    needs: ClassVar[frozenset[str]] = frozenset()  # fields of `ClipInputs` that the rule requires, from `NEEDS`
+    exempt: ClassVar[Mapping[str, str]] = {}  # laws of `rlzoo.testing` that the rule breaks on purpose, and why
+    learns_without_advantages: ClassVar[bool] = False  # responses with A = 0 may have a gradient, e.g. from a penalty
+    ratio_to_sampler: ClassVar[bool] = False  # the ratio uses `rollout_log_probs`, which already corrects for the sampler
+    watch: ClassVar[Mapping[str, str]] = {}  # metrics that show whether this rule works well, and how to read them
+
+    advantage: Advantage = Field("group_norm", description="how a group's rewards become advantages")
+    reduction: Reduction = Field("sequence_mean", description="how the objective is reduced to a scalar")
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Copy the descriptions of `advantage` and `reduction` to subclasses that change only the default."""
+        for name in ("advantage", "reduction"):
+            if (field := cls.model_fields.get(name)) is not None:
+                field.description = field.description or ClipPolicy.model_fields[name].description
+
+    @abstractmethod
+    def __call__(self, inputs: ClipInputs) -> ClipResult:
+        """Compute the unreduced objective, which is maximised, and the clip decisions."""
+
+    @model_validator(mode="after")
+    def _reduction_suits_scope(self) -> Self:
+        if self.scope == "sequence" and self.reduction == "token_mean":
+            raise ValueError(
+                f"reduction 'token_mean' needs a per-token objective, but {self.name} has a per-response objective; "
+                "use 'sequence_mean'"
+            )
+        return self
+
+    def scaled(self, factor: float) -> Self:
+        """Return the rule with every width multiplied by ``factor`` (> 0), for example to match a clip fraction by bisection.
+
+        Widths are clamped to the bounds of their fields, so that ``1 - clip_low`` stays above 0.
+
+        Raises:
+            ValueError: the rule has no width.
+        """
+        widths = {name: getattr(self, name) for name in self.width_fields() if getattr(self, name) is not None}
+        if not widths:
+            raise ValueError(f"rule {self.name!r} has no width to scale")
+        return self.replace(**{name: _within(type(self), name, width * factor) for name, width in widths.items()})
+
+    def targeting(self, clip_fraction: float) -> Self | None:
+        """Return the rule configured to clip the given share of the responses; None if the rule has no target share."""
+        return None
+
+    def updated(self, stats: ClipStats) -> Self:
+        """Return the policy for the next update; adaptive policies return a new frozen object."""
+        return self
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether the rule changes from update to update."""
+        return type(self).updated is not ClipPolicy.updated
+
+    def replace(self, **settings: Any) -> Self:
+        """Return a validated copy with some settings changed."""
+        return type(self).model_validate({**self.model_dump(), **settings})
+
+    @classmethod
+    def width_fields(cls) -> tuple[str, ...]:
+        """Return the names of the fields marked with `Width`."""
+        return tuple(
+            name for name, field in cls.model_fields.items() if any(isinstance(mark, Width) for mark in field.metadata)
+        )
+
+
+NEEDS = (
+    "group_ids", "turn_ids", "old_entropy", "ref_log_probs", "rewards", "token_ids", "finished", "max_length", "progress",
+)  # fmt: skip
+"""The fields of `ClipInputs` that a policy may list in its `needs`."""
+
+OVERRIDABLE = frozenset({"scaled", "targeting", "updated", "model_config", "model_post_init"})
+"""Attributes of `ClipPolicy` that a subclass may override, in addition to class variables and Python's own methods."""
+
+NAMED = ("advantage", "reduction")
+"""The fields of every policy that select another part by name."""
+
+
+def contract_problem(policy: type[ClipPolicy]) -> str | None:
+    """Return a description of the first declaration in a policy class that would fail or be ignored in training, or None."""
+    for name in policy.model_fields.keys() & ClipPolicy.__class_vars__:
+        return f"declares {name!r} as a field, but it is a class variable: write {name} = ... without an annotation"
+    settable = OVERRIDABLE | ClipPolicy.__class_vars__ | {*NAMED}
+    reserved = (set(dir(ClipPolicy)) | set(ClipPolicy.__annotations__)) - settable
+    declared = policy.model_fields.keys() - ClipPolicy.model_fields.keys()
+    for kind in policy.__mro__[: policy.__mro__.index(ClipPolicy)]:
+        if issubclass(kind, ClipPolicy):
+            declared |= {name for name in vars(kind) if not name.startswith(("__", "_abc_"))}
+    if taken := sorted(declared & (reserved | OVERRIDABLE & policy.model_fields.keys())):
+        return f"declares {taken[0]!r}, which is reserved in every policy; choose another name"
+    if problem := _needs_problem(policy):
+        return problem
+    return next((problem for name in NAMED if (problem := _name_problem(policy, name))), None)
+
+
+def _needs_problem(policy: type[ClipPolicy]) -> str | None:
+    """Return what is wrong with a policy's `needs`, or None."""
+    if not isinstance(policy.needs, frozenset | set):
+        return f"declares needs = {policy.needs!r}; it must be a frozenset of names, such as frozenset({{'group_ids'}})"
+    for need in sorted(map(str, policy.needs)):
+        if need not in NEEDS:
+            return f"needs {need!r}, which is not an optional input (known: {', '.join(NEEDS)}){did_you_mean(need, NEEDS)}"
+    if "group_ids" in policy.needs and policy.scope != "batch":
+        return f"needs group_ids with scope {policy.scope!r}: the rule compares responses, so the scope must be 'batch'"
+    return None
+
+
+def _name_problem(policy: type[ClipPolicy], name: str) -> str | None:
+    """Return what is wrong with a policy's `advantage` or `reduction`, or None, without checking that an estimator exists."""
+    field = policy.model_fields.get(name)
+    names = _literals(field.annotation) if field else None
+    known = get_args(Reduction) if name == "reduction" else None
+    narrowed = f"it may only be narrowed to {'a subset of ' + ', '.join(known) if known else 'a Literal of estimator names'}"
+    if field is None or (names is None and (known or field.annotation != Advantage)):
+        return f"declares {name!r} with a different type; {narrowed}"
+    if unknown := [value for value in names or () if (value not in known if known else not isinstance(value, str))]:
+        return f"allows {unknown[0]!r} for {name!r}; {narrowed}"
+    default = field.get_default(call_default_factory=True)
+    if not field.is_required() and names is not None and default not in names:
+        return f"has the default {default!r} for {name!r} (known: {', '.join(map(str, names))})"
+    return None
+
+
+def _literals(annotation: Any) -> tuple[Any, ...] | None:
+    """Return the values of a Literal or a union of Literals; None for any other annotation."""
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    parts = [_literals(part) for part in get_args(annotation)] if get_origin(annotation) in (Union, UnionType) else [None]
+    return None if None in parts else tuple(value for part in parts for value in part or ())
+
+
+def required_fields(policy: type[ClipPolicy]) -> list[str]:
+    """Return the names of a policy's settings that have no default."""
+    return [name for name, field in policy.model_fields.items() if field.is_required()]
+
+
+def with_defaults(policy: type[ClipPolicy]) -> ClipPolicy:
+    """Return the policy with its class defaults.
+
+    Raises:
+        UserError: a setting has no default; the message names it.
+    """
+    if required := required_fields(policy):
+        raise UserError(
+            f"rule {policy.name!r}: the field {required[0]!r} has no default, and only defaults are used here; "
+            "give it a default, such as Field(1.0, gt=0, description=...)"
+        )
+    return policy()
+
+
+def _within(policy: type[ClipPolicy], name: str, value: float) -> float:
+    """Clamp a value to the bounds of a field."""
+    for mark in policy.model_fields[name].metadata:
+        if isinstance(mark, annotated_types.Le):
+            value = min(value, float(str(mark.le)))
+        elif isinstance(mark, annotated_types.Lt):
+            value = min(value, math.nextafter(float(str(mark.lt)), -math.inf))
+        elif isinstance(mark, annotated_types.Ge):
+            value = max(value, float(str(mark.ge)))
+        elif isinstance(mark, annotated_types.Gt):
+            value = max(value, math.nextafter(float(str(mark.gt)), math.inf))
+    return value

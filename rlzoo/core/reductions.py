@@ -1,0 +1,128 @@
+"""Reduces objectives to a scalar, with denominators from the whole optimizer step, and estimates the KL divergence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+import torch
+
+from rlzoo.core import ops
+from rlzoo.core.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Reduction = Literal["token_mean", "sequence_mean", "sequence_mean_token_sum", "constant_length"]
+"""How the objective becomes a scalar; see `reduce_objective`."""
+
+KLEstimator = Literal["k1", "k2", "k3", "unbiased_k3"]
+"""Per-token estimators of KL(pi || pi_ref) (Schulman, "Approximating KL Divergence"): k1 = log(pi/pi_ref), k2 = k1^2 / 2,
+k3 = exp(-k1) - 1 + k1, unbiased_k3 = (pi/pi_old) k3 (DeepSeek-V3.2, arXiv 2512.02556, equation 7)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCounts:
+    """The denominators for one optimizer step, counted across all its micro-batches and ranks.
+
+    Example:
+        >>> import torch
+        >>> mask = torch.arange(9) < torch.tensor([[5], [2], [9]])
+        >>> StepCounts.of(mask)
+        StepCounts(num_responses=3, num_tokens=16)
+    """
+
+    num_responses: int  # responses with at least one token
+    num_tokens: int
+
+    @classmethod
+    def of(cls, response_mask: Tensor) -> StepCounts:
+        """Count the responses and tokens of a whole optimizer step, given its mask ``(B, T)``."""
+        lengths = response_mask.sum(dim=-1)
+        return cls(int((lengths > 0).sum()), int(lengths.sum()))
+
+
+def is_per_response(objective: Tensor, response_mask: Tensor) -> bool:
+    """Return whether an objective has one value per response, ``(B, 1)``, even though responses have several tokens."""
+    return objective.shape[-1] == 1 and response_mask.shape[-1] != 1
+
+
+def reduce_objective(
+    objective: Tensor, response_mask: Tensor, reduction: Reduction, counts: StepCounts, max_length: int | None = None
+) -> Tensor:
+    """Compute a micro-batch's share of the step's scalar objective; the shares of all micro-batches sum to the objective.
+
+    | reduction | ``(B, T)`` objective | ``(B, 1)`` objective |
+    |---|---|---|
+    | token_mean | sum over tokens / tokens of the step | error |
+    | sequence_mean | mean over responses of the mean over tokens | mean over responses |
+    | sequence_mean_token_sum | mean over responses of the sum over tokens | mean over responses |
+    | constant_length | sum over tokens / (responses x max_length) | sum / (responses x max_length) |
+
+    Args:
+        objective: ``(B, T)`` or ``(B, 1)``.
+        response_mask: ``(B, T)`` bool.
+        reduction: one of the four reductions above.
+        counts: denominators of the whole step, never of the micro-batch.
+        max_length: the divisor for ``constant_length`` (arXiv 2503.20783), in tokens.
+
+    Raises:
+        UserError: the reduction is unknown, token_mean gets a per-response objective, or constant_length lacks max_length.
+    """
+    if reduction not in get_args(Reduction):
+        raise UserError(f"unknown reduction {reduction!r} (known: {', '.join(get_args(Reduction))})")
+    per_response = is_per_response(objective, response_mask)
+    if reduction == "token_mean" and per_response:
+        raise UserError("reduction 'token_mean' needs a per-token objective, but this policy has a per-response objective")
+    num_responses = max(counts.num_responses, 1)
+    if per_response:
+        total = torch.where(response_mask.any(-1, keepdim=True), objective, torch.zeros_like(objective)).sum()
+    elif reduction == "sequence_mean":
+        total = ops.sequence_mean(objective, response_mask).sum()
+    else:
+        total = ops.sequence_sum(objective, response_mask).sum()
+    if reduction == "token_mean":
+        return total / max(counts.num_tokens, 1)
+    if reduction == "constant_length":
+        if max_length is None:
+            raise UserError("reduction 'constant_length' needs max_length, the number of tokens to divide by")
+        return total / (num_responses * max_length)
+    return total / num_responses
+
+
+def kl_estimate(
+    log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator, old_log_probs: Tensor | None = None
+) -> Tensor:
+    """Estimate the per-token KL to a reference model in nats; the result has the shape of ``log_probs`` and is differentiable.
+
+    k1 is unbiased with high variance, k2 is biased with low variance, and k3 is unbiased with low variance and never negative.
+    These properties do not carry over to the gradients when an estimator is used as a *loss*. In expectation, the gradient
+    of k2 equals the gradient of the KL, the gradient of k1 is zero (arXiv 2510.01555), and the gradient of k3 equals the
+    gradient of KL(pi_ref || pi). The ratio in ``unbiased_k3`` carries a gradient, so both the estimate and its gradient
+    are unbiased for KL(pi || pi_ref) under any sampling policy.
+
+    All log-ratios are clamped to +-`rlzoo.core.ops.LOG_RATIO_LIMIT`. A token whose log-ratio to the reference is beyond the
+    limit has a finite estimate and zero gradient, so that the update comes from the other tokens.
+
+    Args:
+        log_probs: log-probs of the current model.
+        ref_log_probs: log-probs of the reference model, with the same shape.
+        estimator: name of the estimator.
+        old_log_probs: log-probs of the sampling model; required by ``unbiased_k3``.
+
+    Raises:
+        UserError: the estimator is unknown.
+    """
+    if estimator not in get_args(KLEstimator):
+        raise UserError(f"unknown KL estimator {estimator!r} (known: {', '.join(get_args(KLEstimator))})")
+    k1 = (log_probs - ref_log_probs).clamp(-ops.LOG_RATIO_LIMIT, ops.LOG_RATIO_LIMIT)
+    if estimator == "k1":
+        return k1
+    if estimator == "k2":
+        return k1.square() / 2
+    k3 = torch.expm1(-k1) + k1
+    if estimator == "k3":
+        return k3
+    assert old_log_probs is not None, "the learner provides them"
+    ratio = ops.limited_exp(log_probs - old_log_probs)
+    return torch.where(k1.abs() < ops.LOG_RATIO_LIMIT, ratio, ratio.detach()) * k3

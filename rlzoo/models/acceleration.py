@@ -1,0 +1,33 @@
+"""Interface to the optional CPU optimizations in `rlzoo.models.fast_cpu`; rlzoo also runs if that package is deleted."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from rlzoo.models.fast_cpu.fused import FusedStep
+
+__all__ = ("JOINED_BYTES", "can_fuse", "fused_step", "prepare_cpu")
+
+if find_spec("rlzoo.models.fast_cpu") is not None:
+    from rlzoo.models.fast_cpu.cpu import prepare_cpu
+    from rlzoo.models.fast_cpu.fused import JOINED_BYTES, can_fuse
+else:
+    JOINED_BYTES = 0
+
+    def prepare_cpu(model: PreTrainedModel) -> None:
+        """Leave the kernels to torch."""
+
+    def can_fuse(model: PreTrainedModel) -> bool:
+        """Return that `fused_step` supports no model."""
+        return False
+
+
+def fused_step(model: PreTrainedModel, length: int) -> FusedStep:
+    """Return a module that computes next-token logits with fused, packed weights, for up to ``length`` tokens per row."""
+    from rlzoo.models.fast_cpu.fused import FusedStep
+
+    return FusedStep(model, length)

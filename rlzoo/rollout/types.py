@@ -1,0 +1,145 @@
+"""Sampled responses: their turns, the tokens that they were drawn from, and the group of one problem."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from rlzoo.tasks.problem import Problem
+
+INT32 = 4
+"""Size of one number in `KeptSets`, in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One model turn in an episode, with the environment's observation.
+
+    Example:
+        The model wrote "50" in tokens 0 to 4 of the response, and the environment replied "lower" without a reward:
+
+        >>> turn = Turn(start=0, end=5, text="50", observation="lower", reward=0.0, state=812)
+    """
+
+    start: int  # index of the turn's first token in the response
+    end: int  # index after the turn's last token
+    text: str  # what the model wrote
+    observation: str = ""  # the environment's reply
+    reward: float = 0.0  # reward for this turn
+    state: int = 0  # identifies the environment's state at the start of the turn
+
+
+@dataclass(frozen=True, slots=True)
+class KeptSets:
+    """For each token of a response, the candidate tokens from which the sampler drew it, as packed int32 ids.
+
+    A size of 0 stands for the whole vocabulary, or for a token that the model did not choose.
+
+    Example:
+        The first of two tokens was drawn from the tokens 4 and 9, and the second from the whole vocabulary:
+
+        >>> KeptSets.of([4, 9], [2, 0]).first(1) == KeptSets.of([4, 9], [2])
+        True
+    """
+
+    __pydantic_config__: ClassVar[Mapping[str, str]] = {"ser_json_bytes": "base64", "val_json_bytes": "base64"}
+
+    ids: bytes  # the ids of all sets, concatenated
+    sizes: bytes  # number of ids in each token's set
+
+    @classmethod
+    def of(cls, ids: Iterable[int], sizes: Iterable[int]) -> KeptSets:
+        """Pack ids and sizes."""
+        return cls(array("i", ids).tobytes(), array("i", sizes).tobytes())
+
+    @classmethod
+    def join(cls, parts: Sequence[KeptSets]) -> KeptSets:
+        """Concatenate the sets of consecutive tokens."""
+        return cls(b"".join(part.ids for part in parts), b"".join(part.sizes for part in parts))
+
+    def first(self, number: int) -> KeptSets:
+        """Return the sets of the first ``number`` tokens."""
+        sizes = self.sizes[: INT32 * number]
+        return KeptSets(self.ids[: INT32 * sum(memoryview(sizes).cast("i"))], sizes)
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens that have a set."""
+        return len(self.sizes) // INT32
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One sampled response, as reported by the sampler. In an episode, some tokens of the response come from the environment.
+
+    Example:
+        The response is "8#17" with its end token. Each token has an id and a log-probability in nats:
+
+        >>> rollout = Rollout(
+        ...     prompt_ids=(5, 12, 7), response_ids=(10, 14, 3, 9, 1), rollout_log_probs=(-0.1, -0.2, -0.1, -0.9, 0.0),
+        ...     text="8#17", finished=True, policy_version=12, reward=1.0,
+        ... )
+        >>> rollout.length
+        5
+    """
+
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]  # includes the end token if the response reached it
+    rollout_log_probs: tuple[float, ...]  # one per response token, from the sampler; 0 on tokens that the model did not choose
+    text: str
+    finished: bool  # False if cut off at a limit
+    policy_version: int  # version of the weights that sampled the first token, as a number of optimizer steps
+    reward: float | None = None  # None if there is no grade, for example because the grader failed
+    turns: tuple[Turn, ...] = ()  # turns of an episode, in order; empty for a single-turn response
+    opening: str = ""  # in an episode, the environment's first message
+    failure: str = ""  # why the environment of an episode failed; empty if it did not
+    numbers: Mapping[str, float] = field(default_factory=dict)  # metrics from an episode's environment
+    kept: KeptSets | None = None  # one set per response token; None if responses were sampled from the whole vocabulary
+    token_versions: tuple[int, ...] = ()  # policy_version of each response token; empty if all are the same
+
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """Start and end of the model's tokens in each turn."""
+        return tuple((turn.start, turn.end) for turn in self.turns) or ((0, len(self.response_ids)),)
+
+    @property
+    def transcript(self) -> str:
+        """The response as text; for an episode, one labelled line per message from the environment or the model."""
+        lines = [f"environment: {self.opening}"]
+        for turn in self.turns:
+            lines += [f"model: {turn.text}", *([f"environment: {turn.observation}"] if turn.observation else [])]
+        return "\n".join(lines) if self.turns else self.text
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """For each of the model's tokens, the version of the sampling weights, as a number of optimizer steps."""
+        every = self.token_versions or (self.policy_version,) * len(self.response_ids)
+        return tuple(version for start, end in self.spans for version in every[start:end])
+
+    @property
+    def length(self) -> int:
+        """Number of tokens that the model chose."""
+        return sum(end - start for start, end in self.spans)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutGroup:
+    """All responses sampled for one problem; their advantages are computed relative to each other."""
+
+    problem: Problem
+    rollouts: tuple[Rollout, ...]
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether the rewards differ; if not, comparing the responses gives no signal."""
+        return len({rollout.reward for rollout in self.rollouts} - {None}) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedBatch:
+    """A batch that was sampled ahead of its training step, as stored in a checkpoint."""
+
+    first: int  # index of the batch's first training problem
+    rollouts: list[Rollout] | None  # responses from all processes, without rewards; None if not sampled yet
