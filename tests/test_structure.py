@@ -32,7 +32,8 @@ def test_a_rule_is_checked_with_only_the_core_and_the_laws(tmp_path):
         "print({outcome.status for outcome in check(FSPO())})"
     )
     environment = {**os.environ, "PYTHONPATH": ".", "PYTHONSAFEPATH": ""}
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "{'pass'}\n"
 

@@ -29,9 +29,9 @@ from rlzoo.journal.state import identity, newest_state
 from rlzoo.lab.evaluation import EvaluationConfig
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.run_records import find_runs
-from rlzoo.training import signals
 from rlzoo.support.atomic import temporary_path
 from rlzoo.support.lock import Lock
+from rlzoo.training import signals
 from tests.training.short import lines, quick, resumes_after, without_times
 
 pytestmark = pytest.mark.usefixtures("interrupts")
