@@ -106,16 +106,6 @@ NAVIGATION = re.compile(r'(\{ "Policies" = \[\n).*?(    \] \},)', re.DOTALL)
 PART = re.compile(r"(<!-- generated: (?P<name>[\w /-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def zoo_table() -> str:
-    """Return a table with one row per policy."""
-    rows = ["| rule | what it does | scope | advantage | paper |", "|---|---|---|---|---|"]
-    for name, policy in load_zoo().items():
-        line = (inspect.getdoc(policy) or "").partition("\n")[0]
-        link = f"[`{name}`](plugins/{policy.__module__}/README.md)"
-        rows.append(f"| {link} | {line} | {policy.scope} | {policy().advantage} | {policy.paper} |")
-    return "\n".join(rows)
-
-
 def rules() -> str:
     """Return a table with one row per policy, for the site's first page."""
     rows = ["| rule | what it does | judges | paper |", "|---|---|---|---|"]
@@ -383,7 +373,6 @@ def part(name: str) -> str:
     if kind in makers:
         return makers[kind](argument)
     plain = {
-        "zoo": zoo_table,
         "rules": rules,
         "command-line": command_line,
         "configuration": configuration,

@@ -33,7 +33,7 @@ class Pooled(Correction):
         return self.pool == "token"
 
     def ratio(self, inputs: CorrectionInputs) -> Tensor:
-        """Compute the pooled ratio, limited by `rlzoo.core.ops.limited_exp`."""
+        """Compute the pooled ratio, limited by `rlzoo.ops.limited_exp`."""
         if self.pool == "token":
             return ops.limited_exp(inputs.log_ratio)
         pool = ops.sequence_sum if self.pool == "sum" else ops.sequence_mean

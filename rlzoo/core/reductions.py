@@ -101,7 +101,7 @@ def kl_estimate(
     gradient of KL(pi_ref || pi). The ratio in ``unbiased_k3`` carries a gradient, so both the estimate and its gradient
     are unbiased for KL(pi || pi_ref) under any sampling policy.
 
-    All log-ratios are clamped to +-`rlzoo.core.ops.LOG_RATIO_LIMIT`. A token whose log-ratio to the reference is beyond the
+    All log-ratios are clamped to +-`rlzoo.ops.LOG_RATIO_LIMIT`. A token whose log-ratio to the reference is beyond the
     limit has a finite estimate and zero gradient, so that the update comes from the other tokens.
 
     Args:
