@@ -85,7 +85,7 @@ def replay(
             skip_steps=skip_steps,
             sweep_width=sweep_width,
             with_cosine=cosine,
-            told=bars.reach,
+            progress=bars.reach,
         )
     if as_json:
         print(json.dumps(result.as_dict(), indent=2))
@@ -138,7 +138,7 @@ def _print(console: Plain, result: Study, with_cosine: bool) -> None:
         console.print(f"{rule.label}: {rule.note or rule.widths or 'no width'}")
     for label in result.sweep:
         console.print(_by_width(label, result))
-    unmoved = result.rules[0].replayed.profile.unmoved
+    unmoved = result.rules[0].profile.unmoved
     console.print(f"{unmoved:.0%} of the responses had not moved yet, so no rule can clip them")
     if with_cosine and run.config and not result.by_sign and result.rules[0].cosine is None:
         console.print("no cosine: the run saved no weights (train with --set checkpoint.keep_for_replay=10)")
@@ -149,8 +149,8 @@ def rule_tables(result: Study) -> Iterator[Table]:
     rows = table("<rule", ">clipped", ">A < 0", ">A > 0", ">lre_max", ">95 %", ">noise", ">ess", ">cosine")
     parts = table("<rule", ">given sign", ">corrected", ">by signs", ">total", title="parts of the length reweighting error")
     for rule in result.rules:
-        profile = rule.replayed.profile
-        judged = rule.replayed.table.judged()
+        profile = rule.profile
+        judged = rule.table.judged()
         below, above = (judged.clipped[judged.advantage * sign > 0] for sign in (-1, 1))
         numbers = (profile.clip_fraction, float(below.mean()), float(above.mean()), profile.lre_max)
         cosine = rule.cosine.mean if rule.cosine else None
@@ -164,10 +164,10 @@ def rule_tables(result: Study) -> Iterator[Table]:
         parts.add_row(rule.label, *map(number, (profile.lre_max, corrected, *profile.other_errors)))
     yield rows
     yield parts
-    labels = (f">{label}" for label in result.rules[0].replayed.profile.bin_labels())
+    labels = (f">{label}" for label in result.rules[0].profile.bin_labels())
     by_length = table("<rule", *labels, title="clip fraction by length in tokens")
     for rule in result.rules:
-        by_length.add_row(rule.label, *map(number, rule.replayed.profile.both.fraction))
+        by_length.add_row(rule.label, *map(number, rule.profile.both.fraction))
     yield by_length
     yield from _by_turns(result)
 
@@ -177,7 +177,7 @@ def _by_turns(result: Study) -> Iterator[Table]:
     from rlzoo.core.fairness import NUM_BINS
     from rlzoo.measure.turns import TurnProfile
 
-    profiles = [(rule.label, profile) for rule in result.rules if (profile := TurnProfile.of(rule.replayed.table))]
+    profiles = [(rule.label, profile) for rule in result.rules if (profile := TurnProfile.of(rule.table))]
     if not profiles:
         return
     turns = (*(f">{turn}" for turn in range(1, NUM_BINS)), f">{NUM_BINS} and later")

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from rlzoo.core.errors import UserError
-from rlzoo.lab.run_records import changed_settings, read_mapping
+from rlzoo.lab.runs import changed_settings, read_mapping
 from rlzoo.measure.at_k import Completions
 from rlzoo.support.atomic import temporary_path, write_text
 from rlzoo.support.lock import FILE as LOCK

@@ -12,8 +12,8 @@ import numpy as np
 
 from rlzoo.config.run_config import RunConfig
 from rlzoo.core.errors import UserError
-from rlzoo.lab.races import labelled
-from rlzoo.lab.run_records import RunRecord
+from rlzoo.lab.compare import labelled
+from rlzoo.lab.runs import FinishedRun
 from rlzoo.measure.comparison import LEVEL, POWER, detectable, seeds_for
 
 USUAL_DEVIATION = 0.01
@@ -39,7 +39,7 @@ class Power:
     power: float = POWER
 
 
-def plan(config: RunConfig, num_rules: int, num_seeds: int, records: Sequence[RunRecord] = ()) -> Power:
+def plan(config: RunConfig, num_rules: int, num_seeds: int, records: Sequence[FinishedRun] = ()) -> Power:
     """Plan a comparison.
 
     The evaluation errors of two rules are assumed to be independent. In practice, runs with the same seed are evaluated
@@ -83,7 +83,7 @@ def plan(config: RunConfig, num_rules: int, num_seeds: int, records: Sequence[Ru
     )
 
 
-def _measured(records: Sequence[RunRecord]) -> tuple[float, float]:
+def _measured(records: Sequence[FinishedRun]) -> tuple[float, float]:
     """Return the standard deviations of paired differences, excluding evaluation noise, and of one response's reward."""
     scores = {
         label: {run.seed: run.accuracies[-1] for run in runs if run.accuracies} for label, runs in labelled(records).items()

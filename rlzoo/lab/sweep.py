@@ -21,7 +21,7 @@ from rlzoo.gate.fingerprint import file_facts
 from rlzoo.gate.settings import Start, check_settings
 from rlzoo.journal.state import read_fingerprint
 from rlzoo.journal.tracking.record import PARENT_RUN
-from rlzoo.lab.run_records import REPETITION, changed_settings, read_mapping, resolved_settings
+from rlzoo.lab.runs import REPETITION, changed_settings, read_mapping, resolved_settings
 from rlzoo.models.machine import LAUNCHED, available_memory, cores
 from rlzoo.support.parsing import parse_json, parse_yaml
 from rlzoo.support.reading import RECORDS, read_text
@@ -85,7 +85,7 @@ class Sweep:
             check_settings(child.config, Start.of(child.config, resume=child.is_begun))
 
     @property
-    def num_contenders(self) -> int:
+    def num_compared(self) -> int:
         """The number of rules, or of combinations of a rule and grid values, that the sweep compares."""
         return len(self.children) // len(self.seeds)
 

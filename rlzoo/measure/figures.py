@@ -49,7 +49,7 @@ def lines(series: Mapping[str, Series], *, xlabel: str, ylabel: str, title: str 
     return figure
 
 
-def profile(series: Mapping[str, Series], *, ylabel: str = "clip fraction", title: str = "") -> Figure:
+def plot_by_length(series: Mapping[str, Series], *, ylabel: str = "clip fraction", title: str = "") -> Figure:
     """Plot a quantity against response length on a logarithmic axis, with error bars side by side."""
     figure, axes = _canvas(title, "response length in tokens", ylabel)
     step = min(0.012, 0.1 / max(1, len(series)))  # the points of a bin are spread over at most 10% of its length

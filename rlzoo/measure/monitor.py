@@ -153,8 +153,8 @@ class Monitor:
         found = self.profile()
         if found is None:
             return None
-        from rlzoo.measure.figures import Series, profile
+        from rlzoo.measure.figures import Series, plot_by_length
 
         sides = {self._name: found.both, "where A < 0": found.below, "where A > 0": found.above}
         series = {label: Series(found.median_length, side.fraction, side.low, side.high) for label, side in sides.items()}
-        return profile(series, title=f"steps {max(1, step - WINDOW + 1)} to {step}")
+        return plot_by_length(series, title=f"steps {max(1, step - WINDOW + 1)} to {step}")
