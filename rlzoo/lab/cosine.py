@@ -140,4 +140,4 @@ def _summary(rows: Sequence[tuple[int, float, list[float]]]) -> Cosine:
     counted = (~np.isnan(bins)).sum(0)
     by_length = np.where(counted > 0, np.nansum(bins, axis=0) / np.maximum(counted, 1), np.nan)
     means = np.array([values[steps == step].mean() for step in np.unique(steps)])
-    return Cosine(float(values.mean()), bootstrap([means], np.mean), tuple(by_length.tolist()), len(known))
+    return Cosine(float(values.mean()), bootstrap(means, np.ones_like(means)), tuple(by_length.tolist()), len(known))

@@ -148,24 +148,14 @@ def study_report(study: Study) -> str:
 
 
 def _summary(study: Study) -> ReportSection:
-    rows: list[Row] = []
-    for rule in study.rules:
-        worst = rule.profile.lre.conditional.max if rule.profile.lre else None
-        lre = (worst.value, worst.corrected, worst.interval, worst.noise) if worst else (None,) * 4
-        mean, errors = rule.measures["cosine"], rule.profile.other_errors
-        rows.append([rule.label, rule.profile.clip_fraction, *lre, *errors, rule.profile.ess, mean, rule.widths])
-    lre_columns = ("lre_max", "corrected", "95%", "noise", "by signs", "total")
-    columns = ["rule", "clip fraction", *lre_columns, "ess", "cosine", "widths"]
     paragraphs = [
         "Every rule was applied to the same recorded log-probs, update by update. `lre_max` is the largest relative error of "
         f"the weight that remains in a length bin after clipping. {PARTS} `noise` is the expected `lre_max` with this number "
         "of prompts if every length were clipped equally, and `corrected` is `lre_max` without the contribution of noise. The "
         "interval comes from the variation between prompts, each with all its responses and epochs.",
-        *(f"{rule.label}: {rule.note}" for rule in study.rules if rule.note),
+        *(f"{rule.label}: {rule.note or rule.widths or 'no width'}" for rule in study.rules),
     ]
-    return ReportSection(
-        "What each rule clips", paragraphs, (), [Table("All responses with a nonzero advantage", columns, rows)]
-    )
+    return ReportSection("What each rule clips", paragraphs, (), list(study.tables()))
 
 
 def _by_length(study: Study) -> ReportSection:
@@ -177,13 +167,11 @@ def _by_length(study: Study) -> ReportSection:
     for name, ylabel in (("gradient_mass", "share of gradient mass"), ("ess_by_length", "effective sample size")):
         series = {label: Series(profile.median_length, getattr(profile, name)) for label, profile in profiles.items()}
         figures.append(plot_by_length(series, ylabel=ylabel))
-    columns = ["rule", *study.rules[0].profile.bin_labels()]
-    rows: list[Row] = [[label, *profile.both.fraction] for label, profile in profiles.items()]
     text = (
         "Responses are grouped into six quantile bins of length. Error bars are 95% intervals over prompts. Gradient mass is "
         "the sum of |dJ/dlog_probs| over tokens."
     )
-    return ReportSection("By response length", [text], figures, [Table("Clip fraction by length in tokens", columns, rows)])
+    return ReportSection("By response length", [text], figures)
 
 
 def _clip_fractions(profiles: Mapping[str, LengthProfile], side: str) -> dict[str, Series]:
@@ -210,9 +198,6 @@ def _cosine(study: Study) -> ReportSection:
 
 def _widths(study: Study) -> ReportSection:
     names = {"clip_fraction": "clip fraction", "lre_max": "lre_max", "ess": "effective sample size"}
-    rows: list[Row] = [
-        [label, factor, *rule.measures.values()] for label, rules in study.sweep.items() for factor, rule in rules.items()
-    ]
     if any(rule.cosine for rule in study.rules):
         names["cosine"] = "cosine to the unclipped gradient"
     figures = []
@@ -220,7 +205,4 @@ def _widths(study: Study) -> ReportSection:
         sweeps = study.sweep.items()
         series = {label: Series(list(rules), [rule.measures[name] for rule in rules.values()]) for label, rules in sweeps}
         figures.append(lines(series, xlabel="width, relative to the table above", ylabel=ylabel, log_x=True))
-    columns = ["rule", "factor", "clip fraction", "lre_max", "noise", "ess", "cosine"]
-    return ReportSection(
-        "By width", ["All widths of a rule are scaled by one factor."], figures, [Table("Every width", columns, rows)]
-    )
+    return ReportSection("By width", ["All widths of a rule are scaled by one factor."], figures)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,10 +11,13 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from rlzoo.core.errors import UserError
+from rlzoo.core.fairness import NUM_BINS
 from rlzoo.core.policy import ClipPolicy
 from rlzoo.lab.cosine import cosines, has_weights
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import Replayed, replay, replay_matched, widths_of
+from rlzoo.measure.profile import labels
+from rlzoo.measure.report import Row, Table
 from rlzoo.measure.turns import TurnProfile
 
 FACTORS = tuple(2.0**power for power in range(-4, 5))  # widths of a sweep, relative to the rule's own width
@@ -64,6 +67,40 @@ class Study:
                 "sweep": sweep,
             }
         )
+
+    def tables(self) -> Iterator[Table]:
+        """Yield tables of what each rule clipped: in total, by length, for episodes by turn, and by width."""
+        totals: list[Row] = []
+        errors: list[Row] = []
+        for rule in self.rules:
+            profile, judged = rule.profile, rule.table.judged()
+            by_sign = [float(judged.clipped[judged.advantage * sign > 0].mean()) for sign in (-1, 1)]
+            error = (profile.lre_max, profile.lre_max_interval, profile.lre_noise)
+            totals.append([rule.label, profile.clip_fraction, *by_sign, *error, profile.ess, rule.measures["cosine"]])
+            corrected = profile.lre.conditional.max.corrected if profile.lre else None
+            errors.append([rule.label, profile.lre_max, corrected, *profile.other_errors])
+        columns = ["rule", "clipped", "A < 0", "A > 0", "lre_max", "95 %", "noise", "ess", "cosine"]
+        yield Table("", columns, totals)
+        yield Table("parts of the length reweighting error", ["rule", "given sign", "corrected", "by signs", "total"], errors)
+        by_length: list[Row] = [[rule.label, *rule.profile.both.fraction] for rule in self.rules]
+        lengths = self.rules[0].profile.bin_labels()
+        yield Table("clip fraction by length in tokens", ["rule", *lengths], by_length)
+        episodes = [(rule.label, profile) for rule in self.rules if (profile := TurnProfile.of(rule.table))]
+        if episodes:
+            turns = [*map(str, range(1, NUM_BINS)), f"{NUM_BINS} and later"]
+            by_turn = [(label, profile.by_turn) for label, profile in episodes]
+            by_number = [(label, profile.by_number) for label, profile in episodes]
+            numbers = labels(episodes[0][1].edges)
+            for unit, bins, rules in (("turn", turns, by_turn), ("number of turns", numbers, by_number)):
+                rows: list[Row] = []
+                for label, evenness in rules:
+                    worst = evenness.lre.max if evenness.lre else None
+                    error = (worst.value, worst.interval, worst.noise) if worst else (None, None, None)
+                    rows.append([label, *evenness.fraction, *error])
+                yield Table(f"clip fraction by {unit}", ["rule", *bins, "lre_max", "95 %", "noise"], rows)
+        for label, by_width in self.sweep.items():
+            rows = [[f"{factor:g}", *rule.measures.values()] for factor, rule in by_width.items()]
+            yield Table(f"{label} by width", ["factor", "clip fraction", "lre_max", "noise", "ess", "cosine"], rows)
 
 
 def study(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rlzoo.core.fairness import NUM_BINS, bin_edges, bin_index
 from rlzoo.measure.intervals import Clusters, LengthError
-from rlzoo.measure.profile import clusters, error_metrics, labels
+from rlzoo.measure.profile import clusters, error_metrics
 from rlzoo.measure.response_table import ResponseTable
 
 
@@ -53,10 +53,6 @@ class TurnProfile:
             by_number=Evenness.of(clusters(rows, bin_index(rows.turns, edges))),
             edges=tuple(edges.tolist()),
         )
-
-    def bin_labels(self) -> list[str]:
-        """Return the range of turn counts in each bin of `by_number`, such as ``"4-6"``."""
-        return labels(self.edges)
 
     def metrics(self) -> dict[str, float]:
         """Return the profile as metrics by name, omitting unknown values."""
