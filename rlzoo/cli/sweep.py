@@ -85,22 +85,22 @@ def _print_power(sweep: Sweep, console: Plain, *, as_json: bool) -> None:
     if any(child.config.eval != config.eval for child in sweep.children):
         raise UserError("--power: the runs differ in their eval settings; use the same evaluation for all of them")
     finished = [child.path for child in sweep.children if child.is_finished]
-    records = find_runs(finished)[0] if finished else []
-    found = plan(config, sweep.num_compared, len(sweep.seeds), records)
+    runs = find_runs(finished)[0] if finished else []
+    power = plan(config, sweep.num_compared, len(sweep.seeds), runs)
     if as_json:
-        print(json.dumps(plain(found), indent=2))
+        print(json.dumps(plain(power), indent=2))
         return
     problems, samples = config.eval.num_problems, config.eval.num_samples
-    pairs = "1 pair" if found.num_pairs == 1 else f"{found.num_pairs} pairs"
-    console.print(f"{sweep.num_compared} rules, {pairs}, {found.num_seeds} seeds each")
-    console.print(f"a difference of {found.detects:.3f} is detected in {found.power:.0%} of such sweeps")
-    console.print(f"by a paired t-test at {found.level} after Holm's correction over {pairs}")
-    console.print(f"standard deviation of a difference between seeds: {found.seed_deviation:.4f} ({found.source})")
-    console.print(f"evaluation: {problems} problems, {samples} samples each; standard error {found.evaluation_error:.4f}")
+    pairs = "1 pair" if power.num_pairs == 1 else f"{power.num_pairs} pairs"
+    console.print(f"{sweep.num_compared} rules, {pairs}, {power.num_seeds} seeds each")
+    console.print(f"a difference of {power.detects:.3f} is detected in {power.power:.0%} of such sweeps")
+    console.print(f"by a paired t-test at {power.level} after Holm's correction over {pairs}")
+    console.print(f"standard deviation of a difference between seeds: {power.seed_deviation:.4f} ({power.source})")
+    console.print(f"evaluation: {problems} problems, {samples} samples each; standard error {power.evaluation_error:.4f}")
     console.print(
-        f"with eval.num_samples={found.samples_needed}, evaluation noise is at most half of the variance between seeds"
+        f"with eval.num_samples={power.samples_needed}, evaluation noise is at most half of the variance between seeds"
     )
-    for difference, seeds in found.seeds_needed.items():
+    for difference, seeds in power.seeds_needed.items():
         console.print(f"a difference of {difference} needs {seeds or 'more than 10,000'} seeds")
 
 

@@ -140,8 +140,8 @@ class Monitor:
         """Restore the rows and alarms that `save` and `Alarms.state` stored."""
         columns = load_file(folder / FILE)
         sizes = columns.pop(SIZES).tolist()
-        pieces = {name: column.split(sizes) for name, column in columns.items()}
-        self._tables.extend(ResponseTable(**{name: piece[n] for name, piece in pieces.items()}) for n in range(len(sizes)))
+        rows_by_step = {name: column.split(sizes) for name, column in columns.items()}
+        self._tables.extend(ResponseTable(**{name: rows[n] for name, rows in rows_by_step.items()}) for n in range(len(sizes)))
         self.alarms.restore(alarms)
 
     def profile(self) -> LengthProfile | None:
@@ -150,11 +150,11 @@ class Monitor:
 
     def figure(self, step: int) -> Figure | None:
         """Plot the clip fraction of all kept rows against length; None if no row has a nonzero advantage."""
-        found = self.profile()
-        if found is None:
+        profile = self.profile()
+        if profile is None:
             return None
         from rlzoo.measure.figures import Series, plot_by_length
 
-        sides = {self._name: found.both, "where A < 0": found.below, "where A > 0": found.above}
-        series = {label: Series(found.median_length, side.fraction, side.low, side.high) for label, side in sides.items()}
+        sides = {self._name: profile.both, "where A < 0": profile.below, "where A > 0": profile.above}
+        series = {label: Series(profile.median_length, side.fraction, side.low, side.high) for label, side in sides.items()}
         return plot_by_length(series, title=f"steps {max(1, step - WINDOW + 1)} to {step}")

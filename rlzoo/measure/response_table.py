@@ -118,8 +118,8 @@ class ResponseTable:
         decided = torch.where(mask, clipped.float(), 0.0)
         by_turn = (nothing.scatter_add(1, turn, values) for values in (mask.float(), decided))
         flat = (column.squeeze(-1).float().cpu() for column in columns)
-        made: list[Tensor] = [*flat, group.long().cpu(), turns.float().cpu(), *(values.cpu() for values in by_turn)]
-        return cls(*made)
+        tensors: list[Tensor] = [*flat, group.long().cpu(), turns.float().cpu(), *(values.cpu() for values in by_turn)]
+        return cls(*tensors)
 
     def where(self, keep: Tensor) -> ResponseTable:
         """Return the rows where ``keep``, bool ``(n,)``, is True."""
