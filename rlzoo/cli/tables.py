@@ -28,8 +28,9 @@ def report_table(content: ReportTable) -> Table:
     """Format a report's table of numbers for the terminal; the first column is text."""
     first, *others = content.columns
     rows = table(f"<{first}", *(f">{column}" for column in others), title=content.caption or None)
-    for label, *cells in content.rows:
-        rows.add_row(str(label), *(interval(cell) if isinstance(cell, tuple) else number(cell) for cell in cells))
+    for row in content.rows:
+        cells = (interval(cell) if isinstance(cell, tuple) else cell if isinstance(cell, str) else number(cell) for cell in row)
+        rows.add_row(*cells)
     return rows
 
 

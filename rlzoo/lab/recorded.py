@@ -76,10 +76,6 @@ class RecordedRun:
         paths = [user_path(path) for path in ([paths] if isinstance(paths, Path) else paths)]
         path, config = paths[0], None
         if is_run_directory := (path / "config.yaml").is_file():
-            if len(paths) > 1:
-                raise UserError(
-                    f"{len(paths)} paths were given, but {str(path)!r} is a run directory; pass only that directory"
-                )
             config = _config(path) if own_code else None
         steps = sorted((RecordedStep.load(file) for file in rollout_files(paths)), key=lambda step: step.step)
         for before, after in itertools.pairwise(steps):
@@ -87,7 +83,9 @@ class RecordedRun:
                 raise UserError(f"two rollout files are for step {after.step}; pass the files of a single run")
         learned = [step for step in steps if step.updates]
         if not learned:
-            raise UserError(_without_updates(path, steps))
+            has_log_probs = any(step.rollout_log_probs is not None or step.old_log_probs is not None for step in steps)
+            advice = "; `rlzoo rescore` computes the log-probs under a later checkpoint, so that rules can be compared on them"
+            raise UserError(f"{str(path)!r} has no recorded updates to replay{advice if has_log_probs else ''}")
         if unscored := next((step for step in learned if step.old_log_probs is None), None):
             raise UserError(f"step {unscored.step} in {str(path)!r} has no old_log_probs; `rlzoo rescore` computes them")
         longest = max(int(step.lengths.max()) for step in learned)
@@ -167,13 +165,6 @@ def _config(run: Path) -> RunConfig:
         return RunConfig.compose([run / "config.yaml"], use_changed_plugins=False)
     except UserError as error:
         raise UserError(f"{str(run)!r} has a config.yaml that is not a valid run configuration: {error}") from error
-
-
-def _without_updates(path: Path, steps: Sequence[RecordedStep]) -> str:
-    what = f"{str(path)!r} has no recorded updates to replay"
-    if any(step.rollout_log_probs is not None or step.old_log_probs is not None for step in steps):
-        what += "; `rlzoo rescore` computes the log-probs under a later checkpoint, so that rules can be compared on them"
-    return what
 
 
 def _plugins_of(

@@ -85,19 +85,18 @@ class Study:
         by_length: list[Row] = [[rule.label, *rule.profile.both.fraction] for rule in self.rules]
         lengths = self.rules[0].profile.bin_labels()
         yield Table("clip fraction by length in tokens", ["rule", *lengths], by_length)
-        episodes = [(rule.label, profile) for rule in self.rules if (profile := TurnProfile.of(rule.table))]
+        episodes = [(rule.label, turn_profile) for rule in self.rules if (turn_profile := TurnProfile.of(rule.table))]
         if episodes:
             turns = [*map(str, range(1, NUM_BINS)), f"{NUM_BINS} and later"]
-            by_turn = [(label, profile.by_turn) for label, profile in episodes]
-            by_number = [(label, profile.by_number) for label, profile in episodes]
             numbers = labels(episodes[0][1].edges)
-            for unit, bins, rules in (("turn", turns, by_turn), ("number of turns", numbers, by_number)):
+            for kind, bins in (("turn", turns), ("number of turns", numbers)):
                 rows: list[Row] = []
-                for label, evenness in rules:
+                for label, turn_profile in episodes:
+                    evenness = turn_profile.by_turn if kind == "turn" else turn_profile.by_number
                     worst = evenness.lre.max if evenness.lre else None
                     error = (worst.value, worst.interval, worst.noise) if worst else (None, None, None)
                     rows.append([label, *evenness.fraction, *error])
-                yield Table(f"clip fraction by {unit}", ["rule", *bins, "lre_max", "95 %", "noise"], rows)
+                yield Table(f"clip fraction by {kind}", ["rule", *bins, "lre_max", "95 %", "noise"], rows)
         for label, by_width in self.sweep.items():
             rows = [[f"{factor:g}", *rule.measures.values()] for factor, rule in by_width.items()]
             yield Table(f"{label} by width", ["factor", "clip fraction", "lre_max", "noise", "ess", "cosine"], rows)

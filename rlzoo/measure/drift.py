@@ -99,4 +99,5 @@ def _slope(points: Sequence[tuple[float, float]]) -> float:
     pairs = [(math.log(length), math.log(sigma)) for length, sigma in points if sigma > 0]
     if len({x for x, _ in pairs}) < 2:
         return math.nan
-    return float(np.polyfit(*zip(*pairs, strict=True), deg=1)[0])
+    x, y = (np.array(column) for column in zip(*pairs, strict=True))
+    return float(np.polyfit(x, y, deg=1)[0])
