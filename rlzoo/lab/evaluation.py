@@ -222,13 +222,11 @@ def _open_sampler(
     import torch
 
     check_model(model.path)
-    named = ModelConfig(**{**model.model_dump(), "chat_template": False})
-    language_model, tokenizer = load_named(named)
+    language_model, tokenizer = load_named(model)
     has_template = tokenizer.chat_template is not None
     if model.chat_template and not has_template:
         raise UserError(f"--chat-template: the tokenizer of {model.path!r} has no chat template; remove the option")
-    template = has_template if model.chat_template is None else model.chat_template
-    named = named.model_copy(update={"chat_template": template})
+    named = model.model_copy(update={"chat_template": has_template if model.chat_template is None else model.chat_template})
     language_model = language_model.to(torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu")
     opening = Opening(named, rollout, Asked(prompts))
     opening.model, opening.tokenizer = language_model, tokenizer

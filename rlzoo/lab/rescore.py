@@ -111,22 +111,17 @@ def _scores(name: str, steps: Mapping[Path, RecordedStep], dtype: str, progress:
         rows = (batch.lengths > 0).nonzero()[:, 0]
         log_probs, entropy = micro_batches.log_probs(module, batch, micro_batches.of(batch, rows))
         scores[file] = log_probs[batch.response_mask], entropy[batch.response_mask]
-        _check_same_model(name, file, step, scores[file][0])
+        recorded = step.old_log_probs if step.old_log_probs is not None else step.rollout_log_probs
+        if recorded is None or not len(recorded):
+            continue
+        apart = float((scores[file][0] - recorded).abs().clamp(max=LOG_RATIO_LIMIT).mean())
+        if apart > FARTHEST:
+            raise UserError(
+                f"under {name!r}, the log-probs of the tokens in {str(file)!r} differ from the recorded ones by {apart:.1f} "
+                "nats on average; pass a checkpoint of the model that generated the rollouts, with the same tokenizer"
+            )
     progress(name, len(steps), len(steps))
     return scores
-
-
-def _check_same_model(name: str, file: Path, step: RecordedStep, log_probs: Tensor) -> None:
-    """Reject a checkpoint whose log-probs are far from the recorded ones."""
-    recorded = step.old_log_probs if step.old_log_probs is not None else step.rollout_log_probs
-    if recorded is None or not len(recorded):
-        return
-    apart = float((log_probs - recorded).abs().clamp(max=LOG_RATIO_LIMIT).mean())
-    if apart > FARTHEST:
-        raise UserError(
-            f"under {name!r}, the log-probs of the tokens in {str(file)!r} differ from the recorded ones by {apart:.1f} nats "
-            "on average; pass a checkpoint of the model that generated the rollouts, with the same tokenizer"
-        )
 
 
 def _rescored(
