@@ -120,7 +120,7 @@ class Run:
             "finished": finished,
             "steps": self.config.steps,
             "peak_memory_bytes": peak_memory(),
-            "warnings": self.monitor.alarms.raised,
+            "warnings": self.monitor.raised,
         }
 
     @contextmanager
@@ -212,7 +212,7 @@ class Run:
             num_optimizer_steps=self.learner.num_optimizer_steps,
             next_problem=self.rollouts.next_problem,
             num_nonfinite=self.learner.num_nonfinite,
-            alarms=self.monitor.alarms.state(),
+            alarms=self.monitor.alarm_state(),
             seconds=self.seconds,
             run=self.directory.identity,
             periodic=self.is_due(step, self.config.checkpoint.every),
