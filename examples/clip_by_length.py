@@ -25,7 +25,7 @@ from matplotlib.ticker import FuncFormatter
 from rlzoo import load_zoo
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.study import study
-from rlzoo.measure.figures import Series, profile
+from rlzoo.measure.figures import Series, plot_by_length
 
 RULES = ("fspo", "gspo", "grpo", "rloo")
 FRACTION = 0.1
@@ -42,7 +42,7 @@ def main() -> None:
     series, width = {}, max(map(len, rules))
     print(f"{'rule':{width}} {'clipped':>8} {'lre_max':>8} {'low':>6} {'high':>6} {'noise':>6}  by length, short to long")
     for rule in replayed.rules:
-        found = rule.replayed.profile
+        found = rule.profile
         if rule.note or found.lre_max_interval is None:
             print(f"{rule.label:{width}} skipped: {rule.note or 'it clips nothing here'}")
             continue
@@ -52,7 +52,7 @@ def main() -> None:
         print(f"{rule.label:{width}} {numbers}  {' '.join(f'{share:.3f}' for share in both.fraction)}")
     print(f"{sum(both.count):,} responses with a nonzero advantage, median lengths {found.median_length}")
     title = f"responses of a run with {run.trained_with}, every rule clipping {FRACTION:.0%}"
-    figure = profile(series, title=title) if len(series) <= FEW else panels(series, title)
+    figure = plot_by_length(series, title=title) if len(series) <= FEW else panels(series, title)
     for axes in figure.axes:
         axes.axhline(FRACTION, color="0.4", linestyle=":", linewidth=1)  # where a rule that clips all lengths equally would lie
     mpl.rcParams["svg.hashsalt"] = "rlzoo"  # a fixed salt makes the file reproducible

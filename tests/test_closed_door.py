@@ -21,7 +21,6 @@ EXCEPTIONS = {
     ("rlzoo/support/worker_main.py", "import of pickle"): "a worker reads the calls of the process that started it",
     ("rlzoo/support/workers.py", "import of pickle"): "writes calls for a worker, whose answers are JSON",
     ("rlzoo/measure/report.py", "import of jinja2.Environment"): "the template is the package's own, and values are escaped",
-    ("rlzoo/measure/completion_page.py", "import of jinja2.Environment"): "the same, for the page of completions",
 }
 """Allowed cases, by file and offence: each occurs once in that file, for the given reason."""
 

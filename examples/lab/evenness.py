@@ -23,7 +23,7 @@ import torch
 
 from rlzoo.config.run_config import RunConfig
 from rlzoo.lab.recorded import RecordedRun
-from rlzoo.lab.run_records import RunRecord, find_runs
+from rlzoo.lab.runs import FinishedRun, find_runs
 from rlzoo.lab.study import study
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable, pooled_runs
@@ -48,7 +48,7 @@ def tables(path: Path, names: Sequence[str], options: argparse.Namespace) -> dic
             settings: dict[str, Any] = {"skip_steps": options.skip_steps, "with_cosine": False}
             for rule in study(some, policies, match=options.fraction, by_sign=by_sign, **settings).rules:
                 if not rule.note:
-                    found[made, matched, part, rule.label] = rule.replayed.table
+                    found[made, matched, part, rule.label] = rule.table
     return found
 
 
@@ -93,7 +93,7 @@ def row(cell: Cell, seed: object, table: ResponseTable) -> dict[str, Any]:
     }
 
 
-def evenness(records: Sequence[RunRecord], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def evenness(records: Sequence[FinishedRun], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield the rows of every run, then the pooled rows of all runs of each training rule."""
     pooled: dict[Cell, list[ResponseTable]] = {}
     names = [name for name in options.clip.split(",") if name]

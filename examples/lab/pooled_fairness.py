@@ -14,8 +14,8 @@ from pathlib import Path
 from rlzoo.config.run_config import RunConfig
 from rlzoo.core.fairness import bin_edges, bin_index
 from rlzoo.lab.recorded import RecordedRun
-from rlzoo.lab.replay import clip_fraction_of, match_clip_fraction, replay
-from rlzoo.lab.run_records import find_runs
+from rlzoo.lab.replay import match_clip_fraction, replay
+from rlzoo.lab.runs import find_runs
 from rlzoo.measure.profile import clusters
 from rlzoo.measure.response_table import ResponseTable, pooled_runs
 
@@ -36,7 +36,7 @@ def main() -> None:
         run = RecordedRun.read(record.path)
         for name in names:
             policy = RunConfig.compose(options.config, clip=name).clip
-            matched = match_clip_fraction(policy, options.fraction, clip_fraction_of(run))
+            matched = match_clip_fraction(run, policy, options.fraction)
             table = replay(run, matched).table
             for kind in (record.policy, "all"):
                 tables.setdefault((kind, name), {}).setdefault(record.seed, []).append(table)

@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from rlzoo.lab.run_records import RunRecord, find_runs
+from rlzoo.lab.runs import FinishedRun, find_runs
 
 ROOT = Path(__file__).resolve().parents[2]
 TUNING_SEED = 101  # used only for calibration
@@ -120,7 +120,7 @@ def merged(files: Mapping[str, Path], to: Path) -> Path:
     return to
 
 
-def trained(record: RunRecord) -> dict[str, Any]:
+def trained(record: FinishedRun) -> dict[str, Any]:
     """Return a run's results, and its values of the settings that differ between the runs on the page."""
     settings, accuracies = record.settings, record.accuracies
     names = ("clip.alpha", "clip.width_low", "clip.width_high", "clip.width_ceiling", "clip.clip_low", "clip.clip_high")

@@ -44,30 +44,23 @@ def calibrate(
         from rlzoo.cli.train import held_out_score
         from rlzoo.config.run_config import RunConfig
         from rlzoo.lab.calibrate import calibrate as find_width
-        from rlzoo.lab.calibrate import nearest, overlay
-        from rlzoo.lab.replay import widths_of
+        from rlzoo.lab.calibrate import overlay
+        from rlzoo.lab.replay import widths_as_text
     run = RunConfig.compose(config or [], clip=clip, overrides=set_ or [], plugins=plugin or [], seed=seed, steps=steps)
     console = Plain()
 
-    def told(pilot: Pilot) -> None:
-        widths = ", ".join(f"{name} {value:.4g}" for name, value in widths_of(pilot.policy).items())
+    def report(pilot: Pilot) -> None:
         if not quiet:
-            console.print(f"clip fraction {pilot.clip_fraction:.3f} with {widths}")
+            console.print(f"clip fraction {pilot.clip_fraction:.3f} with {widths_as_text(pilot.policy)}")
 
     title = f"pilots of {steps} steps: {run.clip.name} on {run.task.name}"
     with shown(console, title, steps, held_out_score(run), is_quiet=quiet) as view:
-        tried = find_width(run, target, max_pilots=pilots, told=told, observer=view.step)
-    best = nearest(tried)
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(overlay(best, run))
-    except OSError as error:
-        console.out(overlay(best, run))
-        raise UserError(f"{str(path)!r} cannot be written: {error.strerror}; save the config above in another file") from error
+        best = find_width(run, target, max_pilots=pilots, on_pilot=report, observer=view.step)
+    path.write_text(overlay(best, run), encoding="utf-8")
     console.print(f"wrote {path}; use it with: rlzoo train --config {shlex.quote(str(path))}")
     if not best.is_met:
         console.print(
-            f"the closest of {len(tried)} pilots had a clip fraction of {best.clip_fraction:.3f}, not {target}; "
+            f"the closest of {pilots} pilots had a clip fraction of {best.clip_fraction:.3f}, not {target}; "
             "try more with --pilots",
             style="red",
         )

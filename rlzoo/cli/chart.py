@@ -1,4 +1,4 @@
-"""Draws the clip fraction by response length in the terminal."""
+"""Plots the clip fraction by response length in the terminal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def clip_by_length(profile: LengthProfile, console: Plain) -> Table:
     for k, label in enumerate(profile.bin_labels()):
         if both.count[k]:
             low, share, high = both.low[k], both.fraction[k], both.high[k]
-            ends = [round(width * min(1.0, part / largest)) for part in (low, share, high)]
+            ends = [round(width * min(1.0, end / largest)) for end in (low, share, high)]
             rows.add_row(label, interval_bar(ends, signs), f"{number(share)} [{number(low)}, {number(high)}]")
     return rows
 
@@ -46,13 +46,13 @@ def clip_in_words(profile: LengthProfile) -> str:
         less += [words] if high < average else []
     if not (more or less) or (error and error[0] == 0):  # one of six bins may differ by chance
         return "All lengths were clipped equally often, within noise."
-    found = [f"Clipped {word} often than the average response: {', '.join(bins)}."
+    sentences = [f"Clipped {word} often than the average response: {', '.join(bins)}."
              for word, bins in (("more", more), ("less", less)) if bins]  # fmt: skip
-    return " ".join([*found, "Differences at other lengths are within noise."])
+    return " ".join([*sentences, "Differences at other lengths are within noise."])
 
 
 def interval_bar(ends: Sequence[int], signs: str) -> str:
-    """Draw a bar from 0 to a value, with its interval drawn over it.
+    """Plot a bar from 0 to a value, with its interval over it.
 
     ``ends`` are the low end of the interval, the value, and the high end.
 
@@ -61,7 +61,7 @@ def interval_bar(ends: Sequence[int], signs: str) -> str:
         '━━━━━━━━━━━━━━━━├──┼──┤'
     """
     low, value, high = ends
-    drawn = [signs[0]] * low + [signs[1]] * (high - low + 1)
+    bar = [signs[0]] * low + [signs[1]] * (high - low + 1)
     for place, sign in zip((low, high, value), signs[2:], strict=True):
-        drawn[place] = sign
-    return "".join(drawn)
+        bar[place] = sign
+    return "".join(bar)

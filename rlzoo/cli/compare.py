@@ -21,7 +21,7 @@ from rlzoo.cli.tables import interval, number, rule_label, signed, table
 from rlzoo.core.errors import UserError
 
 if TYPE_CHECKING:
-    from rlzoo.lab.races import Race
+    from rlzoo.lab.compare import Comparison
 
 LEGEND = """\
 gain: {score} minus {score} before training
@@ -31,7 +31,7 @@ clip: share of responses clipped; {match}: length error at this share,
 len: tokens per response; s: seconds per run
 P: probability that a run of the first rule beats a run of the second"""
 WIDEST = 10_000  # characters
-MANY = 4  # maximum number of contenders for which all pairs are shown, not just pairs with the best contender
+MANY = 4  # maximum number of rules for which all pairs are shown, not just pairs with the best rule
 
 
 def compare(
@@ -58,27 +58,29 @@ def compare(
         check_page(page)
     with loading(is_quiet=quiet):
         from rlzoo.cli.bars import Bars
-        from rlzoo.lab.race_tracking import log_race
-        from rlzoo.lab.races import race
+        from rlzoo.lab.compare import compare as compare_runs
+        from rlzoo.lab.comparison_tracking import log_comparison
     with Bars(Plain(stderr=True), is_quiet=quiet, transient=True) as bars:
-        result = race(runs, plugins=plugin or [], match=match, by_sign=match_by_sign, skip_steps=skip_steps, told=bars.reach)
+        result = compare_runs(
+            runs, plugins=plugin or [], match=match, by_sign=match_by_sign, skip_steps=skip_steps, progress=bars.reach
+        )
     if as_json:
         print(json.dumps(result.as_dict(), indent=2))
     else:
         _print(Plain(), result)
     if page:
-        from rlzoo.lab.reports import race_report
+        from rlzoo.lab.reports import comparison_report
 
-        write_page(page, race_report(result))
+        write_page(page, comparison_report(result))
         Plain(stderr=as_json).print(f"report {os.path.relpath(page)}")
-        log_race(result, page)
+        log_comparison(result, page)
 
 
-def _print(console: Plain, result: Race) -> None:
+def _print(console: Plain, result: Comparison) -> None:
     from rlzoo.measure.comparison import LEVEL, MIN_SEEDS
 
     console.print(f"score: {result.score}")
-    names = {contender.label: contender.label for contender in result.contenders}
+    names = {rule.label: rule.label for rule in result.rules}
     if _width(_scores(result, names, console), console) > console.width:
         names = _numbered(list(names))
         for label, name in names.items():
@@ -86,8 +88,8 @@ def _print(console: Plain, result: Race) -> None:
                 console.print(f"{name}: {label.partition(' ')[2]}")
     console.print(_scores(result, names, console))
     console.print(LEGEND.format(match=_matched(result), score=result.scored), style="dim")
-    best = result.contenders[0].label
-    shown = [pair for pair in result.pairs if len(result.contenders) <= MANY or best in (pair.first, pair.second)]
+    best = result.rules[0].label
+    shown = [pair for pair in result.pairs if len(result.rules) <= MANY or best in (pair.first, pair.second)]
     pairs = table("<pair", ">difference", ">95 %", ">P", "<verdict")
     for pair in shown:
         pairs.add_row(
@@ -107,28 +109,28 @@ def _print(console: Plain, result: Race) -> None:
         console.print(sentence)
 
 
-def _scores(result: Race, names: Mapping[str, str], console: Plain) -> Table:
-    """Return the table of contenders; ``names`` maps each label to the name to print."""
+def _scores(result: Comparison, names: Mapping[str, str], console: Plain) -> Table:
+    """Return the table of rules; ``names`` maps each label to the name to print."""
     numbers = ("seeds", "mean", "gain", "IQM", "95 %", "clip", _matched(result), "noise", "len", "s")
     rows = table("<rule", *(f">{column}" for column in numbers))
-    for contender in result.contenders:
+    for rule in result.rules:
         rows.add_row(
-            rule_label(names[contender.label], console),
-            str(contender.score.num_seeds),
-            number(contender.score.mean),
-            signed(contender.gain),
-            number(contender.score.iqm),
-            interval(contender.score.iqm_interval),
-            number(contender.mean("clip/fraction")),
-            number(contender.matched_lre_max),
-            number(contender.matched_noise),
-            f"{contender.mean('response/length_mean', 0.25) or 0:.0f}",
-            f"{fmean(run.seconds for run in contender.runs):.0f}",
+            rule_label(names[rule.label], console),
+            str(rule.score.num_seeds),
+            number(rule.score.mean),
+            signed(rule.gain),
+            number(rule.score.iqm),
+            interval(rule.score.iqm_interval),
+            number(rule.mean("clip/fraction")),
+            number(rule.matched_lre_max),
+            number(rule.matched_noise),
+            f"{rule.mean('response/length_mean', 0.25) or 0:.0f}",
+            f"{fmean(run.seconds for run in rule.runs):.0f}",
         )
     return rows
 
 
-def _matched(result: Race) -> str:
+def _matched(result: Comparison) -> str:
     """Return the name of the column for the length error at the matched clip fraction."""
     return "" if result.match is None else f"lre@{result.match:g}"
 

@@ -77,7 +77,7 @@ def evaluate(
     console, messages = Plain(), Plain(stderr=as_json)
     bars = Bars(messages, is_quiet=quiet)
 
-    def told(suite: str, done: int, total: int, so_far: Mapping[str, float]) -> None:
+    def report(suite: str, done: int, total: int, so_far: Mapping[str, float]) -> None:
         words = "  ".join(f"{name} {number(value)}" for name, value in so_far.items())
         bars.reach(suite, done, total, words)
         if bars.disable and not quiet:
@@ -85,7 +85,7 @@ def evaluate(
 
     try:
         with bars:
-            result = measure(config, path, experiment=EXPERIMENT if mlflow else None, told=told)
+            result = measure(config, path, experiment=EXPERIMENT if mlflow else None, progress=report)
     except (KeyboardInterrupt, SystemExit):
         messages.print(f"stopped; the evaluation is in {path}; rerun the same command to resume it")
         raise
@@ -94,8 +94,8 @@ def evaluate(
     else:
         for start in range(0, len(result.results), SIDE_BY_SIDE):
             console.print(_table(result.results[start : start + SIDE_BY_SIDE]))
-        for each in result.results:
-            console.print(_by_length(each))
+        for suite_result in result.results:
+            console.print(_by_length(suite_result))
     if quiet:
         return
     messages.print(f"completions and results in {path}")
@@ -121,11 +121,11 @@ def _table(results: Sequence[SuiteResult]) -> Table:
 
 def _by_length(result: SuiteResult) -> Table:
     """Return a table with a row per length bin."""
-    mean, whole = next(iter(result.estimates)), list(result.estimates)[-2:]
-    columns = ("up to", "resp", mean, "95 %", "prob", *(word for name in whole for word in (name, "95 %")))
+    mean, of_problems = next(iter(result.estimates)), list(result.estimates)[-2:]
+    columns = ("up to", "resp", mean, "95 %", "prob", *(word for name in of_problems for word in (name, "95 %")))
     rows = table(*(f">{column}" for column in columns), title=f"{result.suite} by response length in tokens")
     for row in (row for row in result.by_length if row.num_responses or row.num_problems):
-        by_problem = [word for name in whole for word in _words(row.estimates.get(name))]
+        by_problem = [word for name in of_problems for word in _words(row.estimates.get(name))]
         by_response = _words(row.estimates.get(mean))
         rows.add_row(str(row.longest), str(row.num_responses), *by_response, str(row.num_problems), *by_problem)
     return rows

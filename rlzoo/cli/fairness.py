@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlzoo.cli.console import Plain
-from rlzoo.cli.options import AsJson, Configs, Plugins, Quiet, loading, names_in
-from rlzoo.cli.replay import Recording, policy_for, rule_tables
-from rlzoo.cli.tables import number, table
+from rlzoo.cli.options import AsJson, Plugins, Quiet, loading, names_in
+from rlzoo.cli.replay import Recording, policy_for
+from rlzoo.cli.tables import number, report_table, table
 
 if TYPE_CHECKING:
     from rlzoo.measure.drift import Drift
@@ -21,8 +21,6 @@ def fairness(
     clip: Annotated[
         str | None, typer.Option(help="Comma-separated rules; by default the rule that the run was trained with.")
     ] = None,
-    skip_steps: Annotated[int, typer.Option(min=0, help="Number of initial steps to leave out.")] = 0,
-    config: Configs = None,
     plugin: Plugins = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -37,19 +35,18 @@ def fairness(
         from rlzoo.lab.study import plain, study
         from rlzoo.measure.drift import Drift
     run = RecordedRun.read(recording, plugin or [])
-    drift = Drift.of([update.inputs for update in run.updates if not skip_steps or update.step > skip_steps])
+    drift = Drift.of([update.inputs for update in run.updates])
     if drift is None:
-        where = f" after step {skip_steps}" if skip_steps else ""
         raise UserError(
-            f"{str(run.path)!r} has no response{where} that has a nonzero advantage and whose log-probs had moved before an "
+            f"{str(run.path)!r} has no response that has a nonzero advantage and whose log-probs had moved before an "
             "update; with one optimizer step per batch, every ratio is 1 and no rule clips"
         )
     names = names_in("--clip", clip, "comma-separated rules; see `rlzoo clips list`") if clip else ()
-    rules = [policy_for(run, name, config or [], [], plugin or []) for name in names] or ([run.rule] if run.rule else [])
-    judged = study(run, rules, skip_steps=skip_steps, with_cosine=False) if rules else None
+    rules = [policy_for(run, name, [], [], plugin or []) for name in names] or ([run.rule] if run.rule else [])
+    judged = study(run, rules, with_cosine=False) if rules else None
     if as_json:
-        found = {"run": str(run.path), "trained_with": run.trained_with, "num_responses": run.num_responses, "drift": drift}
-        print(json.dumps({**plain(found), "note": run.problem, "rules": judged.as_dict()["rules"] if judged else []}, indent=2))
+        facts = {"run": str(run.path), "trained_with": run.trained_with, "num_responses": run.num_responses, "drift": drift}
+        print(json.dumps({**plain(facts), "note": run.problem, "rules": judged.as_dict()["rules"] if judged else []}, indent=2))
         return
     console = Plain()
     console.print(f"{run.num_responses:,} recorded responses in {run.path}, trained with {run.trained_with}")
@@ -57,12 +54,14 @@ def fairness(
     if judged is None:
         console.print(f"{run.problem}; or name rules with --clip, such as --clip fspo,gspo,grpo")
         return
-    for rows in rule_tables(judged):
-        console.print(rows)
+    for content in judged.tables():
+        console.print(report_table(content))
 
 
 def _print(console: Plain, drift: Drift) -> None:
-    rows = table("<", *(f">{label}" for label in drift.bin_labels()), title="log-ratio S by length in tokens")
+    from rlzoo.measure.profile import labels
+
+    rows = table("<", *(f">{label}" for label in labels(drift.edges)), title="log-ratio S by length in tokens")
     rows.add_row("responses", *map(str, drift.count))
     kinds = {
         "A < 0": drift.negative,

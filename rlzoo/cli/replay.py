@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from rlzoo.cli import complete
 from rlzoo.cli.console import Plain
 from rlzoo.cli.options import AsJson, Configs, MatchBySign, Plugins, Quiet, loading, names_in
 from rlzoo.cli.pages import check_page, write_page
-from rlzoo.cli.tables import interval, number, table
+from rlzoo.cli.tables import report_table
 from rlzoo.core.errors import UserError
 
 if TYPE_CHECKING:
     from rlzoo.core.policy import ClipPolicy
     from rlzoo.lab.recorded import RecordedRun
     from rlzoo.lab.study import Study
-    from rlzoo.measure.turns import Evenness
 
 
 Recording = Annotated[
@@ -85,7 +83,7 @@ def replay(
             skip_steps=skip_steps,
             sweep_width=sweep_width,
             with_cosine=cosine,
-            told=bars.reach,
+            progress=bars.reach,
         )
     if as_json:
         print(json.dumps(result.as_dict(), indent=2))
@@ -121,7 +119,7 @@ def policy_for(
     if run.is_run_directory and not is_own:
         return RunConfig.compose(configs, clip=name, overrides=overrides, plugins=plugins).clip
     settings: dict[str, Any] = {"clip": {"name": name, **run.rule.model_dump()}} if run.rule and is_own else {}
-    for layer in (*(read_config(each, plugins) for each in configs), changed):
+    for layer in (*(read_config(config, plugins) for config in configs), changed):
         settings = merge(settings, for_clip(layer, name))
     return load_zoo(plugins).build("clip", {**named_settings("clip", settings.get("clip")), "name": name})
 
@@ -132,68 +130,11 @@ def _print(console: Plain, result: Study, with_cosine: bool) -> None:
     matched = f", every rule at a clip fraction of {result.match}{signs}" if result.match else ""
     steps = f" after step {result.skip_steps}" if result.skip_steps else ""
     console.print(f"{run.num_responses:,} recorded responses in {run.path}{steps}{matched}")
-    for rows in rule_tables(result):
-        console.print(rows)
+    for content in result.tables():
+        console.print(report_table(content))
     for rule in result.rules:
         console.print(f"{rule.label}: {rule.note or rule.widths or 'no width'}")
-    for label in result.sweep:
-        console.print(_by_width(label, result))
-    unmoved = result.rules[0].replayed.profile.unmoved
+    unmoved = result.rules[0].profile.unmoved
     console.print(f"{unmoved:.0%} of the responses had not moved yet, so no rule can clip them")
     if with_cosine and run.config and not result.by_sign and result.rules[0].cosine is None:
         console.print("no cosine: the run saved no weights (train with --set checkpoint.keep_for_replay=10)")
-
-
-def rule_tables(result: Study) -> Iterator[Table]:
-    """Yield tables of what each rule clipped: in total, by length and, for episodes, by turn."""
-    rows = table("<rule", ">clipped", ">A < 0", ">A > 0", ">lre_max", ">95 %", ">noise", ">ess", ">cosine")
-    parts = table("<rule", ">given sign", ">corrected", ">by signs", ">total", title="parts of the length reweighting error")
-    for rule in result.rules:
-        profile = rule.replayed.profile
-        judged = rule.replayed.table.judged()
-        below, above = (judged.clipped[judged.advantage * sign > 0] for sign in (-1, 1))
-        numbers = (profile.clip_fraction, float(below.mean()), float(above.mean()), profile.lre_max)
-        cosine = rule.cosine.mean if rule.cosine else None
-        rows.add_row(
-            rule.label,
-            *map(number, numbers),
-            interval(profile.lre_max_interval),
-            *map(number, (profile.lre_noise, profile.ess, cosine)),
-        )
-        corrected = profile.lre.conditional.max.corrected if profile.lre else None
-        parts.add_row(rule.label, *map(number, (profile.lre_max, corrected, *profile.other_errors)))
-    yield rows
-    yield parts
-    labels = (f">{label}" for label in result.rules[0].replayed.profile.bin_labels())
-    by_length = table("<rule", *labels, title="clip fraction by length in tokens")
-    for rule in result.rules:
-        by_length.add_row(rule.label, *map(number, rule.replayed.profile.both.fraction))
-    yield by_length
-    yield from _by_turns(result)
-
-
-def _by_turns(result: Study) -> Iterator[Table]:
-    """Yield tables of clip fractions in episodes, by turn and by number of turns."""
-    from rlzoo.core.fairness import NUM_BINS
-    from rlzoo.measure.turns import TurnProfile
-
-    profiles = [(rule.label, profile) for rule in result.rules if (profile := TurnProfile.of(rule.replayed.table))]
-    if not profiles:
-        return
-    turns = (*(f">{turn}" for turn in range(1, NUM_BINS)), f">{NUM_BINS} and later")
-    numbers = (f">{label}" for label in profiles[0][1].bin_labels())
-    for title, bins, kind in (("turn", turns, "by_turn"), ("number of turns", numbers, "by_number")):
-        rows = table("<rule", *bins, ">lre_max", ">95 %", ">noise", title=f"clip fraction by {title}")
-        for label, profile in profiles:
-            found: Evenness = getattr(profile, kind)
-            worst = found.lre.max if found.lre else None
-            errors = (number(worst.value), interval(worst.interval), number(worst.noise)) if worst else ("-", "-", "-")
-            rows.add_row(label, *map(number, found.fraction), *errors)
-        yield rows
-
-
-def _by_width(label: str, result: Study) -> Table:
-    rows = table(">factor", ">clip fraction", ">lre_max", ">noise", ">ess", ">cosine", title=f"{label} by width")
-    for factor, rule in result.sweep[label].items():
-        rows.add_row(f"{factor:g}", *map(number, rule.measures.values()))
-    return rows

@@ -43,7 +43,7 @@ def rescore(
         from rlzoo.cli.bars import Bars
         from rlzoo.lab.rescore import rescore as compute
     with Bars(Plain(stderr=True), is_quiet=quiet, transient=True) as bars:
-        files = compute(recording, output, model or [], old=old, ref=ref, dtype=dtype, told=bars.reach)
+        files = compute(recording, output, model or [], old=old, ref=ref, dtype=dtype, progress=bars.reach)
     if not quiet:
         steps, command = f"{len(files)} step{'s' if len(files) > 1 else ''}", f"rlzoo replay {shlex.quote(str(output))}"
         Plain().print(f"rescored {steps} into {output}; compare rules on them with: {command} --clip fspo,gspo,grpo")

@@ -78,38 +78,38 @@ def sweep(
 def _print_power(sweep: Sweep, console: Plain, *, as_json: bool) -> None:
     """Print the difference that the sweep can detect, estimated from its finished runs if there are any."""
     from rlzoo.lab.power import plan
-    from rlzoo.lab.run_records import find_runs
+    from rlzoo.lab.runs import find_runs
     from rlzoo.lab.study import plain
 
     config = sweep.children[0].config
     if any(child.config.eval != config.eval for child in sweep.children):
         raise UserError("--power: the runs differ in their eval settings; use the same evaluation for all of them")
     finished = [child.path for child in sweep.children if child.is_finished]
-    records = find_runs(finished)[0] if finished else []
-    found = plan(config, sweep.num_contenders, len(sweep.seeds), records)
+    runs = find_runs(finished)[0] if finished else []
+    power = plan(config, sweep.num_compared, len(sweep.seeds), runs)
     if as_json:
-        print(json.dumps(plain(found), indent=2))
+        print(json.dumps(plain(power), indent=2))
         return
     problems, samples = config.eval.num_problems, config.eval.num_samples
-    pairs = "1 pair" if found.num_pairs == 1 else f"{found.num_pairs} pairs"
-    console.print(f"{sweep.num_contenders} rules, {pairs}, {found.num_seeds} seeds each")
-    console.print(f"a difference of {found.detects:.3f} is detected in {found.power:.0%} of such sweeps")
-    console.print(f"by a paired t-test at {found.level} after Holm's correction over {pairs}")
-    console.print(f"standard deviation of a difference between seeds: {found.seed_deviation:.4f} ({found.source})")
-    console.print(f"evaluation: {problems} problems, {samples} samples each; standard error {found.evaluation_error:.4f}")
+    pairs = "1 pair" if power.num_pairs == 1 else f"{power.num_pairs} pairs"
+    console.print(f"{sweep.num_compared} rules, {pairs}, {power.num_seeds} seeds each")
+    console.print(f"a difference of {power.detects:.3f} is detected in {power.power:.0%} of such sweeps")
+    console.print(f"by a paired t-test at {power.level} after Holm's correction over {pairs}")
+    console.print(f"standard deviation of a difference between seeds: {power.seed_deviation:.4f} ({power.source})")
+    console.print(f"evaluation: {problems} problems, {samples} samples each; standard error {power.evaluation_error:.4f}")
     console.print(
-        f"with eval.num_samples={found.samples_needed}, evaluation noise is at most half of the variance between seeds"
+        f"with eval.num_samples={power.samples_needed}, evaluation noise is at most half of the variance between seeds"
     )
-    for difference, seeds in found.seeds_needed.items():
+    for difference, seeds in power.seeds_needed.items():
         console.print(f"a difference of {difference} needs {seeds or 'more than 10,000'} seeds")
 
 
 def _print_differences(sweep: Sweep, console: Plain) -> None:
     """Print how the runs of different rules differ, apart from their rules, with the first value of each axis."""
-    from rlzoo.lab.races import other_differences
-    from rlzoo.lab.run_records import resolved_settings
+    from rlzoo.lab.compare import other_differences
+    from rlzoo.lab.runs import resolved_settings
 
-    first_of_each_rule = sweep.children[: sweep.num_contenders : sweep.num_contenders // len(sweep.clips)]
+    first_of_each_rule = sweep.children[: sweep.num_compared : sweep.num_compared // len(sweep.clips)]
     configs = [child.config for child in first_of_each_rule]
     for note in other_differences([resolved_settings(one.model_dump(mode="json"), one.plugins.zoo) for one in configs]):
         console.print(note)
@@ -172,7 +172,7 @@ def _finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -
 def parent_of(sweep: Sweep) -> str | None:
     """Return the ID of a new or resumed sweep's MLflow run; None if its runs are not tracked or the store cannot be used."""
     from rlzoo.journal.tracking.store import open_parent
-    from rlzoo.lab.run_records import read_mapping
+    from rlzoo.lab.runs import read_mapping
 
     tracking = sweep.children[0].config.tracking
     if not tracking.mlflow:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -12,13 +12,26 @@ from rich.text import Text
 
 from rlzoo.measure.colours import rule_colour
 
+if TYPE_CHECKING:
+    from rlzoo.measure.report import Table as ReportTable
+
 
 def table(*columns: str, **options: Any) -> Table:
     """Create a table without a frame; each column name begins with ``<`` (left-aligned) or ``>`` (right-aligned)."""
-    made = Table(box=None, pad_edge=False, title_justify="left", **options)
+    rows = Table(box=None, pad_edge=False, title_justify="left", **options)
     for column in columns:
-        made.add_column(column[1:], justify="right" if column[0] == ">" else "left", no_wrap=column[0] == ">")
-    return made
+        rows.add_column(column[1:], justify="right" if column[0] == ">" else "left", no_wrap=column[0] == ">")
+    return rows
+
+
+def report_table(content: ReportTable) -> Table:
+    """Format a report's table of numbers for the terminal; the first column is text."""
+    first, *others = content.columns
+    rows = table(f"<{first}", *(f">{column}" for column in others), title=content.caption or None)
+    for row in content.rows:
+        cells = (interval(cell) if isinstance(cell, tuple) else cell if isinstance(cell, str) else number(cell) for cell in row)
+        rows.add_row(*cells)
+    return rows
 
 
 def rule_label(label: str, console: Console) -> Text:

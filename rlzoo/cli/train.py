@@ -192,8 +192,8 @@ def _print_result(console: Plain, result: RunResult, held_out: str, *, is_quiet:
 
 def _are_comparable(folder: Path) -> bool:
     """Return whether a folder contains between 2 and `MOST_READ` finished runs that can be compared."""
-    from rlzoo.lab.races import labelled
-    from rlzoo.lab.run_records import find_runs
+    from rlzoo.lab.compare import labelled
+    from rlzoo.lab.runs import find_runs
 
     try:
         runs = [file.parent for file in itertools.islice(folder.glob("*/summary.json"), MOST_READ + 1)]

@@ -32,7 +32,7 @@ from rlzoo.core.zoo import load_zoo
 from rlzoo.journal.recording import RecordedStep, turns
 from rlzoo.learner.judge import Judgement, judgement, updated
 from rlzoo.learner.on_policy import on_policy_gradient
-from rlzoo.measure.response_table import ResponseTable, prompt_ids
+from rlzoo.measure.response_table import ResponseTable, group_keys
 from rlzoo.models.processes import gather
 from rlzoo.support.extras import require_extra
 from rlzoo.training.metrics import clip_metrics, policy_settings
@@ -517,7 +517,7 @@ class ClipPolicyTrainer(RecordingTrainer):
             judged.result,
             judged.gradient,
             at_ratio_1,
-            group=prompt_ids(self._generation, inputs[GROUPS]),
+            group=group_keys(self._generation, inputs[GROUPS]),
             entropy=self._passed[1] if self._passed else None,
             turn_ids=turns(mask),
         )

@@ -11,7 +11,7 @@ from rlzoo.config.run_config import RunConfig
 from rlzoo.core.errors import UserError
 from rlzoo.core.policy import ClipPolicy
 from rlzoo.lab.recorded import RecordedRun
-from rlzoo.lab.replay import clip_fraction_of, match_clip_fraction, widths_of
+from rlzoo.lab.replay import clip_fraction, match_clip_fraction, widths_of
 from rlzoo.support.parsing import dump_yaml
 from rlzoo.training.after_step import Observer
 from rlzoo.training.train import train
@@ -34,9 +34,14 @@ class Pilot:
 
 
 def calibrate(
-    config: RunConfig, target: float, *, max_pilots: int, told: Callable[[Pilot], None], observer: Observer | None = None
-) -> list[Pilot]:
-    """Run pilots until one of them clips the target share of responses.
+    config: RunConfig,
+    target: float,
+    *,
+    max_pilots: int,
+    on_pilot: Callable[[Pilot], None],
+    observer: Observer | None = None,
+) -> Pilot:
+    """Run pilots until one of them clips the target share of responses, and return the pilot that came closest.
 
     Clipping changes the updates, and the updates change what is clipped. Each pilot therefore restarts from the same weights
     with the width that would have hit the target in the previous pilot.
@@ -45,11 +50,8 @@ def calibrate(
         config: configuration of the pilots; evaluation, checkpoints and MLflow tracking are disabled.
         target: target share of clipped responses among all responses with a nonzero advantage, across all steps of a pilot.
         max_pilots: maximum number of pilots.
-        told: called after each pilot.
+        on_pilot: called after each pilot.
         observer: called with the metrics of every step.
-
-    Returns:
-        The pilots in the order in which they ran; `nearest` picks the best one.
 
     Raises:
         UserError: the policy has no width, or no width gives that share.
@@ -61,31 +63,25 @@ def calibrate(
     for _ in range(max_pilots):
         with tempfile.TemporaryDirectory(prefix="rlzoo-pilot-") as folder:
             run = RecordedRun.read(train(_pilot(config, policy, Path(folder, "run")), observer).path, config.plugins)
-        fraction = clip_fraction_of(run)
-        pilots.append(Pilot(policy, fraction(policy), target))
-        told(pilots[-1])
+        pilots.append(Pilot(policy, clip_fraction(run, policy), target))
+        on_pilot(pilots[-1])
         if pilots[-1].is_met:
             break
-        policy = match_clip_fraction(policy, target, fraction)
-    return pilots
-
-
-def nearest(pilots: list[Pilot]) -> Pilot:
-    """Return the pilot whose clip fraction is closest to the target."""
-    return min(pilots, key=lambda pilot: abs(pilot.clip_fraction - pilot.target))
+        policy = match_clip_fraction(run, policy, target)
+    return min(pilots, key=lambda pilot: abs(pilot.clip_fraction - target))
 
 
 def overlay(pilot: Pilot, config: RunConfig) -> str:
     """Format a config file with the calibrated widths and a comment that describes the pilot."""
-    policy, told = pilot.policy, pilot.policy.targeting(pilot.target)
-    if told is not None:
-        found = told.model_dump(mode="json", exclude_defaults=True)
+    policy, adaptive = pilot.policy, pilot.policy.targeting(pilot.target)
+    if adaptive is not None:
+        settings = adaptive.model_dump(mode="json", exclude_defaults=True)
     else:
-        found = {name: float(f"{value:.6g}") for name, value in widths_of(policy).items()}
+        settings = {name: float(f"{value:.6g}") for name, value in widths_of(policy).items()}
     return (
         f"# Clips {pilot.clip_fraction:.1%} of the responses (target {pilot.target:.1%}) over {config.steps} steps of\n"
         f"# {config.task.name} with model {config.model.path}, learner.lr {config.learner.lr:g}, seed {config.seed}.\n"
-        "# Found by rlzoo calibrate.\n" + dump_yaml({"clip": {"name": policy.name, **found}})
+        "# Found by rlzoo calibrate.\n" + dump_yaml({"clip": {"name": policy.name, **settings}})
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +15,10 @@ from torch import Tensor
 from rlzoo.core import ops
 from rlzoo.core.errors import UserError
 from rlzoo.core.fairness import NUM_BINS, bin_index
+from rlzoo.core.policy import ClipPolicy
 from rlzoo.core.types import ClipInputs
 from rlzoo.journal.recording import readable
 from rlzoo.lab.recorded import RecordedRun, RecordedUpdate
-from rlzoo.lab.replay import Replayed
-from rlzoo.learner.batch import Batch
 from rlzoo.learner.judge import judgement
 from rlzoo.learner.log_probs import ResponseLogProbs
 from rlzoo.learner.micro_batches import padded
@@ -28,8 +26,6 @@ from rlzoo.measure.intervals import Interval, bootstrap
 from rlzoo.models.pretrained import load_named
 
 SAME = 0.02  # nats; maximum difference between recorded log-probs and log-probs recomputed from kept weights
-
-_KEPT = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +41,9 @@ class Cosine:
 
 def cosines(
     run: RecordedRun,
-    replayed: Mapping[str, Replayed],
+    states: Mapping[str, Sequence[ClipPolicy]],
     edges: Sequence[float],
-    told: Callable[[int, int], None] = lambda done, total: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Cosine]:
     """Measure the cosine for every rule on the updates whose weights were kept.
 
@@ -59,40 +55,43 @@ def cosines(
 
     Args:
         run: a run that kept weights; see `has_weights`.
-        replayed: replayed rules by label.
+        states: each rule before every update, by label; see `rlzoo.lab.replay.Replayed`.
         edges: ``(K + 1,)`` edges of the length bins, in tokens.
-        told: called after each update with the number of finished updates and the total number.
+        progress: called after each update with the number of finished updates and the total number.
 
     Raises:
         UserError: the weights do not match the recorded log-probs.
     """
-    files = _kept(run)
     assert run.config is not None, "only a run directory keeps weights"
     model, _ = load_named(run.config.model)
     module = ResponseLogProbs(model, run.config.rollout.temperature)
     is_bfloat16 = run.config.learner.autocast == "bfloat16"
-    found: dict[str, list[tuple[int, float, list[float]]]] = {label: [] for label in replayed}
-    kept = [(position, update) for position, update in enumerate(run.updates) if (update.step, update.index) in files]
-    for done, (position, update) in enumerate(kept, start=1):
-        with readable(files[update.step, update.index]):
-            load_model(model, files[update.step, update.index])
-        given = (update.inputs, update.counts, run.max_length)
-        states = {label: rule.states[position] for label, rule in replayed.items()}
-        wanted = {label: judgement(state, *given, update.weights_for(state)).gradient for label, state in states.items()}
-        plain = unclipped(update.inputs) if update.weights is None else unclipped(update.inputs) * update.weights
+    rows: dict[str, list[tuple[int, float, list[float]]]] = {label: [] for label in states}
+    kept = [(place, update) for place, update in enumerate(run.updates) if _weights_file(run, update).is_file()]
+    for done, (place, update) in enumerate(kept, start=1):
+        with readable(_weights_file(run, update)):
+            load_model(model, _weights_file(run, update))
+        gradients = {"": unclipped(update.inputs) if update.weights is None else unclipped(update.inputs) * update.weights}
+        for label, policies in states.items():
+            scale = (update.counts, run.max_length, update.weights_for(policies[place]))
+            gradients[label] = judgement(policies[place], update.inputs, *scale).gradient
         with torch.autocast("cpu", torch.bfloat16, enabled=is_bfloat16):
-            totals = _gradients(module, update, {"": plain, **wanted}, torch.tensor(edges))
-        reference = totals.pop("")
-        for label, parts in totals.items():
-            bins = [cosine(part, other) for part, other in zip(parts, reference, strict=True)]
-            found[label].append((update.step, cosine(parts.sum(0), reference.sum(0)), bins))
-        told(done, len(kept))
-    return {label: _summary(rows) for label, rows in found.items()}
+            by_bin = _model_gradients(module, update, gradients, torch.tensor(edges))
+        reference = by_bin.pop("")
+        for label, gradient in by_bin.items():
+            bins = [cosine(first, second) for first, second in zip(gradient, reference, strict=True)]
+            rows[label].append((update.step, cosine(gradient.sum(0), reference.sum(0)), bins))
+        progress(done, len(kept))
+    return {label: _summary(rows_of_rule) for label, rows_of_rule in rows.items()}
 
 
 def has_weights(run: RecordedRun) -> bool:
     """Whether the run kept the weights of any update (``checkpoint.keep_for_replay``)."""
-    return run.config is not None and bool(_kept(run))
+    return run.config is not None and any(_weights_file(run, update).is_file() for update in run.updates)
+
+
+def _weights_file(run: RecordedRun, update: RecordedUpdate) -> Path:
+    return run.path / "replay" / f"{update.step:06d}-{update.index}.safetensors"
 
 
 def unclipped(inputs: ClipInputs) -> Tensor:
@@ -109,61 +108,36 @@ def cosine(first: Tensor, second: Tensor) -> float:
     return float(first @ second) / norm if norm > 0 else math.nan
 
 
-def _gradients(
-    module: ResponseLogProbs, update: RecordedUpdate, wanted: Mapping[str, Tensor], edges: Tensor
+def _model_gradients(
+    module: ResponseLogProbs, update: RecordedUpdate, gradients: Mapping[str, Tensor], edges: Tensor
 ) -> dict[str, Tensor]:
     """For each label, return the flat model gradient of ``sum(g * log_probs)`` over each length bin's responses, ``(K, P)``."""
-    inputs = update.inputs
-    sizes = torch.tensor([sequence.numel() for sequence in update.sequences])
-    batch = Batch(
-        step=update.step,
-        sequences=update.sequences,
-        prompt_lengths=sizes
-        - torch.where(inputs.response_mask, torch.arange(1, inputs.response_mask.shape[1] + 1), 0).amax(-1),
-        response_mask=inputs.response_mask,
-        turn_ids=torch.where(inputs.response_mask, 0, -1) if inputs.turn_ids is None else inputs.turn_ids,
-        rollout_log_probs=inputs.log_probs,
-        rewards=inputs.advantages[:, 0],
-        group_ids=update.group,
-        finished=torch.ones(len(sizes), dtype=torch.bool),
-        kept=update.kept,
-    )
+    mask = update.inputs.response_mask
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    sums = {label: torch.zeros(NUM_BINS, sum(parameter.numel() for parameter in parameters)) for label in wanted}
-    bins = bin_index(batch.lengths, edges)
+    sums = {label: torch.zeros(NUM_BINS, sum(parameter.numel() for parameter in parameters)) for label in gradients}
+    bins = bin_index(mask.sum(-1), edges)
     for k in set(bins.tolist()):
-        rows = (bins == k).nonzero()[:, 0]
-        log_probs, _ = module(padded(batch, rows, pad_id=0))
-        mask = inputs.response_mask[rows]
-        worst = float((log_probs.detach() - inputs.log_probs[rows][mask]).abs().max())
+        in_bin = bins == k
+        log_probs, _ = module(padded(update.batch, update.rows[in_bin], pad_id=0))
+        chosen = mask[in_bin]
+        worst = float((log_probs.detach() - update.inputs.log_probs[in_bin][chosen]).abs().max())
         if not worst < SAME:
             raise UserError(
                 f"the weights kept for step {update.step}, update {update.index}, produce log-probs that differ from the "
                 f"recorded ones by up to {worst:.3g}; the weights do not belong to this recording"
             )
-        for label, gradient in wanted.items():
-            parts_of = torch.autograd.grad(log_probs, parameters, gradient[rows][mask], retain_graph=True)
-            sums[label][k] = torch.cat([part.float().flatten() for part in parts_of])
+        for label, gradient in gradients.items():
+            by_parameter = torch.autograd.grad(log_probs, parameters, gradient[in_bin][chosen], retain_graph=True)
+            sums[label][k] = torch.cat([values.float().flatten() for values in by_parameter])
     return sums
 
 
-def _kept(run: RecordedRun) -> dict[tuple[int, int], Path]:
-    """Return the weight files, keyed by step and update."""
-    files = {}
-    for file in sorted((run.path / "replay").glob("*.safetensors")):
-        name = _KEPT.fullmatch(file.stem)
-        if name is None:
-            raise UserError(f"{str(file)!r}: expected a name of the form STEP-UPDATE.safetensors; rename or remove the file")
-        files[int(name[1]), int(name[2])] = file
-    return files
-
-
 def _summary(rows: Sequence[tuple[int, float, list[float]]]) -> Cosine:
-    kept = [row for row in rows if not math.isnan(row[1])]
-    if not kept:
+    known = [row for row in rows if not math.isnan(row[1])]
+    if not known:
         return Cosine(math.nan, None, (math.nan,) * NUM_BINS, 0)
-    steps, values, bins = (np.array(column) for column in zip(*kept, strict=True))
+    steps, values, bins = (np.array(column) for column in zip(*known, strict=True))
     counted = (~np.isnan(bins)).sum(0)
     by_length = np.where(counted > 0, np.nansum(bins, axis=0) / np.maximum(counted, 1), np.nan)
     means = np.array([values[steps == step].mean() for step in np.unique(steps)])
-    return Cosine(float(values.mean()), bootstrap([means], np.mean), tuple(by_length.tolist()), len(kept))
+    return Cosine(float(values.mean()), bootstrap(means, np.ones_like(means)), tuple(by_length.tolist()), len(known))

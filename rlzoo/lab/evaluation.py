@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import shlex
@@ -12,7 +13,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import Field, ValidationError
 
@@ -20,7 +21,7 @@ from rlzoo.config.composition import parse_overrides
 from rlzoo.config.redaction import redact_settings
 from rlzoo.config.sections import ModelConfig, RolloutConfig
 from rlzoo.core.errors import UserError, explain
-from rlzoo.core.settings import NameOrPath, Settings, user_path
+from rlzoo.core.settings import Settings, user_path
 from rlzoo.gate.enter import TO_SAMPLE, Opening
 from rlzoo.gate.tokens import Asked
 from rlzoo.journal.manifest import check_model
@@ -28,7 +29,8 @@ from rlzoo.journal.state import numbered
 from rlzoo.journal.tracking.record import Record, git_commit, run_id_of, tracking_uri
 from rlzoo.journal.tracking.store import connected
 from rlzoo.journal.tracking.sync import Sync
-from rlzoo.lab.completions import Answered, EvaluationDirectory
+from rlzoo.lab.evaluation_directory import Answered, EvaluationDirectory
+from rlzoo.lab.runs import read_mapping
 from rlzoo.lab.study import plain
 from rlzoo.learner.optimization import named_weights
 from rlzoo.measure.at_k import AtK, Completion, LengthBin, by_length, estimates, means
@@ -37,6 +39,7 @@ from rlzoo.rollout.draws import Truncation
 from rlzoo.rollout.prompts import PromptError
 from rlzoo.rollout.sampler import Sampler
 from rlzoo.rollout.seeds import step_seed
+from rlzoo.support.atomic import write_text
 from rlzoo.support.distribution import version
 from rlzoo.tasks.problem import Problem
 from rlzoo.tasks.suites import Suite, SuiteGrader, find_suite
@@ -46,24 +49,16 @@ logger = logging.getLogger("rlzoo")
 UNUSED: dict[str, Any] = {"num_prompts": True, "dynamic_sampling": True, "max_staleness": True, "vllm": {"in_flight": True}}
 """Rollout settings that only training uses."""
 
-Told = Callable[[str, int, int, dict[str, float]], None]
+Progress = Callable[[str, int, int, dict[str, float]], None]
 """Called with the suite, the number of problems answered, the total number of problems, and the means so far."""
 
 
-class EvaluatedModel(Settings):
+class EvaluatedModel(ModelConfig):
     """The language model to evaluate."""
 
-    path: NameOrPath = Field(
-        "embedded", description="'embedded', 'embedded-guess', 'smollm2', a folder, a run directory, or a hub name"
-    )
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="data type of the weights")
-    attn_implementation: str | None = Field(
-        None, description="attention implementation in transformers; null: transformers' default"
-    )
-    chat_template: bool | None = Field(
+    chat_template: bool | None = Field(  # type: ignore[assignment]
         None, description="wrap prompts in the chat template; null: only if the tokenizer has one"
     )
-    trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
 
 
 class EvaluationConfig(Settings):
@@ -140,14 +135,14 @@ class SuiteResult:
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics, keyed by their MLflow names, which cannot contain an @."""
-        found = {key: getattr(self, key) for key in ("response_length_mean", "truncated", "no_answer")}
+        values = {key: getattr(self, key) for key in ("response_length_mean", "truncated", "no_answer")}
         named = list(self.estimates.items())
         for place, length_bin in enumerate(self.by_length):
-            found[f"length_bin_{place}_edge"] = length_bin.longest
+            values[f"length_bin_{place}_edge"] = length_bin.longest
             named += [(f"{name}_length_bin_{place}", estimate) for name, estimate in length_bin.estimates.items()]
         for name, estimate in named:
-            found[name], (found[f"{name}_ci_low"], found[f"{name}_ci_high"]) = estimate.value, estimate.interval
-        return {f"eval/{self.suite}/{name.replace('@', '_at_')}": float(value) for name, value in found.items()}
+            values[name], (values[f"{name}_ci_low"], values[f"{name}_ci_high"]) = estimate.value, estimate.interval
+        return {f"eval/{self.suite}/{name.replace('@', '_at_')}": float(value) for name, value in values.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +166,7 @@ def evaluate(
     output: Path | None = None,
     *,
     experiment: str | None = None,
-    told: Told = lambda suite, done, total, so_far: None,
+    progress: Progress = lambda suite, done, total, means_so_far: None,
 ) -> Evaluation:
     """Sample and grade the missing responses, and compute the results, as ``rlzoo eval`` does.
 
@@ -179,7 +174,7 @@ def evaluate(
         config: the complete configuration.
         output: directory of the evaluation; None for a directory named after the model and the seed.
         experiment: MLflow experiment for the results; None to log nothing.
-        told: called to report progress.
+        progress: called to report progress.
 
     Raises:
         UserError: the evaluation cannot start as configured; nothing has been written in that case.
@@ -207,15 +202,15 @@ def evaluate(
             answered = answered or reopened()
             for suite in suites:
                 grader = graders[suite.make_grader]
-                _complete(config, suite, grader, sampler, directory, answered[suite.name], problems[suite.name], told)
+                _complete(config, suite, grader, sampler, directory, answered[suite.name], problems[suite.name], progress)
         results = tuple(SuiteResult.of(name, responses) for name, responses in answered.items())
         evaluation = Evaluation(config, directory.path, results, None)
-        before = directory.read_results()
+        before = read_mapping(directory.path / "results.json")
         run_id = before.get("mlflow_run_id") if before.get("suites") == evaluation.as_dict()["suites"] else None
         if experiment is not None and run_id is None:
             run_id = _track(evaluation, experiment)
         evaluation = replace(evaluation, mlflow_run_id=run_id)
-        directory.save_results(evaluation.as_dict())
+        write_text(directory.path / "results.json", json.dumps(evaluation.as_dict(), indent=2) + "\n", "evaluation")
     return evaluation
 
 
@@ -227,13 +222,11 @@ def _open_sampler(
     import torch
 
     check_model(model.path)
-    named = ModelConfig(**{**model.model_dump(), "chat_template": False})
-    language_model, tokenizer = load_named(named)
+    language_model, tokenizer = load_named(model)
     has_template = tokenizer.chat_template is not None
     if model.chat_template and not has_template:
         raise UserError(f"--chat-template: the tokenizer of {model.path!r} has no chat template; remove the option")
-    template = has_template if model.chat_template is None else model.chat_template
-    named = named.model_copy(update={"chat_template": template})
+    named = model.model_copy(update={"chat_template": has_template if model.chat_template is None else model.chat_template})
     language_model = language_model.to(torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu")
     opening = Opening(named, rollout, Asked(prompts))
     opening.model, opening.tokenizer = language_model, tokenizer
@@ -256,7 +249,7 @@ def _complete(
     directory: EvaluationDirectory,
     answered: list[Answered],
     problems: Sequence[Problem],
-    told: Told,
+    progress: Progress,
 ) -> None:
     """Sample and grade the missing responses, and add each completed problem to ``answered`` and to the directory.
 
@@ -268,8 +261,8 @@ def _complete(
     reported = (f"mean@{k}", f"pass@{k}", f"maj@{k}")
     seed = step_seed(config.seed, zlib.crc32(suite.name.encode()), 0)
     while True:
-        found = means([item.completions for item in answered]) if answered else {}
-        told(suite.name, len(answered), len(problems), {name: found[name] for name in reported if name in found})
+        so_far = means([item.completions for item in answered]) if answered else {}
+        progress(suite.name, len(answered), len(problems), {name: so_far[name] for name in reported if name in so_far})
         if len(answered) == len(problems):
             return
         start = len(answered) // size * size

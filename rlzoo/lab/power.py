@@ -12,8 +12,8 @@ import numpy as np
 
 from rlzoo.config.run_config import RunConfig
 from rlzoo.core.errors import UserError
-from rlzoo.lab.races import labelled
-from rlzoo.lab.run_records import RunRecord
+from rlzoo.lab.compare import labelled
+from rlzoo.lab.runs import FinishedRun
 from rlzoo.measure.comparison import LEVEL, POWER, detectable, seeds_for
 
 USUAL_DEVIATION = 0.01
@@ -39,7 +39,7 @@ class Power:
     power: float = POWER
 
 
-def plan(config: RunConfig, num_rules: int, num_seeds: int, records: Sequence[RunRecord] = ()) -> Power:
+def plan(config: RunConfig, num_rules: int, num_seeds: int, runs: Sequence[FinishedRun] = ()) -> Power:
     """Plan a comparison.
 
     The evaluation errors of two rules are assumed to be independent. In practice, runs with the same seed are evaluated
@@ -49,7 +49,7 @@ def plan(config: RunConfig, num_rules: int, num_seeds: int, records: Sequence[Ru
         config: configuration of one of the runs.
         num_rules: number of rules, all pairs of which are compared.
         num_seeds: number of seeds per rule.
-        records: finished runs of such a comparison, with at least two rules and three common seeds; without them,
+        runs: finished runs of such a comparison, with at least two rules and three common seeds; without them,
             `USUAL_DEVIATION` is used.
 
     Raises:
@@ -62,13 +62,13 @@ def plan(config: RunConfig, num_rules: int, num_seeds: int, records: Sequence[Ru
             f"--power compares rules across seeds; it needs at least 2 rules and 2 seeds, not {num_rules} and {num_seeds}"
         )
     deviation, response, source = USUAL_DEVIATION, math.sqrt(USUAL_ACCURACY * (1 - USUAL_ACCURACY)), "that of the default run"
-    if records:
-        deviation, response = _measured(records)
-        source = f"measured on {len(records)} finished runs"
+    if runs:
+        deviation, response = _measured(runs)
+        source = f"measured on {len(runs)} finished runs"
     answers = config.eval.num_problems * config.eval.num_samples
     error = response / math.sqrt(answers)
     pairs = num_rules * (num_rules - 1) // 2
-    whole = math.hypot(deviation, math.sqrt(2) * error)
+    total_deviation = math.hypot(deviation, math.sqrt(2) * error)
     # each run contributes half of the variance of a difference
     needed = math.ceil(2 * response**2 / (deviation**2 / 2) / config.eval.num_problems) if deviation else 0
     return Power(
@@ -77,16 +77,17 @@ def plan(config: RunConfig, num_rules: int, num_seeds: int, records: Sequence[Ru
         deviation,
         source,
         error,
-        detectable(whole, num_seeds, pairs),
-        {difference: seeds_for(difference, whole, pairs) for difference in DIFFERENCES},
+        detectable(total_deviation, num_seeds, pairs),
+        {difference: seeds_for(difference, total_deviation, pairs) for difference in DIFFERENCES},
         max(1, needed),
     )
 
 
-def _measured(records: Sequence[RunRecord]) -> tuple[float, float]:
+def _measured(runs: Sequence[FinishedRun]) -> tuple[float, float]:
     """Return the standard deviations of paired differences, excluding evaluation noise, and of one response's reward."""
     scores = {
-        label: {run.seed: run.accuracies[-1] for run in runs if run.accuracies} for label, runs in labelled(records).items()
+        label: {run.seed: run.accuracies[-1] for run in runs_of_rule if run.accuracies}
+        for label, runs_of_rule in labelled(runs).items()
     }
     gaps = [
         np.array([ours[seed] - theirs[seed] for seed in ours.keys() & theirs.keys()])
@@ -95,8 +96,8 @@ def _measured(records: Sequence[RunRecord]) -> tuple[float, float]:
     known = [gap for gap in gaps if len(gap) > 2]
     if not known:
         raise UserError("--power: no two rules among the finished runs have evaluations for three common seeds")
-    errors = [error for record in records if (error := record.accuracy_error) is not None]
-    answers = records[0].settings["eval.num_problems"] * records[0].settings["eval.num_samples"]
+    errors = [error for run in runs if (error := run.accuracy_error) is not None]
+    answers = runs[0].settings["eval.num_problems"] * runs[0].settings["eval.num_samples"]
     mean = fmean(score for by_seed in scores.values() for score in by_seed.values())
     error = fmean(errors) if errors else math.sqrt(max(mean * (1 - mean), 0.0) / answers)
     variance = fmean(gap.var(ddof=1) for gap in known)

@@ -8,10 +8,10 @@ from statistics import fmean
 import numpy as np
 
 from rlzoo.journal.tracking.record import run_id_of
-from rlzoo.lab.races import Contender, Race
+from rlzoo.lab.compare import ComparedRule, Comparison
 from rlzoo.lab.study import Study
 from rlzoo.measure.comparison import TEST
-from rlzoo.measure.figures import Series, forest, lines, profile
+from rlzoo.measure.figures import Series, forest, lines, plot_by_length
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.report import ReportSection, Row, Table, render
 
@@ -24,39 +24,40 @@ PARTS = (
 )
 
 
-def race_report(race: Race) -> str:
+def comparison_report(comparison: Comparison) -> str:
     """Render the page of a comparison."""
     facts = {
-        "policies": str(len(race.contenders)),
-        "runs": str(sum(len(contender.runs) for contender in race.contenders)),
-        "score": race.score,
+        "policies": str(len(comparison.rules)),
+        "runs": str(sum(len(rule.runs) for rule in comparison.rules)),
+        "score": comparison.score,
     }
-    sections = [_scores(race), _pairs(race), _curves(race)]
-    if any(contender.profile for contender in race.contenders):
-        sections.append(_fairness(race))
-    return render("Comparison of runs", facts, [*sections, _costs(race)])
+    sections = [_scores(comparison), _pairs(comparison), _curves(comparison)]
+    if any(rule.profile for rule in comparison.rules):
+        sections.append(_fairness(comparison))
+    return render("Comparison of runs", facts, [*sections, _costs(comparison)])
 
 
-def _scores(race: Race) -> ReportSection:
+def _scores(comparison: Comparison) -> ReportSection:
     rows: list[Row] = []
-    for contender in race.contenders:
-        score, clipped, length = contender.score, contender.mean("clip/fraction"), contender.mean("response/length_mean", 0.25)
-        seeds = (score.num_seeds, score.mean, score.mean_interval, contender.gain, score.iqm, score.iqm_interval)
-        rows.append([contender.label, *seeds, contender.sampling_share, clipped, length])
+    for rule in comparison.rules:
+        score, clipped, length = rule.score, rule.mean("clip/fraction"), rule.mean("response/length_mean", 0.25)
+        seeds = (score.num_seeds, score.mean, score.mean_interval, rule.gain, score.iqm, score.iqm_interval)
+        rows.append([rule.label, *seeds, rule.sampling_share, clipped, length])
     columns = ["rule", "seeds", "mean", "95%", "gain", "IQM", "95%", "sampling", "clip fraction", "response length"]
-    dots = [(contender.label, contender.score.iqm, contender.score.iqm_interval) for contender in race.contenders]
+    dots = [(rule.label, rule.score.iqm, rule.score.iqm_interval) for rule in comparison.rules]
     text = (
         "The 95% intervals are over seeds. The mean has a Student's t interval; IQM, the interquartile mean (arXiv "
-        f"2108.13264), has the interval of a trimmed mean. Gain is the final {race.scored} minus the {race.scored} before the "
-        "first update. Sampling is the share of the variance between seeds that is due to sampling the evaluation responses."
+        f"2108.13264), has the interval of a trimmed mean. Gain is the final {comparison.scored} minus the "
+        f"{comparison.scored} before the first update. Sampling is the share of the variance between seeds that is due to "
+        "sampling the evaluation responses."
     )
-    figures, tables = [forest(dots, xlabel=race.score)], [Table(race.score, columns, rows)]
-    return ReportSection("Scores", [*race.highlights, *race.notes, text], figures, tables)
+    figures, tables = [forest(dots, xlabel=comparison.score)], [Table(comparison.score, columns, rows)]
+    return ReportSection("Scores", [*comparison.highlights, *comparison.notes, text], figures, tables)
 
 
-def _pairs(race: Race) -> ReportSection:
+def _pairs(comparison: Comparison) -> ReportSection:
     rows: list[Row] = []
-    for pair in race.pairs:
+    for pair in comparison.pairs:
         probability = None if pair.probability_interval is None else pair.probability_of_improvement
         difference, better = (pair.mean, pair.interval), (probability, pair.probability_interval)
         rows.append([pair.first, pair.second, pair.num_seeds, *difference, *better, pair.adjusted_p_value, pair.verdict])
@@ -68,9 +69,9 @@ def _pairs(race: Race) -> ReportSection:
     return ReportSection("Pairs", [text], (), [Table("Every pair", columns, rows)])
 
 
-def _curves(race: Race) -> ReportSection:
+def _curves(comparison: Comparison) -> ReportSection:
     figures = [
-        lines({c.label: _curve(c, name) for c in race.contenders}, xlabel="step", ylabel=label)
+        lines({rule.label: _curve(rule, name) for rule in comparison.rules}, xlabel="step", ylabel=label)
         for name, label in (("reward/mean", "mean reward"), ("response/length_mean", "mean response length in tokens"))
     ]
     return ReportSection(
@@ -78,9 +79,9 @@ def _curves(race: Race) -> ReportSection:
     )
 
 
-def _curve(contender: Contender, name: str) -> Series:
+def _curve(rule: ComparedRule, name: str) -> Series:
     """For each step, return the mean over seeds, and the mean, minimum and maximum of the seeds' running means."""
-    by_seed = [[row[name] for row in run.metrics if name in row] for run in contender.runs]
+    by_seed = [[row[name] for row in run.metrics if name in row] for run in rule.runs]
     length = min(map(len, by_seed))
     values = np.array([row[:length] for row in by_seed])
     smooth = np.array([values[:, max(0, step - SMOOTHED) : step].mean(1) for step in range(1, length + 1)])
@@ -88,47 +89,37 @@ def _curve(contender: Contender, name: str) -> Series:
     return Series(range(1, length + 1), smooth.mean(1).tolist(), *ends, raw=values.mean(0).tolist())
 
 
-def _fairness(race: Race) -> ReportSection:
-    profiles = {contender.label: contender.profile for contender in race.contenders if contender.profile}
+def _fairness(comparison: Comparison) -> ReportSection:
+    profiles = {rule.label: rule.profile for rule in comparison.rules if rule.profile}
     rows: list[Row] = []
-    for contender in race.contenders:
-        if contender.profile:
-            errors = [matched.lre_max for matched in contender.matched.values() if matched.lre_max is not None]
-            noise = [matched.lre_noise for matched in contender.matched.values() if matched.lre_noise is not None]
-            at_match: Row = [fmean(errors), (min(errors), max(errors)), fmean(noise)] if errors and noise else [None] * 3
-            others = [matched.other_errors for matched in contender.matched.values() if None not in matched.other_errors]
-            at_match += [fmean(part) for part in zip(*others, strict=True)] if others else [None] * 2
-            found = contender.profile
-            rows.append([contender.label, found.clip_fraction, found.lre_max, *at_match, found.ess])
-    columns = [
-        "rule",
-        "clip fraction",
-        "lre_max",
-        "lre_max, matched",
-        "lowest and highest",
-        "noise",
-        "by signs",
-        "total",
-        "ess",
-    ]
-    signs = " for each sign of the advantage" if race.by_sign else ""
+    for rule in (rule for rule in comparison.rules if rule.profile):
+        errors = rule.errors.values()
+        at_match: Row = [rule.matched_lre_max, (min(errors), max(errors)) if errors else None, rule.matched_noise]
+        others = [profile.other_errors for profile in rule.matched.values() if None not in profile.other_errors]
+        at_match += [fmean(values) for values in zip(*others, strict=True)] if others else [None] * 2
+        rows.append(
+            [rule.label, profiles[rule.label].clip_fraction, profiles[rule.label].lre_max, *at_match, profiles[rule.label].ess]
+        )
+    matched_columns = ["lre_max, matched", "lowest and highest", "noise", "by signs", "total"]
+    columns = ["rule", "clip fraction", "lre_max", *matched_columns, "ess"]
+    signs = " for each sign of the advantage" if comparison.by_sign else ""
     text = "`clip fraction`, `lre_max` and `ess` are measured at the widths used in training and pooled over seeds."
-    if race.match is not None:
-        matched = f"with widths scaled to a clip fraction of {race.match}{signs}"
+    if comparison.match is not None:
+        matched = f"with widths scaled to a clip fraction of {comparison.match}{signs}"
         text += f" The other columns summarize the runs, each replayed {matched}."
-    figure = profile(_clip_fractions(profiles, "both"))
+    figure = plot_by_length(_clip_fractions(profiles, "both"))
     return ReportSection("By response length", [f"{text} {PARTS}"], [figure], [Table("Length fairness", columns, rows)])
 
 
-def _costs(race: Race) -> ReportSection:
+def _costs(comparison: Comparison) -> ReportSection:
     rows: list[Row] = []
     runs: list[Row] = []
-    for contender in race.contenders:
-        seconds = fmean(run.seconds for run in contender.runs)
-        memory = [run.summary["peak_memory_bytes"] / MEGABYTE for run in contender.runs if run.summary.get("peak_memory_bytes")]
-        speed, limited = contender.mean("throughput/tokens_per_second"), contender.mean("learner/grad_clipped")
-        rows.append([contender.label, seconds, speed, fmean(memory) if memory else None, limited])
-        runs += [[contender.label, run.seed, str(run.path), run_id_of(run.path) or ""] for run in contender.runs]
+    for rule in comparison.rules:
+        seconds = fmean(run.seconds for run in rule.runs)
+        memory = [run.summary["peak_memory_bytes"] / MEGABYTE for run in rule.runs if run.summary.get("peak_memory_bytes")]
+        speed, limited = rule.mean("throughput/tokens_per_second"), rule.mean("learner/grad_clipped")
+        rows.append([rule.label, seconds, speed, fmean(memory) if memory else None, limited])
+        runs += [[rule.label, run.seed, str(run.path), run_id_of(run.path) or ""] for run in rule.runs]
     columns = ["rule", "seconds", "tokens/s", "peak memory, MiB", "updates with norm clipping"]
     tables = [Table("Means over runs", columns, rows), Table("The runs", ["rule", "seed", "folder", "MLflow run"], runs)]
     return ReportSection("Time, memory and runs", ["Runs that share a machine slow each other down."], (), tables)
@@ -157,48 +148,36 @@ def study_report(study: Study) -> str:
 
 
 def _summary(study: Study) -> ReportSection:
-    rows: list[Row] = []
-    for rule in study.rules:
-        found, mean = rule.replayed.profile, rule.cosine.mean if rule.cosine else None
-        worst = found.lre.conditional.max if found.lre else None
-        lre = (worst.value, worst.corrected, worst.interval, worst.noise) if worst else (None,) * 4
-        rows.append([rule.label, found.clip_fraction, *lre, *found.other_errors, found.ess, mean, rule.widths])
-    lre_columns = ("lre_max", "corrected", "95%", "noise", "by signs", "total")
-    columns = ["rule", "clip fraction", *lre_columns, "ess", "cosine", "widths"]
     paragraphs = [
         "Every rule was applied to the same recorded log-probs, update by update. `lre_max` is the largest relative error of "
         f"the weight that remains in a length bin after clipping. {PARTS} `noise` is the expected `lre_max` with this number "
         "of prompts if every length were clipped equally, and `corrected` is `lre_max` without the contribution of noise. The "
         "interval comes from the variation between prompts, each with all its responses and epochs.",
-        *(f"{rule.label}: {rule.note}" for rule in study.rules if rule.note),
+        *(f"{rule.label}: {rule.note or rule.widths or 'no width'}" for rule in study.rules),
     ]
-    return ReportSection(
-        "What each rule clips", paragraphs, (), [Table("All responses with a nonzero advantage", columns, rows)]
-    )
+    return ReportSection("What each rule clips", paragraphs, (), list(study.tables()))
 
 
 def _by_length(study: Study) -> ReportSection:
-    profiles = {rule.label: rule.replayed.profile for rule in study.rules}
+    profiles = {rule.label: rule.profile for rule in study.rules}
     figures = [
-        profile(_clip_fractions(profiles, side), title=title)
+        plot_by_length(_clip_fractions(profiles, side), title=title)
         for side, title in (("both", "all responses"), ("below", "A < 0"), ("above", "A > 0"))
     ]
     for name, ylabel in (("gradient_mass", "share of gradient mass"), ("ess_by_length", "effective sample size")):
-        series = {label: Series(found.median_length, getattr(found, name)) for label, found in profiles.items()}
-        figures.append(profile(series, ylabel=ylabel))
-    columns = ["rule", *study.rules[0].replayed.profile.bin_labels()]
-    rows: list[Row] = [[label, *found.both.fraction] for label, found in profiles.items()]
+        series = {label: Series(profile.median_length, getattr(profile, name)) for label, profile in profiles.items()}
+        figures.append(plot_by_length(series, ylabel=ylabel))
     text = (
         "Responses are grouped into six quantile bins of length. Error bars are 95% intervals over prompts. Gradient mass is "
         "the sum of |dJ/dlog_probs| over tokens."
     )
-    return ReportSection("By response length", [text], figures, [Table("Clip fraction by length in tokens", columns, rows)])
+    return ReportSection("By response length", [text], figures)
 
 
 def _clip_fractions(profiles: Mapping[str, LengthProfile], side: str) -> dict[str, Series]:
     """Return clip fractions by length; ``side`` is ``"both"``, ``"below"`` or ``"above"``."""
-    sides = {label: (found.median_length, getattr(found, side)) for label, found in profiles.items()}
-    return {label: Series(x, found.fraction, found.low, found.high) for label, (x, found) in sides.items()}
+    sides = {label: (profile.median_length, getattr(profile, side)) for label, profile in profiles.items()}
+    return {label: Series(x, shares.fraction, shares.low, shares.high) for label, (x, shares) in sides.items()}
 
 
 def _cosine(study: Study) -> ReportSection:
@@ -206,7 +185,7 @@ def _cosine(study: Study) -> ReportSection:
     rows: list[Row] = []
     for rule in study.rules:
         if rule.cosine:
-            series[rule.label] = Series(rule.replayed.profile.median_length, rule.cosine.by_length)
+            series[rule.label] = Series(rule.profile.median_length, rule.cosine.by_length)
             rows.append([rule.label, rule.cosine.mean, rule.cosine.interval, rule.cosine.num_updates])
     text = (
         "The cosine compares each rule's gradient with the gradient of the mean of exp(S) A, which is the unclipped "
@@ -214,14 +193,11 @@ def _cosine(study: Study) -> ReportSection:
         "also rotates its gradient, even without any clipping."
     )
     table = Table("Over the updates whose weights were kept", ["rule", "cosine", "95%", "updates"], rows)
-    return ReportSection("Cosine to the unclipped gradient", [text], [profile(series, ylabel="cosine")], [table])
+    return ReportSection("Cosine to the unclipped gradient", [text], [plot_by_length(series, ylabel="cosine")], [table])
 
 
 def _widths(study: Study) -> ReportSection:
     names = {"clip_fraction": "clip fraction", "lre_max": "lre_max", "ess": "effective sample size"}
-    rows: list[Row] = [
-        [label, factor, *rule.measures.values()] for label, rules in study.sweep.items() for factor, rule in rules.items()
-    ]
     if any(rule.cosine for rule in study.rules):
         names["cosine"] = "cosine to the unclipped gradient"
     figures = []
@@ -229,7 +205,4 @@ def _widths(study: Study) -> ReportSection:
         sweeps = study.sweep.items()
         series = {label: Series(list(rules), [rule.measures[name] for rule in rules.values()]) for label, rules in sweeps}
         figures.append(lines(series, xlabel="width, relative to the table above", ylabel=ylabel, log_x=True))
-    columns = ["rule", "factor", "clip fraction", "lre_max", "noise", "ess", "cosine"]
-    return ReportSection(
-        "By width", ["All widths of a rule are scaled by one factor."], figures, [Table("Every width", columns, rows)]
-    )
+    return ReportSection("By width", ["All widths of a rule are scaled by one factor."], figures)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from torch import Tensor
 
@@ -16,14 +16,11 @@ from rlzoo.core.settings import user_path
 from rlzoo.journal.manifest import check_model
 from rlzoo.journal.recording import RecordedStep, UpdateLogProbs
 from rlzoo.lab.recorded import batch_of, rollout_files
-from rlzoo.lab.study import Told
+from rlzoo.lab.study import Progress
 from rlzoo.learner.log_probs import ResponseLogProbs
 from rlzoo.learner.micro_batches import MicroBatches
 from rlzoo.models.pretrained import load_named
 from rlzoo.models.processes import make_accelerator
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
 
 FARTHEST = 3.0
 """Largest mean difference, in nats per token, between recorded log-probs and log-probs under a checkpoint of the same model."""
@@ -31,12 +28,8 @@ SAMPLER = "sampler"
 """In place of a checkpoint, selects the log-probs that the sampler reported."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """One checkpoint's scores for the model-generated tokens of one step, ``(M,)`` each."""
-
-    log_probs: Tensor
-    entropy: Tensor
+Scores = tuple[Tensor, Tensor]
+"""One checkpoint's log-probs and entropies of the model-generated tokens of one step, ``(M,)`` each."""
 
 
 def rescore(
@@ -47,7 +40,7 @@ def rescore(
     old: str | None = None,
     ref: str | None = None,
     dtype: str = "float32",
-    told: Told = lambda what, done, total: None,
+    progress: Progress = lambda activity, done, total: None,
 ) -> list[Path]:
     """Write copies of rollout files with log-probs computed under other checkpoints.
 
@@ -59,7 +52,7 @@ def rescore(
         old: checkpoint for ``old_log_probs`` and ``old_entropy``, or `SAMPLER`; None keeps the recorded values.
         ref: checkpoint for ``ref_log_probs``; None keeps the recorded values.
         dtype: data type of the weights, ``"float32"`` or ``"bfloat16"``.
-        told: called to report progress.
+        progress: called to report progress.
 
     Returns:
         The paths of the new files.
@@ -71,17 +64,12 @@ def rescore(
     files, output = rollout_files(paths), user_path(output)
     steps = {file: RecordedStep.load(file) for file in files}
     _check(steps, output, models, old, ref)
-    found: dict[str, dict[Path, Scores]] = {}
-    for name in dict.fromkeys(name for name in (old, *models, ref) if name not in (None, SAMPLER)):
-        assert name is not None
-        found[name] = _scores(name, steps, dtype, told)
+    checkpoints = dict.fromkeys(name for name in (old, *models, ref) if name and name != SAMPLER)
+    scores = {name: _scores(name, steps, dtype, progress) for name in checkpoints}
     output.mkdir(parents=True, exist_ok=True)
-    written = []
     for file, step in steps.items():
-        made = _rescored(step, {name: scores[file] for name, scores in found.items()}, models, old, ref)
-        made.save(output / file.name)
-        written.append(output / file.name)
-    return written
+        _rescored(step, {name: scores[name][file] for name in scores}, models, old, ref).save(output / file.name)
+    return [output / file.name for file in files]
 
 
 def _check(steps: Mapping[Path, RecordedStep], output: Path, models: Sequence[str], old: str | None, ref: str | None) -> None:
@@ -90,9 +78,8 @@ def _check(steps: Mapping[Path, RecordedStep], output: Path, models: Sequence[st
         raise UserError("nothing to compute: specify checkpoints with --model, --old or --ref")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UserError(f"--output {str(output)!r} exists and is not an empty folder; choose another")
-    names = [file.name for file in steps]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise UserError(f"two files are named {twice[0]}, and their copies would overwrite each other; rescore them separately")
+    if len({file.name for file in steps}) < len(steps):
+        raise UserError("two files have the same name, and their copies would overwrite each other; rescore them separately")
     for file, step in steps.items():
         if old == SAMPLER and step.rollout_log_probs is None:
             raise UserError(f"{str(file)!r} has no rollout_log_probs: --old {SAMPLER} needs them; specify a checkpoint instead")
@@ -103,67 +90,53 @@ def _check(steps: Mapping[Path, RecordedStep], output: Path, models: Sequence[st
             )
 
 
-def _scores(name: str, steps: Mapping[Path, RecordedStep], dtype: str, told: Told) -> dict[Path, Scores]:
-    """Return the scores of one checkpoint for the tokens of every step."""
+def _scores(name: str, steps: Mapping[Path, RecordedStep], dtype: str, progress: Progress) -> dict[Path, Scores]:
+    """Return the scores of one checkpoint for the tokens of every step, computed as the learner computes them."""
     check_model(name)
     model, _ = load_named(ModelConfig.model_validate({"path": name, "dtype": dtype}))
-    accelerator = make_accelerator(LaunchConfig(), LearnerConfig())
+    accelerator, learner = make_accelerator(LaunchConfig(), LearnerConfig()), LearnerConfig()
     model.to(accelerator.device)
     vocabulary = model.get_input_embeddings().weight.shape[0]
-    found = {}
+    scores = {}
     for number, (file, step) in enumerate(steps.items()):
-        told(name, number, len(steps))
+        progress(name, number, len(steps))
         largest = max(int(ids.max()) for ids in (step.token_ids, step.kept_ids) if ids is not None and len(ids))
         if largest >= vocabulary:
             raise UserError(
                 f"{str(file)!r} contains token id {largest}, but {name!r} has a vocabulary of {vocabulary} tokens; "
                 "pass a checkpoint of the model that generated the rollouts"
             )
-        found[file] = score(step, ResponseLogProbs(model, step.temperature), accelerator)
-        _check_same_model(name, file, step, found[file])
-    told(name, len(steps), len(steps))
-    return found
-
-
-def _check_same_model(name: str, file: Path, step: RecordedStep, scores: Scores) -> None:
-    """Reject a checkpoint whose log-probs are far from the recorded ones."""
-    recorded = step.old_log_probs if step.old_log_probs is not None else step.rollout_log_probs
-    if recorded is None or not len(recorded):
-        return
-    apart = float((scores.log_probs - recorded).abs().clamp(max=LOG_RATIO_LIMIT).mean())
-    if apart > FARTHEST:
-        raise UserError(
-            f"under {name!r}, the log-probs of the tokens in {str(file)!r} differ from the recorded ones by {apart:.1f} nats "
-            "on average; pass a checkpoint of the model that generated the rollouts, with the same tokenizer"
-        )
-
-
-def score(step: RecordedStep, module: ResponseLogProbs, accelerator: Accelerator) -> Scores:
-    """Compute the log-probs and entropies of the tokens that the model generated, as the learner does.
-
-    Args:
-        step: the recorded tokens.
-        module: the checkpoint's model, with the recorded temperature.
-        accelerator: the model's device.
-    """
-    batch, micro_batches = batch_of(step), MicroBatches(accelerator, module.language_model, LearnerConfig(), pad_id=0)
-    rows = batch.response_mask.any(-1).nonzero()[:, 0]  # skip rows without generated tokens
-    both = micro_batches.log_probs(module, batch, micro_batches.of(batch, rows))
-    return Scores(*(each[batch.response_mask] for each in both))
+        batch, module = batch_of(step), ResponseLogProbs(model, step.temperature)
+        micro_batches = MicroBatches(accelerator, model, learner, pad_id=0)
+        rows = (batch.lengths > 0).nonzero()[:, 0]
+        log_probs, entropy = micro_batches.log_probs(module, batch, micro_batches.of(batch, rows))
+        scores[file] = log_probs[batch.response_mask], entropy[batch.response_mask]
+        recorded = step.old_log_probs if step.old_log_probs is not None else step.rollout_log_probs
+        if recorded is None or not len(recorded):
+            continue
+        apart = float((scores[file][0] - recorded).abs().clamp(max=LOG_RATIO_LIMIT).mean())
+        if apart > FARTHEST:
+            raise UserError(
+                f"under {name!r}, the log-probs of the tokens in {str(file)!r} differ from the recorded ones by {apart:.1f} "
+                "nats on average; pass a checkpoint of the model that generated the rollouts, with the same tokenizer"
+            )
+    progress(name, len(steps), len(steps))
+    return scores
 
 
 def _rescored(
     step: RecordedStep, scores: Mapping[str, Scores], models: Sequence[str], old: str | None, ref: str | None
 ) -> RecordedStep:
-    rows = (step.lengths > 0).nonzero()[:, 0]
-    made = replace(
-        step, writer=step.writer if step.writer.startswith("rescored") else f"rescored, of {step.writer or 'unknown'}"
-    )
+    writer = step.writer if step.writer.startswith("rescored") else f"rescored, of {step.writer or 'unknown'}"
+    changes: dict[str, Any] = {"writer": writer}
     if models:
-        updates = tuple(UpdateLogProbs(rows, scores[name].log_probs) for name in models)
-        made = replace(made, updates=updates, model=", ".join(models))
+        rows = (step.lengths > 0).nonzero()[:, 0]
+        changes["updates"] = tuple(UpdateLogProbs(rows, scores[name][0]) for name in models)
+        changes["model"] = ", ".join(models)
     if old == SAMPLER:
-        made = replace(made, old_log_probs=step.rollout_log_probs, old_entropy=None)
+        changes |= {"old_log_probs": step.rollout_log_probs, "old_entropy": None}
     elif old is not None:
-        made = replace(made, old_log_probs=scores[old].log_probs, old_entropy=scores[old].entropy)
-    return made if ref is None else replace(made, ref_log_probs=scores[ref].log_probs)
+        changes["old_log_probs"], changes["old_entropy"] = scores[old]
+    if ref is not None:
+        changes["ref_log_probs"] = scores[ref][0]
+    return replace(step, **changes)

@@ -3,46 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from rlzoo.core.errors import UserError
+from rlzoo.core.fairness import NUM_BINS
 from rlzoo.core.policy import ClipPolicy
-from rlzoo.lab.cosine import Cosine, cosines, has_weights
+from rlzoo.lab.cosine import cosines, has_weights
 from rlzoo.lab.recorded import RecordedRun
-from rlzoo.lab.replay import Replayed, clip_fraction_of, match_by_sign, match_clip_fraction, replay, widths_of
+from rlzoo.lab.replay import Replayed, replay, replay_matched, widths_of
+from rlzoo.measure.profile import labels
+from rlzoo.measure.report import Row, Table
 from rlzoo.measure.turns import TurnProfile
 
 FACTORS = tuple(2.0**power for power in range(-4, 5))  # widths of a sweep, relative to the rule's own width
 
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """The results of one rule on the recorded rollouts."""
-
-    label: str
-    replayed: Replayed
-    cosine: Cosine | None  # None if the run kept no weights
-    note: str = ""  # why the clip fraction was not matched
-
-    @property
-    def widths(self) -> str:
-        """The widths as text, listed by sign of the advantage if the signs were matched separately."""
-        above = self.replayed.above
-        if above is None:
-            return _widths(self.replayed.policy)
-        return f"A < 0: {_widths(self.replayed.policy)}; A > 0: {_widths(above)}"
-
-    @property
-    def measures(self) -> dict[str, float | None]:
-        """The measures that are compared across widths."""
-        found = self.replayed.profile
-        measures = {"clip_fraction": found.clip_fraction, "lre_max": found.lre_max, "lre_noise": found.lre_noise}
-        return {**measures, "ess": found.ess, "cosine": None if self.cosine is None else self.cosine.mean}
+Progress = Callable[[str, int, int], None]
+"""Called with the current activity, the number of finished items and the total number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +31,10 @@ class Study:
     """The results of several rules on one run."""
 
     run: RecordedRun
-    rules: tuple[Rule, ...]
+    rules: tuple[Replayed, ...]
     match: float | None
     skip_steps: int
-    sweep: Mapping[str, Mapping[float, Rule]]  # by policy and width factor
+    sweep: Mapping[str, Mapping[float, Replayed]]  # by policy and width factor
     by_sign: bool = False  # whether each sign of the advantage was matched separately
 
     def as_dict(self) -> dict[str, Any]:
@@ -61,19 +42,17 @@ class Study:
         rules = [
             {
                 "policy": rule.label,
-                "settings": rule.replayed.policy,
-                "settings_above": rule.replayed.above,
+                "settings": rule.policy,
+                "settings_above": rule.above,
                 "note": rule.note,
-                "profile": rule.replayed.profile,
-                "turns": TurnProfile.of(rule.replayed.table),
+                "profile": rule.profile,
+                "turns": TurnProfile.of(rule.table),
                 "cosine": rule.cosine,
             }
             for rule in self.rules
         ]
         sweep = {
-            label: [
-                {"factor": factor, "widths": widths_of(rule.replayed.policy), **rule.measures} for factor, rule in rules.items()
-            ]
+            label: [{"factor": factor, "widths": widths_of(rule.policy), **rule.measures} for factor, rule in rules.items()]
             for label, rules in self.sweep.items()
         }
         return plain(
@@ -89,9 +68,38 @@ class Study:
             }
         )
 
-
-Told = Callable[[str, int, int], None]
-"""Called with the current activity, the number of finished items and the total number."""
+    def tables(self) -> Iterator[Table]:
+        """Yield tables of what each rule clipped: in total, by length, for episodes by turn, and by width."""
+        totals: list[Row] = []
+        errors: list[Row] = []
+        for rule in self.rules:
+            profile, judged = rule.profile, rule.table.judged()
+            by_sign = [float(judged.clipped[judged.advantage * sign > 0].mean()) for sign in (-1, 1)]
+            error = (profile.lre_max, profile.lre_max_interval, profile.lre_noise)
+            totals.append([rule.label, profile.clip_fraction, *by_sign, *error, profile.ess, rule.measures["cosine"]])
+            corrected = profile.lre.conditional.max.corrected if profile.lre else None
+            errors.append([rule.label, profile.lre_max, corrected, *profile.other_errors])
+        columns = ["rule", "clipped", "A < 0", "A > 0", "lre_max", "95 %", "noise", "ess", "cosine"]
+        yield Table("", columns, totals)
+        yield Table("parts of the length reweighting error", ["rule", "given sign", "corrected", "by signs", "total"], errors)
+        by_length: list[Row] = [[rule.label, *rule.profile.both.fraction] for rule in self.rules]
+        lengths = self.rules[0].profile.bin_labels()
+        yield Table("clip fraction by length in tokens", ["rule", *lengths], by_length)
+        episodes = [(rule.label, turn_profile) for rule in self.rules if (turn_profile := TurnProfile.of(rule.table))]
+        if episodes:
+            turns = [*map(str, range(1, NUM_BINS)), f"{NUM_BINS} and later"]
+            numbers = labels(episodes[0][1].edges)
+            for kind, bins in (("turn", turns), ("number of turns", numbers)):
+                rows: list[Row] = []
+                for label, turn_profile in episodes:
+                    evenness = turn_profile.by_turn if kind == "turn" else turn_profile.by_number
+                    worst = evenness.lre.max if evenness.lre else None
+                    error = (worst.value, worst.interval, worst.noise) if worst else (None, None, None)
+                    rows.append([label, *evenness.fraction, *error])
+                yield Table(f"clip fraction by {kind}", ["rule", *bins, "lre_max", "95 %", "noise"], rows)
+        for label, by_width in self.sweep.items():
+            rows = [[f"{factor:g}", *rule.measures.values()] for factor, rule in by_width.items()]
+            yield Table(f"{label} by width", ["factor", "clip fraction", "lre_max", "noise", "ess", "cosine"], rows)
 
 
 def study(
@@ -103,7 +111,7 @@ def study(
     skip_steps: int = 0,
     sweep_width: bool = False,
     with_cosine: bool = True,
-    told: Told = lambda what, done, total: None,
+    progress: Progress = lambda activity, done, total: None,
 ) -> Study:
     """Replay several rules on a recorded run.
 
@@ -115,54 +123,38 @@ def study(
         skip_steps: number of initial steps to exclude from the results.
         sweep_width: for every rule with a width, also replay the rule with its width multiplied by each of `FACTORS`.
         with_cosine: also measure the cosine between each rule's gradient and the unclipped gradient, if the run kept weights.
-        told: called to report progress.
+        progress: called to report progress.
     """
-    sweep_width, with_cosine = sweep_width and not by_sign, with_cosine and not by_sign
-    candidates: dict[str, Replayed] = {}
-    notes: dict[str, str] = {}
+    rules = []
     for number, policy in enumerate(policies):
-        told("matching" if match else "replaying", number, len(policies))
-        candidates[policy.name], notes[policy.name] = _matched(run, policy, match, by_sign=by_sign, skip_steps=skip_steps)
-    edges = next(iter(candidates.values())).profile.edges
+        progress("matching" if match else "replaying", number, len(policies))
+        try:
+            matched = None if match is None else replay_matched(run, policy, match, by_sign=by_sign, skip_steps=skip_steps)
+            rules.append(matched or replay(run, policy, skip_steps))
+        except UserError as error:
+            if match is None:
+                raise
+            rules.append(replace(replay(run, policy, skip_steps), note=str(error)))
 
-    def measured(replayed: Mapping[str, Replayed]) -> dict[str, Cosine]:
-        if not (with_cosine and has_weights(run)):
-            return {}
-        return cosines(run, replayed, edges, lambda done, total: told("cosine", done, total))
+    def with_cosines(replayed: Mapping[Any, Replayed]) -> dict[Any, Replayed]:
+        if by_sign or not with_cosine or not has_weights(run):
+            return dict(replayed)
+        states = {str(key): rule.states for key, rule in replayed.items()}
+        measured = cosines(run, states, rules[0].profile.edges, lambda done, total: progress("cosine", done, total))
+        return {key: replace(rule, cosine=measured[str(key)]) for key, rule in replayed.items()}
 
-    sweep: dict[str, dict[float, Rule]] = {}
-    for number, (name, candidate) in enumerate(candidates.items()):
-        if not sweep_width or not candidate.policy.width_fields() or candidate.policy.is_adaptive:
+    sweep: dict[str, dict[float, Replayed]] = {}
+    for number, rule in enumerate(rules):
+        if not sweep_width or by_sign or not rule.policy.width_fields() or rule.policy.is_adaptive:
             continue
-        told("replaying widths", number, len(candidates))
-        scaled: dict[str, Replayed] = {}
+        progress("replaying widths", number, len(rules))
+        scaled: dict[float, Replayed] = {}
         for factor in FACTORS:
             with suppress(ValidationError):  # a scaled width may be out of its field's bounds
-                scaled[str(factor)] = replay(run, candidate.policy.scaled(factor), skip_steps)
-        found = measured(scaled)
-        sweep[name] = {float(factor): Rule(name, one, found.get(factor)) for factor, one in scaled.items()}
-    found = measured(candidates)
-    rules = tuple(Rule(name, one, found.get(name), notes[name]) for name, one in candidates.items())
-    return Study(run, rules, match, skip_steps, sweep, by_sign)
-
-
-def _widths(policy: ClipPolicy) -> str:
-    return ", ".join(f"{name} {value:.4g}" for name, value in widths_of(policy).items())
-
-
-def _matched(
-    run: RecordedRun, policy: ClipPolicy, match: float | None, *, by_sign: bool, skip_steps: int
-) -> tuple[Replayed, str]:
-    """Replay the rule at the matched clip fraction; if that is impossible, replay it unchanged and say why in the note."""
-    note = ""
-    if match is not None:
-        try:
-            if by_sign:
-                return match_by_sign(run, policy, match, skip_steps), note
-            policy = match_clip_fraction(policy, match, clip_fraction_of(run, skip_steps))
-        except UserError as error:
-            note = str(error)
-    return replay(run, policy, skip_steps), note
+                scaled[factor] = replay(run, rule.policy.scaled(factor), skip_steps)
+        sweep[rule.label] = with_cosines(scaled)
+    by_label = with_cosines({rule.label: rule for rule in rules})
+    return Study(run, tuple(by_label.values()), match, skip_steps, sweep, by_sign)
 
 
 def plain(value: Any) -> dict[str, Any]:

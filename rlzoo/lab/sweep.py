@@ -21,7 +21,7 @@ from rlzoo.gate.fingerprint import file_facts
 from rlzoo.gate.settings import Start, check_settings
 from rlzoo.journal.state import read_fingerprint
 from rlzoo.journal.tracking.record import PARENT_RUN
-from rlzoo.lab.run_records import REPETITION, changed_settings, read_mapping, resolved_settings
+from rlzoo.lab.runs import changed_settings, read_mapping
 from rlzoo.models.machine import LAUNCHED, available_memory, cores
 from rlzoo.support.parsing import parse_json, parse_yaml
 from rlzoo.support.reading import RECORDS, read_text
@@ -46,8 +46,8 @@ class Child:
     @property
     def is_finished(self) -> bool:
         """Whether the run has reached its last step, and still has what `find_runs` reads."""
-        is_whole = self.is_begun and (self.path / "metrics.jsonl").is_file()
-        return is_whole and bool(read_mapping(self.path / "summary.json").get("finished"))
+        has_files = self.is_begun and (self.path / "metrics.jsonl").is_file()
+        return has_files and bool(read_mapping(self.path / "summary.json").get("finished"))
 
     @property
     def is_begun(self) -> bool:
@@ -80,12 +80,13 @@ class Sweep:
     def __post_init__(self) -> None:
         """Compose every child and ask about it, so that any mistake raises a `UserError` before the first one starts."""
         object.__setattr__(self, "children", tuple(self._children()))
-        _check_distinct(self.children)
+        if len({child.name for child in self.children}) < len(self.children):
+            raise UserError("--grid: two runs would have the same name; use distinct values of distinct settings")
         for child in (child for child in self.children if not child.is_finished):
             check_settings(child.config, Start.of(child.config, resume=child.is_begun))
 
     @property
-    def num_contenders(self) -> int:
+    def num_compared(self) -> int:
         """The number of rules, or of combinations of a rule and grid values, that the sweep compares."""
         return len(self.children) // len(self.seeds)
 
@@ -133,21 +134,6 @@ def _grid(axes: Sequence[str], overrides: Sequence[str]) -> list[dict[str, str]]
         if not key or not choices[key]:
             raise UserError(f"--grid {axis!r}: expected KEY=VALUE,VALUE, such as learner.lr=1e-4,3e-4")
     return [dict(zip(choices, words, strict=True)) for words in itertools.product(*choices.values())]
-
-
-def _check_distinct(children: Sequence[Child]) -> None:
-    """Raise `UserError` if two children have the same name, or settings that a comparison cannot tell apart."""
-    names: dict[str, str] = {}
-    for child in children:
-        settings = resolved_settings(child.config.model_dump(mode="json"), child.config.plugins.zoo)
-        compared = {key: value for key, value in settings.items() if key == "seed" or not key.startswith(REPETITION)}
-        for what, mark in (("name", child.name), ("settings", repr(sorted(compared.items())))):
-            if mark in names:
-                raise UserError(
-                    f"--grid: the runs {names[mark]!r} and {child.name!r} would have the same {what}; use distinct values of "
-                    "settings that change the training"
-                )
-            names[mark] = child.name
 
 
 def _check_same(child: Child) -> None:

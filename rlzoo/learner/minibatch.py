@@ -15,7 +15,7 @@ from rlzoo.core.reductions import StepCounts, kl_estimate, reduce_objective
 from rlzoo.learner.judge import Judgement, judgement
 from rlzoo.learner.micro_batches import MicroBatch
 from rlzoo.learner.on_policy import on_policy_gradient
-from rlzoo.measure.response_table import ResponseTable, prompt_ids
+from rlzoo.measure.response_table import ResponseTable, group_keys
 from rlzoo.models.processes import gather
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class Minibatch:
             judged.result,
             judged.gradient,
             at_ratio_1,
-            group=prompt_ids(self.batch.step, self.batch.group_ids[own]),
+            group=group_keys(self.batch.step, self.batch.group_ids[own]),
             entropy=torch.cat(entropies),
             kl=None if kls[0] is None else torch.cat(kls),
             turn_ids=self.batch.turn_ids[own],

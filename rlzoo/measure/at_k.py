@@ -105,11 +105,11 @@ def by_length(problems: Sequence[Completions]) -> list[LengthBin]:
     measures = _measures(problems)
     bins = []
     for place in range(NUM_BINS):
-        here, whole = response_bin == place, (problem_bin == place).astype(float)
-        parts = {f"mean@{k}": ((here * rewards).sum(axis=1), here.sum(axis=1))}
-        parts |= {name: (measures[name] * whole, whole) for name in (f"pass@{k}", f"maj@{k}")}
-        found = {name: _estimate(sums, counts) for name, (sums, counts) in parts.items() if counts.any()}
-        bins.append(LengthBin(int(edges[place + 1]), int(here.sum()), int(whole.sum()), found))
+        in_bin, problems_in_bin = response_bin == place, (problem_bin == place).astype(float)
+        sums_and_counts = {f"mean@{k}": ((in_bin * rewards).sum(axis=1), in_bin.sum(axis=1))}
+        sums_and_counts |= {name: (measures[name] * problems_in_bin, problems_in_bin) for name in (f"pass@{k}", f"maj@{k}")}
+        estimates_of_bin = {name: _estimate(sums, counts) for name, (sums, counts) in sums_and_counts.items() if counts.any()}
+        bins.append(LengthBin(int(edges[place + 1]), int(in_bin.sum()), int(problems_in_bin.sum()), estimates_of_bin))
     return bins
 
 

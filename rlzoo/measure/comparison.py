@@ -130,10 +130,10 @@ def differences(scores: Mapping[str, Mapping[int, float]]) -> list[Difference]:
         differences_by_seed = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
         gaps.append(np.round(differences_by_seed, 12))  # .3 - .2 and .2 - .1 must be equal
     p_values = [_paired_t(gap) for gap in gaps]
-    found = []
+    pairwise = []
     for (first, second), gap, p_value, adjusted in zip(pairs, gaps, p_values, holm(p_values), strict=True):
         all_ours, all_theirs = (np.array(list(scores[name].values()), dtype=float) for name in (first, second))
-        found.append(
+        pairwise.append(
             Difference(
                 first,
                 second,
@@ -147,7 +147,7 @@ def differences(scores: Mapping[str, Mapping[int, float]]) -> list[Difference]:
                 verdict=_verdict(first, second, gap, adjusted),
             )
         )
-    return found
+    return pairwise
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:

@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rlzoo.core import ops
 from rlzoo.core.fairness import NUM_BINS, bin_edges, bin_index
 from rlzoo.core.types import ClipInputs
-from rlzoo.measure.profile import MOVED, labels
+from rlzoo.measure.profile import MOVED
 
 FEWEST = 10
 """Minimum number of responses for a bin to be used in fitting the exponent."""
@@ -47,8 +48,8 @@ class Drift:
         """
         if not updates:
             return None
-        parts = [_rows(inputs) for inputs in updates]
-        length, total, negative, mismatch, has_moved = (torch.cat(column) for column in zip(*parts, strict=True))
+        columns = zip(*map(_rows, updates), strict=True)
+        length, total, negative, mismatch, has_moved = (torch.cat(column) for column in columns)
         if not bool(has_moved.any()):
             return None
         share = float(has_moved.double().mean())
@@ -77,10 +78,6 @@ class Drift:
             moved=share,
         )
 
-    def bin_labels(self) -> list[str]:
-        """Return the range of lengths in each bin; see `rlzoo.measure.profile.labels`."""
-        return labels(self.edges)
-
 
 def _rows(inputs: ClipInputs) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return ``(n,)`` columns for responses with a nonzero advantage: length, S, whether A < 0, mismatch, whether S moved."""
@@ -102,6 +99,5 @@ def _slope(points: Sequence[tuple[float, float]]) -> float:
     pairs = [(math.log(length), math.log(sigma)) for length, sigma in points if sigma > 0]
     if len({x for x, _ in pairs}) < 2:
         return math.nan
-    x, y = (torch.tensor(column, dtype=torch.float64) for column in zip(*pairs, strict=True))
-    x = x - x.mean()
-    return float((x * y).sum() / (x * x).sum())
+    x, y = (np.array(column) for column in zip(*pairs, strict=True))
+    return float(np.polyfit(x, y, deg=1)[0])

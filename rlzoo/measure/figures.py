@@ -28,10 +28,10 @@ class Series:
     """The points of one curve, with the ends of their intervals."""
 
     x: Sequence[float]
-    y: Sequence[float | None]  # None and NaN are not drawn
+    y: Sequence[float | None]  # None and NaN are not plotted
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
-    raw: Sequence[float] | None = None  # ``y`` before smoothing, drawn as dots
+    raw: Sequence[float] | None = None  # ``y`` before smoothing, plotted as dots
 
 
 def lines(series: Mapping[str, Series], *, xlabel: str, ylabel: str, title: str = "", log_x: bool = False) -> Figure:
@@ -49,7 +49,7 @@ def lines(series: Mapping[str, Series], *, xlabel: str, ylabel: str, title: str 
     return figure
 
 
-def profile(series: Mapping[str, Series], *, ylabel: str = "clip fraction", title: str = "") -> Figure:
+def plot_by_length(series: Mapping[str, Series], *, ylabel: str = "clip fraction", title: str = "") -> Figure:
     """Plot a quantity against response length on a logarithmic axis, with error bars side by side."""
     figure, axes = _canvas(title, "response length in tokens", ylabel)
     step = min(0.012, 0.1 / max(1, len(series)))  # the points of a bin are spread over at most 10% of its length
@@ -93,10 +93,10 @@ def edges_and_weights(edges: Mapping[str, tuple[Series, Series]], weights: Mappi
     words = (("response length in tokens", "log-ratio at which the gradient ends"), ("ratio", "gradient / gradient at ratio 1"))
     for axes, series, (xlabel, ylabel) in zip(panels, (edges, weights), words, strict=True):
         looks = _looks(series, marker=axes is panels[0])
-        for (label, pair), own in zip(series.items(), looks, strict=True):
-            for points, style in zip(pair, ("-", "--"), strict=True):
-                look: dict[str, Any] = {**own, "linestyle": style}
-                if axes is panels[0] and style == "-":
+        for (label, pair), style_of_rule in zip(series.items(), looks, strict=True):
+            for points, line in zip(pair, ("-", "--"), strict=True):
+                look: dict[str, Any] = {**style_of_rule, "linestyle": line}
+                if axes is panels[0] and line == "-":
                     look["label"] = _literal(label)
                 axes.plot(points.x, np.array(points.y, dtype=float), **look)
         axes.set(xlabel=xlabel, ylabel=ylabel)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
@@ -106,23 +106,17 @@ class Clusters:
         count, clipped = self.count.sum(0), self.clipped.sum(0)
         if not (count - clipped).sum() > 0:
             return None
-        found = _weights(count, clipped)
-        without = _weights(count - self.count / 2, clipped - self.clipped / 2)
-        share = found.share.numpy()
-        quantile = _t_quantile(_effective_prompts(self.count.sum(-1)))
-        parts = (
-            _length_error((weight - 1).numpy(), 2 * torch.nan_to_num(weight - half).numpy(), share, quantile)
-            for weight, half in (
-                (found.conditional, without.conditional),
-                (found.composition, without.composition),
-                (found.total, without.total),
-            )
+        weights, halved = (
+            LengthWeights.of(torch.from_numpy(counts), torch.from_numpy(sums))
+            for counts, sums in ((count, clipped), (count - self.count / 2, clipped - self.clipped / 2))
         )
-        return Decomposition(*parts)
-
-
-def _weights(count: Array, clipped: Array) -> LengthWeights:
-    return LengthWeights.of(torch.from_numpy(count), torch.from_numpy(clipped))
+        quantile = _t_quantile(_effective_prompts(self.count.sum(-1)))
+        errors = []
+        for cause in ("conditional", "composition", "total"):
+            weight = getattr(weights, cause)
+            influence = 2 * torch.nan_to_num(weight - getattr(halved, cause))
+            errors.append(_length_error((weight - 1).numpy(), influence.numpy(), weights.share.numpy(), quantile))
+        return Decomposition(*errors)
 
 
 def _length_error(deviation: Array, influence: Array, share: Array, quantile: Array) -> LengthError:
@@ -230,25 +224,19 @@ def _draws(influence: Array) -> Array:
     return np.concatenate([drawn, -drawn])
 
 
-def bootstrap(
-    samples: Sequence[Array], statistic: Callable[..., Array], *, paired: bool = False, seed: int = 0
-) -> Interval | None:
-    """Compute a 95% percentile bootstrap interval; None for fewer than two values or if all resamples are equal.
+def bootstrap(sums: Array, counts: Array, seed: int = 0) -> Interval | None:
+    """Compute a 95% percentile bootstrap interval for ``sum(sums) / sum(counts)``, resampling the pairs ``(n,)`` of both.
 
-    Args:
-        samples: arrays ``(n,)``.
-        statistic: function that computes the statistic of the samples along ``axis``.
-        paired: whether to resample all samples with the same indices.
-        seed: seed of the resampling.
+    Returns None for fewer than two pairs or if all resamples are equal.
     """
     from scipy import stats  # takes a second to import
 
-    if min(map(len, samples)) < 2:
+    if len(sums) < 2:
         return None
     result = stats.bootstrap(
-        samples,
-        statistic,
-        paired=paired,
+        (sums, counts),
+        lambda sums, counts, axis: sums.sum(axis) / counts.sum(axis),
+        paired=True,
         vectorized=True,
         n_resamples=NUM_RESAMPLES,
         confidence_level=CONFIDENCE,
@@ -273,10 +261,8 @@ def bootstrap_mean(sums: Array, counts: Array, seed: int = 0) -> Interval:
     """
     sums, counts = sums[counts > 0], counts[counts > 0]
     assert len(sums) > 0, "at least one problem has values"
-    own = sums / counts
-    if np.ptp(own) >= 1e-12:
-        found = bootstrap((sums, counts), lambda s, c, axis: s.sum(axis) / c.sum(axis), paired=True, seed=seed)
-        if found is not None:
-            return found
-    low, high = wilson(own[:1] * len(own), np.array([len(own)]))
+    means = sums / counts
+    if np.ptp(means) >= 1e-12 and (interval := bootstrap(sums, counts, seed)) is not None:
+        return interval
+    low, high = wilson(means[:1] * len(means), np.array([len(means)]))
     return float(low[0]), float(high[0])

@@ -80,10 +80,12 @@ ALARMS = (
 )
 
 
-class Alarms:
-    """Counts consecutive bad steps for each alarm."""
+class Monitor:
+    """Keeps the response tables of the last `WINDOW` steps, and counts consecutive bad steps for each alarm."""
 
     def __init__(self, policy: ClipPolicy) -> None:
+        self._name = policy.name
+        self._tables: deque[ResponseTable] = deque(maxlen=WINDOW)
         widths = policy.width_fields()
         self._widths = " and ".join(f"clip.{name}" for name in widths) or "the band"
         # the inert alarm does not apply to rules that never clip
@@ -91,16 +93,10 @@ class Alarms:
         self._bad_steps: dict[str, int] = {}
         self.raised: list[str] = []  # names of alarms, in the order in which they were raised
 
-    def state(self) -> dict[str, Any]:
-        """Return the state as plain JSON, for `restore`."""
-        return {"bad_steps": self._bad_steps, "raised": self.raised}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
-        self._bad_steps, self.raised = dict(state["bad_steps"]), list(state["raised"])
-
-    def after_step(self, metrics: Mapping[str, float]) -> list[str]:
-        """Process one step's metrics and return the warnings to show; missing metrics are ignored."""
+    def after_step(self, step: int, tables: Sequence[ResponseTable], metrics: Mapping[str, float]) -> list[str]:
+        """Add one step's rows and metrics; log and return a warning for each alarm that they raise."""
+        if tables:
+            self._tables.append(ResponseTable.concat(tables))
         messages = []
         for alarm in self._alarms:
             value = metrics.get(alarm.metric)
@@ -111,23 +107,12 @@ class Alarms:
             if number == alarm.patience:
                 self.raised.append(alarm.name)
                 messages.append(alarm.message.format(value=value, patience=alarm.patience, widths=self._widths))
+                logger.warning("step %d: %s", step, messages[-1])
         return messages
 
-
-class Monitor:
-    """Keeps the response tables of the last `WINDOW` steps."""
-
-    def __init__(self, policy: ClipPolicy) -> None:
-        self._name = policy.name
-        self._tables: deque[ResponseTable] = deque(maxlen=WINDOW)
-        self.alarms = Alarms(policy)
-
-    def after_step(self, step: int, tables: Sequence[ResponseTable], metrics: Mapping[str, float]) -> None:
-        """Add one step's rows and metrics, and log a warning for each alarm that they raise."""
-        if tables:
-            self._tables.append(ResponseTable.concat(tables))
-        for message in self.alarms.after_step(metrics):
-            logger.warning("step %d: %s", step, message)
+    def alarm_state(self) -> dict[str, Any]:
+        """Return the alarms' state as plain JSON, for `restore`."""
+        return {"bad_steps": self._bad_steps, "raised": self.raised}
 
     def save(self, folder: Path) -> None:
         """Write the kept rows to a checkpoint's folder."""
@@ -137,12 +122,12 @@ class Monitor:
         save_file({**columns, SIZES: sizes}, folder / FILE)
 
     def restore(self, folder: Path, alarms: Mapping[str, Any]) -> None:
-        """Restore the rows and alarms that `save` and `Alarms.state` stored."""
+        """Restore the rows and alarms that `save` and `alarm_state` stored."""
         columns = load_file(folder / FILE)
         sizes = columns.pop(SIZES).tolist()
-        pieces = {name: column.split(sizes) for name, column in columns.items()}
-        self._tables.extend(ResponseTable(**{name: piece[n] for name, piece in pieces.items()}) for n in range(len(sizes)))
-        self.alarms.restore(alarms)
+        rows_by_step = {name: column.split(sizes) for name, column in columns.items()}
+        self._tables.extend(ResponseTable(**{name: rows[n] for name, rows in rows_by_step.items()}) for n in range(len(sizes)))
+        self._bad_steps, self.raised = dict(alarms["bad_steps"]), list(alarms["raised"])
 
     def profile(self) -> LengthProfile | None:
         """Compute the profile of all kept rows; None if no row has a nonzero advantage."""
@@ -150,11 +135,11 @@ class Monitor:
 
     def figure(self, step: int) -> Figure | None:
         """Plot the clip fraction of all kept rows against length; None if no row has a nonzero advantage."""
-        found = self.profile()
-        if found is None:
+        profile = self.profile()
+        if profile is None:
             return None
-        from rlzoo.measure.figures import Series, profile
+        from rlzoo.measure.figures import Series, plot_by_length
 
-        sides = {self._name: found.both, "where A < 0": found.below, "where A > 0": found.above}
-        series = {label: Series(found.median_length, side.fraction, side.low, side.high) for label, side in sides.items()}
-        return profile(series, title=f"steps {max(1, step - WINDOW + 1)} to {step}")
+        sides = {self._name: profile.both, "where A < 0": profile.below, "where A > 0": profile.above}
+        series = {label: Series(profile.median_length, side.fraction, side.low, side.high) for label, side in sides.items()}
+        return plot_by_length(series, title=f"steps {max(1, step - WINDOW + 1)} to {step}")

@@ -124,39 +124,39 @@ class LengthProfile:
 
     def metrics(self) -> dict[str, float]:
         """Return the profile as metrics by name, omitting unknown values."""
-        found: dict[str, float | None] = {
+        metrics: dict[str, float | None] = {
             "clip/fraction": self.clip_fraction,
             "fairness/ess": self.ess,
             "ratio/drift_long": self.drift,
             "ratio/unmoved": self.unmoved,
         }
         if self.lre is not None:
-            found |= error_metrics("fairness/lre", self.lre.conditional)
-            found["fairness/lre_noise"] = self.lre.conditional.max.noise
-            for name, part in (("composition", self.lre.composition), ("total", self.lre.total)):
-                found[f"fairness/lre_{name}_max"] = part.max.value
-                found[f"fairness/lre_{name}_mean"] = part.mean.value
+            metrics |= error_metrics("fairness/lre", self.lre.conditional)
+            metrics["fairness/lre_noise"] = self.lre.conditional.max.noise
+            for name, error in (("composition", self.lre.composition), ("total", self.lre.total)):
+                metrics[f"fairness/lre_{name}_max"] = error.max.value
+                metrics[f"fairness/lre_{name}_mean"] = error.mean.value
         for k in range(NUM_BINS):
-            found[f"clip/length_bin_{k}_edge"] = self.edges[k + 1]
-            found[f"fairness/ess_length_bin_{k}"] = self.ess_by_length[k]
-            found[f"fairness/gradient_mass_length_bin_{k}"] = self.gradient_mass[k]
-            found[f"ratio/sigma_root_length_bin_{k}"] = self.sigma_root[k]
+            metrics[f"clip/length_bin_{k}_edge"] = self.edges[k + 1]
+            metrics[f"fairness/ess_length_bin_{k}"] = self.ess_by_length[k]
+            metrics[f"fairness/gradient_mass_length_bin_{k}"] = self.gradient_mass[k]
+            metrics[f"ratio/sigma_root_length_bin_{k}"] = self.sigma_root[k]
             for kind, side in (("", self.both), ("_negative", self.below), ("_positive", self.above)):
                 name = f"clip/fraction{kind}_length_bin_{k}"
-                found |= {name: side.fraction[k], f"{name}_ci_low": side.low[k], f"{name}_ci_high": side.high[k]}
+                metrics |= {name: side.fraction[k], f"{name}_ci_low": side.low[k], f"{name}_ci_high": side.high[k]}
         for quantile, value in zip(QUANTILES, self.standardised, strict=True):
-            found[f"ratio/standardised_p{quantile * 100:02.0f}"] = value
-        return {name: value for name, value in found.items() if value is not None and not math.isnan(value)}
+            metrics[f"ratio/standardised_p{quantile * 100:02.0f}"] = value
+        return {name: value for name, value in metrics.items() if value is not None and not math.isnan(value)}
 
 
 def error_metrics(name: str, error: LengthError) -> dict[str, float | None]:
     """Return a length reweighting error as metrics: the error, the corrected error and the ends of the interval."""
-    found: dict[str, float | None] = {}
+    metrics: dict[str, float | None] = {}
     for end, one in (("max", error.max), ("mean", error.mean)):
         low, high = one.interval or (None, None)
-        found |= {f"{name}_{end}": one.value, f"{name}_{end}_corrected": one.corrected}
-        found |= {f"{name}_{end}_ci_low": low, f"{name}_{end}_ci_high": high}
-    return found
+        metrics |= {f"{name}_{end}": one.value, f"{name}_{end}_corrected": one.corrected}
+        metrics |= {f"{name}_{end}_ci_low": low, f"{name}_{end}_ci_high": high}
+    return metrics
 
 
 def _moved(rows: ResponseTable) -> torch.Tensor:
@@ -166,7 +166,7 @@ def _moved(rows: ResponseTable) -> torch.Tensor:
 
 def _by_bin(index: torch.Tensor, values: torch.Tensor, statistic: Callable[[torch.Tensor], float]) -> tuple[float, ...]:
     picked = [values[index == k] for k in range(NUM_BINS)]
-    return tuple(statistic(part) if len(part) else math.nan for part in picked)
+    return tuple(statistic(chosen) if len(chosen) else math.nan for chosen in picked)
 
 
 def _gaussian(rows: ResponseTable, index: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...], float]:
@@ -180,5 +180,5 @@ def _gaussian(rows: ResponseTable, index: torch.Tensor) -> tuple[tuple[float, ..
         return (math.nan,) * NUM_BINS, (math.nan,) * len(QUANTILES), math.nan
     standardised = np.quantile((scaled / sigma).numpy(), QUANTILES)
     long = float(np.quantile(length.numpy(), 0.95))
-    spread = _by_bin(index[moved], total / length.sqrt(), lambda part: float(part.std(correction=0)))
+    spread = _by_bin(index[moved], total / length.sqrt(), lambda scaled_sums: float(scaled_sums.std(correction=0)))
     return spread, tuple(standardised.tolist()), mu * long**0.5 / sigma

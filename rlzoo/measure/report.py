@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,9 +20,9 @@ Row = list[Cell]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A captioned table of text and numbers."""
+    """A table of text and numbers."""
 
-    caption: str
+    caption: str  # may be empty
     columns: Sequence[str]
     rows: Sequence[Row]
 
@@ -41,11 +41,15 @@ def render(title: str, facts: Mapping[str, str], sections: Sequence[ReportSectio
     """Render an HTML page with ``facts`` at the top; it has no scripts or external resources, and all input is escaped."""
     from rlzoo.measure.figures import svg  # imports matplotlib, which a run does not need before its first figure
 
-    environment = Environment(
-        loader=PackageLoader("rlzoo.measure", "assets"), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters.update(number=number, code=_code, svg=lambda figure: Markup(svg(figure)))
-    return str(environment.get_template("report.html.j2").render(title=title, facts=facts, sections=sections))
+    pages = environment(code=_code, svg=lambda figure: Markup(svg(figure)))
+    return str(pages.get_template("report.html.j2").render(title=title, facts=facts, sections=sections))
+
+
+def environment(**filters: Callable[..., str]) -> Environment:
+    """Return jinja2's environment for rlzoo's pages, which escapes all input, with filters in addition to `number`."""
+    pages = Environment(loader=PackageLoader("rlzoo.measure", "assets"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    pages.filters.update(number=number, **filters)
+    return pages
 
 
 def number(value: Cell) -> str:

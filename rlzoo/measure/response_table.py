@@ -41,7 +41,7 @@ class ResponseTable:
     token_log_ratio_max: Tensor
     entropy_sum: Tensor
     kl_sum: Tensor
-    group: Tensor  # int64, id of the prompt from `prompt_ids`, the same in all epochs and minibatches
+    group: Tensor  # int64, key of the prompt from `group_keys`, the same in all epochs and minibatches
     turns: Tensor  # number of the model's turns; 1 outside episodes
     turn_tokens: Tensor  # (n, NUM_BINS) tokens of each turn; the last column pools all later turns
     turn_clipped: Tensor  # (n, NUM_BINS) sum of the clip decisions for these tokens
@@ -72,7 +72,7 @@ class ResponseTable:
             result: result of the policy.
             gradient: ``(B, T)`` g = dJ/dlog_probs of the policy's objective alone.
             on_policy_gradient: ``(B, T)`` the same gradient at ``log_probs = old_log_probs``.
-            group: ``(B,)`` int64, id of each response's prompt from `prompt_ids`.
+            group: ``(B,)`` int64, key of each response's prompt from `group_keys`.
             entropy: ``(B, T)`` in nats; None means 0.
             kl: ``(B, T)`` in nats; None means 0.
             turn_ids: ``(B, T)`` int64; None means that a response is one turn.
@@ -118,8 +118,8 @@ class ResponseTable:
         decided = torch.where(mask, clipped.float(), 0.0)
         by_turn = (nothing.scatter_add(1, turn, values) for values in (mask.float(), decided))
         flat = (column.squeeze(-1).float().cpu() for column in columns)
-        made: list[Tensor] = [*flat, group.long().cpu(), turns.float().cpu(), *(values.cpu() for values in by_turn)]
-        return cls(*made)
+        tensors: list[Tensor] = [*flat, group.long().cpu(), turns.float().cpu(), *(values.cpu() for values in by_turn)]
+        return cls(*tensors)
 
     def where(self, keep: Tensor) -> ResponseTable:
         """Return the rows where ``keep``, bool ``(n,)``, is True."""
@@ -135,18 +135,18 @@ class ResponseTable:
         return ClipStats.of(edges, rows.length, rows.advantage, rows.clipped, rows.log_ratio, progress=progress)
 
 
-def prompt_ids(step: int, group_ids: Tensor) -> Tensor:
-    """Return int64 prompt ids, unique within a run, for the groups ``(B,)`` of one rollout step.
+def group_keys(step: int, group_ids: Tensor) -> Tensor:
+    """Return int64 keys of the prompts, unique within a run, for the groups ``(B,)`` of one rollout step.
 
     Example:
-        >>> prompt_ids(1, torch.tensor([0, 0, 1])).unique().numel()
+        >>> group_keys(1, torch.tensor([0, 0, 1])).unique().numel()
         2
     """
     return step * 2**32 + group_ids.long()
 
 
 def pooled_runs(tables: Iterable[ResponseTable]) -> ResponseTable:
-    """Concatenate the tables of several runs, with distinct prompt ids."""
+    """Concatenate the tables of several runs, with distinct prompt keys."""
     numbered, start = [], 0
     for table in tables:
         names, index = torch.unique(table.group, return_inverse=True)

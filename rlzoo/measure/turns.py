@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rlzoo.core.fairness import NUM_BINS, bin_edges, bin_index
 from rlzoo.measure.intervals import Clusters, LengthError
-from rlzoo.measure.profile import clusters, error_metrics, labels
+from rlzoo.measure.profile import clusters, error_metrics
 from rlzoo.measure.response_table import ResponseTable
 
 
@@ -19,12 +19,12 @@ class Evenness:
     lre: LengthError | None  # conditional on the sign of the advantage; None if everything is clipped
 
     @classmethod
-    def of(cls, found: Clusters) -> Evenness:
+    def of(cls, decisions: Clusters) -> Evenness:
         """Compute the evenness from clip decisions summed by prompt and bin."""
-        count, clipped = found.count.sum((0, 2)), found.clipped.sum((0, 2))
+        count, clipped = decisions.count.sum((0, 2)), decisions.clipped.sum((0, 2))
         fraction = (float(clipped[k] / count[k]) if count[k] > 0 else math.nan for k in range(NUM_BINS))
-        parts = found.reweighting()
-        return cls(tuple(fraction), parts.conditional if parts else None)
+        errors = decisions.reweighting()
+        return cls(tuple(fraction), errors.conditional if errors else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +54,16 @@ class TurnProfile:
             edges=tuple(edges.tolist()),
         )
 
-    def bin_labels(self) -> list[str]:
-        """Return the range of turn counts in each bin of `by_number`, such as ``"4-6"``."""
-        return labels(self.edges)
-
     def metrics(self) -> dict[str, float]:
         """Return the profile as metrics by name, omitting unknown values."""
-        found = {f"clip/fraction_turn_{k + 1}": value for k, value in enumerate(self.by_turn.fraction)}
-        found |= {f"clip/fraction_num_turns_bin_{k}": value for k, value in enumerate(self.by_number.fraction)}
-        found |= {f"clip/num_turns_bin_{k}_edge": self.edges[k + 1] for k in range(NUM_BINS)}
+        metrics = {f"clip/fraction_turn_{k + 1}": value for k, value in enumerate(self.by_turn.fraction)}
+        metrics |= {f"clip/fraction_num_turns_bin_{k}": value for k, value in enumerate(self.by_number.fraction)}
+        metrics |= {f"clip/num_turns_bin_{k}_edge": self.edges[k + 1] for k in range(NUM_BINS)}
         for kind, evenness in (("turn", self.by_turn), ("num_turns", self.by_number)):
             if evenness.lre is not None:
-                found |= {
+                metrics |= {
                     name: value
                     for name, value in error_metrics(f"fairness/lre_{kind}", evenness.lre).items()
                     if value is not None and not name.endswith("_corrected")
                 }
-        return {name: value for name, value in found.items() if not math.isnan(value)}
+        return {name: value for name, value in metrics.items() if not math.isnan(value)}

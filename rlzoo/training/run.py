@@ -25,8 +25,8 @@ from rlzoo.learner.optimization import kept_weights, named_adapter
 from rlzoo.measure.monitor import WINDOW, Monitor
 from rlzoo.models.processes import gather, peak_memory
 from rlzoo.rollout.rollouts import Rollouts, Sampled
-from rlzoo.training.completions import completion_page
 from rlzoo.training.mismatch import refuse_mismatch
+from rlzoo.training.response_page import response_page
 
 logger = logging.getLogger("rlzoo")
 
@@ -120,7 +120,7 @@ class Run:
             "finished": finished,
             "steps": self.config.steps,
             "peak_memory_bytes": peak_memory(),
-            "warnings": self.monitor.alarms.raised,
+            "warnings": self.monitor.raised,
         }
 
     @contextmanager
@@ -169,7 +169,7 @@ class Run:
             self.directory.record_rollouts(texts, step)
             tracking = self.config.tracking
             if tracking.mlflow and tracking.completions and updates and self.is_drawn(batch.step):
-                page = completion_page(self.config, self.tokenizer, sampled.groups, batch, updates)
+                page = response_page(self.config, self.tokenizer, sampled.groups, batch, updates)
                 # completions.html always holds the newest page
                 for name in (f"completions/step-{batch.step:06d}.html", "completions.html"):
                     self.directory.save_figure(name, lambda file: file.write_text(page, encoding="utf-8"))
@@ -212,7 +212,7 @@ class Run:
             num_optimizer_steps=self.learner.num_optimizer_steps,
             next_problem=self.rollouts.next_problem,
             num_nonfinite=self.learner.num_nonfinite,
-            alarms=self.monitor.alarms.state(),
+            alarms=self.monitor.alarm_state(),
             seconds=self.seconds,
             run=self.directory.identity,
             periodic=self.is_due(step, self.config.checkpoint.every),

@@ -119,5 +119,5 @@ def _run(run: Run, tracker: Tracker, stop: StopRequest, observer: Observer | Non
     run.directory.summarise({**run.summary(finished=True), **seconds, "metrics": whole})
     speeds = [row[SPEED] for row in run.recent if SPEED in row]
     speed = {"tokens_per_second": round(fmean(speeds))} if speeds else {}  # not in the summary, which must be reproducible
-    tracker.conclude(config.steps, whole | speed, {"warnings": ", ".join(run.monitor.alarms.raised)})
+    tracker.conclude(config.steps, whole | speed, {"warnings": ", ".join(run.monitor.raised)})
     return RunResult(run.directory.path, profile)

@@ -2,8 +2,6 @@
 
 import yaml
 
-from tests.cli.conftest import SOUND
-
 QUICK = [word for value in ("rollout.num_prompts=8", "rollout.group_size=4") for word in ("--set", value)]
 
 
@@ -26,26 +24,6 @@ def test_calibrate_says_when_the_share_was_not_met(rlzoo, tmp_path):
     code, out, _ = rlzoo("calibrate", *arguments, *QUICK, "--output", tmp_path / "rloo.yaml")
     assert code == 1
     assert "the closest of 1 pilots had a clip fraction of 0.000, not 0.1; try more with --pilots" in out
-
-
-APPEARING = """
-from pathlib import Path
-
-class Appearing(Plain):
-    name = "appearing"
-    def __call__(self, inputs):
-        Path("mine.yaml").write_text("mine")
-        return super().__call__(inputs)
-"""
-
-
-def test_a_file_that_appeared_meanwhile_is_kept_and_the_config_is_printed(rlzoo, plugin, tmp_path):
-    rule = ["--clip", "appearing", "--plugin", plugin(SOUND, APPEARING, returned="Appearing")]
-    code, out, err = rlzoo("calibrate", *rule, "--pilots", "1", "--steps", "1", *QUICK, "--output", "mine.yaml")
-    assert code == 2
-    assert err.splitlines()[-1] == "rlzoo: 'mine.yaml' cannot be written: File exists; save the config above in another file"
-    assert (tmp_path / "here" / "mine.yaml").read_text() == "mine"
-    assert "  name: appearing\n" in out
 
 
 def test_calibrate_refuses_before_any_work(refused, tmp_path):

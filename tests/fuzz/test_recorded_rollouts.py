@@ -141,7 +141,7 @@ def test_spoiled_weights_for_the_cosine(one_step, data, name):
     def measure():
         run = RecordedRun.read(one_step)
         if has_weights(run):
-            cosines(run, {"fspo": replay(run, run.own_rule)}, run.updates[0].edges.tolist())
+            cosines(run, {"fspo": replay(run, run.own_rule).states}, run.updates[0].edges.tolist())
 
     try:
         SURFACE.check(measure, str(one_step), "the weights kept for step 2")

@@ -16,8 +16,9 @@ from rlzoo.journal.manifest import damage, seal
 from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.journal.state import RunState, newest_state
 from rlzoo.journal.tracking.record import Record, Sent, run_id_of, sent_to
-from rlzoo.lab.races import find_runs, race
-from rlzoo.lab.reports import race_report
+from rlzoo.lab.compare import compare as compare_runs
+from rlzoo.lab.reports import comparison_report
+from rlzoo.lab.runs import find_runs
 from tests.fuzz.law import SURFACES, held_to_the_law
 from tests.fuzz.spoiled import ODD_TEXTS, holding, spoiled_bytes, spoiled_json, spoiled_trees
 
@@ -44,10 +45,10 @@ def scores(run, tmp_path_factory):
 
 def compare(folder):
     """Do what ``rlzoo compare`` does."""
-    result = race([folder], match=None)
+    result = compare_runs([folder], match=None)
     json.dumps(result.as_dict(), allow_nan=False)
-    for contender in result.contenders:
-        for record in contender.runs:
+    for rule in result.rules:
+        for record in rule.runs:
             run_id_of(record.path)
             assert record.seconds >= 0
     return result
@@ -114,7 +115,7 @@ def test_two_runs_of_which_one_is_spoiled(scores, tmp_path_factory, data):
         (folder / str(seed) / "config.yaml").write_text(yaml.safe_dump(settings))
 
     def compare_both():
-        race_report(compare(folder))
+        comparison_report(compare(folder))
 
     SURFACE.check(compare_both, str(folder))
 

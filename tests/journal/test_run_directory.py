@@ -28,7 +28,7 @@ from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.journal.state import identity, newest_state
 from rlzoo.lab.evaluation import EvaluationConfig
 from rlzoo.lab.recorded import RecordedRun
-from rlzoo.lab.run_records import find_runs
+from rlzoo.lab.runs import find_runs
 from rlzoo.support.atomic import temporary_path
 from rlzoo.support.lock import Lock
 from rlzoo.training import signals

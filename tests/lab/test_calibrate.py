@@ -4,23 +4,20 @@ import pytest
 
 from rlzoo import RunConfig
 from rlzoo.core.errors import UserError
-from rlzoo.lab.calibrate import Pilot, calibrate, nearest, overlay
+from rlzoo.lab.calibrate import calibrate, overlay
 from tests.quick import QUICK
 
 
 def pilots(clip, *overrides, target=0.1, max_pilots=5, steps=3):
     config = RunConfig.compose(clip=clip, overrides=[*QUICK, *overrides], steps=steps)
     seen = []
-    found = calibrate(config, target, max_pilots=max_pilots, told=seen.append)
-    assert found == seen
-    return config, found
+    return config, seen, calibrate(config, target, max_pilots=max_pilots, on_pilot=seen.append)
 
 
 def test_a_pilot_with_the_width_found_clips_the_wanted_share(tmp_path):
     # the paper's widths clip more than twice the target here
-    config, found = pilots("gspo", "clip.clip_low=3e-4", "clip.clip_high=4e-4")
-    assert found[0].clip_fraction > 0.2
-    best = nearest(found)
+    config, seen, best = pilots("gspo", "clip.clip_low=3e-4", "clip.clip_high=4e-4")
+    assert seen[0].clip_fraction > 0.2
     assert best.is_met
     assert 0.09 <= best.clip_fraction <= 0.11
     written = overlay(best, config)
@@ -41,9 +38,3 @@ def test_a_pilot_leaves_nothing_behind(tmp_path, monkeypatch):
 def test_a_rule_without_a_width_is_refused_before_any_pilot():
     with pytest.raises(UserError, match="'gpg' has no width to calibrate"):
         pilots("gpg")
-
-
-def test_the_nearest_pilot_is_the_answer():
-    seen = [Pilot(None, fraction, target=0.1) for fraction in (0.3, 0.12, 0.02)]
-    assert nearest(seen) is seen[1]
-    assert not seen[1].is_met

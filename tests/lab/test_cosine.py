@@ -29,7 +29,7 @@ def plain_gradient(model, update, objective, rows):
     total = torch.zeros(())
     for row in rows:
         length = int(update.inputs.response_mask[row].sum())
-        log_probs = plain_log_probs(model, update.sequences[row], length)[None]
+        log_probs = plain_log_probs(model, update.batch.sequences[update.rows[row]], length)[None]
         total = total + objective(row, length, log_probs)
     grads = torch.autograd.grad(total, list(model.parameters()), allow_unused=True)
     return torch.cat([grad.flatten().double() for grad in grads if grad is not None])
@@ -38,14 +38,14 @@ def plain_gradient(model, update, objective, rows):
 def test_the_cosine_is_that_of_plain_autograd(recorded):
     replayed = {name: replay(recorded, policy) for name, policy in policies().items()}
     edges = replayed["fspo"].profile.edges
-    found = cosines(recorded, replayed, edges)
+    found = cosines(recorded, {name: each.states for name, each in replayed.items()}, edges)
     model, _ = load_pretrained("embedded")
     expected = {name: [] for name in NAMES}
     in_bin = {name: [] for name in NAMES}
     kept = [update for update in recorded.updates if update.step % 2 == 0]
     for update in kept:
         load_model(model, recorded.path / "replay" / f"{update.step:06d}-{update.index}.safetensors")
-        everything = range(len(update.sequences))
+        everything = range(len(update.rows))
         bins = bin_index(update.inputs.response_mask.sum(-1), torch.tensor(edges))
         second = (bins == 1).nonzero()[:, 0].tolist()
 
@@ -79,7 +79,7 @@ def test_the_cosine_is_that_of_plain_autograd(recorded):
 
 def test_a_rule_that_clips_nothing_and_weighs_by_the_ratio_points_along(recorded):
     wide = load_zoo()["rloo"](clip_low=0.999, clip_high=100.0)
-    found = cosines(recorded, {"wide": replay(recorded, wide)}, (0, 1, 2, 3, 4, 5, 100))
+    found = cosines(recorded, {"wide": [wide] * len(recorded.updates)}, (0, 1, 2, 3, 4, 5, 100))
     assert found["wide"].mean == pytest.approx(1.0, abs=1e-4)
     assert found["wide"].interval is None or found["wide"].interval[0] > 0.999
 
@@ -92,6 +92,6 @@ def test_weights_of_another_run_are_refused(recorded, tmp_path):
     run = RecordedRun.read(copy, own_code=True)
     assert has_weights(run)
     with pytest.raises(UserError, match="the weights do not belong to this recording"):
-        cosines(run, {"grpo": replay(run, load_zoo()["grpo"]())}, (0, 1, 2, 3, 4, 5, 100))
+        cosines(run, {"grpo": [load_zoo()["grpo"]()] * len(run.updates)}, (0, 1, 2, 3, 4, 5, 100))
     shutil.rmtree(copy / "replay")
     assert not has_weights(run)

@@ -47,8 +47,8 @@ def test_rescoring_is_over_the_kept_tokens(run, recorded, tmp_path):
 
 def test_kept_weights_give_the_recorded_log_probs_of_every_update(run):
     recorded = RecordedRun.read(run, own_code=True)
-    replayed = {"grpo": replay(recorded, load_zoo()["grpo"]())}
-    (found,) = cosines(recorded, replayed, replayed["grpo"].profile.edges).values()
+    replayed = replay(recorded, load_zoo()["grpo"]())
+    (found,) = cosines(recorded, {"grpo": replayed.states}, replayed.profile.edges).values()
     assert found.num_updates == 2
 
 

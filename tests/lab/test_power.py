@@ -5,7 +5,7 @@ import pytest
 from rlzoo.config.run_config import RunConfig
 from rlzoo.core.errors import UserError
 from rlzoo.lab.power import USUAL_DEVIATION, plan
-from rlzoo.lab.run_records import RunRecord
+from rlzoo.lab.runs import FinishedRun
 from rlzoo.measure.comparison import detectable
 
 
@@ -16,7 +16,7 @@ def config(**settings):
 
 def record(policy, seed, accuracy, error=None):
     row = {"step": 1, "eval/accuracy": accuracy} | ({} if error is None else {"eval/accuracy_se": error})
-    return RunRecord(None, policy, seed, {"steps": 1, "eval.num_problems": 100, "eval.num_samples": 4}, (row,), {})
+    return FinishedRun(None, policy, seed, {"steps": 1, "eval.num_problems": 100, "eval.num_samples": 4}, (row,), {})
 
 
 def test_a_plan_adds_the_variance_of_seeds_and_of_two_evaluations():

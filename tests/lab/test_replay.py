@@ -10,7 +10,7 @@ from rlzoo import load_zoo
 from rlzoo.core.errors import UserError
 from rlzoo.lab.cosine import cosines
 from rlzoo.lab.recorded import RecordedRun
-from rlzoo.lab.replay import clip_fraction_of, match_by_sign, match_clip_fraction, replay, stacked
+from rlzoo.lab.replay import clip_fraction, match_clip_fraction, replay, replay_matched
 from rlzoo.testing.data import filled
 from tests.quick import quick_run
 
@@ -66,7 +66,7 @@ def test_a_corrected_run_is_replayed_with_its_mismatch_weights(tmp_path):
             assert profile.metrics()[name] == pytest.approx(trained.metrics[step][name], rel=1e-3), name
     assert profile.ess < 0.8
     own = replay(run, run.own_rule)  # it clips nothing, so its gradient is the corrected run's unclipped one
-    assert cosines(run, {"own": own}, own.profile.edges)["own"].mean == pytest.approx(1.0, abs=1e-4)
+    assert cosines(run, {"own": own.states}, own.profile.edges)["own"].mean == pytest.approx(1.0, abs=1e-4)
 
 
 def test_a_weight_for_each_token_cannot_be_given_to_a_rule_of_responses(recorded):
@@ -97,7 +97,7 @@ def test_so_does_a_rule_of_another_scope(tmp_path, clip):
 
 def test_an_adaptive_rule_ends_as_it_did_in_the_run(trained_adaptive):
     run = RecordedRun.read(trained_adaptive.path)
-    last = replay(run, run.own_rule).last
+    last = replay(run, run.own_rule).states[-1]
     saved = json.loads((trained_adaptive.path / "checkpoints" / "step-000004" / "clip.json").read_text())
     del saved["name"]
     for name, value in last.model_dump().items():
@@ -112,11 +112,11 @@ def test_an_adaptive_rule_is_judged_by_bands_from_earlier_updates_only(recorded)
     policy = load_zoo()["fspo-adaptive"]()
     whole = replay(recorded, policy)
     assert whole.states[0] == policy
-    decided = [state(update.inputs).clipped[:, 0] for state, update in zip(whole.states, recorded.updates, strict=True)]
+    decided = [state(update.inputs).clipped[:, 0] for state, update in zip(whole.states, recorded.updates, strict=False)]
     assert torch.equal(torch.cat(decided).float(), whole.table.clipped)
     for cut in (1, 5, 9):
         begun = replay(dataclasses.replace(recorded, updates=recorded.updates[: cut + 1]), policy)
-        assert begun.states == whole.states[: cut + 1]
+        assert begun.states == whole.states[: cut + 2]
 
 
 def with_needs(run, policy):
@@ -129,56 +129,19 @@ def with_needs(run, policy):
 def test_every_rule_with_a_width_is_matched(recorded, name):
     policy = load_zoo()[name](**DENSE.get(name, {}))
     recorded = with_needs(recorded, policy)
-    fraction = clip_fraction_of(recorded)
-    policy = match_clip_fraction(policy, 0.1, fraction)
+    policy = match_clip_fraction(recorded, policy, 0.1)
     found = replay(recorded, policy).profile.clip_fraction
-    assert found == pytest.approx(fraction(policy), abs=1e-6)
+    assert found == pytest.approx(clip_fraction(recorded, policy), abs=1e-6)
     adaptive = name == "fspo-adaptive"  # the rule targets the share itself, and 16 updates are few to reach it
     assert found == pytest.approx(0.1, abs=0.1 if adaptive else 0.01)
 
 
-class Lottery(load_zoo()["fspo"]):
-    """Clips whole updates by their seed, which a stack of updates cannot reproduce."""
-
-    def __call__(self, inputs):
-        result = super().__call__(inputs)
-        return dataclasses.replace(result, clipped=torch.full_like(result.clipped, inputs.seed % 2 == 0))
-
-
-def test_the_clip_fraction_on_stacks_of_updates_is_that_on_single_updates(recorded):
-    assert len(stacked([update.inputs for update in recorded.updates])) == 1 < len(recorded.updates)
-    fspo, fraction, counted = load_zoo()["fspo"](), clip_fraction_of(recorded), []
-
-    class Counted(type(fspo)):
-        def __call__(self, inputs):
-            counted.append(len(inputs.response_mask))
-            return super().__call__(inputs)
-
-    for factor in (1.0, 0.5, 0.25):
-        policy = fspo.scaled(factor)
-        assert fraction(Counted(**policy.model_dump())) == replay(recorded, policy).profile.clip_fraction > 0
-    assert len(counted) == len(recorded.updates) + 3  # one by one, and then one stack for each width
-    odd = [update.inputs for update in recorded.updates if update.inputs.seed % 2 == 0]
-    for _ in range(2):  # the first call must not let the second one use the stacks
-        assert fraction(Lottery()) == pytest.approx(sum(map(counted_rows, odd)) / sum(map(counted_rows, inputs_of(recorded))))
-
-
-def inputs_of(run):
-    return [update.inputs for update in run.updates]
-
-
-def counted_rows(inputs):
-    """Return the number of responses with a nonzero advantage."""
-    return int((inputs.advantages != 0).sum())
-
-
 def test_a_rule_without_a_width_or_with_a_share_out_of_reach_says_so(recorded):
-    fraction = clip_fraction_of(recorded)
     with pytest.raises(UserError, match="'gpg' has no width"):
-        match_clip_fraction(load_zoo()["gpg"](), 0.1, fraction)
+        match_clip_fraction(recorded, load_zoo()["gpg"](), 0.1)
     # the first of four updates has ratio 1, so at most about three quarters are clipped
     with pytest.raises(UserError, match=r"no width makes rule 'fspo' clip a share of 0.89 of these responses \(possible: "):
-        match_clip_fraction(load_zoo()["fspo"](), 0.89, fraction)
+        match_clip_fraction(recorded, load_zoo()["fspo"](), 0.89)
 
 
 def test_skipped_steps_are_left_out_of_the_report_but_not_of_the_adaptation(recorded):
@@ -188,7 +151,7 @@ def test_skipped_steps_are_left_out_of_the_report_but_not_of_the_adaptation(reco
     assert len(late.table.length) == len(whole.table.length) // 2
     for nothing_left in (
         lambda: replay(recorded, policy, skip_steps=4),
-        lambda: clip_fraction_of(recorded, 4)(load_zoo()["fspo"]()),
+        lambda: clip_fraction(recorded, load_zoo()["fspo"](), 4),
     ):
         with pytest.raises(UserError, match="no response with tokens and a nonzero advantage after step 4"):
             nothing_left()
@@ -207,14 +170,17 @@ def test_what_is_not_a_run_is_refused(tmp_path, trained):
     with pytest.raises(UserError, match="is neither a run directory nor a folder with rollout files"):
         RecordedRun.read(tmp_path)
     (tmp_path / "config.yaml").write_text((trained.path / "config.yaml").read_text())
-    with pytest.raises(UserError, match="no recorded updates"):
+    with pytest.raises(UserError, match="has no recorded rollouts"):
         RecordedRun.read(tmp_path)
 
 
 def test_recorded_rows_are_laid_out_as_they_were(recorded):
     update = recorded.updates[0]
     lengths = update.inputs.response_mask.sum(-1)
-    assert [len(sequence) > length for sequence, length in zip(update.sequences, lengths.tolist(), strict=True)]
+    assert [
+        len(sequence) > length
+        for sequence, length in zip((update.batch.sequences[row] for row in update.rows), lengths.tolist(), strict=True)
+    ]
     assert bool((update.inputs.log_probs[update.inputs.response_mask] <= 0).all())
     # before its first update, the model is the one that sampled
     torch.testing.assert_close(update.inputs.log_probs, update.inputs.old_log_probs, atol=1e-5, rtol=0)
@@ -223,7 +189,7 @@ def test_recorded_rows_are_laid_out_as_they_were(recorded):
 @pytest.mark.parametrize("name", ["fspo", "gspo", "grpo", "rloo"])
 def test_matched_by_sign_either_sign_clips_the_share_and_no_row_is_lost(recorded, name):
     policy, target = load_zoo()[name](), 0.2
-    matched = match_by_sign(recorded, policy, target)
+    matched = replay_matched(recorded, policy, target, by_sign=True)
     rows, whole = matched.table.judged(), replay(recorded, policy).table.judged()
     assert sorted(rows.length.tolist()) == sorted(whole.length.tolist())
     for sign, judge in ((-1, matched.policy), (1, matched.above)):
@@ -237,7 +203,7 @@ def test_matched_by_sign_either_sign_clips_the_share_and_no_row_is_lost(recorded
 
 def test_a_rule_that_adapts_to_a_share_is_matched_by_sign_as_it_is(recorded):
     policy = load_zoo()["fspo-adaptive"]()
-    matched = match_by_sign(recorded, policy, 0.3)
+    matched = replay_matched(recorded, policy, 0.3, by_sign=True)
     assert matched.above is None
     assert torch.equal(matched.table.clipped, replay(recorded, policy.targeting(0.3)).table.clipped)
 
@@ -246,4 +212,4 @@ def test_a_rule_that_never_clips_one_sign_is_refused_with_that_sign(recorded):
     with pytest.raises(
         UserError, match=r"for A < 0: no width makes rule 'cispo' clip a share of .* of these responses \(possible: 0 to 0\)"
     ):
-        match_by_sign(recorded, load_zoo()["cispo"](), 0.2)
+        replay_matched(recorded, load_zoo()["cispo"](), 0.2, by_sign=True)

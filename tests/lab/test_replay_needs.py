@@ -9,7 +9,7 @@ from rlzoo_grpo import GRPO
 from rlzoo import UserError, hookimpl, ops
 from rlzoo.core.policy import NEEDS
 from rlzoo.lab.recorded import RecordedRun
-from rlzoo.lab.replay import clip_fraction_of, replay
+from rlzoo.lab.replay import clip_fraction, replay
 from tests.quick import quick_run
 
 
@@ -70,7 +70,7 @@ def test_a_recording_gives_what_the_rule_of_the_run_read(watched):
             if expected.shape == mask.shape:
                 got, expected = got[mask], expected[mask]
             torch.testing.assert_close(got, expected, msg=name)
-    assert replay(run, Watching()).profile.clip_fraction == pytest.approx(clip_fraction_of(run)(Watching()))
+    assert replay(run, Watching()).profile.clip_fraction == pytest.approx(clip_fraction(run, Watching()))
     assert replay(run, Grouped()).profile.clip_fraction == pytest.approx(replay(run, GRPO()).profile.clip_fraction)
 
 
@@ -80,7 +80,7 @@ def test_what_was_not_recorded_is_refused(recorded):
         UserError, match=r"entropic needs old_entropy, which .* did not record; replay a run whose rule also needs it"
     ):
         replay(recorded, Entropic())
-    for function in (lambda: replay(recorded, Grouped()), lambda: clip_fraction_of(recorded)(Grouped())):
+    for function in (lambda: replay(recorded, Grouped()), lambda: clip_fraction(recorded, Grouped())):
         with pytest.raises(
             UserError, match=r"grouped compares the responses to a prompt, but the minibatches of .* split them"
         ):
@@ -89,6 +89,6 @@ def test_what_was_not_recorded_is_refused(recorded):
 
 def test_a_rule_gets_the_tokens_of_the_response_and_not_of_the_prompt(recorded):
     update = recorded.updates[0]
-    for row, sequence in enumerate(update.sequences):
+    for row, sequence in enumerate(update.batch.sequences[row] for row in update.rows):
         length = int(ops.lengths(update.inputs.response_mask)[row])
         assert update.inputs.token_ids[row, :length].tolist() == sequence[-length:].tolist()

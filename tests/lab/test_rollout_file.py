@@ -15,7 +15,7 @@ from rlzoo import load_zoo
 from rlzoo.core.errors import UserError
 from rlzoo.journal.recording import OPTIONAL, REQUIRED, RecordedStep, UpdateLogProbs
 from rlzoo.lab.recorded import RecordedRun
-from rlzoo.lab.replay import clip_fraction_of, replay
+from rlzoo.lab.replay import clip_fraction, replay
 
 CHANGES = {
     "token_ids is missing": lambda tensors: tensors.pop("token_ids"),
@@ -113,15 +113,11 @@ def test_equal_steps_give_equal_files(run, tmp_path):
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
 
 
-def test_a_torn_recording_and_one_of_no_step_are_refused(run):
+def test_a_torn_recording_is_refused(run):
     file = run / "rollouts" / "000002.safetensors"
-    whole = file.read_bytes()
-    file.write_bytes(whole[: len(whole) // 2])
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) // 2])
     with pytest.raises(UserError, match=r"000002.safetensors' cannot be read: .*; remove the file"):
-        RecordedRun.read(run)
-    file.write_bytes(whole)
-    file.rename(file.with_stem("last"))
-    with pytest.raises(UserError, match=r"expected a name of the form STEP\.safetensors"):
         RecordedRun.read(run)
 
 
@@ -256,5 +252,5 @@ def test_responses_without_tokens_and_a_step_0_are_not_counted(tmp_path):
     rloo = load_zoo()["rloo"](clip_low=0.2, clip_high=0.2)
     profile = replay(run, rloo).profile
     assert profile.clip_fraction == pytest.approx(1 / 3)
-    assert clip_fraction_of(run)(rloo) == pytest.approx(1 / 3)
+    assert clip_fraction(run, rloo) == pytest.approx(1 / 3)
     assert sum(profile.both.count) == 3

@@ -9,7 +9,7 @@ import torch
 import rlzoo
 from rlzoo import ClipPolicy, ClipResult, ops
 from rlzoo.lab.recorded import RecordedRun
-from rlzoo.lab.replay import clip_fraction_of, replay
+from rlzoo.lab.replay import clip_fraction, replay
 from tests.learner.test_learner import make_learner, relative_error
 from tests.off_policy import make_model, off_policy_batch
 from tests.training.short import quick
@@ -104,4 +104,4 @@ def test_replay_judges_in_the_width_of_the_run(tmp_path):
         assert fraction == pytest.approx(trained.metrics[step]["clip/fraction"], rel=1e-4)
     whole = replay(run, config.clip).profile.clip_fraction
     assert 0 < whole < 1
-    assert clip_fraction_of(run)(config.clip) == pytest.approx(whole, rel=1e-6)
+    assert clip_fraction(run, config.clip) == pytest.approx(whole, rel=1e-6)

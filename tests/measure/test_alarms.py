@@ -8,7 +8,7 @@ import torch
 from rlzoo_fspo import FSPO
 from rlzoo_gpg import GPG
 
-from rlzoo.measure.monitor import ALARMS, Alarms, Monitor
+from rlzoo.measure.monitor import ALARMS, Monitor
 from tests.quick import quick_run
 
 SOUND = {"clip/fraction": 0.1, "fairness/ess": 0.9, "ratio/drift_long": 0.1, "mismatch/log_ratio_abs_mean": 0.02}
@@ -24,14 +24,14 @@ WRONG = {
 @pytest.mark.parametrize("name", list(WRONG))
 def test_an_alarm_needs_patience_and_is_raised_once(name):
     bad, patience, message = WRONG[name]
-    alarms = Alarms(FSPO())
+    monitor = Monitor(FSPO())
     for _ in range(patience - 1):
-        assert alarms.after_step(SOUND | bad) == []
-    assert alarms.after_step(SOUND) == []  # one good step resets the count
-    shown = [alarms.after_step(SOUND | bad) for _ in range(3 * patience)]
+        assert monitor.after_step(1, [], SOUND | bad) == []
+    assert monitor.after_step(1, [], SOUND) == []  # one good step resets the count
+    shown = [monitor.after_step(1, [], SOUND | bad) for _ in range(3 * patience)]
     assert [len(texts) for texts in shown] == [int(step == patience) for step in range(1, 3 * patience + 1)]
     assert re.search(message, shown[patience - 1][0]), shown
-    assert alarms.raised == [name]
+    assert monitor.raised == [name]
 
 
 def test_every_alarm_is_tried_above():
@@ -39,16 +39,16 @@ def test_every_alarm_is_tried_above():
 
 
 def test_steps_without_the_metric_change_nothing():
-    alarms = Alarms(FSPO())
+    monitor = Monitor(FSPO())
     for _ in range(2):
-        alarms.after_step({"clip/fraction": 0.9})
-    assert alarms.after_step({}) == []  # every group had equal rewards
-    assert len(alarms.after_step({"clip/fraction": 0.9})) == 1
+        monitor.after_step(1, [], {"clip/fraction": 0.9})
+    assert monitor.after_step(1, [], {}) == []  # every group had equal rewards
+    assert len(monitor.after_step(1, [], {"clip/fraction": 0.9})) == 1
 
 
 def test_a_rule_that_never_cuts_is_not_called_inert():
-    alarms = Alarms(GPG())
-    assert not any(alarms.after_step({"clip/fraction": 0.0}) for _ in range(30))
+    monitor = Monitor(GPG())
+    assert not any(monitor.after_step(1, [], {"clip/fraction": 0.0}) for _ in range(30))
 
 
 def test_a_run_warns_and_says_so_afterwards(tmp_path, caplog):

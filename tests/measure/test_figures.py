@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from rlzoo.measure.figures import Series, forest, lines, profile, svg
+from rlzoo.measure.figures import Series, forest, lines, plot_by_length, svg
 
 RAGGED = {"one": Series((8, 16, math.nan), (0.1, math.nan, 0.3), (0.05, 0.1, 0.2), (0.2, 0.3, 0.4)), "none": Series((), ())}
 
@@ -14,9 +14,9 @@ def many(number):
     return {f"rule {index}": Series((8, 16, 32), (0.1, 0.2, 0.1 + index / 100)) for index in range(number)}
 
 
-@pytest.mark.parametrize("draw", [profile, lambda s: lines(s, xlabel="x", ylabel="y", log_x=True)])
-def test_every_series_is_in_the_legend_and_missing_points_are_left_out(draw):
-    text = svg(draw(RAGGED | many(24)))
+@pytest.mark.parametrize("plot", [plot_by_length, lambda s: lines(s, xlabel="x", ylabel="y", log_x=True)])
+def test_every_series_is_in_the_legend_and_missing_points_are_left_out(plot):
+    text = svg(plot(RAGGED | many(24)))
     for label in (*RAGGED, *many(24)):
         assert f">{label}</text>" in text or f">{label}<" in text
 
@@ -28,7 +28,7 @@ def test_twenty_four_series_differ_in_colour_marker_or_style():
 
 
 def test_a_profile_stands_on_a_logarithmic_axis_with_its_intervals():
-    figure = profile({"one": Series((10, 20), (0.1, 0.2), (0.05, 0.1), (0.2, 0.4))})
+    figure = plot_by_length({"one": Series((10, 20), (0.1, 0.2), (0.05, 0.1), (0.2, 0.4))})
     (axes,) = figure.axes
     assert axes.get_xscale() == "log"
     assert axes.get_ylim()[0] == 0
@@ -54,7 +54,7 @@ def test_a_name_of_any_length_leaves_room_for_the_data():
     name = "fspo-" + "x" * 250 + "-seed-7"
     series = {name: Series((8, 16), (0.1, 0.2)), "short": Series((8, 16), (0.1, 0.2))}
     for figure in (
-        profile(series, title=name),
+        plot_by_length(series, title=name),
         lines(series, xlabel="x", ylabel="y"),
         forest([(name, 0.5, (0.4, 0.6))], xlabel="x"),
     ):
@@ -65,8 +65,8 @@ def test_a_name_of_any_length_leaves_room_for_the_data():
 
 
 def test_the_same_figure_gives_the_same_bytes_and_ids_of_its_own():
-    first, again = (svg(profile(RAGGED)) for _ in range(2))
-    other = svg(profile(many(2)))
+    first, again = (svg(plot_by_length(RAGGED)) for _ in range(2))
+    other = svg(plot_by_length(many(2)))
     assert first == again
     assert not set(re.findall(r'\bid="([^"]+)"', first)) & set(re.findall(r'\bid="([^"]+)"', other))
     for text in (first, other):
@@ -76,20 +76,20 @@ def test_the_same_figure_gives_the_same_bytes_and_ids_of_its_own():
 
 
 def test_a_profile_stands_on_zero_even_where_intervals_reach_it():
-    (axes,) = profile({"one": Series((9, 160), (0.0, 0.3), (0.0, 0.2), (0.02, 0.4))}).axes
+    (axes,) = plot_by_length({"one": Series((9, 160), (0.0, 0.3), (0.0, 0.2), (0.02, 0.4))}).axes
     assert axes.get_ylim()[0] == 0
-    (axes,) = profile({"one": Series((9, 160), (-0.5, 0.3))}).axes
+    (axes,) = plot_by_length({"one": Series((9, 160), (-0.5, 0.3))}).axes
     assert axes.get_ylim()[0] < -0.5  # a cosine may be negative
 
 
 def test_lengths_between_two_powers_of_two_have_ticks():
-    text = svg(profile({"one": Series((18, 24), (0.1, 0.2))}))
+    text = svg(plot_by_length({"one": Series((18, 24), (0.1, 0.2))}))
     assert ">18<" in text
     assert ">24<" in text
 
 
 def test_a_length_of_zero_is_left_out():
-    (axes,) = profile({"one": Series((0, 8), (0.1, 0.2))}).axes
+    (axes,) = plot_by_length({"one": Series((0, 8), (0.1, 0.2))}).axes
     assert axes.lines[0].get_xdata().tolist() == [8.0]
 
 
@@ -100,7 +100,7 @@ def test_a_legend_of_many_leaves_the_data_most_of_the_width():
 
 
 def test_drawn_twice_one_figure_gives_the_same_bytes():
-    figure = profile(many(4), title="title")
+    figure = plot_by_length(many(4), title="title")
     assert svg(figure) == svg(figure)
 
 

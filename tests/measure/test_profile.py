@@ -13,7 +13,7 @@ from rlzoo_opmd import OPMD
 from rlzoo import ClipInputs, load_zoo
 from rlzoo.journal.tracking.rows import curves
 from rlzoo.measure.profile import LengthProfile
-from rlzoo.measure.response_table import ResponseTable, pooled_runs, prompt_ids
+from rlzoo.measure.response_table import ResponseTable, group_keys, pooled_runs
 from rlzoo.testing.data import filled
 from tests.measured import table_of
 
@@ -141,7 +141,7 @@ def test_rows_without_an_advantage_have_no_profile():
 
 
 def test_a_prompt_is_the_same_in_every_epoch_and_another_in_every_step_and_run():
-    steps = [prompt_ids(step, torch.tensor([0, 0, 1, 1])) for step in (1, 1, 123_456_789)]
+    steps = [group_keys(step, torch.tensor([0, 0, 1, 1])) for step in (1, 1, 123_456_789)]
     whole = ResponseTable.concat([rows(FSPO(), [0.0] * 4, [1.0] * 4, groups=group.tolist()) for group in steps])
     assert len(whole.group.unique()) == 4
     assert torch.equal(whole.group[:4], whole.group[4:8])

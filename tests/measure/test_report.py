@@ -4,14 +4,14 @@ import html.parser
 import math
 import re
 
-from rlzoo.measure.figures import Series, profile
+from rlzoo.measure.figures import Series, plot_by_length
 from rlzoo.measure.report import ReportSection, Table, number, render
 
 EVIL = "<script>alert(1)</script>"
 
 
 def page():
-    figure = profile({EVIL: Series((1, 2), (0.1, 0.2))}, title=EVIL)
+    figure = plot_by_length({EVIL: Series((1, 2), (0.1, 0.2))}, title=EVIL)
     table = Table(
         EVIL, [EVIL, "value"], [[EVIL, 0.03214], ["none", None], ["not", math.nan], ["many", 12345], ["big", 123456.0]]
     )

@@ -60,7 +60,9 @@ def check_training(path, rows):
         assert torch.equal(update.inputs.response_mask, update.inputs.turn_ids >= 0)
         assert (update.inputs.turn_ids.amax(1) > 0).any()
         played = [written(row["turns"]) for row in lines(path / "rollouts" / f"{step:06}.jsonl")]
-        for ids, turn_ids in zip(update.sequences, update.inputs.turn_ids.tolist(), strict=True):
+        for ids, turn_ids in zip(
+            (update.batch.sequences[row] for row in update.rows), update.inputs.turn_ids.tolist(), strict=True
+        ):
             assert recorded(ids.tolist(), turn_ids, tokenizer) in played
 
 

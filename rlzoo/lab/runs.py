@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ REPETITION = ("seed", "output", "plugins", "tracking.", "checkpoint.")  # settin
 
 
 @dataclass(frozen=True, slots=True)
-class RunRecord:
+class FinishedRun:
     """A finished run."""
 
     path: Path
@@ -59,11 +60,11 @@ class RunRecord:
     def seconds(self) -> float:
         """The run's duration in seconds; if none was recorded, the time spent on sampling and learning."""
         spent = sum(row.get("time/rollout", 0.0) + row.get("time/learner", 0.0) for row in self.metrics)
-        noted = self.summary.get("seconds")
-        return float(noted) if isinstance(noted, int | float) and 0 < noted < math.inf else spent
+        seconds = self.summary.get("seconds")
+        return float(seconds) if isinstance(seconds, int | float) and 0 < seconds < math.inf else spent
 
 
-def find_runs(paths: Sequence[Path], plugins: Sequence[str | Path] = ()) -> tuple[list[RunRecord], list[str]]:
+def find_runs(paths: Sequence[Path], plugins: Sequence[str | Path] = ()) -> tuple[list[FinishedRun], list[str]]:
     """Return every finished run in the given folders, at any depth, and a note on each run that was skipped.
 
     Of the rules, only those that are installed or in ``plugins`` are known; a run's own plugins are not loaded.
@@ -73,38 +74,35 @@ def find_runs(paths: Sequence[Path], plugins: Sequence[str | Path] = ()) -> tupl
     """
     folders: dict[Path, Path] = {}  # maps each resolved path to the path as given
     for path in map(user_path, paths):
-        try:
-            is_folder = path.is_dir()
-        except (OSError, ValueError):  # an invalid file name
-            is_folder = False
-        if not is_folder:
+        if not os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises an error for a name that is too long
             raise UserError(f"{shown(str(path))} is not a folder; pass run directories, or folders that contain them")
         for folder in (file.parent for file in sorted(path.rglob("config.yaml"))):
             if (folder / "rollouts").is_dir() or (folder / "metrics.jsonl").is_file():  # otherwise it is not a run
                 folders.setdefault(folder.resolve(), folder)
-    records, notes, zoo = [], [], load_zoo(plugins)
+    runs, notes, zoo = [], [], load_zoo(plugins)
     for folder in folders.values():
         try:
-            records.append(_read(folder, zoo))
-        except _UnfinishedError:
-            notes.append(f"skipped because it is not finished: {folder}")
+            if run := _read(folder, zoo):
+                runs.append(run)
+            else:
+                notes.append(f"skipped because it is not finished: {folder}")
         except UserError as error:
             notes.append(f"skipped because it is damaged: {error}")
-    if not records:
+    if not runs:
         why = f" ({notes[0]})" if notes else ""
         raise UserError(
             f"no finished run in {', '.join(map(str, paths))}{why}; create runs with `rlzoo sweep` or `rlzoo train`"
         )
-    return records, notes
+    return runs, notes
 
 
 def read_mapping(file: Path, parse: Callable[[str], Any] = parse_json) -> dict[str, Any]:
     """Return the mapping in a JSON or YAML file; empty if the file is missing or cannot be read."""
     try:
-        found = parse(read_text(file, SETTINGS))
+        content = parse(read_text(file, SETTINGS))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def changed_settings(before: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
@@ -114,43 +112,35 @@ def changed_settings(before: Mapping[str, Any], asked: Mapping[str, Any]) -> lis
 
 
 def resolved_settings(config: Mapping[str, Any], zoo: Zoo) -> dict[str, Any]:
-    """Return a run's settings with dotted keys, and the values that null stands for where the rule or a setting decides.
+    """Return a run's settings with dotted keys; null for ``learner.minibatch_by`` becomes the value that the rule decides.
 
-    A setting that an unknown rule decides is left out. A field that takes a name or a mapping, such as ``correction``, stays
-    one value, so that every run has the same keys.
+    If the rule is unknown, this setting is left out. A field that takes a name or a mapping, such as ``correction``, stays one
+    value, so that every run has the same keys.
     """
     settings = flatten(config, section=RunConfig)
     if settings.get("learner.minibatch_by", "") is None:
         del settings["learner.minibatch_by"]
         for rule in (rule for name, rule in zoo.items() if name == settings.get("clip.name")):
             settings["learner.minibatch_by"] = "prompts" if "group_ids" in rule.needs else "responses"
-    usual = {"learner.lora.alpha": ("learner.lora.rank", 2.0), "rollout.max_turn_tokens": ("rollout.max_new_tokens", 1)}
-    for key, (other, factor) in usual.items():
-        if settings.get(key, "") is None and isinstance(settings.get(other), int):
-            settings[key] = factor * settings[other]
     return settings
 
 
-class _UnfinishedError(Exception):
-    """The run has not reached its last step."""
-
-
-def _read(folder: Path, zoo: Zoo) -> RunRecord:
-    """Read the run in a folder; raises a `UserError` if its metrics are damaged."""
+def _read(folder: Path, zoo: Zoo) -> FinishedRun | None:
+    """Read the run in a folder; None if it is not finished. Raises a `UserError` if its metrics are damaged."""
     summary = read_mapping(folder / "summary.json")
     settings = resolved_settings(read_mapping(folder / "config.yaml", parse_yaml), zoo)
-    facts, named = read_mapping(folder / "run.json").get("fingerprint"), {str(value) for value in settings.values()}
-    named |= {f"{name.partition(':')[0]}.py" for name in named}  # such as the module of the reward
+    facts, names = read_mapping(folder / "run.json").get("fingerprint"), {str(value) for value in settings.values()}
+    names |= {f"{name.partition(':')[0]}.py" for name in names}  # such as the module of the reward
     if isinstance(facts, dict):
-        settings |= {key: value for key, value in facts.items() if key.partition(" ")[0] == "file" and key[5:] in named}
+        settings |= {key: value for key, value in facts.items() if key.partition(" ")[0] == "file" and key[5:] in names}
     clip, seed, steps = (settings.get(key) for key in ("clip.name", "seed", "steps"))
     if not (isinstance(clip, str) and type(seed) is type(steps) is int and (folder / "metrics.jsonl").is_file()):
-        raise _UnfinishedError
+        return None
     if type(summary.get("steps")) is int:
         settings["steps"] = steps = max(steps, summary["steps"])  # the run may have been resumed with more steps
     metrics = tuple(read_metrics(folder / "metrics.jsonl"))
     if not metrics or metrics[-1]["step"] != steps or not summary.get("finished", True):
-        raise _UnfinishedError
+        return None
     if not any("reward/mean" in row and row["step"] > steps * 0.75 for row in metrics):
         raise UserError(f"{str(folder / 'metrics.jsonl')!r} has no reward/mean in the last quarter of its steps")
-    return RunRecord(folder, clip, seed, settings, metrics, summary)
+    return FinishedRun(folder, clip, seed, settings, metrics, summary)

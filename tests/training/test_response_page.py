@@ -10,8 +10,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import rlzoo
 from rlzoo.journal.recording import RecordedStep
-from rlzoo.measure.completion_page import EDGES, Completion, Token, render, shade
-from rlzoo.training.completions import PARTIAL, pieces
+from rlzoo.measure.response_page import EDGES, ShownResponse, Token, render, shade
+from rlzoo.training.response_page import PARTIAL, pieces
 from tests.training.short import lines, quick
 
 EVIL = "<script>alert(1)</script>\x1b[2J\u202e&\"'"
@@ -56,7 +56,7 @@ def completion(tokens, **changed):
         "clipped": clipped,
         "length": len(tokens),
     }
-    return Completion(tokens=tokens, **given | changed)
+    return ShownResponse(tokens=tokens, **given | changed)
 
 
 def test_colours_are_those_of_the_values():

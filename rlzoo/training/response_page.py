@@ -1,4 +1,4 @@
-"""Collects the responses of a step, and the rule's decision on every token, for the completions page in MLflow."""
+"""Collects the responses of a step, and the rule's decision on every token, for the page of responses in MLflow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlzoo.core import ops
 from rlzoo.journal.rollouts import clipped_shares
 from rlzoo.learner.batch import ScoredBatch
 from rlzoo.learner.learner import Update
-from rlzoo.measure.completion_page import Completion, Token, render
+from rlzoo.measure.response_page import ShownResponse, Token, render
 from rlzoo.rollout.types import RolloutGroup
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ PARTIAL = "\N{WHITE VERTICAL RECTANGLE}"
 LONGEST_CHARACTER = 4  # maximum length in UTF-8 bytes, and therefore in tokens of a byte-level tokenizer
 
 
-def completion_page(
+def response_page(
     config: RunConfig,
     tokenizer: PreTrainedTokenizerBase,
     groups: Sequence[RolloutGroup],
@@ -52,7 +52,7 @@ def completion_page(
         if size > 0:
             sizes[row] = size
     shown = [
-        _completion((prompt, place), row, sizes[row], tokenizer, groups, batch, updates)
+        _shown_response((prompt, place), row, sizes[row], tokenizer, groups, batch, updates)
         for prompt in prompts
         for place, row in enumerate(rows_of[prompt].tolist())
         if row in sizes
@@ -69,7 +69,7 @@ def completion_page(
     return render(f"{name}: what the rule clipped in step {batch.step}", facts, shown)
 
 
-def _completion(
+def _shown_response(
     number: tuple[int, int],
     row: int,
     size: int,
@@ -77,7 +77,7 @@ def _completion(
     groups: Sequence[RolloutGroup],
     batch: ScoredBatch,
     updates: Sequence[Update],
-) -> Completion:
+) -> ShownResponse:
     """Collect the data that the page shows about one response.
 
     Args:
@@ -99,7 +99,7 @@ def _completion(
     special = set(tokenizer.all_special_ids)
     band = float(update.table.band_low[measured]), float(update.table.band_high[measured])
     ceiling = float(update.table.band_ceiling[measured])
-    return Completion(
+    return ShownResponse(
         prompt=prompt + 1,
         response=place + 1,
         question=rollout.opening or problem.question,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,14 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from rlzoo.core.errors import UserError
-from rlzoo.lab.run_records import changed_settings, read_mapping
+from rlzoo.lab.runs import changed_settings
 from rlzoo.measure.at_k import Completions
-from rlzoo.support.atomic import temporary_path, write_text
+from rlzoo.support.atomic import write_text
 from rlzoo.support.lock import FILE as LOCK
 from rlzoo.support.lock import Lock
 from rlzoo.support.parsing import dump_yaml, parse_json, parse_yaml
 from rlzoo.support.reading import RECORDS, SETTINGS, read_bytes, read_text
 from rlzoo.tasks.problem import Problem
-
-_KEY = "evaluation"  # part of the names of temporary files
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +48,7 @@ class EvaluationDirectory:
         """Before any work starts, reject a directory with other content or with an evaluation that has different settings."""
         file = self.path / "settings.yaml"
         try:
-            unfinished = temporary_path(file, _KEY)  # left by an evaluation that was killed
-            if not self.path.exists():
-                return
-            if self.path.is_dir() and {path.name for path in self.path.iterdir()} <= {unfinished.name, LOCK}:
+            if not self.path.exists() or (self.path.is_dir() and {file.name for file in self.path.iterdir()} <= {LOCK}):
                 return
             before = parse_yaml(read_text(file, SETTINGS)) if file.is_file() else None
         except (OSError, ValueError) as error:
@@ -71,13 +65,14 @@ class EvaluationDirectory:
         """Create or reopen the directory, and return its lock; raises `UserError` if another process uses it or that fails."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            with ExitStack() as failed:
-                lock = Lock(self.path)
-                failed.callback(lock.release)
+            lock = Lock(self.path)
+            try:
                 self.check(settings)
-                write_text(self.path / "settings.yaml", dump_yaml(dict(settings)), _KEY)
+                write_text(self.path / "settings.yaml", dump_yaml(dict(settings)), "evaluation")
                 (self.path / "completions").mkdir(exist_ok=True)
-                failed.pop_all()
+            except BaseException:
+                lock.release()
+                raise
         except OSError as error:
             raise UserError(f"--output {str(self.path)!r} cannot be written: {error.strerror or error}") from error
         return lock
@@ -92,11 +87,10 @@ class EvaluationDirectory:
         if not file.is_file():
             return []
         content = read_bytes(file, RECORDS)
-        whole = content[: content.rfind(b"\n") + 1]
-        if whole != content:  # the writer was killed
-            os.truncate(file, len(whole))
+        *lines, torn = content.split(b"\n")  # not splitlines: JSON strings may contain U+2028
+        if torn:  # the writer was killed
+            os.truncate(file, len(content) - len(torn))
         answered: list[Answered] = []
-        lines = whole.split(b"\n")[:-1]  # not splitlines: JSON strings may contain U+2028
         for number, (line, problem) in enumerate(zip(lines, problems, strict=False), start=1):
             try:
                 answered.append(_ANSWERED.validate_python(parse_json(line.decode())))
@@ -104,8 +98,9 @@ class EvaluationDirectory:
                 raise UserError(
                     f"{file} line {number} is not a record of completions; remove the file to start over"
                 ) from error
-            completions, size = answered[-1].completions, len(answered[0].completions)
-            if len(completions) != size or not all((one.answer_group or 0) < size for one in completions) or size == 0:
+            completions, k = answered[-1].completions, len(answered[0].completions)
+            groups = [completion.answer_group or 0 for completion in completions]
+            if not 0 < len(completions) == k > max(groups):
                 raise UserError(f"{file} line {number} is inconsistent with line 1; remove the file to start over")
             if (answered[-1].question, answered[-1].answer) != (problem.question, problem.answer):
                 raise UserError(f"{file} line {number} does not match the problem in suite {suite!r}; choose another --output")
@@ -118,14 +113,6 @@ class EvaluationDirectory:
             file.write(lines.encode())
             file.flush()
             os.fsync(file.fileno())
-
-    def save_results(self, results: Mapping[str, Any]) -> None:
-        """Write ``results.json``."""
-        write_text(self.path / "results.json", json.dumps(results, indent=2) + "\n", _KEY)
-
-    def read_results(self) -> dict[str, Any]:
-        """Return the content of ``results.json``; an empty dict if the file does not exist yet."""
-        return read_mapping(self.path / "results.json")
 
     def _file(self, suite: str) -> Path:
         return self.path / "completions" / f"{suite}.jsonl"

@@ -1,9 +1,9 @@
-"""Compares several policies, based on finished runs that are read from their directories."""
+"""Compares several rules, based on finished runs that are read from their directories."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, variance
@@ -13,9 +13,9 @@ from rlzoo.config.run_config import SAME_CONTEST
 from rlzoo.core.errors import UserError
 from rlzoo.core.policy import NAMED
 from rlzoo.lab.recorded import RecordedRun
-from rlzoo.lab.replay import clip_fraction_of, match_by_sign, match_clip_fraction, replay
-from rlzoo.lab.run_records import REPETITION, RunRecord, find_runs
-from rlzoo.lab.study import Told, plain
+from rlzoo.lab.replay import replay, replay_matched
+from rlzoo.lab.runs import REPETITION, FinishedRun, find_runs
+from rlzoo.lab.study import Progress, plain
 from rlzoo.measure.comparison import Difference, Estimate, differences, estimate
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable, pooled_runs
@@ -25,11 +25,11 @@ LONGEST_VALUE = 80  # maximum length of a setting in a label, in characters
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
-    """The runs of one policy with the same settings."""
+class ComparedRule:
+    """The runs of one rule with the same settings."""
 
-    label: str  # the policy, and the settings that differ between runs of this policy
-    runs: tuple[RunRecord, ...]
+    label: str  # the rule, and the settings that differ between runs of this rule
+    runs: tuple[FinishedRun, ...]
     score: Estimate
     profile: LengthProfile | None  # pooled over the responses of all runs; None without recorded rollouts
     matched: Mapping[int, LengthProfile] = field(default_factory=dict)  # by seed, with widths scaled to the same clip fraction
@@ -37,14 +37,12 @@ class Contender:
 
     def mean(self, name: str, last_share: float = 1.0) -> float | None:
         """Return a metric's mean within each run, averaged over the runs."""
-        values = [value for run in self.runs if (value := run.mean(name, last_share)) is not None]
-        return fmean(values) if values else None
+        return _mean(run.mean(name, last_share) for run in self.runs)
 
     @property
     def gain(self) -> float | None:
         """The final accuracy minus the accuracy before the first update, averaged over the runs."""
-        values = [run.accuracies[-1] - run.accuracies[0] for run in self.runs if run.accuracies]
-        return fmean(values) if values else None
+        return _mean(run.accuracies[-1] - run.accuracies[0] for run in self.runs if run.accuracies)
 
     @property
     def errors(self) -> dict[int, float]:
@@ -54,13 +52,12 @@ class Contender:
     @property
     def matched_lre_max(self) -> float | None:
         """The length error at the matched clip fraction, averaged over the runs."""
-        return fmean(self.errors.values()) if self.errors else None
+        return _mean(self.errors.values())
 
     @property
     def matched_noise(self) -> float | None:
         """The length error expected at the matched clip fraction if all lengths were clipped equally; averaged over runs."""
-        noise = [profile.lre_noise for profile in self.matched.values() if profile.lre_noise is not None]
-        return fmean(noise) if noise else None
+        return _mean(profile.lre_noise for profile in self.matched.values())
 
     @property
     def sampling_share(self) -> float | None:
@@ -73,10 +70,10 @@ class Contender:
 
 
 @dataclass(frozen=True, slots=True)
-class Race:
-    """The contenders, best first, and their pairwise differences."""
+class Comparison:
+    """The compared rules, best first, and their pairwise differences."""
 
-    contenders: tuple[Contender, ...]
+    rules: tuple[ComparedRule, ...]
     pairs: tuple[Difference, ...]
     metric: str  # used as the score: eval/accuracy, or reward/mean if not every run was evaluated
     match: float | None
@@ -86,7 +83,7 @@ class Race:
     @property
     def scored(self) -> str:
         """What the evaluation measures: the accuracy, or the reward if any run has a custom reward."""
-        runs = [run for contender in self.contenders for run in contender.runs]
+        runs = [run for rule in self.rules for run in rule.runs]
         is_accuracy = self.metric == "eval/accuracy" and all(run.settings.get("task.reward") is None for run in runs)
         return "accuracy" if is_accuracy else "reward"
 
@@ -99,133 +96,138 @@ class Race:
     @property
     def highlights(self) -> list[str]:
         """Sentences that say which rule scores best and which clips most evenly."""
-        if len(self.contenders) < 2:
+        if len(self.rules) < 2:
             return []
-        best = self.contenders[0]
-        verdicts = [pair.verdict for pair in self.pairs if best.label in (pair.first, pair.second)]
-        beaten = [verdict.partition(" above ")[2] for verdict in verdicts if verdict.startswith(f"{best.label} above ")]
-        shown = f"above {', '.join(beaten)}" if beaten else verdicts[0]
-        found = [f"Best {self.scored}: {best.label}, {best.score.mean:.3f} ({shown})."]
+        best = self.rules[0]
+        sentences = [f"Best {self.scored}: {best.label}, {best.score.mean:.3f} ({_shown(best.label, self.pairs, 'above')})."]
         if any(note.startswith(NOT_COMPARABLE) for note in self.notes):
-            found = ["No best rule is named, because the runs are not comparable."]
+            sentences = ["No best rule is named, because the runs are not comparable."]
         # a rule that clips parts of responses averages over many decisions, so its error is smaller for that reason alone
-        kinds = [[c for c in self.contenders if c.errors and c.clips_parts == parts] for parts in (False, True)]
-        for parts, kind in zip((False, True), kinds, strict=True):
+        kinds = {parts: [rule for rule in self.rules if rule.errors and rule.clips_parts == parts] for parts in (False, True)}
+        for parts, kind in kinds.items():
             if len(kind) > 1:
-                which = "" if not all(kinds) else f" of the rules that clip {'tokens or turns' if parts else 'whole responses'}"
-                found.append(f"Most even{which} at clip fraction {self.match:g}: {_most_even(kind)}.")
-        return found
+                unit = "tokens or turns" if parts else "whole responses"
+                which = f" of the rules that clip {unit}" if all(kinds.values()) else ""
+                sentences.append(f"Most even{which} at clip fraction {self.match:g}: {_most_even(kind)}.")
+        return sentences
 
     def as_dict(self) -> dict[str, Any]:
         """Return the comparison as plain JSON; unknown numbers are null."""
-        contenders = [
+        rules = [
             {
-                "label": contender.label,
-                "score": contender.score,
+                "label": rule.label,
+                "score": rule.score,
                 "runs": [
                     {"path": run.path, "seed": run.seed, **run.summary, "score": run.score(self.metric), "seconds": run.seconds}
-                    for run in contender.runs
+                    for run in rule.runs
                 ],
-                "gain": contender.gain,
-                "sampling_share": contender.sampling_share,
-                "clip_fraction": contender.mean("clip/fraction"),
-                "response_length": contender.mean("response/length_mean", 0.25),
-                "tokens_per_second": contender.mean("throughput/tokens_per_second"),
-                "grad_clipped": contender.mean("learner/grad_clipped"),
-                "profile": contender.profile,
-                "matched_lre_max": [profile.lre_max for profile in contender.matched.values()],
-                "matched_lre": [profile.lre for profile in contender.matched.values()],
-                "matched_clip_fraction": [profile.clip_fraction for profile in contender.matched.values()],
+                "gain": rule.gain,
+                "sampling_share": rule.sampling_share,
+                "clip_fraction": rule.mean("clip/fraction"),
+                "response_length": rule.mean("response/length_mean", 0.25),
+                "tokens_per_second": rule.mean("throughput/tokens_per_second"),
+                "grad_clipped": rule.mean("learner/grad_clipped"),
+                "profile": rule.profile,
+                "matched_lre_max": [profile.lre_max for profile in rule.matched.values()],
+                "matched_lre": [profile.lre for profile in rule.matched.values()],
+                "matched_clip_fraction": [profile.clip_fraction for profile in rule.matched.values()],
             }
-            for contender in self.contenders
+            for rule in self.rules
         ]
         about = {"score": self.score, "match": self.match, "match_by_sign": self.by_sign, "notes": self.notes}
-        return plain({**about, "contenders": contenders, "pairs": self.pairs})
+        return plain({**about, "contenders": rules, "pairs": self.pairs})
 
 
-def _most_even(contenders: Sequence[Contender]) -> str:
-    """Return the contender with the smallest length error, and the rules that it is shown to be more even than."""
-    even = min(contenders, key=lambda contender: fmean(contender.errors.values()))
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the known values."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _shown(label: str, pairs: Sequence[Difference], word: str) -> str:
+    """Say which rules a rule was shown to be better than."""
+    verdicts = [pair.verdict for pair in pairs if label in (pair.first, pair.second)]
+    beaten = [verdict.partition(" above ")[2] for verdict in verdicts if verdict.startswith(f"{label} above ")]
+    return f"{word} {', '.join(beaten)}" if beaten else verdicts[0]
+
+
+def _most_even(rules: Sequence[ComparedRule]) -> str:
+    """Return the rule with the smallest length error, and the rules that it is shown to be more even than."""
+    even = min(rules, key=lambda rule: fmean(rule.errors.values()))
     # the negative error is a score, because a higher score is better
-    scores = {contender.label: {seed: -error for seed, error in contender.errors.items()} for contender in contenders}
-    verdicts = [pair.verdict for pair in differences(scores) if even.label in (pair.first, pair.second)]
-    beaten = [verdict.partition(" above ")[2] for verdict in verdicts if verdict.startswith(f"{even.label} above ")]
-    shown = f"more even than {', '.join(beaten)}" if beaten else verdicts[0]
+    pairs = differences({rule.label: {seed: -error for seed, error in rule.errors.items()} for rule in rules})
     noise = "" if even.matched_noise is None else f"; noise {even.matched_noise:.3f}"
-    return f"{even.label}, lre {even.matched_lre_max:.3f} ({shown}{noise})"
+    return f"{even.label}, lre {even.matched_lre_max:.3f} ({_shown(even.label, pairs, 'more even than')}{noise})"
 
 
-def race(
+def compare(
     paths: Sequence[Path],
     *,
     plugins: Sequence[str | Path] = (),
     match: float | None = None,
     by_sign: bool = False,
     skip_steps: int = 0,
-    told: Told = lambda what, done, total: None,
-) -> Race:
-    """Compare the runs in the given folders.
+    progress: Progress = lambda activity, done, total: None,
+) -> Comparison:
+    """Compare the rules of the runs in the given folders.
 
     Args:
         paths: run directories, or folders that contain run directories, such as a sweep's folder.
         plugins: plugins of the rules that are neither bundled nor installed; the code that a run names is not loaded.
-        match: clip fraction at which to compare length fairness, by replaying each run's own policy with scaled widths.
+        match: clip fraction at which to compare length fairness, by replaying each run's own rule with scaled widths.
         by_sign: match negative and positive advantages separately.
         skip_steps: number of initial steps to exclude from the fairness measures.
-        told: called to report progress.
+        progress: called to report progress.
 
     Raises:
-        UserError: there is no finished run, two runs have the same policy and seed, or a plugin cannot be used.
+        UserError: there is no finished run, two runs have the same rule and seed, or a plugin cannot be used.
     """
-    records, notes = find_runs(paths, plugins)
-    groups = labelled(records)
-    notes += other_differences([record.settings for record in records])
-    metric = "eval/accuracy" if all(record.accuracies for record in records) else "reward/mean"
+    all_runs, notes = find_runs(paths, plugins)
+    groups = labelled(all_runs)
+    notes += other_differences([run.settings for run in all_runs])
+    metric = "eval/accuracy" if all(run.accuracies for run in all_runs) else "reward/mean"
     scored = {label: {run.seed: run.score(metric) for run in runs} for label, runs in groups.items()}
     done = itertools.count()
-    contenders = []
+    rules = []
     for label, runs in groups.items():
         tables: list[ResponseTable] = []
         matched: dict[int, LengthProfile] = {}
         problems: dict[str, list[str]] = {}  # why a length error is missing, with the seeds
         for run in runs:
-            told(label, next(done), len(records))
+            progress(label, next(done), len(all_runs))
             try:
                 recorded = RecordedRun.read(run.path, plugins)
                 policy = recorded.own_rule
                 tables.append(replay(recorded, policy, skip_steps).table)
-                if match is not None and by_sign:
-                    matched[run.seed] = match_by_sign(recorded, policy, match, skip_steps).profile
-                elif match is not None:
-                    policy = match_clip_fraction(policy, match, clip_fraction_of(recorded, skip_steps))
-                    matched[run.seed] = replay(recorded, policy, skip_steps).profile
+                if match is not None:
+                    replayed = replay_matched(recorded, policy, match, by_sign=by_sign, skip_steps=skip_steps)
+                    matched[run.seed] = replayed.profile
             except UserError as error:
                 problems.setdefault(str(error), []).append(str(run.seed))
         notes += [f"{label}: no length error for seed {', '.join(seeds)}: {why}" for why, seeds in problems.items()]
-        pooled = pooled_runs(tables) if tables else None
-        whole = None if pooled is None else LengthProfile.of(pooled)
-        in_parts = pooled is not None and bool(((pooled.clipped > 0) & (pooled.clipped < 1)).any())
-        contenders.append(Contender(label, tuple(runs), estimate(list(scored[label].values())), whole, matched, in_parts))
-    contenders.sort(key=lambda contender: -contender.score.iqm)
-    pairs = differences({contender.label: scored[contender.label] for contender in contenders})
-    return Race(tuple(contenders), tuple(pairs), metric, match, tuple(notes), by_sign)
+        table = pooled_runs(tables) if tables else None
+        profile = None if table is None else LengthProfile.of(table)
+        clips_parts = table is not None and bool(((table.clipped > 0) & (table.clipped < 1)).any())
+        rules.append(ComparedRule(label, tuple(runs), estimate(list(scored[label].values())), profile, matched, clips_parts))
+    rules.sort(key=lambda rule: -rule.score.iqm)
+    pairs = differences({rule.label: scored[rule.label] for rule in rules})
+    return Comparison(tuple(rules), tuple(pairs), metric, match, tuple(notes), by_sign)
 
 
-def labelled(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
-    """Group runs by policy, and by the settings (other than the seed) that differ between runs of the same policy.
+def labelled(runs: Sequence[FinishedRun]) -> dict[str, list[FinishedRun]]:
+    """Group runs by rule, and by the settings (other than the seed) that differ between runs of the same rule.
 
     Raises:
         UserError: two runs with the same label have the same seed.
     """
-    groups: dict[str, list[RunRecord]] = {}
-    for record in records:
-        others = [other.settings for other in records if other.policy == record.policy]
-        varied = [key for key in _varied(others) if key in record.settings]
-        label = " ".join([_short(record.policy), *(f"{key}={_short(record.settings[key])}" for key in varied)])
-        groups.setdefault(label, []).append(record)
-    for label, runs in groups.items():
-        runs.sort(key=lambda run: run.seed)
-        for earlier, later in itertools.pairwise(runs):
+    groups: dict[str, list[FinishedRun]] = {}
+    for run in runs:
+        varied = _varied([other.settings for other in runs if other.policy == run.policy])
+        settings = [f"{key}={_short(run.settings[key])}" for key in varied if key in run.settings]
+        groups.setdefault(" ".join([_short(run.policy), *settings]), []).append(run)
+    for label, group in groups.items():
+        group.sort(key=lambda run: run.seed)
+        for earlier, later in itertools.pairwise(group):
             if earlier.seed == later.seed:
                 raise UserError(f"{earlier.path} and {later.path} are both {label} with seed {later.seed}; pass only one")
     return groups
@@ -240,15 +242,14 @@ def _short(value: object) -> str:
 def _varied(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     """Return settings that differ between runs, with their values. A setting missing from an older run does not count."""
     values: dict[str, dict[str, None]] = {}
-    for given in settings:
-        for key, value in given.items():
-            if not key.startswith(REPETITION):
-                values.setdefault(key, {})[str(value)] = None
+    for key, value in (item for settings_of_run in settings for item in settings_of_run.items()):
+        if not key.startswith(REPETITION):
+            values.setdefault(key, {})[str(value)] = None
     return {key: list(values[key]) for key in sorted(values) if len(values[key]) > 1}
 
 
 def other_differences(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return notes on how runs differ, apart from their policies; see `resolved_settings`."""
+    """Return notes on how runs differ, apart from their rules; see `resolved_settings`."""
     notes = []
     for key, values in _varied(settings).items():
         if key.removeprefix("clip.") in NAMED:

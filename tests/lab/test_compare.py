@@ -12,11 +12,11 @@ from mlflow import MlflowClient
 from rlzoo import load_zoo
 from rlzoo.core.errors import UserError
 from rlzoo.journal.tracking.record import Sent, tracking_uri
-from rlzoo.lab.race_tracking import TAG, log_race
-from rlzoo.lab.races import Contender, Race, find_runs, labelled, other_differences, race
+from rlzoo.lab.compare import ComparedRule, Comparison, compare, labelled, other_differences
+from rlzoo.lab.comparison_tracking import TAG, log_comparison
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import replay
-from rlzoo.lab.run_records import resolved_settings
+from rlzoo.lab.runs import find_runs, resolved_settings
 from rlzoo.measure.comparison import differences, estimate
 from tests.quick import quick_run
 
@@ -61,8 +61,8 @@ def test_a_run_that_was_resumed_with_more_steps_is_finished(trained, tmp_path):
 
 
 def test_scores_fairness_and_costs_are_those_of_the_runs(folder, trained):
-    result = race([folder], match=0.1)
-    (fspo,) = [contender for contender in result.contenders if contender.label == "fspo"]
+    result = compare([folder], match=0.1)
+    (fspo,) = [rule for rule in result.rules if rule.label == "fspo"]
     rewards = [row["reward/mean"] for row in trained.metrics[1:]]
     assert fspo.score.mean == pytest.approx(rewards[-1])  # the last quarter of four steps; there is no evaluation
     assert result.metric == "reward/mean"
@@ -86,12 +86,12 @@ def test_runs_of_one_policy_that_differ_are_told_apart(folder, tmp_path, trained
 def test_the_same_policy_and_seed_twice_is_refused(folder, tmp_path, trained):
     again = variant(trained.path, tmp_path / "again")
     with pytest.raises(UserError, match="are both fspo with seed 0; pass only one"):
-        race([folder, again])
+        compare([folder, again])
 
 
 def test_runs_of_different_tasks_are_called_not_comparable(folder, tmp_path, trained):
     other = variant(trained.path, tmp_path / "other", rollout__num_prompts=99, task__num_operands_max=3, seed=5)
-    _, *notes = race([folder, other]).notes
+    _, *notes = compare([folder, other]).notes
     assert notes == [
         "not comparable: task.num_operands_max differs between the runs (20, 3)",
         "the policy is not the only difference: rollout.num_prompts differs between the runs (12, 99)",
@@ -104,8 +104,8 @@ def test_what_is_tracked_and_what_older_runs_did_not_have_makes_no_variant(folde
     settings = yaml.safe_load((older / "config.yaml").read_text())
     del settings["rollout"]["dynamic_sampling"], settings["reward"]
     (older / "config.yaml").write_text(yaml.safe_dump(settings))
-    result = race([folder, tracked, older], match=None)
-    assert {contender.label for contender in result.contenders} == {"fspo", "grpo"}
+    result = compare([folder, tracked, older], match=None)
+    assert {rule.label for rule in result.rules} == {"fspo", "grpo"}
     assert [note for note in result.notes if "skipped" not in note] == []
 
 
@@ -120,11 +120,11 @@ def test_the_score_is_accuracy_only_where_every_run_has_it(folder, tmp_path):
     rows = [json.loads(line) for line in (evaluated / "metrics.jsonl").read_text().splitlines()]
     rows[0]["eval/accuracy"], rows[-1]["eval/accuracy"] = 0.25, 0.75
     (evaluated / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    alone = race([evaluated], match=None)
-    assert (alone.metric, alone.contenders[0].score.mean, alone.contenders[0].gain) == ("eval/accuracy", 0.75, 0.5)
-    both = race([evaluated, folder / "fspo-0"], match=None)
+    alone = compare([evaluated], match=None)
+    assert (alone.metric, alone.rules[0].score.mean, alone.rules[0].gain) == ("eval/accuracy", 0.75, 0.5)
+    both = compare([evaluated, folder / "fspo-0"], match=None)
     assert both.metric == "reward/mean"
-    (grpo,) = [contender for contender in both.contenders if contender.label == "grpo"]
+    (grpo,) = [rule for rule in both.rules if rule.label == "grpo"]
     assert grpo.score.mean == rows[-1]["reward/mean"]
 
 
@@ -145,11 +145,11 @@ def test_a_run_without_its_last_steps_is_not_finished_whatever_its_summary_says(
 
 def test_folders_without_a_finished_run_are_refused(tmp_path, folder):
     with pytest.raises(UserError, match="no finished run in"):
-        race([tmp_path])
+        compare([tmp_path])
     with pytest.raises(UserError, match="is not a folder"):
-        race([tmp_path / "none"])
+        compare([tmp_path / "none"])
     with pytest.raises(UserError, match="no finished run in"):
-        race([folder / "fspo-2"])
+        compare([folder / "fspo-2"])
 
 
 def test_a_run_without_recordings_is_compared_by_its_score_alone(folder, tmp_path):
@@ -157,8 +157,8 @@ def test_a_run_without_recordings_is_compared_by_its_score_alone(folder, tmp_pat
         shutil.copytree(folder / f"{name}-0", tmp_path / name)
         for file in (tmp_path / name / "rollouts").glob("*"):
             file.unlink()
-    result = race([tmp_path])
-    assert [contender.profile for contender in result.contenders] == [None, None]
+    result = compare([tmp_path])
+    assert [rule.profile for rule in result.rules] == [None, None]
     assert len(result.pairs) == 1
 
 
@@ -167,14 +167,14 @@ def test_a_damaged_run_is_left_out_with_a_note(folder, tmp_path, trained):
         damaged = variant(trained.path, tmp_path / name, seed=7)
         with (damaged / "metrics.jsonl").open("a") as file:
             file.write(line + "\n")
-    _, *notes = race([folder, tmp_path]).notes
+    _, *notes = compare([folder, tmp_path]).notes
     assert [note.partition(" line 6: ")[2] for note in notes] == [
         "{} is not an object of metrics with an integer 'step'",
         "not JSON: Unterminated string starting at at column 13",
         "'reward/mean' is 'high', not a number",
     ]
     with pytest.raises(UserError, match=r"no finished run in .* \(skipped because it is damaged: "):
-        race([tmp_path / "torn"])
+        compare([tmp_path / "torn"])
 
 
 def test_a_setting_of_any_length_makes_a_label_of_some(tmp_path, trained):
@@ -183,45 +183,45 @@ def test_a_setting_of_any_length_makes_a_label_of_some(tmp_path, trained):
     assert max(map(len, groups)) < 120
 
 
-def contender(label, errors, *, clips_parts=False):
+def rule(label, errors, *, clips_parts=False):
     matched = {seed: SimpleNamespace(lre_max=error, lre_noise=0.02) for seed, error in enumerate(errors)}
-    return Contender(label, (), estimate([0.5] * len(errors)), None, matched, clips_parts)
+    return ComparedRule(label, (), estimate([0.5] * len(errors)), None, matched, clips_parts)
 
 
-def highlights(*contenders, notes=()):
-    pairs = differences({each.label: dict.fromkeys(each.matched, 0.5) for each in contenders})
-    return Race(contenders, tuple(pairs), "eval/accuracy", 0.1, notes).highlights
+def highlights(*rules, notes=()):
+    pairs = differences({each.label: dict.fromkeys(each.matched, 0.5) for each in rules})
+    return Comparison(rules, tuple(pairs), "eval/accuracy", 0.1, notes).highlights
 
 
 def test_the_most_even_rule_is_named_with_the_rules_that_it_is_shown_to_beat():
-    flat, even = contender("flat", [0.11, 0.13, 0.12, 0.14, 0.12]), contender("even", [0.02, 0.03, 0.02, 0.04, 0.02])
-    near = contender("near", [0.021, 0.029, 0.022, 0.039, 0.02])
+    flat, even = rule("flat", [0.11, 0.13, 0.12, 0.14, 0.12]), rule("even", [0.02, 0.03, 0.02, 0.04, 0.02])
+    near = rule("near", [0.021, 0.029, 0.022, 0.039, 0.02])
     assert highlights(flat, even)[1] == "Most even at clip fraction 0.1: even, lre 0.026 (more even than flat; noise 0.020)."
     assert highlights(near, even)[1] == "Most even at clip fraction 0.1: even, lre 0.026 (no difference shown; noise 0.020)."
-    few = [contender("flat", [0.11, 0.13]), contender("even", [0.02, 0.03])]
+    few = [rule("flat", [0.11, 0.13]), rule("even", [0.02, 0.03])]
     assert highlights(*few)[1] == "Most even at clip fraction 0.1: even, lre 0.025 (too few seeds; noise 0.020)."
 
 
 def test_rules_that_clip_tokens_are_not_called_more_even_than_rules_that_clip_responses():
-    first, second = contender("fspo", [0.05, 0.06]), contender("gspo", [0.08, 0.09])
-    tokens = contender("grpo", [0.01, 0.02], clips_parts=True)
+    first, second = rule("fspo", [0.05, 0.06]), rule("gspo", [0.08, 0.09])
+    tokens = rule("grpo", [0.01, 0.02], clips_parts=True)
     _, *found = highlights(first, second, tokens)
     assert found == [
         "Most even of the rules that clip whole responses at clip fraction 0.1: fspo, lre 0.055 (too few seeds; noise 0.020)."
     ]
-    *_, last = highlights(first, second, tokens, contender("cispo", [0.03, 0.04], clips_parts=True))
+    *_, last = highlights(first, second, tokens, rule("cispo", [0.03, 0.04], clips_parts=True))
     assert last.startswith("Most even of the rules that clip tokens or turns at clip fraction 0.1: grpo, lre 0.015")
     assert len(highlights(first, tokens)) == 1
 
 
 def test_no_best_rule_is_named_among_runs_that_are_not_comparable():
     notes = ("not comparable: steps differs between the runs (3, 40)",)
-    found = highlights(contender("fspo", [0.05, 0.06]), contender("gspo", [0.08, 0.09]), notes=notes)
+    found = highlights(rule("fspo", [0.05, 0.06]), rule("gspo", [0.08, 0.09]), notes=notes)
     assert found[0] == "No best rule is named, because the runs are not comparable."
 
 
 def test_a_rule_that_clips_tokens_is_recognised_from_its_decisions(folder):
-    assert {each.label: each.clips_parts for each in race([folder]).contenders} == {"fspo": False, "grpo": True}
+    assert {each.label: each.clips_parts for each in compare([folder]).rules} == {"fspo": False, "grpo": True}
 
 
 def test_minibatches_that_the_rule_determines_are_a_difference(folder, tmp_path, trained):
@@ -249,10 +249,8 @@ def test_other_data_under_the_same_name_is_a_difference(tmp_path, trained):
     assert notes == ["the policy is not the only difference: file rows.jsonl differs between the runs (aa, bb)"]
 
 
-def test_null_stands_for_the_value_that_the_rule_or_another_setting_gives(folder, tmp_path, trained):
-    tokens = yaml.safe_load((trained.path / "config.yaml").read_text())["rollout"]["max_new_tokens"]
-    values = {"learner__minibatch_by": "responses", "rollout__max_turn_tokens": tokens}
-    explicit = variant(trained.path, tmp_path / "explicit", **values, learner__lora={"rank": 0, "alpha": 0.0}, seed=5)
+def test_null_stands_for_the_minibatches_that_the_rule_gives(folder, tmp_path, trained):
+    explicit = variant(trained.path, tmp_path / "explicit", learner__minibatch_by="responses", seed=5)
     records, _ = find_runs([folder, explicit])
     assert other_differences([record.settings for record in records]) == []
     assert set(labelled(records)) == {"fspo", "grpo"}
@@ -276,24 +274,24 @@ def test_runs_in_the_home_folder_are_found(folder, monkeypatch):
 
 def test_a_comparison_is_logged_for_the_runs_that_mlflow_still_has(folder, tmp_path, monkeypatch, caplog):
     copy = shutil.copytree(folder, tmp_path / "runs")
-    result = race([copy], match=0.1)
+    result = compare([copy], match=0.1)
     client = MlflowClient(tracking_uri())
     experiment = client.create_experiment("races")
     page = tmp_path / "compare.html"
     page.write_text("<p>report</p>")
     run_ids = []
-    for run in (run for contender in result.contenders for run in contender.runs):
+    for run in (run for rule in result.rules for run in rule.runs):
         run_ids.append(client.create_run(experiment).info.run_id)
         Sent("", run_ids[-1]).write(run.path, tracking_uri())
         Sent("", run_ids[-1]).write(run.path, "http://127.0.0.1:9")
     client.delete_run(run_ids[0])
-    log_race(result, page)
+    log_comparison(result, page)
     (report,) = client.search_runs([experiment], f"tags.{TAG} != ''")
     assert [item.path for item in client.list_artifacts(report.info.run_id)] == ["compare.html"]
     assert caplog.records == []
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    log_race(result, page)
+    log_comparison(result, page)
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("MLflow at http://127.0.0.1:9 cannot be used (")
     assert line.endswith("; the comparison was not logged")

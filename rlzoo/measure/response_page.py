@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
-from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
 from rlzoo.measure.printable import printable
-from rlzoo.measure.report import Cell, number
+from rlzoo.measure.report import Cell, environment
 
 EDGES = (0.003, 0.01, 0.03, 0.1, 0.3)
 """Absolute log-ratios in nats at which the colour gets stronger. They are fixed, so that pages can be compared."""
@@ -31,7 +30,7 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
+class ShownResponse:
     """A response with the rule's clip decisions in the last update that contained the response."""
 
     prompt: int  # number of the prompt within its step, from 1
@@ -58,20 +57,17 @@ class Completion:
         return f"{self.clipped} of {self.length} tokens"
 
 
-def render(title: str, facts: Mapping[str, str], completions: Sequence[Completion]) -> str:
+def render(title: str, facts: Mapping[str, str], responses: Sequence[ShownResponse]) -> str:
     """Render a self-contained HTML page with ``facts`` at the top; all input is escaped, and only its own script can run."""
-    environment = Environment(
-        loader=PackageLoader("rlzoo.measure", "assets"), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters.update(number=number, token=_token, plain=lambda text: printable(text, keep="\n"))
-    script = files(__package__).joinpath("assets", "completions.js").read_text(encoding="utf-8")
+    pages = environment(token=_token, plain=lambda text: printable(text, keep="\n"))
+    script = files(__package__).joinpath("assets", "response_page.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return str(
-        environment.get_template("completions.html.j2").render(
+        pages.get_template("response_page.html.j2").render(
             title=title,
             facts=facts,
-            completions=completions,
-            rows=[_row(completion) for completion in completions],
+            responses=responses,
+            rows=[_row(response) for response in responses],
             edges=EDGES,
             script=Markup(script),
             digest=digest,
@@ -101,8 +97,8 @@ def _token(token: Token) -> Markup:
     return Markup("<i{}{}>{}</i>").format(kind, value, text)
 
 
-def _row(completion: Completion) -> list[Cell]:
-    """Return the cells of a completion's table row."""
-    share = completion.clipped / completion.length if completion.length else 0.0
-    measured = (completion.reward, completion.advantage, share, completion.judged, completion.band)
-    return [completion.prompt, completion.response, *measured, completion.length, completion.update]
+def _row(response: ShownResponse) -> list[Cell]:
+    """Return the cells of a response's table row."""
+    share = response.clipped / response.length if response.length else 0.0
+    measured = (response.reward, response.advantage, share, response.judged, response.band)
+    return [response.prompt, response.response, *measured, response.length, response.update]
