@@ -51,14 +51,14 @@ def estimators_with_a_mistake():
 
     plain = GroupNorm.estimate
     yield made("advantages_have_the_form", lambda self, inputs: plain(self, inputs)[:, 0])
-    yield made("rewards_are_not_changed", lambda self, inputs: inputs.group_ids.add_(1) * 0 + plain(self, inputs))
+    yield made("inputs_are_not_changed", lambda self, inputs: inputs.group_ids.add_(1) * 0 + plain(self, inputs))
     yield made("equal_rewards_have_no_advantage", lambda self, inputs: inputs.rewards)
     yield made(
         "advantages_follow_their_rows", lambda self, inputs: plain(self, inputs) * torch.arange(len(inputs.rewards))[:, None]
     )
     yield made("prompts_are_independent", lambda self, inputs: inputs.rewards - inputs.rewards.mean())
     yield made("the_better_response_has_the_larger_advantage", lambda self, inputs: -plain(self, inputs))
-    yield made("padding_is_ignored", lambda self, inputs: plain(self, inputs) / inputs.response_mask.shape[1])
+    yield made("masked_positions_are_ignored", lambda self, inputs: plain(self, inputs) / inputs.response_mask.shape[1])
 
 
 @pytest.mark.parametrize(("part", "law"), list(estimators_with_a_mistake()))
@@ -73,14 +73,14 @@ def corrections_with_a_mistake():
     yield made("weights_have_the_form", lambda self, inputs: inputs.log_ratio)
     yield made("agreement_weighs_one", lambda self, inputs: 0.5 * LengthFair.weigh(self, inputs))
     yield made(
-        "masked_values_are_ignored",
+        "masked_positions_are_ignored",
         lambda self, inputs: (inputs.old_log_probs - inputs.rollout_log_probs).sum(-1, keepdim=True).exp(),
     )
     yield made(
         "weights_follow_their_rows",
         lambda self, inputs: (ops.lengths(inputs.response_mask) * 0 + inputs.log_ratio.mean()).exp(),
     )
-    yield made("weights_stay_finite", lambda self, inputs: ops.sequence_sum(inputs.log_ratio, inputs.response_mask).exp())
+    yield made("weights_have_the_form", lambda self, inputs: ops.sequence_sum(inputs.log_ratio, inputs.response_mask).exp())
     yield made("it_corrects_something", lambda self, inputs: torch.ones_like(inputs.log_ratio[:, :1]))
 
 

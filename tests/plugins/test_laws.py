@@ -107,13 +107,6 @@ class Forgetful(Bandless):
         return self.replace(advantage="raw" if len(self.seen) % 2 else "group_mean")
 
 
-class DataDependent(Bandless):
-    def __call__(self, inputs):
-        if float(inputs.log_probs.sum()) > 0:
-            return super().__call__(inputs)
-        return super().__call__(inputs)
-
-
 BROKEN = [
     (Unbounded, laws.settings_are_complete),
     (SignFlipped, laws.ratio_one_is_reinforce),
@@ -124,7 +117,6 @@ BROKEN = [
     (Half, laws.answers_in_float32),
     (ReadsThePadding, laws.masked_positions_are_ignored),
     (ForgetsToClip, laws.clipped_means_no_gradient),
-    (DataDependent, laws.compiles),
     (NarrowsWhenScaled, laws.widths_scale),
     (Forgetful, laws.update_is_pure),
 ]
