@@ -212,7 +212,7 @@ class BinaryKLGate(Correction):
     def weigh(self, inputs: CorrectionInputs) -> Tensor:
         """See `Correction.weigh`."""
         log_p, log_q = _log_probs(inputs)
-        other_p, other_q = ((-torch.expm1(each)).clamp(min=PROB_FLOOR) for each in (log_p, log_q))
+        other_p, other_q = ((-torch.expm1(log_prob)).clamp(min=PROB_FLOOR) for log_prob in (log_p, log_q))
         divergence = log_q.exp() * (log_q - log_p) + other_q * (other_q / other_p).log()
         return _gated(inputs, divergence > self.threshold, self.high)
 

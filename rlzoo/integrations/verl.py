@@ -121,8 +121,6 @@ def _denominators(policy: ClipPolicy, mask: Tensor, mode: str, config: Any) -> t
     Raises:
         UserError: verl does not provide these values, or passes only part of a step to a rule that needs the whole step.
     """
-    if mode not in REDUCTIONS:
-        raise UserError(f"unknown loss_agg_mode {mode!r} (known: {', '.join(REDUCTIONS)})")
     info = {} if config is None else dict(config.global_batch_info)
     dp_size, num_tokens = info.get("dp_size") or 1, int(info.get("batch_num_tokens") or mask.sum())
     num_responses = int(info.get("global_batch_size") or mask.any(-1).sum())
@@ -166,12 +164,6 @@ def advantage_estimator(estimator: AdvantageEstimator) -> Callable[..., tuple[Te
             raise UserError(f"advantage {estimator.name!r} compares the responses to one prompt, but the batch has no uid")
         names = [str(name) for name in (range(len(mask)) if index is None else index)]
         group_ids = torch.as_tensor(np.unique(names, return_inverse=True)[1]).long()[:, None].to(mask.device)
-        smallest = int(ops.group_sum(torch.ones_like(group_ids), group_ids).min())
-        if smallest < estimator.min_group_size and not estimator.takes_one:
-            raise UserError(
-                f"advantage {estimator.name!r} needs at least {estimator.min_group_size} responses per prompt, not "
-                f"{smallest}: raise actor_rollout_ref.rollout.n"
-            )
         rewards, paid = token_level_rewards.sum(1, keepdim=True), None
         is_outcome = bool(((token_level_rewards != 0).sum(1) <= 1).all())
         if estimator.takes_token_rewards and ("token_rewards" in estimator.needs or not is_outcome):

@@ -40,7 +40,7 @@ def test_batch_norm_ignores_groups_and_raw_is_the_reward():
 
 
 def test_leave_one_out_refuses_a_group_of_one():
-    with pytest.raises(UserError, match=r"leave_one_out needs at least 2 responses per prompt, not 1; raise"):
+    with pytest.raises(UserError, match=r"'leave_one_out' needs at least 2 responses per prompt, not 1; sample more"):
         estimator("leave_one_out")(torch.tensor([1.0]), torch.tensor([0]))
 
 

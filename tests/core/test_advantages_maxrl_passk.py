@@ -153,7 +153,7 @@ def test_pass_at_k_of_exactly_k_responses_is_zero(k):
 def test_pass_at_k_refuses_a_group_smaller_than_k(k):
     groups = torch.tensor([0] * (k + 1) + [1] * (k - 1))
     rewards = torch.rand(len(groups), generator=torch.Generator().manual_seed(0))
-    with pytest.raises(UserError, match=f"pass_at_k needs at least {k} responses per prompt, not {k - 1}"):
+    with pytest.raises(UserError, match=f"'pass_at_k' needs at least {k} responses per prompt, not {k - 1}"):
         estimator(f"pass@{k}")(rewards, groups)
 
 

@@ -157,7 +157,7 @@ def test_a_batch_without_advantages_has_no_metrics():
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [("fspo-adaptive", {}, "fspo-adaptive adapts its band after every update, but Tinker keeps no state for it"),
-     ("top-entropy", {}, "top-entropy needs old_entropy, which Tinker does not give"),
+     ("top-entropy", {}, "top-entropy needs old_entropy, which Tinker does not pass to a loss"),
      ("gvpo", {}, "gvpo needs group_ids, rewards: pass group_ids= to loss_fn"),
      ("dppo-tv", {}, "dppo-tv has the reduction constant_length: pass max_length= to loss_fn"),
      ("grpo", {"advantage": "raw"}, r"would be ignored; set the values of loss_fn_inputs\[\"advantages\"\]"),
