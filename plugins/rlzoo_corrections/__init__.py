@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from rlzoo import Correction, CorrectionInputs, hookimpl, ops
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Pool = Literal["token", "sum", "mean"]
 """The ratio to judge: each token's, or the whole response's, computed from the sum or the mean of its log-ratios."""

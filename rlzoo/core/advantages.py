@@ -5,16 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from rlzoo.core import ops
 from rlzoo.core.errors import UserError
 from rlzoo.core.settings import Settings
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Advantage = str | dict[str, Any]
 """A policy's estimator: a name, or a mapping with a name and settings, such as ``{"name": "pass_at_k", "k": 8}``."""

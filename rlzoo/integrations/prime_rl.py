@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 
 from rlzoo.core import ops
 from rlzoo.core.errors import UserError
 from rlzoo.core.fairness import bin_index
+from rlzoo.core.policy import ClipPolicy
 from rlzoo.core.reductions import is_per_response
 from rlzoo.core.types import ClipInputs
 from rlzoo.integrations.rules import LENGTH_EDGES, PREFIX, check_supported, per_response
 from rlzoo.integrations.rules import rule as make_rule
 from rlzoo.journal.recording import turns
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from rlzoo.core.policy import ClipPolicy
 
 INSTEAD = {
     "reduction": "no reduction, because prime-rl divides by the number of tokens in the step",

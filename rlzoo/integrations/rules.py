@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from pydantic import ValidationError
+from torch import Tensor
 
 from rlzoo.core import ops
 from rlzoo.core.errors import UserError, explain, shown
 from rlzoo.core.fairness import bin_index, bin_sums
+from rlzoo.core.policy import ClipPolicy
+from rlzoo.core.types import ClipResult
 from rlzoo.core.zoo import Zoo, load_zoo
 from rlzoo.support.parsing import UnreadableError, parse_yaml
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from rlzoo.core.policy import ClipPolicy
-    from rlzoo.core.types import ClipResult
 
 PREFIX = "rlzoo:"
 """Prefix of rules and estimators in other trainers' registries."""

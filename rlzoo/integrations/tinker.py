@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from rlzoo.core import ops
 from rlzoo.core.errors import UserError
 from rlzoo.core.fairness import LengthWeights, bin_edges, bin_index, bin_sums, length_reweighting_error
 from rlzoo.core.reductions import StepCounts, reduce_objective
-from rlzoo.core.types import ClipInputs
+from rlzoo.core.types import ClipInputs, ClipResult
 from rlzoo.integrations.rules import check_supported, per_response, rule
 from rlzoo.journal.recording import turns
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from rlzoo.core.types import ClipResult
 
 KEYS = ("logprobs", "advantages", "mask")
 """The keys of ``Datum.loss_fn_inputs`` that are read, as named by tinker-cookbook."""

@@ -7,24 +7,21 @@ the form ``rlzoo:...`` are resolved when verl looks them up, and may include set
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from verl.trainer.ppo import core_algos
 
 from rlzoo.core import ops
 from rlzoo.core.advantages import AdvantageEstimator, AdvantageInputs
 from rlzoo.core.errors import UserError
+from rlzoo.core.policy import ClipPolicy
 from rlzoo.core.reductions import Reduction, StepCounts, is_per_response, reduce_objective
 from rlzoo.core.types import ClipInputs
 from rlzoo.integrations.rules import PREFIX, check_supported, clipped_by_length, installed, parse, per_response, rule
 from rlzoo.journal.recording import turns
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from rlzoo.core.policy import ClipPolicy
 
 REDUCTIONS: dict[str, Reduction] = {
     "token-mean": "token_mean",

@@ -461,19 +461,13 @@ def rows_are_independent(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 @law(example=data.on_policy_inputs)
 def batch_size_changes_nothing(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """Duplicating every response changes its gradient at ratio 1 and its clip decisions by at most 5% (scope batch)."""
+    """Duplicating every response changes its gradient at ratio 1 by at most 5% (scope batch)."""
     if policy.scope != "batch" or ratio_one_is_reinforce.name in policy.exempt:
         return
     _, expected = evaluate(policy, inputs)
     _, gradient = evaluate(policy, _twice(inputs))
     what = "gradient in a batch with every response twice (the learner divides by the counts, not the rule)"
     assert_close(gradient[: len(expected)], expected, what, tolerance=0.05)
-    off_policy = data.off_policy_inputs(policy)
-    before = _tokens(answer(policy, off_policy).clipped, off_policy)
-    twice = _twice(off_policy)
-    after = _tokens(answer(policy, twice).clipped, twice)[: len(before)]
-    changed = float((before != after)[off_policy.response_mask].float().mean())
-    assert changed <= 0.05, f"in a batch with every response twice, {changed:.0%} of the clip decisions differ"
 
 
 def _twice(inputs: ClipInputs) -> ClipInputs:
