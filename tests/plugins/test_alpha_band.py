@@ -8,7 +8,7 @@ import torch
 
 from rlzoo import ClipInputs, load_zoo
 from rlzoo.testing import evaluate, off_policy_inputs
-from tests.plugins.closed_form import ClosedForm, assert_equals_closed_form
+from tests.plugins.closed_form import ClosedForm, closed_form_test
 
 SETTINGS = [
     {},
@@ -70,18 +70,7 @@ def assert_same(first, second, inputs, rtol=1e-5):
     assert not right.clipped.all()
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_value_gradient_and_clip_decisions_equal_the_closed_form(settings, seed):
-    _, expected = assert_equals_closed_form("alpha-band", alpha_band, settings, seed=seed)
-    assert expected.clipped.any()
-    assert expected.derivative.any()
-
-
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_far_off_policy_equals_the_closed_form(settings):
-    _, expected = assert_equals_closed_form("alpha-band", alpha_band, settings, seed=5, widen=6.0, rtol=2e-4)
-    assert expected.clipped.any()
+test_equals_the_closed_form = closed_form_test("alpha-band", alpha_band, SETTINGS)
 
 
 @pytest.mark.parametrize(
