@@ -96,7 +96,7 @@ def check_supported(policy: ClipPolicy, trainer: str, provided: Iterable[str] = 
         raise UserError(f"{policy.name} needs {', '.join(missing)}, which {trainer} does not pass to a loss")
 
 
-def per_response(values: Tensor, response_mask: Tensor, what: str) -> Tensor:
+def one_per_response(values: Tensor, response_mask: Tensor, what: str) -> Tensor:
     """Reduce a ``(B, T)`` tensor with one value per response to a ``(B, 1)`` column.
 
     Args:

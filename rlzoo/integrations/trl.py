@@ -544,9 +544,7 @@ class ClipPolicyTrainer(RecordingTrainer):
                 raise UserError(f"{str(file)!r} does not contain the state of {self.policy.name}: {error}") from error
 
 
-def use_policy(
-    trainer: GRPOTrainer, policy: str | ClipPolicy, *, record_to: str | Path | None = None, **settings: Any
-) -> ClipPolicyTrainer:
+def use_policy(trainer: GRPOTrainer, policy: str | ClipPolicy, **settings: Any) -> ClipPolicyTrainer:
     """Make a rule the loss of an existing instance of `GRPOTrainer` or a subclass.
 
     The trainer's new class inherits from `ClipPolicyTrainer` and from its previous class; the trainer keeps its state.
@@ -554,7 +552,6 @@ def use_policy(
     Args:
         trainer: a trainer that has not started training.
         policy: the rule, or the name of an installed rule.
-        record_to: folder for one rollout file per generation batch; see `RolloutRecorder`.
         **settings: settings for a rule given by name: ``use_policy(trainer, "my-rule", width_low=0.02)``.
 
     Returns:
@@ -583,8 +580,6 @@ def use_policy(
             "one optimizer step per generation: the ratio is always 1, so no rule clips anything; set num_iterations=2, or set "
             "steps_per_generation to at least twice gradient_accumulation_steps"
         )
-    if record_to is not None:
-        record(rule_trainer, record_to)
     return rule_trainer
 
 

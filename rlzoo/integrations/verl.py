@@ -20,7 +20,7 @@ from rlzoo.core.errors import UserError
 from rlzoo.core.policy import ClipPolicy
 from rlzoo.core.reductions import Reduction, StepCounts, is_per_response, reduce_objective
 from rlzoo.core.types import ClipInputs
-from rlzoo.integrations.rules import PREFIX, check_supported, clipped_by_length, installed, parse, per_response, rule
+from rlzoo.integrations.rules import PREFIX, check_supported, clipped_by_length, installed, one_per_response, parse, rule
 from rlzoo.journal.recording import turns
 
 REDUCTIONS: dict[str, Reduction] = {
@@ -80,7 +80,7 @@ def policy_loss(policy: ClipPolicy) -> Callable[..., tuple[Tensor, dict[str, Any
     ) -> tuple[Tensor, dict[str, Any]]:
         mask = response_mask.bool()
         if policy.scope == "sequence":
-            advantages = per_response(advantages, mask, f"advantages for {policy.name}")
+            advantages = one_per_response(advantages, mask, f"advantages for {policy.name}")
         counts, dp_size, horizon = _denominators(policy, mask, loss_agg_mode, config)
         result = policy(
             ClipInputs(
@@ -97,7 +97,7 @@ def policy_loss(policy: ClipPolicy) -> Callable[..., tuple[Tensor, dict[str, Any
             raise UserError(f"{policy.name} has a per-response objective: set actor.loss_agg_mode=seq-mean-token-mean")
         if rollout_is_weights is not None:
             weights = rollout_is_weights.detach()
-            objective = objective * (per_response(weights, mask, f"weights for {policy.name}") if is_column else weights)
+            objective = objective * (one_per_response(weights, mask, f"weights for {policy.name}") if is_column else weights)
         share = reduce_objective(objective, mask, REDUCTIONS[loss_agg_mode], counts, horizon)
         responses, clipped = clipped_by_length(result, advantages, mask)
         metrics = {

@@ -5,7 +5,7 @@ import torch
 
 from rlzoo import ClipResult
 from rlzoo.core.errors import UserError
-from rlzoo.integrations.rules import check_supported, clipped_by_length, parse, per_response, rule
+from rlzoo.integrations.rules import check_supported, clipped_by_length, one_per_response, parse, rule
 from rlzoo.journal.recording import turns
 
 
@@ -55,10 +55,10 @@ def test_a_gap_in_the_mask_begins_a_turn():
 def test_a_column_is_what_every_token_of_a_response_holds():
     mask = torch.tensor([[False, True, True], [True, False, False], [False, False, False]])
     values = torch.tensor([[9.0, 2.0, 2.0], [3.0, 8.0, 7.0], [1.0, 5.0, 6.0]])
-    column = per_response(values, mask, "values")
+    column = one_per_response(values, mask, "values")
     assert column[:2].tolist() == [[2.0], [3.0]]
     with pytest.raises(UserError, match="values differ between the tokens of a response"):
-        per_response(values, torch.ones_like(mask), "values")
+        one_per_response(values, torch.ones_like(mask), "values")
 
 
 def result(clipped):
