@@ -82,8 +82,9 @@ class ClipPolicy(Settings, ABC):
     A subclass sets `name`, `paper` and `scope`, declares its settings as fields with descriptions and bounds, and implements
     `__call__`. It must not reduce the objective, access a model, or log. Instances are frozen and compare by value.
 
-    A subclass may override `__call__`, `scaled`, `targeting`, `updated` and the class variables. It may redeclare `advantage` and
-    `reduction`, for example to narrow them to a subset of the known names. All other attribute names of this class and of pydantic models are reserved.
+    A subclass may override `__call__`, `scaled`, `targeting`, `updated` and the class variables. It may redeclare `advantage`
+    and `reduction`, for example to narrow them to a subset of the known names. All other attribute names of this class and of
+    pydantic models are reserved.
 
     Example:
         >>> import torch

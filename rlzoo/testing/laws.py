@@ -785,7 +785,7 @@ def every_need_matters(policy: ClipPolicy, inputs: ClipInputs) -> None:
     if not policy.needs:
         return
     examples = [data.moved(inputs, factor) for factor in (1.0, 4.0, 0.25)]
-    rules = [policy, *(other for _, other in _options(policy)), *_switched_on(policy)]
+    rules = [policy, *(other for _, other in _options(policy))]
     for need in sorted(policy.needs):
         changed = [
             (example, dataclasses.replace(example, **{need: new}))
@@ -1062,13 +1062,6 @@ def _some_numbers(field: Any) -> list[float]:
     low, high = min(bounds, default=0.0), max(bounds, default=0.0)
     size = min(1.0, high - low) if high > low else 1.0
     return [low + 0.5 * size, low + 2 * size, float(round(low) + 1), float(round(low) + 8)]
-
-
-def _switched_on(policy: ClipPolicy) -> Iterator[ClipPolicy]:
-    """Yield variants of the policy, each with one number raised above 0, which enables parts that are off by default."""
-    for name, field in type(policy).model_fields.items():
-        if getattr(policy, name) == 0 and not isinstance(getattr(policy, name), bool):
-            yield from islice(_valid(policy, name, _some_numbers(field)), 1)
 
 
 LAWS: tuple[Law, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Law))
