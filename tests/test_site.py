@@ -37,7 +37,7 @@ def test_a_link_leads_to_the_same_file_in_the_site(tmp_path):
         assert all(path.is_file() for path in found), source
 
 
-def test_a_linked_file_is_shown_word_by_word(tmp_path):
+def test_a_linked_file_is_shown_verbatim(tmp_path):
     pages.stage(tmp_path)
     shown = (tmp_path / "files" / "configs" / "smollm2-text.yaml.md").read_text(encoding="utf-8")
     assert (ROOT / "configs" / "smollm2-text.yaml").read_text(encoding="utf-8").rstrip() in shown
@@ -70,7 +70,7 @@ def test_every_link_in_the_repository_leads_to_a_page_and_heading():
         ("https://example.org:many/", "could not be cast"),
     ],
 )
-def test_a_wrong_link_is_named_with_what_is_wrong(tmp_path, link, problem):
+def test_a_wrong_link_is_reported_with_its_problem(tmp_path, link, problem):
     (tmp_path / "other.md").write_text("# A heading, with `code`\n\n```\n# A heading\n```\n\n## A heading with code\n")
     page = tmp_path / "page.md"
     page.write_text(f"# Here\n\n[text]({link})\n\n`[code](nowhere.md)`\n")
@@ -92,7 +92,7 @@ def test_a_wrong_link_is_named_with_what_is_wrong(tmp_path, link, problem):
         ('<link rel="stylesheet" href="https://example.org/x.css">', "loaded from outside"),
     ],
 )
-def test_a_wrong_link_of_the_built_site_is_named(tmp_path, html, problem):
+def test_a_wrong_link_of_the_built_site_is_reported(tmp_path, html, problem):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "index.html").write_text('<h1 id="part">Other</h1>')
     (tmp_path / "index.html").write_text(html)
@@ -151,7 +151,7 @@ def test_a_command_that_fails_ends_its_page(tmp_path, capsys, block, said):
     assert "ran " not in out
 
 
-def test_a_command_that_does_not_end_is_stopped_with_what_it_started(tmp_path, capsys):
+def test_a_command_that_does_not_end_is_stopped_with_its_children(tmp_path, capsys):
     page = tmp_path / "page.md"
     page.write_text("<!-- runnable -->\n```\nsleep 60 & sleep 60\n```\n")
     assert not runnable.run_page(page, limit=0.5)
@@ -166,7 +166,7 @@ GUIDES = [
 ]
 
 
-def test_every_command_of_the_guides_is_run_or_says_what_it_needs():
+def test_every_command_of_the_guides_is_run_or_states_its_needs():
     found = {page.name: runnable.unmarked(page.read_text(encoding="utf-8")) for page in GUIDES}
     assert not {name: lines for name, lines in found.items() if lines}, f"mark with runnable, or needs: {list(runnable.NEEDS)}"
 
@@ -185,13 +185,13 @@ def test_every_command_of_the_guides_is_run_or_says_what_it_needs():
 )
 @pytest.mark.parametrize("indent", ["", "    "])
 @pytest.mark.parametrize("language", ["", "python", "bash"])
-def test_a_command_without_a_known_marker_is_named_with_its_line(marker, lines, indent, language):
+def test_a_command_without_a_known_marker_is_reported_with_its_line(marker, lines, indent, language):
     block = f"{indent}{marker}\n{indent}```{language}\n{indent}true\n{indent}```\n"
     output = "\n```text\n```\n"
     assert runnable.unmarked(block + output) == lines
 
 
-def test_every_example_is_run_or_says_what_it_needs(monkeypatch):
+def test_every_example_is_run_or_states_its_needs(monkeypatch):
     assert examples.unnamed() == []
     monkeypatch.setattr(examples, "QUICK", {"quickstart.py": "", "gone.py": ""})
     assert {"custom_reward.py", "gone.py"} <= set(examples.unnamed())

@@ -62,7 +62,7 @@ def estimators_with_a_mistake():
 
 
 @pytest.mark.parametrize(("part", "law"), list(estimators_with_a_mistake()))
-def test_a_mistake_in_an_estimator_is_found(part, law):
+def test_a_mistake_in_an_estimator_breaks_its_law(part, law):
     assert law in dict(broken(ADVANTAGE_LAWS, part))
 
 
@@ -85,7 +85,7 @@ def corrections_with_a_mistake():
 
 
 @pytest.mark.parametrize(("part", "law"), list(corrections_with_a_mistake()))
-def test_a_mistake_in_a_correction_is_found(part, law):
+def test_a_mistake_in_a_correction_breaks_its_law(part, law):
     assert law in dict(broken(CORRECTION_LAWS, part))
 
 

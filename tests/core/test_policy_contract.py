@@ -77,7 +77,7 @@ def test_an_unknown_or_reserved_name_is_refused_when_the_plugin_is_loaded(writte
         "def __repr__(self): return 'P'",
     ],
 )
-def test_what_the_contract_provides_for_may_be_overridden(written, line):
+def test_allowed_attributes_may_be_overridden(written, line):
     assert RunConfig.compose(clip="p", plugins=[written(line)]).clip.name == "p"
 
 
@@ -96,7 +96,7 @@ def test_an_unknown_reduction_is_refused_where_it_is_applied():
 
 
 @pytest.mark.parametrize("line", ["must: float", "must: float = Field(gt=0, description='m')", "must: Literal['a', 'b']"])
-def test_a_required_field_is_named_with_the_way_to_set_it(written, line):
+def test_the_error_for_a_required_field_says_how_to_set_it(written, line):
     file = written(line)
     with pytest.raises(UserError) as told:
         RunConfig.compose(clip="p", plugins=[file])
@@ -106,12 +106,12 @@ def test_a_required_field_is_named_with_the_way_to_set_it(written, line):
     assert str(config.clip.must) == value
 
 
-def test_a_wrong_value_of_a_required_field_is_told_as_of_any_other(written):
+def test_a_wrong_value_of_a_required_field_is_reported(written):
     with pytest.raises(UserError, match=r"clip\.must='x': input should be a valid number"):
         RunConfig.compose(clip="p", plugins=[written("must: float")], overrides=["clip.must=x"])
 
 
-def test_a_policy_made_in_python_is_held_to_the_same():
+def test_a_policy_created_in_python_is_checked_too():
     class Mine(ClipPolicy):
         name, paper, scope = "mine", "none", "token"
         reduction: Reduction = "my_mean"

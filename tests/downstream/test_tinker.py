@@ -163,12 +163,12 @@ def test_a_batch_without_advantages_has_no_metrics():
      ("grpo", {"advantage": "raw"}, r"would be ignored; set the values of loss_fn_inputs\[\"advantages\"\]"),
      ("grpo", {"clip_lo": 0.1}, "did you mean 'clip_low'")],
 )  # fmt: skip
-def test_what_would_be_wrong_or_ignored_is_refused(name, settings, message):
+def test_settings_that_would_be_wrong_or_ignored_are_rejected(name, settings, message):
     with pytest.raises(UserError, match=message):
         loss_fn(name, **settings)
 
 
-def test_data_that_lack_a_value_are_refused():
+def test_data_without_a_key_or_with_uneven_values_are_rejected():
     data, logprobs = hand_worked()
     without = {key: value for key, value in data[1].loss_fn_inputs.items() if key != "mask"}
     bare = Datum(model_input=data[1].model_input, loss_fn_inputs=without)

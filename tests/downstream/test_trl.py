@@ -480,12 +480,12 @@ def test_one_step_for_each_generation_is_warned_of(tmp_path, caplog):
      ("grop", {}, "unknown rule 'grop'.*did you mean 'grpo'")],
     ids=str,
 )  # fmt: skip
-def test_what_would_be_ignored_or_wrong_is_refused(policy, settings, message, tmp_path):
+def test_settings_that_would_be_ignored_or_wrong_are_rejected(policy, settings, message, tmp_path):
     with pytest.raises(UserError, match=message):
         ClipPolicyTrainer(policy=policy, **arguments(tmp_path, **settings))
 
 
-def test_more_that_is_refused(model, trainers, tmp_path):
+def test_an_unsuitable_trainer_or_policy_is_rejected(model, trainers, tmp_path):
     trainer = with_model(tmp_path, model)
     with pytest.raises(UserError, match=r"unknown key 'policy\.width'"):
         use_policy(trainer, "fspo", width=0.1)
@@ -567,7 +567,7 @@ def clip_fraction(policy, step):
 
 
 @pytest.mark.parametrize("name", ["fspo", "gspo", "grpo"])
-def test_what_is_recorded_clips_as_the_run_did(name, tmp_path):
+def test_recorded_rollouts_have_the_clip_fraction_of_the_run(name, tmp_path):
     folder = tmp_path / "rollouts"
     trainer = ClipPolicyTrainer(
         policy=ZOO[name](), record_to=folder, **arguments(tmp_path, max_steps=8, num_iterations=2, logging_steps=4, **ON)

@@ -134,7 +134,7 @@ def test_rollout_weights_multiply_the_objective():
      ("grpo/clip_low", "token-mean", {}, "expected /key:value settings"),
      ("grop", "token-mean", {}, "unknown rule 'grop'.*did you mean 'grpo'")],
 )  # fmt: skip
-def test_what_would_be_wrong_or_ignored_is_refused(name, mode, info, message):
+def test_settings_that_would_be_wrong_or_ignored_are_rejected(name, mode, info, message):
     with pytest.raises(UserError, match=message):
         through_verl(f"rlzoo:{name}", inputs_of(ZOO["grpo"]()), mode, **info)
 

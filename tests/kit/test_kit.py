@@ -131,7 +131,7 @@ def test_feedback_that_pushes_the_wrong_way_is_pointed_out():
         law(PushesOn())
 
 
-def test_a_shape_that_no_rule_has_is_named_by_every_law_that_meets_it():
+def test_every_law_that_fails_on_an_invalid_shape_names_the_shape():
     class Matrix(Token):
         name = "matrix"
 
@@ -148,7 +148,7 @@ def test_a_shape_that_no_rule_has_is_named_by_every_law_that_meets_it():
     assert not [outcome.detail for outcome in failed if "Error" in outcome.detail]
 
 
-def test_a_zero_gradient_is_told_from_one_that_points_the_wrong_way():
+def test_a_zero_gradient_has_its_own_message():
     class Silent(Token):
         name = "silent"
 
@@ -169,7 +169,7 @@ def test_a_failing_example_is_shrunk_to_readable_numbers():
         assert (values * 100 - (values * 100).round()).abs().max() < 1e-3  # two digits
 
 
-def test_an_error_is_told_with_its_line_and_with_the_input_that_is_missing():
+def test_an_error_is_reported_with_its_line_and_the_missing_need():
     class Forgetful(Token):
         name = "forgetful"
 

@@ -131,7 +131,7 @@ def test_a_band_that_does_not_grow_is_rloos(seed):
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("clip_low", "clip_high"), [(3e-4, 4e-4), (0.01, 0.02)])
-def test_a_band_that_grows_with_the_length_decides_like_gspo_and_weighs_the_whole_ratio(clip_low, clip_high, seed):
+def test_a_band_that_grows_with_the_length_clips_like_gspo_but_weights_by_the_response_ratio(clip_low, clip_high, seed):
     gspo = load_zoo()["gspo"](clip_low=clip_low, clip_high=clip_high)
     widths = {"width_high": math.log(1 + clip_high), "width_low": -math.log(1 - clip_low), "width_ceiling": None}
     inputs = off_policy_inputs(gspo, seed=seed)

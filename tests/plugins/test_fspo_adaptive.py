@@ -146,7 +146,7 @@ def test_the_first_update_that_moved_sets_the_scale():
     assert started.offsets_low == started.offsets_high == pytest.approx((math.log(5.0),) * 2)
 
 
-def test_a_step_narrows_what_was_clipped_too_little_and_widens_what_was_clipped_too_much():
+def test_an_update_narrows_a_band_that_clips_too_little_and_widens_one_that_clips_too_much():
     policy = ADAPTIVE(rate=1.0, lengths=(16.0, 64.0), offsets_low=(0.0, 0.0), offsets_high=(0.0, 0.0))
     length = torch.tensor([16.0, 16.0, 64.0, 64.0])
     clipped = torch.tensor([1.0, 0.0, 0.0, 0.0])
@@ -158,7 +158,7 @@ def test_a_step_narrows_what_was_clipped_too_little_and_widens_what_was_clipped_
     assert after.offsets_low == (0.0, 0.0)
 
 
-def test_lengths_that_were_all_alike_at_first_are_told_apart_later():
+def test_lengths_that_were_equal_at_first_get_their_own_knots_later():
     policy = ADAPTIVE(lengths=(16.0,), offsets_low=(0.5,), offsets_high=(-0.5,), rate=0.0)
     length = torch.tensor([16.0, 64.0])
     after = policy.updated(ClipStats.of(torch.tensor([16.0, 32.0, 64.0]), length, torch.ones(2), torch.zeros(2), length))

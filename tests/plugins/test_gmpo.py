@@ -83,7 +83,7 @@ def test_hand_worked_responses(log_ratios, advantage, objective, gradient, clipp
         ([40.0, 20.0], -485165195.4, [0.0, 0.0]),
     ],
 )
-def test_the_mean_is_what_is_exponentiated_and_limited_not_the_tokens(log_ratios, objective, gradient):
+def test_the_mean_is_exponentiated_and_limited_not_the_tokens(log_ratios, objective, gradient):
     result, slope = evaluate(load_zoo()["gmpo"](), response(log_ratios, -1.0))
     assert result.objective.item() == pytest.approx(objective, rel=1e-5)
     assert slope.flatten().tolist() == pytest.approx(gradient, rel=1e-5)

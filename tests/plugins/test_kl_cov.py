@@ -107,7 +107,7 @@ def test_exactly_the_tokens_of_the_largest_covariance_differ_from_the_plain_rati
     assert (result.objective.detach()[inputs.response_mask] <= plain[inputs.response_mask] + 1e-6).all()
 
 
-def test_the_penalty_goes_on_beyond_the_limit_of_the_exponential():
+def test_the_penalty_grows_beyond_the_limit_of_the_exponential():
     # the last token's log-ratio is -30 at A = -1: -exp(-20) - 30 = -30 with gradient 0 + 1
     result, gradient = evaluate(load_zoo()["kl-cov"](), step([[0.0, 0.0], [0.0, -30.0]]))
     assert result.objective[1, 1].item() == pytest.approx(-30.0, rel=1e-6)

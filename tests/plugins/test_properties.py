@@ -85,7 +85,7 @@ def test_value_and_gradient_are_finite(name, batch, padding):
 @given(batch=BATCHES, poison=st.sampled_from(POISONS), padding=st.sampled_from(["right", "left", "scattered"]))
 @example(batch=EXTREME, poison=float("nan"), padding="left")
 @example(batch=NOTHING, poison=float("nan"), padding="right")
-def test_what_stands_in_the_padding_never_matters(name, batch, poison, padding):
+def test_the_content_of_padding_never_matters(name, batch, poison, padding):
     policy, inputs, poisoned = ZOO[name](), inputs_of(name, batch, padding), inputs_of(name, batch, padding, fill=poison)
     (expected, expected_gradient), (result, gradient) = evaluate(policy, inputs), evaluate(policy, poisoned)
     assert torch.equal(gradient, expected_gradient)
@@ -135,7 +135,7 @@ def test_rows_in_another_order_give_the_answer_in_that_order(name, batch, order)
 
 
 @policies(["clip-cov", "kl-cov"])
-def test_rules_of_the_covariance_take_equal_advantages_for_what_they_are(name):
+def test_covariance_rules_select_no_token_if_all_advantages_are_equal(name):
     # A = 1e6 everywhere: A - mean A is 0, and so is every covariance, wherever the padding is
     batch = Batch(rows=((258, 1e6), (559, 1e6), (561, 1e6)), push=-1)
     right, other = inputs_of(name, batch), inputs_of(name, batch, "left")

@@ -104,7 +104,7 @@ def test_peaks_of_the_default_weights():
     assert weights(policy, [3 / 2], -1.0) == pytest.approx([1.2415931], rel=1e-5)
 
 
-def test_the_weight_is_of_the_whole_response():
+def test_the_weight_is_the_ratio_of_the_response():
     # tokens of +1 and -1 cancel: S = 0, so the weight is 1 although each token is far from its old probability
     _, gradient = evaluate(load_zoo()["vespo"](), responses([[1.0, -1.0]], [0.5]))
     assert gradient.flatten().tolist() == pytest.approx([0.5, 0.5], rel=1e-5)
