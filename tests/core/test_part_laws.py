@@ -25,24 +25,24 @@ CORRECTIONS = [
 
 
 @pytest.mark.parametrize("law", ADVANTAGE_LAWS, ids=lambda law: law.name)
-@pytest.mark.parametrize("part", ESTIMATORS, ids=repr)
-def test_an_estimator_keeps_the_law(part, law):
-    if law.name in part.exempt:
+@pytest.mark.parametrize("component", ESTIMATORS, ids=repr)
+def test_an_estimator_keeps_the_law(component, law):
+    if law.name in component.exempt:
         with pytest.raises(AssertionError):
-            law(part)
+            law(component)
     else:
-        law(part)
+        law(component)
 
 
 @pytest.mark.parametrize("law", CORRECTION_LAWS, ids=lambda law: law.name)
-@pytest.mark.parametrize("part", CORRECTIONS, ids=repr)
-def test_a_correction_keeps_the_law(part, law):
-    assert not part.exempt
-    law(part)
+@pytest.mark.parametrize("component", CORRECTIONS, ids=repr)
+def test_a_correction_keeps_the_law(component, law):
+    assert not component.exempt
+    law(component)
 
 
 def estimators_with_a_mistake():
-    def made(law, estimate):
+    def mistake(law, estimate):
         wrong = type("Wrong", (GroupNorm,), {"estimate": estimate, "__module__": __name__})
         return pytest.param(wrong(), law, id=law)
 
@@ -50,43 +50,43 @@ def estimators_with_a_mistake():
         return plain(self, inputs) * torch.arange(len(inputs.rewards))[:, None]
 
     plain = GroupNorm.estimate
-    yield made("advantages_have_the_form", lambda self, inputs: plain(self, inputs)[:, 0])
-    yield made("inputs_are_not_changed", lambda self, inputs: inputs.group_ids.add_(1) * 0 + plain(self, inputs))
-    yield made("equal_rewards_have_no_advantage", lambda self, inputs: inputs.rewards)
-    yield made(
+    yield mistake("advantages_have_the_form", lambda self, inputs: plain(self, inputs)[:, 0])
+    yield mistake("inputs_are_not_changed", lambda self, inputs: inputs.group_ids.add_(1) * 0 + plain(self, inputs))
+    yield mistake("equal_rewards_have_no_advantage", lambda self, inputs: inputs.rewards)
+    yield mistake(
         "advantages_follow_their_rows", lambda self, inputs: plain(self, inputs) * torch.arange(len(inputs.rewards))[:, None]
     )
-    yield made("prompts_are_independent", lambda self, inputs: inputs.rewards - inputs.rewards.mean())
-    yield made("the_better_response_has_the_larger_advantage", lambda self, inputs: -plain(self, inputs))
-    yield made("masked_positions_are_ignored", lambda self, inputs: plain(self, inputs) / inputs.response_mask.shape[1])
+    yield mistake("prompts_are_independent", lambda self, inputs: inputs.rewards - inputs.rewards.mean())
+    yield mistake("the_better_response_has_the_larger_advantage", lambda self, inputs: -plain(self, inputs))
+    yield mistake("masked_positions_are_ignored", lambda self, inputs: plain(self, inputs) / inputs.response_mask.shape[1])
 
 
-@pytest.mark.parametrize(("part", "law"), list(estimators_with_a_mistake()))
-def test_a_mistake_in_an_estimator_breaks_its_law(part, law):
-    assert law in dict(broken(ADVANTAGE_LAWS, part))
+@pytest.mark.parametrize(("component", "law"), list(estimators_with_a_mistake()))
+def test_a_mistake_in_an_estimator_breaks_its_law(component, law):
+    assert law in dict(broken(ADVANTAGE_LAWS, component))
 
 
 def corrections_with_a_mistake():
-    def made(law, weigh):
+    def mistake(law, weigh):
         return pytest.param(type("Wrong", (LengthFair,), {"weigh": weigh, "__module__": __name__})(), law, id=law)
 
-    yield made("weights_have_the_form", lambda self, inputs: inputs.log_ratio)
-    yield made("agreement_weighs_one", lambda self, inputs: 0.5 * LengthFair.weigh(self, inputs))
-    yield made(
+    yield mistake("weights_have_the_form", lambda self, inputs: inputs.log_ratio)
+    yield mistake("agreement_weighs_one", lambda self, inputs: 0.5 * LengthFair.weigh(self, inputs))
+    yield mistake(
         "masked_positions_are_ignored",
         lambda self, inputs: (inputs.old_log_probs - inputs.rollout_log_probs).sum(-1, keepdim=True).exp(),
     )
-    yield made(
+    yield mistake(
         "weights_follow_their_rows",
         lambda self, inputs: (ops.lengths(inputs.response_mask) * 0 + inputs.log_ratio.mean()).exp(),
     )
-    yield made("weights_have_the_form", lambda self, inputs: ops.sequence_sum(inputs.log_ratio, inputs.response_mask).exp())
-    yield made("it_corrects_something", lambda self, inputs: torch.ones_like(inputs.log_ratio[:, :1]))
+    yield mistake("weights_have_the_form", lambda self, inputs: ops.sequence_sum(inputs.log_ratio, inputs.response_mask).exp())
+    yield mistake("it_corrects_something", lambda self, inputs: torch.ones_like(inputs.log_ratio[:, :1]))
 
 
-@pytest.mark.parametrize(("part", "law"), list(corrections_with_a_mistake()))
-def test_a_mistake_in_a_correction_breaks_its_law(part, law):
-    assert law in dict(broken(CORRECTION_LAWS, part))
+@pytest.mark.parametrize(("component", "law"), list(corrections_with_a_mistake()))
+def test_a_mistake_in_a_correction_breaks_its_law(component, law):
+    assert law in dict(broken(CORRECTION_LAWS, component))
 
 
 def test_estimators_are_frozen_and_bounded():
@@ -98,16 +98,18 @@ def test_estimators_are_frozen_and_bounded():
     assert ZOO.advantages.build("clip.advantage", {"name": "pass_at_k", "k": 4}) == PassAtK(k=4)
 
 
-@pytest.mark.parametrize("part", ESTIMATORS, ids=repr)
-def test_too_small_a_group_is_zero_or_refused(part):
+@pytest.mark.parametrize("component", ESTIMATORS, ids=repr)
+def test_too_small_a_group_is_zero_or_refused(component):
     mask = torch.ones(1, 2, dtype=torch.bool)
     ones, zeros = torch.ones(1, 1), torch.zeros(1, 2, dtype=torch.long)
-    inputs = AdvantageInputs(ones, zeros[:, :1], mask, zeros, torch.ones(1, 2) if part.takes_token_rewards else None, zeros)
-    if part.min_group_size == 1 or part.takes_one:
-        assert part(inputs).isfinite().all()
+    inputs = AdvantageInputs(
+        ones, zeros[:, :1], mask, zeros, torch.ones(1, 2) if component.takes_token_rewards else None, zeros
+    )
+    if component.min_group_size == 1 or component.takes_one:
+        assert component(inputs).isfinite().all()
     else:
-        with pytest.raises(UserError, match=f"at least {part.min_group_size} responses per prompt, not 1"):
-            part(inputs)
+        with pytest.raises(UserError, match=f"at least {component.min_group_size} responses per prompt, not 1"):
+            component(inputs)
 
 
 def test_process_rewards_worked_by_hand():

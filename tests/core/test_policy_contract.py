@@ -60,9 +60,9 @@ def written(tmp_path):
 @pytest.mark.filterwarnings("ignore")  # pydantic warns about some of these names, which is not an error outside of tests
 @pytest.mark.parametrize(("line", "reason"), REFUSED.items(), ids=list(REFUSED))
 def test_an_unknown_or_reserved_name_is_refused_when_the_plugin_is_loaded(written, line, reason):
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as error:
         RunConfig.compose(clip="p", plugins=[written(line)])
-    assert f"cannot be used: {reason}" in str(told.value)
+    assert f"cannot be used: {reason}" in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -98,9 +98,9 @@ def test_an_unknown_reduction_is_refused_where_it_is_applied():
 @pytest.mark.parametrize("line", ["must: float", "must: float = Field(gt=0, description='m')", "must: Literal['a', 'b']"])
 def test_the_error_for_a_required_field_says_how_to_set_it(written, line):
     file = written(line)
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as error:
         RunConfig.compose(clip="p", plugins=[file])
-    assert str(told.value) == "clip.must is missing: p has no default for it; set it with --set clip.must=VALUE"
+    assert str(error.value) == "clip.must is missing: p has no default for it; set it with --set clip.must=VALUE"
     value = "a" if "Literal" in line else "0.5"
     config = RunConfig.compose(clip="p", plugins=[file], overrides=[f"clip.must={value}"])
     assert str(config.clip.must) == value

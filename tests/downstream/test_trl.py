@@ -207,20 +207,20 @@ def micro_batches(batch, number):
     }  # fmt: skip
     if batch.ref_log_probs is not None:
         inputs["ref_per_token_logps"] = batch.ref_log_probs
-    pieces = [{name: values.chunk(number)[index] for name, values in inputs.items()} for index in range(number)]
-    for piece in pieces:
-        piece["num_items_in_batch"] = batch.response_mask.sum()
-    return pieces
+    passes = [{name: values.chunk(number)[index] for name, values in inputs.items()} for index in range(number)]
+    for micro_batch in passes:
+        micro_batch["num_items_in_batch"] = batch.response_mask.sum()
+    return passes
 
 
-def step_of(trainer, pieces, model=None):
+def step_of(trainer, passes, model=None):
     """Return the loss and the gradient of one optimizer step; ``model`` is the trainer's, wrapped for several processes."""
     trainer.model.train()
-    trainer._buffered_inputs, trainer.current_gradient_accumulation_steps = pieces, len(pieces)
+    trainer._buffered_inputs, trainer.current_gradient_accumulation_steps = passes, len(passes)
     trainer.model.zero_grad()
     total = 0.0
-    for trainer._step, piece in enumerate(pieces):
-        loss = trainer._compute_loss(model or trainer.model, piece)
+    for trainer._step, micro_batch in enumerate(passes):
+        loss = trainer._compute_loss(model or trainer.model, micro_batch)
         loss.backward()
         total += loss.item()
     return total, torch.cat([weight.grad.flatten() for weight in trainer.model.parameters()])
@@ -334,29 +334,29 @@ def test_the_correction_for_vllm_is_trls_own(by_token, model, tmp_path):
     ratio = 0.5 + torch.rand(batch.response_mask.shape if by_token else (len(batch), 1), generator=rng)
     ratio[1] = 0.0  # as in the modes that mask
 
-    def pieces_of(batch):
-        pieces = micro_batches(batch, 2)
-        for piece, share in zip(pieces, ratio.chunk(2), strict=True):
-            piece["importance_sampling_ratio"] = share
-        return pieces
+    def weighted_passes(batch):
+        passes = micro_batches(batch, 2)
+        for micro_batch, share in zip(passes, ratio.chunk(2), strict=True):
+            micro_batch["importance_sampling_ratio"] = share
+        return passes
 
     theirs, mine = like_trl(tmp_path, model, "grpo", use_vllm=True)
-    assert_same(step_of(mine, pieces_of(batch)), step_of(theirs, pieces_of(batch)))
+    assert_same(step_of(mine, weighted_passes(batch)), step_of(theirs, weighted_passes(batch)))
     loss, expected, _ = of_the_learner(model, ZOO["grpo"](), dataclasses.replace(batch, weights=ratio))
-    assert_same(step_of(mine, pieces_of(batch)), (loss, expected))
+    assert_same(step_of(mine, weighted_passes(batch)), (loss, expected))
     # a rule whose ratio is relative to the sampler needs no correction
     named = {"name": "to-sampler", "ratio_to_sampler": True, "__doc__": "", "__module__": __name__}
     loss, expected, _ = of_the_learner(model, ZOO["grpo"](), batch)
-    assert_same(step_of(use_policy(mine, type("ToSampler", (ZOO["grpo"],), named)()), pieces_of(batch)), (loss, expected))
+    assert_same(step_of(use_policy(mine, type("ToSampler", (ZOO["grpo"],), named)()), weighted_passes(batch)), (loss, expected))
     # one objective per response
     use_policy(mine, "gspo")
     if by_token:
         with pytest.raises(UserError, match="gspo has one objective per response; choose a correction with one weight per"):
-            step_of(mine, pieces_of(batch))
+            step_of(mine, weighted_passes(batch))
         return
     batch = off_policy_batch(model, ZOO["gspo"]())
     loss, expected, _ = of_the_learner(model, ZOO["gspo"](), dataclasses.replace(batch, weights=ratio))
-    assert_same(step_of(mine, pieces_of(batch)), (loss, expected))
+    assert_same(step_of(mine, weighted_passes(batch)), (loss, expected))
 
 
 def test_a_token_that_vllm_did_not_score_counts_as_on_the_old_model(model, trainers):
@@ -372,10 +372,10 @@ def test_a_token_that_vllm_did_not_score_counts_as_on_the_old_model(model, train
             return super().__call__(inputs)
 
     batch = off_policy_batch(model, ZOO["grpo"]())
-    (piece,) = micro_batches(batch, 1)
-    piece["sampling_per_token_logps"] = torch.where(torch.arange(MAX_LENGTH) == 0, torch.nan, batch.old_log_probs - 1)
+    (micro_batch,) = micro_batches(batch, 1)
+    micro_batch["sampling_per_token_logps"] = torch.where(torch.arange(MAX_LENGTH) == 0, torch.nan, batch.old_log_probs - 1)
     trainer = use_policy(trainers["batch"], Seeing())
-    _, gradient = step_of(trainer, [piece])
+    _, gradient = step_of(trainer, [micro_batch])
     assert gradient.isfinite().all()
     assert torch.equal(seen[0].rollout_log_probs[:, 0], batch.old_log_probs[:, 0])
     assert torch.equal(seen[0].rollout_log_probs[:, 1:], (batch.old_log_probs - 1)[:, 1:])
@@ -520,12 +520,12 @@ def test_an_unsuitable_trainer_or_policy_is_rejected(model, trainers, tmp_path):
     with pytest.raises(UserError, match="must call TRL's _get_per_token_logps_and_entropies"):
         step_of(use_policy(own, "grpo"), micro_batches(batch, 2))
     batch = dataclasses.replace(batch, advantages=batch.advantages.expand(batch.response_mask.shape))
-    pieces = micro_batches(batch, 2)
-    for piece, advantages in zip(pieces, batch.advantages.chunk(2), strict=True):
-        piece["advantages"] = advantages
-    step_of(use_policy(trainers["token"], "grpo"), pieces)
+    passes = micro_batches(batch, 2)
+    for micro_batch, advantages in zip(passes, batch.advantages.chunk(2), strict=True):
+        micro_batch["advantages"] = advantages
+    step_of(use_policy(trainers["token"], "grpo"), passes)
     with pytest.raises(UserError, match="per-token advantages, but fspo needs one per response"):
-        step_of(use_policy(trainers["token"], "fspo"), pieces)
+        step_of(use_policy(trainers["token"], "fspo"), passes)
 
 
 def test_without_trl_the_import_says_how_to_install_it():

@@ -162,8 +162,8 @@ def test_a_zero_gradient_has_its_own_message():
 
 
 def test_a_failing_example_is_shrunk_to_readable_numbers():
-    mutant = next(each for each in MUTANTS if each.name == "cuts-inward")
-    outcome = next(each for each in testing.check(mutant()) if each.status == "fail")
+    mutant = next(candidate for candidate in MUTANTS if candidate.name == "cuts-inward")
+    outcome = next(candidate for candidate in testing.check(mutant()) if candidate.status == "fail")
     assert outcome.inputs.log_probs.shape == (1, 1)
     for values in (outcome.inputs.log_probs, outcome.inputs.old_log_probs, outcome.inputs.advantages):
         assert (values * 100 - (values * 100).round()).abs().max() < 1e-3  # two digits
@@ -176,7 +176,7 @@ def test_an_error_is_reported_with_its_line_and_the_missing_need():
         def __call__(self, inputs):
             return ops.clipped_surrogate(ops.log_ratio(inputs) * inputs.old_entropy, inputs.advantages, None)
 
-    outcome = next(each for each in testing.check(Forgetful()) if each.status == "fail")
+    outcome = next(candidate for candidate in testing.check(Forgetful()) if candidate.status == "fail")
     line = Forgetful.__call__.__code__.co_firstlineno + 1
     assert outcome.detail == (
         f"TypeError: unsupported operand type(s) for *: 'Tensor' and 'NoneType' (test_kit.py line {line}); "
@@ -189,7 +189,7 @@ def test_an_error_is_reported_with_its_line_and_the_missing_need():
         def __call__(self, inputs):
             return ops.clipped(inputs)
 
-    outcome = next(each for each in testing.check(Misspelt()) if each.status == "fail")
+    outcome = next(candidate for candidate in testing.check(Misspelt()) if candidate.status == "fail")
     line = Misspelt.__call__.__code__.co_firstlineno + 1
     assert outcome.detail == f"AttributeError: module 'rlzoo.core.ops' has no attribute 'clipped' (test_kit.py line {line})"
 
