@@ -594,16 +594,13 @@ def log_ratio_rises_with_log_probs(policy: ClipPolicy, inputs: ClipInputs) -> No
         log_ratio = _tokens(answer(policy, dataclasses.replace(inputs, log_probs=moved)).log_ratio, inputs)
         return torch.where(inputs.response_mask, log_ratio.float(), 0.0)
 
-    assert judged(0.0).isfinite().all(), "log_ratio is not finite"
-    _assert_nowhere(judged(0.0).abs() > 1e-4, "log_ratio is not 0 at ratio 1")
-    lower, raised, higher = (judged(shift)[::2] for shift in (-0.05, 0.05, 0.1))
-    for smaller, larger in ((lower, torch.zeros_like(lower)), (torch.zeros_like(raised), raised), (raised, higher)):
-        assert (larger >= smaller).all(), "log_ratio falls when the log-probs rise"
-        assert (larger.sum(-1) > smaller.sum(-1)).all(), "log_ratio does not rise with the log-probs"
+    _assert_nowhere(~(judged(0.0).abs() <= 1e-4), "log_ratio is not 0 at ratio 1, or not finite")
+    shifted = torch.stack([judged(shift)[::2] for shift in (-0.05, 0.0, 0.05, 0.1)])
+    assert (shifted.diff(dim=0) >= -1e-6).all(), "log_ratio falls when the log-probs rise"
+    assert (shifted.sum(-1).diff(dim=0) > 0).all(), "log_ratio does not rise with the log-probs"
     for advantage in (1.0, -1.0):
         example = data.uniform_inputs(policy, (-1.2, -0.8, -0.4, -0.1, 0.0, 0.1, 0.4, 0.8, 1.2), 4, advantage)
         reported = _tokens(answer(policy, example).log_ratio, example)
-        assert (reported.mean(-1).diff() > 0).all(), "log_ratio does not rise with the log-probs of a whole response"
         assert (reported.diff(dim=0) > 0).all(), (
             "the log_ratio of a token does not rise with the log-probs of the whole response"
         )
