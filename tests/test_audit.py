@@ -69,7 +69,7 @@ REFUSED = ("MPL-2.0 AND MIT", "GNU General Public License v3 (GPLv3)", "Propriet
 
 
 @pytest.mark.parametrize("expected", LICENCES)
-def test_a_licence_is_read_wherever_it_is_told(distribution, expected):
+def test_a_licence_is_read_from_every_metadata_field(distribution, expected):
     assert licence(distribution(*LICENCES[expected])) == expected
     assert is_permissive(expected) == (expected not in REFUSED)
     assert check_licences(["planted"]) == ([f"planted: {expected}"] if expected in REFUSED else [])
@@ -92,7 +92,7 @@ def test_a_report_is_good_news_only_if_the_service_knew_every_package():
     assert judge(None, "no route") == (NOT_ASKED, ["the advisory service could not be asked, so nothing is known: no route"])
 
 
-def test_what_is_known_is_told_unless_it_is_accepted_by_name(monkeypatch):
+def test_a_known_vulnerability_is_reported_unless_it_is_accepted(monkeypatch):
     report = {"dependencies": [package("a", KNOWN), SKIPPED]}
     assert judge(report, "") == (FOUND, ["a 1.0: PYSEC-2026-1, mended in 1.1", f"b: {SKIPPED['skip_reason']}"])
     monkeypatch.setitem(sys.modules["tests.audit"].ACCEPTED, "CVE-2026-1", "not reached from here")
@@ -106,7 +106,7 @@ def test_what_is_known_is_told_unless_it_is_accepted_by_name(monkeypatch):
         ("echo 'requests.exceptions.ConnectionError: no such host' >&2; exit 1", NOT_ASKED),
     ],
 )
-def test_the_auditor_is_asked_about_every_pin(tmp_path, body, code):
+def test_every_pin_is_audited(tmp_path, body, code):
     auditor = tmp_path / "pip-audit"
     auditor.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/asked\n{body}\n')
     auditor.chmod(auditor.stat().st_mode | stat.S_IXUSR)

@@ -3,7 +3,7 @@
 from examples.bench.overhead import timed
 
 
-def test_what_is_timed_exists():
+def test_every_timed_function_exists():
     for share, places in timed().items():
         for owner, name in places:
             assert callable(getattr(owner, name)), f"{share}: {owner.__name__} has no {name}"

@@ -102,17 +102,6 @@ def test_nothing_runs_what_it_reads():
     assert found == Counter(dict.fromkeys(EXCEPTIONS, 1))
 
 
-def test_the_files_are_looked_at():
-    looked_at = {str(file.relative_to(ROOT)) for file in files()}
-    assert {
-        "rlzoo/config/run_config.py",
-        "plugins/rlzoo_fspo/__init__.py",
-        "examples/lab/reproduce.py",
-        "noxfile.py",
-    } <= looked_at
-    assert len(looked_at) > 150
-
-
 REFUSED = {
     "eval(text)": "call of eval",
     "exec(text)": "call of exec",
@@ -146,17 +135,12 @@ ALLOWED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("source", REFUSED)
-def test_each_offence_is_seen(source):
-    assert REFUSED[source] in [*offences(source)]
+def test_an_offence_is_detected_and_safe_code_is_allowed():
+    assert {source: [*offences(source)] for source in REFUSED} == {source: [offence] for source, offence in REFUSED.items()}
+    assert {source: [*offences(source)] for source in ALLOWED} == {source: [] for source in ALLOWED}
 
 
-@pytest.mark.parametrize("source", ALLOWED)
-def test_what_is_safe_is_let_pass(source):
-    assert [*offences(source)] == []
-
-
-def test_every_model_is_loaded_with_a_word_on_its_code():
+def test_every_model_is_loaded_with_an_explicit_trust_remote_code():
     said = {}
     for file in sorted((ROOT / "rlzoo").rglob("*.py")):
         for call in (node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)):

@@ -16,7 +16,7 @@ EXCEPTIONS = {"integrations/trl.py"}  # TRL names its trainer and its losses aft
 
 
 @pytest.mark.parametrize("text", ['"fspo/width_low:0.02"', "_DAPO_BEFORE", "# as in GSPO-token", "dr_grpo"])
-def test_a_name_is_found(text):
+def test_the_pattern_matches_a_rule_name(text):
     assert NAMED.search(text)
 
 

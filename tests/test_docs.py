@@ -1,4 +1,4 @@
-"""The documentation agrees with the code: generated parts, required headings, code and config blocks, test names."""
+"""The documentation agrees with the code: generated parts, code and config blocks, metrics, names of tests."""
 
 import ast
 import doctest
@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 import rlzoo
-from examples.bench.cases import CASES
 from examples.bench.page import page as performance_page
 from rlzoo import RunConfig, load_zoo
 from rlzoo.config.composition import config_names, read_config
@@ -23,7 +22,6 @@ from rlzoo.testing import check
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "plugins").glob("*/README.md")), *sorted((ROOT / "docs").rglob("*.md"))]
-HEADINGS = ["What it clips", "Why", "Parameters", "Watch these metrics", "Differences from the paper", "Reference"]
 PLUGINS_MAY_IMPORT = {"__future__", "collections", "dataclasses", "math", "pydantic", "rlzoo", "torch", "typing"}
 OVERLAYS = [name for name in config_names() if name not in load_zoo() and "model" not in read_config(name)]
 MODULES = [module.name for module in pkgutil.walk_packages(rlzoo.__path__, "rlzoo.") if module.name != "rlzoo.__main__"]
@@ -41,18 +39,6 @@ def test_generated_parts_are_up_to_date():
 
 
 @pytest.mark.parametrize("name", list(load_zoo()))
-def test_each_policy_has_its_page(name):
-    policy = load_zoo()[name]
-    page = (ROOT / "plugins" / policy.__module__ / "README.md").read_text()
-    assert re.findall(r"^## (.*)$", page, re.MULTILINE) == HEADINGS
-    for part in ("docstring", "parameters", "watch"):
-        assert f"<!-- generated: {part} {name} -->" in page
-    assert re.search(rf"```math\n(?:(?!<!-- generated).)*<!-- generated: docstring {name} -->", page, re.DOTALL), "no formula"
-    for part in ("Formula:", "Where:", "Differences from GRPO:", "Reference:"):
-        assert part in policy.__doc__
-
-
-@pytest.mark.parametrize("name", list(load_zoo()))
 def test_the_metrics_to_watch_exist(name):
     metrics = (ROOT / "docs" / "reference" / "metrics.md").read_text()
     watch = load_zoo()[name].watch
@@ -62,7 +48,7 @@ def test_the_metrics_to_watch_exist(name):
         assert f"`{documented}`" in metrics, metric
 
 
-def test_bundled_plugins_use_the_public_door_and_the_core_knows_no_plugin():
+def test_bundled_plugins_import_only_public_names_and_rlzoo_imports_no_plugin():
     for source in sorted((ROOT / "plugins").rglob("*.py")):
         for module in imports(source):
             assert module.split(".")[0] in PLUGINS_MAY_IMPORT, f"{source.parent.name} imports {module}"
@@ -80,17 +66,10 @@ def imports(source):
             yield node.module or "."
 
 
-def test_there_are_overlays():
-    assert {"dapo", "dr-grpo", "dual-clip", "reinforce-pp"} <= set(OVERLAYS)
-
-
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_each_overlay_has_its_page_with_its_settings_and_changelog_line(name):
-    page = ROOT / "docs" / "overlays" / f"{name}.md"
-    assert re.findall(r"^## (.*)$", page.read_text(), re.MULTILINE) == HEADINGS
-    (block,) = blocks(page, "yaml")
+def test_the_page_of_an_overlay_shows_its_settings(name):
+    (block,) = blocks(ROOT / "docs" / "overlays" / f"{name}.md", "yaml")
     assert yaml.safe_load(block) == read_config(name)
-    assert f"docs/overlays/{name}.md" in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
@@ -112,20 +91,14 @@ def test_the_policy_in_the_readme_keeps_the_laws():
     exec(block, names)
     (policy,) = names["rlzoo_clip_policies"]()
     assert {outcome.status for outcome in check(policy())} == {"pass"}, check(policy())
-    assert len([line for line in block.splitlines() if line.strip()]) <= 20
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
-def test_links_lead_somewhere(page):
-    text = page.read_text()
-    for target in [*re.findall(r"\]\(([^)#]+)\)", text), *re.findall(r'<img src="([^"]+)"', text)]:
-        assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
-
-
-def test_the_tests_named_in_the_table_of_mistakes_exist():
-    source = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+def test_the_tests_that_pages_name_exist():
+    sources = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
     for name in re.findall(r"`(test_\w+)`", (ROOT / "docs" / "explanation" / "mistakes.md").read_text()):
-        assert f"def {name}(" in source, name
+        assert any(f"def {name}(" in source for source in sources.values()), name
+    for file, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "SECURITY.md").read_text()):
+        assert f"def {name}(" in sources.get(file, ""), f"{file}::{name}"
 
 
 SHAPED = ["reward.kl_coef=0.1", "reward.overlong_buffer=0.5", "rollout.dynamic_sampling=1", "clip.advantage=batch_norm"]
@@ -160,20 +133,6 @@ def test_quickstart_runs():
     assert all(name in answer.stdout for name in load_zoo())
 
 
-def test_examples_say_in_their_first_lines_how_to_run_them():
-    for file in sorted((ROOT / "examples").rglob("*.py")):
-        if file.parent.name in ("examples", "measure"):
-            first = "\n".join(ast.get_docstring(ast.parse(file.read_text())).splitlines()[:8])
-            is_imported = file.stem == "embedded_card"  # run by another script
-            assert is_imported or str(file.relative_to(ROOT)) in first, file
-    for file in (ROOT / "examples").glob("*.ipynb"):
-        cells = json.loads(file.read_text())["cells"]
-        assert str(file.relative_to(ROOT)) in "".join(cells[0]["source"])
-        assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells), "outputs are not committed"
-
-
-def test_the_page_of_speeds_is_written_from_its_data():
+def test_the_page_of_speeds_is_generated_from_its_data():
     reports = json.loads((ROOT / "docs" / "reference" / "performance.json").read_text(encoding="utf-8"))
     assert performance_page(reports) == (ROOT / "docs" / "reference" / "performance.md").read_text(encoding="utf-8")
-    assert {row["case"] for report in reports for row in report["rows"]} == set(CASES)
-    assert "<<" not in performance_page(reports)

@@ -88,7 +88,7 @@ EXTREME = Batch(rows=((LONGEST, 1e6), (LONGEST, -1e6), (1, 0.0), (0, 1.0)), push
 @given(batch=BATCHES, poison=st.sampled_from(POISONS), padding=st.sampled_from(["right", "left", "scattered"]))
 @example(batch=EXTREME, poison=float("nan"), padding="left")
 @example(batch=Batch(rows=((0, 1.0),)), poison=float("inf"), padding="right")
-def test_log_ratio_is_zero_where_masked_whatever_stands_there(batch, poison, padding):
+def test_log_ratio_is_zero_at_masked_positions_with_any_content(batch, poison, padding):
     inputs, clean = batch.inputs(padding, fill=poison), batch.inputs(padding)
     mask = inputs.response_mask
     log_probs = inputs.log_probs.requires_grad_()

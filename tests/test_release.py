@@ -62,7 +62,7 @@ def test_a_checkout_that_is_ready_has_no_problem(checkout):
         ({"tag": "v1.2.0"}, "the tag v1.2.0 exists already"),
     ],
 )
-def test_each_problem_is_said_alone(checkout, given, expected):
+def test_each_problem_is_reported_alone(checkout, given, expected):
     (line,) = problems(checkout(**given))
     assert expected in line
 

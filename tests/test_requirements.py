@@ -50,7 +50,7 @@ def imports(node, within=False):
         yield from imports(child, within or is_typing or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
-def test_what_is_imported_is_required():
+def test_every_imported_library_is_required():
     distributions = packages_distributions()
     required = names(PROJECT["dependencies"])
     extras = PROJECT["optional-dependencies"]

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from rlzoo import AdvantageEstimator, AdvantageInputs, hookimpl, ops
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 STD_FLOOR = 1e-6
 WEIGHT_FLOOR = 1e-8

@@ -68,9 +68,9 @@ class BAPO(ClipPolicy):
         enough[-1] = 1
         first = enough.argmax(dim=0, keepdim=True)
         low, high = torch.tensor(pairs, device=ratio.device).index_select(0, first)[0].unbind()
-        found = {"bound_low": low, "bound_high": high, "positive_share": shares.index_select(0, first)[0].float()}
+        chosen = {"bound_low": low, "bound_high": high, "positive_share": shares.index_select(0, first)[0].float()}
         result = ops.clipped_surrogate(log_ratio, advantages, ClipBand(low.log(), high.log()))
-        metrics = {name: value.expand(len(ratio), 1) for name, value in found.items()}
+        metrics = {name: value.expand(len(ratio), 1) for name, value in chosen.items()}
         return ClipResult(result.objective, result.log_ratio, result.clipped, result.band, metrics)
 
     def pairs(self) -> list[tuple[float, float]]:

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from rlzoo import Advantage, ClipInputs, ClipPolicy, ClipResult, Reduction, Width, hookimpl, ops
+from rlzoo import ClipInputs, ClipPolicy, ClipResult, Reduction, Width, hookimpl, ops
 
 EXEMPT = {"clipped_means_no_gradient": "a capped token keeps its gradient, weighted by the bound"}
 
@@ -80,7 +80,6 @@ class CISPOAbsolute(ClipPolicy):
     }
     exempt = EXEMPT
 
-    advantage: Advantage = Field("group_norm", description="how a group's rewards become advantages")
     reduction: Reduction = Field("token_mean", description="how the objective is reduced to a scalar")
     cap: Annotated[float, Width()] = Field(5.0, gt=0, le=1e6, description="largest weight of a token")
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from rlzoo import Correction, CorrectionInputs, hookimpl, ops
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Pool = Literal["token", "sum", "mean"]
 """The ratio to judge: each token's, or the whole response's, computed from the sum or the mean of its log-ratios."""
@@ -212,7 +210,7 @@ class BinaryKLGate(Correction):
     def weigh(self, inputs: CorrectionInputs) -> Tensor:
         """See `Correction.weigh`."""
         log_p, log_q = _log_probs(inputs)
-        other_p, other_q = ((-torch.expm1(each)).clamp(min=PROB_FLOOR) for each in (log_p, log_q))
+        other_p, other_q = ((-torch.expm1(log_prob)).clamp(min=PROB_FLOOR) for log_prob in (log_p, log_q))
         divergence = log_q.exp() * (log_q - log_p) + other_q * (other_q / other_p).log()
         return _gated(inputs, divergence > self.threshold, self.high)
 

@@ -63,8 +63,8 @@ class CPPO(ClipPolicy):
         moved = (now.exp() - (now - log_ratio.detach()).exp()).abs()
         budget: float | torch.Tensor = self.budget
         if self.quantile is not None:
-            own = moved.masked_fill(~mask, torch.nan).nanquantile(self.quantile, dim=-1, keepdim=True)
-            budget = own.clamp(self.budget, 2 * self.budget)
+            quantile = moved.masked_fill(~mask, torch.nan).nanquantile(self.quantile, dim=-1, keepdim=True)
+            budget = quantile.clamp(self.budget, 2 * self.budget)
         share = (ops.positions(mask) - 1) / (ops.lengths(mask) - 1).clamp(min=1)
         weight = 1 - (1 - self.weight_last) * share
         spent = ops.prefix_sum(weight * moved, mask) - weight * moved

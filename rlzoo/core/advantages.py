@@ -5,16 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from rlzoo.core import ops
 from rlzoo.core.errors import UserError
 from rlzoo.core.settings import Settings
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Advantage = str | dict[str, Any]
 """A policy's estimator: a name, or a mapping with a name and settings, such as ``{"name": "pass_at_k", "k": 8}``."""
@@ -47,7 +45,7 @@ class AdvantageInputs:
 
     def select(self, rows: Tensor) -> AdvantageInputs:
         """Return the inputs of the given rows, ``(R,)`` int64."""
-        present = {each.name: value for each in fields(self) if (value := getattr(self, each.name)) is not None}
+        present = {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
         return replace(self, **{name: value[rows] for name, value in present.items()})
 
     def returns(self) -> Tensor:
@@ -102,8 +100,8 @@ class AdvantageEstimator(Settings, ABC):
         smallest = int(ops.group_sum(torch.ones_like(inputs.rewards), inputs.group_ids).min())
         if smallest < self.min_group_size and not self.takes_one:
             raise UserError(
-                f"{self.name} needs at least {self.min_group_size} responses per prompt, not {smallest}; "
-                "raise rollout.group_size"
+                f"advantage {self.name!r} needs at least {self.min_group_size} responses per prompt, not {smallest}; "
+                "sample more responses per prompt (rollout.group_size)"
             )
         if missing := sorted(need for need in self.needs if getattr(inputs, need) is None):
             raise UserError(f"advantage {self.name!r} needs {missing[0]}, which this run does not have")
@@ -126,5 +124,5 @@ FLOATS = ("rewards", "token_rewards", "old_log_probs", "collision_probs")
 
 
 def _in_float64(inputs: AdvantageInputs) -> AdvantageInputs:
-    given = {name: getattr(inputs, name) for name in FLOATS}
-    return replace(inputs, **{name: value.detach().double() for name, value in given.items() if value is not None})
+    values = {name: getattr(inputs, name) for name in FLOATS}
+    return replace(inputs, **{name: value.detach().double() for name, value in values.items() if value is not None})

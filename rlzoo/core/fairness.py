@@ -70,12 +70,12 @@ class LengthWeights:
                 clipped tokens.
         """
         accepted, count = count.double() - clipped.double(), count.double()
-        number, of_sign, whole = count.sum(-1), count.sum(-2), count.sum((-2, -1))[..., None]
-        mean = accepted.sum((-2, -1))[..., None] / whole
+        number, of_sign, num_responses = count.sum(-1), count.sum(-2), count.sum((-2, -1))[..., None]
+        mean = accepted.sum((-2, -1))[..., None] / num_responses
         by_sign = torch.where(of_sign > 0, accepted.sum(-2) / of_sign, 0.0)[..., None, :]
         rate = torch.where(count > 0, accepted / count, by_sign)
-        standard = (rate * (of_sign / whole)[..., None, :]).sum(-1)
-        share = number / whole
+        standard = (rate * (of_sign / num_responses)[..., None, :]).sum(-1)
+        share = number / num_responses
         known = torch.where(mean > 0, 1.0, torch.nan)
 
         def filled(weight: Tensor) -> Tensor:

@@ -7,14 +7,12 @@ natural logarithms.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
+from torch import Tensor
 
 from rlzoo.core.types import ClipBand, ClipInputs, ClipResult
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 LOG_RATIO_LIMIT = 20.0
 """Maximum absolute log-ratio; larger values are clamped before ``exp``. exp(20), about 4.9e8, is far beyond any rule's band."""

@@ -6,23 +6,19 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import UnionType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Union, get_args, get_origin
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import annotated_types
 import torch
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from rlzoo.core.advantages import Advantage
 from rlzoo.core.errors import UserError, did_you_mean
 from rlzoo.core.fairness import bin_index
 from rlzoo.core.reductions import Reduction
 from rlzoo.core.settings import Settings
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from rlzoo.core.types import ClipInputs, ClipResult
+from rlzoo.core.types import ClipInputs, ClipResult
 
 Scope = Literal["token", "sequence", "batch"]
 """``token``: a per-token objective, computed for each row independently. ``sequence``: a per-response objective, with
@@ -86,8 +82,9 @@ class ClipPolicy(Settings, ABC):
     A subclass sets `name`, `paper` and `scope`, declares its settings as fields with descriptions and bounds, and implements
     `__call__`. It must not reduce the objective, access a model, or log. Instances are frozen and compare by value.
 
-    A subclass may override `__call__`, `scaled`, `targeting`, `updated` and the class variables. It may narrow `advantage` and
-    `reduction` to a subset of the known names. All other attribute names of this class and of pydantic models are reserved.
+    A subclass may override `__call__`, `scaled`, `targeting`, `updated` and the class variables. It may redeclare `advantage`
+    and `reduction`, for example to narrow them to a subset of the known names. All other attribute names of this class and of
+    pydantic models are reserved.
 
     Example:
         >>> import torch
@@ -195,9 +192,12 @@ def contract_problem(policy: type[ClipPolicy]) -> str | None:
             declared |= {name for name in vars(kind) if not name.startswith(("__", "_abc_"))}
     if taken := sorted(declared & (reserved | OVERRIDABLE & policy.model_fields.keys())):
         return f"declares {taken[0]!r}, which is reserved in every policy; choose another name"
-    if problem := _needs_problem(policy):
-        return problem
-    return next((problem for name in NAMED if (problem := _name_problem(policy, name))), None)
+    for name in set(NAMED) - policy.model_fields.keys():
+        return f"declares {name!r} as a class variable, but it is a field"
+    default, known = policy.model_fields["reduction"].get_default(call_default_factory=True), get_args(Reduction)
+    if default not in known:
+        return f"has the default {default!r} for 'reduction' (known: {', '.join(known)})"
+    return _needs_problem(policy)
 
 
 def _needs_problem(policy: type[ClipPolicy]) -> str | None:
@@ -210,30 +210,6 @@ def _needs_problem(policy: type[ClipPolicy]) -> str | None:
     if "group_ids" in policy.needs and policy.scope != "batch":
         return f"needs group_ids with scope {policy.scope!r}: the rule compares responses, so the scope must be 'batch'"
     return None
-
-
-def _name_problem(policy: type[ClipPolicy], name: str) -> str | None:
-    """Return what is wrong with a policy's `advantage` or `reduction`, or None, without checking that an estimator exists."""
-    field = policy.model_fields.get(name)
-    names = _literals(field.annotation) if field else None
-    known = get_args(Reduction) if name == "reduction" else None
-    narrowed = f"it may only be narrowed to {'a subset of ' + ', '.join(known) if known else 'a Literal of estimator names'}"
-    if field is None or (names is None and (known or field.annotation != Advantage)):
-        return f"declares {name!r} with a different type; {narrowed}"
-    if unknown := [value for value in names or () if (value not in known if known else not isinstance(value, str))]:
-        return f"allows {unknown[0]!r} for {name!r}; {narrowed}"
-    default = field.get_default(call_default_factory=True)
-    if not field.is_required() and names is not None and default not in names:
-        return f"has the default {default!r} for {name!r} (known: {', '.join(map(str, names))})"
-    return None
-
-
-def _literals(annotation: Any) -> tuple[Any, ...] | None:
-    """Return the values of a Literal or a union of Literals; None for any other annotation."""
-    if get_origin(annotation) is Literal:
-        return get_args(annotation)
-    parts = [_literals(part) for part in get_args(annotation)] if get_origin(annotation) in (Union, UnionType) else [None]
-    return None if None in parts else tuple(value for part in parts for value in part or ())
 
 
 def required_fields(policy: type[ClipPolicy]) -> list[str]:

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 
 from rlzoo.core import ops
 from rlzoo.core.errors import UserError
 from rlzoo.core.fairness import bin_index
+from rlzoo.core.policy import ClipPolicy
 from rlzoo.core.reductions import is_per_response
 from rlzoo.core.types import ClipInputs
-from rlzoo.integrations.rules import LENGTH_EDGES, PREFIX, check_supported, per_response
+from rlzoo.integrations.rules import LENGTH_EDGES, PREFIX, check_supported, one_per_response
 from rlzoo.integrations.rules import rule as make_rule
 from rlzoo.journal.recording import turns
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from rlzoo.core.policy import ClipPolicy
 
 INSTEAD = {
     "reduction": "no reduction, because prime-rl divides by the number of tokens in the step",
@@ -65,7 +62,7 @@ def loss(inputs: LossInputs, rule: str, **settings: Any) -> LossOutputs:
     mask = inputs.loss_mask.bool()[None]
     advantages = inputs.advantages[None]
     if policy.scope == "sequence":
-        advantages = per_response(advantages, mask, f"advantages for {policy.name}")
+        advantages = one_per_response(advantages, mask, f"advantages for {policy.name}")
     if "ref_log_probs" in policy.needs and inputs.ref_logprobs is None:
         raise UserError(f"{policy.name} needs ref_log_probs, which prime-rl provides only with the opd and opsd algorithms")
     result = policy(
@@ -82,7 +79,7 @@ def loss(inputs: LossInputs, rule: str, **settings: Any) -> LossOutputs:
     objective, is_column = result.objective, is_per_response(result.objective, mask)
     if inputs.loss_weights is not None:
         weights = inputs.loss_weights.detach()[None]
-        objective = objective * (per_response(weights, mask, f"weights for {policy.name}") if is_column else weights)
+        objective = objective * (one_per_response(weights, mask, f"weights for {policy.name}") if is_column else weights)
     total = (objective * mask.any()).sum() if is_column else ops.sequence_sum(objective, mask).sum()
     return LossOutputs(-total, _metrics(result.clipped, mask, advantages))
 

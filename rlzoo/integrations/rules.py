@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from pydantic import ValidationError
+from torch import Tensor
 
 from rlzoo.core import ops
 from rlzoo.core.errors import UserError, explain, shown
 from rlzoo.core.fairness import bin_index, bin_sums
+from rlzoo.core.policy import ClipPolicy
+from rlzoo.core.types import ClipResult
 from rlzoo.core.zoo import Zoo, load_zoo
 from rlzoo.support.parsing import UnreadableError, parse_yaml
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from rlzoo.core.policy import ClipPolicy
-    from rlzoo.core.types import ClipResult
 
 PREFIX = "rlzoo:"
 """Prefix of rules and estimators in other trainers' registries."""
@@ -46,17 +43,17 @@ def parse(name: str) -> tuple[str, dict[str, Any]]:
         ('my-rule', {'width_low': 0.02})
     """
     bare, *settings = name.removeprefix(PREFIX).split("/")
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for setting in settings:
         key, colon, value = setting.partition(":")
-        if not (key and colon and value) or key in given:
+        if not (key and colon and value) or key in values:
             form = f"{PREFIX}NAME/KEY:VALUE/KEY:VALUE"
             raise UserError(f"{shown(name)}: expected /key:value settings after the name, each key at most once, as in {form}")
         try:
-            given[key] = parse_yaml(value)
+            values[key] = parse_yaml(value)
         except UnreadableError as error:
             raise UserError(f"{shown(name)}: {key}={shown(value)} cannot be read: {error}") from error
-    return bare, given
+    return bare, values
 
 
 def rule(name: str, /, instead: Mapping[str, str] | None = None, **settings: Any) -> ClipPolicy:
@@ -70,36 +67,36 @@ def rule(name: str, /, instead: Mapping[str, str] | None = None, **settings: Any
     Raises:
         UserError: the rule is unknown, or a setting is unknown or invalid.
     """
-    bare, given = parse(name)
-    given |= settings
+    bare, values = parse(name)
+    values |= settings
     for field, setting in (instead or {}).items():
-        if field in given:
-            raise UserError(f"{PREFIX}{bare}/{field}:{given[field]} would be ignored; set {setting}")
+        if field in values:
+            raise UserError(f"{PREFIX}{bare}/{field}:{values[field]} would be ignored; set {setting}")
     kind = installed()[bare]
     try:
-        return kind.model_validate(given)
+        return kind.model_validate(values)
     except ValidationError as error:
         raise UserError(explain(error, kind, f"{PREFIX}{bare}/")) from error
 
 
-def check_supported(policy: ClipPolicy, trainer: str, given: Iterable[str] = ()) -> None:
+def check_supported(policy: ClipPolicy, trainer: str, provided: Iterable[str] = ()) -> None:
     """Reject a rule that would not behave in a trainer as it does in rlzoo.
 
     Args:
         policy: the rule.
         trainer: name of the trainer, for error messages.
-        given: fields of `ClipInputs` listed in `rlzoo.core.policy.NEEDS` that the integration can fill.
+        provided: fields of `ClipInputs` listed in `rlzoo.core.policy.NEEDS` that the integration can fill.
 
     Raises:
         UserError: the rule needs something that the trainer does not provide; the message says what.
     """
     if policy.is_adaptive:
         raise UserError(f"{policy.name} adapts its band after every update, but {trainer} keeps no state for it")
-    if missing := sorted(policy.needs - set(given)):
+    if missing := sorted(policy.needs - set(provided)):
         raise UserError(f"{policy.name} needs {', '.join(missing)}, which {trainer} does not pass to a loss")
 
 
-def per_response(values: Tensor, response_mask: Tensor, what: str) -> Tensor:
+def one_per_response(values: Tensor, response_mask: Tensor, what: str) -> Tensor:
     """Reduce a ``(B, T)`` tensor with one value per response to a ``(B, 1)`` column.
 
     Args:

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from rlzoo.core import ops
 from rlzoo.core.errors import UserError
 from rlzoo.core.fairness import LengthWeights, bin_edges, bin_index, bin_sums, length_reweighting_error
 from rlzoo.core.reductions import StepCounts, reduce_objective
-from rlzoo.core.types import ClipInputs
-from rlzoo.integrations.rules import check_supported, per_response, rule
+from rlzoo.core.types import ClipInputs, ClipResult
+from rlzoo.integrations.rules import check_supported, one_per_response, rule
 from rlzoo.journal.recording import turns
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from rlzoo.core.types import ClipResult
 
 KEYS = ("logprobs", "advantages", "mask")
 """The keys of ``Datum.loss_fn_inputs`` that are read, as named by tinker-cookbook."""
@@ -69,7 +65,7 @@ def loss_fn(
         mask = columns["mask"] > 0
         advantages = columns["advantages"]
         if policy.scope != "token":
-            advantages = per_response(advantages, mask, f"advantages for {policy.name}")
+            advantages = one_per_response(advantages, mask, f"advantages for {policy.name}")
         result = policy(
             ClipInputs(
                 pad_sequence(logprobs, batch_first=True),
@@ -94,7 +90,7 @@ def _padded(data: list[Any], logprobs: list[Any], key: str) -> Tensor:
     """Return the data's values for a key, padded with 0 to ``(B, T)``, on the device of the log-probs.
 
     Raises:
-        UserError: a datum lacks the key, or does not have one value per log-prob.
+        UserError: a datum lacks the key.
     """
     rows = []
     for index, (datum, current) in enumerate(zip(data, logprobs, strict=True)):
@@ -103,13 +99,7 @@ def _padded(data: list[Any], logprobs: list[Any], key: str) -> Tensor:
                 f'datum {index} has no loss_fn_inputs["{key}"] (it has: {", ".join(datum.loss_fn_inputs)}); '
                 "pass data as tinker-cookbook assembles them, with the mask"
             )
-        values = datum.loss_fn_inputs[key].to_torch().to(current.device)
-        if current.ndim != 1 or values.shape != current.shape:
-            raise UserError(
-                f'datum {index} has loss_fn_inputs["{key}"] of shape {tuple(values.shape)} and log-probs of shape '
-                f"{tuple(current.shape)}; each must have one value per target token"
-            )
-        rows.append(values)
+        rows.append(datum.loss_fn_inputs[key].to_torch().to(current.device))
     return pad_sequence(rows, batch_first=True)
 
 

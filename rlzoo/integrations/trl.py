@@ -44,14 +44,6 @@ from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 
 logger = logging.getLogger("rlzoo")
 
-OVERRIDDEN = (
-    "_calculate_rewards", "_compute_loss", "_generate_and_score_completions", "_get_per_token_logps_and_entropies",
-    "_load_optimizer_and_scheduler", "_save_checkpoint", "training_step",
-)  # fmt: skip
-for _name in OVERRIDDEN:
-    if not hasattr(GRPOTrainer, _name):
-        raise UserError(f"GRPOTrainer of trl {version('trl')} has no {_name}, which rlzoo overrides: pip install 'trl==1.16.*'")
-
 LOSS_TYPES: dict[Reduction, str] = {
     "sequence_mean": "grpo",
     "token_mean": "dapo",
@@ -66,7 +58,6 @@ REPLACED = (
 )  # fmt: skip
 """Settings of TRL's own rules. They would be ignored, so only their defaults are accepted."""
 STATE = "clip_policy.json"  # in a checkpoint: the current state of an adaptive rule
-FILE = re.compile(r"\d{6,9}\.safetensors")
 ROWS, GROUPS, REWARDS, FINISHED, ENTROPY = (
     "rlzoo_rows", "rlzoo_group_ids", "rlzoo_rewards", "rlzoo_finished", "rlzoo_old_entropy",
 )  # fmt: skip
@@ -97,8 +88,8 @@ class RolloutRecorder:
     """Writes every generation batch of a trainer to a separate rollout file in a folder: ``000001.safetensors`` and so on.
 
     After the last optimizer step on a batch, the main process writes the file, with the rows of all processes. A new run needs
-    an empty folder. A run that resumes from a checkpoint uses the same folder and continues the checkpoint's numbering.
-    Files that the interrupted run wrote for later batches are renamed and kept.
+    an empty folder. A run that resumes from a checkpoint uses the same folder and continues the checkpoint's numbering;
+    it replaces the files of later batches.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -118,11 +109,11 @@ class RolloutRecorder:
         if self.number is None:
             self.number = math.ceil(trainer.state.global_step / trainer.updates_per_generation)
             if trainer.accelerator.is_main_process:
-                self._claim(self.number, resumed=trainer.state.global_step > 0)
+                self._claim(resumed=trainer.state.global_step > 0)
         self.number += 1
 
-    def _claim(self, done: int, *, resumed: bool) -> None:
-        """Create the folder or check its content, and rename the files whose number is above ``done``."""
+    def _claim(self, *, resumed: bool) -> None:
+        """Create the folder, and reject a folder with files unless the run is resumed."""
         where = f"record_to={str(self.folder)!r}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -131,17 +122,6 @@ class RolloutRecorder:
             raise UserError(f"{where} is not a writable folder: {error}") from error
         if names and not resumed:
             raise UserError(f"{where} already contains {names[0]!r}: choose a new or empty folder, or resume from a checkpoint")
-        for name in names:
-            file = self.folder / name
-            if not FILE.fullmatch(name) or int(file.stem) <= done:
-                continue
-            if not RecordedStep.load(file).writer.startswith("trl "):
-                raise UserError(
-                    f"{where} contains {name!r}, which comes after batch {done}, the last before the checkpoint, and was "
-                    "not written by TRL; move it to another folder"
-                )
-            free = (file.with_suffix(f".superseded-{index}") for index in itertools.count(1))
-            file.rename(next(path for path in free if not path.exists()))
 
     def take(self, trainer: RecordingTrainer, output: Mapping[str, Any]) -> None:
         """Store this process's generation batch as sampled, before TRL shuffles and splits it."""
@@ -151,7 +131,9 @@ class RolloutRecorder:
         if "tool_mask" in output:
             self._tensors["turn_ids"] = turns(mask)
         step = trainer.state.global_step
-        self._facts = {"seed": trainer.args.seed + step, "rule": _described(trainer.policy)}
+        self._facts = {"seed": trainer.args.seed + step, "rule": {}}
+        if (policy := trainer.policy) is not None:
+            self._facts["rule"] = {"name": policy.name, **redact_settings(policy.model_dump(mode="json"))}
         self._tensors["policy_versions"] = torch.full((len(mask),), step)
         self._passes = [[]]
 
@@ -168,27 +150,27 @@ class RolloutRecorder:
         if not self._tensors:
             return
         passes = [tuple(map(torch.cat, zip(*update, strict=True))) for update in self._passes if update]
-        parts = gather(trainer.accelerator, [(self._tensors, passes)])
+        processes = gather(trainer.accelerator, [(self._tensors, passes)])
         self._tensors = {}
         if not trainer.accelerator.is_main_process:
             return
         assert self.number is not None, "a batch begins before it is taken"
         try:
-            step = self._joined(trainer, self.number, parts)
+            step = self._joined(trainer, self.number, processes)
         except ValueError as error:  # for example non-finite log-probs in a diverging run
             logger.warning("generation batch %d was not recorded: %s", self.number, error)
             return
         step.save(self.folder / f"{self.number:06d}.safetensors")
 
-    def _joined(self, trainer: RecordingTrainer, number: int, parts: Sequence[Any]) -> RecordedStep:
-        """Join the generation batches of all processes; each part has the tensors and the updates of one process."""
-        tensors = {name: _stacked([part[name] for part, _ in parts]) for name in parts[0][0]}
-        starts = itertools.accumulate((len(part[GROUPS]) for part, _ in parts), initial=0)
+    def _joined(self, trainer: RecordingTrainer, number: int, processes: Sequence[Any]) -> RecordedStep:
+        """Join the generation batches of all processes; each has tensors and updates."""
+        tensors = {name: _stacked([process[name] for process, _ in processes]) for name in processes[0][0]}
+        starts = itertools.accumulate((len(process[GROUPS]) for process, _ in processes), initial=0)
         offsets = list(starts)[:-1]
         updates = [
             (torch.cat([rows + offset for (rows, _), offset in zip(update, offsets, strict=True)]),
              _stacked([log_probs for _, log_probs in update]))
-            for update in zip(*(passes for _, passes in parts), strict=True)
+            for update in zip(*(passes for _, passes in processes), strict=True)
         ]  # fmt: skip
         values = {field: tensors[name] for field, name in RECORDED.items() if name in tensors}
         if "old_log_probs" not in values and updates:  # TRL omits old log-probs if there is only one update per batch
@@ -218,16 +200,12 @@ class RolloutRecorder:
         )
 
 
-def _described(policy: ClipPolicy | None) -> dict[str, Any]:
-    return {} if policy is None else {"name": policy.name, **redact_settings(policy.model_dump(mode="json"))}
-
-
-def _stacked(parts: Sequence[Tensor]) -> Tensor:
+def _stacked(tensors: Sequence[Tensor]) -> Tensor:
     """Concatenate tensors along their first dimension; ``(B, T)`` tensors are padded with 0 to a common width."""
-    if parts[0].ndim == 1:
-        return torch.cat(list(parts))
-    width = max(part.shape[1] for part in parts)
-    return torch.cat([pad(part, (0, width - part.shape[1])) for part in parts])
+    if tensors[0].ndim == 1:
+        return torch.cat(list(tensors))
+    width = max(tensor.shape[1] for tensor in tensors)
+    return torch.cat([pad(tensor, (0, width - tensor.shape[1])) for tensor in tensors])
 
 
 class RecordingTrainer(GRPOTrainer):  # type: ignore[misc]  # untyped
@@ -352,9 +330,9 @@ class _Judged:
         if not len(table.length):
             return {}
         wanted = re.compile("|".join([LOGGED, *(re.escape(name).replace("<k>", r"\d") for name in watched)]))
-        found = {name: value for name, value in clip_metrics(table, with_kl=False).items() if wanted.fullmatch(name)}
-        found["clip/at_ratio_1"] = self.num_at_ratio_1 / self.num_updates
-        return found | {f"rule/{name}": value / len(table.length) for name, value in self.sums.items()}
+        metrics = {name: value for name, value in clip_metrics(table, with_kl=False).items() if wanted.fullmatch(name)}
+        metrics["clip/at_ratio_1"] = self.num_at_ratio_1 / self.num_updates
+        return metrics | {f"rule/{name}": value / len(table.length) for name, value in self.sums.items()}
 
 
 class ClipPolicyTrainer(RecordingTrainer):
@@ -382,7 +360,7 @@ class ClipPolicyTrainer(RecordingTrainer):
 
     policy: ClipPolicy
     _configured: ClipPolicy  # the rule as it was at the start of the run, for adaptive rules
-    _own: _Judged  # results from this process in the current optimizer step
+    _judged: _Judged  # results from this process in the current optimizer step
     _logged: _Judged  # results from all processes since the last log
     _counted: StepCounts | None = None  # counts for the current optimizer step
     _edges: Tensor | None = None  # length bins of the generation batch, for adaptive rules
@@ -417,7 +395,8 @@ class ClipPolicyTrainer(RecordingTrainer):
         with torch.no_grad():
             _, entropies, _ = self._get_per_token_logps_and_entropies(
                 self.model,
-                *_sequences(output),
+                torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1),
+                torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1),
                 mask.shape[1],
                 batch_size=self.args.per_device_train_batch_size,
                 compute_entropy=True,
@@ -451,10 +430,10 @@ class ClipPolicyTrainer(RecordingTrainer):
 
     def _without_advantages(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return inputs with advantages of 0, which removes only the term of TRL's own rule from the loss."""
-        given = {**inputs, "advantages": torch.zeros_like(inputs["advantages"])}
+        without = {**inputs, "advantages": torch.zeros_like(inputs["advantages"])}
         if not (self.beta and self.args.use_bias_correction_kl):  # nothing else needs the ratio, which may overflow
-            given.pop("old_per_token_logps", None)
-        return given
+            without.pop("old_per_token_logps", None)
+        return without
 
     def _counts(self, inputs: Mapping[str, Any]) -> StepCounts:
         """Return the number of responses and tokens in this micro-batch's optimizer step, across all processes."""
@@ -496,11 +475,11 @@ class ClipPolicyTrainer(RecordingTrainer):
             "progress": self._progress,
             **{name: inputs[key][:, None] for name, key in ROW_FIELDS.items() if name in needs},
         }
-        given: dict[str, Any] = {
+        needed: dict[str, Any] = {
             name: value.detach() if isinstance(value, Tensor) else value for name, value in optional.items() if name in needs
         }
         seed = self.args.seed + self.state.global_step
-        return ClipInputs(log_probs, old, advantages, mask, reported, seed, **given)
+        return ClipInputs(log_probs, old, advantages, mask, reported, seed, **needed)
 
     @property
     def _progress(self) -> float:
@@ -526,17 +505,17 @@ class ClipPolicyTrainer(RecordingTrainer):
             name: float(torch.where(there, ops.per_response(values.detach().float(), mask), 0.0).sum())
             for name, values in judged.result.metrics.items()
         }
-        self._own.add([table.where(table.length > 0)], sums)
+        self._judged.add([table.where(table.length > 0)], sums)
 
     def _end_update(self) -> None:
-        parts = gather(self.accelerator, [self._own])
-        self._own = _Judged()
-        for part in parts:
-            self._logged.add(part.tables, part.sums)
+        processes = gather(self.accelerator, [self._judged])
+        self._judged = _Judged()
+        for process in processes:
+            self._logged.add(process.tables, process.sums)
         self._logged.num_updates += 1
         self._logged.num_at_ratio_1 += self._num_updates == 0 and not self.policy.ratio_to_sampler
         if self.policy.is_adaptive and self._edges is not None:
-            table = ResponseTable.concat([table for part in parts for table in part.tables])
+            table = ResponseTable.concat([table for process in processes for table in process.tables])
             if bool(table.gradient_mass.isfinite().all()):
                 self.policy = updated(self.policy, table.clip_stats(self._edges, self._progress))
         super()._end_update()
@@ -565,9 +544,7 @@ class ClipPolicyTrainer(RecordingTrainer):
                 raise UserError(f"{str(file)!r} does not contain the state of {self.policy.name}: {error}") from error
 
 
-def use_policy(
-    trainer: GRPOTrainer, policy: str | ClipPolicy, *, record_to: str | Path | None = None, **settings: Any
-) -> ClipPolicyTrainer:
+def use_policy(trainer: GRPOTrainer, policy: str | ClipPolicy, **settings: Any) -> ClipPolicyTrainer:
     """Make a rule the loss of an existing instance of `GRPOTrainer` or a subclass.
 
     The trainer's new class inherits from `ClipPolicyTrainer` and from its previous class; the trainer keeps its state.
@@ -575,7 +552,6 @@ def use_policy(
     Args:
         trainer: a trainer that has not started training.
         policy: the rule, or the name of an installed rule.
-        record_to: folder for one rollout file per generation batch; see `RolloutRecorder`.
         **settings: settings for a rule given by name: ``use_policy(trainer, "my-rule", width_low=0.02)``.
 
     Returns:
@@ -594,19 +570,17 @@ def use_policy(
         )
     refuse_unfit(trainer, policy)
     _become(trainer, ClipPolicyTrainer)
-    made: ClipPolicyTrainer = trainer
-    made.loss_type = LOSS_TYPES[policy.reduction]
-    made._configured, made._own, made._logged = policy, _Judged(), _Judged()
-    made.policy = policy
-    made._buffered_inputs = None  # filled by TRL itself
-    if made.updates_per_generation == 1 and not policy.ratio_to_sampler:
+    rule_trainer: ClipPolicyTrainer = trainer
+    rule_trainer.loss_type = LOSS_TYPES[policy.reduction]
+    rule_trainer._configured, rule_trainer._judged, rule_trainer._logged = policy, _Judged(), _Judged()
+    rule_trainer.policy = policy
+    rule_trainer._buffered_inputs = None  # filled by TRL itself
+    if rule_trainer.updates_per_generation == 1 and not policy.ratio_to_sampler:
         logger.warning(
             "one optimizer step per generation: the ratio is always 1, so no rule clips anything; set num_iterations=2, or set "
             "steps_per_generation to at least twice gradient_accumulation_steps"
         )
-    if record_to is not None:
-        record(made, record_to)
-    return made
+    return rule_trainer
 
 
 def record(trainer: GRPOTrainer, folder: str | Path) -> RecordingTrainer:
@@ -627,19 +601,17 @@ def record(trainer: GRPOTrainer, folder: str | Path) -> RecordingTrainer:
         UserError: the trainer is not a `GRPOTrainer`, or generates responses more often than it takes optimizer steps.
     """
     _refuse_generations(trainer)
-    if (earlier := getattr(trainer, "recorder", None)) is not None:
-        raise UserError(f"the trainer already records to {str(earlier.folder)!r}; record to only one folder")
     _become(trainer, RecordingTrainer)
-    made: RecordingTrainer = trainer
-    made.recorder, made._buffered_inputs = RolloutRecorder(folder), None
-    return made
+    recording: RecordingTrainer = trainer
+    recording.recorder, recording._buffered_inputs = RolloutRecorder(folder), None
+    return recording
 
 
 def _become(trainer: GRPOTrainer, kind: type[RecordingTrainer]) -> None:
     """Insert a class ahead of the trainer's own class, unless the trainer is already an instance of it."""
     if not isinstance(trainer, kind):
-        own = type(trainer)
-        trainer.__class__ = type(f"{kind.__name__}Of{own.__name__}", (kind, own), {"__doc__": own.__doc__})
+        base = type(trainer)
+        trainer.__class__ = type(f"{kind.__name__}Of{base.__name__}", (kind, base), {"__doc__": base.__doc__})
 
 
 def _refuse_generations(trainer: GRPOTrainer) -> None:
@@ -685,17 +657,3 @@ def refuse_unfit(trainer: GRPOTrainer, policy: ClipPolicy) -> None:
             f"{args.steps_per_generation} micro-batches; use steps_per_generation=1, and "
             "num_iterations above 1 for several optimizer steps"
         )
-    by_token = (
-        args.use_vllm and args.vllm_importance_sampling_correction and args.vllm_importance_sampling_mode.startswith("token")
-    )
-    if policy.scope == "sequence" and by_token and not policy.ratio_to_sampler:
-        raise UserError(
-            f"vllm_importance_sampling_mode={args.vllm_importance_sampling_mode!r} gives per-token weights, but {name} has a "
-            "per-response objective; use 'sequence_mask' or 'sequence_truncate'"
-        )
-
-
-def _sequences(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the token IDs and the attention mask of prompts joined with their completions."""
-    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-    return ids, torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)

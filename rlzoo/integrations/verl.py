@@ -7,24 +7,21 @@ the form ``rlzoo:...`` are resolved when verl looks them up, and may include set
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from verl.trainer.ppo import core_algos
 
 from rlzoo.core import ops
 from rlzoo.core.advantages import AdvantageEstimator, AdvantageInputs
 from rlzoo.core.errors import UserError
+from rlzoo.core.policy import ClipPolicy
 from rlzoo.core.reductions import Reduction, StepCounts, is_per_response, reduce_objective
 from rlzoo.core.types import ClipInputs
-from rlzoo.integrations.rules import PREFIX, check_supported, clipped_by_length, installed, parse, per_response, rule
+from rlzoo.integrations.rules import PREFIX, check_supported, clipped_by_length, installed, one_per_response, parse, rule
 from rlzoo.journal.recording import turns
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from rlzoo.core.policy import ClipPolicy
 
 REDUCTIONS: dict[str, Reduction] = {
     "token-mean": "token_mean",
@@ -83,7 +80,7 @@ def policy_loss(policy: ClipPolicy) -> Callable[..., tuple[Tensor, dict[str, Any
     ) -> tuple[Tensor, dict[str, Any]]:
         mask = response_mask.bool()
         if policy.scope == "sequence":
-            advantages = per_response(advantages, mask, f"advantages for {policy.name}")
+            advantages = one_per_response(advantages, mask, f"advantages for {policy.name}")
         counts, dp_size, horizon = _denominators(policy, mask, loss_agg_mode, config)
         result = policy(
             ClipInputs(
@@ -100,7 +97,7 @@ def policy_loss(policy: ClipPolicy) -> Callable[..., tuple[Tensor, dict[str, Any
             raise UserError(f"{policy.name} has a per-response objective: set actor.loss_agg_mode=seq-mean-token-mean")
         if rollout_is_weights is not None:
             weights = rollout_is_weights.detach()
-            objective = objective * (per_response(weights, mask, f"weights for {policy.name}") if is_column else weights)
+            objective = objective * (one_per_response(weights, mask, f"weights for {policy.name}") if is_column else weights)
         share = reduce_objective(objective, mask, REDUCTIONS[loss_agg_mode], counts, horizon)
         responses, clipped = clipped_by_length(result, advantages, mask)
         metrics = {
@@ -121,8 +118,6 @@ def _denominators(policy: ClipPolicy, mask: Tensor, mode: str, config: Any) -> t
     Raises:
         UserError: verl does not provide these values, or passes only part of a step to a rule that needs the whole step.
     """
-    if mode not in REDUCTIONS:
-        raise UserError(f"unknown loss_agg_mode {mode!r} (known: {', '.join(REDUCTIONS)})")
     info = {} if config is None else dict(config.global_batch_info)
     dp_size, num_tokens = info.get("dp_size") or 1, int(info.get("batch_num_tokens") or mask.sum())
     num_responses = int(info.get("global_batch_size") or mask.any(-1).sum())
@@ -166,12 +161,6 @@ def advantage_estimator(estimator: AdvantageEstimator) -> Callable[..., tuple[Te
             raise UserError(f"advantage {estimator.name!r} compares the responses to one prompt, but the batch has no uid")
         names = [str(name) for name in (range(len(mask)) if index is None else index)]
         group_ids = torch.as_tensor(np.unique(names, return_inverse=True)[1]).long()[:, None].to(mask.device)
-        smallest = int(ops.group_sum(torch.ones_like(group_ids), group_ids).min())
-        if smallest < estimator.min_group_size and not estimator.takes_one:
-            raise UserError(
-                f"advantage {estimator.name!r} needs at least {estimator.min_group_size} responses per prompt, not "
-                f"{smallest}: raise actor_rollout_ref.rollout.n"
-            )
         rewards, paid = token_level_rewards.sum(1, keepdim=True), None
         is_outcome = bool(((token_level_rewards != 0).sum(1) <= 1).all())
         if estimator.takes_token_rewards and ("token_rewards" in estimator.needs or not is_outcome):

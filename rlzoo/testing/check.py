@@ -18,7 +18,7 @@ import torch
 from rlzoo.core.policy import ClipPolicy
 from rlzoo.core.types import ClipInputs
 from rlzoo.testing.data import TOKEN_FIELDS, map_tensors, optional_fields, uniform_inputs
-from rlzoo.testing.laws import LAWS, Law, LawError, LawWarning
+from rlzoo.testing.laws import LAWS, Law, LawError, LawWarning, first_line
 
 MAX_TRIALS = 300  # maximum number of trials when shrinking; a trial takes about a millisecond
 
@@ -60,40 +60,28 @@ def _outcome(policy: ClipPolicy, law: Law) -> Outcome:
         return Outcome(law.name, "fail", _describe(error, policy))
     with warnings.catch_warnings(record=True) as advice:
         warnings.simplefilter("always", LawWarning)
-        broken = _error(policy, law, inputs)
-    if broken is None:
-        told = next((str(each.message) for each in advice if issubclass(each.category, LawWarning)), None)
-        return Outcome(law.name, "warn", told) if told else Outcome(law.name, "pass")
-    failure = _describe(broken, policy)
-    if isinstance(broken, LawError):
-        return Outcome(law.name, "fail", failure, broken.inputs)
+        failure = law.failure(policy, inputs)
+    if failure is None:
+        warned = next((str(warning.message) for warning in advice if issubclass(warning.category, LawWarning)), None)
+        return Outcome(law.name, "warn", warned) if warned else Outcome(law.name, "pass")
+    if isinstance(failure, LawError):
+        return Outcome(law.name, "fail", _describe(failure, policy), failure.inputs)
     if not law.shrinks:
-        return Outcome(law.name, "fail", failure)
-    smallest = shrink(inputs, lambda candidate: _kind(_error(policy, law, candidate)) == _kind(broken))
-    return Outcome(law.name, "fail", _describe(_error(policy, law, smallest) or broken, policy), smallest)
+        return Outcome(law.name, "fail", _describe(failure, policy))
+    smallest = shrink(inputs, lambda candidate: _kind(law.failure(policy, candidate)) == _kind(failure))
+    return Outcome(law.name, "fail", _describe(law.failure(policy, smallest) or failure, policy), smallest)
 
 
-def _error(policy: ClipPolicy, law: Law, inputs: ClipInputs) -> Exception | None:
-    try:
-        law(policy, inputs)
-    except Exception as error:  # raising any exception fails the law
-        return error
-    return None
-
-
-def _describe(error: Exception, policy: ClipPolicy | None = None) -> str:
-    text = str(error).strip().partition("\n")[0]
+def _describe(error: Exception, policy: ClipPolicy) -> str:
+    text = first_line(error)
     if isinstance(error, AssertionError):
         return text
-    told = f"{type(error).__name__}: {text}"
-    if policy is None:
-        return told
-    own = sys.modules[type(policy).__module__].__file__
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
-    where = f" ({Path(own).name} line {lines[-1]})" if own and lines else ""
+    file = sys.modules[type(policy).__module__].__file__
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    where = f" ({Path(file).name} line {lines[-1]})" if file and lines else ""
     missing = _read_without_need(policy)
     hint = f"; it reads {', '.join(missing)}, but does not name it in `needs`" if missing else ""
-    return f"{told}{where}{hint}"
+    return f"{text}{where}{hint}"
 
 
 def _read_without_need(policy: ClipPolicy) -> list[str]:
@@ -115,7 +103,7 @@ def _read_without_need(policy: ClipPolicy) -> list[str]:
 
 def _kind(error: Exception | None) -> str | None:
     """Return a failure's message without its numbers, so that the same failure can be recognised on smaller inputs."""
-    return None if error is None else type(error).__name__ + re.sub(r"\d+", "", _describe(error).partition(":")[0])
+    return None if error is None else type(error).__name__ + re.sub(r"\d+", "", first_line(error).partition(":")[0])
 
 
 def shrink(inputs: ClipInputs, still_fails: Callable[[ClipInputs], bool]) -> ClipInputs:

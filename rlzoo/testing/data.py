@@ -32,8 +32,6 @@ def off_policy_inputs(policy: ClipPolicy, seed: int = 0, num_responses: int = 24
     key = (type(policy), repr(policy.model_dump()), seed, num_responses, max_length)
     if key not in SPREADS:
         SPREADS[key] = _searched_spread(policy, with_spread)
-        if len(SPREADS) > 64:
-            del SPREADS[next(iter(SPREADS))]
     return with_spread(SPREADS[key])
 
 
@@ -54,7 +52,7 @@ def ragged_inputs(
 
 
 SPREADS: dict[tuple[type[ClipPolicy], str, int, int, int], float] = {}
-"""Spreads for the most recent policies, cached because all laws start from the same inputs."""
+"""Spreads by policy, cached because all laws start from the same inputs."""
 
 
 def _searched_spread(policy: ClipPolicy, with_spread: Callable[[float], ClipInputs]) -> float:
@@ -72,7 +70,11 @@ def _searched_spread(policy: ClipPolicy, with_spread: Callable[[float], ClipInpu
 
 def on_policy_inputs(policy: ClipPolicy) -> ClipInputs:
     """Return `off_policy_inputs` at ratio 1: every log-probability is the same as at sampling time."""
-    inputs = off_policy_inputs(policy)
+    return at_ratio_1(off_policy_inputs(policy))
+
+
+def at_ratio_1(inputs: ClipInputs) -> ClipInputs:
+    """Return the inputs with every log-probability the same as at sampling time."""
     return replace(inputs, log_probs=inputs.old_log_probs, rollout_log_probs=inputs.old_log_probs)
 
 
@@ -125,10 +127,13 @@ def optional_fields(inputs: ClipInputs) -> dict[str, Any]:
     }
 
 
-def clip_fraction(policy: ClipPolicy, inputs: ClipInputs) -> float:
-    """Return the clipped share of the responses with A != 0; each response contributes its share of clipped tokens."""
+def clip_fraction(policy: ClipPolicy, inputs: ClipInputs, sign: int | None = None) -> float:
+    """Return the clipped share of the responses with A != 0, or with A of one sign.
+
+    Each response contributes its share of clipped tokens.
+    """
     clipped = ops.per_response(answer(policy, inputs).clipped.float(), inputs.response_mask)[:, 0]
-    rows = (inputs.advantages != 0).any(dim=-1)
+    rows = (inputs.advantages != 0 if sign is None else inputs.advantages.sign() == sign).any(dim=-1)
     return float(clipped[rows].mean()) if bool(rows.any()) else 0.0
 
 
@@ -162,9 +167,9 @@ def evaluate(policy: ClipPolicy, inputs: ClipInputs) -> tuple[ClipResult, Tensor
     Raises:
         AssertionError: the objective does not depend on ``log_probs``, or the result has a shape that no scope allows.
     """
-    given = fresh(inputs)
-    log_probs = given.log_probs.requires_grad_()
-    result = _well_formed(policy(given), inputs)
+    copies = fresh(inputs)
+    log_probs = copies.log_probs.requires_grad_()
+    result = _well_formed(policy(copies), inputs)
     assert result.objective.requires_grad, "the objective does not depend on log_probs: there is nothing to learn from"
     gradient = torch.autograd.grad(visible(result.objective, inputs).sum(), log_probs)[0]
     return result, gradient.float()
@@ -185,7 +190,7 @@ def clip_stats(inputs: ClipInputs, result: ClipResult) -> ClipStats:
     length = inputs.response_mask.sum(dim=-1).float()
     edges = torch.stack([length.min(), length.median(), length.max()])
     keep = (inputs.advantages != 0).any(dim=-1)
-    judged = (ops.per_response(each.float(), inputs.response_mask)[:, 0] for each in (result.clipped, result.log_ratio))
+    judged = (ops.per_response(values.float(), inputs.response_mask)[:, 0] for values in (result.clipped, result.log_ratio))
     columns = (length, inputs.advantages.sum(dim=-1), *judged)
     return ClipStats.of(edges, *(column[keep] for column in columns))
 
@@ -195,10 +200,3 @@ def map_tensors(inputs: ClipInputs, change: Change, names: Sequence[str] = ALL_F
     tensors = {name: getattr(inputs, name) for name in names}
     changed: dict[str, Any] = {name: change(value) for name, value in tensors.items() if value is not None}
     return replace(inputs, **changed)
-
-
-def left_padded(values: Tensor, response_mask: Tensor) -> Tensor:
-    """Shift right-padded rows ``(B, T)`` to the right end."""
-    size = response_mask.shape[-1]
-    shift = size - response_mask.sum(dim=-1, keepdim=True)
-    return values.gather(-1, (torch.arange(size, device=values.device) - shift) % size)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,42 +12,84 @@ from torch import Tensor
 from rlzoo.core import ops
 from rlzoo.core.advantages import AdvantageEstimator, AdvantageInputs
 from rlzoo.core.corrections import Correction, CorrectionInputs
-from rlzoo.testing.laws import assert_close, assert_complete_settings
+from rlzoo.testing.laws import assert_close, assert_complete_settings, first_line
 
-Part = TypeVar("Part", AdvantageEstimator, Correction)
+Component = AdvantageEstimator | Correction
 SIZE = 32
 """Number of responses per prompt in the examples; some estimators use subsets of up to 32 responses."""
 
 
-class PartLaw(Generic[Part]):
-    """One law for estimators or corrections: its name, its statement, and its check, which raises an AssertionError."""
+@dataclass(frozen=True)
+class ComponentLaw:
+    """One law for estimators or corrections: calling it raises an AssertionError with the observed failure."""
 
-    def __init__(self, check: Callable[[Part], None]) -> None:
-        self.name = check.__name__
-        self.check: Callable[[Part], None] = check
-        self.statement = (check.__doc__ or "").partition("\n")[0]
+    check: Callable[[Any], None]
 
-    def __call__(self, part: Part) -> None:
+    @property
+    def name(self) -> str:
+        """The name of the law, for ``exempt``."""
+        return self.check.__name__
+
+    def __call__(self, component: Component) -> None:
         """Check an estimator or a correction against this law."""
-        self.check(part)
+        self.check(component)
 
 
-def broken(laws: tuple[PartLaw[Part], ...], part: Part) -> Iterator[tuple[str, str]]:
+def broken(laws: tuple[ComponentLaw, ...], component: Component) -> Iterator[tuple[str, str]]:
     """Yield each law that an estimator or a correction breaks without an exemption, with the observed failure."""
     for law in laws:
-        if law.name in part.exempt:
-            continue
-        try:
-            law(part)
-        except AssertionError as error:
-            yield law.name, str(error).partition("\n")[0]
-        except Exception as error:  # raising any exception breaks the law
-            yield law.name, f"{type(error).__name__}: {error}".partition("\n")[0]
+        if law.name not in component.exempt:
+            try:
+                law(component)
+            except Exception as error:  # raising any exception breaks the law
+                yield law.name, first_line(error)
 
 
-def settings_are_complete(part: AdvantageEstimator | Correction) -> None:
+# both
+
+
+def example(component: Component) -> Any:
+    """Return the inputs for an estimator or a correction."""
+    return advantage_inputs(component) if isinstance(component, AdvantageEstimator) else correction_inputs()
+
+
+def assert_form(values: Tensor, *shapes: tuple[int, ...]) -> None:
+    """Check that a result is a finite, detached float32 tensor of one of the shapes."""
+    assert tuple(values.shape) in shapes, f"shape {tuple(values.shape)}, expected {' or '.join(map(str, shapes))}"
+    assert values.dtype == torch.float32, f"type {values.dtype}, expected torch.float32"
+    assert values.isfinite().all(), "the result is not finite"
+    assert not values.requires_grad, "the result carries a gradient"
+
+
+def settings_are_complete(component: Component) -> None:
     """Settings have defaults, descriptions and bounds, and survive a dump and reload; unknown settings are rejected."""
-    assert_complete_settings(type(part))
+    assert_complete_settings(type(component))
+
+
+def inputs_are_not_changed(component: Component) -> None:
+    """The inputs do not change, and the same inputs give the same result."""
+    inputs, untouched = example(component), example(component)
+    assert torch.equal(component(inputs), component(inputs)), "the same inputs gave different results"
+    for field in fields(inputs):
+        got, expected = getattr(inputs, field.name), getattr(untouched, field.name)
+        assert got is None or torch.equal(got, expected), f"{field.name} was changed"
+
+
+def masked_positions_are_ignored(component: Component) -> None:
+    """Neither the content of masked positions nor extra padding changes a result."""
+    inputs = example(component)
+    mask, expected = inputs.response_mask, component(inputs)
+    fills = {torch.bool: False, torch.int64: -1, torch.float32: torch.nan}
+    values = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
+    padded = {
+        name: torch.nn.functional.pad(torch.where(mask, value, fill := fills[value.dtype]), (0, 3), value=fill)
+        for name, value in values.items()
+        if value is not None and value.shape[1] != 1
+    }
+    got = component(replace(inputs, **padded))[:, : expected.shape[-1]]
+    if expected.shape[-1] != 1:
+        got = torch.where(mask, got, expected)
+    assert_close(got, expected, "with NaN at masked positions and three columns of padding")
 
 
 # estimators
@@ -83,24 +125,8 @@ def advantage_inputs(estimator: AdvantageEstimator, *, equal: bool = False, seed
 def advantages_have_the_form(estimator: AdvantageEstimator) -> None:
     """Advantages are finite float32 tensors of shape (B, 1) or (B, T), detached from the graph, and 0 outside the mask."""
     inputs = advantage_inputs(estimator)
-    got = estimator(replace(inputs, rewards=inputs.rewards.clone().requires_grad_()))
-    allowed = ((len(inputs.rewards), 1), tuple(inputs.response_mask.shape))
-    assert tuple(got.shape) in allowed, f"shape {tuple(got.shape)}, expected {' or '.join(map(str, allowed))}"
-    assert got.dtype == torch.float32, f"type {got.dtype}, expected torch.float32"
-    assert got.isfinite().all(), "an advantage is not finite"
-    assert not got.requires_grad, "an advantage carries a gradient"
-
-
-def rewards_are_not_changed(estimator: AdvantageEstimator) -> None:
-    """The inputs do not change, and the same inputs give the same advantages."""
-    _assert_pure(estimator, advantage_inputs(estimator), advantage_inputs(estimator))
-
-
-def _assert_pure(part: Callable[[Any], Tensor], inputs: Any, same: Any) -> None:
-    assert torch.equal(part(inputs), part(inputs)), "the same inputs gave different results"
-    for field in fields(inputs):
-        got, expected = getattr(inputs, field.name), getattr(same, field.name)
-        assert got is None or torch.equal(got, expected), f"{field.name} was changed"
+    advantages = estimator(replace(inputs, rewards=inputs.rewards.clone().requires_grad_()))
+    assert_form(advantages, (len(inputs.rewards), 1), tuple(inputs.response_mask.shape))
 
 
 def equal_rewards_have_no_advantage(estimator: AdvantageEstimator) -> None:
@@ -137,33 +163,17 @@ def the_better_response_has_the_larger_advantage(estimator: AdvantageEstimator) 
     assert (got.diff() >= -1e-6).all(), "a better response has a smaller advantage"
 
 
-def padding_is_ignored(estimator: AdvantageEstimator) -> None:
-    """Neither extra padding columns nor the content of masked positions changes an advantage."""
-    inputs = advantage_inputs(estimator)
-    expected = estimator(inputs)
-
-    values = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
-    padding = {torch.bool: False, torch.int64: -1, torch.float32: float("nan")}
-    wide = {
-        name: torch.nn.functional.pad(value, (0, 3), value=padding[value.dtype])
-        for name, value in values.items()
-        if value is not None and value.shape[1] != 1
-    }
-    got = estimator(replace(inputs, **wide))
-    assert_close(got[:, : expected.shape[-1]], expected, "advantages with three extra columns of padding")
-
-
-ADVANTAGE_LAWS: tuple[PartLaw[AdvantageEstimator], ...] = tuple(
-    PartLaw(check)
+ADVANTAGE_LAWS: tuple[ComponentLaw, ...] = tuple(
+    ComponentLaw(check)
     for check in (
         settings_are_complete,
         advantages_have_the_form,
-        rewards_are_not_changed,
+        inputs_are_not_changed,
         equal_rewards_have_no_advantage,
         advantages_follow_their_rows,
         prompts_are_independent,
         the_better_response_has_the_larger_advantage,
-        padding_is_ignored,
+        masked_positions_are_ignored,
     )
 )
 """The laws for advantage estimators."""
@@ -186,13 +196,15 @@ def correction_inputs(seed: int = 0, spread: float = 0.3) -> CorrectionInputs:
 def weights_have_the_form(correction: Correction) -> None:
     """Weights are finite, non-negative, detached float32 tensors of shape (B, 1), or (B, T) if ``is_per_token``."""
     inputs = correction_inputs()
-    got = correction(replace(inputs, old_log_probs=inputs.old_log_probs.clone().requires_grad_()))
-    expected = tuple(inputs.response_mask.shape) if correction.is_per_token else (len(inputs.response_mask), 1)
-    assert tuple(got.shape) == expected, f"shape {tuple(got.shape)}, expected {expected}"
-    assert got.dtype == torch.float32, f"type {got.dtype}, expected torch.float32"
-    assert not got.requires_grad, "a weight carries a gradient"
-    assert got.isfinite().all(), "a weight is not finite"
-    assert (got >= 0).all(), "a weight is negative: it would reverse the gradient"
+    # log-ratios of +-50 per token over 4096 tokens
+    shift = torch.tensor([[50.0], [-50.0], [0.01], [-0.01]]).expand(4, 4096)
+    old, mask = torch.full((4, 4096), -60.0), torch.ones(4, 4096, dtype=torch.bool)
+    extreme = CorrectionInputs(old, old - shift, mask, torch.tensor([[1.0], [-1.0], [1.0], [-1.0]]))
+    for example in (inputs, extreme):
+        weights = correction(replace(example, old_log_probs=example.old_log_probs.clone().requires_grad_()))
+        size, width = example.response_mask.shape
+        assert_form(weights, (size, width if correction.is_per_token else 1))
+        assert (weights >= 0).all(), "a weight is negative: it would reverse the gradient"
 
 
 def agreement_weighs_one(correction: Correction) -> None:
@@ -203,49 +215,13 @@ def agreement_weighs_one(correction: Correction) -> None:
     assert not len(wrong), f"sampler and trainer agree on a response, but its weight is {wrong[:1].tolist()}"
 
 
-def masked_values_are_ignored(correction: Correction) -> None:
-    """Neither NaN at masked positions nor extra padding changes a weight."""
-    inputs = correction_inputs()
-    mask, expected = inputs.response_mask, correction(inputs)
-    spoiled = replace(
-        inputs,
-        old_log_probs=inputs.old_log_probs.masked_fill(~mask, torch.nan),
-        rollout_log_probs=inputs.rollout_log_probs.masked_fill(~mask, torch.inf),
-    )
-    old, sampled, visible = (
-        torch.nn.functional.pad(values, (0, 3)) for values in (spoiled.old_log_probs, spoiled.rollout_log_probs, mask)
-    )
-    wide = CorrectionInputs(old, sampled, visible, inputs.advantages)
-    for what, weights in (("NaN in the padding", correction(spoiled)), ("extra padding", correction(wide))):
-        got = weights[:, : expected.shape[-1]]
-        if expected.shape[-1] != 1:
-            got = torch.where(mask, got, expected)
-        assert_close(got, expected, what)
-
-
 def weights_follow_their_rows(correction: Correction) -> None:
     """A response's weight does not depend on other responses."""
     inputs = correction_inputs()
-    whole = correction(inputs)
-    for row in range(len(whole)):
-        own = slice(row, row + 1)
-        alone = CorrectionInputs(**{field.name: getattr(inputs, field.name)[own] for field in fields(inputs)})
-        assert_close(correction(alone), whole[own], f"row {row} alone")
-
-
-def weights_stay_finite(correction: Correction) -> None:
-    """Log-ratios of +-50 per token over 4096 tokens give finite, non-negative weights."""
-    shift = torch.tensor([[50.0], [-50.0], [0.01], [-0.01]]).expand(4, 4096)
-    old = torch.full((4, 4096), -60.0)
-    mask = torch.ones(4, 4096, dtype=torch.bool)
-    weights = correction(CorrectionInputs(old, old - shift, mask, torch.tensor([[1.0], [-1.0], [1.0], [-1.0]])))
-    assert weights.isfinite().all(), "a weight is not finite"
-    assert (weights >= 0).all(), "a weight is negative"
-
-
-def inputs_are_not_changed(correction: Correction) -> None:
-    """The inputs do not change, and the same inputs give the same weights."""
-    _assert_pure(correction, correction_inputs(), correction_inputs())
+    weights = correction(inputs)
+    for row in range(len(weights)):
+        alone = CorrectionInputs(**{field.name: getattr(inputs, field.name)[row : row + 1] for field in fields(inputs)})
+        assert_close(correction(alone), weights[row : row + 1], f"row {row} alone")
 
 
 def it_corrects_something(correction: Correction) -> None:
@@ -255,16 +231,15 @@ def it_corrects_something(correction: Correction) -> None:
     assert (ops.per_response(weights, correction_inputs().response_mask) < 1.0).any(), "no response has a weight below 1"
 
 
-CORRECTION_LAWS: tuple[PartLaw[Correction], ...] = tuple(
-    PartLaw(check)
+CORRECTION_LAWS: tuple[ComponentLaw, ...] = tuple(
+    ComponentLaw(check)
     for check in (
         settings_are_complete,
         weights_have_the_form,
         inputs_are_not_changed,
         agreement_weighs_one,
-        masked_values_are_ignored,
+        masked_positions_are_ignored,
         weights_follow_their_rows,
-        weights_stay_finite,
         it_corrects_something,
     )
 )

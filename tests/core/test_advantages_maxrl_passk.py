@@ -43,17 +43,6 @@ def pass_at(k, rewards, group_ids):
     return advantages
 
 
-def pass_at_of_binary_rewards(k, rewards):
-    """Pass@k Training's closed form for one group of 0/1 rewards."""
-    size, wrong = len(rewards), sum(reward == 0 for reward in rewards)
-    mean = 1 - math.comb(wrong, k) / math.comb(size, k)
-    deviation = math.sqrt(mean * (1 - mean))
-    if deviation == 0:
-        return [0.0] * size
-    others_wrong = math.comb(wrong - 1, k - 1) / math.comb(size - 1, k - 1)
-    return [(1 - mean) / deviation if reward else (1 - mean - others_wrong) / deviation for reward in rewards]
-
-
 def shuffled_groups(sizes, seed):
     """Group ids of these sizes, neither sorted nor consecutive."""
     ids = torch.cat([torch.full((size,), 7 * index + 3) for index, size in enumerate(sizes)])
@@ -94,14 +83,6 @@ def test_pass_at_k_equals_the_enumeration_of_subsets(k, kind, seed):
     np.testing.assert_allclose(got.numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("k", "size"), [(2, 4), (2, 16), (4, 16), (8, 16), (8, 64), (16, 64), (32, 64), (32, 128)])
-def test_binary_rewards_give_the_published_combinatorial_form(k, size):
-    for right in {0, 1, 2, size // 2, size - k, size - 1, size}:
-        rewards = [1.0] * right + [0.0] * (size - right)
-        got = estimator(f"pass@{k}")(torch.tensor(rewards), torch.zeros(size, dtype=torch.long))
-        np.testing.assert_allclose(got[:, 0].numpy(), pass_at_of_binary_rewards(k, rewards), rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("advantage", "rewards", "expected"),
     [
@@ -128,67 +109,14 @@ def test_hand_worked_groups(advantage, rewards, expected):
     assert got[:, 0].tolist() == pytest.approx(expected, rel=1e-6, abs=1e-7)
 
 
-@pytest.mark.parametrize("advantage", ["max_rl", "pass@2", "pass@4"])
-def test_equal_rewards_give_exactly_zero(advantage):
-    for reward in (0.1, 1.0, 0.0, -0.7):  # 0.1 and -0.7 are numbers whose mean rounds
-        rewards = torch.full((7,), reward)
-        assert (estimator(advantage)(rewards, torch.zeros(7, dtype=torch.long)) == 0).all()
-
-
 @pytest.mark.parametrize("best", [0.1, 1.0, 0.7, 1e-3])
-def test_pass_at_k_is_exactly_zero_where_every_subset_holds_a_best_one(best):
+def test_pass_at_k_is_exactly_zero_if_every_subset_contains_a_best_response(best):
     # three of the best and one other: every pair has the best in it, so the standard deviation is 0
     rewards = torch.tensor([best, best, 0.0, best])
     assert (estimator("pass@2")(rewards, torch.zeros(4, dtype=torch.long)) == 0).all()
-
-
-@pytest.mark.parametrize("k", [2, 4, 8])
-def test_pass_at_k_of_exactly_k_responses_is_zero(k):
-    # the one subset is the group itself
-    rewards = torch.rand(k, generator=torch.Generator().manual_seed(k))
-    assert (estimator(f"pass@{k}")(rewards, torch.zeros(k, dtype=torch.long)) == 0).all()
-
-
-@pytest.mark.parametrize("k", [2, 4, 8, 16, 32])
-def test_pass_at_k_refuses_a_group_smaller_than_k(k):
-    groups = torch.tensor([0] * (k + 1) + [1] * (k - 1))
-    rewards = torch.rand(len(groups), generator=torch.Generator().manual_seed(0))
-    with pytest.raises(UserError, match=f"pass_at_k needs at least {k} responses per prompt, not {k - 1}"):
-        estimator(f"pass@{k}")(rewards, groups)
 
 
 @pytest.mark.parametrize("advantage", ["pass@1", "pass@3", "pass@64", "pass@k", "maxrl"])
 def test_an_estimator_that_does_not_exist_is_refused(advantage):
     with pytest.raises(UserError, match="unknown advantage estimator"):
         estimator(advantage)(torch.zeros(64), torch.zeros(64, dtype=torch.long))
-
-
-@pytest.mark.parametrize("advantage", ["max_rl", "pass@2", "pass@8"])
-def test_advantages_of_a_group_sum_to_zero(advantage):
-    # every k-subset counts for k members, so the mean of the members' means is the mean of all
-    groups = shuffled_groups([9, 10, 12], seed=1)
-    rewards = rewards_of("levels", len(groups), seed=1)
-    got = estimator(advantage)(rewards, groups)[:, 0]
-    assert got.abs().max() > 0.1
-    for group in set(groups.tolist()):
-        assert got[groups == group].sum().item() == pytest.approx(0.0, abs=1e-5)
-
-
-@pytest.mark.parametrize("k", [2, 4])
-def test_pass_at_k_does_not_change_with_the_scale_or_the_origin_of_the_rewards(k):
-    groups = shuffled_groups([6, 9], seed=2)
-    rewards = rewards_of("normal", len(groups), seed=2)
-    plain, moved = (estimator(f"pass@{k}")(values, groups) for values in (rewards, 4 * rewards - 3))
-    np.testing.assert_allclose(moved.numpy(), plain.numpy(), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("advantage", ["max_rl", "pass@2"])
-def test_a_group_is_judged_by_itself_and_in_any_order(advantage):
-    groups = shuffled_groups([5, 6], seed=3)
-    rewards = rewards_of("normal", len(groups), seed=3).abs()
-    whole = estimator(advantage)(rewards, groups)
-    for group in set(groups.tolist()):
-        rows = groups == group
-        np.testing.assert_allclose(estimator(advantage)(rewards[rows], groups[rows]), whole[rows], rtol=1e-6)
-    order = torch.randperm(len(groups), generator=torch.Generator().manual_seed(0))
-    np.testing.assert_allclose(estimator(advantage)(rewards[order], groups[order]), whole[order], rtol=1e-6)

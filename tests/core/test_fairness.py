@@ -51,7 +51,7 @@ def test_empty_bins_count_for_nothing():
     assert (float(worst), float(mean)) == pytest.approx((0.0, 0.0), abs=1e-12)
 
 
-def test_a_rule_that_is_even_given_the_sign_owes_its_error_to_the_mix_of_signs():
+def test_the_error_of_a_rule_that_is_even_for_each_sign_is_due_to_composition():
     # A < 0 is clipped .4 and A > 0 not at all, at both lengths. 2 of 10 short responses have A < 0, and 6 of 10 long ones.
     # acceptance: A < 0 .6, A > 0 1, short (2 x .6 + 8) / 10 = .92, long (6 x .6 + 4) / 10 = .76, all .84
     weights = LengthWeights.of(torch.tensor([[2.0, 8.0], [6.0, 4.0]]), torch.tensor([[0.8, 0.0], [2.4, 0.0]]))
@@ -60,7 +60,7 @@ def test_a_rule_that_is_even_given_the_sign_owes_its_error_to_the_mix_of_signs()
     assert weights.total.tolist() == pytest.approx(weights.composition.tolist())
 
 
-def test_a_rule_that_is_uneven_given_the_sign_is_seen_through_an_even_total():
+def test_an_even_total_does_not_hide_a_rule_that_is_uneven_for_each_sign():
     # short: 5 with A < 0, acceptance .6, and 5 with A > 0, 1: .8. long: 10 with A > 0, acceptance .8. The total is even.
     # a sign's share: 5/20 and 15/20. A < 0 has no long response, so its acceptance there is the sign's, .6:
     # short .25 x .6 + .75 x 1 = .9, long .25 x .6 + .75 x .8 = .75, mean .825

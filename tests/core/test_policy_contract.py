@@ -27,16 +27,10 @@ def rlzoo_clip_policies():
     return [P]
 '''
 REFUSED = {
-    "advantage: float = 1.0": "it declares 'advantage' with a different type; it may only be narrowed to a Literal",
-    "advantage: str = 'raw'": "it declares 'advantage' with a different type",
-    "advantage: ClassVar = 'raw'": "it declares 'advantage' with a different type",
+    "advantage: ClassVar = 'raw'": "it declares 'advantage' as a class variable, but it is a field",
     "advantage: Advantage = 'mine'": "unknown advantage estimator 'mine' (installed: batch_norm, gigpo, group_mean, group_norm",
     "advantage: Advantage = {'name': 'pass_at_k', 'k': 1}": "its default advantage.k=1: input should be greater than",
-    "advantage: Literal['raw', 3] = 'raw'": "it allows 3 for 'advantage'; it may only be narrowed to a Literal of",
-    "advantage: Literal['raw'] = 'group_norm'": "it has the default 'group_norm' for 'advantage' (known: raw)",
-    "reduction: str = 'my_mean'": "it declares 'reduction' with a different type; it may only be narrowed to a subset of",
     "reduction: Reduction = Field('my_mean')": "it has the default 'my_mean' for 'reduction' (known: token_mean,",
-    "reduction: Reduction = Field(default_factory=lambda: 'my_mean')": "it has the default 'my_mean' for 'reduction'",
     "scaled: float = 1.0": "it declares 'scaled', which is reserved in every policy; choose another name",
     "updated: bool = False": "it declares 'updated', which is reserved",
     "replace: bool = False": "it declares 'replace', which is reserved",
@@ -66,17 +60,15 @@ def written(tmp_path):
 @pytest.mark.filterwarnings("ignore")  # pydantic warns about some of these names, which is not an error outside of tests
 @pytest.mark.parametrize(("line", "reason"), REFUSED.items(), ids=list(REFUSED))
 def test_an_unknown_or_reserved_name_is_refused_when_the_plugin_is_loaded(written, line, reason):
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as error:
         RunConfig.compose(clip="p", plugins=[written(line)])
-    assert f"cannot be used: {reason}" in str(told.value)
+    assert f"cannot be used: {reason}" in str(error.value)
 
 
 @pytest.mark.parametrize(
     "line",
     [
         "advantage: Literal['raw', 'batch_norm'] = 'raw'",
-        "advantage: Annotated[Literal['raw'], Field(description='r')] = 'raw'",
-        "advantage: Literal['raw'] | Literal['batch_norm'] = 'raw'",
         "reduction: Reduction = Field('token_mean')",
         "watch: ClassVar = {'clip/fraction': 'x'}",
         "width: float = Field(0.5, gt=0)\n    def scaled(self, factor): return self",
@@ -85,7 +77,7 @@ def test_an_unknown_or_reserved_name_is_refused_when_the_plugin_is_loaded(writte
         "def __repr__(self): return 'P'",
     ],
 )
-def test_what_the_contract_provides_for_may_be_overridden(written, line):
+def test_allowed_attributes_may_be_overridden(written, line):
     assert RunConfig.compose(clip="p", plugins=[written(line)]).clip.name == "p"
 
 
@@ -104,22 +96,22 @@ def test_an_unknown_reduction_is_refused_where_it_is_applied():
 
 
 @pytest.mark.parametrize("line", ["must: float", "must: float = Field(gt=0, description='m')", "must: Literal['a', 'b']"])
-def test_a_required_field_is_named_with_the_way_to_set_it(written, line):
+def test_the_error_for_a_required_field_says_how_to_set_it(written, line):
     file = written(line)
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as error:
         RunConfig.compose(clip="p", plugins=[file])
-    assert str(told.value) == "clip.must is missing: p has no default for it; set it with --set clip.must=VALUE"
+    assert str(error.value) == "clip.must is missing: p has no default for it; set it with --set clip.must=VALUE"
     value = "a" if "Literal" in line else "0.5"
     config = RunConfig.compose(clip="p", plugins=[file], overrides=[f"clip.must={value}"])
     assert str(config.clip.must) == value
 
 
-def test_a_wrong_value_of_a_required_field_is_told_as_of_any_other(written):
+def test_a_wrong_value_of_a_required_field_is_reported(written):
     with pytest.raises(UserError, match=r"clip\.must='x': input should be a valid number"):
         RunConfig.compose(clip="p", plugins=[written("must: float")], overrides=["clip.must=x"])
 
 
-def test_a_policy_made_in_python_is_held_to_the_same():
+def test_a_policy_created_in_python_is_checked_too():
     class Mine(ClipPolicy):
         name, paper, scope = "mine", "none", "token"
         reduction: Reduction = "my_mean"

@@ -125,7 +125,7 @@ def test_a_sample_without_tokens_has_a_loss_to_go_back_from():
      ("grpo", {"reduction": "token_mean"}, "would be ignored; set no reduction, because prime-rl divides"),
      ("grpo", {"width": 1}, "unknown key 'rlzoo:grpo/width'"), ("grop", {}, "did you mean 'grpo'")],
 )  # fmt: skip
-def test_what_would_be_wrong_or_ignored_is_refused(rule, settings, message):
+def test_settings_that_would_be_wrong_or_ignored_are_rejected(rule, settings, message):
     with pytest.raises(UserError, match=message):
         prime_rl.loss(sample(), rule, **settings)
 

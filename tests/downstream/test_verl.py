@@ -122,8 +122,7 @@ def test_rollout_weights_multiply_the_objective():
     ("name", "mode", "info", "message"),
     [("fspo", "token-mean", {}, r"set actor\.loss_agg_mode=seq-mean-token-mean"),
      ("grpo", "seq-mean-token-sum-norm", {"loss_scale_factor": None}, r"set actor\.loss_scale_factor"),
-     ("grpo", "mean", {}, "unknown loss_agg_mode 'mean'"),
-     ("m2po", "token-mean", {"batch_num_tokens": 10_000}, "m2po judges a whole step"),
+     ("m2po", "token-mean", {"batch_num_tokens": 10_000}, "m2po needs a whole step"),
      ("grpo", "token-mean", {"dp_size": 2}, "are needed when dp_size > 1"),
      ("fspo-adaptive", "token-mean", {}, "fspo-adaptive adapts its band after every update, but verl keeps no state"),
      ("gvpo", "token-mean", {}, "gvpo needs group_ids, rewards, which verl does not pass to a loss"),
@@ -135,7 +134,7 @@ def test_rollout_weights_multiply_the_objective():
      ("grpo/clip_low", "token-mean", {}, "expected /key:value settings"),
      ("grop", "token-mean", {}, "unknown rule 'grop'.*did you mean 'grpo'")],
 )  # fmt: skip
-def test_what_would_be_wrong_or_ignored_is_refused(name, mode, info, message):
+def test_settings_that_would_be_wrong_or_ignored_are_rejected(name, mode, info, message):
     with pytest.raises(UserError, match=message):
         through_verl(f"rlzoo:{name}", inputs_of(ZOO["grpo"]()), mode, **info)
 
@@ -344,7 +343,7 @@ def test_token_rewards_reach_estimators_that_take_them_and_are_added_up_for_othe
     [("gigpo", UIDS, "'gigpo' needs state_ids, which verl does not pass"),
      ("optimal_token_baseline", UIDS, "needs collision_probs, old_log_probs"),
      ("group_norm", None, "compares the responses to one prompt, but the batch has no uid"),
-     ("leave_one_out", np.arange(6), r"at least 2 responses per prompt, not 1: raise actor_rollout_ref\.rollout\.n"),
+     ("leave_one_out", np.arange(6), "at least 2 responses per prompt, not 1"),
      ("pass_at_k/k:9", UIDS, "at least 9 responses per prompt, not 3"),
      ("pass_at_k/n:9", UIDS, "unknown key .*pass_at_k/n"),
      ("group", UIDS, "unknown advantage estimator 'group'")],

@@ -5,7 +5,7 @@ import torch
 
 from rlzoo import ClipResult
 from rlzoo.core.errors import UserError
-from rlzoo.integrations.rules import check_supported, clipped_by_length, parse, per_response, rule
+from rlzoo.integrations.rules import check_supported, clipped_by_length, one_per_response, parse, rule
 from rlzoo.journal.recording import turns
 
 
@@ -22,24 +22,24 @@ def test_a_name_with_settings_is_split(name, expected):
 @pytest.mark.parametrize(
     "name", ["fspo/", "fspo/width_low", "fspo/width_low:", "fspo/:1", "fspo/drift:1/drift:2", "fspo/drift:[1"]
 )
-def test_what_is_no_setting_is_refused(name):
+def test_an_invalid_setting_is_rejected(name):
     with pytest.raises(UserError, match=r"expected /key:value settings|cannot be read"):
         parse(name)
 
 
-def test_a_rule_has_its_settings_whichever_way_they_are_given():
+def test_settings_in_the_name_and_as_keywords_are_equivalent():
     expected = rule("fspo", width_low=0.02, width_high=0.1)
     assert rule("rlzoo:fspo/width_low:0.02/width_high:1e-1") == expected
     assert rule("fspo/width_low:0.3", width_low=0.02, width_high=0.1) == expected
 
 
-def test_what_the_trainer_decides_on_is_refused():
+def test_a_field_that_the_trainer_determines_is_rejected():
     with pytest.raises(UserError, match=r"rlzoo:grpo/reduction:token_mean would be ignored; set loss_agg_mode"):
         rule("grpo/reduction:token_mean", {"reduction": "loss_agg_mode"})
     assert rule("grpo/reduction:token_mean").reduction == "token_mean"
 
 
-def test_rules_that_lack_something_in_a_trainer_are_refused():
+def test_rules_that_need_what_a_trainer_does_not_provide_are_rejected():
     check_supported(rule("fspo-turn"), "T", ["turn_ids"])
     with pytest.raises(UserError, match="fspo-turn needs turn_ids, which T does not pass to a loss"):
         check_supported(rule("fspo-turn"), "T")
@@ -52,13 +52,13 @@ def test_a_gap_in_the_mask_begins_a_turn():
     assert turns(mask).tolist() == [[-1, 0, 0, -1, -1, 1], [0, -1, 1, -1, 2, 2], [-1] * 6]
 
 
-def test_a_column_is_what_every_token_of_a_response_holds():
+def test_values_that_are_equal_in_a_response_become_a_column():
     mask = torch.tensor([[False, True, True], [True, False, False], [False, False, False]])
     values = torch.tensor([[9.0, 2.0, 2.0], [3.0, 8.0, 7.0], [1.0, 5.0, 6.0]])
-    column = per_response(values, mask, "values")
+    column = one_per_response(values, mask, "values")
     assert column[:2].tolist() == [[2.0], [3.0]]
     with pytest.raises(UserError, match="values differ between the tokens of a response"):
-        per_response(values, torch.ones_like(mask), "values")
+        one_per_response(values, torch.ones_like(mask), "values")
 
 
 def result(clipped):

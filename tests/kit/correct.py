@@ -198,22 +198,6 @@ class OneSide(Token):
         return ops.clipped_surrogate(log_ratio, inputs.advantages, band)
 
 
-class Loop(Mean):
-    """A loop over the rows that leaves the graph: correct but slow."""
-
-    name = "loop"
-
-    def __call__(self, inputs):
-        token = ops.log_ratio(inputs)
-        rows = []
-        for row, mask in zip(token, inputs.response_mask, strict=True):
-            number = int(mask.sum())
-            rows.append(row[mask].sum() / number if number else row.sum() * 0)
-        log_ratio = torch.stack(rows)[:, None]
-        edge = torch.full_like(log_ratio.detach(), self.width)
-        return ops.clipped_surrogate(log_ratio, inputs.advantages, ClipBand(low=-edge, high=edge))
-
-
 class Soft(ClipPolicy):
     """A weight that fades with the ratio and is never zero."""
 
@@ -378,7 +362,6 @@ class Drawn(Token):
 
     name, scope = "drawn", "batch"
     exempt: ClassVar = {
-        "compiles": "draws at random",
         "row_order_changes_nothing": "the draw goes by the place in the batch",
         "only_cuts_outward": "the tokens that are left alone are drawn again in every call",
     }
@@ -397,6 +380,6 @@ class Drawn(Token):
 
 CORRECT = (
     Token, DualClip, Mean, Root, PlainGradient, LogRatioTimesAdvantage, Weighted, Parabola, Shared, GroupBand, Adaptive,
-    Kind, Optional, OneSide, Loop, Soft, Textbook, Penalised, Undetached, ToTheSampler, Corrected, Gate, Turns, Prefix, Pooled,
+    Kind, Optional, OneSide, Soft, Textbook, Penalised, Undetached, ToTheSampler, Corrected, Gate, Turns, Prefix, Pooled,
     Drawn,
 )  # fmt: skip

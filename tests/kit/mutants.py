@@ -19,9 +19,9 @@ def mutant(base: type[ClipPolicy], **members: object) -> Callable[[Callable], ty
 
     def make(call: Callable) -> type[ClipPolicy]:
         name = call.__name__.replace("_", "-")
-        made = type(call.__name__, (base,), {"__call__": call, "name": name, "__module__": __name__, **members})
-        MUTANTS.append(made)
-        return made
+        rule = type(call.__name__, (base,), {"__call__": call, "name": name, "__module__": __name__, **members})
+        MUTANTS.append(rule)
+        return rule
 
     return make
 
@@ -35,8 +35,8 @@ def register(kind: type[ClipPolicy]) -> type[ClipPolicy]:
 def surrogate(log_ratio, inputs, width, advantages=None):
     """A clipped surrogate with a symmetric band."""
     edge = torch.full_like(log_ratio.detach(), width)
-    given = inputs.advantages if advantages is None else advantages
-    return ops.clipped_surrogate(log_ratio, given, ClipBand(low=-edge, high=edge))
+    band = ClipBand(low=-edge, high=edge)
+    return ops.clipped_surrogate(log_ratio, inputs.advantages if advantages is None else advantages, band)
 
 
 def ppo(self, log_ratio, inputs, advantages=None):

@@ -21,7 +21,7 @@ def test_a_token_rule_cuts_at_the_logarithms_of_its_bounds_at_every_length():
     assert drawn.negative[2.0] == pytest.approx(2.0, rel=1e-3)
 
 
-def test_a_band_that_grows_with_the_root_of_the_length_is_told_from_one_that_does_not():
+def test_the_portrait_shows_whether_a_band_grows_with_the_square_root_of_the_length():
     edges = portrait(Root()).edges
     assert [edges[length].high for length in LENGTHS] == pytest.approx([0.03, 0.12, 0.48, 1.92], rel=1e-3)
     edges = portrait(Mean()).edges
@@ -41,7 +41,7 @@ def test_a_dual_clip_has_a_ceiling_and_a_parabola_turns_round():
 
 
 @pytest.mark.parametrize("rule", [PlainGradient, Soft])
-def test_what_is_never_cut_has_no_edge(rule):
+def test_a_rule_that_never_cuts_has_no_edge(rule):
     drawn = portrait(rule(), lengths=(1, 256))
     assert {value for edge in drawn.edges.values() for value in (edge.high, edge.low, edge.ceiling, edge.inward)} == {None}
 

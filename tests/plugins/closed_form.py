@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 
@@ -68,3 +69,24 @@ def assert_equals_closed_form(name, rule: Rule, settings=None, *, seed=0, widen=
         )
     np.testing.assert_allclose(gradient.numpy(), expected.derivative, rtol=rtol, atol=1e-6, err_msg="gradient")
     return result, expected
+
+
+def closed_form_test(name, rule: Rule, settings=({},), *, clips=True, by_token=None):
+    """Return a test that compares a policy with its closed form, on data near its band and far beyond.
+
+    ``clips`` says whether the policy clips in every case near its band. ``by_token`` says whether its advantages may differ by
+    token; by default, this is so for rules of scope "token".
+    """
+    by_token = load_zoo()[name].scope == "token" if by_token is None else by_token
+    cases = [(0, 1.0, False), (1, 1.0, by_token), (2, 1.0, False), (5, 6.0, by_token)]
+
+    @pytest.mark.parametrize(("seed", "widen", "token_advantages"), cases)
+    @pytest.mark.parametrize("setting", settings, ids=str)
+    def test(setting, seed, widen, token_advantages):
+        rtol = 2e-5 if widen == 1.0 else 2e-4
+        _, expected = assert_equals_closed_form(
+            name, rule, setting, seed=seed, widen=widen, token_advantages=token_advantages, rtol=rtol
+        )
+        assert expected.clipped.any() or not clips or widen > 1
+
+    return test

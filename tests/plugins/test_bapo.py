@@ -9,7 +9,7 @@ from rlzoo_bapo import grid
 
 from rlzoo import ClipInputs, load_zoo
 from rlzoo.testing import evaluate
-from tests.plugins.closed_form import ClosedForm, assert_equals_closed_form
+from tests.plugins.closed_form import ClosedForm, closed_form_test
 
 OTHER = {"share": 0.6, "low_first": 0.5, "low_last": 0.7, "low_step": 0.1, "high_last": 1.5, "high_step": 0.1}
 
@@ -71,17 +71,7 @@ def found(policy, inputs):
     return [policy(inputs).metrics[name][0, 0].item() for name in ("bound_low", "bound_high", "positive_share")]
 
 
-@pytest.mark.parametrize("token_advantages", [False, True], ids=["A per response", "A per token"])
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("settings", [{}, OTHER, {"share": 0.9}], ids=["defaults", "other", "out of reach"])
-def test_value_and_gradient_equal_the_closed_form(settings, seed, token_advantages):
-    assert_equals_closed_form("bapo", bapo, settings, seed=seed, token_advantages=token_advantages)
-
-
-@pytest.mark.parametrize("settings", [{}, OTHER], ids=["defaults", "other"])
-def test_far_off_policy_equals_the_closed_form(settings):
-    _, expected = assert_equals_closed_form("bapo", bapo, settings, seed=5, widen=6.0, rtol=2e-4)
-    assert expected.clipped.any()
+test_equals_the_closed_form = closed_form_test("bapo", bapo, [{}, OTHER, {"share": 0.9}], clips=False, by_token=True)
 
 
 def test_hand_worked_step():

@@ -8,7 +8,7 @@ import torch
 
 from rlzoo import ClipInputs, load_zoo
 from rlzoo.testing import evaluate
-from tests.plugins.closed_form import ClosedForm, assert_equals_closed_form, inputs_for
+from tests.plugins.closed_form import ClosedForm, closed_form_test, inputs_for
 
 OTHER = {"clip_low": 0.1, "clip_high": 0.3, "beta_low": 0.25, "beta_high": 1.5}
 
@@ -38,16 +38,7 @@ def ce_gppo(
     return ClosedForm(objective, objective, clipped)  # the gradient of w r / sg[r] is w, that of r is r
 
 
-@pytest.mark.parametrize("token_advantages", [False, True], ids=["A per response", "A per token"])
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("settings", [{}, OTHER], ids=["defaults", "other"])
-def test_value_and_gradient_equal_the_closed_form(settings, seed, token_advantages):
-    _, expected = assert_equals_closed_form("ce-gppo", ce_gppo, settings, seed=seed, token_advantages=token_advantages)
-    assert expected.clipped.any()
-
-
-def test_far_off_policy_equals_the_closed_form():
-    assert_equals_closed_form("ce-gppo", ce_gppo, seed=5, widen=6.0, rtol=2e-4)
+test_equals_the_closed_form = closed_form_test("ce-gppo", ce_gppo, [{}, OTHER])
 
 
 def test_hand_worked_tokens():

@@ -170,7 +170,7 @@ def test_at_least_one_candidate_is_dropped():
     assert (dropped.sum(), found.sum()) == (1, 4)
 
 
-def test_the_same_inputs_give_the_same_draw_and_the_global_generator_is_left_alone():
+def test_equal_inputs_give_equal_draws_and_the_global_generator_is_unchanged():
     policy = load_zoo()["clip-cov"](**MANY)
     inputs = inputs_for(policy, seed=1)
     torch.manual_seed(0)

@@ -8,7 +8,7 @@ import torch
 
 from rlzoo import ClipInputs, load_zoo
 from rlzoo.testing import evaluate
-from tests.plugins.closed_form import ClosedForm, assert_equals_closed_form
+from tests.plugins.closed_form import ClosedForm, closed_form_test
 
 OTHER = {"delta": 0.1, "budget": 0.01, "quantile": None, "weight_last": 0.5}
 
@@ -49,16 +49,7 @@ def response(before, now, advantage):
     return ClipInputs(now, now, torch.tensor([[advantage]]), torch.ones_like(now, dtype=torch.bool), before)
 
 
-@pytest.mark.parametrize("token_advantages", [False, True], ids=["A per response", "A per token"])
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("settings", [{}, OTHER], ids=["defaults", "other"])
-def test_value_and_gradient_equal_the_closed_form(settings, seed, token_advantages):
-    _, expected = assert_equals_closed_form("cppo", cppo, settings, seed=seed, token_advantages=token_advantages)
-    assert expected.clipped.any()
-
-
-def test_far_off_policy_equals_the_closed_form():
-    assert_equals_closed_form("cppo", cppo, seed=5, widen=6.0, rtol=2e-4)
+test_equals_the_closed_form = closed_form_test("cppo", cppo, [{}, OTHER])
 
 
 def test_hand_worked_response():

@@ -8,7 +8,7 @@ import torch
 
 from rlzoo import ClipInputs, load_zoo
 from rlzoo.testing import evaluate
-from tests.plugins.closed_form import ClosedForm, assert_equals_closed_form
+from tests.plugins.closed_form import ClosedForm, closed_form_test
 
 OTHER = {"width_low": 0.3, "width_high": 0.2, "width_ceiling": 0.4, "power": 0.25}
 
@@ -45,16 +45,7 @@ def ctpo(
     return ClosedForm(objective, derivative, clipped)
 
 
-@pytest.mark.parametrize("token_advantages", [False, True], ids=["A per response", "A per token"])
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("settings", [{}, OTHER], ids=["defaults", "other"])
-def test_value_and_gradient_equal_the_closed_form(settings, seed, token_advantages):
-    _, expected = assert_equals_closed_form("ctpo", ctpo, settings, seed=seed, token_advantages=token_advantages)
-    assert expected.clipped.any()
-
-
-def test_far_off_policy_equals_the_closed_form():
-    assert_equals_closed_form("ctpo", ctpo, seed=5, widen=6.0, rtol=2e-4)
+test_equals_the_closed_form = closed_form_test("ctpo", ctpo, [{}, OTHER])
 
 
 def test_hand_worked_response():

@@ -9,7 +9,7 @@ from rlzoo_fipo import discounted_future
 
 from rlzoo import ClipInputs, load_zoo
 from rlzoo.testing import evaluate
-from tests.plugins.closed_form import ClosedForm, assert_equals_closed_form
+from tests.plugins.closed_form import ClosedForm, closed_form_test
 
 OTHER = {"dual_clip": 1.3, "weight_low": 0.3, "weight_high": 0.5, "half_life": 4.0, "safety": 1.2, "clip_high": 0.1}
 
@@ -54,17 +54,7 @@ def fipo(
     return ClosedForm(objective, derivative, clipped)
 
 
-@pytest.mark.parametrize("token_advantages", [False, True], ids=["A per response", "A per token"])
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("settings", [{}, OTHER, {"dual_clip": None}], ids=["defaults", "other", "no dual clip"])
-def test_value_and_gradient_equal_the_closed_form(settings, seed, token_advantages):
-    _, expected = assert_equals_closed_form("fipo", fipo, settings, seed=seed, token_advantages=token_advantages)
-    assert expected.clipped.any()
-
-
-@pytest.mark.parametrize("settings", [{}, OTHER], ids=["defaults", "other"])
-def test_far_off_policy_equals_the_closed_form(settings):
-    assert_equals_closed_form("fipo", fipo, settings, seed=5, widen=6.0, rtol=2e-4)
+test_equals_the_closed_form = closed_form_test("fipo", fipo, [{}, OTHER, {"dual_clip": None}])
 
 
 def test_hand_worked_response():

@@ -8,7 +8,7 @@ import torch
 
 from rlzoo import ClipInputs, load_zoo
 from rlzoo.testing import evaluate
-from tests.plugins.closed_form import ClosedForm, assert_equals_closed_form, inputs_for
+from tests.plugins.closed_form import ClosedForm, closed_form_test, inputs_for
 
 DEFAULTS = {"clip_low": 2e-3, "clip_high": 2.5e-3}
 WIDE = {"clip_low": 0.1, "clip_high": 0.25}
@@ -39,18 +39,7 @@ def response(log_ratios, advantage):
     return ClipInputs(old + torch.tensor([log_ratios]), old, torch.tensor([[advantage]]), mask)
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("settings", [{}, WIDE], ids=str)
-def test_value_gradient_and_clip_decisions_equal_the_closed_form(settings, seed):
-    _, expected = assert_equals_closed_form("luspo", luspo, settings, seed=seed)
-    assert expected.clipped.any()
-    assert expected.derivative.any()
-
-
-@pytest.mark.parametrize("settings", [{}, WIDE], ids=str)
-def test_far_off_policy_equals_the_closed_form(settings):
-    _, expected = assert_equals_closed_form("luspo", luspo, settings, seed=5, widen=6.0, rtol=2e-4)
-    assert expected.clipped.any()
+test_equals_the_closed_form = closed_form_test("luspo", luspo, [{}, WIDE])
 
 
 @pytest.mark.parametrize(

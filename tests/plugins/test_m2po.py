@@ -9,7 +9,7 @@ import torch
 
 from rlzoo import ClipInputs, load_zoo
 from rlzoo.testing import evaluate
-from tests.plugins.closed_form import ClosedForm, arrays_of, assert_equals_closed_form, inputs_for
+from tests.plugins.closed_form import ClosedForm, arrays_of, closed_form_test, inputs_for
 
 CASES = [{}, {"threshold": 0.005}, {"threshold": 0.2}]
 
@@ -80,17 +80,7 @@ def step(log_ratios, advantages):
     return ClipInputs(old + torch.tensor(log_ratios), old, torch.tensor(advantages)[:, None], mask)
 
 
-@pytest.mark.parametrize("token_advantages", [False, True], ids=["A per response", "A per token"])
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("settings", CASES, ids=str)
-def test_value_gradient_and_clip_decisions_equal_the_closed_form(settings, seed, token_advantages):
-    _, expected = assert_equals_closed_form("m2po", m2po, settings, seed=seed, token_advantages=token_advantages)
-    assert expected.clipped.any()
-
-
-@pytest.mark.parametrize("settings", CASES, ids=str)
-def test_far_off_policy_equals_the_closed_form(settings):
-    assert_equals_closed_form("m2po", m2po, settings, seed=5, widen=6.0, rtol=2e-4)
+test_equals_the_closed_form = closed_form_test("m2po", m2po, CASES, by_token=True)
 
 
 @pytest.mark.parametrize("budget", [0.005, 0.04, 0.2])

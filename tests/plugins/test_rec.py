@@ -8,7 +8,7 @@ import torch
 
 from rlzoo import ClipInputs, load_zoo
 from rlzoo.testing import check, evaluate
-from tests.plugins.closed_form import ClosedForm, assert_equals_closed_form, inputs_for
+from tests.plugins.closed_form import ClosedForm, closed_form_test, inputs_for
 
 SETTINGS = [
     {},
@@ -54,17 +54,7 @@ def rec(
     return ClosedForm(objective, derivative, clipped)
 
 
-@pytest.mark.parametrize("token_advantages", [False, True], ids=["A per response", "A per token"])
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_value_and_gradient_equal_the_closed_form(settings, seed, token_advantages):
-    _, expected = assert_equals_closed_form("rec", rec, settings, seed=seed, token_advantages=token_advantages)
-    assert expected.clipped.any()
-
-
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_far_off_policy_equals_the_closed_form(settings):
-    assert_equals_closed_form("rec", rec, settings, seed=5, widen=6.0, rtol=2e-4)
+test_equals_the_closed_form = closed_form_test("rec", rec, SETTINGS)
 
 
 @pytest.mark.parametrize("settings", SETTINGS[1:], ids=str)

@@ -8,7 +8,7 @@ import torch
 
 from rlzoo import ClipInputs, load_zoo
 from rlzoo.testing import evaluate
-from tests.plugins.closed_form import ClosedForm, assert_equals_closed_form
+from tests.plugins.closed_form import ClosedForm, closed_form_test
 
 OTHER = {"tau_positive": 2.0, "tau_negative": 3.0}
 
@@ -30,15 +30,7 @@ def tokens(ratios, advantages):
     return ClipInputs(now, old, torch.tensor(advantages)[:, None], torch.ones_like(old, dtype=torch.bool))
 
 
-@pytest.mark.parametrize("token_advantages", [False, True], ids=["A per response", "A per token"])
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("settings", [{}, OTHER], ids=["defaults", "other"])
-def test_value_and_gradient_equal_the_closed_form(settings, seed, token_advantages):
-    assert_equals_closed_form("sapo", sapo, settings, seed=seed, token_advantages=token_advantages)
-
-
-def test_far_off_policy_equals_the_closed_form():
-    assert_equals_closed_form("sapo", sapo, seed=5, widen=6.0, rtol=2e-4)
+test_equals_the_closed_form = closed_form_test("sapo", sapo, [{}, OTHER], clips=False)
 
 
 def test_hand_worked_tokens():

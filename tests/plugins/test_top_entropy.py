@@ -9,7 +9,7 @@ import torch
 
 from rlzoo import ClipInputs, load_zoo
 from rlzoo.testing import evaluate
-from tests.plugins.closed_form import ClosedForm, assert_equals_closed_form, inputs_for
+from tests.plugins.closed_form import ClosedForm, closed_form_test, inputs_for
 
 OTHER = {"top_share": 0.5, "clip_low": 0.1, "clip_high": 0.05}
 
@@ -42,17 +42,7 @@ def top_entropy(
     return ClosedForm(objective, derivative, clipped)
 
 
-@pytest.mark.parametrize("token_advantages", [False, True], ids=["A per response", "A per token"])
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("settings", [{}, OTHER], ids=["defaults", "other"])
-def test_value_and_gradient_equal_the_closed_form(settings, seed, token_advantages):
-    _, expected = assert_equals_closed_form("top-entropy", top_entropy, settings, seed=seed, token_advantages=token_advantages)
-    assert expected.derivative.any()
-
-
-def test_far_off_policy_equals_the_closed_form():
-    _, expected = assert_equals_closed_form("top-entropy", top_entropy, seed=5, widen=6.0, rtol=2e-4)
-    assert expected.clipped.any()
+test_equals_the_closed_form = closed_form_test("top-entropy", top_entropy, [{}, OTHER], clips=False, by_token=True)
 
 
 def test_hand_worked_step():

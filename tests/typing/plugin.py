@@ -37,7 +37,7 @@ class Stranger(ClipPolicy):
     paper = "none"
     scope = "sequence"
     watch: ClassVar = {"clip/fraction": "approaches a tenth"}
-    exempt: ClassVar[Mapping[str, str]] = {"compiles": "an example of a reason"}
+    exempt: ClassVar[Mapping[str, str]] = {"widths_scale": "an example of a reason"}
 
     advantage: Advantage = Field("leave_one_out", description="how a group's rewards become advantages")
     reduction: Reduction = Field("sequence_mean", description="how the objective is reduced to a scalar")
