@@ -19,8 +19,8 @@ from rlzoo.models.pretrained import quiet
 from rlzoo.rollout.draws import Truncation
 from rlzoo.rollout.sampler import Drawn, Draws, Ids, Sampler
 from rlzoo.rollout.types import KeptSets
+from rlzoo.rollout.vllm_engine import VLLM
 from rlzoo.rollout.vllm_model import cpu_head_size, head_size, padded_config, vllm_weights
-from rlzoo.support.extras import INSTALL_VLLM
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -230,12 +230,12 @@ def _import_vllm() -> tuple[Any, type[LLM]]:
     except ModuleNotFoundError as error:
         if error.name != "vllm":
             raise
-        raise UserError(f"rollout.engine='vllm': vLLM is not installed: {INSTALL_VLLM}; or set rollout.vllm.server") from error
+        raise UserError(f"rollout.engine='vllm': vLLM is not installed: {VLLM.install}; or set rollout.vllm.server") from error
     except (ImportError, RuntimeError, OSError) as error:
         problem = " ".join(str(error).split())
-        raise UserError(f"rollout.engine='vllm': vLLM cannot be imported: {problem}; {INSTALL_VLLM}") from error
+        raise UserError(f"rollout.engine='vllm': vLLM cannot be imported: {problem}; {VLLM.install}") from error
     if not current_platform.device_type:
-        raise UserError(f"rollout.engine='vllm': this build of vLLM supports no device of this machine: {INSTALL_VLLM}")
+        raise UserError(f"rollout.engine='vllm': this build of vLLM supports no device of this machine: {VLLM.install}")
     return current_platform, LLM
 
 
