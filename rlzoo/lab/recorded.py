@@ -25,7 +25,7 @@ from rlzoo.core.types import ClipInputs
 from rlzoo.core.zoo import load_zoo
 from rlzoo.journal.recording import RecordedStep, turns
 from rlzoo.learner.batch import Batch
-from rlzoo.rollout.kept import RaggedSets
+from rlzoo.rollout.kept import KeptSets
 
 LONGEST_STEP = 9  # maximum number of digits of the step in a file name
 
@@ -42,7 +42,7 @@ class RecordedUpdate:
     sequences: tuple[Tensor, ...]  # R ragged rows of prompt and response token ids
     counts: StepCounts  # by which objectives are divided; includes responses without a grade
     weights: Tensor | None = None  # (R, 1) or (R, T) weights for the objective, if the run used a mismatch correction
-    kept: RaggedSets | None = None  # token ids that top-k or top-p kept for each token that the model chose, row by row
+    kept: KeptSets | None = None  # token ids that top-k or top-p kept for each token that the model chose, row by row
 
     def weights_for(self, policy: ClipPolicy) -> Tensor | None:
         """Return the weights for a rule's objective; None if the rule's ratio is already relative to the sampler."""
@@ -175,7 +175,7 @@ def batch_of(step: RecordedStep) -> Batch:
         rewards=torch.zeros(len(step)) if rewards is None else rewards,
         group_ids=step.group_ids,
         finished=torch.ones(len(step), dtype=torch.bool) if finished is None else finished,
-        kept=None if step.kept_ids is None or step.kept_sizes is None else RaggedSets(step.kept_ids, step.kept_sizes.long()),
+        kept=None if step.kept_ids is None or step.kept_sizes is None else KeptSets(step.kept_ids, step.kept_sizes),
     )
 
 

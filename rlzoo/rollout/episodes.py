@@ -11,9 +11,10 @@ import torch
 
 from rlzoo.core.errors import shown
 from rlzoo.rollout.dialogue import Dialogue
+from rlzoo.rollout.kept import KeptSets
 from rlzoo.rollout.prompts import PromptError
 from rlzoo.rollout.sampler import Drawn, Draws, Ids, Sampler
-from rlzoo.rollout.types import KeptSets, Rollout, Turn
+from rlzoo.rollout.types import Rollout, Turn
 from rlzoo.tasks.environments import Host, Message, Observation
 from rlzoo.tasks.problem import Problem
 

@@ -32,8 +32,9 @@ from rlzoo.models.probe import (
 )
 from rlzoo.rollout.decode import Caches, Decoded, Way, decode, possible_ways
 from rlzoo.rollout.draws import OwnDraws, Truncation, refuse_nan, row_uniforms
+from rlzoo.rollout.kept import KeptSets
 from rlzoo.rollout.prompts import encode_prompt
-from rlzoo.rollout.types import KeptSets, Rollout
+from rlzoo.rollout.types import Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -414,11 +415,9 @@ class HFSampler(Sampler):
 
 def _drawn(decoded: Decoded) -> list[Drawn]:
     """Convert decoded tokens to one `Drawn` per response."""
-    pairs = zip(decoded.tokens.tolist(), decoded.log_probs.tolist(), strict=True)
-    if decoded.kept is None:
-        return [Drawn(*pair) for pair in pairs]
-    kept = (KeptSets(sets.ids.numpy().tobytes(), sets.sizes.int().numpy().tobytes()) for sets in decoded.kept)
-    return [Drawn(*pair, sets) for pair, sets in zip(pairs, kept, strict=True)]
+    tokens, log_probs = decoded.tokens.tolist(), decoded.log_probs.tolist()
+    kept: Sequence[KeptSets | None] = decoded.kept or [None] * len(tokens)
+    return [Drawn(*fields) for fields in zip(tokens, log_probs, kept, strict=True)]
 
 
 def _uneven_prompts(row: Ids) -> tuple[list[Ids], int]:

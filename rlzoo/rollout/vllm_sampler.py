@@ -17,8 +17,8 @@ from rlzoo.config.sections import VLLMConfig
 from rlzoo.core.errors import RunError, UserError
 from rlzoo.models.pretrained import quiet
 from rlzoo.rollout.draws import Truncation
+from rlzoo.rollout.kept import KeptSets
 from rlzoo.rollout.sampler import Drawn, Draws, Ids, Sampler
-from rlzoo.rollout.types import KeptSets
 from rlzoo.rollout.vllm_engine import VLLM
 from rlzoo.rollout.vllm_model import cpu_head_size, head_size, padded_config, vllm_weights
 

@@ -22,13 +22,12 @@ from torch import Tensor
 
 from rlzoo.config.sections import VLLMConfig
 from rlzoo.core.errors import RunError, UserError, shown
+from rlzoo.rollout.kept import KeptSets
 from rlzoo.rollout.sampler import Drawn, Draws, Ids
-from rlzoo.rollout.types import KeptSets
 from rlzoo.rollout.vllm_model import cpu_head_size, head_size, vllm_weights
 from rlzoo.rollout.vllm_sampler import AnyVLLMSampler, request_seed
 from rlzoo.support.atomic import remove_files, write_tensors
 from rlzoo.support.lock import Lock
-from rlzoo.support.replies import bounded_pool
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -133,15 +132,15 @@ class ServerSampler(AnyVLLMSampler):
         self.silent: SilentServerError | None = None  # the server's first failure to respond since the weights were loaded
         self.gone: RunError | None = None
         # no keep-alive: the server would close the connection while the learner works
-        self.http = bounded_pool(
+        self.http = urllib3.connection_from_url(
             settings.server,
-            REPLY_BYTES + (BYTES_PER_TOKEN + BYTES_PER_LOG_PROB * self.num_log_probs) * self.max_new_tokens,
-            settings.timeout,
             headers={"Connection": "close"},
             maxsize=self.batch_size * (64 if settings.in_flight else 1),  # with in_flight, several batches are drawn at once
             timeout=urllib3.Timeout(connect=CONNECT_SECONDS, read=settings.timeout),
             retries=False,
         )
+        self.largest_reply = REPLY_BYTES
+        self.largest_reply += (BYTES_PER_TOKEN + BYTES_PER_LOG_PROB * self.num_log_probs) * self.max_new_tokens
         self.processes = PartialState()
         self.known: Answer = ()  # the answer with the weights that were sent last
         self.num_loads = 0
@@ -425,22 +424,31 @@ class ServerSampler(AnyVLLMSampler):
         """Send a request and return the JSON object in the reply (empty if there is no body); failures raise a UserError."""
         from urllib3.exceptions import HTTPError, ReadTimeoutError
 
+        url_path = urlsplit(self.settings.server or "").path.rstrip("/")
+        late = f"did not respond to {path} within {self.settings.timeout:g} s (rollout.vllm.timeout)"
+        data, end = bytearray(), time.monotonic() + self.settings.timeout
         try:
-            answer = self.http.request(method, urlsplit(self.settings.server or "").path.rstrip("/") + path, **request)
+            with self.http.request(method, url_path + path, preload_content=False, decode_content=False, **request) as answer:
+                while block := answer.read1(2**16):  # the read timeout restarts with every byte
+                    data += block
+                    if time.monotonic() > end:
+                        raise self._error(late, SilentServerError)
+                    if len(data) > self.largest_reply:
+                        problem = f"sent more than {self.largest_reply / 2**20:.0f} MiB for {path}"
+                        raise self._error(problem, SilentServerError)
         except ReadTimeoutError as error:
-            problem = f"did not respond to {path} within {self.settings.timeout:g} s (rollout.vllm.timeout)"
-            raise self._error(problem, SilentServerError) from error
+            raise self._error(late, SilentServerError) from error
         except HTTPError as error:
             raise self._error(f"failed to respond to {path}: {error}; {START_IT}", SilentServerError) from error
         if not 200 <= answer.status < 300:
-            text = " ".join(answer.data.decode(errors="replace").split())[:400]
+            text = " ".join(data.decode(errors="replace").split())[:400]
             kind = UserError if answer.status < 500 else SilentServerError
             raise self._error(f"returned status {answer.status} for {path}: {text}{hint}", kind)
         with suppress(ValueError, RecursionError):
-            parsed = json.loads(answer.data or b"{}")
+            parsed = json.loads(data or b"{}")
             if isinstance(parsed, dict):
                 return parsed
-        raise self._error(f"returned {shown(answer.data[:80])} for {path}; expected a JSON object", SilentServerError)
+        raise self._error(f"returned {shown(bytes(data[:80]))} for {path}; expected a JSON object", SilentServerError)
 
     def _error(self, problem: str, kind: type[UserError] = UserError) -> UserError:
         return kind(f"rollout.vllm.server={self.settings.server!r}: the server {problem}")

@@ -19,7 +19,7 @@ from rlzoo.core.errors import RunError, UserError
 from rlzoo.models.pretrained import load_pretrained
 from rlzoo.rollout import vllm_server
 from rlzoo.rollout.draws import Truncation
-from rlzoo.rollout.types import KeptSets
+from rlzoo.rollout.kept import KeptSets
 from rlzoo.rollout.vllm_server import ServerSampler
 from tests.journal.tracking import hostile
 from tests.off_policy import make_model
