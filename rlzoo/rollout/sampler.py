@@ -21,7 +21,6 @@ from rlzoo.models.acceleration import can_fuse
 from rlzoo.models.pretrained import context_length
 from rlzoo.models.probe import (
     MODEL_ERRORS,
-    TOLERANCE,
     Probe,
     evaluation_mode,
     excess,
@@ -299,13 +298,13 @@ class HFSampler(Sampler):
 
     def _agreeing_way(self, ways: Sequence[Way], failed: list[str], reach: Ids) -> Way:
         """Return the first way with the model's log-probs in rows as long as ``reach``, and log why faster ones failed."""
-        name, visible = type(self.model).__name__, 0.0
+        name = type(self.model).__name__
         prompts, number = _uneven_prompts(reach)
         ends, self.end_ids = self.end_ids, frozenset()  # every response is as long as the others
         try:
             for self.way in ways:
                 try:
-                    nats, visible = self._difference(prompts, number)
+                    nats = self._difference(prompts, number)
                 except (*MODEL_ERRORS, ImportError) as error:
                     failed.append(f"{WAYS[self.way]}: {type(error).__name__}: {error}"[:200])
                     continue
@@ -322,14 +321,11 @@ class HFSampler(Sampler):
         if failed:
             text = "%s: sampling with %s; faster ways fail, or give other log-probs than one pass over the row (%s)"
             logger.warning(text, name, WAYS[self.way], "; ".join(failed))
-        if precision(self.model) < 1e-5 and visible > TOLERANCE / 10:
-            text = "%s: with %s, log-probs differ from those of one pass over the row by up to %.1g nats or a few times that"
-            logger.warning(text, name, WAYS[self.way], visible)
         return self.way
 
-    def _difference(self, prompts: Sequence[Ids], number: int) -> tuple[float, float]:
-        """Return the first difference from plain passes that is too large, or 0, and the largest one, in nats."""
-        draws, caches, largest = Draws(seed=0, rows=range(len(prompts)), limit=number), None, 0.0
+    def _difference(self, prompts: Sequence[Ids], number: int) -> float:
+        """Return the first difference from plain passes that is too large, in nats, or 0."""
+        draws, caches = Draws(seed=0, rows=range(len(prompts)), limit=number), None
         for turn in range(2 if self.way in ("fused", "rows") else 1):
             drawn, caches = self.draw_turn(dict(enumerate(prompts)), replace(draws, turn=turn), caches)
             for ids, each in zip(prompts, drawn, strict=True):
@@ -337,13 +333,12 @@ class HFSampler(Sampler):
                 plain = plain_log_probs(self.model, row)
                 compare = partial(excess, eps=precision(self.model), noise=partial(noise_of, self.model, row, plain))
                 nats = compare(torch.tensor(each.log_probs), plain[len(ids) - 1 :])
-                largest = max(largest, float((torch.tensor(each.log_probs) - plain[len(ids) - 1 :]).abs().max()))
                 # a row whose tokens depend on later ones, as beside a rotary switch, has no log-probs to compare with
                 if nats and not compare(plain_log_probs(self.model, ids), plain[: len(ids) - 1]):
-                    return nats, largest
+                    return nats
             answered = enumerate(zip(prompts, drawn, strict=True))
             prompts = [(*ids, *each.tokens, *ids[: 1 + row % 3]) for row, (ids, each) in answered]
-        return 0.0, largest
+        return 0.0
 
     @contextlib.contextmanager
     def plain_generation(self) -> Iterator[None]:

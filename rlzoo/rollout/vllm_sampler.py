@@ -227,13 +227,9 @@ def _import_vllm() -> tuple[Any, type[LLM]]:
     try:
         from vllm import LLM
         from vllm.platforms import current_platform
-    except ModuleNotFoundError as error:
-        if error.name != "vllm":
-            raise
-        raise UserError(f"rollout.engine='vllm': vLLM is not installed: {VLLM.install}; or set rollout.vllm.server") from error
     except (ImportError, RuntimeError, OSError) as error:
-        problem = " ".join(str(error).split())
-        raise UserError(f"rollout.engine='vllm': vLLM cannot be imported: {problem}; {VLLM.install}") from error
+        problem = f"vLLM cannot be imported: {' '.join(str(error).split())}"
+        raise UserError(f"rollout.engine='vllm': {problem}; {VLLM.install}; or set rollout.vllm.server") from error
     if not current_platform.device_type:
         raise UserError(f"rollout.engine='vllm': this build of vLLM supports no device of this machine: {VLLM.install}")
     return current_platform, LLM

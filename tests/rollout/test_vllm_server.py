@@ -134,18 +134,6 @@ def test_rounding_is_no_change_but_an_answer_that_repeats_is(noise, num_loads, s
     assert len(server.loads) == num_loads
 
 
-def test_a_server_serves_one_run_of_this_machine_at_a_time(server, sampler):
-    model, tokenizer = load_pretrained("embedded", "float32")
-    settings = {"end_ids": frozenset({1}), "max_new_tokens": 8, "served": "embedded"}
-    same = VLLMConfig(server=server.address.replace("127.0.0.1", "localhost") + "/")
-    with pytest.raises(UserError, match=rf"the server is used by another run: .* by process {os.getpid()}; .* its own server"):
-        ServerSampler(model, tokenizer, settings=same, **settings)
-    sampler.close()
-    with pytest.raises(UserError, match="serves embedded, not"):
-        ServerSampler(model, tokenizer, settings=same, **settings | {"served": "another"})
-    ServerSampler(model, tokenizer, settings=same, **settings).close()
-
-
 @pytest.mark.parametrize(("staleness", "requests"), [(0, None), (1, None), (1, 40), (3, 40)])
 def test_a_restart_after_an_evaluation_or_in_a_queued_batch_reaches_no_response(staleness, requests, server, tmp_path):
     overrides = [
