@@ -58,9 +58,9 @@ class Engine:
             model: the trained model.
             tokenizer: its tokenizer.
             path: ``model.path``.
-            own_weights: see `rlzoo.rollout.make_sampler`.
-            device: see `rlzoo.rollout.make_sampler`.
-            probe: see `rlzoo.rollout.make_sampler`.
+            own_weights: see `rlzoo.rollout.sampler.make_sampler`, as ``device`` and ``probe``.
+            device: device of the copy.
+            probe: rows of the model.
             common: the other arguments of `Sampler`.
         """
         raise NotImplementedError

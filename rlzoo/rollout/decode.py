@@ -299,14 +299,14 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
         super().__init__()
         self.repeats = repeats  # (P,) number of responses to each prompt
         self.num_rows = int(repeats.sum())
-        self.room = room  # number of columns, allocated at once: pieces freed by a growing buffer would fragment a GPU's memory
+        self.room = room  # number of columns, allocated at once: blocks freed by a growing buffer would fragment a GPU's memory
         self.length = 0  # columns in use
         self.written: Tensor | None = None  # (B, W), True where the next update writes; None means everywhere
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Store the prompts' states ``(P, H, S, D)``, repeated for each response."""
         repeats = self.repeats.to(key_states.device)
-        both = (each.repeat_interleave(repeats, dim=0) for each in (key_states, value_states))
+        both = (states.repeat_interleave(repeats, dim=0) for states in (key_states, value_states))
         self.keys, self.values = map(self._with_room, both)
         self.is_initialized = True
 
@@ -353,8 +353,8 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
         layer = RowLayer(torch.ones(len(rows), dtype=torch.long), room)
         index = source[:, None, :, None].clamp(max=self.length - 1)
         both = (
-            each[rows, :, : self.length].gather(2, index.expand(-1, each.shape[1], -1, each.shape[3]))
-            for each in (self.keys, self.values)
+            states[rows, :, : self.length].gather(2, index.expand(-1, states.shape[1], -1, states.shape[3]))
+            for states in (self.keys, self.values)
         )
         layer.keys, layer.values = map(layer._with_room, both)
         layer.length, layer.written, layer.is_initialized = source.shape[1] - written.shape[1], written, True

@@ -60,26 +60,26 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, *, bare: bool = F
         PromptError: the tokenizer fails, or the beginning of a row has no tokens.
     """
 
-    def encode(part: str) -> list[int]:
-        return list(tokenizer(part, add_special_tokens=False)["input_ids"])
+    def encode(segment: str) -> list[int]:
+        return list(tokenizer(segment, add_special_tokens=False)["input_ids"])
 
-    def encode_bare(part: str) -> list[int]:
-        ids, own = list(tokenizer(part)["input_ids"]), encode(part)
-        if not own:
+    def encode_bare(segment: str) -> list[int]:
+        ids, bare_ids = list(tokenizer(segment)["input_ids"]), encode(segment)
+        if not bare_ids:
             return ids[: ids[:1] == [tokenizer.bos_token_id]]
-        starts = (start for start in range(len(ids)) if ids[start : start + len(own)] == own)
-        return ids[: next(starts, len(ids)) + len(own)]
+        starts = (start for start in range(len(ids)) if ids[start : start + len(bare_ids)] == bare_ids)
+        return ids[: next(starts, len(ids)) + len(bare_ids)]
 
-    def encode_after(part: str) -> list[int]:
+    def encode_after(segment: str) -> list[int]:
         try:
-            edge, ids = encode("\n"), encode("\n" + part)
+            edge, ids = encode("\n"), encode("\n" + segment)
         except Exception:  # no token for a line break; such a tokenizer puts no space before a text
-            return encode(part)
-        return ids[len(edge) :] if ids[: len(edge)] == edge else encode(part)
+            return encode(segment)
+        return ids[len(edge) :] if ids[: len(edge)] == edge else encode(segment)
 
     ids: list[int] = []
-    for place, part in enumerate(text.split(_BREAK)):
-        ids += encoded(encode_after if follows or place else encode_bare if bare else encode, part)
+    for place, segment in enumerate(text.split(_BREAK)):
+        ids += encoded(encode_after if follows or place else encode_bare if bare else encode, segment)
     if not ids and not follows:
         reason = "the model's tokenizer makes no tokens of it, so the model has nothing to answer"
         raise PromptError(f"the prompt {shown(text)}: {reason}; change the questions or task.template", reason)

@@ -1,4 +1,4 @@
-"""The base class of samplers, and the sampler for transformers models."""
+"""The base class of samplers, the function that makes one, and the sampler for transformers models."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rlzoo.config.engines import engine_of
+from rlzoo.config.sections import ModelConfig, RolloutConfig
 from rlzoo.core.errors import UserError
 from rlzoo.models.acceleration import can_fuse
 from rlzoo.models.pretrained import context_length
@@ -152,7 +154,7 @@ class Sampler(ABC):
         drawn = self.draw(rows, draws)
         self.rest()
         with self._tokenizing:
-            return [self._rollout(ids, each, policy_version) for ids, each in zip(rows, drawn, strict=True)]
+            return [self._rollout(ids, response, policy_version) for ids, response in zip(rows, drawn, strict=True)]
 
     def _rollout(self, prompt_ids: Ids, drawn: Drawn, policy_version: int) -> Rollout:
         """Cut the response after its first end token, which is kept even if it is the padding token."""
@@ -218,6 +220,49 @@ class Sampler(ABC):
         """Release resources outside this process's memory."""
 
 
+def make_sampler(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    end_ids: frozenset[int],
+    *,
+    named: ModelConfig,
+    settings: RolloutConfig,
+    own_weights: bool = False,
+    device: torch.device | None = None,
+    probe: Probe | None = None,
+) -> Sampler:
+    """Build the sampler of ``rollout.engine``; if it needs weights, the caller must set them before sampling.
+
+    Args:
+        model: the trained model.
+        tokenizer: its tokenizer.
+        end_ids: tokens that end a response.
+        named: model settings.
+        settings: sampling settings.
+        own_weights: whether an engine that samples with the model samples from a copy of it.
+        device: device of that copy; the model itself stays where it is.
+        probe: rows of the model; see `HFSampler`.
+
+    Raises:
+        UserError: no way of sampling gives the model's log-probs; the engine is not installed or does not support the settings;
+            its server is unavailable or misconfigured.
+    """
+    size = model.config.get_text_config().vocab_size
+    sampler: Sampler = engine_of(settings).make(
+        model,
+        tokenizer,
+        path=named.path,
+        own_weights=own_weights,
+        device=device,
+        probe=probe,
+        end_ids=frozenset(token for token in end_ids if token < size),  # vLLM rejects ids outside the vocabulary
+        max_new_tokens=settings.max_new_tokens,
+        batch_size=settings.batch_size,
+        chat_template=named.chat_template,
+    )
+    return sampler
+
+
 class HFSampler(Sampler):
     """Samples with a transformers model, using `decode` or transformers' `generate`; responses include the end token."""
 
@@ -246,8 +291,9 @@ class HFSampler(Sampler):
         Raises:
             UserError: no way gives the model's log-probs.
         """
-        own = copy.deepcopy(model).requires_grad_(False).to(device or model.device) if own_weights else model
-        super().__init__(own, tokenizer, **common)
+        if own_weights:
+            model = copy.deepcopy(model).requires_grad_(False).to(device or model.device)
+        super().__init__(model, tokenizer, **common)
         self.needs_weights = own_weights
         self._switch = rotary_switch(self.model) or 0
         ways, failed = possible_ways(self.model), []
@@ -260,10 +306,10 @@ class HFSampler(Sampler):
     def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int = 0) -> None:
         """Copy the weights into the sampler's own model."""
         assert self.needs_weights, "this sampler reads the trained model"
-        own = self.model.state_dict()
+        state = self.model.state_dict()
         with torch.no_grad():
             for name, tensor in weights:
-                own[name].copy_(tensor)
+                state[name].copy_(tensor)
 
     def close(self) -> None:
         """Do nothing, because there is nothing to release."""
@@ -328,16 +374,16 @@ class HFSampler(Sampler):
         draws, caches = Draws(seed=0, rows=range(len(prompts)), limit=number), None
         for turn in range(2 if self.way in ("fused", "rows") else 1):
             drawn, caches = self.draw_turn(dict(enumerate(prompts)), replace(draws, turn=turn), caches)
-            for ids, each in zip(prompts, drawn, strict=True):
-                row = (*ids, *each.tokens)
+            for ids, response in zip(prompts, drawn, strict=True):
+                row = (*ids, *response.tokens)
                 plain = plain_log_probs(self.model, row)
                 compare = partial(excess, eps=precision(self.model), noise=partial(noise_of, self.model, row, plain))
-                nats = compare(torch.tensor(each.log_probs), plain[len(ids) - 1 :])
+                nats = compare(torch.tensor(response.log_probs), plain[len(ids) - 1 :])
                 # a row whose tokens depend on later ones, as beside a rotary switch, has no log-probs to compare with
                 if nats and not compare(plain_log_probs(self.model, ids), plain[: len(ids) - 1]):
                     return nats
             answered = enumerate(zip(prompts, drawn, strict=True))
-            prompts = [(*ids, *each.tokens, *ids[: 1 + row % 3]) for row, (ids, each) in answered]
+            prompts = [(*ids, *response.tokens, *ids[: 1 + row % 3]) for row, (ids, response) in answered]
         return 0.0
 
     @contextlib.contextmanager
@@ -383,7 +429,7 @@ class HFSampler(Sampler):
         size = max(map(len, rows))
         input_ids = torch.tensor([[pad_id] * (size - len(ids)) + list(ids) for ids in rows])
         attention_mask = torch.tensor([[0] * (size - len(ids)) + [1] * len(ids) for ids in rows])
-        own = OwnDraws(uniforms.to(device), draws.temperature, draws.truncation)
+        processor = OwnDraws(uniforms.to(device), draws.temperature, draws.truncation)
         sequences = self.model.generate(
             input_ids=input_ids.to(device),
             attention_mask=attention_mask.to(device),
@@ -393,19 +439,19 @@ class HFSampler(Sampler):
                 pad_token_id=pad_id,
                 eos_token_id=sorted(self.end_ids) or None,
             ),
-            logits_processor=LogitsProcessorList([own]),
+            logits_processor=LogitsProcessorList([processor]),
         )
-        return Decoded(sequences[:, size:], own.log_probs(), kept=own.kept())
+        return Decoded(sequences[:, size:], processor.log_probs(), kept=processor.kept())
 
     def _pass_whole_rows(self, rows: Sequence[Ids], uniforms: Tensor, draws: Draws) -> Decoded:
         """Decode rows of equal length without a cache; all rows run until the longest one ends."""
         ids, ends = torch.tensor(rows, device=self.model.device), torch.tensor(sorted(self.end_ids), device=self.model.device)
-        size, own = ids.shape[1], OwnDraws(uniforms.to(ids.device), draws.temperature, draws.truncation)
+        size, processor = ids.shape[1], OwnDraws(uniforms.to(ids.device), draws.temperature, draws.truncation)
         has_ended = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
         while ids.shape[1] < size + uniforms.shape[1] and not has_ended.all():
-            tokens = own(ids, self.model(input_ids=ids, use_cache=False).logits[:, -1]).argmax(dim=-1, keepdim=True)
+            tokens = processor(ids, self.model(input_ids=ids, use_cache=False).logits[:, -1]).argmax(dim=-1, keepdim=True)
             ids, has_ended = torch.cat([ids, tokens], dim=1), has_ended | (tokens == ends).any(dim=1)
-        return Decoded(ids[:, size:], own.log_probs(), kept=own.kept())
+        return Decoded(ids[:, size:], processor.log_probs(), kept=processor.kept())
 
 
 def _drawn(decoded: Decoded) -> list[Drawn]:

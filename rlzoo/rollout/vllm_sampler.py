@@ -119,9 +119,9 @@ class AnyVLLMSampler(Sampler):
         """Raise a UserError if vLLM would silently truncate a prompt and response of these lengths."""
         response, limit = response or self.max_new_tokens, self.max_model_len
         if prompt + response > limit or (prompt == 0 and response >= limit):
-            given = f"a prompt of {prompt} tokens" if prompt else "a prompt"
+            beside = f"a prompt of {prompt} tokens" if prompt else "a prompt"
             raise UserError(
-                f"rollout.max_new_tokens={response}: with {given}, this exceeds vLLM's limit of {limit} tokens; "
+                f"rollout.max_new_tokens={response}: with {beside}, this exceeds vLLM's limit of {limit} tokens; "
                 "lower it, or raise rollout.vllm.max_model_len (for a server: --max-model-len)"
             )
 
@@ -183,10 +183,10 @@ class VLLMSampler(AnyVLLMSampler):
         drawn: list[Drawn] = []
         for output in (output.outputs[0] for output in outputs):
             tokens = list(output.token_ids)
-            log_probs = [places[token].logprob for token, places in zip(tokens, output.logprobs, strict=True)]
+            log_probs = [column[token].logprob for token, column in zip(tokens, output.logprobs, strict=True)]
             kept = None
             if draws.truncation is not None:
-                kept = self._kept({token: each.logprob for token, each in places.items()} for places in output.logprobs)
+                kept = self._kept({token: reported.logprob for token, reported in column.items()} for column in output.logprobs)
             drawn.append(Drawn(tokens, log_probs, kept))
         return drawn
 

@@ -9,8 +9,7 @@ from transformers import LlamaConfig
 from rlzoo import RunConfig
 from rlzoo.core.errors import UserError
 from rlzoo.models.pretrained import eos_token_ids, load_pretrained
-from rlzoo.rollout.make_sampler import make_sampler
-from rlzoo.rollout.sampler import HFSampler
+from rlzoo.rollout.sampler import HFSampler, make_sampler
 from rlzoo.rollout.vllm_model import cpu_head_size, vllm_weights
 from rlzoo.rollout.vllm_sampler import request_seed
 from tests.rollout.stand_in import running

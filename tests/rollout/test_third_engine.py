@@ -13,7 +13,7 @@ from rlzoo import RunConfig
 from rlzoo.config.engines import ENGINES
 from rlzoo.core.errors import UserError
 from rlzoo.models.pretrained import eos_token_ids, load_pretrained
-from rlzoo.rollout.make_sampler import make_sampler
+from rlzoo.rollout.sampler import make_sampler
 from tests.off_policy import plain_log_probs
 from tests.quick import quick_run
 from tests.rollout.completions import Completions
