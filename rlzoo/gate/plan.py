@@ -121,7 +121,7 @@ class Plan:
 
     @property
     def seconds(self) -> tuple[float | None, float | None]:
-        """Estimated seconds per step for learning and for sampling; None if the speed of the devices is unknown.
+        """Estimated seconds per step for learning and for sampling; None if a device's speed is unknown, as that of a server.
 
         To sample a token, the host starts every layer's kernels, and the device reads all weights and the rows' caches. The
         memory left for the cache limits how many responses are sampled at once.

@@ -101,8 +101,7 @@ class Asked:
                 return encode_prompt(tokenizer, prompt, chat_template)
             return dialogue.begin([{"role": "user", "content": prompt}])
 
-        common: dict[str, Any] = {"chat_template": chat_template, "tools": self.tools, "logs": False}
-        dialogue = Dialogue(tokenizer, frozenset(), **common) if self.host else None
+        dialogue = Dialogue(tokenizer, frozenset(), chat_template=chat_template, tools=self.tools) if self.host else None
         sizes = {prompt: len(prompt.encode()) for prompt in self.prompts}  # no token is shorter than a byte
         room -= len(complete(self.prompts[0])) if self.prompts else 0
         met: set[str] = set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +12,6 @@ from rlzoo.tasks.environments import Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-logger = logging.getLogger("rlzoo")
 
 ANSWER = "(the answer)"
 """Placeholder for the model's turn when a chat template is rendered to find the text after a turn."""
@@ -36,20 +33,11 @@ class Dialogue:
         *,
         chat_template: bool,
         tools: Sequence[Mapping[str, Any]] = (),
-        logs: bool = True,
     ) -> None:
         self.tokenizer = tokenizer
         self.end_ids = end_ids
         self.chat_template = chat_template
-        self.style = style = ToolStyle.of(tokenizer, tools) if tools and chat_template else ToolStyle(has_role=not tools)
-        place = "the chat template" if style.schemas else "a system message" if style.has_system else "the first message"
-        if logs and tools and chat_template:
-            role = "tool" if style.has_role else "user"
-            logger.info("tools are described in %s, and their results have the role %s", place, role)
-        elif logs and tools:
-            logger.warning(
-                "model.chat_template=false: the tools are not described to the model, so the question must describe them"
-            )
+        self.style = ToolStyle.of(tokenizer, tools) if tools and chat_template else ToolStyle(has_role=not tools)
         self._special = special_tokens(tokenizer)
         self._after_turn: dict[str, tuple[int, ...]] = {}  # keyed by the messages' contents and roles
 
