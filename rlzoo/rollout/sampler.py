@@ -319,13 +319,15 @@ class HFSampler(Sampler):
         is_padded = self.way in ("fused", "rows", "generate")
         lengths = [len(ids) > self._switch > 0 if is_padded else len(ids) for ids in rows]  # equal if rows go together
         drawn: dict[int, Drawn] = {}
+        ways = {"generate": self._generate, "equal": self._generate, "plain": self._pass_whole_rows}
+        decode_rows = ways.get(self.way, self._decode)
         with self.plain_generation():
             for _, run in groupby(sorted(range(len(rows)), key=lengths.__getitem__), key=lengths.__getitem__):
                 alike = list(run)
                 for start in range(0, len(alike), self.batch_size):
                     places = alike[start : start + self.batch_size]
                     uniforms = row_uniforms(draws.seed, [draws.rows[place] for place in places], draws.limit, draws.turn)
-                    decoded = self._decoded([rows[place] for place in places], uniforms, draws)
+                    decoded = decode_rows([rows[place] for place in places], uniforms, draws)
                     drawn |= zip(places, _drawn(decoded), strict=True)
         return [drawn[place] for place in range(len(rows))]
 
@@ -399,14 +401,6 @@ class HFSampler(Sampler):
         finally:
             self.model.generation_config = shipped
 
-    def _decoded(self, rows: Sequence[Ids], uniforms: Tensor, draws: Draws) -> Decoded:
-        pad_id = int(self.tokenizer.pad_token_id)
-        if self.way in ("generate", "equal"):
-            return self._generate(rows, uniforms, draws, pad_id)
-        if self.way == "plain":
-            return self._pass_whole_rows(rows, uniforms, draws)
-        return self._decode(rows, uniforms, draws)
-
     def _decode(self, rows: Sequence[Ids], uniforms: Tensor, draws: Draws, **kept: Any) -> Decoded:
         """Call `decode` with the sampler's settings."""
         return decode(
@@ -421,11 +415,11 @@ class HFSampler(Sampler):
             **kept,
         )
 
-    def _generate(self, rows: Sequence[Ids], uniforms: Tensor, draws: Draws, pad_id: int) -> Decoded:
+    def _generate(self, rows: Sequence[Ids], uniforms: Tensor, draws: Draws) -> Decoded:
         """Decode with transformers' `generate` and left padding; all rows run until the longest one ends."""
         from transformers import GenerationConfig, LogitsProcessorList
 
-        device = self.model.device
+        device, pad_id = self.model.device, int(self.tokenizer.pad_token_id)
         size = max(map(len, rows))
         input_ids = torch.tensor([[pad_id] * (size - len(ids)) + list(ids) for ids in rows])
         attention_mask = torch.tensor([[0] * (size - len(ids)) + [1] * len(ids) for ids in rows])

@@ -82,10 +82,6 @@ class AnyVLLMSampler(Sampler):
                 "temperature": draws.temperature,
                 "top_p": truncation.top_p,
                 "top_k": truncation.top_k or 0,
-                "min_p": 0.0,
-                "repetition_penalty": 1.0,
-                "presence_penalty": 0.0,
-                "frequency_penalty": 0.0,
                 "max_tokens": draws.limit,
                 "stop_token_ids": sorted(self.end_ids),
                 "seed": request_seed(draws.seed, row, draws.turn),
@@ -153,7 +149,7 @@ class VLLMSampler(AnyVLLMSampler):
                     load_format="dummy",
                     skip_tokenizer_init=True,
                     trust_remote_code=False,  # even if the trained model was loaded with remote code
-                    generation_config="vllm",  # ignore the model's defaults: every request sets all parameters
+                    generation_config="vllm",  # ignore the model's defaults, such as a repetition penalty
                     logprobs_mode="processed_logprobs",  # under the sampling distribution, after temperature, top-k and top-p
                     max_logprobs=max(self.num_log_probs, 1),
                     dtype=self.settings.dtype or str(model.dtype).removeprefix("torch."),

@@ -81,21 +81,16 @@ class Gate:
     def closed(self, abort: Callable[[], None]) -> Iterator[None]:
         """Block new requests, call ``abort`` until all open requests have ended, and then run the block."""
         with self._changing:
-            with self._condition:
-                self._is_open = False
             try:
-                while not self._is_empty(0.0):
-                    abort()
-                    self._is_empty(0.05)
+                with self._condition:
+                    self._is_open = False
+                    while not self._condition.wait_for(lambda: self._num_inside == 0, 0.05):
+                        abort()
                 yield
             finally:
                 with self._condition:
                     self._is_open = True
                     self._condition.notify_all()
-
-    def _is_empty(self, seconds: float) -> bool:
-        with self._condition:
-            return self._condition.wait_for(lambda: self._num_inside == 0, seconds)
 
 
 class ServerSampler(AnyVLLMSampler):
@@ -231,27 +226,23 @@ class ServerSampler(AnyVLLMSampler):
                 except SilentServerError as error:
                     logger.warning("%s", error)
                     self.silent = error
-            self._write(tensors)
-            self.version = version
-
-    def _write(self, tensors: dict[str, Tensor]) -> None:
-        self._forget_weights()
-        self.known = ()
-        # a new name every time, because another machine may still see the old file under a reused name
-        self.weights = self.folder / f"weights-{uuid.uuid4().hex}"  # kept, so that a restarted server can load it
-        try:
-            self.weights.mkdir(parents=True)
-            write_tensors(self.weights / "model.safetensors", tensors, uuid.uuid4().hex, {"format": "pt"})
-            if self.has_weights:
-                self._patiently(self._load, reloads=False)
-            else:
-                self._load()  # a failure of the first load is probably a configuration error, so do not retry
-        except Exception as error:
             self._forget_weights()
-            if isinstance(error, OSError):
-                problem = f"cannot be written: {error.strerror}"
-                raise UserError(f"rollout.vllm.sync_folder={str(self.folder)!r}: {problem}") from error
-            raise
+            # a new name every time, because another machine may still see the old file under a reused name
+            self.weights = self.folder / f"weights-{uuid.uuid4().hex}"  # kept, so that a restarted server can load it
+            self.known, self.version = (), version
+            try:
+                self.weights.mkdir(parents=True)
+                write_tensors(self.weights / "model.safetensors", tensors, uuid.uuid4().hex, {"format": "pt"})
+                if self.has_weights:
+                    self._patiently(self._load, reloads=False)
+                else:
+                    self._load()  # a failure of the first load is probably a configuration error, so do not retry
+            except Exception as error:
+                self._forget_weights()
+                if isinstance(error, OSError):
+                    problem = f"cannot be written: {error.strerror}"
+                    raise UserError(f"rollout.vllm.sync_folder={str(self.folder)!r}: {problem}") from error
+                raise
 
     def _load(self) -> None:
         """Make the server load the current weights."""
@@ -324,8 +315,10 @@ class ServerSampler(AnyVLLMSampler):
             if self.gone is not None:
                 raise self.gone
             try:
-                if reloads:
-                    self._reload_if_silent()
+                if reloads and self.silent is not None:
+                    with self._paused():
+                        if self.silent is not None:  # otherwise, another thread has loaded the weights
+                            self._load()
                 restarts = self.restarts
                 result = work()
                 if self.silent is None and restarts == self.restarts:
@@ -338,12 +331,6 @@ class ServerSampler(AnyVLLMSampler):
                 time.sleep(pause)
         self.gone = RunError(str(self.silent or self._error("restarted again and again")))
         raise self.gone
-
-    def _reload_if_silent(self) -> None:
-        if self.silent is not None:
-            with self._paused():
-                if self.silent is not None:  # otherwise, another thread has loaded the weights
-                    self._load()
 
     def _paused(self) -> AbstractContextManager[None]:
         """Return a context in which nothing is sampled; without ``in_flight``, nothing is sampled anyway."""
