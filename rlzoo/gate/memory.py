@@ -120,8 +120,8 @@ def longest_response(config: RunConfig, architecture: Architecture | None, promp
     if config.task.host is None:
         return rollout.max_new_tokens, prompt + rollout.max_new_tokens
     limits = [architecture.max_length] if architecture is not None else []
-    if (own := engine_of(rollout).max_length) is not None:
-        limits.append(own)
+    if (accepted := engine_of(rollout).max_length) is not None:
+        limits.append(accepted)
     return Limits.of(rollout, min(limits, default=sys.maxsize)).longest(prompt)
 
 
