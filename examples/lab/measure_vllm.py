@@ -12,8 +12,7 @@ import time
 
 from rlzoo import RunConfig
 from rlzoo.models.pretrained import eos_token_ids, load_pretrained
-from rlzoo.rollout.make_sampler import make_sampler
-from rlzoo.rollout.sampler import Sampler
+from rlzoo.rollout.sampler import Sampler, make_sampler
 
 
 def tokens_per_second(sampler: Sampler, prompts: list[str], samples: int, seed: int) -> float:

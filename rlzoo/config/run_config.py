@@ -29,6 +29,7 @@ from rlzoo.config.composition import (
     parse_overrides,
     read_config,
 )
+from rlzoo.config.engines import engine_of
 from rlzoo.config.redaction import redact_settings, redacted_keys
 from rlzoo.config.sections import (
     CheckpointConfig,
@@ -216,26 +217,17 @@ class RunConfig(Settings):
         return self
 
     @model_validator(mode="after")
-    def _samples_at_a_temperature_vllm_takes(self) -> Self:
+    def _suits_the_engine(self) -> Self:
+        engine = engine_of(self.rollout)
+        smallest, largest = engine.temperatures
         for name, temperature in (("rollout", self.rollout.temperature), ("eval", self.eval.temperature)):
-            if self.rollout.engine == "vllm" and not 0.01 <= temperature <= 2.0:
-                raise UserError(
-                    f"{name}.temperature={temperature}: vLLM accepts 0.01 to 2; for other temperatures, set rollout.engine=hf"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _updates_in_flight_where_that_is_possible(self) -> Self:
-        rollout = self.rollout
-        if rollout.vllm.in_flight and (rollout.engine != "vllm" or rollout.vllm.server is None or rollout.max_staleness < 2):
+            if not smallest <= temperature <= largest:
+                accepted = f"{engine.title} accepts {smallest:g} to {largest:g}"
+                raise UserError(f"{name}.temperature={temperature}: {accepted}; for other temperatures, set rollout.engine=hf")
+        if engine.in_flight and self.task.host is not None:
             raise UserError(
-                "rollout.vllm.in_flight=true: needs rollout.engine=vllm, a rollout.vllm.server, and a rollout.max_staleness of "
-                "at least 2"
-            )
-        if rollout.vllm.in_flight and self.task.host is not None:
-            raise UserError(
-                f"rollout.vllm.in_flight=true: task {self.task.name!r} has several turns, and such tasks are sampled one batch "
-                "at a time; use rollout.vllm.in_flight=false"
+                f"{engine.in_flight_setting}=true: task {self.task.name!r} has several turns, and such tasks are sampled one "
+                f"batch at a time; use {engine.in_flight_setting}=false"
             )
         return self
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from rlzoo.core.errors import UserError
+from rlzoo.config.engines import engine_of, known_engine
 from rlzoo.core.policy import ClipPolicy
 from rlzoo.core.reductions import KLEstimator
 from rlzoo.core.settings import NameOrPath, Settings
@@ -58,14 +58,10 @@ class VLLMConfig(Settings):
     enforce_eager: bool = Field(False, description="disable CUDA graphs, so that vLLM starts sooner but samples more slowly")
 
 
-LARGEST_VLLM_TOP_K = 512
-"""Maximum ``rollout.top_k`` with vLLM, which reports the kept tokens in about ``2 * top_k`` log-probs per token."""
-
-
 class RolloutConfig(Settings):
     """How responses are sampled."""
 
-    engine: Literal["hf", "generate", "vllm"] = Field(
+    engine: Annotated[str, AfterValidator(known_engine)] = Field(
         "hf",
         description="the sampler: rlzoo's decoding of the transformers model (hf), the model's generate method, or vLLM",
     )
@@ -113,14 +109,8 @@ class RolloutConfig(Settings):
     vllm: VLLMConfig = Field(default_factory=VLLMConfig, description="how vLLM is run")
 
     @model_validator(mode="after")
-    def _learns_from_vllm_which_tokens_were_kept(self) -> Self:
-        top_p, top_k = self.top_p, self.top_k
-        if self.engine == "vllm" and ((top_k or 0) > LARGEST_VLLM_TOP_K or (top_p < 1 and top_k is None)):
-            given = f"top_p={top_p:g}" if top_k is None else f"top_k={top_k}"
-            raise UserError(
-                f"rollout.{given}: vLLM reports the kept tokens only if rollout.top_k is at most {LARGEST_VLLM_TOP_K}; "
-                "set it, or use rollout.engine=hf"
-            )
+    def _fits_the_engine(self) -> Self:
+        engine_of(self).check()
         return self
 
 

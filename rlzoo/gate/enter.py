@@ -23,7 +23,7 @@ from rlzoo.models.machine import available_memory
 from rlzoo.models.pretrained import load_named
 from rlzoo.models.probe import Probe
 from rlzoo.models.processes import gather, make_accelerator, shards_weights
-from rlzoo.rollout.make_sampler import make_sampler
+from rlzoo.rollout.sampler import make_sampler
 from rlzoo.tasks.task import seeded
 
 if TYPE_CHECKING:

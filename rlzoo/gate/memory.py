@@ -6,6 +6,7 @@ import math
 import sys
 from dataclasses import dataclass
 
+from rlzoo.config.engines import engine_of
 from rlzoo.config.run_config import RunConfig
 from rlzoo.config.sections import LaunchConfig, needs_reference
 from rlzoo.gate.architecture import Architecture
@@ -119,8 +120,8 @@ def longest_response(config: RunConfig, architecture: Architecture | None, promp
     if config.task.host is None:
         return rollout.max_new_tokens, prompt + rollout.max_new_tokens
     limits = [architecture.max_length] if architecture is not None else []
-    if rollout.engine == "vllm" and rollout.vllm.max_model_len is not None:
-        limits.append(rollout.vllm.max_model_len)
+    if (accepted := engine_of(rollout).max_length) is not None:
+        limits.append(accepted)
     return Limits.of(rollout, min(limits, default=sys.maxsize)).longest(prompt)
 
 
@@ -160,8 +161,8 @@ def memory(architecture: Architecture, config: RunConfig, sharding: Sharding, ba
     )
     step = max(moments, key=lambda parts: sum(parts.values()))
     sampler = _sampler(architecture, config, sharding, batch, devices)
-    if config.rollout.max_staleness or (config.rollout.engine == "vllm" and not config.rollout.vllm.sleep):
-        step["sampler"] = sampler  # the sampler samples ahead while the learner works, or vLLM keeps its memory
+    if config.rollout.max_staleness or engine_of(config.rollout).is_resident:
+        step["sampler"] = sampler  # the sampler samples ahead while the learner works, or keeps its memory
     return Memory(states, step, sampler)
 
 
@@ -284,15 +285,15 @@ def _truncation(config: RunConfig) -> Truncation | None:
 
 
 def _sampler(architecture: Architecture, config: RunConfig, sharding: Sharding, batch: PassShape, devices: Devices) -> float:
-    """Return the sampler's memory in bytes: vLLM's share of the device, or the key-value cache and logits of `decode`.
+    """Return the sampler's memory in bytes: an engine's share of the device, or the key-value cache and logits of `decode`.
 
     `decode` also holds fused copies of a small model's matrices, which are packed on a CPU, and under autocast copies of any
-    model's matrices in bfloat16. A sampler that samples
-    ahead has its own weights. On a CPU, each batch in the queue of such a sampler holds another copy of the weights.
+    model's matrices in bfloat16. A sampler that samples ahead has its own weights. On a CPU, each batch in the queue of such a
+    sampler holds another copy of the weights.
     """
     settings, element = config.rollout, _compute_bytes(config)
-    if settings.engine == "vllm":
-        return 0 if settings.vllm.server else settings.vllm.gpu_memory_utilization * devices.share(sharding.processes)
+    if (share := engine_of(settings).device_share) is not None:
+        return share * devices.share(sharding.processes)
     responses = max(1, settings.num_prompts * settings.group_size // sharding.processes)
     rows = min(settings.batch_size, responses)
     cache = rows * batch.length * architecture.kv_bytes(element)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from rlzoo.config.engines import engine_of
 from rlzoo.config.run_config import RunConfig
 from rlzoo.config.sections import needs_reference
 from rlzoo.gate.architecture import Architecture
@@ -23,7 +24,6 @@ from rlzoo.gate.memory import (
 
 LEARNER_UTILISATION = 0.2  # share of a device's FLOP/s that learning achieved on an H100, see docs/reference/gpu.md
 SAMPLER_UTILISATION = 0.5  # assumed share of a device's memory bandwidth that decoding achieves
-HOST_SECONDS = 5e-4  # time that the host needs to start a layer's kernels for a token, as on the same machine; not for vLLM
 
 _TEXT_BYTES = 5  # bytes of JSON text per response token, about right for English and LaTeX
 _TURN_BYTES = 128  # bytes of JSON per turn, excluding the turn's text
@@ -121,7 +121,7 @@ class Plan:
 
     @property
     def seconds(self) -> tuple[float | None, float | None]:
-        """Estimated seconds per step for learning and for sampling; None if the devices' speed is unknown.
+        """Estimated seconds per step for learning and for sampling; None if a device's speed is unknown, as that of a server.
 
         To sample a token, the host starts every layer's kernels, and the device reads all weights and the rows' caches. The
         memory left for the cache limits how many responses are sampled at once.
@@ -131,20 +131,18 @@ class Plan:
             return None, None
         speed = devices.flops * LEARNER_UTILISATION
         learning = self.flops["learner"] / (self.processes * speed)
-        if devices.bandwidth is None:
+        engine, row_cache = engine_of(self.config.rollout), self.batch.length * architecture.kv_bytes(2)
+        if devices.bandwidth is None or engine.is_remote:
             return learning, None
-        rollout, row_cache = self.config.rollout, self.batch.length * architecture.kv_bytes(2)
         kv_room = self.device_memory - sum(held.states.values())
-        if rollout.engine == "vllm":
+        if engine.device_share is not None:
             kv_room = held.sampler - weight_bytes(architecture, self.config)
         responses = max(1, self.responses // self.processes)
-        at_once = int(max(1, min(responses, kv_room // row_cache)))
-        if rollout.engine == "hf":
-            at_once = min(at_once, rollout.batch_size)
+        at_once = int(max(1, min(responses, self.config.rollout.batch_size, kv_room // row_cache)))
         by_reading = (2 * architecture.num_parameters + at_once * row_cache / 2) / (devices.bandwidth * SAMPLER_UTILISATION)
         by_computing = at_once * body_flops(architecture, self.batch.length) / self.batch.length / speed
         waves = -(-responses // at_once)
-        by_starting = 0 if rollout.engine == "vllm" else architecture.num_layers * HOST_SECONDS
+        by_starting = architecture.num_layers * engine.host_seconds
         chosen = self.batch.response * max(by_reading, by_computing, by_starting)
         return learning, waves * (chosen + self.observed * by_computing)  # observations are read in one pass
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rich.filesize import decimal
 
+from rlzoo.config.engines import engine_of
 from rlzoo.config.run_config import RunConfig
 from rlzoo.core.errors import UserError
 from rlzoo.core.plugin_files import plugin_files
@@ -24,7 +25,6 @@ from rlzoo.gate.plan import Plan
 from rlzoo.journal.manifest import check_model
 from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.models.pretrained import local_model
-from rlzoo.support.extras import INSTALL_VLLM
 
 
 def usual_output(config: RunConfig) -> Path:
@@ -78,10 +78,11 @@ def _sampling(config: RunConfig, start: Start) -> None:
             f"rollout.num_prompts={rollout.num_prompts}: fewer than the {number} processes, so some would have nothing "
             f"to sample; set it to at least {number}"
         )
-    if rollout.engine == "vllm" and rollout.vllm.server and rollout.max_staleness > 1 and number > 1:
+    engine = engine_of(rollout)
+    if engine.is_remote and rollout.max_staleness > 1 and number > 1:
         raise UserError(
-            f"rollout.max_staleness={rollout.max_staleness}: with a vLLM server, {number} processes would change its weights "
-            "at different times; set it to 0 or 1, use one process, or choose another rollout.engine"
+            f"rollout.max_staleness={rollout.max_staleness}: with a {engine.title} server, {number} processes would change its "
+            "weights at different times; set it to 0 or 1, use one process, or choose another rollout.engine"
         )
 
 
@@ -142,10 +143,10 @@ def remarks(config: RunConfig) -> Iterator[tuple[int, str]]:
 
 def missing_libraries(config: RunConfig) -> Iterator[str]:
     """Yield one line for each optional library that the run needs but that is not installed."""
-    launch, rollout, learner = config.launch, config.rollout, config.learner
+    launch, learner, engine = config.launch, config.learner, engine_of(config.rollout)
     wanted = {
         "deepspeed": (launch.deepspeed is not None, f"launch.deepspeed={launch.deepspeed!r}", "'rlzoo-llm[deepspeed]'"),
-        "vllm": (rollout.engine == "vllm" and not rollout.vllm.server, "rollout.engine='vllm'", INSTALL_VLLM),
+        engine.library: (bool(engine.library), f"rollout.engine={config.rollout.engine!r}", engine.install),
         "peft": (learner.lora.rank > 0, f"learner.lora.rank={learner.lora.rank}", "'rlzoo-llm[lora]'"),
         "bitsandbytes": (learner.optimizer == "adamw_8bit", "learner.optimizer='adamw_8bit'", "bitsandbytes"),
         "gguf": (config.model.path == "smollm2", "model.path='smollm2'", "'rlzoo-llm[gguf]'"),
@@ -156,7 +157,7 @@ def missing_libraries(config: RunConfig) -> Iterator[str]:
 
 
 def shortages(plan: Plan) -> Iterator[str]:
-    """Yield one line for each resource of which the run may need more than there is: disk space, memory, room in vLLM."""
+    """Yield one line for each resource of which the run may need more than there is: disk space, memory, the engine's share."""
     config, folder = plan.config, plan.config.output or Path("runs")
     there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.is_dir())
     free = shutil.disk_usage(there).free
@@ -179,13 +180,14 @@ def shortages(plan: Plan) -> Iterator[str]:
             f"model.path={config.model.path!r}: a process needs {shown(memory.peak)}, but {plan.devices.name} has "
             f"{shown(room)} for it (the largest parts: {most}); {_remedy(plan)}"
         )
-    if config.rollout.engine == "vllm" and not config.rollout.vllm.server:
+    engine = engine_of(config.rollout)
+    if engine.device_share:
         weights = weight_bytes(plan.architecture, config)
         response = plan.batch.length * plan.architecture.kv_bytes(2)
         if weights + response > memory.sampler:
             yield (
-                f"rollout.vllm.gpu_memory_utilization={config.rollout.vllm.gpu_memory_utilization}: {shown(memory.sampler)} "
-                f"cannot hold vLLM's weights ({shown(weights)}) and the cache for one response ({shown(response)}); raise it"
+                f"{engine.memory_setting}={engine.device_share}: {shown(memory.sampler)} cannot hold {engine.title}'s weights "
+                f"({shown(weights)}) and the cache for one response ({shown(response)}); raise it"
             )
 
 
@@ -197,7 +199,7 @@ def shown(size: float) -> str:
 def _remedy(plan: Plan) -> str:
     config, held = plan.config, plan.memory
     if held is not None and sum(held.learning.values()) <= plan.device_memory:
-        return f"lower rollout.{'vllm.gpu_memory_utilization' if config.rollout.engine == 'vllm' else 'batch_size'}"
+        return f"lower {engine_of(config.rollout).memory_setting}"
     ways = {
         "learner.gradient_checkpointing=true": not config.learner.gradient_checkpointing,
         f"learner.max_tokens_per_micro_batch={plan.batch.length}": plan.batch.rows > 1,

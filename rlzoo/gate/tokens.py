@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rlzoo.config.engines import engine_of
 from rlzoo.core.errors import UserError, shown
 from rlzoo.gate.architecture import find_architecture, model_file
 from rlzoo.gate.plan import Prompts
@@ -100,8 +101,7 @@ class Asked:
                 return encode_prompt(tokenizer, prompt, chat_template)
             return dialogue.begin([{"role": "user", "content": prompt}])
 
-        common: dict[str, Any] = {"chat_template": chat_template, "tools": self.tools, "logs": False}
-        dialogue = Dialogue(tokenizer, frozenset(), **common) if self.host else None
+        dialogue = Dialogue(tokenizer, frozenset(), chat_template=chat_template, tools=self.tools) if self.host else None
         sizes = {prompt: len(prompt.encode()) for prompt in self.prompts}  # no token is shorter than a byte
         room -= len(complete(self.prompts[0])) if self.prompts else 0
         met: set[str] = set()
@@ -209,25 +209,22 @@ def _letters(text: str) -> str:
 
 
 def check_length(prompts: Prompts, rollout: RolloutConfig, *, limit: int | None, path: str) -> None:
-    """Raise UserError if prompts and responses exceed ``limit``, the longest row of the model at ``path``, or that of vLLM."""
-    new, vllm = rollout.max_new_tokens, _vllm_length(rollout)
+    """Raise UserError if prompts and responses exceed ``limit``, the longest row of the model at ``path``, or the engine's."""
+    new, engine = rollout.max_new_tokens, engine_of(rollout)
     about = "" if prompts.counted else "about "
     needed = f"with prompts of up to {about}{prompts.longest} tokens, a sequence length of {prompts.longest + new} is needed"
     if limit is not None and prompts.longest + new > limit:
         left = limit - prompts.longest
         advice = f"set rollout.max_new_tokens to at most {left}" if left > 0 else "the prompts alone are too long"
         raise UserError(f"rollout.max_new_tokens={new}: {needed}, but model {path!r} accepts at most {limit}; {advice}")
-    if vllm is not None and prompts.longest + new > vllm:
-        raise UserError(f"rollout.vllm.max_model_len={vllm}: {needed}; raise it, or remove it to use the model's own limit")
-
-
-def _vllm_length(rollout: RolloutConfig) -> int | None:
-    return rollout.vllm.max_model_len if rollout.engine == "vllm" else None
+    if engine.max_length is not None and prompts.longest + new > engine.max_length:
+        setting = f"{engine.length_setting}={engine.max_length}"
+        raise UserError(f"{setting}: {needed}; raise it, or remove it to use the model's own limit")
 
 
 def _room(limit: int | None, rollout: RolloutConfig) -> float:
     """Return how many tokens a prompt may have."""
-    limits = (size for size in (limit, _vllm_length(rollout)) if size is not None)
+    limits = (size for size in (limit, engine_of(rollout).max_length) if size is not None)
     return min(limits, default=math.inf) - rollout.max_new_tokens
 
 

@@ -46,7 +46,7 @@ def recorded_step(
         finished=batch.finished,
         policy_versions=policy_versions([rollout for group in groups for rollout in group.rollouts]),
         rollout_log_probs=batch.rollout_log_probs[mask],
-        **({} if batch.kept is None else {"kept_ids": batch.kept.ids, "kept_sizes": batch.kept.sizes.int()}),
+        **({} if batch.kept is None else {"kept_ids": batch.kept.ids, "kept_sizes": batch.kept.sizes}),
         **{name: values[mask] for name, values in scores.items() if values is not None},
         updates=tuple(UpdateLogProbs(update.rows, update.log_probs[mask[update.rows]]) for update in updates),
         learner_version=learner_version,

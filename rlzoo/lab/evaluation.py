@@ -46,7 +46,7 @@ from rlzoo.tasks.suites import Suite, SuiteGrader, find_suite
 
 logger = logging.getLogger("rlzoo")
 
-UNUSED: dict[str, Any] = {"num_prompts": True, "dynamic_sampling": True, "max_staleness": True, "vllm": {"in_flight": True}}
+UNUSED = {"num_prompts", "dynamic_sampling", "max_staleness"}
 """Rollout settings that only training uses."""
 
 Progress = Callable[[str, int, int, dict[str, float]], None]

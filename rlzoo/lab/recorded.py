@@ -26,7 +26,7 @@ from rlzoo.core.types import ClipInputs
 from rlzoo.core.zoo import load_zoo
 from rlzoo.journal.recording import RecordedStep, turns
 from rlzoo.learner.batch import Batch
-from rlzoo.rollout.kept import RaggedSets
+from rlzoo.rollout.kept import KeptSets
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ def batch_of(step: RecordedStep) -> Batch:
         rewards=torch.zeros(len(step)) if step.rewards is None else step.rewards,
         group_ids=step.group_ids,
         finished=torch.ones(len(step), dtype=torch.bool) if step.finished is None else step.finished,
-        kept=None if step.kept_ids is None or step.kept_sizes is None else RaggedSets(step.kept_ids, step.kept_sizes.long()),
+        kept=None if step.kept_ids is None or step.kept_sizes is None else KeptSets(step.kept_ids, step.kept_sizes),
     )
     sampled = step.rollout_log_probs
     return batch if sampled is None else replace(batch, rollout_log_probs=batch.scatter(torch.arange(len(step)), sampled))

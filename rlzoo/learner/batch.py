@@ -12,8 +12,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rlzoo.core.policy import NEEDS
 from rlzoo.core.types import ClipInputs
-from rlzoo.rollout.kept import RaggedSets, ranges
-from rlzoo.rollout.types import KeptSets, Rollout, RolloutGroup
+from rlzoo.rollout.kept import KeptSets, ranges
+from rlzoo.rollout.types import Rollout, RolloutGroup
 
 TENSORS = frozenset(NEEDS) - {"max_length", "progress"}
 
@@ -40,7 +40,7 @@ class Batch:
     turn_rewards: Tensor | None = field(default=None, kw_only=True)
     state_ids: Tensor | None = field(default=None, kw_only=True)  # (B, T) int64: state at the start of the token's turn
     # tokens kept by top-k and top-p, one set per model token, row by row; None for the whole vocabulary
-    kept: RaggedSets | None = field(default=None, kw_only=True)
+    kept: KeptSets | None = field(default=None, kw_only=True)
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -67,7 +67,7 @@ class Batch:
         missing = self.response_mask.shape[1] - responses.shape[1]
         return torch.nn.functional.pad(responses, (0, missing)) * self.response_mask[rows]
 
-    def kept_of(self, rows: Tensor) -> RaggedSets | None:
+    def kept_of(self, rows: Tensor) -> KeptSets | None:
         """Return the sets of kept tokens for the model's tokens in the given rows, row by row; None without truncation."""
         if self.kept is None:
             return None
@@ -206,16 +206,11 @@ def collate(groups: Sequence[RolloutGroup], step: int = 0) -> Batch:
     )
 
 
-def _kept(rollouts: Sequence[Rollout], response_mask: Tensor) -> RaggedSets:
+def _kept(rollouts: Sequence[Rollout], response_mask: Tensor) -> KeptSets:
     """Return the sets of kept tokens for the model's tokens, row by row."""
-    parts = []
+    collections = []
     for rollout, chosen in zip(rollouts, response_mask, strict=True):
         kept = rollout.kept or KeptSets.of([], [0] * len(rollout.response_ids))
-        ids, sizes = _int32(kept.ids), _int32(kept.sizes)
         # the sets of the environment's tokens are empty
-        parts.append(RaggedSets(ids, sizes[chosen[: len(sizes)]].long()))
-    return RaggedSets.concat(parts)
-
-
-def _int32(packed: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(packed), dtype=torch.int32) if packed else torch.zeros(0, dtype=torch.int32)
+        collections.append(KeptSets(kept.ids, kept.sizes[chosen[: len(kept)]]))
+    return KeptSets.join(collections)

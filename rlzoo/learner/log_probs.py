@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from rlzoo.learner.micro_batches import ModelInputs
-    from rlzoo.rollout.kept import RaggedSets
+    from rlzoo.rollout.kept import KeptSets
 
 LOGITS_PER_CHUNK = 2**24
 """Maximum number of logits in memory at once on a CPU: 64 MB in float32, regardless of the vocabulary size."""
@@ -101,7 +101,7 @@ def chunked_log_probs(
     *,
     entropy_gradient: bool = False,
     statistic: Statistic = "entropy",
-    kept: RaggedSets | None = None,
+    kept: KeptSets | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute log-probabilities of ``targets`` and a statistic with at most `logits_per_chunk` logits in memory.
 
@@ -122,7 +122,7 @@ def chunked_log_probs(
     device = hidden.device.type
     chunk = max(1, logits_per_chunk(is_cpu=device == "cpu") // head.out_features)
 
-    def of_chunk(states: Tensor, ids: Tensor, sets: RaggedSets | None) -> tuple[Tensor, Tensor]:
+    def of_chunk(states: Tensor, ids: Tensor, sets: KeptSets | None) -> tuple[Tensor, Tensor]:
         with uncached_autocast(device):  # otherwise the chunks' gradients would be summed in bfloat16
             logits = head(states)
         return _log_probs_of_logits(logits, ids, sets, temperature, entropy_gradient, statistic)
@@ -144,7 +144,7 @@ def logits_per_chunk(*, is_cpu: bool) -> int:
 def _log_probs_of_logits(
     logits: Tensor,
     targets: Tensor,
-    kept: RaggedSets | None,
+    kept: KeptSets | None,
     temperature: float,
     entropy_gradient: bool,
     statistic: Statistic,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from rlzoo.config.sections import LearnerConfig
     from rlzoo.learner.batch import Batch
-    from rlzoo.rollout.kept import RaggedSets
+    from rlzoo.rollout.kept import KeptSets
 
 PaddingSide = Literal["left", "right"]
 
@@ -40,7 +40,7 @@ class ModelInputs:
     attention_mask: Tensor | None  # (R, S) 1 on tokens, 0 on padding; None if causal attention needs no mask
     position_ids: Tensor | None  # (R, S) positions, counted from 0 at each row's first token; None for the default positions
     predicts: Tensor  # (R, S) bool: positions whose next token the model chose
-    kept: RaggedSets | None = None  # one set of kept tokens per True position of `predicts`; None for the whole vocabulary
+    kept: KeptSets | None = None  # one set of kept tokens per True position of `predicts`; None for the whole vocabulary
 
     def to(self, device: torch.device) -> ModelInputs:
         """Move the inputs to a device."""

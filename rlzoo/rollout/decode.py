@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from rlzoo.models.acceleration import can_fuse, fused_step
 from rlzoo.models.autocast import uncached_autocast
 from rlzoo.rollout.draws import Truncation, draw
-from rlzoo.rollout.kept import RaggedSets, SetRecorder
+from rlzoo.rollout.kept import KeptSets, by_response
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -38,7 +38,7 @@ class Decoded:
     tokens: Tensor  # (B, T) int64
     log_probs: Tensor  # (B, T) float32, under the sampling distribution
     caches: Caches | None = None  # None unless the caches are kept for the next turn
-    kept: list[RaggedSets] | None = None  # sets of kept tokens for each response; None without truncation
+    kept: list[KeptSets] | None = None  # sets of kept tokens for each response; None without truncation
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def decode(
             responses = ResumedResponses(model, prompts, pad_id, limit, caches, places, fuses=fuses)
         tokens = torch.full((len(prompts), limit), pad_id, device=model.device)
         log_probs = torch.zeros(len(prompts), limit, device=model.device)
-        recorder = SetRecorder()
+        columns: list[tuple[Tensor, KeptSets]] = []
         # one pass needs every weight once, so copies of them in bfloat16 would only take memory beside those of `FusedStep`
         with uncached_autocast(model.device.type) if fuses else nullcontext():
             logits = responses.first_logits()
@@ -98,7 +98,7 @@ def decode(
             rows = responses.rows
             if truncation is not None:
                 logits = truncation(logits, temperature)
-                recorder.add(rows, logits > -torch.inf)
+                columns.append((rows, KeptSets.of_mask(logits > -torch.inf)))
             drawn, reported = draw(logits, numbers[column].index_select(0, rows), temperature)
             tokens[rows, column], log_probs[rows, column] = drawn, reported
             drawn = responses.close((drawn[:, None] == ends).any(dim=1), drawn)
@@ -106,7 +106,7 @@ def decode(
                 break
             logits = responses.next_logits(drawn)
         held = None if places is None else responses.caches(places)
-        kept = None if truncation is None else recorder.by_response(len(prompts))
+        kept = None if truncation is None else by_response(columns, len(prompts))
         return Decoded(tokens[:, : column + 1], log_probs[:, : column + 1], held, kept)
 
 
@@ -299,14 +299,14 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
         super().__init__()
         self.repeats = repeats  # (P,) number of responses to each prompt
         self.num_rows = int(repeats.sum())
-        self.room = room  # number of columns, allocated at once: pieces freed by a growing buffer would fragment a GPU's memory
+        self.room = room  # number of columns, allocated at once: blocks freed by a growing buffer would fragment a GPU's memory
         self.length = 0  # columns in use
         self.written: Tensor | None = None  # (B, W), True where the next update writes; None means everywhere
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Store the prompts' states ``(P, H, S, D)``, repeated for each response."""
         repeats = self.repeats.to(key_states.device)
-        both = (each.repeat_interleave(repeats, dim=0) for each in (key_states, value_states))
+        both = (states.repeat_interleave(repeats, dim=0) for states in (key_states, value_states))
         self.keys, self.values = map(self._with_room, both)
         self.is_initialized = True
 
@@ -353,8 +353,8 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
         layer = RowLayer(torch.ones(len(rows), dtype=torch.long), room)
         index = source[:, None, :, None].clamp(max=self.length - 1)
         both = (
-            each[rows, :, : self.length].gather(2, index.expand(-1, each.shape[1], -1, each.shape[3]))
-            for each in (self.keys, self.values)
+            states[rows, :, : self.length].gather(2, index.expand(-1, states.shape[1], -1, states.shape[3]))
+            for states in (self.keys, self.values)
         )
         layer.keys, layer.values = map(layer._with_room, both)
         layer.length, layer.written, layer.is_initialized = source.shape[1] - written.shape[1], written, True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +12,6 @@ from rlzoo.tasks.environments import Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-logger = logging.getLogger("rlzoo")
 
 ANSWER = "(the answer)"
 """Placeholder for the model's turn when a chat template is rendered to find the text after a turn."""
@@ -36,22 +33,13 @@ class Dialogue:
         *,
         chat_template: bool,
         tools: Sequence[Mapping[str, Any]] = (),
-        logs: bool = True,
     ) -> None:
         self.tokenizer = tokenizer
         self.end_ids = end_ids
         self.chat_template = chat_template
-        self.style = style = ToolStyle.of(tokenizer, tools) if tools and chat_template else ToolStyle(has_role=not tools)
-        place = "the chat template" if style.schemas else "a system message" if style.has_system else "the first message"
-        if logs and tools and chat_template:
-            role = "tool" if style.has_role else "user"
-            logger.info("tools are described in %s, and their results have the role %s", place, role)
-        elif logs and tools:
-            logger.warning(
-                "model.chat_template=false: the tools are not described to the model, so the question must describe them"
-            )
+        self.style = ToolStyle.of(tokenizer, tools) if tools and chat_template else ToolStyle(has_role=not tools)
         self._special = special_tokens(tokenizer)
-        self._behind: dict[str, tuple[int, ...]] = {}  # keyed by the messages' contents and roles
+        self._after_turn: dict[str, tuple[int, ...]] = {}  # keyed by the messages' contents and roles
 
     def begin(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the tokens up to the model's first turn.
@@ -64,7 +52,7 @@ class Dialogue:
             return encode_text(self.tokenizer, rendered(self.tokenizer, self.style.first(messages), self.style.schemas))
         return encode_text(self.tokenizer, "".join(str(message["content"]) for message in messages), bare=True)
 
-    def behind(self, before: Sequence[Message], messages: Sequence[Message], last: int | None = None) -> tuple[int, ...]:
+    def after_turn(self, before: Sequence[Message], messages: Sequence[Message], last: int | None = None) -> tuple[int, ...]:
         """Return the tokens between the end of the model's turn and the start of its next turn.
 
         Args:
@@ -77,18 +65,18 @@ class Dialogue:
             UserError: the chat template changes earlier text.
         """
         key = repr([dict(message) for message in messages])
-        if key not in self._behind:
-            if len(self._behind) > 10_000:
-                self._behind.clear()
-            before, messages = (without_control_tokens(self.tokenizer, each) for each in (before, messages))
-            self._behind[key] = self._between(before, messages) if self.chat_template else self._plain(messages)
-        ids = self._behind[key]
+        if key not in self._after_turn:
+            if len(self._after_turn) > 10_000:
+                self._after_turn.clear()
+            before, messages = (without_control_tokens(self.tokenizer, texts) for texts in (before, messages))
+            self._after_turn[key] = self._between(before, messages) if self.chat_template else self._plain(messages)
+        ids = self._after_turn[key]
         return ids[self._written(ids, last) :] if self.chat_template else ids
 
     def _written(self, ids: Sequence[int], last: int | None) -> int:
         """Return how many of the tokens after a turn close it, up to the end token that the model has generated already."""
         is_text = (token not in self._special and self.tokenizer.decode([token]).strip() != "" for token in ids)
-        closing = list(ids[: next((place for place, found in enumerate(is_text) if found), len(ids))])
+        closing = list(ids[: next((place for place, is_one in enumerate(is_text) if is_one), len(ids))])
         ends = [last] if last in closing else [token for token in closing if token in self.end_ids]
         return closing.index(ends[0]) + 1 if ends else 0
 
@@ -101,8 +89,8 @@ class Dialogue:
     def _between(self, before: Sequence[Message], messages: Sequence[Message]) -> tuple[int, ...]:
         first, answers, schemas = self.style.first(before), self.style.answers(messages), self.style.schemas
         begun = rendered(self.tokenizer, first, schemas)
-        whole = rendered(self.tokenizer, [*first, {"role": "assistant", "content": ANSWER}, *answers], schemas)
-        after = whole[len(begun) :].lstrip() if whole.startswith(begun) else ""  # the model may write a space first
+        answered = rendered(self.tokenizer, [*first, {"role": "assistant", "content": ANSWER}, *answers], schemas)
+        after = answered[len(begun) :].lstrip() if answered.startswith(begun) else ""  # the model may write a space first
         if not after.startswith(ANSWER):
             raise UserError(
                 f"the model's chat template changes earlier text: {shown(begun[-60:])} is rendered before the model's "

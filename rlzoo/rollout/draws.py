@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlzoo.core.errors import RunError
-from rlzoo.rollout.kept import RaggedSets, SetRecorder
+from rlzoo.rollout.kept import KeptSets, by_response
 
 BLOCK = 256  # number of probabilities per block; a draw finds its block first, then the token
 
@@ -122,22 +122,22 @@ class OwnDraws:
         self.uniforms = uniforms  # (B, T) in [0, 1), float64
         self.temperature = temperature
         self.truncation = truncation
-        self.recorder = SetRecorder()
-        self.columns: list[Tensor] = []
+        self._sets: list[tuple[Tensor, KeptSets]] = []
+        self._log_probs: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Return scores ``(B, V)`` with their maximum at the drawn token; `generate` calls this before each token."""
         if self.truncation is not None:
             scores = self.truncation(scores, self.temperature)
-            self.recorder.add(torch.arange(len(scores)), scores > -torch.inf)
-        tokens, log_probs = draw(scores, self.uniforms[:, len(self.columns)], self.temperature)
-        self.columns.append(log_probs)
+            self._sets.append((torch.arange(len(scores)), KeptSets.of_mask(scores > -torch.inf)))
+        tokens, log_probs = draw(scores, self.uniforms[:, len(self._log_probs)], self.temperature)
+        self._log_probs.append(log_probs)
         return torch.full_like(scores, -torch.inf, dtype=torch.float32).scatter(-1, tokens[:, None], 0.0)
 
     def log_probs(self) -> Tensor:
         """Return the log-probabilities ``(B, T)`` of the T tokens drawn so far."""
-        return torch.stack(self.columns, dim=1)
+        return torch.stack(self._log_probs, dim=1)
 
-    def kept(self) -> list[RaggedSets] | None:
+    def kept(self) -> list[KeptSets] | None:
         """Return the sets of kept tokens for each response; None without truncation."""
-        return None if self.truncation is None else self.recorder.by_response(len(self.uniforms))
+        return None if self.truncation is None else by_response(self._sets, len(self.uniforms))

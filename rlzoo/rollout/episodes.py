@@ -11,9 +11,10 @@ import torch
 
 from rlzoo.core.errors import shown
 from rlzoo.rollout.dialogue import Dialogue
+from rlzoo.rollout.kept import KeptSets
 from rlzoo.rollout.prompts import PromptError
 from rlzoo.rollout.sampler import Drawn, Draws, Ids, Sampler
-from rlzoo.rollout.types import KeptSets, Rollout, Turn
+from rlzoo.rollout.types import Rollout, Turn
 from rlzoo.tasks.environments import Host, Message, Observation
 from rlzoo.tasks.problem import Problem
 
@@ -62,7 +63,7 @@ class Episode:
     state: int  # environment state before the next turn
     ids: list[int] = field(default_factory=list)  # tokens after the prompt
     log_probs: list[float] = field(default_factory=list)
-    kept: list[KeptSets] = field(default_factory=list)  # kept tokens for successive parts of ``ids``; empty without truncation
+    kept: list[KeptSets] = field(default_factory=list)  # kept tokens for ``ids``, turn by turn; empty without truncation
     turns: list[Turn] = field(default_factory=list)
     numbers: dict[str, float] = field(default_factory=dict)
     is_open: bool = True
@@ -102,6 +103,8 @@ class Player:
         self.limits = limits
         self._has_warned = False
         self.dialogue = Dialogue(sampler.tokenizer, sampler.end_ids, chat_template=sampler.chat_template, tools=host.tools)
+        if host.tools and not sampler.chat_template:
+            logger.warning("model.chat_template=false: the tools are not described to the model, so the question must do it")
 
     @torch.no_grad()
     def play(
@@ -128,8 +131,9 @@ class Player:
         """
         rollouts: list[Rollout] = []
         for start in range(0, len(problems), self.sampler.batch_size):
-            piece = slice(start, start + self.sampler.batch_size)
-            episodes = self._begin(problems[piece], seeds[piece])
+            batch = slice(start, start + self.sampler.batch_size)
+            observations = zip(*self.host.begin(problems[batch], seeds[batch]), strict=True)
+            episodes = [self._opened(number, observation) for number, observation in observations]
             rows = [first_row + start + place for place in range(len(episodes))]
             draws = Draws(seed, rows, self.limits.turn_tokens, temperature, truncation=truncation)
             try:
@@ -153,10 +157,6 @@ class Player:
                     shown(first.opening),
                     shown(second.opening),
                 )
-
-    def _begin(self, problems: Sequence[Problem], seeds: Sequence[int]) -> list[Episode]:
-        numbers, seen = self.host.begin(problems, seeds)
-        return [self._opened(number, each) for number, each in zip(numbers, seen, strict=True)]
 
     def _opened(self, number: int, seen: Observation) -> Episode:
         failure = seen.failure
@@ -215,7 +215,7 @@ class Player:
             episode.is_open, episode.finished, episode.failure = False, not seen.failure, seen.failure
             return
         try:
-            ids = self.dialogue.behind(episode.first, seen.messages, episode.ids[-1])
+            ids = self.dialogue.after_turn(episode.first, seen.messages, episode.ids[-1])
         except PromptError as error:
             episode.is_open, episode.failure = False, f"step returned {shown(seen.text)}: {error.reason}"
             return

@@ -1,56 +1,89 @@
-"""Sets of token ids with different sizes: for each drawn token, the tokens that top-k and top-p kept."""
+"""For each drawn token, the set of tokens that top-k and top-p kept."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import base64
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+import numpy as np
 import torch
+from pydantic import PlainSerializer, PlainValidator
 from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class RaggedSets:
-    """N sets of token ids, stored consecutively; an empty set stands for the whole vocabulary.
+def _packed(values: Tensor) -> str:
+    return base64.urlsafe_b64encode(values.numpy().tobytes()).decode()
+
+
+def _unpacked(text: object) -> Tensor:
+    return torch.from_numpy(np.frombuffer(base64.urlsafe_b64decode(str(text)), np.int32).copy())
+
+
+Packed = Annotated[Tensor, PlainValidator(_unpacked), PlainSerializer(_packed)]
+"""An int32 tensor, which is base64 in JSON."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptSets:
+    """For each of N tokens, the ids of the candidates from which the sampler drew it.
+
+    An empty set stands for the whole vocabulary, or for a token that the model did not choose.
 
     Example:
-        >>> sets = RaggedSets(torch.tensor([2, 0, 3], dtype=torch.int32), torch.tensor([1, 0, 2]))
+        >>> sets = KeptSets.of([2, 0, 3], [1, 0, 2])
         >>> sets.mask(4).int().tolist()
         [[0, 0, 1, 0], [1, 1, 1, 1], [1, 0, 0, 1]]
     """
 
-    ids: Tensor  # (K,) int32
-    sizes: Tensor  # (N,) int64, with sum K
+    ids: Packed  # (K,) int32, the ids of all sets one after another
+    sizes: Packed  # (N,) int32, with sum K
 
     def __len__(self) -> int:
         return len(self.sizes)
 
-    @classmethod
-    def of_mask(cls, mask: Tensor) -> RaggedSets:
-        """Convert a mask ``(N, V)`` to sets; a row that is True everywhere is stored as an empty set."""
-        partial = mask & ~mask.all(dim=-1, keepdim=True)
-        return cls(partial.nonzero()[:, 1].int(), partial.sum(dim=-1))
+    __hash__ = None  # type: ignore[assignment]  # as of all that has tensors
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, KeptSets) and torch.equal(self.ids, other.ids) and torch.equal(self.sizes, other.sizes)
 
     @classmethod
-    def concat(cls, parts: Iterable[RaggedSets]) -> RaggedSets:
+    def of(cls, ids: Sequence[int], sizes: Sequence[int]) -> KeptSets:
+        """Convert lists."""
+        return cls(torch.tensor(ids, dtype=torch.int32), torch.tensor(sizes, dtype=torch.int32))
+
+    @classmethod
+    def of_mask(cls, mask: Tensor) -> KeptSets:
+        """Convert a mask ``(N, V)`` to sets on the CPU; a row that is True everywhere is stored as an empty set."""
+        partial = mask & ~mask.all(dim=-1, keepdim=True)
+        return cls(partial.nonzero()[:, 1].int().cpu(), partial.sum(dim=-1).int().cpu())
+
+    @classmethod
+    def join(cls, collections: Iterable[KeptSets]) -> KeptSets:
         """Concatenate one or more collections of sets."""
-        pairs = [(part.ids, part.sizes) for part in parts]
+        pairs = [(sets.ids, sets.sizes) for sets in collections]
         return cls(torch.cat([ids for ids, _ in pairs]), torch.cat([sizes for _, sizes in pairs]))
 
-    def to(self, device: torch.device | str) -> RaggedSets:
+    def to(self, device: torch.device | str) -> KeptSets:
         """Move the sets to a device."""
-        return RaggedSets(self.ids.to(device), self.sizes.to(device))
+        return KeptSets(self.ids.to(device), self.sizes.to(device))
 
-    def select(self, index: Tensor) -> RaggedSets:
+    def first(self, number: int) -> KeptSets:
+        """Return a copy of the first ``number`` sets."""
+        sizes = self.sizes[:number].clone()  # copied, because a view is pickled with all that it is a view of
+        return KeptSets(self.ids[: int(sizes.sum())].clone(), sizes)
+
+    def select(self, index: Tensor) -> KeptSets:
         """Return the sets at the given indices ``(M,)``, in the order of the indices."""
         sizes = self.sizes[index]
-        return RaggedSets(self.ids[ranges((self.sizes.cumsum(0) - self.sizes)[index], sizes)], sizes)
+        return KeptSets(self.ids[ranges((self.sizes.cumsum(0) - self.sizes)[index], sizes)], sizes)
 
-    def split(self, number: int | list[int]) -> list[RaggedSets]:
-        """Split the sets into parts of ``number`` sets, of which the last may be smaller, or of the given numbers."""
+    def split(self, number: int | list[int]) -> list[KeptSets]:
+        """Split into collections of ``number`` sets, of which the last may be smaller, or of the given numbers."""
         sizes = torch.split(self.sizes, number)
-        ids = torch.split(self.ids, [int(each.sum()) for each in sizes])
-        return [RaggedSets(*part) for part in zip(ids, sizes, strict=True)]
+        ids = torch.split(self.ids, [int(size.sum()) for size in sizes])
+        return [KeptSets(*pair) for pair in zip(ids, sizes, strict=True)]
 
     def mask(self, vocabulary: int) -> Tensor:
         """Return the sets as a mask ``(N, V)``, True on their tokens."""
@@ -71,20 +104,13 @@ def ranges(starts: Tensor, sizes: Tensor) -> Tensor:
     return shift + torch.arange(len(shift), device=shift.device)
 
 
-class SetRecorder:
-    """Collects the sets of many responses, one token of each unfinished response at a time."""
+def by_response(columns: Sequence[tuple[Tensor, KeptSets]], number: int) -> list[KeptSets]:
+    """Return the sets of each of ``number`` responses, in the order of the tokens.
 
-    def __init__(self) -> None:
-        self._rows: list[Tensor] = []
-        self._sets: list[RaggedSets] = []
-
-    def add(self, rows: Tensor, mask: Tensor) -> None:
-        """Add the sets ``(R, V)`` for the next token of each response in ``rows`` ``(R,)``."""
-        self._rows.append(rows.cpu())
-        self._sets.append(RaggedSets.of_mask(mask).to("cpu"))
-
-    def by_response(self, number: int) -> list[RaggedSets]:
-        """Return the sets of each of the ``number`` responses, in the order of the tokens."""
-        rows = torch.cat(self._rows)
-        sets = RaggedSets.concat(self._sets).select(rows.argsort(stable=True))
-        return sets.split(torch.bincount(rows, minlength=number).tolist())
+    Args:
+        columns: for one token after another, the responses ``(R,)`` that have it, and their R sets.
+        number: number of responses.
+    """
+    rows = torch.cat([row.cpu() for row, _ in columns])
+    sets = KeptSets.join(sets for _, sets in columns).select(rows.argsort(stable=True))
+    return sets.split(torch.bincount(rows, minlength=number).tolist())

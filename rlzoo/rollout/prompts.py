@@ -1,4 +1,4 @@
-"""Converts prompts to token ids; chat templates are untrusted programs, so a worker process renders them."""
+"""Converts prompts to token ids."""
 
 from __future__ import annotations
 
@@ -10,19 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from rlzoo.core.errors import UserError, shown
-from rlzoo.support.workers import Worker, WorkerError, WorkerStartError
-from rlzoo.tasks.grading import MEMORY
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 logger = logging.getLogger("rlzoo")
-
-TEMPLATE_SECONDS = 10.0
-"""Time limit in seconds for rendering a chat template. A typical template takes a millisecond."""
-
-LONGEST_PROMPT = 10_000_000  # maximum number of characters
 
 _BREAK = "\ufdd0"  # a code point that no text may contain: text is encoded separately before and after it
 
@@ -49,7 +42,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, chat_template
     so its control tokens count.
 
     Raises:
-        PromptError: the tokenizer has no token for a character, the template fails or takes too long, or nothing is left.
+        PromptError: the tokenizer has no token for a character, the template fails, or nothing is left.
     """
     if not chat_template:
         return encode_text(tokenizer, prompt, bare=True)
@@ -67,26 +60,26 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, *, bare: bool = F
         PromptError: the tokenizer fails, or the beginning of a row has no tokens.
     """
 
-    def encode(part: str) -> list[int]:
-        return list(tokenizer(part, add_special_tokens=False)["input_ids"])
+    def encode(segment: str) -> list[int]:
+        return list(tokenizer(segment, add_special_tokens=False)["input_ids"])
 
-    def encode_bare(part: str) -> list[int]:
-        ids, own = list(tokenizer(part)["input_ids"]), encode(part)
-        if not own:
+    def encode_bare(segment: str) -> list[int]:
+        ids, bare_ids = list(tokenizer(segment)["input_ids"]), encode(segment)
+        if not bare_ids:
             return ids[: ids[:1] == [tokenizer.bos_token_id]]
-        starts = (start for start in range(len(ids)) if ids[start : start + len(own)] == own)
-        return ids[: next(starts, len(ids)) + len(own)]
+        starts = (start for start in range(len(ids)) if ids[start : start + len(bare_ids)] == bare_ids)
+        return ids[: next(starts, len(ids)) + len(bare_ids)]
 
-    def encode_after(part: str) -> list[int]:
+    def encode_after(segment: str) -> list[int]:
         try:
-            edge, ids = encode("\n"), encode("\n" + part)
+            edge, ids = encode("\n"), encode("\n" + segment)
         except Exception:  # no token for a line break; such a tokenizer puts no space before a text
-            return encode(part)
-        return ids[len(edge) :] if ids[: len(edge)] == edge else encode(part)
+            return encode(segment)
+        return ids[len(edge) :] if ids[: len(edge)] == edge else encode(segment)
 
     ids: list[int] = []
-    for place, part in enumerate(text.split(_BREAK)):
-        ids += encoded(encode_after if follows or place else encode_bare if bare else encode, part)
+    for place, segment in enumerate(text.split(_BREAK)):
+        ids += encoded(encode_after if follows or place else encode_bare if bare else encode, segment)
     if not ids and not follows:
         reason = "the model's tokenizer makes no tokens of it, so the model has nothing to answer"
         raise PromptError(f"the prompt {shown(text)}: {reason}; change the questions or task.template", reason)
@@ -146,56 +139,33 @@ def rendered(
         closed: whether to stop after the last message, before the start of the model's turn.
 
     Raises:
-        PromptError: the template fails or takes too long.
-    """
-    try:
-        given_messages, given_tools = [dict(message) for message in messages], [dict(tool) for tool in tools]
-        call = (tokenizer.get_chat_template(), dict(tokenizer.special_tokens_map), given_messages, given_tools, closed)
-        return str(TEMPLATES.call(call, TEMPLATE_SECONDS))
-    except (WorkerError, WorkerStartError, ValueError) as error:
-        reason = f"the model's chat template fails for the prompt {shown(messages[-1].get('content'))}: {error}"
-        raise PromptError(f"{reason}; set model.chat_template=false, or use another model", reason) from error
-
-
-def _start() -> None:
-    """Import the renderer in the worker process."""
-    from transformers.utils import chat_template_utils
-
-    assert chat_template_utils
-
-
-def _render(
-    template: str, special: Mapping[str, str], messages: Sequence[Message], tools: list[dict[str, Any]], closed: bool
-) -> str:
-    """Render messages in the worker process, as ``tokenizer.apply_chat_template`` does.
-
-    Some templates iterate over contents, so they lose strings or fail; they get every content as a list with one part.
+        PromptError: the template fails.
     """
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    def render(given: Sequence[Message]) -> str:
+    def render(conversation: list[Message]) -> str:
         texts, _ = render_jinja_template(
-            [given], tools=tools or None, chat_template=template, add_generation_prompt=not closed, **special
+            [conversation],
+            tools=[dict(tool) for tool in tools] or None,
+            chat_template=tokenizer.get_chat_template(),
+            add_generation_prompt=not closed,
+            **tokenizer.special_tokens_map,
         )
-        text = str(texts[0])
-        if len(text) > LONGEST_PROMPT:
-            raise ValueError(f"the prompt has {len(text):,} characters (at most {LONGEST_PROMPT:,})")
-        return text
+        return str(texts[0])
 
     contents, text, failure = [str(message["content"]).strip() for message in messages], "", None
     try:
-        text = render(messages)
+        text = render([dict(message) for message in messages])
     except Exception as error:  # a template can raise anything
         failure = error
     if failure is None and all(content in text for content in contents):
         return text
-    with suppress(Exception):
-        parts = render([{**each, "content": [{"type": "text", "text": each["content"]}]} for each in messages])
-        if "'type': 'text'" not in parts and all(content in parts for content in contents):
-            return parts
+    with suppress(Exception):  # templates that iterate over contents lose strings, or fail
+        in_parts = render([{**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages])
+        if "'type': 'text'" not in in_parts and all(content in in_parts for content in contents):
+            return in_parts
     if failure is not None:
-        raise failure
+        problem = f"the model's chat template fails for the prompt {shown(messages[-1].get('content'))}"
+        reason = f"{problem}: {type(failure).__name__}: {failure}"
+        raise PromptError(f"{reason}; set model.chat_template=false, or use another model", reason) from failure
     return text
-
-
-TEMPLATES = Worker(_render, _start, MEMORY)

@@ -171,10 +171,9 @@ class Rollouts:
         """Wait for the queued batches, and return them with the rollouts from all processes; a failed batch has none."""
         batches = []
         for batch in self._queue:
-            own = batch.rollouts.result() if batch.rollouts is not None and batch.is_sampled else None
-            parts = gather(self.accelerator, [own])
-            found = [part for part in parts if part is not None]
-            rollouts = [rollout for part in found for rollout in part] if len(found) == len(parts) else None
+            sampled_here = batch.rollouts.result() if batch.rollouts is not None and batch.is_sampled else None
+            shares = gather(self.accelerator, [sampled_here])
+            rollouts = None if None in shares else [rollout for share in shares for rollout in share or ()]
             batches.append(QueuedBatch(batch.first, rollouts))
         return batches
 
@@ -214,12 +213,13 @@ class Rollouts:
             return {}
         version = newest()
         settings, seed = self.config.eval, step_seed(self.config.seed, EVALUATION, 0)
-        rollouts = self._sample(self.held_out, settings.num_samples, settings.temperature, seed, version)
+        how = {"seed": seed, "temperature": settings.temperature, "policy_version": version}
+        rollouts = self._sample(self.held_out, settings.num_samples, **how)
         groups = self._graded(self.held_out, rollouts, settings.num_samples)
-        rewards = [[each.reward for each in group.rollouts if each.reward is not None] for group in groups]
+        rewards = [[rollout.reward for rollout in group.rollouts if rollout.reward is not None] for group in groups]
         number = len(groups) * settings.num_samples
         failed = {"eval/failed": (number - sum(map(len, rewards))) / number}
-        return failed | sampled_mean([torch.tensor(each, dtype=torch.float64) for each in rewards if each])
+        return failed | sampled_mean([torch.tensor(graded, dtype=torch.float64) for graded in rewards if graded])
 
     def close(self) -> None:
         """Stop background sampling and close the sampler."""
@@ -261,21 +261,12 @@ class Rollouts:
 
     def _train_rollouts(self, problems: list[Problem], step: int, turn: int, version: int) -> list[Rollout]:
         settings = self.config.rollout
-        seed = step_seed(self.config.seed, ROLLOUT, step, turn)
+        how = {"seed": step_seed(self.config.seed, ROLLOUT, step, turn), "temperature": settings.temperature}
         truncation = Truncation.of(settings.top_p, settings.top_k)
-        return self._sample(problems, settings.group_size, settings.temperature, seed, version, truncation)
+        return self._sample(problems, settings.group_size, truncation=truncation, policy_version=version, **how)
 
-    def _sample(
-        self,
-        problems: list[Problem],
-        samples: int,
-        temperature: float,
-        seed: int,
-        version: int,
-        truncation: Truncation | None = None,
-    ) -> list[Rollout]:
-        """Return the responses to this process's share of the problems."""
-        how: dict[str, Any] = {"seed": seed, "temperature": temperature, "truncation": truncation, "policy_version": version}
+    def _sample(self, problems: list[Problem], samples: int, **how: Any) -> list[Rollout]:
+        """Return the responses to this process's share of the problems; ``how`` are settings of `Sampler.sample`."""
         start, end = self._share(len(problems))
         if self.player is not None:
             asked = [problem for problem in problems[start:end] for _ in range(samples)]
@@ -289,14 +280,14 @@ class Rollouts:
     def _graded(self, problems: list[Problem], rollouts: list[Rollout], samples: int) -> list[RolloutGroup]:
         """Return the groups from all processes, in the order of the problems."""
         start, end = self._share(len(problems))
-        own = problems[start:end]
-        if self.player is not None:
-            graded = rollouts  # the environments have set the rewards
+        if self.player is not None:  # the environments have set the rewards
             reasons = [rollout.failure for rollout in rollouts if rollout.failure]
         else:
-            graded, reasons = self._graded_here([problem for problem in own for _ in range(samples)], rollouts)
+            asked = [problem for problem in problems[start:end] for _ in range(samples)]
+            rollouts, reasons = self._graded_here(asked, rollouts)
         groups = [
-            RolloutGroup(problem, tuple(graded[index * samples : (index + 1) * samples])) for index, problem in enumerate(own)
+            RolloutGroup(problem, tuple(rollouts[index * samples : (index + 1) * samples]))
+            for index, problem in enumerate(problems[start:end])
         ]
         self._check_failed(reasons, len(problems) * samples)
         return gather(self.accelerator, groups)
@@ -316,8 +307,8 @@ class Rollouts:
         """Return one reward per response; check for errors and invalid rewards, which a user-defined task may produce."""
         named = f"task {self.task.name!r}"
         try:
-            given = self.task.grade(asked, [rollout.text for rollout in rollouts])
-            rewards = [None if reward is None else checked_reward(reward) for reward in given]
+            answers = self.task.grade(asked, [rollout.text for rollout in rollouts])
+            rewards = [None if reward is None else checked_reward(reward) for reward in answers]
         except (UserError, RunError, MemoryError):
             raise
         except Exception as error:
@@ -372,6 +363,6 @@ def sampled_mean(rewards: Sequence[Tensor] | Tensor) -> dict[str, float]:
     if len(rewards) == 0:
         return {}
     overall = torch.cat(list(rewards)).var(correction=0)
-    variances = [(each.var() if len(each) > 1 else overall) / len(each) for each in rewards]
-    mean = float(torch.stack([each.mean() for each in rewards]).mean())
+    variances = [(values.var() if len(values) > 1 else overall) / len(values) for values in rewards]
+    mean = float(torch.stack([values.mean() for values in rewards]).mean())
     return {"eval/accuracy": mean, "eval/accuracy_se": float(torch.stack(variances).sum().sqrt()) / len(rewards)}

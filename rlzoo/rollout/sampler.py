@@ -1,4 +1,4 @@
-"""The base class of samplers, and the sampler for transformers models."""
+"""The base class of samplers, the function that makes one, and the sampler for transformers models."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rlzoo.config.engines import engine_of
+from rlzoo.config.sections import ModelConfig, RolloutConfig
 from rlzoo.core.errors import UserError
 from rlzoo.models.acceleration import can_fuse
 from rlzoo.models.pretrained import context_length
 from rlzoo.models.probe import (
     MODEL_ERRORS,
-    TOLERANCE,
     Probe,
     evaluation_mode,
     excess,
@@ -32,8 +33,9 @@ from rlzoo.models.probe import (
 )
 from rlzoo.rollout.decode import Caches, Decoded, Way, decode, possible_ways
 from rlzoo.rollout.draws import OwnDraws, Truncation, refuse_nan, row_uniforms
+from rlzoo.rollout.kept import KeptSets
 from rlzoo.rollout.prompts import encode_prompt
-from rlzoo.rollout.types import KeptSets, Rollout
+from rlzoo.rollout.types import Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -152,7 +154,7 @@ class Sampler(ABC):
         drawn = self.draw(rows, draws)
         self.rest()
         with self._tokenizing:
-            return [self._rollout(ids, each, policy_version) for ids, each in zip(rows, drawn, strict=True)]
+            return [self._rollout(ids, response, policy_version) for ids, response in zip(rows, drawn, strict=True)]
 
     def _rollout(self, prompt_ids: Ids, drawn: Drawn, policy_version: int) -> Rollout:
         """Cut the response after its first end token, which is kept even if it is the padding token."""
@@ -218,6 +220,49 @@ class Sampler(ABC):
         """Release resources outside this process's memory."""
 
 
+def make_sampler(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    end_ids: frozenset[int],
+    *,
+    named: ModelConfig,
+    settings: RolloutConfig,
+    own_weights: bool = False,
+    device: torch.device | None = None,
+    probe: Probe | None = None,
+) -> Sampler:
+    """Build the sampler of ``rollout.engine``; if it needs weights, the caller must set them before sampling.
+
+    Args:
+        model: the trained model.
+        tokenizer: its tokenizer.
+        end_ids: tokens that end a response.
+        named: model settings.
+        settings: sampling settings.
+        own_weights: whether an engine that samples with the model samples from a copy of it.
+        device: device of that copy; the model itself stays where it is.
+        probe: rows of the model; see `HFSampler`.
+
+    Raises:
+        UserError: no way of sampling gives the model's log-probs; the engine is not installed or does not support the settings;
+            its server is unavailable or misconfigured.
+    """
+    size = model.config.get_text_config().vocab_size
+    sampler: Sampler = engine_of(settings).make(
+        model,
+        tokenizer,
+        path=named.path,
+        own_weights=own_weights,
+        device=device,
+        probe=probe,
+        end_ids=frozenset(token for token in end_ids if token < size),  # vLLM rejects ids outside the vocabulary
+        max_new_tokens=settings.max_new_tokens,
+        batch_size=settings.batch_size,
+        chat_template=named.chat_template,
+    )
+    return sampler
+
+
 class HFSampler(Sampler):
     """Samples with a transformers model, using `decode` or transformers' `generate`; responses include the end token."""
 
@@ -246,8 +291,9 @@ class HFSampler(Sampler):
         Raises:
             UserError: no way gives the model's log-probs.
         """
-        own = copy.deepcopy(model).requires_grad_(False).to(device or model.device) if own_weights else model
-        super().__init__(own, tokenizer, **common)
+        if own_weights:
+            model = copy.deepcopy(model).requires_grad_(False).to(device or model.device)
+        super().__init__(model, tokenizer, **common)
         self.needs_weights = own_weights
         self._switch = rotary_switch(self.model) or 0
         ways, failed = possible_ways(self.model), []
@@ -260,10 +306,10 @@ class HFSampler(Sampler):
     def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int = 0) -> None:
         """Copy the weights into the sampler's own model."""
         assert self.needs_weights, "this sampler reads the trained model"
-        own = self.model.state_dict()
+        state = self.model.state_dict()
         with torch.no_grad():
             for name, tensor in weights:
-                own[name].copy_(tensor)
+                state[name].copy_(tensor)
 
     def close(self) -> None:
         """Do nothing, because there is nothing to release."""
@@ -273,13 +319,15 @@ class HFSampler(Sampler):
         is_padded = self.way in ("fused", "rows", "generate")
         lengths = [len(ids) > self._switch > 0 if is_padded else len(ids) for ids in rows]  # equal if rows go together
         drawn: dict[int, Drawn] = {}
+        ways = {"generate": self._generate, "equal": self._generate, "plain": self._pass_whole_rows}
+        decode_rows = ways.get(self.way, self._decode)
         with self.plain_generation():
             for _, run in groupby(sorted(range(len(rows)), key=lengths.__getitem__), key=lengths.__getitem__):
                 alike = list(run)
                 for start in range(0, len(alike), self.batch_size):
                     places = alike[start : start + self.batch_size]
                     uniforms = row_uniforms(draws.seed, [draws.rows[place] for place in places], draws.limit, draws.turn)
-                    decoded = self._decoded([rows[place] for place in places], uniforms, draws)
+                    decoded = decode_rows([rows[place] for place in places], uniforms, draws)
                     drawn |= zip(places, _drawn(decoded), strict=True)
         return [drawn[place] for place in range(len(rows))]
 
@@ -298,13 +346,13 @@ class HFSampler(Sampler):
 
     def _agreeing_way(self, ways: Sequence[Way], failed: list[str], reach: Ids) -> Way:
         """Return the first way with the model's log-probs in rows as long as ``reach``, and log why faster ones failed."""
-        name, visible = type(self.model).__name__, 0.0
+        name = type(self.model).__name__
         prompts, number = _uneven_prompts(reach)
         ends, self.end_ids = self.end_ids, frozenset()  # every response is as long as the others
         try:
             for self.way in ways:
                 try:
-                    nats, visible = self._difference(prompts, number)
+                    nats = self._difference(prompts, number)
                 except (*MODEL_ERRORS, ImportError) as error:
                     failed.append(f"{WAYS[self.way]}: {type(error).__name__}: {error}"[:200])
                     continue
@@ -321,28 +369,24 @@ class HFSampler(Sampler):
         if failed:
             text = "%s: sampling with %s; faster ways fail, or give other log-probs than one pass over the row (%s)"
             logger.warning(text, name, WAYS[self.way], "; ".join(failed))
-        if precision(self.model) < 1e-5 and visible > TOLERANCE / 10:
-            text = "%s: with %s, log-probs differ from those of one pass over the row by up to %.1g nats or a few times that"
-            logger.warning(text, name, WAYS[self.way], visible)
         return self.way
 
-    def _difference(self, prompts: Sequence[Ids], number: int) -> tuple[float, float]:
-        """Return the first difference from plain passes that is too large, or 0, and the largest one, in nats."""
-        draws, caches, largest = Draws(seed=0, rows=range(len(prompts)), limit=number), None, 0.0
+    def _difference(self, prompts: Sequence[Ids], number: int) -> float:
+        """Return the first difference from plain passes that is too large, in nats, or 0."""
+        draws, caches = Draws(seed=0, rows=range(len(prompts)), limit=number), None
         for turn in range(2 if self.way in ("fused", "rows") else 1):
             drawn, caches = self.draw_turn(dict(enumerate(prompts)), replace(draws, turn=turn), caches)
-            for ids, each in zip(prompts, drawn, strict=True):
-                row = (*ids, *each.tokens)
+            for ids, response in zip(prompts, drawn, strict=True):
+                row = (*ids, *response.tokens)
                 plain = plain_log_probs(self.model, row)
                 compare = partial(excess, eps=precision(self.model), noise=partial(noise_of, self.model, row, plain))
-                nats = compare(torch.tensor(each.log_probs), plain[len(ids) - 1 :])
-                largest = max(largest, float((torch.tensor(each.log_probs) - plain[len(ids) - 1 :]).abs().max()))
+                nats = compare(torch.tensor(response.log_probs), plain[len(ids) - 1 :])
                 # a row whose tokens depend on later ones, as beside a rotary switch, has no log-probs to compare with
                 if nats and not compare(plain_log_probs(self.model, ids), plain[: len(ids) - 1]):
-                    return nats, largest
+                    return nats
             answered = enumerate(zip(prompts, drawn, strict=True))
-            prompts = [(*ids, *each.tokens, *ids[: 1 + row % 3]) for row, (ids, each) in answered]
-        return 0.0, largest
+            prompts = [(*ids, *response.tokens, *ids[: 1 + row % 3]) for row, (ids, response) in answered]
+        return 0.0
 
     @contextlib.contextmanager
     def plain_generation(self) -> Iterator[None]:
@@ -356,14 +400,6 @@ class HFSampler(Sampler):
                 yield
         finally:
             self.model.generation_config = shipped
-
-    def _decoded(self, rows: Sequence[Ids], uniforms: Tensor, draws: Draws) -> Decoded:
-        pad_id = int(self.tokenizer.pad_token_id)
-        if self.way in ("generate", "equal"):
-            return self._generate(rows, uniforms, draws, pad_id)
-        if self.way == "plain":
-            return self._pass_whole_rows(rows, uniforms, draws)
-        return self._decode(rows, uniforms, draws)
 
     def _decode(self, rows: Sequence[Ids], uniforms: Tensor, draws: Draws, **kept: Any) -> Decoded:
         """Call `decode` with the sampler's settings."""
@@ -379,15 +415,15 @@ class HFSampler(Sampler):
             **kept,
         )
 
-    def _generate(self, rows: Sequence[Ids], uniforms: Tensor, draws: Draws, pad_id: int) -> Decoded:
+    def _generate(self, rows: Sequence[Ids], uniforms: Tensor, draws: Draws) -> Decoded:
         """Decode with transformers' `generate` and left padding; all rows run until the longest one ends."""
         from transformers import GenerationConfig, LogitsProcessorList
 
-        device = self.model.device
+        device, pad_id = self.model.device, int(self.tokenizer.pad_token_id)
         size = max(map(len, rows))
         input_ids = torch.tensor([[pad_id] * (size - len(ids)) + list(ids) for ids in rows])
         attention_mask = torch.tensor([[0] * (size - len(ids)) + [1] * len(ids) for ids in rows])
-        own = OwnDraws(uniforms.to(device), draws.temperature, draws.truncation)
+        processor = OwnDraws(uniforms.to(device), draws.temperature, draws.truncation)
         sequences = self.model.generate(
             input_ids=input_ids.to(device),
             attention_mask=attention_mask.to(device),
@@ -397,28 +433,26 @@ class HFSampler(Sampler):
                 pad_token_id=pad_id,
                 eos_token_id=sorted(self.end_ids) or None,
             ),
-            logits_processor=LogitsProcessorList([own]),
+            logits_processor=LogitsProcessorList([processor]),
         )
-        return Decoded(sequences[:, size:], own.log_probs(), kept=own.kept())
+        return Decoded(sequences[:, size:], processor.log_probs(), kept=processor.kept())
 
     def _pass_whole_rows(self, rows: Sequence[Ids], uniforms: Tensor, draws: Draws) -> Decoded:
         """Decode rows of equal length without a cache; all rows run until the longest one ends."""
         ids, ends = torch.tensor(rows, device=self.model.device), torch.tensor(sorted(self.end_ids), device=self.model.device)
-        size, own = ids.shape[1], OwnDraws(uniforms.to(ids.device), draws.temperature, draws.truncation)
+        size, processor = ids.shape[1], OwnDraws(uniforms.to(ids.device), draws.temperature, draws.truncation)
         has_ended = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
         while ids.shape[1] < size + uniforms.shape[1] and not has_ended.all():
-            tokens = own(ids, self.model(input_ids=ids, use_cache=False).logits[:, -1]).argmax(dim=-1, keepdim=True)
+            tokens = processor(ids, self.model(input_ids=ids, use_cache=False).logits[:, -1]).argmax(dim=-1, keepdim=True)
             ids, has_ended = torch.cat([ids, tokens], dim=1), has_ended | (tokens == ends).any(dim=1)
-        return Decoded(ids[:, size:], own.log_probs(), kept=own.kept())
+        return Decoded(ids[:, size:], processor.log_probs(), kept=processor.kept())
 
 
 def _drawn(decoded: Decoded) -> list[Drawn]:
     """Convert decoded tokens to one `Drawn` per response."""
-    pairs = zip(decoded.tokens.tolist(), decoded.log_probs.tolist(), strict=True)
-    if decoded.kept is None:
-        return [Drawn(*pair) for pair in pairs]
-    kept = (KeptSets(sets.ids.numpy().tobytes(), sets.sizes.int().numpy().tobytes()) for sets in decoded.kept)
-    return [Drawn(*pair, sets) for pair, sets in zip(pairs, kept, strict=True)]
+    tokens, log_probs = decoded.tokens.tolist(), decoded.log_probs.tolist()
+    kept: Sequence[KeptSets | None] = decoded.kept or [None] * len(tokens)
+    return [Drawn(*fields) for fields in zip(tokens, log_probs, kept, strict=True)]
 
 
 def _uneven_prompts(row: Ids) -> tuple[list[Ids], int]:

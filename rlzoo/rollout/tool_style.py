@@ -57,8 +57,8 @@ class ToolStyle:
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]]) -> Self:
         """Determine the style by rendering test messages; a template with a different call format is not used for tools."""
-        told = _try(tokenizer, [_USER], [_PROBE])
-        if all(part in told for part in ("probe_of_tools", "<tool_call>", '"arguments"')):
+        described = _try(tokenizer, [_USER], [_PROBE])
+        if all(word in described for word in ("probe_of_tools", "<tool_call>", '"arguments"')):
             answer = {"role": "tool", "name": "probe_of_tools", "content": "an answer"}
             has_role = "an answer" in _try(tokenizer, [_USER, _ASSISTANT, answer], [_PROBE])
             style = cls(schemas=tuple(tools), has_role=has_role)
@@ -82,18 +82,18 @@ class ToolStyle:
         """Convert the environment's messages; without a tool role, consecutive tool results become one user message."""
         if self.has_role:
             return list(messages)
-        found: list[Message] = []
+        converted: list[Message] = []
         previous = ""
         for message in messages:
             if message["role"] != "tool":
-                found.append(message)
+                converted.append(message)
             else:
                 content = f"<tool_response>\n{message['content']}\n</tool_response>"
                 if previous == "tool":
-                    content = f"{found.pop()['content']}\n{content}"
-                found.append({"role": "user", "content": content})
+                    content = f"{converted.pop()['content']}\n{content}"
+                converted.append({"role": "user", "content": content})
             previous = str(message["role"])
-        return found
+        return converted
 
 
 def _try(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:

@@ -1,16 +1,12 @@
-"""Sampled responses: their turns, the tokens that they were drawn from, and the group of one problem."""
+"""Sampled responses: their turns, and the group of one problem."""
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
+from rlzoo.rollout.kept import KeptSets
 from rlzoo.tasks.problem import Problem
-
-INT32 = 4
-"""Size of one number in `KeptSets`, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,45 +25,6 @@ class Turn:
     observation: str = ""  # the environment's reply
     reward: float = 0.0  # reward for this turn
     state: int = 0  # identifies the environment's state at the start of the turn
-
-
-@dataclass(frozen=True, slots=True)
-class KeptSets:
-    """For each token of a response, the candidate tokens from which the sampler drew it, as packed int32 ids.
-
-    A size of 0 stands for the whole vocabulary, or for a token that the model did not choose.
-
-    Example:
-        The first of two tokens was drawn from the tokens 4 and 9, and the second from the whole vocabulary:
-
-        >>> KeptSets.of([4, 9], [2, 0]).first(1) == KeptSets.of([4, 9], [2])
-        True
-    """
-
-    __pydantic_config__: ClassVar[Mapping[str, str]] = {"ser_json_bytes": "base64", "val_json_bytes": "base64"}
-
-    ids: bytes  # the ids of all sets, concatenated
-    sizes: bytes  # number of ids in each token's set
-
-    @classmethod
-    def of(cls, ids: Iterable[int], sizes: Iterable[int]) -> KeptSets:
-        """Pack ids and sizes."""
-        return cls(array("i", ids).tobytes(), array("i", sizes).tobytes())
-
-    @classmethod
-    def join(cls, parts: Sequence[KeptSets]) -> KeptSets:
-        """Concatenate the sets of consecutive tokens."""
-        return cls(b"".join(part.ids for part in parts), b"".join(part.sizes for part in parts))
-
-    def first(self, number: int) -> KeptSets:
-        """Return the sets of the first ``number`` tokens."""
-        sizes = self.sizes[: INT32 * number]
-        return KeptSets(self.ids[: INT32 * sum(memoryview(sizes).cast("i"))], sizes)
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of tokens that have a set."""
-        return len(self.sizes) // INT32
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,11 +30,13 @@ def cpu_head_size(config: PretrainedConfig) -> int:
     Raises:
         UserError: there is no such size, or the model's heads cannot be padded.
     """
-    own = head_size(config)
-    size = min((size for size in CPU_HEAD_SIZES if size >= own), default=None)
-    if size is None or (size != own and config.model_type != "qwen3"):
+    width = head_size(config)
+    size = min((size for size in CPU_HEAD_SIZES if size >= width), default=None)
+    if size is None or (size != width and config.model_type != "qwen3"):
         sizes = ", ".join(map(str, CPU_HEAD_SIZES))
-        raise UserError(f"rollout.engine='vllm': vLLM supports head sizes {sizes} on the CPU, not {own}; use rollout.engine=hf")
+        raise UserError(
+            f"rollout.engine='vllm': vLLM supports head sizes {sizes} on the CPU, not {width}; use rollout.engine=hf"
+        )
     return size
 
 
@@ -59,33 +61,33 @@ def vllm_weights(weights: Iterable[tuple[str, Tensor]], config: PretrainedConfig
         config: config of that model.
         size: width of an attention head in vLLM; at least the width in the model.
     """
-    own, embeddings, has_head = head_size(config), None, False
+    width, embeddings, has_head = head_size(config), None, False
     for name, tensor in weights:
         has_head |= name == HEAD
         embeddings = tensor if name == EMBEDDINGS else embeddings
-        yield name, tensor if size == own else padded(name, tensor, own, size)
+        yield name, tensor if size == width else padded(name, tensor, width, size)
     if not has_head and config.tie_word_embeddings:
         assert embeddings is not None, f"no {EMBEDDINGS} among the weights"
         yield HEAD, embeddings
 
 
-def padded(name: str, tensor: Tensor, own: int, size: int) -> Tensor:
-    """Pad the heads in a Qwen3 tensor with zeros from width ``own`` to width ``size``, without changing any logit.
+def padded(name: str, tensor: Tensor, width: int, size: int) -> Tensor:
+    """Pad the heads in a Qwen3 tensor with zeros from width ``width`` to width ``size``, without changing any logit.
 
     The mean square that normalises queries and keys is then taken over ``size`` components, which scales both by
-    sqrt(size / own). Scores are divided by sqrt(size) instead of sqrt(own), which cancels the scale of the queries. The scale
-    of the keys is cancelled by multiplying them by sqrt(own / size).
+    sqrt(size / width). Scores are divided by sqrt(size) instead of sqrt(width), which cancels the scale of the queries. The
+    scale of the keys is cancelled by multiplying them by sqrt(width / size).
     """
     _, _, inner = name.partition(".self_attn.")
-    room = size - own
+    room = size - width
     match inner.split(".")[0]:
         case "q_norm":
             return pad(tensor, (0, room))
         case "k_norm":
-            return pad(tensor * (own / size) ** 0.5, (0, room))
+            return pad(tensor * (width / size) ** 0.5, (0, room))
         case "q_proj" | "k_proj" | "v_proj":
-            heads = tensor.reshape(-1, own, *tensor.shape[1:])
+            heads = tensor.reshape(-1, width, *tensor.shape[1:])
             return pad(heads, (0, 0) * (tensor.dim() - 1) + (0, room)).reshape(-1, *tensor.shape[1:])
         case "o_proj" if inner.endswith("weight"):
-            return pad(tensor.reshape(len(tensor), -1, own), (0, room)).reshape(len(tensor), -1)
+            return pad(tensor.reshape(len(tensor), -1, width), (0, room)).reshape(len(tensor), -1)
     return tensor

@@ -17,10 +17,10 @@ from rlzoo.config.sections import VLLMConfig
 from rlzoo.core.errors import RunError, UserError
 from rlzoo.models.pretrained import quiet
 from rlzoo.rollout.draws import Truncation
+from rlzoo.rollout.kept import KeptSets
 from rlzoo.rollout.sampler import Drawn, Draws, Ids, Sampler
-from rlzoo.rollout.types import KeptSets
+from rlzoo.rollout.vllm_engine import VLLM
 from rlzoo.rollout.vllm_model import cpu_head_size, head_size, padded_config, vllm_weights
-from rlzoo.support.extras import INSTALL_VLLM
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -82,10 +82,6 @@ class AnyVLLMSampler(Sampler):
                 "temperature": draws.temperature,
                 "top_p": truncation.top_p,
                 "top_k": truncation.top_k or 0,
-                "min_p": 0.0,
-                "repetition_penalty": 1.0,
-                "presence_penalty": 0.0,
-                "frequency_penalty": 0.0,
                 "max_tokens": draws.limit,
                 "stop_token_ids": sorted(self.end_ids),
                 "seed": request_seed(draws.seed, row, draws.turn),
@@ -119,9 +115,9 @@ class AnyVLLMSampler(Sampler):
         """Raise a UserError if vLLM would silently truncate a prompt and response of these lengths."""
         response, limit = response or self.max_new_tokens, self.max_model_len
         if prompt + response > limit or (prompt == 0 and response >= limit):
-            given = f"a prompt of {prompt} tokens" if prompt else "a prompt"
+            beside = f"a prompt of {prompt} tokens" if prompt else "a prompt"
             raise UserError(
-                f"rollout.max_new_tokens={response}: with {given}, this exceeds vLLM's limit of {limit} tokens; "
+                f"rollout.max_new_tokens={response}: with {beside}, this exceeds vLLM's limit of {limit} tokens; "
                 "lower it, or raise rollout.vllm.max_model_len (for a server: --max-model-len)"
             )
 
@@ -153,7 +149,7 @@ class VLLMSampler(AnyVLLMSampler):
                     load_format="dummy",
                     skip_tokenizer_init=True,
                     trust_remote_code=False,  # even if the trained model was loaded with remote code
-                    generation_config="vllm",  # ignore the model's defaults: every request sets all parameters
+                    generation_config="vllm",  # ignore the model's defaults, such as a repetition penalty
                     logprobs_mode="processed_logprobs",  # under the sampling distribution, after temperature, top-k and top-p
                     max_logprobs=max(self.num_log_probs, 1),
                     dtype=self.settings.dtype or str(model.dtype).removeprefix("torch."),
@@ -183,10 +179,10 @@ class VLLMSampler(AnyVLLMSampler):
         drawn: list[Drawn] = []
         for output in (output.outputs[0] for output in outputs):
             tokens = list(output.token_ids)
-            log_probs = [places[token].logprob for token, places in zip(tokens, output.logprobs, strict=True)]
+            log_probs = [column[token].logprob for token, column in zip(tokens, output.logprobs, strict=True)]
             kept = None
             if draws.truncation is not None:
-                kept = self._kept({token: each.logprob for token, each in places.items()} for places in output.logprobs)
+                kept = self._kept({token: reported.logprob for token, reported in column.items()} for column in output.logprobs)
             drawn.append(Drawn(tokens, log_probs, kept))
         return drawn
 
@@ -227,15 +223,11 @@ def _import_vllm() -> tuple[Any, type[LLM]]:
     try:
         from vllm import LLM
         from vllm.platforms import current_platform
-    except ModuleNotFoundError as error:
-        if error.name != "vllm":
-            raise
-        raise UserError(f"rollout.engine='vllm': vLLM is not installed: {INSTALL_VLLM}; or set rollout.vllm.server") from error
     except (ImportError, RuntimeError, OSError) as error:
-        problem = " ".join(str(error).split())
-        raise UserError(f"rollout.engine='vllm': vLLM cannot be imported: {problem}; {INSTALL_VLLM}") from error
+        problem = f"vLLM cannot be imported: {' '.join(str(error).split())}"
+        raise UserError(f"rollout.engine='vllm': {problem}; {VLLM.install}; or set rollout.vllm.server") from error
     if not current_platform.device_type:
-        raise UserError(f"rollout.engine='vllm': this build of vLLM supports no device of this machine: {INSTALL_VLLM}")
+        raise UserError(f"rollout.engine='vllm': this build of vLLM supports no device of this machine: {VLLM.install}")
     return current_platform, LLM
 
 

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -22,13 +22,11 @@ from torch import Tensor
 
 from rlzoo.config.sections import VLLMConfig
 from rlzoo.core.errors import RunError, UserError, shown
+from rlzoo.rollout.kept import KeptSets
 from rlzoo.rollout.sampler import Drawn, Draws, Ids
-from rlzoo.rollout.types import KeptSets
 from rlzoo.rollout.vllm_model import cpu_head_size, head_size, vllm_weights
 from rlzoo.rollout.vllm_sampler import AnyVLLMSampler, request_seed
 from rlzoo.support.atomic import remove_files, write_tensors
-from rlzoo.support.lock import Lock
-from rlzoo.support.replies import bounded_pool
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -39,16 +37,9 @@ T = TypeVar("T")
 
 CONNECT_SECONDS = 10
 PAUSES = (1, 2, 4, 8, 16, 32, 64)  # seconds between retries if the server does not respond or fails
-REPLY_BYTES, BYTES_PER_TOKEN, BYTES_PER_LOG_PROB = 2**22, 2**10, 2**7
-"""Terms of the maximum reply size, in bytes. A response token takes about 100 bytes, and each additional log-prob about 40."""
-START_IT = "start it as described in docs/how-to/vllm.md"
+LARGEST_REPLY = 2**30  # bytes; a token takes about 100, and each log-prob beside it about 40
 PROBES = 3  # answers that must all differ from the known one before the server's weights count as changed
 LOADS_PER_CHANGE = 10  # a server's weights may change once, and once more for so many loads; more often, another run uses it
-
-
-def _by_token_id(log_probs: dict[str, float]) -> dict[int, float]:
-    """Convert names such as ``token_id:17`` to token ids."""
-    return {int(name.removeprefix("token_id:")): log_prob for name, log_prob in log_probs.items()}
 
 
 Answer = tuple[tuple[int, float], ...]  # tokens and log-probs of the fixed request; empty if it was aborted
@@ -90,21 +81,16 @@ class Gate:
     def closed(self, abort: Callable[[], None]) -> Iterator[None]:
         """Block new requests, call ``abort`` until all open requests have ended, and then run the block."""
         with self._changing:
-            with self._condition:
-                self._is_open = False
             try:
-                while not self._is_empty(0.0):
-                    abort()
-                    self._is_empty(0.05)
+                with self._condition:
+                    self._is_open = False
+                    while not self._condition.wait_for(lambda: self._num_inside == 0, 0.05):
+                        abort()
                 yield
             finally:
                 with self._condition:
                     self._is_open = True
                     self._condition.notify_all()
-
-    def _is_empty(self, seconds: float) -> bool:
-        with self._condition:
-            return self._condition.wait_for(lambda: self._num_inside == 0, seconds)
 
 
 class ServerSampler(AnyVLLMSampler):
@@ -131,12 +117,10 @@ class ServerSampler(AnyVLLMSampler):
         self.gate = Gate()
         self.restarts = 0  # number of weight reloads after the server failed to respond
         self.silent: SilentServerError | None = None  # the server's first failure to respond since the weights were loaded
-        self.gone: RunError | None = None
+        self.gone: RunError | None = None  # why the server was given up
         # no keep-alive: the server would close the connection while the learner works
-        self.http = bounded_pool(
+        self.http = urllib3.connection_from_url(
             settings.server,
-            REPLY_BYTES + (BYTES_PER_TOKEN + BYTES_PER_LOG_PROB * self.num_log_probs) * self.max_new_tokens,
-            settings.timeout,
             headers={"Connection": "close"},
             maxsize=self.batch_size * (64 if settings.in_flight else 1),  # with in_flight, several batches are drawn at once
             timeout=urllib3.Timeout(connect=CONNECT_SECONDS, read=settings.timeout),
@@ -148,13 +132,9 @@ class ServerSampler(AnyVLLMSampler):
         self.changed: set[int] = set()  # loads after which somebody else changed the weights
         self.own_folder = not settings.sync_folder
         host = urlsplit(settings.server).hostname or ""
-        is_local = host in ("localhost", "::1") or host.startswith("127.")
-        if self.own_folder and not is_local:
+        if self.own_folder and not (host in ("localhost", "::1") or host.startswith("127.")):
             raise self._error("is on another machine; set rollout.vllm.sync_folder to a folder that both machines share")
-        with ExitStack() as claim:
-            self._claim(claim, "localhost" if is_local else host)
-            self._check_server()
-            self.claim = claim.pop_all()
+        self._check_server()
         # not made by tempfile, because a server that runs as another user could not open it
         usual = Path(tempfile.gettempdir(), f"rlzoo-weights-{uuid.uuid4().hex}")
         self.folder = Path(settings.sync_folder or usual).resolve()
@@ -167,7 +147,8 @@ class ServerSampler(AnyVLLMSampler):
         def draw_all() -> list[Drawn]:
             self._check_weights()
             with ThreadPoolExecutor(self.batch_size) as pool:
-                answers = [pool.submit(self._draw_one, *each, truncates) for each in zip(rows, requests, strict=True)]
+                pairs = zip(rows, requests, strict=True)
+                answers = [pool.submit(self._draw_one, ids, request, truncates) for ids, request in pairs]
                 try:
                     drawn = [answer.result() for answer in answers]
                 finally:
@@ -175,8 +156,7 @@ class ServerSampler(AnyVLLMSampler):
             self._check_weights()
             return drawn
 
-        # retry all requests: a restarted server may have processed some of them with its initial weights
-        return self._draw_in_flight(draw_all) if self.in_flight else self._patiently(draw_all)
+        return self._patiently(draw_all)  # all again: a restarted server may have used its initial weights for some of them
 
     def _draw_one(self, ids: Ids, request: dict[str, Any], truncates: bool) -> Drawn:
         """Draw one response, and continue it if it is aborted for a weight update."""
@@ -201,40 +181,12 @@ class ServerSampler(AnyVLLMSampler):
                 tokens += choice["token_ids"]
                 log_probs += choice["logprobs"]["token_logprobs"]
                 if truncates:
-                    kept.append(self._kept(_by_token_id(each) for each in choice["logprobs"]["top_logprobs"]))
+                    reported = choice["logprobs"]["top_logprobs"]  # keys such as "token_id:17"
+                    kept.append(self._kept({int(key[9:]): value for key, value in column.items()} for column in reported))
             versions += [version] * (len(tokens) - len(versions))
             seed = request_seed(seed, 0, 1)  # draw the remaining tokens with different random numbers
             is_done = choice.get("finish_reason") != "abort" or len(tokens) >= limit
         return Drawn(tokens, log_probs, KeptSets.join(kept) if truncates else None, versions if self.in_flight else ())
-
-    def _draw_in_flight(self, draw_all: Callable[[], list[Drawn]]) -> list[Drawn]:
-        """Draw all responses, and redraw them if the server's weights had to be reloaded in the meantime."""
-        while True:
-            restarts = self.restarts
-            try:
-                drawn = draw_all()
-            except SilentServerError as error:
-                self._recover(restarts, error)
-                continue
-            if silent := self.silent:  # another batch failed, but may not have closed the gate yet
-                self._recover(restarts, silent)
-            elif restarts == self.restarts:
-                return drawn
-
-    def _recover(self, restarts: int, error: SilentServerError) -> None:
-        """Reload the weights of a server that did not respond, unless another thread has already done so."""
-        with self.gate.closed(self._abort):
-            if self.gone is not None:
-                raise self.gone
-            if restarts == self.restarts:
-                logger.warning("%s; reloading the weights", error)
-                try:
-                    self._patiently(self._load)
-                except RunError as gone:
-                    self.gone = gone
-                    raise
-                self.silent = None
-                self.restarts += 1
 
     def _abort(self) -> None:
         """Abort all requests; the server returns the tokens that it has drawn so far."""
@@ -260,7 +212,6 @@ class ServerSampler(AnyVLLMSampler):
     def close(self) -> None:
         """Remove the weights, and the folder if this sampler created it; the server keeps running."""
         self.http.close()
-        self.claim.close()
         self._forget_weights()
         if self.own_folder:
             with suppress(OSError):  # the folder may contain other files
@@ -268,34 +219,30 @@ class ServerSampler(AnyVLLMSampler):
 
     def _write_and_load(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights}
-        with self.gate.closed(self._abort) if self.in_flight else nullcontext():
+        with self._paused():
             if self.known:
                 try:
                     self._check_weights(is_closed=True)
                 except SilentServerError as error:
                     logger.warning("%s", error)
-                    self.restarts += 1  # all open batches are drawn again
-            self._write(tensors)
-            self.version = version
-
-    def _write(self, tensors: dict[str, Tensor]) -> None:
-        self._forget_weights()
-        self.known = ()
-        # a new name every time, because another machine may still see the old file under a reused name
-        self.weights = self.folder / f"weights-{uuid.uuid4().hex}"  # kept, so that a restarted server can load it
-        try:
-            self.weights.mkdir(parents=True)
-            write_tensors(self.weights / "model.safetensors", tensors, uuid.uuid4().hex, {"format": "pt"})
-            if self.has_weights:
-                self._patiently(self._load)
-            else:
-                self._load()  # a failure of the first load is probably a configuration error, so do not retry
-        except Exception as error:
+                    self.silent = error
             self._forget_weights()
-            if isinstance(error, OSError):
-                problem = f"cannot be written: {error.strerror}"
-                raise UserError(f"rollout.vllm.sync_folder={str(self.folder)!r}: {problem}") from error
-            raise
+            # a new name every time, because another machine may still see the old file under a reused name
+            self.weights = self.folder / f"weights-{uuid.uuid4().hex}"  # kept, so that a restarted server can load it
+            self.known, self.version = (), version
+            try:
+                self.weights.mkdir(parents=True)
+                write_tensors(self.weights / "model.safetensors", tensors, uuid.uuid4().hex, {"format": "pt"})
+                if self.has_weights:
+                    self._patiently(self._load, reloads=False)
+                else:
+                    self._load()  # a failure of the first load is probably a configuration error, so do not retry
+            except Exception as error:
+                self._forget_weights()
+                if isinstance(error, OSError):
+                    problem = f"cannot be written: {error.strerror}"
+                    raise UserError(f"rollout.vllm.sync_folder={str(self.folder)!r}: {problem}") from error
+                raise
 
     def _load(self) -> None:
         """Make the server load the current weights."""
@@ -310,6 +257,8 @@ class ServerSampler(AnyVLLMSampler):
         if not self.known:  # otherwise, the same weights were loaded before, and the answer must be the same
             self._answer()  # a server's first answer may come from kernels that are not used again
             self.known = self._answer()
+        if self.silent is not None:
+            self.silent, self.restarts = None, self.restarts + 1  # all open batches are drawn again
 
     def _answer(self) -> Answer:
         """Send the fixed request, which is too short for the prefix cache and no text of which a model is sure."""
@@ -353,48 +302,49 @@ class ServerSampler(AnyVLLMSampler):
             with suppress(OSError):
                 remove_files(self.weights, "model.safetensors".__eq__)
 
-    def _patiently(self, work: Callable[[], T]) -> T:
-        """Call ``work``, and retry after pauses while the server does not respond.
+    def _patiently(self, work: Callable[[], T], *, reloads: bool = True) -> T:
+        """Call ``work``, and repeat it after pauses while the server does not respond.
 
-        A restarted server has its initial weights, so the current weights are loaded before each retry.
+        A restarted server has its initial weights. The current weights are therefore loaded again first, unless ``reloads`` is
+        False, and what was sampled before is sampled again.
 
         Raises:
-            RunError: the server did not respond to any attempt; there is only one attempt if several processes sample from it.
+            RunError: no attempt succeeded; there is only one attempt if several processes sample from the server.
         """
-        for tries, pause in enumerate((0, *PAUSES)):
+        for pause in (*PAUSES, None):
+            if self.gone is not None:
+                raise self.gone
             try:
-                if tries:
-                    time.sleep(pause)
-                    self._load()
-                return work()
+                if reloads and self.silent is not None:
+                    with self._paused():
+                        if self.silent is not None:  # otherwise, another thread has loaded the weights
+                            self._load()
+                restarts = self.restarts
+                result = work()
+                if self.silent is None and restarts == self.restarts:
+                    return result
             except SilentServerError as error:
-                reason = error
-                if self.processes.num_processes > 1:  # not retried: only the main process can reload the weights
+                self.silent = error
+                if pause is None or self.processes.num_processes > 1:  # only the main process can load weights
                     break
-                if tries < len(PAUSES):
-                    logger.warning("%s; retrying in %d s", error, PAUSES[tries])
-        raise RunError(str(reason)) from reason
+                logger.warning("%s; retrying in %d s", error, pause)
+                time.sleep(pause)
+        self.gone = RunError(str(self.silent or self._error("restarted again and again")))
+        raise self.gone
 
-    def _claim(self, claim: ExitStack, host: str) -> None:
-        """Claim the server against other runs on this machine; runs elsewhere are noticed when they change the weights."""
-        folder = Path(tempfile.gettempdir(), f"rlzoo-server-{host}-{urlsplit(self.settings.server or '').port}")
-        if self.processes.is_main_process:
-            try:
-                with suppress(OSError):  # such as another user's folder
-                    folder.mkdir(exist_ok=True)
-                    claim.callback(Lock(folder).release)
-            except UserError as error:
-                raise self._error(f"is used by another run: {error}; or give this run its own server") from error
+    def _paused(self) -> AbstractContextManager[None]:
+        """Return a context in which nothing is sampled; without ``in_flight``, nothing is sampled anyway."""
+        return self.gate.closed(self._abort) if self.in_flight else nullcontext()
 
     def _check_server(self) -> None:
         """Check that the server's settings match the run's, and read its length limit and device."""
         names = {model["id"] for model in self._ask("GET", "/v1/models")["data"]}
         if self.served not in names:
-            given = f"serves {', '.join(sorted(names))}, not model.path={self.served!r}"
-            raise self._error(f"{given}; start it with that model, or with --served-model-name {self.served}")
+            problem = f"serves {', '.join(sorted(names))}, not model.path={self.served!r}"
+            raise self._error(f"{problem}; start it with that model, or with --served-model-name {self.served}")
         hint = "; start it with VLLM_SERVER_DEV_MODE=1"
-        found = self._ask("GET", "/server_info", fields={"config_format": "json"}, hint=hint)["vllm_config"]
-        model = found["model_config"]
+        config = self._ask("GET", "/server_info", fields={"config_format": "json"}, hint=hint)["vllm_config"]
+        model = config["model_config"]
         wanted = {"logprobs_mode": "processed_logprobs", "generation_config": "vllm"}
         if self.settings.dtype is not None:
             wanted["dtype"] = f"torch.{self.settings.dtype}"
@@ -414,8 +364,8 @@ class ServerSampler(AnyVLLMSampler):
             raise self._error(f"accepts {self.max_model_len} tokens, fewer than rollout.vllm.max_model_len={wanted_len}")
         self._check_length()
         self.tolerance = max(1e-4, 12 * torch.finfo(getattr(torch, model["dtype"].removeprefix("torch."), torch.bfloat16)).eps)
-        on_cpu = found["device_config"]["device"] == "cpu"
-        if on_cpu and found["scheduler_config"]["enable_chunked_prefill"]:
+        on_cpu = config["device_config"]["device"] == "cpu"
+        if on_cpu and config["scheduler_config"]["enable_chunked_prefill"]:
             raise self._error("uses chunked prefill, which fails on the CPU; start it with --no-enable-chunked-prefill")
         self.head_size = (cpu_head_size if on_cpu else head_size)(self.model.config)
         if self.in_flight:
@@ -425,22 +375,31 @@ class ServerSampler(AnyVLLMSampler):
         """Send a request and return the JSON object in the reply (empty if there is no body); failures raise a UserError."""
         from urllib3.exceptions import HTTPError, ReadTimeoutError
 
+        url_path = urlsplit(self.settings.server or "").path.rstrip("/")
+        late = f"did not respond to {path} within {self.settings.timeout:g} s (rollout.vllm.timeout)"
+        advice = "start it as described in docs/how-to/vllm.md"
+        data, end = bytearray(), time.monotonic() + self.settings.timeout
         try:
-            answer = self.http.request(method, urlsplit(self.settings.server or "").path.rstrip("/") + path, **request)
+            with self.http.request(method, url_path + path, preload_content=False, decode_content=False, **request) as answer:
+                while block := answer.read1(2**16):  # the read timeout restarts with every byte
+                    data += block
+                    if time.monotonic() > end:
+                        raise self._error(late, SilentServerError)
+                    if len(data) > LARGEST_REPLY:
+                        raise self._error(f"failed to respond to {path} in {LARGEST_REPLY:,} bytes", SilentServerError)
         except ReadTimeoutError as error:
-            problem = f"did not respond to {path} within {self.settings.timeout:g} s (rollout.vllm.timeout)"
-            raise self._error(problem, SilentServerError) from error
+            raise self._error(late, SilentServerError) from error
         except HTTPError as error:
-            raise self._error(f"failed to respond to {path}: {error}; {START_IT}", SilentServerError) from error
+            raise self._error(f"failed to respond to {path}: {error}; {advice}", SilentServerError) from error
         if not 200 <= answer.status < 300:
-            text = " ".join(answer.data.decode(errors="replace").split())[:400]
+            text = " ".join(data.decode(errors="replace").split())[:400]
             kind = UserError if answer.status < 500 else SilentServerError
             raise self._error(f"returned status {answer.status} for {path}: {text}{hint}", kind)
         with suppress(ValueError, RecursionError):
-            parsed = json.loads(answer.data or b"{}")
+            parsed = json.loads(data or b"{}")
             if isinstance(parsed, dict):
                 return parsed
-        raise self._error(f"returned {shown(answer.data[:80])} for {path}; expected a JSON object", SilentServerError)
+        raise self._error(f"returned {shown(bytes(data[:80]))} for {path}; expected a JSON object", SilentServerError)
 
     def _error(self, problem: str, kind: type[UserError] = UserError) -> UserError:
         return kind(f"rollout.vllm.server={self.settings.server!r}: the server {problem}")

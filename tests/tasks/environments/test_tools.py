@@ -329,7 +329,7 @@ def put(template, first, *answers):
     (schema,) = build_task({"name": "tools", "problems": {"name": "arithmetic"}, "tools": [CALCULATOR], "workers": 0}).schemas
     dialogue = Dialogue(tokenizer, frozenset([tokenizer.eos_token_id]), chat_template=template is not None, tools=[schema])
     messages = [{"role": "tool", "name": "calculator", "content": answer} for answer in answers]
-    return tokenizer.decode(dialogue.begin(first)), tokenizer.decode(dialogue.behind(first, messages))
+    return tokenizer.decode(dialogue.begin(first)), tokenizer.decode(dialogue.after_turn(first, messages))
 
 
 ASK = [{"role": "user", "content": "6*7?"}]

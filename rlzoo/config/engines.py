@@ -1,0 +1,79 @@
+"""Sampling engines: what the rest of a run has to know about the one that ``rollout.engine`` names."""
+
+from __future__ import annotations
+
+import math
+import pkgutil
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rlzoo.core.errors import UserError
+
+if TYPE_CHECKING:
+    from rlzoo.config.sections import RolloutConfig
+
+ENGINES = {
+    "hf": "rlzoo.rollout.hf_engine:HF",
+    "generate": "rlzoo.rollout.hf_engine:Generate",
+    "vllm": "rlzoo.rollout.vllm_engine:VLLM",
+}
+"""The `Engine` class of each value of ``rollout.engine``. A new engine is one file and one line here."""
+
+
+class Engine:
+    """A sampling engine with the sampling settings of a run; the defaults are those of an engine that runs elsewhere."""
+
+    title: ClassVar[str]  # as in messages
+    install: ClassVar[str] = ""  # command that installs `library`
+    temperatures: ClassVar[tuple[float, float]] = (0.0, math.inf)  # smallest and largest one
+    largest_top_k: ClassVar[int | None] = None  # if there is one, the kept tokens are only known with top-k
+    host_seconds: ClassVar[float] = 0.0  # time that the host needs to start a layer's kernels for a token
+    length_setting: ClassVar[str] = ""  # the setting behind `max_length`
+    in_flight_setting: ClassVar[str] = ""  # the setting behind `in_flight`
+    memory_setting: ClassVar[str] = "rollout.batch_size"  # the setting that lowers the memory for sampling
+
+    library = ""  # the package that it needs
+    is_remote = True  # whether it runs outside the trainer's processes, in one place for all of them
+    in_flight = False  # whether weights may change while it samples
+    max_length: int | None = None  # maximum number of tokens in prompt and response; None for the model's own limit
+    device_share: float | None = 0.0  # share of a device's memory that it reserves; None if it samples with the trained model
+    is_resident = False  # whether it keeps that memory while the learner works
+
+    def __init__(self, rollout: RolloutConfig) -> None:
+        self.rollout = rollout
+
+    def check(self) -> None:
+        """Raise UserError if the sampling settings do not fit together or exceed the engine's limits."""
+        top_p, top_k, largest = self.rollout.top_p, self.rollout.top_k, self.largest_top_k
+        if largest is not None and ((top_k or 0) > largest or (top_p < 1 and top_k is None)):
+            setting = f"top_p={top_p:g}" if top_k is None else f"top_k={top_k}"
+            raise UserError(
+                f"rollout.{setting}: {self.title} reports the kept tokens only if rollout.top_k is at most {largest}; "
+                "set it, or use rollout.engine=hf"
+            )
+
+    def make(self, model: Any, tokenizer: Any, *, path: str, own_weights: bool, device: Any, probe: Any, **common: Any) -> Any:
+        """Return the `rlzoo.rollout.sampler.Sampler`.
+
+        Args:
+            model: the trained model.
+            tokenizer: its tokenizer.
+            path: ``model.path``.
+            own_weights: see `rlzoo.rollout.sampler.make_sampler`, as ``device`` and ``probe``.
+            device: device of the copy.
+            probe: rows of the model.
+            common: the other arguments of `Sampler`.
+        """
+        raise NotImplementedError
+
+
+def engine_of(rollout: RolloutConfig) -> Engine:
+    """Return the engine of these settings; its module is imported now."""
+    engine: type[Engine] = pkgutil.resolve_name(ENGINES[rollout.engine])
+    return engine(rollout)
+
+
+def known_engine(name: str) -> str:
+    """Return the name of an engine; raises ValueError if there is no such engine."""
+    if name not in ENGINES:
+        raise ValueError(f"input should be {', '.join(map(repr, ENGINES))}")
+    return name
