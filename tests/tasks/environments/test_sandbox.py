@@ -5,15 +5,15 @@ import time
 from importlib import metadata
 
 import pytest
+import rlzoo_sandbox as sandbox
+from rlzoo_sandbox import python
 
 from rlzoo.core.errors import UserError
 from rlzoo.support.workers import Worker
 from rlzoo.tasks import build_task
-from rlzoo.tasks.environments import sandbox
-from rlzoo.tasks.environments.sandbox import python
 from rlzoo.tasks.task import Problem
 
-PYTHON = "rlzoo.tasks.environments.sandbox:python"
+PYTHON = "rlzoo_sandbox:python"
 SETTINGS = {"name": "tools", "problems": {"name": "arithmetic"}, "tools": [PYTHON]}
 
 

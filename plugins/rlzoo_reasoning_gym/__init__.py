@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import Field
 
 from rlzoo.core.errors import UserError, did_you_mean
+from rlzoo.core.hookspecs import hookimpl
 from rlzoo.support.extras import require_extra
 from rlzoo.tasks.extraction import final_answer
 from rlzoo.tasks.grading import MEMORY, Grader
@@ -40,11 +41,6 @@ class ReasoningGymTask(Task):
         default="{question}\n\nThink step by step, then give only the final answer inside <answer></answer> tags.",
         description="prompt template; {question} is replaced by the question",
     )
-
-    @property
-    def name(self) -> str:
-        """``reasoning_gym:<dataset>``."""
-        return f"reasoning_gym:{self.dataset}"
 
     def model_post_init(self, context: Any) -> None:
         """Generate one problem, so that an invalid option is reported before a run starts."""
@@ -113,6 +109,12 @@ class ReasoningGymTask(Task):
             [(self.dataset, self._options_json, final_answer(response), self._entries[problem]) for problem, response in pairs]
         )
         return [grade or 0.0 for grade in grades]  # an answer that exhausts the grader is wrong: hanging it must not pay
+
+
+@hookimpl
+def rlzoo_tasks() -> dict[str, str]:
+    """Return the task, whose name ends with the name of a dataset."""
+    return {"reasoning_gym:<dataset>": "rlzoo_reasoning_gym:ReasoningGymTask"}
 
 
 def _is_held_out(question: str) -> bool:
