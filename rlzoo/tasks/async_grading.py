@@ -44,10 +44,6 @@ class AsyncGrader(Worker):
         """
         super().__init__(partial(_grade_all, load, timeout, concurrency), load)
         self.timeout = timeout
-        self._arguments = load, timeout, concurrency
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return AsyncGrader, self._arguments
 
     def grade(self, calls: Sequence[tuple[Any, ...]]) -> list[float | None]:
         """Return the function's value for each call, or None for a call that failed.
@@ -56,18 +52,16 @@ class AsyncGrader(Worker):
             UserError: no worker can be started.
         """
         rewards: list[float | None] = [None] * len(calls)
-        was_late = False
         try:
             # at least one running call ends within the limit, so a longer silence means that the function blocks the event loop
-            outcomes = self.call_generator((list(calls),), len(calls), self.timeout + SPARE)
+            outcomes, _ = self.call_generator((list(calls),), len(calls), self.timeout + SPARE)
         except WorkerStartError as error:
             raise UserError(f"the grading worker cannot start: {error}") from error
-        for index, (reward, failure, is_late) in outcomes:
+        for index, (reward, failure, _) in outcomes:
             rewards[index] = reward
             if failure:
-                self.count_failures(1, failure, is_late=is_late)
-            was_late = was_late or is_late
-        if was_late:
+                self.count_failures(1, failure)
+        if any(is_late for _, (_, _, is_late) in outcomes):
             self.close()
         return rewards
 

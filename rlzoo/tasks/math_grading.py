@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from rlzoo.support.extras import require_extra
 from rlzoo.tasks.extraction import after_hashes, last_boxed
 from rlzoo.tasks.grading import MEMORY, Grader
 from rlzoo.tasks.problem import Problem
@@ -25,11 +25,17 @@ _IN_A_BASE = re.compile(r"-?[0-9]+\s*_\s*(?:\{\s*)?([0-9]+)\s*\}?")  # 52_8, 52_
 _NUMBER_IN_A_FONT = re.compile(r"\\(?:text|textbf|textit|mathbf|mathrm)\{([^{}\\A-Za-z]*)\}")
 
 
-@dataclass(frozen=True, slots=True)
 class MathGrader:
-    r"""Grades the final answers in responses, and groups equal answers."""
+    """Grades the final answers in responses with math-verify in a worker process, and groups equal answers."""
 
-    worker: Grader
+    def __init__(self, timeout: float = 5.0) -> None:
+        """Store the time limit for one comparison, after which the answers count as unequal; the first call starts the worker.
+
+        Raises:
+            UserError: math-verify is not installed.
+        """
+        require_extra("math-verify", "math_verify")
+        self.worker = Grader(score, start, timeout, MEMORY)
 
     def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
         """Return 1.0 for each response whose answer is mathematically equal to its problem's reference, else 0.0."""
@@ -78,11 +84,6 @@ class MathGrader:
     def close(self) -> None:
         """Stop the worker process; the next call starts a new one."""
         self.worker.close()
-
-
-def math_worker_process(timeout: float) -> Grader:
-    """Return a worker process for a `MathGrader`; comparisons that take over ``timeout`` seconds count as unequal."""
-    return Grader(score, start, timeout, MEMORY)
 
 
 def response_answer(response: str) -> str | None:

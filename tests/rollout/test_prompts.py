@@ -46,4 +46,4 @@ def test_a_template_that_does_not_end_or_makes_too_much_is_one_line(tokenizer, m
     assert str(caught.value).startswith("the model's chat template fails for the prompt '1+1=': ")
     # another worker renders it
     assert templated(tokenizer, "{{ messages[0].content }}") == tuple(tokenizer("1+1=")["input_ids"])
-    assert TEMPLATES.pid is not None
+    assert TEMPLATES.process is not None
