@@ -13,8 +13,7 @@ from rlzoo.models.pretrained import eos_token_ids, load_pretrained
 from rlzoo.rollout.episodes import Limits, Player
 from rlzoo.rollout.sampler import HFSampler
 from rlzoo.tasks import build_task
-from rlzoo.tasks.environments.guess import Guess, read_guess
-from rlzoo.tasks.guess import GuessTask
+from rlzoo.tasks.guess import Guess, GuessTask, read_guess
 from rlzoo.tasks.problem import Problem
 
 ASSETS = Path(rlzoo.__file__).parent / "models" / "assets"
