@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from rlzoo.core.errors import UserError, did_you_mean, shown
 from rlzoo.support.extras import require_extra
 from rlzoo.tasks.environments.environment import Messages
-from rlzoo.tasks.environments.own_random import OwnRandom
+from rlzoo.tasks.environments.own_random import own_random
 from rlzoo.tasks.problem import Problem
 
 
@@ -42,8 +43,8 @@ class TextArena:
         """Begin the game with the given seed; the problem is not used."""
         import textarena
 
-        self._own_random = OwnRandom(seed)
-        with self._own_random(), _no_download(self.game):
+        self._random = random.Random(seed)
+        with own_random(self._random), _no_download(self.game):
             try:
                 self._env = textarena.make(self.game, **self.options)
             except TypeError as error:
@@ -63,7 +64,7 @@ class TextArena:
 
     def step(self, message: str) -> tuple[Messages, float, bool, Mapping[str, Any]]:
         """Make a move."""
-        with self._own_random():
+        with own_random(self._random):
             done, _ = self._env.step(message)
             seen = self._seen()
         if not done:

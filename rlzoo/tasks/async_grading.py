@@ -123,8 +123,9 @@ def is_transient(error: Exception) -> bool:
         >>> [is_transient(HTTPError("http://judge", code, "", {}, None)) for code in (503, 429, 401)]
         [True, True, False]
     """
-    status = _status(error)
-    if status is not None:
+    places = (error, getattr(error, "response", None))  # of urllib, aiohttp, httpx, requests or openai
+    values = [getattr(place, name, None) for place in places for name in ("status_code", "status", "code")]
+    if status := next((value for value in values if type(value) is int), None):
         return status in BUSY or status >= 500
     cause: BaseException | None = error
     while cause is not None:
@@ -132,13 +133,3 @@ def is_transient(error: Exception) -> bool:
             return True
         cause = cause.__cause__ or cause.__context__
     return False
-
-
-def _status(error: Exception) -> int | None:
-    """Return the HTTP status code of an error from urllib, aiohttp, httpx, requests or openai; None for other errors."""
-    found = [
-        getattr(place, name, None)
-        for place in (error, getattr(error, "response", None))
-        for name in ("status_code", "status", "code")
-    ]
-    return next((status for status in found if type(status) is int), None)

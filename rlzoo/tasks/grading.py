@@ -66,7 +66,9 @@ def checked_reward(value: object) -> float:
         except (TypeError, ValueError, RuntimeError, OverflowError):
             number = math.nan
     if not math.isfinite(number):
-        raise ValueError(f"returned {shown(value)}, not a finite number")
+        raise ValueError(f"the reward is {shown(value)}, not a finite number")
     if abs(number) > LARGEST_REWARD:
-        raise ValueError(f"returned {shown(value)}, outside the allowed range of -{LARGEST_REWARD:g} to {LARGEST_REWARD:g}")
+        raise ValueError(
+            f"the reward is {shown(value)}, outside the allowed range of -{LARGEST_REWARD:g} to {LARGEST_REWARD:g}"
+        )
     return number

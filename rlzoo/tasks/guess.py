@@ -13,7 +13,7 @@ from pydantic import Field
 
 from rlzoo.core.errors import shown
 from rlzoo.tasks.environments import Environment
-from rlzoo.tasks.episodes import EpisodeTask
+from rlzoo.tasks.episodes import EpisodeTask, Workers
 from rlzoo.tasks.problem import Problem
 from rlzoo.tasks.task import Drawn
 
@@ -38,12 +38,7 @@ class GuessTask(Drawn, EpisodeTask):
         default=16, ge=1, le=1000, description="maximum number of guesses per game; rollout.max_turns should be at least this"
     )
     cost: float = Field(default=0.05, ge=0, le=1, description="penalty for each turn that does not find the number")
-    workers: int = Field(
-        default=0,
-        ge=0,
-        le=256,
-        description="number of processes for environments; 0 runs them in the training process, with no time or memory limits",
-    )
+    workers: Workers = 0
 
     @property
     def make(self) -> Callable[[], Environment]:
@@ -144,5 +139,5 @@ def read_guess(message: str) -> int | None:
         >>> read_guess("37-100:64"), read_guess("64"), read_guess("37-100")
         (64, 64, None)
     """
-    found = _GUESS.fullmatch(message)
-    return int(found[1]) if found else None
+    guess = _GUESS.fullmatch(message)
+    return int(guess[1]) if guess else None

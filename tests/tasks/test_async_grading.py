@@ -98,7 +98,7 @@ def test_a_crash_fails_what_had_not_ended(make):
     [
         ("exit", "SystemExit: 0"),
         ("cancel", "CancelledError"),
-        ("text", "ValueError: returned 'much', not a finite number"),
+        ("text", "ValueError: the reward is 'much', not a finite number"),
         ("refused", "PermissionError: no"),
     ],
 )

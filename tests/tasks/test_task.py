@@ -202,7 +202,7 @@ def test_a_reward_must_return_a_finite_number(reward_module, returned):
         assert task.grade([Problem("3+5", "8")], ["8"]) == [None]
         (grader,) = task.graders
         assert grader.num_failures == 1
-        assert grader.last_failure.startswith("ValueError: returned ")
+        assert grader.last_failure.startswith("ValueError: the reward is ")
         assert grader.last_failure.endswith(", not a finite number")
 
 

@@ -21,9 +21,6 @@ Tool = Callable[..., Any]
 
 F = TypeVar("F", bound=Tool)
 
-LONGEST_CALL = 100_000
-"""Maximum length of a call, in characters."""
-
 MOST_CALLS = 8
 """Maximum number of calls in a turn; further calls get an error."""
 
@@ -111,7 +108,7 @@ def find_calls(text: str) -> list[str]:
         >>> find_calls('<think>a <tool_call>?</think>Let me see. <tool_call>{"name": "f"}</tool_call> <tool_call>{')
         ['{"name": "f"}', '{']
     """
-    return [found.strip() for found in _CALL.findall(text.rpartition("</think>")[2])]
+    return [call.strip() for call in _CALL.findall(text.rpartition("</think>")[2])]
 
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]]:
@@ -124,8 +121,6 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]]:
     Raises:
         ToolError: the call does not have the form of `HOW`.
     """
-    if len(text) > LONGEST_CALL:
-        raise ToolError(f"the call has {len(text):,} characters (at most {LONGEST_CALL:,})")
     try:
         call = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -150,7 +145,7 @@ def call_tool(tools: Mapping[str, Tool], name: str, arguments: Mapping[str, Any]
         value = checked(tools[name])(**arguments)
         return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
     except ValidationError as error:
-        wrong = [f"{'.'.join(map(str, each['loc'])) or 'arguments'}: {each['msg']}" for each in error.errors()]
+        wrong = [f"{'.'.join(map(str, detail['loc'])) or 'arguments'}: {detail['msg']}" for detail in error.errors()]
         raise ToolError(f"wrong arguments for {name}: {'; '.join(wrong)[:500]}") from error
     except Exception as error:
         raise ToolError(f"{type(error).__name__}: {' '.join(str(error).split())[:500]}") from error
