@@ -31,16 +31,17 @@ class Host:
     episode fails as well.
     """
 
-    def __init__(self, make: Make, *, workers: int, timeout: float, tools: Sequence[Mapping[str, Any]] = ()) -> None:
+    tools: Sequence[Mapping[str, Any]] = ()  # JSON schemas of the functions that the model may call, for its prompt
+
+    def __init__(self, make: Make, *, workers: int, timeout: float) -> None:
         """Store the arguments; the first call starts the workers.
 
         Args:
             make: returns an environment; must be importable by name.
             workers: number of worker processes; 0 runs the environments in this process, without time or memory limits.
             timeout: time limit for one call, in seconds.
-            tools: JSON schemas of the functions that the model may call, for its prompt.
         """
-        self.make, self.timeout, self.tools = make, timeout, tuple(tools)
+        self.make, self.timeout = make, timeout
         self._seats = [Seat(make, timeout) for _ in range(workers)]
         self._environments: dict[int, Environment] = {}  # environments in this process
         self._next = 0
