@@ -106,13 +106,13 @@ class _Program:
 
     def _args_sizes(self, count: int, size: int) -> int:
         self._put(count, struct.pack("<I", len(self.arguments)))
-        return self._put(size, struct.pack("<I", sum(len(each) + 1 for each in self.arguments)))
+        return self._put(size, struct.pack("<I", sum(len(argument) + 1 for argument in self.arguments)))
 
     def _args(self, pointers: int, text: int) -> int:
-        for number, each in enumerate(self.arguments):
+        for number, argument in enumerate(self.arguments):
             self._put(pointers + 4 * number, struct.pack("<i", text))
-            self._put(text, each + b"\0")
-            text += len(each) + 1
+            self._put(text, argument + b"\0")
+            text += len(argument) + 1
         return 0
 
     def _random(self, at: int, size: int) -> int:
@@ -121,12 +121,12 @@ class _Program:
     def _about(self, file: int, at: int, value: bytes) -> int:
         return self._put(at, value) if 0 <= file <= 2 else BAD_DESCRIPTOR
 
-    def _write(self, file: int, pieces: int, count: int, written: int) -> int:
+    def _write(self, file: int, buffers: int, count: int, written: int) -> int:
         if file not in (1, 2) or not 0 <= count <= 1024:
             return BAD_DESCRIPTOR
         total = 0
         for number in range(count):
-            start, size = struct.unpack("<II", self._get(pieces + 8 * number, 8))
+            start, size = struct.unpack("<II", self._get(buffers + 8 * number, 8))
             self.printed += self._get(start, min(size, PRINTED + 1))
             total += size
             if len(self.printed) > PRINTED:
@@ -209,5 +209,5 @@ def _shortened(printed: bytes) -> str:
     half = OUTPUT // 2
     if len(printed) <= OUTPUT:
         return printed.decode(errors="replace").strip("\n")
-    first, last = (part.decode(errors="replace").strip("\n") for part in (printed[:half], printed[-half:]))
+    first, last = (end.decode(errors="replace").strip("\n") for end in (printed[:half], printed[-half:]))
     return f"{first}\n({len(printed) - OUTPUT:,} bytes are left out)\n{last}"

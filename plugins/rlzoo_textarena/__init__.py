@@ -72,7 +72,7 @@ class TextArena:
         rewards, about = self._env.close()
         reason = str(about[0].get("reason") or "")
         numbers = {"invalid_move": bool(about[0]["invalid_move"])}
-        return "\n".join(part for part in (seen, reason) if part), float((rewards or {}).get(0, 0.0)), True, numbers
+        return "\n".join(text for text in (seen, reason) if text), float((rewards or {}).get(0, 0.0)), True, numbers
 
     def _seen(self) -> str:
         """Return what the game has written since the last call, without the model's own moves."""

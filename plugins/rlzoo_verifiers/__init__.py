@@ -184,7 +184,7 @@ class _Interaction:
         if self._over or await self._stopped():
             self._over = True
             return vf.Segment(messages=[], terminated=True)
-        text = await self._agent.ask([_plain(each) for each in new])
+        text = await self._agent.ask([_plain(entry) for entry in new])
         said = vf.AssistantMessage(content=text)
         number = str(self._turns)
         answer = vf.Response(id=number, created=int(time.time()), model="policy", message=said, finish_reason="stop")
@@ -206,7 +206,7 @@ class _Interaction:
             message = data.prompt
         if isinstance(message, str):
             return [*new, vf.UserMessage(content=message)]
-        return [*new, *(parse_message(each) if isinstance(each, dict) else each for each in message)]
+        return [*new, *(parse_message(entry) if isinstance(entry, dict) else entry for entry in message)]
 
     async def _stopped(self) -> bool:
         for stop in self._task.hooks("stop"):

@@ -38,9 +38,9 @@ def reason(error: BaseException) -> str:
 
 def _place(error: BaseException) -> str:
     """Return `` (FILE:LINE)`` for the first file outside rlzoo and its adapters in the traceback, or an empty string."""
-    own = f"{Path(__file__).parents[1]}{os.sep}"
+    package = f"{Path(__file__).parents[1]}{os.sep}"
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    is_own = {file: file.startswith(own) or Path(file).parent.name.startswith("rlzoo_") for file, _ in frames}
+    is_own = {file: file.startswith(package) or Path(file).parent.name.startswith("rlzoo_") for file, _ in frames}
     outside = [(file, line) for file, line in frames if not is_own[file]]
     if not outside:
         return ""

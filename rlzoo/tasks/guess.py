@@ -107,7 +107,7 @@ class Guess:
         self.played += 1
         guess = read_guess(message)
         if guess == self.number:
-            return self._answer(" found", 1.0, found=True)
+            return self._answer(" found", 1.0, is_won=True)
         if guess is None or not self.low < guess < self.high:
             self.wasted += 1
         if guess is None:
@@ -118,18 +118,18 @@ class Guess:
         self.high = min(self.high, guess)
         return self._answer(" lower ", -self.cost)
 
-    def _answer(self, text: str, reward: float, *, found: bool = False) -> Answer:
+    def _answer(self, text: str, reward: float, *, is_won: bool = False) -> Answer:
         """Return a reply, with the remaining bounds as the state and statistics of the game as metrics.
 
         ``wasted`` is the share of turns that could not find the number, because they named no number between the bounds.
         """
         info = {
             "state": f"{self.low}-{self.high}",
-            "found": float(found),
+            "found": float(is_won),
             "guesses": float(self.played),
             "wasted": self.wasted / self.played,
         }
-        return text, reward, found or self.played >= self.turns, info
+        return text, reward, is_won or self.played >= self.turns, info
 
 
 def read_guess(message: str) -> int | None:

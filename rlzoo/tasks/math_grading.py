@@ -65,9 +65,10 @@ class MathGrader:
             For each response, the index of the first response in its group, or None if no answer can be read.
         """
         marked = [response_answer(response) for response in responses]
-        answers = [(_compared(*each, plain_answer), each[1] is not None) for each in zip(responses, marked, strict=True)]
+        pairs = zip(responses, marked, strict=True)
+        answers = [(_compared(text, answer, plain_answer), answer is not None) for text, answer in pairs]
         wrong = dict.fromkeys(answer for answer, reward in zip(answers, rewards, strict=True) if not reward and answer[0])
-        checks = self.worker.grade([(text, text, found, found) for text, found in wrong])
+        checks = self.worker.grade([(text, text, is_marked, is_marked) for text, is_marked in wrong])
         heads: list[tuple[str, bool]] = []
         head_of: dict[tuple[str, bool], tuple[str, bool]] = {}
         for answer, is_read in zip(wrong, checks, strict=True):
@@ -147,23 +148,23 @@ def start() -> None:
     score("[1, 2)", r"so it is $[\frac{1}{2}, \sqrt{3})$", False)  # triggers lazy compilation
 
 
-def score(reference: str, answer: str, found: bool, reference_found: bool = True) -> float:
+def score(reference: str, answer: str, is_marked: bool, is_reference_marked: bool = True) -> float:
     r"""Run in the worker: return 1.0 if the answer is mathematically equal to the reference, else 0.0.
 
     Args:
         reference: the correct answer, in LaTeX or plain text.
-        answer: the response's answer if ``found``, else the whole response, in which math-verify looks for one.
-        found: whether ``answer`` has already been extracted.
-        reference_found: whether ``reference`` has already been extracted; otherwise, ``reference`` is another whole response.
+        answer: the response's answer if ``is_marked``, else the whole response, in which math-verify looks for one.
+        is_marked: whether ``answer`` has already been extracted.
+        is_reference_marked: whether ``reference`` has already been extracted; otherwise, it is another whole response.
     """
     from math_verify import parse, verify
 
     if len({base_of(text) for text in (reference, answer)} - {None}) > 1:  # math-verify ignores the base
         return 0.0
     # 0 turns off math-verify's time limits, because SIGALRM works only in a main thread; the parent process enforces the limit
-    gold = parse(_boxed(reference) if reference_found else reference, parsing_timeout=0)
-    given = parse(_boxed(answer) if found else answer, parsing_timeout=0)
-    return float(verify(gold, given, timeout_seconds=0))
+    gold = parse(_boxed(reference) if is_reference_marked else reference, parsing_timeout=0)
+    parsed = parse(_boxed(answer) if is_marked else answer, parsing_timeout=0)
+    return float(verify(gold, parsed, timeout_seconds=0))
 
 
 def base_of(answer: str) -> str | None:

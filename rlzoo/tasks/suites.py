@@ -61,10 +61,10 @@ class Suite:
 
     def _file(self, folder: Path) -> Path:
         names = (f"{self.name}.jsonl", *self.files)
-        found = next((folder / name for name in names if (folder / name).is_file()), None)
-        if found is None:
+        file = next((folder / name for name in names if (folder / name).is_file()), None)
+        if file is None:
             raise UserError(f"suite {self.name!r}: no {' or '.join(names)} in --data {str(folder)!r}")
-        return found
+        return file
 
 
 SUITES = {
@@ -90,5 +90,5 @@ def find_suite(name: str, folder: Path | None) -> Suite:
         return SUITES[name]
     if folder is not None and _NAME.fullmatch(name) and (folder / f"{name}.jsonl").is_file():
         return Suite(name)
-    own = f", or NAME.jsonl in --data {str(folder)!r}" if folder else ""
-    raise UserError(f"unknown suite {shown(name)} (allowed: {', '.join(SUITES)}{own}){did_you_mean(name, SUITES)}")
+    local = f", or NAME.jsonl in --data {str(folder)!r}" if folder else ""
+    raise UserError(f"unknown suite {shown(name)} (allowed: {', '.join(SUITES)}{local}){did_you_mean(name, SUITES)}")

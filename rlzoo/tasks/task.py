@@ -189,14 +189,14 @@ class Drawn(ABC):
 
     def held_out_problems(self, count: int) -> list[Problem]:
         """Return the first ``count`` distinct held-out problems, or fewer if the settings allow no more."""
-        found: dict[str, None] = {}
+        questions: dict[str, None] = {}
         number = last = 0
-        while len(found) < count and number < last + MAX_TRIES:
+        while len(questions) < count and number < last + MAX_TRIES:
             question = self._draw(f"held-out:{number}")
             number += 1
-            if is_held_out(question) and question not in found:
-                found[question], last = None, number
-        return [self._problem(question) for question in found]
+            if is_held_out(question) and question not in questions:
+                questions[question], last = None, number
+        return [self._problem(question) for question in questions]
 
     def _train_problem(self, index: int) -> Problem:
         attempt = 0

@@ -27,20 +27,6 @@ def error_of(dataset, /, **settings):
     return message
 
 
-def test_train_problems_depend_on_seed_and_index_only(chain_sum):
-    eight = chain_sum.train_problems(496, 8)  # across the boundary of two generated datasets
-    assert chain_sum.train_problems(496, 4) + chain_sum.train_problems(500, 4) == eight
-    assert gym("chain_sum").train_problems(496, 8) == eight
-    assert not set(gym("chain_sum", seed=1).train_problems(495, 10)) & set(eight)
-
-
-def test_every_seed_is_evaluated_on_the_same_problems(chain_sum):
-    problems = chain_sum.held_out_problems(20)
-    assert len({problem.question for problem in problems}) == 20
-    assert gym("chain_sum", seed=9).held_out_problems(20) == problems
-    assert chain_sum.held_out_problems(5) == problems[:5]
-
-
 def test_training_never_meets_a_held_out_question():
     # one digit and two terms give few questions, so 1000 draws would include held-out ones if they could
     task = gym("chain_sum", options={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1})
@@ -101,14 +87,6 @@ def test_the_default_template_asks_for_answer_tags(chain_sum):
     prompt = chain_sum.prompt(Problem("1+1=", "2"))
     assert prompt.startswith("1+1=\n")
     assert "<answer></answer>" in prompt
-
-
-def test_the_dump_of_a_task_builds_an_equal_task(chain_sum):
-    task = gym("chain_sum", options={"max_terms": 4}, seed=2)
-    assert task.name == "reasoning_gym:chain_sum"
-    assert build_task({"name": task.name, **task.model_dump()}) == task
-    assert build_task({"name": task.name, **task.model_dump(mode="json")}) == task
-    assert task != chain_sum
 
 
 def test_each_mistake_is_told_in_one_line():

@@ -51,6 +51,13 @@ def test_an_unknown_task_gets_the_allowed_names_and_the_closest(name, hint):
     assert error_of(name=name) == f"unknown task {name!r} (allowed: {NAMES}){hint}"
 
 
+def test_the_name_of_a_task_may_end_with_one_of_its_settings():
+    tasks = {"sums:<operand_max>": "rlzoo.tasks.arithmetic:ArithmeticTask"}
+    assert build_task({"name": "sums:5"}, tasks).operand_max == 5
+    with pytest.raises(UserError, match=r"^task.operand_max=7: task.name='sums:5' sets it; remove task.operand_max$"):
+        build_task({"name": "sums:5", "operand_max": 7}, tasks)
+
+
 def test_a_task_without_a_name_is_an_error():
     assert error_of(seed=1) == f"task.name is missing (allowed: {NAMES})"
 
@@ -73,6 +80,40 @@ def test_a_template_needs_the_question():
 def test_a_prompt_keeps_other_braces_of_the_template():
     task = build_task({"name": "arithmetic", "template": "{question} Use \\boxed{} or {answer}."})
     assert task.prompt(Problem("3+5", "8")) == "3+5 Use \\boxed{} or {answer}."
+
+
+TASKS = [
+    {"name": "arithmetic", "operand_max": 20, "answer_marker": "=>"},
+    {"name": "guess", "turns": 8, "highest": 99},
+    {"name": "reasoning_gym:chain_sum", "options": {"max_terms": 4}},
+    {"name": "recurrence", "digits": 3, "multiplier_max": 2},
+    {"name": "retries", "inner": {"name": "arithmetic"}},
+]
+all_tasks = pytest.mark.parametrize("settings", TASKS, ids=lambda settings: settings["name"])
+
+
+@all_tasks
+def test_train_problems_depend_on_seed_and_index_only(settings):
+    task, same, other = (build_task({**settings, "seed": seed}) for seed in (3, 3, 4))
+    eight = task.train_problems(496, 8)  # across the boundary of two datasets that reasoning-gym generates
+    assert task.train_problems(496, 4) + task.train_problems(500, 4) == eight == same.train_problems(496, 8)
+    assert other.train_problems(496, 8) != eight
+
+
+@all_tasks
+def test_every_seed_is_evaluated_on_the_same_distinct_problems(settings):
+    problems = build_task({**settings, "seed": 1}).held_out_problems(100)
+    assert len(set(problems)) == 100
+    assert build_task({**settings, "seed": 2}).held_out_problems(100) == problems
+    assert build_task(settings).held_out_problems(20) == problems[:20]
+
+
+@all_tasks
+def test_the_dump_of_a_task_builds_an_equal_task(settings):
+    task = build_task({**settings, "seed": 5})
+    assert task.name == settings["name"]
+    for mode in ("python", "json"):
+        assert build_task({"name": task.name, **task.model_dump(mode=mode)}) == task != build_task(settings)
 
 
 def test_a_task_is_frozen():
