@@ -15,16 +15,16 @@ OPTIONAL = {
     "datasets": {"rlzoo/tasks/math_rows.py"},
     "deepspeed": {"rlzoo/learner/optimization.py"},
     "math_verify": {"rlzoo/tasks/math_grading.py"},
-    "nltk": {"rlzoo/tasks/environments/textarena.py"},
-    "openenv": {"rlzoo/tasks/environments/openenv.py"},
+    "nltk": {"plugins/rlzoo_textarena/__init__.py"},
+    "openenv": {"plugins/rlzoo_openenv/__init__.py"},
     "peft": {"rlzoo/models/adapters.py"},
     "pyarrow": {"rlzoo/tasks/math_rows.py"},
-    "reasoning_gym": {"rlzoo/tasks/reasoning_gym.py"},
-    "requests": {"rlzoo/tasks/environments/openenv.py"},
-    "textarena": {"rlzoo/tasks/environments/textarena.py"},
+    "reasoning_gym": {"plugins/rlzoo_reasoning_gym/__init__.py"},
+    "requests": {"plugins/rlzoo_openenv/__init__.py"},
+    "textarena": {"plugins/rlzoo_textarena/__init__.py"},
     "vllm": {"rlzoo/rollout/vllm_model.py", "rlzoo/rollout/vllm_sampler.py"},
-    "verifiers": {"rlzoo/tasks/environments/verifiers.py"},
-    "wasmtime": {"rlzoo/tasks/environments/sandbox.py"},
+    "verifiers": {"plugins/rlzoo_verifiers/__init__.py"},
+    "wasmtime": {"plugins/rlzoo_sandbox/__init__.py"},
 }
 """Libraries from extras only, and where they are imported: only after a check that names the extra to install."""
 INSIDE = {

@@ -159,7 +159,7 @@ def _settings(section: str, kind: type[BaseModel], base: type[BaseModel] | None 
 
 def arguments(name: str) -> str:
     """Return a table of the constructor arguments of a library's adapter."""
-    module = importlib.import_module(f"rlzoo.tasks.environments.{name}")
+    module = importlib.import_module(f"rlzoo_{name}")
     (kind,) = (each for each in vars(module).values() if inspect.isclass(each) and each.__name__.lower() == name)
     described = dict(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", inspect.getdoc(kind.__init__) or "", re.MULTILINE))
     rows = ["| setting | default | meaning |", "|---|---|---|"]

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from rlzoo.tasks.math_grading import MathGrader, math_worker_process
+from rlzoo.tasks.math_grading import MathGrader
 from rlzoo.tasks.problem import Problem
 from rlzoo.tasks.suites import SUITES
 
@@ -91,7 +91,7 @@ def main() -> None:
     folder = Path(os.environ.get("RLZOO_DATA", ""))
     if "RLZOO_DATA" not in os.environ or not folder.is_dir():
         sys.exit("set RLZOO_DATA to the folder that contains the files of the suites")
-    grader = MathGrader(math_worker_process(timeout=5))
+    grader = MathGrader(timeout=5)
     print("| suite | what | count |")
     print("|---|---|---|")
     for name in SUITE_NAMES:

@@ -27,8 +27,7 @@ from rlzoo.models.pretrained import eos_token_ids
 from rlzoo.rollout.episodes import Limits, Player
 from rlzoo.rollout.sampler import HFSampler
 from rlzoo.rollout.types import Rollout
-from rlzoo.tasks.environments.guess import Guess
-from rlzoo.tasks.guess import GuessTask
+from rlzoo.tasks.guess import Guess, GuessTask
 from rlzoo.tasks.problem import Problem
 
 OUTPUT = Path(__file__).resolve().parents[2] / "rlzoo" / "models" / "assets" / "embedded-guess"

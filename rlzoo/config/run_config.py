@@ -51,7 +51,6 @@ from rlzoo.core.settings import Settings, user_path
 from rlzoo.core.zoo import Zoo, load_zoo, plugins_of_run
 from rlzoo.support.parsing import dump_yaml
 from rlzoo.tasks import Task, build_task
-from rlzoo.tasks.task import task_names
 
 DEFAULT_RUN = "arithmetic"
 """The config that serves as the base if no config file sets a model."""
@@ -104,11 +103,7 @@ def _build_clip(value: object, info: ValidationInfo) -> ClipPolicy:
 def _build_task(value: object, info: ValidationInfo) -> Task:
     if isinstance(value, Task):
         return value
-    settings = named_settings("task", value)
-    if settings.get("name") not in task_names():
-        reference = _zoo(info).tasks.get(str(settings.get("name")))
-        settings |= {"name": reference} if reference else {}
-    return build_task(settings)
+    return build_task(named_settings("task", value), _zoo(info).tasks)
 
 
 def _reward_section(value: object) -> object:

@@ -44,7 +44,10 @@ def rlzoo_corrections() -> Iterable[type[Correction]]:
 
 @hookspec
 def rlzoo_tasks() -> Mapping[str, str]:
-    """Return a mapping from ``task.name`` to ``module:Class`` for the tasks that this plugin adds (since interface 1.1)."""
+    """Return a mapping from ``task.name`` to ``module:Class`` for the tasks that this plugin adds (since interface 1.1).
+
+    A name may end with a setting of the class: ``puzzles:<dataset>`` serves ``puzzles:sudoku`` with the setting ``dataset``.
+    """
     raise NotImplementedError
 
 

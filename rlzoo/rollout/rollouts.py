@@ -320,7 +320,7 @@ class Rollouts:
         return rewards
 
     def _num_failed(self) -> int:
-        return sum(grader.num_timeouts + grader.num_crashes for grader in self.task.graders)
+        return sum(grader.num_failures for grader in self.task.graders)
 
     def _check_failed(self, reasons: list[str], number: int) -> None:
         """Record the share of failures across all processes, and end the run if there are too many.

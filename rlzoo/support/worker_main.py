@@ -37,10 +37,11 @@ def reason(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Return `` (FILE:LINE)`` for the first file outside rlzoo in the error's traceback, or an empty string."""
-    own = f"{Path(__file__).parents[1]}{os.sep}"
+    """Return `` (FILE:LINE)`` for the first file outside rlzoo and its adapters in the traceback, or an empty string."""
+    package = f"{Path(__file__).parents[1]}{os.sep}"
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    outside = [(file, line) for file, line in frames if not file.startswith(own)]
+    is_own = {file: file.startswith(package) or Path(file).parent.name.startswith("rlzoo_") for file, _ in frames}
+    outside = [(file, line) for file, line in frames if not is_own[file]]
     if not outside:
         return ""
     file = outside[0][0]
@@ -67,26 +68,24 @@ def limit_memory(limit: int) -> None:
     Linux's RLIMIT_DATA counts writable private memory, but not the code of libraries. On other systems, the limit may have no
     effect. An existing lower limit is kept.
     """
-    given = [value for value in resource.getrlimit(resource.RLIMIT_DATA) if value != resource.RLIM_INFINITY]
-    lowest = min([limit, *given])
+    lowest = min([limit, *(value for value in resource.getrlimit(resource.RLIMIT_DATA) if value != resource.RLIM_INFINITY)])
     resource.setrlimit(resource.RLIMIT_DATA, (lowest, lowest))
 
 
 def serve(connection: socket.socket) -> None:
-    """Answer calls with lines ``[is_done, value or reason]`` until the parent is gone."""
+    """Answer calls with lines ``[is_done, value or reason]`` until the parent is gone. The first call sets the function."""
     calls = connection.makefile("rb")
     sys.path[:] = pickle.load(calls)
-    try:
-        function, start, memory = pickle.load(calls)
+    functions: list[Callable[..., Any]] = []
+
+    def begin(function: Callable[..., Any], start: Callable[[], object], memory: int | None) -> None:
         if memory is not None:
             limit_memory(memory)
         start()
-    except BaseException as error:
-        connection.sendall(_reply(False, reason(error)))
-        return
-    connection.sendall(_reply(True, None))
+        functions.append(function)
+
     while True:
-        for reply in _replies(function, pickle.load(calls)):
+        for reply in _replies(functions[0] if functions else begin, pickle.load(calls)):
             connection.sendall(reply)
 
 
@@ -94,11 +93,8 @@ def _replies(function: Callable[..., Any], arguments: bytes) -> Iterator[bytes]:
     """Yield one reply or, for a generator function, one reply per value."""
     try:
         value = function(*pickle.loads(arguments))
-        if not isinstance(value, Iterator):
-            yield _reply(True, value)
-            return
-        for each in value:
-            yield _reply(True, each)
+        for result in value if isinstance(value, Iterator) else [value]:
+            yield _reply(True, result)
     except GeneratorExit:
         raise
     except BaseException as error:  # SystemExit and KeyboardInterrupt are failures too

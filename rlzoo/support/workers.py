@@ -11,8 +11,8 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,10 +21,6 @@ LONGEST_START = 300.0  # maximum seconds for a worker to start, including import
 
 class WorkerError(Exception):
     """Raised when a call failed; the message says why."""
-
-
-class WorkerTimeoutError(WorkerError):
-    """Raised when a call took too long and its worker was killed."""
 
 
 class WorkerStartError(Exception):
@@ -38,9 +34,9 @@ class Worker:
     monotonic clock. Calls are thread-safe.
 
     Attributes:
-        num_timeouts: number of calls that took too long.
-        num_crashes: number of calls that raised an error or ended the process.
+        num_failures: number of calls that took too long, raised an error or ended the process.
         last_failure: the reason for the last failure.
+        process: the process, if one was started.
     """
 
     def __init__(self, function: Callable[..., Any], start: Callable[[], object], memory: int | None = None) -> None:
@@ -52,15 +48,9 @@ class Worker:
             memory: limit of the process's private memory in bytes; None for no limit.
         """
         self.function, self.start, self.memory = function, start, memory
-        self.num_timeouts = self.num_crashes = 0
-        self.last_failure = ""
+        self.num_failures, self.last_failure = 0, ""
+        self.process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """The id of the process, if one was started."""
-        return None if self._process is None else self._process.pid
 
     def call(self, arguments: tuple[Any, ...], timeout: float) -> Any:
         """Call the function and return its value, which must be JSON-serialisable.
@@ -71,20 +61,15 @@ class Worker:
 
         Raises:
             WorkerStartError: the process could not be started.
-            WorkerTimeoutError: the call took too long.
-            WorkerError: the function raised an error or ended the process.
+            WorkerError: the call took too long, raised an error or ended the process.
         """
-        with self._lock:
-            self._ensure_launched()
-            try:
-                self._send(pickle.dumps(pickle.dumps(arguments)), timeout)
-                return self._receive(timeout)
-            except WorkerError as error:
-                self.count_failures(1, str(error), is_late=isinstance(error, WorkerTimeoutError))
-                raise
+        values, failure = self.call_generator(arguments, 1, timeout)
+        if failure:
+            raise WorkerError(failure)
+        return values[0]
 
-    def call_generator(self, arguments: tuple[Any, ...], number: int, timeout: float) -> list[Any]:
-        """Call a generator function and return its values; if the call fails, the missing values count as failures.
+    def call_generator(self, arguments: tuple[Any, ...], number: int, timeout: float) -> tuple[list[Any], str]:
+        """Call a generator function; return its values, and why the rest are missing (empty if none are).
 
         Args:
             arguments: arguments of the function.
@@ -94,41 +79,31 @@ class Worker:
         Raises:
             WorkerStartError: the process could not be started.
         """
-        values: list[Any] = []
         with self._lock:
-            self._ensure_launched()
-            try:
-                self._send(pickle.dumps(pickle.dumps(arguments)), timeout)
-                while len(values) < number:
-                    values.append(self._receive(timeout))
-            except WorkerError as error:
-                self.count_failures(number - len(values), str(error), is_late=isinstance(error, WorkerTimeoutError))
-        return values
+            if self.process is None or not self._end.alive or self.process.poll() is not None:
+                self._launch()
+            values, failure = self._exchange(pickle.dumps(pickle.dumps(arguments)), number, timeout)
+        if failure:
+            self.count_failures(number - len(values), failure)
+        return values, failure
 
-    def count_failures(self, number: int, reason: str, *, is_late: bool) -> None:
+    def count_failures(self, number: int, reason: str) -> None:
         """Count failed calls."""
-        if is_late:
-            self.num_timeouts += number
-        else:
-            self.num_crashes += number
+        self.num_failures += number
         self.last_failure = reason
 
     def close(self) -> None:
         """End the process, which also happens on garbage collection and at exit; the next call starts another process."""
         with self._lock:
-            if self._process is not None:
+            if self.process is not None:
                 self._end()
-
-    def _ensure_launched(self) -> None:
-        if self._process is None or not self._end.alive or self._process.poll() is not None:
-            self._launch()
 
     def _launch(self) -> None:
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-P", str(Path(__file__).with_name("worker_main.py")), str(theirs.fileno())]
         with theirs:
             try:  # a new session, so that only the parent gets Ctrl-C and the worker's children are killed with it
-                self._process = subprocess.Popen(
+                self.process = subprocess.Popen(
                     command,
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.PIPE,
@@ -139,48 +114,41 @@ class Worker:
                 ours.close()
                 raise WorkerStartError(f"the process cannot be started: {error}") from error
         self._connection, self._replies = ours, ours.makefile("rb")
-        self._end = weakref.finalize(self, _end, self._process, self._replies, ours)
-        path = [entry or str(Path.cwd()) for entry in sys.path]
-        try:
-            self._send(pickle.dumps(path) + pickle.dumps((self.function, self.start, self.memory)), LONGEST_START)
-            self._receive(LONGEST_START)
-        except WorkerError as error:
+        self._end = weakref.finalize(self, _end, self.process, self._replies, ours)
+        path = pickle.dumps([entry or str(Path.cwd()) for entry in sys.path])
+        setup = pickle.dumps((self.function, self.start, self.memory))
+        _, failure = self._exchange(path + pickle.dumps(setup), 1, LONGEST_START)
+        if failure:
             self._end()
-            raise WorkerStartError(str(error)) from error
+            raise WorkerStartError(failure)
 
-    def _send(self, message: bytes, timeout: float) -> None:
-        with self._exchange(timeout):
-            self._connection.sendall(message)
-
-    def _receive(self, timeout: float) -> Any:
-        """Return the value of the next reply."""
-        with self._exchange(timeout):
-            is_done, value = json.loads(self._replies.readline())
-        if not is_done:
-            raise WorkerError(value)
-        return value
-
-    @contextmanager
-    def _exchange(self, timeout: float) -> Iterator[None]:
-        """Kill the process if the block takes too long or fails."""
-        self._connection.settimeout(timeout)
+    def _exchange(self, message: bytes, number: int, timeout: float) -> tuple[list[Any], str]:
+        """Send a message; return the values of the replies, and why the rest are missing. A late process is killed."""
+        values: list[Any] = []
         try:
-            yield
+            self._connection.settimeout(timeout)
+            self._connection.sendall(message)
+            while len(values) < number:
+                is_done, value = json.loads(self._replies.readline())
+                if not is_done:
+                    return values, value
+                values.append(value)
         except TimeoutError:
             self._end()
-            raise WorkerTimeoutError(f"took longer than {timeout:g} s") from None
+            return values, f"took longer than {timeout:g} s"
         except (OSError, ValueError, TypeError):
-            raise WorkerError(self._ended()) from None
+            return values, self._ended()
         except BaseException:  # Ctrl-C: the reply is no longer needed
             self._end()
             raise
+        return values, ""
 
     def _ended(self) -> str:
         """Return how the process ended."""
-        assert self._process is not None
+        assert self.process is not None
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(1)
-        code = self._process.poll()
+            self.process.wait(1)
+        code = self.process.poll()
         self._end()
         if code is None:
             return "the worker process closed its connection"

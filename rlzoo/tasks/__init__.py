@@ -2,6 +2,21 @@
 
 from __future__ import annotations
 
-from rlzoo.tasks.task import Task, build_task, is_held_out, task_names
+from rlzoo.core.hookspecs import hookimpl
+from rlzoo.tasks.task import Task, build_task, is_held_out
 
-__all__ = ["Task", "build_task", "is_held_out", "task_names"]
+__all__ = ["Task", "build_task", "is_held_out"]
+
+
+@hookimpl
+def rlzoo_tasks() -> dict[str, str]:
+    """Return the tasks that need no other library's adapter."""
+    return {
+        "arithmetic": "rlzoo.tasks.arithmetic:ArithmeticTask",
+        "environment": "rlzoo.tasks.episodes:EnvironmentTask",
+        "guess": "rlzoo.tasks.guess:GuessTask",
+        "math_file": "rlzoo.tasks.math_file:MathFileTask",
+        "recurrence": "rlzoo.tasks.recurrence:RecurrenceTask",
+        "retries": "rlzoo.tasks.retries:RetriesTask",
+        "tools": "rlzoo.tasks.tools:ToolTask",
+    }

@@ -44,10 +44,6 @@ class AsyncGrader(Worker):
         """
         super().__init__(partial(_grade_all, load, timeout, concurrency), load)
         self.timeout = timeout
-        self._arguments = load, timeout, concurrency
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return AsyncGrader, self._arguments
 
     def grade(self, calls: Sequence[tuple[Any, ...]]) -> list[float | None]:
         """Return the function's value for each call, or None for a call that failed.
@@ -56,18 +52,16 @@ class AsyncGrader(Worker):
             UserError: no worker can be started.
         """
         rewards: list[float | None] = [None] * len(calls)
-        was_late = False
         try:
             # at least one running call ends within the limit, so a longer silence means that the function blocks the event loop
-            outcomes = self.call_generator((list(calls),), len(calls), self.timeout + SPARE)
+            outcomes, _ = self.call_generator((list(calls),), len(calls), self.timeout + SPARE)
         except WorkerStartError as error:
             raise UserError(f"the grading worker cannot start: {error}") from error
-        for index, (reward, failure, is_late) in outcomes:
+        for index, (reward, failure, _) in outcomes:
             rewards[index] = reward
             if failure:
-                self.count_failures(1, failure, is_late=is_late)
-            was_late = was_late or is_late
-        if was_late:
+                self.count_failures(1, failure)
+        if any(is_late for _, (_, _, is_late) in outcomes):
             self.close()
         return rewards
 
@@ -129,8 +123,9 @@ def is_transient(error: Exception) -> bool:
         >>> [is_transient(HTTPError("http://judge", code, "", {}, None)) for code in (503, 429, 401)]
         [True, True, False]
     """
-    status = _status(error)
-    if status is not None:
+    places = (error, getattr(error, "response", None))  # of urllib, aiohttp, httpx, requests or openai
+    values = [getattr(place, name, None) for place in places for name in ("status_code", "status", "code")]
+    if status := next((value for value in values if type(value) is int), None):
         return status in BUSY or status >= 500
     cause: BaseException | None = error
     while cause is not None:
@@ -138,13 +133,3 @@ def is_transient(error: Exception) -> bool:
             return True
         cause = cause.__cause__ or cause.__context__
     return False
-
-
-def _status(error: Exception) -> int | None:
-    """Return the HTTP status code of an error from urllib, aiohttp, httpx, requests or openai; None for other errors."""
-    found = [
-        getattr(place, name, None)
-        for place in (error, getattr(error, "response", None))
-        for name in ("status_code", "status", "code")
-    ]
-    return next((status for status in found if type(status) is int), None)

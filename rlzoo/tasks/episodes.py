@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -15,6 +15,14 @@ from rlzoo.tasks.problem import Problem
 from rlzoo.tasks.task import Origin, Task, build_task, seeded
 from rlzoo.tasks.user_code import import_named
 
+Workers = Annotated[
+    int,
+    Field(
+        ge=0,
+        le=256,
+        description="number of processes for environments; 0 runs them in the training process, with no time or memory limits",
+    ),
+]
 TRIED = 4
 """Number of episodes that are started before a run, to find errors early."""
 
@@ -22,12 +30,7 @@ TRIED = 4
 class EpisodeTask(Task):
     """Episodes in an environment: the fields hold the settings, and each problem starts an episode."""
 
-    workers: int = Field(
-        default=4,
-        ge=0,
-        le=256,
-        description="number of processes for environments; 0 runs them in the training process, with no time or memory limits",
-    )
+    workers: Workers = 4
     timeout: float = Field(
         default=5.0,
         gt=0,
@@ -37,11 +40,13 @@ class EpisodeTask(Task):
 
     def model_post_init(self, context: Any) -> None:
         """Reject the settings ``reward`` and ``template``, which would have no effect."""
-        if self.reward is not None:
-            raise UserError("task.reward: an environment computes its own rewards; remove this setting")
-        if self.template != type(self).model_fields["template"].default:
-            raise UserError("task.template: an environment writes its own prompts; remove this setting")
+        for field in ("reward", "template"):
+            if getattr(self, field) != type(self).model_fields[field].default:
+                raise UserError(f"task.{field}: {self._has_no_effect(field)}")
         super().model_post_init(context)
+
+    def _has_no_effect(self, field: str) -> str:
+        return "an environment writes its own prompts and computes its own rewards; remove this setting"
 
     @property
     def make(self) -> Callable[[], Environment]:
@@ -66,9 +71,9 @@ class EpisodeTask(Task):
         some = problems[:TRIED]
         numbers, seen = self.host.begin(some, [self.episode_seed(problem) for problem in some])
         self.host.end(numbers)
-        if failure := next((each.failure for each in seen if each.failure), None):
+        if failure := next((observation.failure for observation in seen if observation.failure), None):
             raise UserError(f"task {self.name!r}: cannot begin an episode: {failure.removeprefix('UserError: ')}")
-        return ["".join(str(message["content"]) for message in each.messages) for each in seen]
+        return ["".join(str(message["content"]) for message in observation.messages) for observation in seen]
 
     def close(self) -> None:
         """Stop the worker processes."""
@@ -87,13 +92,14 @@ class AskingTask(EpisodeTask):
 
     def model_post_init(self, context: Any) -> None:
         """Build the other task, so that an error in its settings is reported before a run starts."""
-        setting = f"task.{self.task_setting}"
-        for field in ("reward", "template"):
-            if getattr(self, field) != type(self).model_fields[field].default:
-                raise UserError(f"task.{field}: this setting belongs to the task that asks; set {setting}.{field} instead")
         super().model_post_init(context)
         if self.task.host is not None:
-            raise UserError(f"{setting}: task {self.task.name!r} is already a multi-turn task; choose a single-turn task")
+            raise UserError(
+                f"task.{self.task_setting}: task {self.task.name!r} is already a multi-turn task; choose a single-turn task"
+            )
+
+    def _has_no_effect(self, field: str) -> str:
+        return f"this setting belongs to the task that asks; set task.{self.task_setting}.{field} instead"
 
     @cached_property
     def task(self) -> Task:
@@ -143,12 +149,12 @@ class EnvironmentTask(EpisodeTask):
         """Import the environment class or function, so that an import error is reported before a run starts."""
         super().model_post_init(context)
         key = f"task.environment={self.environment!r}"
-        made = import_named("task.environment", self.environment, "module:Class, for example my_game:Guess")
-        missing = [name for name in ("reset", "step") if isinstance(made, type) and not callable(getattr(made, name, None))]
+        kind = import_named("task.environment", self.environment, "module:Class, for example my_game:Guess")
+        missing = [name for name in ("reset", "step") if isinstance(kind, type) and not callable(getattr(kind, name, None))]
         if missing:
             raise UserError(f"{key}: has no method {missing[0]!r}; an environment needs reset(problem, seed) and step(message)")
-        if not callable(made):
-            raise UserError(f"{key}: expected a class or a function, got an object of type {type(made).__name__}")
+        if not callable(kind):
+            raise UserError(f"{key}: expected a class or a function, got an object of type {type(kind).__name__}")
 
     @property
     def make(self) -> Callable[[], Environment]:

@@ -59,5 +59,5 @@ def final_answer(response: str) -> str:
 
 
 def _line_after(text: str, marker: str) -> str | None:
-    _, found, rest = text.rpartition(marker)
-    return rest.partition("\n")[0].strip() if found else None
+    _, last_marker, rest = text.rpartition(marker)
+    return rest.partition("\n")[0].strip() if last_marker else None

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, SupportsFloat
 
 from rlzoo.core.errors import UserError, shown
-from rlzoo.support.workers import Worker, WorkerError, WorkerStartError
+from rlzoo.support.workers import Worker, WorkerStartError
 
 MEMORY = 768 * 2**20
 """Memory limit in bytes of a worker process that handles answers or templates. The libraries take 0.14 GB. An answer that needs
@@ -34,10 +34,6 @@ class Grader(Worker):
         """
         super().__init__(partial(_number, function), start, memory)
         self.timeout = timeout
-        self._arguments = function, start, timeout, memory
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Grader, self._arguments
 
     def grade(self, calls: Sequence[tuple[Any, ...]]) -> list[float | None]:
         """Return the function's value for each call, or None for a call that hung or crashed.
@@ -45,15 +41,11 @@ class Grader(Worker):
         Raises:
             UserError: no worker can be started.
         """
-        return [self._grade(call) for call in calls]
-
-    def _grade(self, call: tuple[Any, ...]) -> float | None:
         try:
-            return float(self.call(call, self.timeout))
-        except WorkerError:
-            return None
+            answers = [self.call_generator(call, 1, self.timeout)[0] for call in calls]
         except WorkerStartError as error:
             raise UserError(f"the grading worker cannot start: {error}") from error
+        return [float(reward[0]) if reward else None for reward in answers]
 
 
 def _number(function: Callable[..., float], *arguments: Any) -> float:
@@ -74,7 +66,9 @@ def checked_reward(value: object) -> float:
         except (TypeError, ValueError, RuntimeError, OverflowError):
             number = math.nan
     if not math.isfinite(number):
-        raise ValueError(f"returned {shown(value)}, not a finite number")
+        raise ValueError(f"the reward is {shown(value)}, not a finite number")
     if abs(number) > LARGEST_REWARD:
-        raise ValueError(f"returned {shown(value)}, outside the allowed range of -{LARGEST_REWARD:g} to {LARGEST_REWARD:g}")
+        raise ValueError(
+            f"the reward is {shown(value)}, outside the allowed range of -{LARGEST_REWARD:g} to {LARGEST_REWARD:g}"
+        )
     return number

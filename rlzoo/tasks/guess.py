@@ -1,19 +1,26 @@
-"""A multi-turn game that a tiny model learns in minutes: guessing a hidden number."""
+"""A multi-turn game that a tiny model learns in minutes: find a hidden number from the replies "higher" and "lower"."""
 
 from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from pydantic import Field
 
+from rlzoo.core.errors import shown
 from rlzoo.tasks.environments import Environment
-from rlzoo.tasks.environments.guess import Guess
-from rlzoo.tasks.episodes import EpisodeTask
+from rlzoo.tasks.episodes import EpisodeTask, Workers
 from rlzoo.tasks.problem import Problem
 from rlzoo.tasks.task import Drawn
+
+_BOUNDS = re.compile(r"([0-9]+)-([0-9]+)")
+_GUESS = re.compile(r"(?:[^:]*:)?([0-9]{1,18})")  # the model may write anything before the colon
+
+Answer = tuple[str, float, bool, dict[str, Any]]
 
 FEWEST = 5
 """Minimum number of candidates in a game."""
@@ -31,12 +38,7 @@ class GuessTask(Drawn, EpisodeTask):
         default=16, ge=1, le=1000, description="maximum number of guesses per game; rollout.max_turns should be at least this"
     )
     cost: float = Field(default=0.05, ge=0, le=1, description="penalty for each turn that does not find the number")
-    workers: int = Field(
-        default=0,
-        ge=0,
-        le=256,
-        description="number of processes for environments; 0 runs them in the training process, with no time or memory limits",
-    )
+    workers: Workers = 0
 
     @property
     def make(self) -> Callable[[], Environment]:
@@ -51,3 +53,91 @@ class GuessTask(Drawn, EpisodeTask):
     def _problem(self, question: str) -> Problem:
         text, space, number = question.rpartition(" ")
         return Problem(text + space, number)
+
+
+class Guess:
+    """The model guesses a number between two bounds, and the environment says whether the hidden number is higher or lower.
+
+    A turn is either the guess alone, or any text followed by a colon and the guess, as in ``37-100:64``. The reply to a turn
+    without a guess is ``what?``. The turn that finds the number has reward 1, and every other turn has reward ``-cost``. An
+    episode that finds the number in turn n therefore earns ``1 - cost * (n - 1)``; an episode that never finds it earns
+    ``-cost * turns``.
+
+    Example:
+        >>> game = Guess(turns=3, cost=0.05)
+        >>> game.reset(Problem("guess 0-100: ", "37"), seed=0)
+        'guess 0-100: '
+        >>> game.step("50")[:3]
+        (' lower ', -0.05, False)
+        >>> game.step("0-50:37")[:3]
+        (' found', 1.0, True)
+    """
+
+    def __init__(self, turns: int = 16, cost: float = 0.05) -> None:
+        """Store the rules.
+
+        Args:
+            turns: maximum number of guesses in an episode.
+            cost: penalty for each turn that does not find the number.
+        """
+        self.turns = turns
+        self.cost = cost
+        self.played = self.wasted = 0
+        self.number = self.low = self.high = 0
+
+    def reset(self, problem: Problem, seed: int) -> str:
+        """Hide the problem's answer between the bounds in its question; the game is deterministic.
+
+        Raises:
+            ValueError: the question has no bounds, or the answer is not a number between them.
+        """
+        bounds = _BOUNDS.search(problem.question)
+        number = int(problem.answer) if problem.answer.isdecimal() else -1
+        if bounds is None or not int(bounds[1]) < number < int(bounds[2]):
+            raise ValueError(
+                f"the problem {shown(problem.question)} with the answer {shown(problem.answer)}: the question must name "
+                "bounds, such as 0-100, and the answer must be a number between them"
+            )
+        self.number, self.low, self.high = number, int(bounds[1]), int(bounds[2])
+        self.played = self.wasted = 0
+        return problem.question
+
+    def step(self, message: str) -> Answer:
+        """Compare the number guessed in a turn with the hidden number."""
+        self.played += 1
+        guess = read_guess(message)
+        if guess == self.number:
+            return self._answer(" found", 1.0, is_won=True)
+        if guess is None or not self.low < guess < self.high:
+            self.wasted += 1
+        if guess is None:
+            return self._answer(" what? ", -self.cost)
+        if guess < self.number:
+            self.low = max(self.low, guess)
+            return self._answer(" higher ", -self.cost)
+        self.high = min(self.high, guess)
+        return self._answer(" lower ", -self.cost)
+
+    def _answer(self, text: str, reward: float, *, is_won: bool = False) -> Answer:
+        """Return a reply, with the remaining bounds as the state and statistics of the game as metrics.
+
+        ``wasted`` is the share of turns that could not find the number, because they named no number between the bounds.
+        """
+        info = {
+            "state": f"{self.low}-{self.high}",
+            "found": float(is_won),
+            "guesses": float(self.played),
+            "wasted": self.wasted / self.played,
+        }
+        return text, reward, is_won or self.played >= self.turns, info
+
+
+def read_guess(message: str) -> int | None:
+    """Return the number guessed in a turn, or None if there is none.
+
+    Example:
+        >>> read_guess("37-100:64"), read_guess("64"), read_guess("37-100")
+        (64, 64, None)
+    """
+    guess = _GUESS.fullmatch(message)
+    return int(guess[1]) if guess else None

@@ -11,9 +11,8 @@ from pydantic import Field
 
 from rlzoo.core.errors import UserError
 from rlzoo.core.settings import NameOrPath
-from rlzoo.support.extras import require_extra
 from rlzoo.tasks.grading import Grader
-from rlzoo.tasks.math_grading import ASK_FOR_A_BOX, MathGrader, math_worker_process
+from rlzoo.tasks.math_grading import ASK_FOR_A_BOX, MathGrader
 from rlzoo.tasks.math_rows import is_file_name, read_problems
 from rlzoo.tasks.problem import Problem
 from rlzoo.tasks.task import Origin, Task, is_held_out, question_key
@@ -37,7 +36,7 @@ class MathFileTask(Task):
         """Read the data, so that an error in it is reported before a run starts."""
         super().model_post_init(context)
         if self.reward is None:
-            require_extra("math-verify", "math_verify")
+            _ = self._mathematics
         _ = self._problems
 
     @cached_property
@@ -79,11 +78,15 @@ class MathFileTask(Task):
         return Origin(path, subset=self.subset, split="test" if held_out else "train", size=size)
 
     @cached_property
-    def _grader(self) -> Grader:
-        return math_worker_process(self.timeout)
+    def _mathematics(self) -> MathGrader:
+        return MathGrader(self.timeout)
+
+    @property
+    def _grader(self) -> Grader | None:
+        return None if self.reward else self._mathematics.worker
 
     def _grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
-        return MathGrader(self._grader).grade(problems, responses)
+        return self._mathematics.grade(problems, responses)
 
 
 @lru_cache(maxsize=8)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from rlzoo.support.extras import require_extra
 from rlzoo.tasks.extraction import after_hashes, last_boxed
 from rlzoo.tasks.grading import MEMORY, Grader
 from rlzoo.tasks.problem import Problem
@@ -25,11 +25,17 @@ _IN_A_BASE = re.compile(r"-?[0-9]+\s*_\s*(?:\{\s*)?([0-9]+)\s*\}?")  # 52_8, 52_
 _NUMBER_IN_A_FONT = re.compile(r"\\(?:text|textbf|textit|mathbf|mathrm)\{([^{}\\A-Za-z]*)\}")
 
 
-@dataclass(frozen=True, slots=True)
 class MathGrader:
-    r"""Grades the final answers in responses, and groups equal answers."""
+    """Grades the final answers in responses with math-verify in a worker process, and groups equal answers."""
 
-    worker: Grader
+    def __init__(self, timeout: float = 5.0) -> None:
+        """Store the time limit for one comparison, after which the answers count as unequal; the first call starts the worker.
+
+        Raises:
+            UserError: math-verify is not installed.
+        """
+        require_extra("math-verify", "math_verify")
+        self.worker = Grader(score, start, timeout, MEMORY)
 
     def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
         """Return 1.0 for each response whose answer is mathematically equal to its problem's reference, else 0.0."""
@@ -59,9 +65,10 @@ class MathGrader:
             For each response, the index of the first response in its group, or None if no answer can be read.
         """
         marked = [response_answer(response) for response in responses]
-        answers = [(_compared(*each, plain_answer), each[1] is not None) for each in zip(responses, marked, strict=True)]
+        pairs = zip(responses, marked, strict=True)
+        answers = [(_compared(text, answer, plain_answer), answer is not None) for text, answer in pairs]
         wrong = dict.fromkeys(answer for answer, reward in zip(answers, rewards, strict=True) if not reward and answer[0])
-        checks = self.worker.grade([(text, text, found, found) for text, found in wrong])
+        checks = self.worker.grade([(text, text, is_marked, is_marked) for text, is_marked in wrong])
         heads: list[tuple[str, bool]] = []
         head_of: dict[tuple[str, bool], tuple[str, bool]] = {}
         for answer, is_read in zip(wrong, checks, strict=True):
@@ -78,11 +85,6 @@ class MathGrader:
     def close(self) -> None:
         """Stop the worker process; the next call starts a new one."""
         self.worker.close()
-
-
-def math_worker_process(timeout: float) -> Grader:
-    """Return a worker process for a `MathGrader`; comparisons that take over ``timeout`` seconds count as unequal."""
-    return Grader(score, start, timeout, MEMORY)
 
 
 def response_answer(response: str) -> str | None:
@@ -146,23 +148,23 @@ def start() -> None:
     score("[1, 2)", r"so it is $[\frac{1}{2}, \sqrt{3})$", False)  # triggers lazy compilation
 
 
-def score(reference: str, answer: str, found: bool, reference_found: bool = True) -> float:
+def score(reference: str, answer: str, is_marked: bool, is_reference_marked: bool = True) -> float:
     r"""Run in the worker: return 1.0 if the answer is mathematically equal to the reference, else 0.0.
 
     Args:
         reference: the correct answer, in LaTeX or plain text.
-        answer: the response's answer if ``found``, else the whole response, in which math-verify looks for one.
-        found: whether ``answer`` has already been extracted.
-        reference_found: whether ``reference`` has already been extracted; otherwise, ``reference`` is another whole response.
+        answer: the response's answer if ``is_marked``, else the whole response, in which math-verify looks for one.
+        is_marked: whether ``answer`` has already been extracted.
+        is_reference_marked: whether ``reference`` has already been extracted; otherwise, it is another whole response.
     """
     from math_verify import parse, verify
 
     if len({base_of(text) for text in (reference, answer)} - {None}) > 1:  # math-verify ignores the base
         return 0.0
     # 0 turns off math-verify's time limits, because SIGALRM works only in a main thread; the parent process enforces the limit
-    gold = parse(_boxed(reference) if reference_found else reference, parsing_timeout=0)
-    given = parse(_boxed(answer) if found else answer, parsing_timeout=0)
-    return float(verify(gold, given, timeout_seconds=0))
+    gold = parse(_boxed(reference) if is_reference_marked else reference, parsing_timeout=0)
+    parsed = parse(_boxed(answer) if is_marked else answer, parsing_timeout=0)
+    return float(verify(gold, parsed, timeout_seconds=0))
 
 
 def base_of(answer: str) -> str | None:

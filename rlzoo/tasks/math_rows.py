@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from decimal import Context, Decimal
 from functools import partial
 from pathlib import Path
@@ -43,13 +44,10 @@ _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # name or owner/name
 
 def is_file_name(path: str) -> bool:
     """Return whether a path names a file rather than a dataset: the file exists, or the path is not a valid dataset name."""
-    try:
-        if Path(path).is_dir():
-            return False  # the datasets library reads a folder as a dataset
-        is_file = Path(path).is_file()
-    except OSError:  # the path is longer than any valid file name
-        is_file = True  # so that reading the file reports the error
-    return is_file or path.endswith(_FILE_ENDINGS) or not _HUB_NAME.fullmatch(path)
+    with suppress(OSError):  # the path is longer than any valid file name
+        if Path(path).exists():
+            return not Path(path).is_dir()  # the datasets library reads a folder as a dataset
+    return path.endswith(_FILE_ENDINGS) or not _HUB_NAME.fullmatch(path)
 
 
 def read_problems(path: str, split: str, subset: str | None, *, own_reward: bool = False) -> list[Problem]:
@@ -199,16 +197,16 @@ def _said(messages: object, role: str) -> list[object]:
 
 
 def _answer(place: str, row: Mapping[str, Any], cleaned: Callable[[str], str]) -> str:
-    given = _first(row, _ANSWERS)
-    if given is None and isinstance(row.get("reward_model"), Mapping):
-        given = row["reward_model"].get("ground_truth")
-    if given is None:
-        given = _worked_out(place, row)
-    if isinstance(given, int | float | Decimal) and not isinstance(given, bool):
-        given = _shortest_decimal(Decimal(str(given))) or given
-    if not isinstance(given, str):
-        raise UserError(f"{place}: the answer is {shown(given)}, not a string or a number")
-    answer = clean_answer(given, cleaned)
+    written = _first(row, _ANSWERS)
+    if written is None and isinstance(row.get("reward_model"), Mapping):
+        written = row["reward_model"].get("ground_truth")
+    if written is None:
+        written = _worked_out(place, row)
+    if isinstance(written, int | float | Decimal) and not isinstance(written, bool):
+        written = _shortest_decimal(Decimal(str(written))) or written
+    if not isinstance(written, str):
+        raise UserError(f"{place}: the answer is {shown(written)}, not a string or a number")
+    answer = clean_answer(written, cleaned)
     if not answer:
         raise UserError(f"{place}: the answer is empty")
     return answer
@@ -230,9 +228,9 @@ def _worked_out(place: str, row: Mapping[str, Any]) -> str:
             continue
         if last_boxed(text) is not None or after_hashes(text) is not None:
             return text
-        whole = _IN_DOLLARS.fullmatch(text.strip())  # TRL's DeepMath-103K contains "$0$" and "True" here
-        if whole or len(text.split()) == 1:
-            return whole[1] if whole else text
+        formula = _IN_DOLLARS.fullmatch(text.strip())  # TRL's DeepMath-103K contains "$0$" and "True" here
+        if formula or len(text.split()) == 1:
+            return formula[1] if formula else text
         raise UserError(f"{place}: no column 'answer', and {where} contains no \\boxed{{}} or ####")
     raise _missing(place, row, "answer")
 
@@ -250,5 +248,5 @@ def clean_answer(answer: str, cleaned: Callable[[str], str] = without_thousands_
 
 
 def _missing(place: str, columns: Iterable[str], wanted: str) -> UserError:
-    found = ", ".join(map(str, columns)) or "none"
-    return UserError(f"{place}: no column with the {wanted} (columns found: {found}; allowed: {_ALLOWED})")
+    present = ", ".join(map(str, columns)) or "none"
+    return UserError(f"{place}: no column with the {wanted} (columns found: {present}; allowed: {_ALLOWED})")

@@ -8,29 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlzoo.core.errors import UserError, did_you_mean, shown
-from rlzoo.support.extras import require_extra
 from rlzoo.tasks.arithmetic import ArithmeticTask
-from rlzoo.tasks.math_grading import ASK_FOR_A_BOX, MathGrader, math_worker_process
+from rlzoo.tasks.math_grading import ASK_FOR_A_BOX, MathGrader
 from rlzoo.tasks.math_rows import read_problems
 from rlzoo.tasks.problem import Problem
 
-TIMEOUT = 5.0  # time limit in seconds for one comparison, as in training
 NUM_SUMS = 200
 _NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)  # becomes a file name
 
 
 SuiteGrader = MathGrader | ArithmeticTask
 """Grades responses to a suite's problems, and groups equal answers."""
-
-
-def math_grader() -> SuiteGrader:
-    """Return a grader that compares answers mathematically, with math-verify in a worker process.
-
-    Raises:
-        UserError: math-verify is not installed.
-    """
-    require_extra("math-verify", "math_verify")
-    return MathGrader(math_worker_process(TIMEOUT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +34,7 @@ class Suite:
     split: str = "test"
     files: tuple[str, ...] = ()  # file names of a local copy, in addition to <name>.jsonl
     template: str = ASK_FOR_A_BOX
-    make_grader: Callable[[], SuiteGrader] = math_grader
+    make_grader: Callable[[], SuiteGrader] = MathGrader
 
     def problems(self, folder: Path | None, limit: int | None) -> list[Problem]:
         """Return the first ``limit`` problems in stored order, without duplicate questions.
@@ -73,10 +61,10 @@ class Suite:
 
     def _file(self, folder: Path) -> Path:
         names = (f"{self.name}.jsonl", *self.files)
-        found = next((folder / name for name in names if (folder / name).is_file()), None)
-        if found is None:
+        file = next((folder / name for name in names if (folder / name).is_file()), None)
+        if file is None:
             raise UserError(f"suite {self.name!r}: no {' or '.join(names)} in --data {str(folder)!r}")
-        return found
+        return file
 
 
 SUITES = {
@@ -102,5 +90,5 @@ def find_suite(name: str, folder: Path | None) -> Suite:
         return SUITES[name]
     if folder is not None and _NAME.fullmatch(name) and (folder / f"{name}.jsonl").is_file():
         return Suite(name)
-    own = f", or NAME.jsonl in --data {str(folder)!r}" if folder else ""
-    raise UserError(f"unknown suite {shown(name)} (allowed: {', '.join(SUITES)}{own}){did_you_mean(name, SUITES)}")
+    local = f", or NAME.jsonl in --data {str(folder)!r}" if folder else ""
+    raise UserError(f"unknown suite {shown(name)} (allowed: {', '.join(SUITES)}{local}){did_you_mean(name, SUITES)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
+import re
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -24,17 +24,6 @@ from rlzoo.tasks.user_code import import_named, import_reward, reward_worker
 if TYPE_CHECKING:
     from rlzoo.tasks.environments import Host
 
-_TASKS = {
-    "arithmetic": ("rlzoo.tasks.arithmetic", "ArithmeticTask"),
-    "math_file": ("rlzoo.tasks.math_file", "MathFileTask"),
-    "environment": ("rlzoo.tasks.episodes", "EnvironmentTask"),
-    "guess": ("rlzoo.tasks.guess", "GuessTask"),
-    "reasoning_gym": ("rlzoo.tasks.reasoning_gym", "ReasoningGymTask"),
-    "recurrence": ("rlzoo.tasks.recurrence", "RecurrenceTask"),
-    "retries": ("rlzoo.tasks.retries", "RetriesTask"),
-    "tools": ("rlzoo.tasks.tools", "ToolTask"),
-}
-_OWN = "<module>:<Class>"
 _FINGERPRINTED = 2048  # problems
 _HELD_OUT_SHARE = 8  # one in eight questions is held out for evaluation
 MAX_TRIES = 2000  # the search ends after this many consecutive draws without a new held-out problem
@@ -77,11 +66,14 @@ class Task(Settings, ABC):
         default=None, ge=0, lt=2**32, description="seed for the order of the training problems; null: the run's seed"
     )
 
-    @property
+    @cached_property
     def name(self) -> str:
-        """The name that ``build_task`` accepts for this task; for a user's class, ``module:Class``."""
-        where = (type(self).__module__, type(self).__qualname__)
-        return next((name for name, known in _TASKS.items() if known == where), ":".join(where))
+        """The name that ``build_task`` accepts for this task: that of an installed plugin, or else ``module:Class``."""
+        from rlzoo.core.zoo import load_zoo
+
+        reference = f"{type(self).__module__}:{type(self).__qualname__}"
+        name = next((name for name, served in load_zoo().tasks.items() if served == reference), reference)
+        return re.sub(r"<(\w+)>$", lambda setting: str(getattr(self, setting[1])), name)
 
     @field_validator("template")
     @classmethod
@@ -197,14 +189,14 @@ class Drawn(ABC):
 
     def held_out_problems(self, count: int) -> list[Problem]:
         """Return the first ``count`` distinct held-out problems, or fewer if the settings allow no more."""
-        found: dict[str, None] = {}
+        questions: dict[str, None] = {}
         number = last = 0
-        while len(found) < count and number < last + MAX_TRIES:
+        while len(questions) < count and number < last + MAX_TRIES:
             question = self._draw(f"held-out:{number}")
             number += 1
-            if is_held_out(question) and question not in found:
-                found[question], last = None, number
-        return [self._problem(question) for question in found]
+            if is_held_out(question) and question not in questions:
+                questions[question], last = None, number
+        return [self._problem(question) for question in questions]
 
     def _train_problem(self, index: int) -> Problem:
         attempt = 0
@@ -213,41 +205,51 @@ class Drawn(ABC):
         return self._problem(question)
 
 
-def build_task(settings: Mapping[str, Any]) -> Task:
+def build_task(settings: Mapping[str, Any], tasks: Mapping[str, str] | None = None) -> Task:
     """Return the task named ``settings["name"]``, with the other settings as its fields.
+
+    Args:
+        settings: name and settings.
+        tasks: ``module:Class`` by name, from the hook ``rlzoo_tasks``; None for the tasks of the installed plugins.
 
     Raises:
         UserError: the name or a setting is unknown, a value is invalid, data cannot be read, or an extra is missing.
     """
+    if tasks is None:
+        from rlzoo.core.zoo import load_zoo  # imports torch
+
+        tasks = load_zoo().tasks
     if odd := next((key for key in settings if not isinstance(key, str)), None):
         raise UserError(f"task: {shown(odd)} is not the name of a setting")
     fields = dict(settings)
-    name = fields.pop("name", None)
-    if name is None:
-        raise UserError(f"task.name is missing (allowed: {', '.join(task_names())})")
-    cls = _task_class(name, fields)
+    cls = _task_class(fields.pop("name", None), tasks, fields)
     try:
         return cls(**fields)
     except ValidationError as error:
         raise UserError(explain(error, cls, "task.")) from error
 
 
-def _task_class(name: object, fields: dict[str, Any]) -> type[Task]:
-    """Return the task's class; if the name includes a dataset, add the dataset to ``fields``."""
-    kind, colon, rest = str(name).partition(":")
-    if colon and kind not in _TASKS and all(part.isidentifier() for part in [*kind.split("."), rest]):
-        return _own_class(str(name))
-    if kind not in _TASKS or bool(colon) != (kind == "reasoning_gym") or (colon and not rest):
-        raise UserError(f"unknown task {shown(name)} (allowed: {', '.join(task_names())}){did_you_mean(kind, _TASKS)}")
-    if colon and fields.setdefault("dataset", rest) != rest:
-        raise UserError(f"task.dataset={shown(fields['dataset'])} contradicts task.name={name!r}: remove task.dataset")
-    module, class_name = _TASKS[kind]
-    cls: type[Task] = getattr(importlib.import_module(module), class_name)
-    return cls
+def _task_class(name: object, tasks: Mapping[str, str], fields: dict[str, Any]) -> type[Task]:
+    """Return the task's class; a setting in its name, such as the dataset in ``reasoning_gym:gcd``, is added to ``fields``."""
+    kind, _, value = str(name).partition(":")
+    served = next((known for known in tasks if value and known.startswith(f"{kind}:<")), str(name))
+    if served in tasks:
+        if served != name:
+            setting = served[len(kind) + 2 : -1]
+            if setting in fields:
+                raise UserError(f"task.{setting}={shown(fields[setting])}: task.name={name!r} sets it; remove task.{setting}")
+            fields[setting] = value
+        return _imported(tasks[served])
+    kinds = {known.partition(":")[0] for known in tasks}
+    if kind not in kinds and value and all(word.isidentifier() for word in [*kind.split("."), value]):
+        return _imported(str(name))
+    problem = "task.name is missing" if name is None else f"unknown task {shown(name)}"
+    allowed = ", ".join([*sorted(tasks), "<module>:<Class>"])
+    raise UserError(f"{problem} (allowed: {allowed}){did_you_mean(str(name), tasks)}")
 
 
-def _own_class(reference: str) -> type[Task]:
-    """Return a user-defined task class."""
+def _imported(reference: str) -> type[Task]:
+    """Return the task class that ``module:Class`` names."""
     key = f"task.name={reference!r}"
     cls = import_named("task.name", reference, "module:Class, for example my_task:Reversal")
     if not (isinstance(cls, type) and issubclass(cls, Task)):
@@ -255,13 +257,8 @@ def _own_class(reference: str) -> type[Task]:
     if missing := sorted(cls.__abstractmethods__):
         raise UserError(f"{key}: does not implement {', '.join(missing)}")
     if getattr(cls, "name", None) is not Task.name:  # the name in config.yaml must identify the class
-        raise UserError(f"{key}: defines its own name; a custom task is identified by its module and class")
+        raise UserError(f"{key}: defines its own name; a task is identified by its plugin, or by its module and class")
     return cls
-
-
-def task_names() -> list[str]:
-    """Return the names that ``build_task`` accepts."""
-    return [*(f"{name}:<dataset>" if name == "reasoning_gym" else name for name in sorted(_TASKS)), _OWN]
 
 
 def seeded(task: Task, seed: int | None) -> Task:

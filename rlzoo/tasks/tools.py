@@ -15,7 +15,6 @@ from rlzoo.tasks.environments import Environment, Host, Observation
 from rlzoo.tasks.environments.tools import Tool, ToolEnvironment, checked
 from rlzoo.tasks.episodes import AskingTask
 from rlzoo.tasks.problem import Problem
-from rlzoo.tasks.task import Task
 from rlzoo.tasks.user_code import import_named
 
 FORM = "module:function, for example rlzoo.tasks.environments.tools:calculator"
@@ -55,7 +54,7 @@ class ToolTask(AskingTask):
     @cached_property
     def host(self) -> Host:
         """The host that runs the tools; see `Task.host`."""
-        return AskingHost(self.task, self.make, workers=self.workers, timeout=self.timeout, tools=self.schemas)
+        return AskingHost(self)
 
 
 class AskingHost(Host):
@@ -64,17 +63,9 @@ class AskingHost(Host):
     The processes that run the tools know neither the reference answers nor the grader.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        make: Callable[[], Environment],
-        *,
-        workers: int,
-        timeout: float,
-        tools: Sequence[Mapping[str, Any]] = (),
-    ) -> None:
-        super().__init__(make, workers=workers, timeout=timeout, tools=tools)
-        self.task = task
+    def __init__(self, task: ToolTask) -> None:
+        super().__init__(task.make, workers=task.workers, timeout=task.timeout)
+        self.tools, self.task = tuple(task.schemas), task.task
         self._asked: dict[int, Problem] = {}
 
     def begin(self, problems: Sequence[Problem], seeds: Sequence[int]) -> tuple[list[int], list[Observation]]:
@@ -86,7 +77,7 @@ class AskingHost(Host):
     def step(self, messages: Mapping[int, str]) -> list[Observation]:
         """See `Host.step`; the last turn's reward is the grade of the answer."""
         seen = dict(zip(messages, super().step(messages), strict=True))
-        final = [number for number, each in seen.items() if each.done and not each.failure]
+        final = [number for number, observation in seen.items() if observation.done and not observation.failure]
         grades = self.task.grade([self._asked[number] for number in final], [messages[number] for number in final])
         for number, grade in zip(final, grades, strict=True):
             failure = f"grading failed: {self.task.last_failure}"

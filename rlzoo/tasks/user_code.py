@@ -32,8 +32,7 @@ def import_named(setting: str, reference: str, form: str) -> Any:
     """
     key = f"{setting}={shown(reference)}"
     module_name, _, name = reference.partition(":")
-    parts = [*module_name.split("."), name]
-    if not all(part.isidentifier() for part in parts) or module_name.endswith(".py"):
+    if not all(word.isidentifier() for word in [*module_name.split("."), name]) or module_name.endswith(".py"):
         raise UserError(f"{key}: expected {form}{_module_of(module_name, name)}")
     here = str(Path.cwd())
     if here not in sys.path:  # unlike python -m, an installed command does not import from the current directory
@@ -43,22 +42,21 @@ def import_named(setting: str, reference: str, form: str) -> Any:
     except (Exception, SystemExit) as error:  # importing the user's module may raise any exception
         reason = f"it exits when it is imported ({error!r})" if isinstance(error, SystemExit) else error
         raise UserError(f"{key}: cannot import {module_name!r} from {here} or the installed packages: {reason}") from error
-    found = getattr(module, name, None)
-    if found is None:
-        names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+    value = getattr(module, name, None)
+    if value is None:
+        names = [name for name, known in vars(module).items() if callable(known) and not name.startswith("_")]
         raise UserError(f"{key}: {module_name} has no {name!r}{did_you_mean(name, names)}")
-    return found
+    return value
 
 
 def _module_of(path: str, name: str) -> str:
     """Return a hint for the error message if the user gave the path of a Python file, else an empty string."""
     if not path.endswith(".py"):
         return ""
-    stem = path.removesuffix(".py").removeprefix("./")
-    module = ".".join(stem.split("/"))
-    if not all(part.isidentifier() for part in module.split(".")):
-        return f"; run rlzoo in the folder of the file, and write {Path(path).stem}:{name or 'NAME'}"
-    return f"; write {module}:{name or 'NAME'}"
+    module = path.removesuffix(".py").removeprefix("./").replace("/", ".")
+    if all(word.isidentifier() for word in module.split(".")):
+        return f"; write {module}:{name or 'NAME'}"
+    return f"; run rlzoo in the folder of the file, and write {Path(path).stem}:{name or 'NAME'}"
 
 
 def import_reward(reference: str) -> RewardFunction:
@@ -74,8 +72,8 @@ def import_reward(reference: str) -> RewardFunction:
             f"{key}: the worker process cannot import the main script; move the function to another file in the same folder"
         )
     if not callable(function):
-        found = type(function).__name__
-        raise UserError(f"{key}: expected a function (problem, response) -> float, got an object of type {found}")
+        kind = type(function).__name__
+        raise UserError(f"{key}: expected a function (problem, response) -> float, got an object of type {kind}")
     try:
         inspect.signature(function).bind(Problem("", ""), "")
     except (TypeError, ValueError) as error:

@@ -176,7 +176,7 @@ def test_a_library_that_the_data_needs_is_named(refused, monkeypatch, library, e
 @pytest.mark.parametrize(("library", "name"), [("textarena", "TextArena"), ("openenv", "OpenEnv"), ("verifiers", "Verifiers")])
 def test_a_library_that_an_environment_needs_is_named(refused, monkeypatch, library, name):
     monkeypatch.setitem(sys.modules, library, None)  # Python itself records None for a module that cannot be imported
-    more = ("task.name=environment", f"task.environment=rlzoo.tasks.environments.{library}:{name}", "task.workers=0")
+    more = ("task.name=environment", f"task.environment=rlzoo_{library}:{name}", "task.workers=0")
     line = refused("train", "--dry-run", *settings(*more))
     told = f"{library} is not installed: pip install 'rlzoo-llm[{library}]'"
     assert line == f"task 'environment': cannot begin an episode: {told}"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 
 from rlzoo.tasks import build_task
-from rlzoo.tasks.math_grading import MathGrader, math_worker_process
+from rlzoo.tasks.math_grading import MathGrader
 from rlzoo.tasks.problem import Problem
 from tests.fuzz.law import SURFACES, held_to_the_law
 from tests.fuzz.spoiled import MEGABYTE
@@ -139,7 +139,7 @@ PUZZLES += ["polynomial_equations", "letter_counting", "fraction_simplification"
 
 @pytest.fixture(scope="module")
 def grader():
-    found = MathGrader(math_worker_process(TIMEOUT))
+    found = MathGrader(TIMEOUT)
     found.grade(PROBLEMS[:1], ["\\boxed{1}"])  # started before the clock
     with SURFACE.watching_workers():
         yield found

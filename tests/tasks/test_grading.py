@@ -2,7 +2,6 @@
 
 import math
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -55,24 +54,24 @@ def test_a_hanging_call_gives_no_grade_and_the_next_is_graded(grader):
     begin = time.perf_counter()
     assert grader.grade([("0.25",), ("hang",), ("0.5",)]) == [0.25, None, 0.5]
     assert time.perf_counter() - begin < 30
-    assert (grader.num_timeouts, grader.num_crashes) == (1, 0)
+    assert grader.num_failures == 1
 
 
 def test_a_crashing_call_gives_no_grade_and_the_next_is_graded(grader):
     assert grader.grade([("raise",), ("exit",), ("crash",), ("0.5",)]) == [None, None, None, 0.5]
-    assert (grader.num_timeouts, grader.num_crashes) == (0, 3)
+    assert grader.num_failures == 3
 
 
 def test_a_worker_that_leaves_politely_counts_as_a_crash_at_once(grader):
     assert grader.grade([("leave",), ("0.5",)]) == [None, 0.5]
-    assert (grader.num_timeouts, grader.num_crashes) == (0, 1)
+    assert grader.num_failures == 1
     assert grader.last_failure == "the worker process exited with code 0"
 
 
 def test_a_worker_killed_while_idle_is_replaced(grader):
     grader.grade([("1",)])
-    os.kill(grader.pid, signal.SIGKILL)
-    psutil.Process(grader.pid).wait(10)
+    os.kill(grader.process.pid, signal.SIGKILL)
+    psutil.Process(grader.process.pid).wait(10)
     assert grader.grade([("0.5",)]) == [0.5]
 
 
@@ -81,7 +80,7 @@ def test_nothing_starts_before_the_first_answer_and_close_ends_it(grader):
     assert grader.grade([]) == []
     assert children() == before
     grader.grade([("1",)])
-    assert children() == {*before, grader.pid}
+    assert children() == {*before, grader.process.pid}
     grader.close()
     assert children() == before
     assert grader.grade([("1",)]) == [1.0]  # it can be used again
@@ -96,13 +95,6 @@ def test_threads_share_one_worker(grader):
         thread.join()
     assert results == {k: [float(k)] * 20 for k in range(4)}
     assert len(children() - before) == 1
-
-
-def test_a_pickled_grader_starts_afresh(grader):
-    grader.grade([("1",)])
-    copy = pickle.loads(pickle.dumps(grader))
-    assert copy.timeout == 1
-    assert copy.num_timeouts == 0
 
 
 def test_a_script_needs_no_main_guard(tmp_path):
@@ -128,15 +120,15 @@ FAILURES = {
     "base": "BaseException: all of it",
     "unpicklable": "UnpicklableError: holds a lock",
     "without a text": "TextlessError: an error without a text",
-    "nan": "ValueError: returned nan, not a finite number",
-    "inf": "ValueError: returned inf, not a finite number",
-    "1e308": "ValueError: returned 1e+308, outside the allowed range of -1e+06 to 1e+06",
-    "-1e308": "ValueError: returned -1e+308, outside the allowed range of -1e+06 to 1e+06",
-    "huge int": "ValueError: returned 1000000",
-    "text": "ValueError: returned '1.0', not a finite number",
-    "lock": "ValueError: returned <unlocked _thread.lock object",
-    "complex": "ValueError: returned 1j, not a finite number",
-    "vector": "ValueError: returned [1.0, 2.0], not a finite number",
+    "nan": "ValueError: the reward is nan, not a finite number",
+    "inf": "ValueError: the reward is inf, not a finite number",
+    "1e308": "ValueError: the reward is 1e+308, outside the range of -1e+06 to 1e+06",
+    "-1e308": "ValueError: the reward is -1e+308, outside the range of -1e+06 to 1e+06",
+    "huge int": "ValueError: the reward is 1000000",
+    "text": "ValueError: the reward is '1.0', not a finite number",
+    "lock": "ValueError: the reward is <unlocked _thread.lock object",
+    "complex": "ValueError: the reward is 1j, not a finite number",
+    "vector": "ValueError: the reward is [1.0, 2.0], not a finite number",
 }
 VALUES = {"true": 1.0, "numpy": 0.5, "tensor": 0.25, "integer": 3.0, "largest": 1e6, "prints": 0.5, "closes stdout": 0.5}
 
@@ -185,13 +177,13 @@ def test_whatever_a_reward_raises_or_returns_is_a_number_or_a_failure_with_its_r
     grader = Grader(behave, ready, timeout=60)
     try:
         for how, reason in FAILURES.items():
-            failed = grader.num_crashes
+            failed = grader.num_failures
             assert grader.grade([(how,)]) == [None]
-            assert grader.num_crashes == failed + 1, how
+            assert grader.num_failures == failed + 1, how
             assert grader.last_failure.startswith(reason), how
-        worker = grader.pid
+        worker = grader.process.pid
         assert grader.grade([(how,) for how in VALUES]) == list(VALUES.values())
-        assert grader.pid == worker  # none of these has ended the worker
+        assert grader.process.pid == worker  # none of these has ended the worker
     finally:
         grader.close()
 
@@ -224,7 +216,7 @@ def test_a_clock_that_is_put_forward_while_a_call_is_at_work_takes_no_grade(cloc
         assert grader.grade([("1",)]) == [1.0]  # the worker has started
         clock(3600, after=0.5)
         assert grader.grade([("slow",), ("0.5",)]) == [0.25, 0.5]
-        assert (grader.num_timeouts, grader.num_crashes) == (0, 0)
+        assert grader.num_failures == 0
     finally:
         grader.close()
 
@@ -235,7 +227,7 @@ def test_a_clock_that_is_put_back_while_a_call_is_at_work_does_not_extend_its_li
     begin = time.monotonic()
     assert grader.grade([("0.25",), ("hang",), ("0.5",)]) == [0.25, None, 0.5]
     assert time.monotonic() - begin < 30
-    assert (grader.num_timeouts, grader.num_crashes) == (1, 0)
+    assert grader.num_failures == 1
 
 
 def spin(how):
@@ -248,7 +240,7 @@ def spin(how):
 @pytest.mark.parametrize("how", ["in Python", "in C"])
 def test_a_worker_in_an_endless_call_ends_with_its_parent(how):
     script = "from tests.tasks.test_grading import *; grader = Grader(spin, ready, 600); grader.grade([('first',)]);"
-    script += f"print(grader.pid, flush=True); grader.grade([({how!r},)])"
+    script += f"print(grader.process.pid, flush=True); grader.grade([({how!r},)])"
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     worker = psutil.Process(int(parent.stdout.readline()))
     try:

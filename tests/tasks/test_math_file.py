@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlzoo.tasks import build_task, math_grading
-from rlzoo.tasks.math_grading import MathGrader, math_worker_process
+from rlzoo.tasks.math_grading import MathGrader
 from rlzoo.tasks.problem import Problem
 from tests.tasks.math_files import GSM8K, MATH, math_file, write
 
@@ -88,12 +88,11 @@ def test_answers_are_compared_as_mathematics(grading, answer, response, reward):
 
 
 def test_a_tower_of_powers_does_not_hang(grading):
-    begin, timeouts = time.perf_counter(), grading.graders[0].num_timeouts
+    begin = time.perf_counter()
     problems = [Problem("q", answer) for answer in ("2", "2", "0.5")]
     assert grading.grade(problems, ["\\boxed{9^9^9^9}", "\\boxed{9^{9^{9^9}}}", "\\boxed{1/2}"]) == [0.0, 0.0, 1.0]
     assert time.perf_counter() - begin < 30
-    assert grading.graders[0].num_timeouts > timeouts
-    assert grading.graders[0].num_crashes == 0
+    assert grading.graders[0].last_failure == "took longer than 2 s"
 
 
 def test_grading_works_in_a_thread(grading):
@@ -145,7 +144,7 @@ def test_real_files_are_read_and_their_own_answers_earn_the_reward():
 
 @pytest.fixture
 def math():
-    grader = MathGrader(math_worker_process(timeout=5))
+    grader = MathGrader(timeout=5)
     yield grader
     grader.close()
 
@@ -156,7 +155,7 @@ def test_an_answer_of_thousands_of_characters_is_no_answer(math):
     begin = time.perf_counter()
     assert math.grade([problem], ["\\boxed{" + "9" * 10**6 + "}"]) == [0.0]
     assert math.answer_groups(["\\boxed{" + "1+" * 10**5 + "1}", "\\boxed{7}"], [0.0, 0.0]) == [None, 1]
-    assert math.worker.num_timeouts == 0
+    assert math.worker.num_failures == 0
     assert time.perf_counter() - begin < 10
 
 

@@ -27,20 +27,6 @@ def error_of(dataset, /, **settings):
     return message
 
 
-def test_train_problems_depend_on_seed_and_index_only(chain_sum):
-    eight = chain_sum.train_problems(496, 8)  # across the boundary of two generated datasets
-    assert chain_sum.train_problems(496, 4) + chain_sum.train_problems(500, 4) == eight
-    assert gym("chain_sum").train_problems(496, 8) == eight
-    assert not set(gym("chain_sum", seed=1).train_problems(495, 10)) & set(eight)
-
-
-def test_every_seed_is_evaluated_on_the_same_problems(chain_sum):
-    problems = chain_sum.held_out_problems(20)
-    assert len({problem.question for problem in problems}) == 20
-    assert gym("chain_sum", seed=9).held_out_problems(20) == problems
-    assert chain_sum.held_out_problems(5) == problems[:5]
-
-
 def test_training_never_meets_a_held_out_question():
     # one digit and two terms give few questions, so 1000 draws would include held-out ones if they could
     task = gym("chain_sum", options={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1})
@@ -90,11 +76,6 @@ def test_a_scorer_that_pays_for_any_text_is_not_believed():
         assert task.grade(problems, [wrong[problem.answer] for problem in problems]) == [0.0] * 6
 
 
-def test_a_problem_of_another_task_is_refused(chain_sum):
-    with pytest.raises(ValueError, match="unknown problem: only problems from this task's train_problems or held_out_problems"):
-        chain_sum.grade([Problem("1+1=", "2")], ["2"])
-
-
 def test_composite_datasets_are_written_as_plain_settings():
     parts = [{"name": "chain_sum", "weight": 1, "config": {}}, {"name": "gcd", "weight": 1, "config": {"max_value": 50}}]
     task = gym("composite", options={"datasets": parts})
@@ -106,15 +87,6 @@ def test_the_default_template_asks_for_answer_tags(chain_sum):
     prompt = chain_sum.prompt(Problem("1+1=", "2"))
     assert prompt.startswith("1+1=\n")
     assert "<answer></answer>" in prompt
-
-
-def test_the_dump_of_a_task_builds_an_equal_task(chain_sum):
-    task = gym("chain_sum", options={"max_terms": 4}, seed=2)
-    assert task.name == "reasoning_gym:chain_sum"
-    assert build_task({"name": task.name, **task.model_dump()}) == task
-    assert build_task({"name": task.name, **task.model_dump(mode="json")}) == task
-    assert task != chain_sum
-    assert gym("chain_sum", dataset="chain_sum") == gym("chain_sum")
 
 
 def test_each_mistake_is_told_in_one_line():
@@ -131,6 +103,6 @@ def test_each_mistake_is_told_in_one_line():
         "task.options.seed is set by rlzoo; remove it (task.seed determines the order of problems)"
     )
     assert error_of("chain_sum", dataset="gcd") == (
-        "task.dataset='gcd' contradicts task.name='reasoning_gym:chain_sum': remove task.dataset"
+        "task.dataset='gcd': task.name='reasoning_gym:chain_sum' sets it; remove task.dataset"
     )
     assert error_of("chain_sum", options=3).startswith("task.options=3: ")

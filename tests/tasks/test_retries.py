@@ -39,7 +39,6 @@ def test_a_part_of_the_reward_is_paid_for_the_last_try_alone():
 def test_problems_and_grades_are_those_of_the_other_task(inner):
     alone = build_task({**inner, "seed": 5})
     with build_task({"name": "retries", "inner": inner, "seed": 5, "tries": 2}) as task:
-        assert build_task({"name": task.name, **task.model_dump()}) == task
         assert task.train_problems(0, 3) == alone.train_problems(0, 3)
         assert task.held_out_problems(2) == alone.held_out_problems(2)
         problems = task.train_problems(0, 2)

@@ -15,7 +15,7 @@ from rlzoo.tasks.suites import SUITES, find_suite
 
 pytest.importorskip("math_verify")
 
-from rlzoo.tasks.math_grading import MathGrader, math_worker_process
+from rlzoo.tasks.math_grading import MathGrader
 
 ROWS = [{"problem": f"What is {n} + {n}?", "answer": 2 * n} for n in (5, 3, 9)]
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "lab" / "grade_references.py"
@@ -27,7 +27,7 @@ def write(path, rows=ROWS):
 
 @pytest.fixture(scope="module")
 def grader():
-    grader = MathGrader(math_worker_process(timeout=5))
+    grader = MathGrader(timeout=5)
     yield grader
     grader.close()
 
@@ -106,10 +106,10 @@ def test_answers_that_are_the_same_mathematics_are_one_group(grader):
 
 
 def test_an_answer_that_hangs_equals_no_other():
-    grader = MathGrader(math_worker_process(timeout=1))
+    grader = MathGrader(timeout=1)
     try:
         assert grader.answer_groups(["\\boxed{9^{9^{9^9}}}", "\\boxed{3}"], [0.0, 0.0]) == [0, 1]
-        assert grader.worker.num_timeouts == 1
+        assert grader.worker.num_failures == 1
     finally:
         grader.close()
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rlzoo.core.errors import shown
+from rlzoo.tasks.grading import checked_reward
 from rlzoo.tasks.problem import Problem
 
 Message = Mapping[str, Any]
@@ -104,12 +105,6 @@ class Observation:
         size = sum(len(message["content"]) for message in messages)
         if size > LONGEST_TEXT:
             raise ValueError(f"returned {size:,} characters (at most {LONGEST_TEXT:,})")
-        try:
-            number = math.nan if isinstance(reward, str) else float(reward)
-        except (TypeError, ValueError, OverflowError):
-            number = math.nan
-        if not abs(number) <= 1e6:
-            raise ValueError(f"returned the reward {shown(reward)}; expected a number between -1e6 and 1e6")
         if done not in (True, False):  # NumPy's booleans compare equal to True and False
             raise ValueError(f"returned done={shown(done)}; expected True or False")
         info = {} if info is None else info
@@ -118,7 +113,7 @@ class Observation:
         numbers = {str(name): float(value) for name, value in info.items() if isinstance(value, int | float)}
         finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
         text = "\n".join(message["content"] for message in messages)
-        return cls(tuple(messages), number, bool(done), state_id(info.get("state", text)), finite)
+        return cls(tuple(messages), checked_reward(reward), bool(done), state_id(info.get("state", text)), finite)
 
 
 def state_id(state: str) -> int:

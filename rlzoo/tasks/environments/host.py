@@ -31,19 +31,19 @@ class Host:
     episode fails as well.
     """
 
-    def __init__(self, make: Make, *, workers: int, timeout: float, tools: Sequence[Mapping[str, Any]] = ()) -> None:
+    tools: Sequence[Mapping[str, Any]] = ()  # JSON schemas of the functions that the model may call, for its prompt
+
+    def __init__(self, make: Make, *, workers: int, timeout: float) -> None:
         """Store the arguments; the first call starts the workers.
 
         Args:
             make: returns an environment; must be importable by name.
             workers: number of worker processes; 0 runs the environments in this process, without time or memory limits.
             timeout: time limit for one call, in seconds.
-            tools: JSON schemas of the functions that the model may call, for its prompt.
         """
-        self.make, self.timeout, self.tools = make, timeout, tuple(tools)
+        self.make, self.timeout = make, timeout
         self._seats = [Seat(make, timeout) for _ in range(workers)]
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="environments") if workers else None
-        self._own: dict[int, Environment] = {}  # environments in this process
+        self._environments: dict[int, Environment] = {}  # environments in this process
         self._next = 0
 
     def begin(self, problems: Sequence[Problem], seeds: Sequence[int]) -> tuple[list[int], list[Observation]]:
@@ -55,7 +55,7 @@ class Host:
         """
         numbers = list(range(self._next, self._next + len(problems)))
         self._next += len(problems)
-        moves = [Move(each, "", problem, seed) for each, problem, seed in zip(numbers, problems, seeds, strict=True)]
+        moves = [Move(number, "", problem, seed) for number, problem, seed in zip(numbers, problems, seeds, strict=True)]
         return numbers, self.call(moves)
 
     def step(self, messages: Mapping[int, str]) -> list[Observation]:
@@ -65,22 +65,17 @@ class Host:
     def end(self, numbers: Sequence[int]) -> None:
         """Discard finished episodes."""
         for number in numbers:
-            self._own.pop(number, None)
+            self._environments.pop(number, None)
             for seat in self._seats:
                 seat.past.pop(number, None)
 
     def call(self, moves: Sequence[Move]) -> list[Observation]:
         """Call the environments of different episodes; several workers run in parallel."""
-        if self._pool is None:
+        if not self._seats:
             return [self._alone(move) for move in moves]
-        count = len(self._seats)
-        shares = [[move for move in moves if move.episode % count == index] for index in range(count)]
-        jobs = [self._pool.submit(seat.call, share) for seat, share in zip(self._seats, shares, strict=True)]
-        found = [
-            dict(zip((move.episode for move in share), job.result(), strict=True))
-            for share, job in zip(shares, jobs, strict=True)
-        ]
-        return [found[move.episode % count][move.episode] for move in moves]
+        seats = [self._seats[move.episode % len(self._seats)] for move in moves]
+        jobs = [seat.pool.submit(seat.call, move) for seat, move in zip(seats, moves, strict=True)]
+        return [job.result() for job in jobs]
 
     def close(self) -> None:
         """Stop the worker processes; the host can be used again afterwards."""
@@ -89,7 +84,7 @@ class Host:
 
     def _alone(self, move: Move) -> Observation:
         try:
-            return _called(self._own, self.make, move)
+            return _called(self._environments, self.make, move)
         except Exception as error:
             return Observation(done=True, failure=one_line(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"))
 
@@ -100,13 +95,11 @@ class Seat:
     def __init__(self, make: Make, timeout: float) -> None:
         self.worker = Worker(partial(_answer, make), partial(_start, make), MEMORY)
         self.timeout = timeout
+        self.pool = ThreadPoolExecutor(1, thread_name_prefix="environments")
         self.past: dict[int, list[tuple[Move, str]]] = {}  # the calls and results of each open episode
 
-    def call(self, moves: Sequence[Move]) -> list[Observation]:
-        """Call the environments of different episodes, one after another."""
-        return [self._one(move) for move in moves]
-
-    def _one(self, move: Move) -> Observation:
+    def call(self, move: Move) -> Observation:
+        """Call the environment of one episode."""
         try:
             answer = self._asked(move)
             if answer == LOST:

@@ -7,31 +7,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class OwnRandom:
-    """A state of Python's global random generator that belongs to one episode.
+@contextmanager
+def own_random(generator: random.Random) -> Iterator[None]:
+    """Draw from an episode's own generator wherever the block draws from Python's global one.
 
     Libraries that draw from the global generator then depend only on the seed and the moves of the episode, regardless of what
     else the process runs between turns.
 
     Example:
-        >>> first, second = OwnRandom(7), OwnRandom(7)
-        >>> with first():
-        ...     drawn = random.random()
-        >>> with second():
-        ...     random.random() == drawn
+        >>> with own_random(random.Random(7)):
+        ...     number = random.random()
+        >>> number == random.Random(7).random()
         True
     """
-
-    def __init__(self, seed: int) -> None:
-        self._state = random.Random(seed).getstate()
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        """Use this state inside the block, and restore the generator's previous state afterwards."""
-        before = random.getstate()
-        random.setstate(self._state)
-        try:
-            yield
-        finally:
-            self._state = random.getstate()
-            random.setstate(before)
+    before = random.getstate()
+    random.setstate(generator.getstate())
+    try:
+        yield
+    finally:
+        generator.setstate(random.getstate())
+        random.setstate(before)

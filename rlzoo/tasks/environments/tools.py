@@ -21,9 +21,6 @@ Tool = Callable[..., Any]
 
 F = TypeVar("F", bound=Tool)
 
-LONGEST_CALL = 100_000
-"""Maximum length of a call, in characters."""
-
 MOST_CALLS = 8
 """Maximum number of calls in a turn; further calls get an error."""
 
@@ -111,7 +108,7 @@ def find_calls(text: str) -> list[str]:
         >>> find_calls('<think>a <tool_call>?</think>Let me see. <tool_call>{"name": "f"}</tool_call> <tool_call>{')
         ['{"name": "f"}', '{']
     """
-    return [found.strip() for found in _CALL.findall(text.rpartition("</think>")[2])]
+    return [call.strip() for call in _CALL.findall(text.rpartition("</think>")[2])]
 
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]]:
@@ -124,8 +121,6 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]]:
     Raises:
         ToolError: the call does not have the form of `HOW`.
     """
-    if len(text) > LONGEST_CALL:
-        raise ToolError(f"the call has {len(text):,} characters (at most {LONGEST_CALL:,})")
     try:
         call = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -150,7 +145,7 @@ def call_tool(tools: Mapping[str, Tool], name: str, arguments: Mapping[str, Any]
         value = checked(tools[name])(**arguments)
         return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
     except ValidationError as error:
-        wrong = [f"{'.'.join(map(str, each['loc'])) or 'arguments'}: {each['msg']}" for each in error.errors()]
+        wrong = [f"{'.'.join(map(str, detail['loc'])) or 'arguments'}: {detail['msg']}" for detail in error.errors()]
         raise ToolError(f"wrong arguments for {name}: {'; '.join(wrong)[:500]}") from error
     except Exception as error:
         raise ToolError(f"{type(error).__name__}: {' '.join(str(error).split())[:500]}") from error
@@ -206,31 +201,31 @@ def calculator(expression: str) -> str:
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise ValueError(f"{expression!r} is not an arithmetic expression") from error
     value = _value(tree.body, expression)
-    if isinstance(value, float):
-        return str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)
-    return str(value)
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        value = int(value)
+    return repr(value)
 
 
 def _value(node: ast.AST, expression: str) -> int | float:
-    """Return the value of part of an expression."""
-    value: Any
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        value = node.value
-    elif isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATORS:
-        value = _OPERATORS[type(node.op)](_value(node.operand, expression))
-    elif isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        left, right = _value(node.left, expression), _value(node.right, expression)
-        if isinstance(node.op, ast.Pow) and isinstance(left, int) and isinstance(right, int):
-            _bound(left.bit_length() * abs(right))
-        value = _OPERATORS[type(node.op)](left, right)
-    else:
-        part = ast.get_source_segment(expression, node) or expression
-        raise ValueError(f'only numbers, parentheses and + - * / // % ** are allowed, not "{part}"')
+    """Return the value of a subexpression."""
+    match node:
+        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
+            pass
+        case ast.UnaryOp() if type(node.op) in _OPERATORS:
+            value = _OPERATORS[type(node.op)](_value(node.operand, expression))
+        case ast.BinOp() if type(node.op) in _OPERATORS:
+            left, right = _value(node.left, expression), _value(node.right, expression)
+            if isinstance(node.op, ast.Pow) and isinstance(left, int) and isinstance(right, int):
+                _bound(left.bit_length() * abs(right))
+            value = _OPERATORS[type(node.op)](left, right)
+        case _:
+            text = ast.get_source_segment(expression, node) or expression
+            raise ValueError(f'only numbers, parentheses and + - * / // % ** are allowed, not "{text}"')
     if isinstance(value, int):
         _bound(value.bit_length())
     elif isinstance(value, complex) or not math.isfinite(value):
         raise ValueError(f"the result is {value}, not a finite real number")
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def _bound(bits: int) -> None:

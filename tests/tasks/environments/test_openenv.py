@@ -9,9 +9,9 @@ import time
 from contextlib import contextmanager
 
 import pytest
+from rlzoo_openenv import OpenEnv
 
 from rlzoo.core.errors import UserError
-from rlzoo.tasks.environments.openenv import OpenEnv
 from rlzoo.tasks.problem import Problem
 from tests.tasks.environments.page import check_training, train, write_file
 from tests.training.short import lines

@@ -3,9 +3,9 @@
 import random
 
 import pytest
+from rlzoo_textarena import TextArena
 
 from rlzoo.core.errors import UserError
-from rlzoo.tasks.environments.textarena import TextArena
 from rlzoo.tasks.problem import Problem
 from tests.tasks.environments.page import check_training, train
 from tests.training.short import lines

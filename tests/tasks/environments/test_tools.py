@@ -104,7 +104,7 @@ def test_a_turn_without_a_call_is_the_answer():
         ("<tool_call>{name: add}</tool_call>", "is not valid JSON"),
         ('<tool_call>{"name": "add", "arguments": {"first": 1}', "is not valid JSON"),
         ("<tool_call>" + "[" * 90_000, "is not valid JSON"),
-        ("<tool_call>" + "[" * 100_001, "has 100,001 characters"),
+        ("<tool_call>" + "[" * 100_001, "the call is not valid JSON"),
         ("<tool_call>[1]</tool_call>", "has no name"),
         ('<tool_call>{"arguments": {}}</tool_call>', "has no name"),
         ('<tool_call>{"name": "add", "arguments": "1"}</tool_call>', "not an object"),

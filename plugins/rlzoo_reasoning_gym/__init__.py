@@ -7,12 +7,14 @@ import json
 import zlib
 from collections.abc import Sequence
 from dataclasses import fields
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
+from importlib import import_module
 from typing import Any
 
 from pydantic import Field
 
 from rlzoo.core.errors import UserError, did_you_mean
+from rlzoo.core.hookspecs import hookimpl
 from rlzoo.support.extras import require_extra
 from rlzoo.tasks.extraction import final_answer
 from rlzoo.tasks.grading import MEMORY, Grader
@@ -40,11 +42,6 @@ class ReasoningGymTask(Task):
         default="{question}\n\nThink step by step, then give only the final answer inside <answer></answer> tags.",
         description="prompt template; {question} is replaced by the question",
     )
-
-    @property
-    def name(self) -> str:
-        """``reasoning_gym:<dataset>``."""
-        return f"reasoning_gym:{self.dataset}"
 
     def model_post_init(self, context: Any) -> None:
         """Generate one problem, so that an invalid option is reported before a run starts."""
@@ -101,18 +98,21 @@ class ReasoningGymTask(Task):
 
     @cached_property
     def _grader(self) -> Grader:
-        return Grader(_score, _start, self.timeout, MEMORY)
+        # the import does not count against the time limit of the first answer
+        return Grader(_score, partial(import_module, "reasoning_gym"), self.timeout, MEMORY)
 
     def _grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
-        if not self._entries.keys() >= set(problems):  # a made-up entry would silently give a reward of 0
-            raise ValueError(
-                "unknown problem: only problems from this task's train_problems or held_out_problems can be graded"
-            )
         pairs = zip(problems, responses, strict=True)
         grades = self._grader.grade(
             [(self.dataset, self._options_json, final_answer(response), self._entries[problem]) for problem, response in pairs]
         )
         return [grade or 0.0 for grade in grades]  # an answer that exhausts the grader is wrong: hanging it must not pay
+
+
+@hookimpl
+def rlzoo_tasks() -> dict[str, str]:
+    """Return the task, whose name ends with the name of a dataset."""
+    return {"reasoning_gym:<dataset>": "rlzoo_reasoning_gym:ReasoningGymTask"}
 
 
 def _is_held_out(question: str) -> bool:
@@ -149,13 +149,6 @@ def _make_dataset(name: str, options: str, seed: int) -> Any:
     if name == "composite":
         settings["datasets"] = [DatasetSpec(**spec) for spec in settings.get("datasets", [])]
     return reasoning_gym.create_dataset(name, seed=seed, size=_CHUNK, **settings)
-
-
-def _start() -> None:
-    """Run in the worker: import reasoning-gym before the first answer, whose time limit would otherwise include the import."""
-    import reasoning_gym
-
-    assert reasoning_gym
 
 
 def _score(name: str, options: str, answer: str, entry: dict[str, Any]) -> float:

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import itertools
 import json
+import random
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -15,7 +16,7 @@ from typing import Any
 from rlzoo.core.errors import UserError, shown
 from rlzoo.support.extras import require_extra
 from rlzoo.tasks.environments.environment import Message, Messages
-from rlzoo.tasks.environments.own_random import OwnRandom
+from rlzoo.tasks.environments.own_random import own_random
 from rlzoo.tasks.problem import Problem
 
 
@@ -50,10 +51,10 @@ class Verifiers:
         env, tasks = _loaded(self._key, self.count)
         task = tasks[seed % len(tasks)]
         _check(task)
-        self._own_random = OwnRandom(seed)
+        self._random = random.Random(seed)
         self._loop = asyncio.new_event_loop()
         self._agent = _Agent(self._loop)
-        with self._own_random():
+        with own_random(self._random):
             self._run = self._loop.create_task(_played(env, task, self._agent))
             messages, _, done, _ = self._advance()
         if done:
@@ -62,7 +63,7 @@ class Verifiers:
 
     def step(self, message: str) -> tuple[Messages, float, bool, Mapping[str, Any]]:
         """Pass the model's text to the environment, which is waiting for it."""
-        with self._own_random():
+        with own_random(self._random):
             self._agent.answer.set_result(message)
             return self._advance()
 
@@ -183,7 +184,7 @@ class _Interaction:
         if self._over or await self._stopped():
             self._over = True
             return vf.Segment(messages=[], terminated=True)
-        text = await self._agent.ask([_plain(each) for each in new])
+        text = await self._agent.ask([_plain(entry) for entry in new])
         said = vf.AssistantMessage(content=text)
         number = str(self._turns)
         answer = vf.Response(id=number, created=int(time.time()), model="policy", message=said, finish_reason="stop")
@@ -205,7 +206,7 @@ class _Interaction:
             message = data.prompt
         if isinstance(message, str):
             return [*new, vf.UserMessage(content=message)]
-        return [*new, *(parse_message(each) if isinstance(each, dict) else each for each in message)]
+        return [*new, *(parse_message(entry) if isinstance(entry, dict) else entry for entry in message)]
 
     async def _stopped(self) -> bool:
         for stop in self._task.hooks("stop"):

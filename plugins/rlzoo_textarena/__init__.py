@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from rlzoo.core.errors import UserError, did_you_mean, shown
 from rlzoo.support.extras import require_extra
 from rlzoo.tasks.environments.environment import Messages
-from rlzoo.tasks.environments.own_random import OwnRandom
+from rlzoo.tasks.environments.own_random import own_random
 from rlzoo.tasks.problem import Problem
 
 
@@ -42,8 +43,8 @@ class TextArena:
         """Begin the game with the given seed; the problem is not used."""
         import textarena
 
-        self._own_random = OwnRandom(seed)
-        with self._own_random(), _no_download(self.game):
+        self._random = random.Random(seed)
+        with own_random(self._random), _no_download(self.game):
             try:
                 self._env = textarena.make(self.game, **self.options)
             except TypeError as error:
@@ -63,7 +64,7 @@ class TextArena:
 
     def step(self, message: str) -> tuple[Messages, float, bool, Mapping[str, Any]]:
         """Make a move."""
-        with self._own_random():
+        with own_random(self._random):
             done, _ = self._env.step(message)
             seen = self._seen()
         if not done:
@@ -71,7 +72,7 @@ class TextArena:
         rewards, about = self._env.close()
         reason = str(about[0].get("reason") or "")
         numbers = {"invalid_move": bool(about[0]["invalid_move"])}
-        return "\n".join(part for part in (seen, reason) if part), float((rewards or {}).get(0, 0.0)), True, numbers
+        return "\n".join(text for text in (seen, reason) if text), float((rewards or {}).get(0, 0.0)), True, numbers
 
     def _seen(self) -> str:
         """Return what the game has written since the last call, without the model's own moves."""
@@ -98,28 +99,15 @@ def _no_download(game: str) -> Iterator[None]:
     """Prevent downloads of NLTK data, which word games request whenever they are created; use only installed data."""
     import nltk
 
-    def downloaded(name: str, *_: Any, **__: Any) -> bool:
-        if not any(_has_data(f"{folder}/{name}") for folder in ("corpora", "taggers")):
-            raise UserError(
-                f"task.arguments.game={game!r} needs NLTK data that is not installed: "
-                "run python -m nltk.downloader words averaged_perceptron_tagger_eng"
-            )
-        return True
-
-    download, nltk.download = nltk.download, downloaded
+    download, nltk.download = nltk.download, lambda *_, **__: True
     try:
         yield
+    except LookupError as error:
+        if type(error) is not LookupError:  # a KeyError of the game
+            raise
+        raise UserError(
+            f"task.arguments.game={game!r} needs NLTK data that is not installed: "
+            "run python -m nltk.downloader words averaged_perceptron_tagger_eng"
+        ) from error
     finally:
         nltk.download = download
-
-
-def _has_data(path: str) -> bool:
-    import nltk
-
-    for found in (path, f"{path}.zip"):
-        try:
-            nltk.data.find(found)
-        except LookupError:
-            continue
-        return True
-    return False
