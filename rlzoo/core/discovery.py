@@ -98,11 +98,11 @@ def plugin_configs(paths: Sequence[str | Path] = ()) -> dict[str, Path]:
     """
     allowed = allowed_names()
     installed = (plugin for plugin in installed_plugins() if not plugin.bundled and (allowed is None or plugin.names & allowed))
-    found: dict[str, Path] = {}
+    configs: dict[str, Path] = {}
     for plugin in [*installed, *named_plugins(paths)]:
         if package := plugin.package:
-            found |= {f"{plugin.name}/{file.stem}": file for file in sorted((package / "configs").glob("*.yaml"))}
-    return found
+            configs |= {f"{plugin.name}/{file.stem}": file for file in sorted((package / "configs").glob("*.yaml"))}
+    return configs
 
 
 def _without_repeats(paths: Sequence[str | Path]) -> Iterator[tuple[Path, list[Plugin]]]:
@@ -119,9 +119,9 @@ def _without_repeats(paths: Sequence[str | Path]) -> Iterator[tuple[Path, list[P
 def _identity(plugin: Plugin) -> tuple[str, str]:
     """Return the key that a plugin shares with its copies: its name and a digest of its code."""
     assert plugin.file is not None, "the user named the plugin"
-    whole = plugin.file.parent if plugin.file.name == "__init__.py" else plugin.file
-    name = re.sub(r"-\d+$", "", whole.stem)  # a run directory numbers the copies of plugins that share a name
-    return name, digest(whole)
+    path = plugin.file.parent if plugin.file.name == "__init__.py" else plugin.file
+    name = re.sub(r"-\d+$", "", path.stem)  # a run directory numbers the copies of plugins that share a name
+    return name, digest(path)
 
 
 def installed_plugins() -> list[Plugin]:
@@ -156,13 +156,13 @@ def _resolved(path: str | Path) -> Path:
         UserError: the path is not a valid file name.
     """
     try:
-        whole = Path(path).expanduser().resolve()
-        whole.lstat()  # in Python 3.14 and later, exists() hides errors
+        absolute = Path(path).expanduser().resolve()
+        absolute.lstat()  # in Python 3.14 and later, exists() hides errors
     except (FileNotFoundError, NotADirectoryError):
         pass  # reported by `_from_path`
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"plugin {shown(str(path))} cannot be accessed: {error}") from error
-    return whole
+    return absolute
 
 
 def _from_path(path: Path) -> Iterator[Plugin]:

@@ -8,7 +8,6 @@ import yaml
 
 import rlzoo as rl
 from tests.cli.conftest import HOOK, SOUND
-from tests.quick import quick_run
 
 SPY = """
 from pathlib import Path
@@ -63,16 +62,6 @@ def test_commands_that_only_read_a_run_load_no_code_that_it_names(rlzoo, sent, s
                 assert code == 0, (name, command, err)
         rlzoo("rescore", run, "--model", "embedded", "--output", tmp_path / "new" / name)
         assert not marker.exists(), name
-
-
-def test_a_run_beside_it_gives_no_code_to_a_new_run(sent, spy, tmp_path):
-    file, marker = spy
-    run = sent(plugins=[str(file)], clip={"name": "plain", "width": 0.25})
-    quick_run(run.parent / "mine", "gspo", steps=1)
-    from rlzoo.cli.train import _are_comparable
-
-    assert _are_comparable(run.parent)
-    assert not marker.exists()
 
 
 def test_a_row_says_why_its_columns_are_missing_and_a_named_plugin_fills_them(rlzoo, sent, spy):
