@@ -34,10 +34,10 @@ def check(kind: Kind, plugins: Sequence[Any], *, as_json: bool) -> list[dict[str
         if kind is CLIPS:
             outcomes = testing.check(plugin)
         else:
-            opted_out, failed = plugin.exempt, dict(broken(laws, plugin))
-            outcomes = [testing.Outcome(law.name, "pass") for law in laws if law.name not in {**opted_out, **failed}]
-            outcomes += [testing.Outcome(law, "fail", detail) for law, detail in failed.items()]
-            outcomes += [testing.Outcome(law, "opted out", reason) for law, reason in opted_out.items()]
+            failed, outcomes = dict(broken(laws, plugin)), []
+            for name in (law.name for law in laws):
+                status: Any = "opted out" if name in plugin.exempt else "fail" if name in failed else "pass"
+                outcomes.append(testing.Outcome(name, status, {**failed, **plugin.exempt}.get(name, "")))
         reports.append(
             {"policy" if kind is CLIPS else "name": plugin.name, "laws": [_as_dict(outcome) for outcome in outcomes]}
         )
@@ -58,9 +58,9 @@ def check(kind: Kind, plugins: Sequence[Any], *, as_json: bool) -> list[dict[str
 
 
 def _print(console: Plain, plugin: Any, outcomes: list[Outcome], statements: dict[str, str]) -> None:
-    rows = table("<law", "<", "<")
-    for outcome in outcomes:
-        rows.add_row(outcome.law, Text(outcome.status, style=STYLES[outcome.status]), Text(outcome.detail))
+    rows = table("<", "<law", "<", "<")
+    for number, outcome in enumerate(outcomes, start=1):
+        rows.add_row(str(number), outcome.law, Text(outcome.status, style=STYLES[outcome.status]), Text(outcome.detail))
     console.print(Text.assemble((plugin.name, "bold"), f"  {plugin.paper}"))  # brackets are not markup
     console.print(rows)
     for outcome in outcomes:

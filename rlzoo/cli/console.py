@@ -21,6 +21,7 @@ THEME = Theme(
         "progress.download": "none",
         "progress.elapsed": "dim",
         "progress.remaining": "none",
+        "table.title": "bold",
     }
 )
 

@@ -35,7 +35,7 @@ def test_a_wrong_setting_is_named_with_what_is_allowed(refused, setting):
         (["--config", "zzz"], "no config 'zzz' (a file, or one of: arithmetic, dapo, "),
         (
             ["--clip", "gspo", "--set", "clip.reduction=token_mean"],
-            "clip: reduction 'token_mean' needs a per-token objective, but gspo has a per-response objective; use 'sequence_mean'",
+            "clip: reduction 'token_mean' needs a per-token objective, but gspo has a per-response objective; use ",
         ),
         (
             ["--clip", "gspo", "--set", "reward.kl_coef=0.1"],

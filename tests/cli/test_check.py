@@ -10,9 +10,9 @@ LAWS = [law.name for law in testing.LAWS]
 
 
 def laws_of(out):
-    """Return the outcome of each law from a printed check."""
-    lines = [line.split(maxsplit=1) for line in out.splitlines()]
-    return {line[0]: line[1].rstrip() for line in lines if line and line[0] in LAWS}
+    """Return the outcome of every law in a printed check."""
+    lines = [line.split(maxsplit=2) for line in out.splitlines()]
+    return {line[1]: line[2].rstrip() for line in lines if len(line) == 3 and line[1] in LAWS}
 
 
 def test_check_names_every_law_and_passes(rlzoo):

@@ -67,12 +67,15 @@ def test_what_is_printed_and_logged_stands_above_the_bars(a_terminal, monkeypatc
     console.print("the end")
     screen.wait_for("the end")
     *above, drawn, after = screen.text.split("\n")
-    assert "\n".join(above) == "\n".join(
-        [
-            *(STOPPED[:60], STOPPED[60:]),  # the terminal's own wrapping, which is not part of copied text
-            "to stderr by another library",
-            *(LONG[:60], LONG[60:]),
-        ]
+    assert (
+        "\n".join(above)
+        == "\n".join(
+            [
+                *(STOPPED[:60], STOPPED[60:]),  # the terminal's own wrapping, which is not part of copied text
+                "to stderr by another library",
+                *(LONG[:60], LONG[60:]),
+            ]
+        )
     )
     assert "2/3" in drawn
     assert after == "the end"
