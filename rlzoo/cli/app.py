@@ -30,17 +30,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.command()(train)
-app.command()(sync)
-app.command()(sweep)
-app.command()(calibrate)
-app.command()(replay)
-app.command()(fairness)
-app.command()(rescore)
-app.command("eval")(evaluate)
-app.command()(compare)
-app.command()(ui)
-app.command()(doctor)
+for command in (train, sync, sweep, calibrate, replay, fairness, rescore, evaluate, compare, ui, doctor):
+    app.command("eval" if command is evaluate else None)(command)
 for name, group in GROUPS.items():
     app.add_typer(group, name=name)
 

@@ -13,7 +13,6 @@ from types import FrameType
 from typing import NoReturn
 
 from rlzoo.cli.exits import DONE, FAILED, INTERRUPTED, TERMINATED, USERS_MISTAKE
-from rlzoo.cli.usage import explain_usage, is_usage_error, with_home
 from rlzoo.config.redaction import redact
 from rlzoo.core.errors import PolicyError, RunError, UserError
 from rlzoo.support.distribution import damage, leftovers
@@ -56,6 +55,7 @@ def main() -> NoReturn:
             _complain(problem)
         gc.set_threshold(50_000, 10, 10)  # most of the objects that imports create are kept
         from rlzoo.cli.app import app
+        from rlzoo.cli.usage import with_home
 
         sys.exit(app([with_home(word) for word in sys.argv[1:]], prog_name="rlzoo", standalone_mode=False) or DONE)
     except KeyboardInterrupt:  # Ctrl-C before the start of a command that handles it
@@ -73,7 +73,9 @@ def main() -> NoReturn:
             _complain(": ".join(str(text) for text in (error.filename, error.strerror or error) if text is not None))
         sys.exit(FAILED)
     except Exception as error:
-        if is_usage_error(error):
+        if hasattr(error, "format_message"):  # a mistake on the command line; typer's errors have no public names
+            from rlzoo.cli.usage import explain_usage
+
             if line := explain_usage(error):
                 _complain(line)
             sys.exit(USERS_MISTAKE)

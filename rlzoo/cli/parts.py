@@ -70,7 +70,7 @@ def _show(kind: Kind, name: str, plugins: list[str] | None, as_json: bool) -> No
     for entry in entries:
         plugin, is_rule = entry.kind, kind is CLIPS
         console.print(Text.assemble((plugin.name, "bold"), f"  {entry.source}  {plugin.paper}\n"))
-        console.print(inspect.getdoc(plugin) or "")
+        console.print(inspect.getdoc(plugin) or "", soft_wrap=not console.is_screen)  # on a screen, rich folds between words
         option = "--set clip.NAME=VALUE" if is_rule else f"--set {kind.key}={plugin.name} --set {kind.key}.NAME=VALUE"
         if fields := settings(plugin):
             print_settings(console, fields, option, required_fields(plugin))

@@ -12,11 +12,6 @@ NAMED = {"advantage": "clip.advantage", "correction": "correction", "rule": "cli
 """Maps names that users may try as options to the settings that take a name."""
 
 
-def is_usage_error(error: Exception) -> bool:
-    """Return whether typer raised the error for a mistake on the command line; its error classes have no public names."""
-    return hasattr(error, "format_message")
-
-
 def explain_usage(error: Any) -> str:
     """Return one line with the command, the mistake, and what to write instead; empty if typer has printed the help instead."""
     command, message = error.ctx.command_path if error.ctx else "rlzoo", str(error.format_message()).removesuffix(".")
