@@ -46,9 +46,9 @@ def test_check_of_a_broken_policy_shows_law_statement_and_smallest_input(rlzoo, 
     file = plugin(SOUND, REVERSED, returned="Reversed")
     code, out, err = rlzoo("clips", "check", file)
     assert (code, err) == (1, "")
-    found = laws_of(out)
-    assert found.pop("ratio_one_is_reinforce") == "fail  the gradient is not in the direction of the advantage"
-    assert set(found.values()) == {"pass"}
+    outcomes = laws_of(out)
+    assert outcomes.pop("ratio_one_is_reinforce") == "fail  the gradient is not in the direction of the advantage"
+    assert set(outcomes.values()) == {"pass"}
     lines = [line.rstrip() for line in out.splitlines()]
     place = lines.index(
         "ratio_one_is_reinforce: At ratio 1, nothing is clipped, and each row's gradient is A times a positive constant."

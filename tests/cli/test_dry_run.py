@@ -46,8 +46,8 @@ def test_the_configuration_is_on_stdout_and_the_plan_on_stderr(rlzoo):
         "N kB while the weights are loaded",
         "N MB of N GB, estimated:",
     ]
-    for part in ("weights", "optimizer states", "activations of a micro-batch", "sampler", "disk", "rlzoo train --clip gspo"):
-        assert part in err
+    for word in ("weights", "optimizer states", "activations of a micro-batch", "sampler", "disk", "rlzoo train --clip gspo"):
+        assert word in err
 
 
 def test_the_plan_counts_the_questions_and_warns_of_too_few_to_evaluate_on(rlzoo):
@@ -139,8 +139,8 @@ def test_a_library_that_an_environment_needs_is_named(refused, monkeypatch, libr
     monkeypatch.setitem(sys.modules, library, None)  # Python itself records None for a module that cannot be imported
     more = ("task.name=environment", f"task.environment=rlzoo.tasks.environments.{library}:{name}", "task.workers=0")
     line = refused("train", "--dry-run", *settings(*more))
-    told = f"{library} is not installed: pip install 'rlzoo-llm[{library}]'"
-    assert line == f"task 'environment': cannot begin an episode: {told}"
+    reason = f"{library} is not installed: pip install 'rlzoo-llm[{library}]'"
+    assert line == f"task 'environment': cannot begin an episode: {reason}"
 
 
 def failing_plan(rlzoo, *arguments):
@@ -208,8 +208,12 @@ def test_the_plan_of_a_game_counts_what_the_environment_writes(rlzoo):
 
 
 def test_a_template_describes_tools_before_the_first_message():
-    given = ["task.name=tools", "task.problems.name=arithmetic", "task.tools=[rlzoo.tasks.environments.tools:calculator]"]
-    config = RunConfig.compose(overrides=[*given, "model.path=an/unknown-model", "model.chat_template=true"])
+    settings_of_a_task = [
+        "task.name=tools",
+        "task.problems.name=arithmetic",
+        "task.tools=[rlzoo.tasks.environments.tools:calculator]",
+    ]
+    config = RunConfig.compose(overrides=[*settings_of_a_task, "model.path=an/unknown-model", "model.chat_template=true"])
     with config.task as task:
         asked = Asked.of(task, needed=4, held_out=0)
         plain = asked.estimate(config.model.model_copy(update={"chat_template": False})).longest

@@ -43,7 +43,7 @@ def test_the_view_stays_in_place_and_leaves_the_curves(trained, a_terminal, size
     assert lines[: len(title) + 1] == [*title, "a warning"]
     lines = lines[len(title) - 1 :]
     assert re.fullmatch(r"4 of 4 steps in 0:00:\d\d", lines[2])
-    measured = [each.label for each in SHOWN if any(each.metric in row for row in rows)]
+    measured = [metric.label for metric in SHOWN if any(metric.metric in row for row in rows)]
     assert [line.split("  ")[0] for line in lines[3:-1]] == measured
     assert lines[-1] == "the end"
     assert screen.is_cursor_shown

@@ -15,7 +15,7 @@ OVERRIDES = ["tracking.mlflow=false", "eval.num_problems=0"]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, empty_store):
+def finished(tmp_path_factory, empty_store):
     folder = tmp_path_factory.mktemp("strange")
     shutil.copy(empty_store, folder / "mlflow.db")
     with pytest.MonkeyPatch.context() as patch:
@@ -53,10 +53,10 @@ STRANGE = {"litter": litter, "no rollouts": lambda run: shutil.rmtree(run / "rol
 
 
 @pytest.mark.parametrize("strange", STRANGE)
-def test_every_command_that_reads_runs_ignores_or_refuses_it_in_one_line(strange, whole, tmp_path, monkeypatch, capfd):
-    run = shutil.copytree(whole, tmp_path / "run")
+def test_every_command_that_reads_runs_ignores_or_refuses_it_in_one_line(strange, finished, tmp_path, monkeypatch, capfd):
+    run = shutil.copytree(finished, tmp_path / "run")
     STRANGE[strange](run)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{whole.parent}/mlflow.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{finished.parent}/mlflow.db")
     monkeypatch.chdir(tmp_path)
     evaluate = ["eval", str(run), "--suite", "arithmetic", "--k", "1", "--limit", "1", "--max-new-tokens", "4", "--no-mlflow"]
     tracking = [] if strange.startswith("tracking/sent") else ["--set", "tracking.mlflow=false"]

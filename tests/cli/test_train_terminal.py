@@ -55,10 +55,10 @@ def test_a_run_on_a_terminal(on_a_terminal, tmp_path):
     assert screen.is_cursor_shown
     # the title and the warning remain above the view, in this order
     places = ("rloo on arithmetic", "clip is saturated", "5 of 5 steps in")
-    found = [next(at for at, line in enumerate(lines) if text in line) for text in places]
-    assert found == sorted(found)
+    order = [next(at for at, line in enumerate(lines) if text in line) for text in places]
+    assert order == sorted(order)
     assert not any(re.search(r"\d/5 .* left", line) for line in lines)  # no bar is left
-    view = lines[found[-1] + 1 : found[-1] + 1 + len(SHOWN)]
+    view = lines[order[-1] + 1 : order[-1] + 1 + len(SHOWN)]
     assert [line.split("  ")[0].strip() for line in view] == [shown.label for shown in SHOWN]
     last = read_metrics(tmp_path / "out" / "metrics.jsonl")[-1]
     assert [line.split()[-1] for line in view] == [shown.number(last[shown.metric]) for shown in SHOWN]
@@ -68,7 +68,7 @@ def test_a_run_on_a_terminal(on_a_terminal, tmp_path):
     assert max(map(len, steps)) == 1
     assert all(int(now[0]) >= int(before[0]) for before, now in pairwise([step for step in steps if step]))
     # the terminal's own colours: bold, dim and one of the first eight
-    assert {part for style in screen.styles for part in style.split(";")} <= {"", "0", "1", "2", "22", "32"}
+    assert {code for style in screen.styles for code in style.split(";")} <= {"", "0", "1", "2", "22", "32"}
 
 
 def test_ctrl_c_on_a_small_terminal_without_colours(on_a_terminal):
@@ -83,7 +83,7 @@ def test_ctrl_c_on_a_small_terminal_without_colours(on_a_terminal):
     assert "Traceback" not in screen.text
     assert any(re.fullmatch(r"\d+ of 500 steps in \d:\d\d:\d\d", line) for line in lines)
     assert not any(re.search(r"\d/500 .* left", line) for line in lines)
-    assert not any(part[:1] in "349" and len(part) > 1 for style in screen.styles for part in style.split(";"))
+    assert not any(code[:1] in "349" and len(code) > 1 for style in screen.styles for code in style.split(";"))
 
 
 def test_a_mistake_leaves_nothing_but_its_line(on_a_terminal, tmp_path):
@@ -159,8 +159,8 @@ def test_the_processes_of_a_launcher_are_asked_the_same(rlzoo, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(os, "environ", os.environ.copy())
             assert rlzoo("train", "--processes", "2", "--output", "out", *options)[0] == 0
-        given = [word for word in asked[-1] if word in ("--quiet", "--json")]
-        assert given == [word for word in options if word in ("--quiet", "--json")]
+        flags = [word for word in asked[-1] if word in ("--quiet", "--json")]
+        assert flags == [word for word in options if word in ("--quiet", "--json")]
 
 
 SLOW = ("torch", "transformers", "mlflow", "rich.progress", "rlzoo.config.run_config")

@@ -90,13 +90,13 @@ def test_a_plugin_that_cannot_be_used_is_an_error_of_a_comparison(refused, sent,
 
 def test_a_correction_that_is_not_known_is_said_instead_of_left_out(rlzoo, sent):
     run = sent(correction={"name": "mine"})
-    told = "was trained with another correction: unknown correction 'mine'"
+    reason = "was trained with another correction: unknown correction 'mine'"
     code, out, _ = rlzoo("compare", run)
     assert code == 0
-    assert told in out
+    assert reason in out
     code, _, err = rlzoo("fairness", run, "--clip", "gspo")
     assert code == 2
-    assert told in err
+    assert reason in err
 
 
 def test_fairness_does_not_need_the_reward_of_a_run(rlzoo, sent):

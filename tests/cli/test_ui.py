@@ -130,9 +130,9 @@ def started(capsys):
     """Start the UI; returns the command that would run, with its environment. ``page`` is the address that was printed."""
 
     def run(host, **options):
-        with pytest.raises(Started) as told:
+        with pytest.raises(Started) as start:
             ui.ui(5986, host, **options)
-        command, environment = told.value.args
+        command, environment = start.value.args
         assert command[1:4] == ["-P", "-m", "mlflow"]
         run.said = capsys.readouterr()
         run.page = run.said.out.splitlines()[-1].removeprefix("In about ten seconds, open ")
@@ -241,10 +241,10 @@ def test_runs_that_the_view_should_not_average_are_named(started, own_store):
 
 def test_a_view_that_somebody_changed_is_kept(own_store):
     client = MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
-    made = experiment_id(client, "mine")
-    client.set_experiment_tag(made, f"mlflow.sharedViewState.{KEY}", "changed")
-    write_view(client, made)
-    assert client.get_experiment(made).tags[f"mlflow.sharedViewState.{KEY}"] == "changed"
+    experiment = experiment_id(client, "mine")
+    client.set_experiment_tag(experiment, f"mlflow.sharedViewState.{KEY}", "changed")
+    write_view(client, experiment)
+    assert client.get_experiment(experiment).tags[f"mlflow.sharedViewState.{KEY}"] == "changed"
 
 
 def test_a_server_is_opened_in_a_browser(refused, monkeypatch):
