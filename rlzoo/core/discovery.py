@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import importlib.util
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -51,7 +49,7 @@ class Plugin:
         """The folder of the plugin's package, found without importing it; None for a single-file plugin."""
         if self.file is not None:
             return self.file.parent if self.file.name == "__init__.py" else None
-        if "." in self.module or not self.module:
+        if "." in self.module:
             return None  # finding a submodule would import its package
         spec = importlib.util.find_spec(self.module)
         return Path(next(iter(spec.submodule_search_locations))) if spec and spec.submodule_search_locations else None
@@ -131,18 +129,15 @@ def installed_plugins() -> list[Plugin]:
     for point in metadata.entry_points(group=PROJECT):
         name, version = named(point.dist)
         source, normal = f"{name} {version}".rstrip(), _normal(name)
-        bundled, match = normal == DISTRIBUTION, point.pattern.match(point.value)
-        load, module = (point.load, point.module) if match else (functools.partial(importlib.import_module, point.value), "")
-        plugins.append(Plugin(point.name, source, load, bundled, asked_for=False, module=module, distribution=normal))
+        bundled, module = normal == DISTRIBUTION, point.module
+        plugins.append(Plugin(point.name, source, point.load, bundled, asked_for=False, module=module, distribution=normal))
     return sorted(plugins, key=lambda plugin: (not plugin.bundled, plugin.name, plugin.source))
 
 
 def _name_and_version(distribution: metadata.Distribution | None) -> tuple[str, str]:
-    with suppress(Exception):  # without METADATA, as after an interrupted installation, or with a damaged one
-        if distribution:
-            name, version = (distribution.metadata.get_all(key) or [""] for key in ("Name", "Version"))
-            return name[0] or "unknown distribution", version[0]
-    return "unknown distribution", ""
+    assert distribution, "entry points of installed distributions have one"
+    name, version = (distribution.metadata.get_all(key, [""])[0] for key in ("Name", "Version"))
+    return name or "unknown distribution", version  # METADATA is missing if pip was interrupted
 
 
 def _normal(name: str) -> str:
