@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
 
 from rlzoo.cli.calibrate import calibrate
-from rlzoo.cli.command import Command, Group
 from rlzoo.cli.compare import compare
 from rlzoo.cli.doctor import doctor
 from rlzoo.cli.evaluate import evaluate
@@ -19,26 +19,19 @@ from rlzoo.cli.sweep import sweep
 from rlzoo.cli.sync import sync
 from rlzoo.cli.train import train
 from rlzoo.cli.ui import ui
+from rlzoo.core.errors import UserError
 from rlzoo.support.distribution import version as version_of
+
+ALONE = ("calibrate", "compare", "eval", "fairness", "replay", "rescore", "sweep")  # commands that need only one process
 
 app = typer.Typer(
     name="rlzoo",
-    cls=Group,
     help="Train language models with any clipping rule in the zoo, and compare the rules.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.command(cls=Command)(train)
-app.command(cls=Command)(sync)
-app.command(cls=Command)(sweep)
-app.command(cls=Command)(calibrate)
-app.command(cls=Command)(replay)
-app.command(cls=Command)(fairness)
-app.command(cls=Command)(rescore)
-app.command("eval", cls=Command)(evaluate)
-app.command(cls=Command)(compare)
-app.command(cls=Command)(ui)
-app.command(cls=Command)(doctor)
+for command in (train, sync, sweep, calibrate, replay, fairness, rescore, evaluate, compare, ui, doctor):
+    app.command("eval" if command is evaluate else None)(command)
 for name, group in GROUPS.items():
     app.add_typer(group, name=name)
 
@@ -51,6 +44,9 @@ def _version(show: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
-    pass
+    command, size = context.invoked_subcommand, os.environ.get("WORLD_SIZE", "1")
+    if command in ALONE and size != "1":
+        raise UserError(f"{command} runs in one process, but the environment has WORLD_SIZE={size}; unset it")

@@ -19,7 +19,6 @@ from rich.progress import (
 from rlzoo.cli.console import Plain
 
 REFRESHES = 2  # per second
-NARROW = 78  # terminal width in columns below which bars show less
 MEMORY = 3600.0  # seconds of history used to estimate the remaining time; a step of a large model can take minutes
 
 
@@ -28,10 +27,9 @@ class Bars(Progress):
 
     def __init__(self, console: Plain, *columns: ProgressColumn, is_quiet: bool = False, **options: Any) -> None:
         self._bars: dict[str, TaskID] = {}
-        left = (TextColumn("left"), TimeRemainingColumn())
-        timed = left if console.width < NARROW else (TimeElapsedColumn(), *left)
-        bar = () if console.width < NARROW else (BarColumn(16),)
-        usual = (TextColumn("{task.description}"), *bar, MofNCompleteColumn(), *timed, TextColumn("{task.fields[words]}"))
+        time = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+        words = (TextColumn("{task.description}"), TextColumn("{task.fields[words]}"))
+        usual = (words[0], BarColumn(16), MofNCompleteColumn(), *time, words[1])
         super().__init__(
             *(columns or usual),
             console=console,

@@ -2,101 +2,75 @@
 
 from __future__ import annotations
 
-import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
 from rlzoo.cli.console import Plain
+from rlzoo.cli.kinds import CLIPS, Kind
 from rlzoo.cli.options import loading
 from rlzoo.cli.portrait import COMPARED, as_dict, print_portraits
 from rlzoo.cli.tables import table
 
 if TYPE_CHECKING:
-    from rlzoo.core.policy import ClipPolicy
     from rlzoo.core.types import ClipInputs
-    from rlzoo.testing import Outcome, Portrait
+    from rlzoo.testing import Outcome
 
 STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "opted out": "dim"}
 SHOWN = 8  # maximum number of rows and of tokens to print for a failing input
 
 
-def check_rules(policies: Sequence[type[ClipPolicy]], *, as_json: bool) -> list[dict[str, Any]]:
-    """Check rules against the laws, print the outcomes with their portraits unless ``as_json``, and return them."""
+def check(kind: Kind, plugins: Sequence[Any], *, as_json: bool) -> list[dict[str, Any]]:
+    """Check rules, estimators or corrections against the laws; print the outcomes unless ``as_json``, and return them."""
     with loading():
-        from rlzoo.core.policy import with_defaults
+        from rlzoo import testing
         from rlzoo.core.zoo import load_zoo
-        from rlzoo.testing import check, portrait
-    console, reports = Plain(), list[dict[str, Any]]()
-    beside: Portrait | None = None
-    for policy in policies:
-        started = time.perf_counter()
-        made = with_defaults(policy)
-        outcomes = check(made)
-        try:
-            drawn = portrait(made)
-        except Exception:  # a rule that raises an error has already failed a law
-            drawn = None
-        reports.append({**_as_dict(policy, outcomes), "portrait": drawn and as_dict(drawn)})
-        if as_json:
-            continue
-        _print(console, policy, outcomes, time.perf_counter() - started)
-        if drawn is not None:
-            beside = beside or portrait(load_zoo()[COMPARED]())
-            print_portraits(console, [drawn] if policy.name == COMPARED else [drawn, beside])
-            console.print("")
-    return reports
-
-
-def check_parts(kind: str, parts: Sequence[Any], *, as_json: bool) -> list[dict[str, Any]]:
-    """Check estimators or corrections against their laws, print the outcomes unless ``as_json``, and return them."""
-    with loading():
-        from rlzoo.testing import ADVANTAGE_LAWS, CORRECTION_LAWS
         from rlzoo.testing.parts import broken
-    laws: Any = ADVANTAGE_LAWS if kind == "advantages" else CORRECTION_LAWS
-    console, reports = Plain(), list[dict[str, Any]]()
-    for part in parts:
-        found = dict(broken(laws, part))
-        outcomes = [
-            {
-                "law": law.name,
-                "status": "opted out" if law.name in part.exempt else "fail" if law.name in found else "pass",
-                "detail": part.exempt.get(law.name, found.get(law.name, "")),
-            }
-            for law in laws
-        ]
-        reports.append({"name": part.name, "laws": outcomes})
-        if as_json:
+    kinds: dict[str, Any] = {"advantages": testing.ADVANTAGE_LAWS, "corrections": testing.CORRECTION_LAWS}
+    laws, console, reports = kinds.get(kind.command, testing.LAWS), Plain(), list[dict[str, Any]]()
+    for plugin in plugins:
+        if kind is CLIPS:
+            outcomes = testing.check(plugin)
+        else:
+            failed, outcomes = dict(broken(laws, plugin)), []
+            for name in (law.name for law in laws):
+                status: Any = "opted out" if name in plugin.exempt else "fail" if name in failed else "pass"
+                outcomes.append(testing.Outcome(name, status, {**failed, **plugin.exempt}.get(name, "")))
+        reports.append(
+            {"policy" if kind is CLIPS else "name": plugin.name, "laws": [_as_dict(outcome) for outcome in outcomes]}
+        )
+        if not as_json:
+            _print(console, plugin, outcomes, {law.name: law.statement for law in laws})
+        if kind is not CLIPS:
             continue
-        rows = table("<law", "<", "<")
-        for outcome in outcomes:
-            rows.add_row(*map(Text, outcome.values()))
-        console.print(Text.assemble((part.name, "bold"), f"  {part.paper}"))
-        console.print(rows)
-        opted_out = sum(outcome["status"] == "opted out" for outcome in outcomes)
-        console.print(f"{len(laws) - len(found) - opted_out} kept, {len(found)} broken, {opted_out} opted out\n")
+        try:
+            portrait = testing.portrait(plugin)
+        except Exception:  # a rule that raises an error has already failed a law
+            reports[-1]["portrait"] = None
+            continue
+        reports[-1]["portrait"] = as_dict(portrait)
+        if not as_json:
+            beside = [] if plugin.name == COMPARED else [testing.portrait(load_zoo()[COMPARED]())]
+            print_portraits(console, [portrait, *beside])
     return reports
 
 
-def _print(console: Plain, policy: type[ClipPolicy], outcomes: list[Outcome], seconds: float) -> None:
-    from rlzoo.testing import LAWS
-
+def _print(console: Plain, plugin: Any, outcomes: list[Outcome], statements: dict[str, str]) -> None:
     rows = table("<", "<law", "<", "<")
-    for number, (law, outcome) in enumerate(zip(LAWS, outcomes, strict=True), start=1):
-        rows.add_row(str(number), law.name, Text(outcome.status, style=STYLES[outcome.status]), Text(outcome.detail))
-    statements = {law.name: law.statement for law in LAWS}
-    failed = [outcome for outcome in outcomes if outcome.status == "fail"]
-    opted_out, warned = (sum(outcome.status == status for outcome in outcomes) for status in ("opted out", "warn"))
-    console.print(Text.assemble((policy.name, "bold"), f"  {policy.paper}"))  # brackets are not markup
+    for number, outcome in enumerate(outcomes, start=1):
+        rows.add_row(str(number), outcome.law, Text(outcome.status, style=STYLES[outcome.status]), Text(outcome.detail))
+    console.print(Text.assemble((plugin.name, "bold"), f"  {plugin.paper}"))  # brackets are not markup
     console.print(rows)
-    for outcome in failed:
-        console.print(f"\n{outcome.law}: {statements[outcome.law]}", style="bold")
+    for outcome in outcomes:
+        if outcome.status == "fail":
+            console.print(f"\n{outcome.law}: {statements[outcome.law]}", style="bold")
         if outcome.inputs is not None:
             console.print(Text(f"fails on\n{describe(outcome.inputs)}"))
-    kept = len(outcomes) - len(failed) - opted_out
-    advice = f" ({warned} with a warning)" if warned else ""
-    console.print(f"{kept} kept{advice}, {len(failed)} broken, {opted_out} opted out, in {seconds:.1f} s\n")
+    count = Counter(outcome.status for outcome in outcomes)
+    advice = f" ({count['warn']} with a warning)" if count["warn"] else ""
+    console.print(f"{count['pass'] + count['warn']} kept{advice}, {count['fail']} broken, {count['opted out']} opted out\n")
 
 
 def describe(inputs: ClipInputs) -> str:
@@ -115,17 +89,12 @@ def _cut(words: list[str]) -> str:
     return " ".join([*words[:SHOWN], *(["..."] if len(words) > SHOWN else [])])
 
 
-def _as_dict(policy: type[ClipPolicy], outcomes: list[Outcome]) -> dict[str, Any]:
-    laws = [
-        {"law": each.law, "status": each.status, "detail": each.detail, "inputs": each.inputs and _tensors(each.inputs)}
-        for each in outcomes
-    ]
-    return {"policy": policy.name, "laws": laws}
-
-
-def _tensors(inputs: ClipInputs) -> dict[str, Any]:
-    """Return inputs as lists, truncated to `SHOWN` rows and tokens, because the inputs of some laws are long."""
+def _as_dict(outcome: Outcome) -> dict[str, Any]:
+    """Return an outcome with its inputs as lists, truncated to `SHOWN` rows and tokens, because some inputs are long."""
     from rlzoo.testing.data import ALL_FIELDS
 
-    given = {name: values for name in ALL_FIELDS if (values := getattr(inputs, name)) is not None}
-    return {name: values[:SHOWN, :SHOWN].tolist() for name, values in given.items()}
+    inputs = None
+    if outcome.inputs is not None:
+        tensors = {name: values for name in ALL_FIELDS if (values := getattr(outcome.inputs, name)) is not None}
+        inputs = {name: values[:SHOWN, :SHOWN].tolist() for name, values in tensors.items()}
+    return {"law": outcome.law, "status": outcome.status, "detail": outcome.detail, "inputs": inputs}

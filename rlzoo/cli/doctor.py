@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
-from collections.abc import Mapping
 from importlib import metadata
 
 from rich.text import Text
@@ -15,7 +13,7 @@ from rlzoo.cli.options import AsJson, loading
 from rlzoo.cli.tables import table
 from rlzoo.config.redaction import redact
 from rlzoo.core.discovery import DISTRIBUTION
-from rlzoo.support.distribution import leftovers, version
+from rlzoo.support.distribution import version
 
 REQUIRED = ("torch", "transformers", "accelerate", "mlflow", "pluggy", "pydantic", "typer", "rich")
 OPTIONAL = {
@@ -42,16 +40,11 @@ def doctor(as_json: AsJson = False) -> None:
         findings = examine()
     if as_json:
         print(json.dumps(findings, indent=2))
-    else:
-        show(findings)
-
-
-def show(findings: Mapping[str, str]) -> None:
-    """Print findings as two columns."""
+        return
     rows = table("<", "<", show_header=False)
-    for name, found in findings.items():
+    for name, finding in findings.items():
         # Text, so that rlzoo-llm[extra] is not read as markup; a command gets its own line, so that it is easy to copy
-        rows.add_row(name, Text(found.replace(": pip ", ":\npip "), overflow="fold"))
+        rows.add_row(name, Text(finding.replace(": pip ", ":\npip "), overflow="fold"))
     Plain().print(rows)
 
 
@@ -59,36 +52,24 @@ def examine() -> dict[str, str]:
     """Return findings by subject, each as one line of text."""
     import torch
 
-    from rlzoo.config.composition import config_names
     from rlzoo.core.zoo import load_zoo
     from rlzoo.journal.tracking.record import tracking_uri
 
     findings = {DISTRIBUTION: version(), "python": platform.python_version()}
-    if problem := leftovers():
-        findings["files"] = problem
-    findings |= {name: _installed(name) or "missing; reinstall rlzoo-llm" for name in REQUIRED}
+    findings |= {name: metadata.version(name) for name in REQUIRED}
     for name, (purpose, command) in OPTIONAL.items():
-        findings[name] = _installed(name) or f"not installed; needed for {purpose}: {command}"
+        try:
+            findings[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            findings[name] = f"not installed; needed for {purpose}: {command}"
     if torch.cuda.is_available():
         memory = torch.cuda.get_device_properties(0).total_memory / 2**30
         findings["accelerator"] = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, {memory:.0f} GiB each"
     else:
         findings["accelerator"] = "none; runs on the CPU"
-    findings["cpu threads"] = str(torch.get_num_threads())
     zoo = load_zoo()
     for source in dict.fromkeys(entry.source for entry in zoo.entries.values()):
         findings[f"rules of {source}"] = ", ".join(name for name, entry in zoo.entries.items() if entry.source == source)
     findings["skipped plugins"] = "; ".join(zoo.problems) or "none"
-    findings["configs"] = ", ".join(config_names())
     findings["MLflow store"] = redact(tracking_uri())
-    findings["current directory"] = (
-        "writable" if os.access(".", os.W_OK) else "not writable: use --output and MLFLOW_TRACKING_URI"
-    )
     return findings
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None

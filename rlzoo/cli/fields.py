@@ -19,14 +19,10 @@ if TYPE_CHECKING:
 def print_settings(console: Plain, fields: list[dict[str, Any]], option: str, required: Collection[str]) -> None:
     """Print a table of the fields that `settings` returns."""
     rows = table("<name", "<default", "<allowed", "<meaning", title=f"\nSettings ({option})")
-    cells = []
+    rows.columns[2].overflow = "fold"  # the name of an option may be wider than its column
     for field in fields:
         default = "required" if field["name"] in required else json.dumps(field["default"])
-        cells.append((field["name"], default, field["allowed"], field["description"]))
-        rows.add_row(*map(Text, cells[-1]))  # brackets in a description are not markup
-    if sum(max(map(len, column)) + 2 for column in zip(*cells, strict=True)) > console.width:
-        # as wide as the longest word; with only a minimum width, rich makes the table too wide and cuts off the last column
-        rows.columns[2].width = max(len(word) for _, _, allowed, _ in cells for word in allowed.split() or [""])
+        rows.add_row(*map(Text, (field["name"], default, field["allowed"], field["description"])))  # brackets are not markup
     console.print(rows)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,32 +20,28 @@ class Kind:
     command: str  # name of the group
     what: str  # one of its parts, with its article
     key: str  # the setting that selects a part
+    folder: str  # folder with the templates of a new part
 
     def shelf(self, plugins: list[str] | None = None) -> Shelf[Any]:
         """Return the loaded parts."""
         with loading():
             from rlzoo.core.zoo import load_zoo
         zoo = load_zoo(plugins or [])
-        return zoo if self.command == "clips" else getattr(zoo, self.command)
+        return zoo if self is CLIPS else getattr(zoo, self.command)
 
     def find(self, name: str, plugins: list[str] | None) -> tuple[Shelf[Any], list[Entry[Any]], bool]:
         """Return the shelf, the parts that a name, an alias or a path stands for, and whether it is a path."""
-        from rlzoo.core.zoo import is_path
-
         shelf = self.shelf(plugins)
-        if self.command == "clips":
-            check_rule_names([name])
         known = shelf.aliases[name][0] if name in shelf.aliases else name
-        looks_like_path = is_path(name, shelf) if self.command == "clips" else name.endswith(".py") or Path(name).is_dir()
-        is_misspelled = name.lower() in shelf and not Path(name).exists()  # only in capital letters
-        if known not in shelf and looks_like_path and not is_misspelled:
+        if known not in shelf and (name.endswith(".py") or os.sep in name or Path(name).is_dir()):
             shelf = self.shelf([name])
             return shelf, shelf.asked_for(), True
-        if self.command == "clips" and name not in shelf:
+        if self is CLIPS and name not in shelf:
+            check_rule_names([name])
             refuse_config(name)
         return shelf, [shelf.entries[shelf[known].name]], False  # raises an error that says why a part cannot be used
 
 
-CLIPS = Kind("clips", "a rule", "clip")
-ADVANTAGES = Kind("advantages", "an advantage estimator", "clip.advantage")
-CORRECTIONS = Kind("corrections", "a mismatch correction", "correction")
+CLIPS = Kind("clips", "a rule", "clip", "policy")
+ADVANTAGES = Kind("advantages", "an advantage estimator", "clip.advantage", "advantage")
+CORRECTIONS = Kind("corrections", "a mismatch correction", "correction", "correction")

@@ -67,15 +67,15 @@ def _environment(processes: int, config: RunConfig) -> dict[str, str]:
     """Return environment variables for the processes, omitting variables that the user has already set."""
     import torch
 
-    told = {
+    variables = {
         LAUNCHER: str(os.getpid()),
         COMMAND: typed_command(),
         "PYTHONSAFEPATH": "1",  # otherwise, `python -m rlzoo` imports from the working directory first
         "OMP_NUM_THREADS": str(max(1, cores() // processes)),
     }
     if not torch.cuda.is_available():
-        told |= {"DS_ACCELERATOR": "cpu"} if config.launch.deepspeed else {"ACCELERATE_USE_CPU": "true"}
-    return {name: value for name, value in told.items() if name not in os.environ}
+        variables |= {"DS_ACCELERATOR": "cpu"} if config.launch.deepspeed else {"ACCELERATE_USE_CPU": "true"}
+    return {name: value for name, value in variables.items() if name not in os.environ}
 
 
 def _run(processes: int, command: list[str], environment: dict[str, str]) -> None:

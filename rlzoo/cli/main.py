@@ -9,7 +9,6 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
-from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -46,20 +45,19 @@ def _end_at_once(signum: int, frame: FrameType | None) -> NoReturn:
 def main() -> NoReturn:
     """Run the command line and exit with 0 on success, 2 for a user error, 1 for any other error, 130 or 143 after a signal."""
     os.environ["PYTHONSAFEPATH"] = "1"  # child processes must not import from the working directory first
-    _open_closed_streams()
     signal.signal(signal.SIGTERM, _terminate)
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # sent when the terminal closes; ignored under nohup
         signal.signal(signal.SIGHUP, _terminate)
     try:
-        Path.cwd()  # raises an error if the directory was deleted, which would otherwise end torch's import
         if problem := damage():
             raise UserError(problem)
         if problem := leftovers():
             _complain(problem)
         gc.set_threshold(50_000, 10, 10)  # most of the objects that imports create are kept
         from rlzoo.cli.app import app
+        from rlzoo.cli.usage import with_home
 
-        app()
+        sys.exit(app([with_home(word) for word in sys.argv[1:]], prog_name="rlzoo", standalone_mode=False) or DONE)
     except KeyboardInterrupt:  # Ctrl-C before the start of a command that handles it
         sys.exit(INTERRUPTED)
     except UserError as error:
@@ -69,28 +67,20 @@ def main() -> NoReturn:
         _complain(": ".join([*getattr(error, "__notes__", ()), str(error)]))
         sys.exit(FAILED)
     except OSError as error:
-        if error.filename is None and error.errno == errno.ENOENT and Path().stat().st_nlink == 0:
-            _complain("the current directory was deleted; change to another one")
-        elif error.filename is None and error.errno not in NO_ROOM:
+        if error.filename is None and error.errno not in NO_ROOM:
             _show_traceback()
         else:
-            _complain(": ".join(str(part) for part in (error.filename, error.strerror or error) if part is not None))
+            _complain(": ".join(str(text) for text in (error.filename, error.strerror or error) if text is not None))
         sys.exit(FAILED)
-    except Exception:
+    except Exception as error:
+        if hasattr(error, "format_message"):  # a mistake on the command line; typer's errors have no public names
+            from rlzoo.cli.usage import explain_usage
+
+            if line := explain_usage(error):
+                _complain(line)
+            sys.exit(USERS_MISTAKE)
         _show_traceback()
         sys.exit(FAILED)
-    sys.exit(DONE)
-
-
-def _open_closed_streams() -> None:
-    """Open closed standard streams (as with ``>&-``) on /dev/null, so that no other file gets their descriptors."""
-    for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # returns the lowest free descriptor, which is this one
-        if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(descriptor, mode, closefd=False, encoding="utf-8"))
 
 
 def _complain(text: str) -> None:

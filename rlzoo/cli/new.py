@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import keyword
 import shlex
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
-from rlzoo.cli.kinds import ADVANTAGES, CLIPS, CORRECTIONS, Kind
+from rlzoo.cli.kinds import CLIPS, Kind
 from rlzoo.cli.options import loading
 from rlzoo.core.discovery import DISTRIBUTION
 from rlzoo.core.errors import UserError
 from rlzoo.support.distribution import version
-
-LONGEST = 40  # characters of a name
-TAKEN = {
-    *keyword.kwlist, "Annotated", "ClassVar", "Field", "Width", "ClipBand", "ClipInputs", "ClipPolicy", "ClipResult",
-    "AdvantageEstimator", "AdvantageInputs", "Correction", "CorrectionInputs", "Tensor",
-}  # fmt: skip
-"""Class names that would clash with keywords or with imports in the generated module."""
-
-FOLDERS = {CLIPS: "policy", ADVANTAGES: "advantage", CORRECTIONS: "correction"}
-"""The folder with the templates of each kind."""
 
 
 def write(kind: Kind, name: str, folder: Path) -> None:
@@ -39,22 +28,20 @@ def write(kind: Kind, name: str, folder: Path) -> None:
         raise UserError(f"name {name!r}: expected lower-case words of letters and digits, joined by hyphens, such as 'my-rule'")
     shelf = kind.shelf()
     short, title = name.replace("-", "_"), "".join(word.capitalize() for word in name.split("-"))
-    part = name if kind is CLIPS else short
-    if part in shelf:
-        raise UserError(f"name {part!r} is taken by {shelf.entries[part].source}; choose another")
-    if len(name) > LONGEST or title in TAKEN or find_spec(f"rlzoo_{short}"):
-        raise UserError(
-            f"name {name!r} cannot be used: it is too long, or its module or class name is already in use; choose another"
-        )
+    registered = name if kind is CLIPS else short
+    if registered in shelf:
+        raise UserError(f"name {registered!r} is taken by {shelf.entries[registered].source}; choose another")
+    if find_spec(f"rlzoo_{short}"):
+        raise UserError(f"name {name!r}: a module rlzoo_{short} is already installed; choose another")
     words = {
         "name": name,
-        "part": part,
+        "part": registered,
         "short": short,
         "module": f"rlzoo_{short}",
         "title": title,
         "what": kind.what,
         "command": kind.command,
-        "option": f"--clip {part}" if kind is CLIPS else f"--clip grpo --set {kind.key}={part}",
+        "option": f"--clip {registered}" if kind is CLIPS else f"--clip grpo --set {kind.key}={registered}",
         "requirement": f"{DISTRIBUTION}>={'.'.join(version().split('.')[:2])}",
         "api": "{}.{}".format(*API_VERSION),
     }
@@ -64,8 +51,8 @@ def write(kind: Kind, name: str, folder: Path) -> None:
     files = {
         "pyproject.toml.txt": "pyproject.toml",
         "README.md.txt": "README.md",
-        f"{FOLDERS[kind]}/module.py.txt": "$module.py",
-        f"{FOLDERS[kind]}/test_module.py.txt": "tests/test_$short.py",
+        f"{kind.folder}/module.py.txt": "$module.py",
+        f"{kind.folder}/test_module.py.txt": "tests/test_$short.py",
     }
     templates = resources.files("rlzoo.cli") / "assets" / "new"
     try:

@@ -55,13 +55,11 @@ def names_in(option: str, text: str, wanted: str) -> tuple[str, ...]:
 
 
 def refuse_config(name: str) -> None:
-    """Raise `UserError` if a name belongs to a shipped config; the message names the rule that the config uses."""
-    from rlzoo.config.composition import clip_name, config_names, read_config
+    """Raise `UserError` if a name belongs to a shipped config."""
+    from rlzoo.config.composition import config_names
 
     if name in config_names():
-        rule = clip_name(read_config(name))
-        also = f"; to see its rule, run: rlzoo clips show {rule}" if rule else ""
-        raise UserError(f"{name!r} is a config, not a rule: use --config {name}{also}")
+        raise UserError(f"{name!r} is a config, not a rule: use --config {name}")
 
 
 class Lasting:

@@ -48,21 +48,14 @@ def clips_portrait(
             refuse_config(name)
     policies = {name: with_defaults(zoo[name]) for name in dict.fromkeys(names)}
     ratios = sorted({*RATIOS, *CURVE})
-    portraits = {name: portrait(policy, lengths=DRAWN, ratios=ratios) for name, policy in policies.items()}
     edges, weights = {}, {}
-    for name, drawn in portraits.items():
-        cuts = drawn.edges.values()
-        edges[name] = (
-            figures.Series(DRAWN, [each.high for each in cuts]),
-            figures.Series(DRAWN, [each.low for each in cuts]),
-        )
-        weights[name] = (
-            figures.Series(ratios, list(drawn.positive.values())),
-            figures.Series(ratios, list(drawn.negative.values())),
-        )
-        portraits[name] = _thinned(drawn)
+    for name, policy in policies.items():
+        drawn = portrait(policy, lengths=DRAWN, ratios=ratios)
+        ends = ([edge.high for edge in drawn.edges.values()], [edge.low for edge in drawn.edges.values()])
+        edges[name] = (figures.Series(DRAWN, ends[0]), figures.Series(DRAWN, ends[1]))
+        by_sign = (list(drawn.positive.values()), list(drawn.negative.values()))
+        weights[name] = (figures.Series(ratios, by_sign[0]), figures.Series(ratios, by_sign[1]))
     figure = figures.edges_and_weights(edges, weights)
-    check_page(output, MARK.encode(), "portrait", "--output")
     try:
         if output.suffix == ".svg":
             output.write_text(f"<!-- {MARK} -->\n{figures.svg(figure)}", encoding="utf-8")
@@ -70,20 +63,12 @@ def clips_portrait(
             figure.savefig(output, dpi=150, metadata={"Software": MARK})
     except OSError as error:
         raise UserError(f"--output {str(output)!r} cannot be written: {error.strerror or error}") from error
+    portraits = {name: portrait(policy) for name, policy in policies.items()}
     if as_json:
         print(json.dumps({name: as_dict(drawn) for name, drawn in portraits.items()}, indent=2))
         return
     print_portraits(Plain(), list(portraits.values()))
     print(f"wrote {output}")
-
-
-def _thinned(drawn: Portrait) -> Portrait:
-    """Reduce a portrait to the lengths and ratios that are printed."""
-    from rlzoo.testing.portrait import LENGTHS, RATIOS
-
-    edges = {length: drawn.edges[length] for length in LENGTHS}
-    positive, negative = ({ratio: weights[ratio] for ratio in RATIOS} for weights in (drawn.positive, drawn.negative))
-    return dataclasses.replace(drawn, edges=edges, positive=positive, negative=negative)
 
 
 def print_portraits(console: Plain, portraits: Sequence[Portrait]) -> None:
@@ -95,7 +80,7 @@ def print_portraits(console: Plain, portraits: Sequence[Portrait]) -> None:
         ]
         for length, edge in drawn.edges.items():
             name = drawn.name if length == next(iter(drawn.edges)) else ""
-            rows.add_row(name, str(length), *(_cell(each, "+.3g") for each in (edge.high, edge.low, edge.ceiling)))
+            rows.add_row(name, str(length), *(_cell(end, "+.3g") for end in (edge.high, edge.low, edge.ceiling)))
         if has_inward:
             rows.add_row("", "", f"cut below ratio 1 where A > 0: {', '.join(has_inward)}")
     console.print("log-ratio at which the gradient ends, by response length L", style="bold")

@@ -21,6 +21,7 @@ from rlzoo.measure.printable import printable
 
 SPEED = "throughput/tokens_per_second"
 WIDEST, NARROWEST = 40, 8  # characters of a sparkline
+SIGNS = "▁▂▃▄▅▆▇█"
 
 
 class View(NamedTuple):
@@ -55,12 +56,9 @@ SHOWN = (
 
 def metrics_shown(held_out: str) -> tuple[Shown, ...]:
     """Return `SHOWN` with the held-out score labelled ``held_out``, which is ``"accuracy"`` or ``"reward"``."""
-    return tuple(
-        each._replace(label=f"held-out {held_out}", word="accuracy" if held_out == "accuracy" else f"held-out {held_out}")
-        if each.metric == "eval/accuracy"
-        else each
-        for each in SHOWN
-    )
+    score = f"held-out {held_out}"
+    score_shown = SHOWN[1]._replace(label=score, word="accuracy" if held_out == "accuracy" else score)
+    return (SHOWN[0], score_shown, *SHOWN[2:])
 
 
 class Curves:
@@ -77,29 +75,28 @@ class Curves:
 
     def lines(self, console: Plain) -> Iterator[Text]:
         """Yield one line, no wider than the console, for each metric that was measured."""
-        signs, arrow = ("▁▂▃▄▅▆▇█", "→") if console.encoding.startswith("utf") else (".:-=+*#@", "->")
         measured = [(shown, values) for shown, values in self._values.items() if values]
         rows = [(shown.label, shown.number(values[0]), shown.number(values[-1]), values) for shown, values in measured]
         label, first, last = (max((len(row[column]) for row in rows), default=0) for column in range(3))
-        width = min(WIDEST, max(NARROWEST, console.width - label - first - last - len(arrow) - 6))
+        width = min(WIDEST, max(NARROWEST, console.width - label - first - last - 7))
         for name, begin, now, values in rows:
-            line = Text(f"{name:<{label}}  {sparkline(values, width, signs):<{width}}  ", no_wrap=True)
-            line.append(f"{begin:>{first}} {arrow} ", style="dim").append(f"{now:>{last}}", style="bold")
+            line = Text(f"{name:<{label}}  {sparkline(values, width):<{width}}  ", no_wrap=True)
+            line.append(f"{begin:>{first}} → ", style="dim").append(f"{now:>{last}}", style="bold")
             line.truncate(console.width)
             yield line
 
 
-def sparkline(values: Sequence[float], width: int, signs: str) -> str:
+def sparkline(values: Sequence[float], width: int) -> str:
     """Draw values as a row of characters; each character shows the mean of roughly the same number of values.
 
     Example:
-        >>> sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8, "▁▂▃▄▅▆▇█")
+        >>> sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8)
         '▁▂▃▄▅▆▇█'
     """
-    means = [part.mean() for part in np.array_split(values, min(width, len(values)))]
+    means = [chunk.mean() for chunk in np.array_split(values, min(width, len(values)))]
     low, high = min(means), max(means)
-    scale = (len(signs) - 1) / (high - low) if high > low else 0.0
-    return "".join(signs[round((mean - low) * scale)] for mean in means)
+    scale = (len(SIGNS) - 1) / (high - low) if high > low else 0.0
+    return "".join(SIGNS[round((mean - low) * scale)] for mean in means)
 
 
 class Screen(Bars):
@@ -181,7 +178,7 @@ def shown(
     def print_line(step: int, metrics: Mapping[str, float]) -> None:
         while titles:
             console.print(titles.pop())
-        words = [f"{each.word} {each.number(metrics[each.metric])}" for each in described if each.metric in metrics]
+        words = [f"{shown.word} {shown.number(metrics[shown.metric])}" for shown in described if shown.metric in metrics]
         words += [f"{metrics[SPEED]:,.0f} tok/s"] if SPEED in metrics else []
         console.print("  ".join([f"step {step}/{steps}", *words]))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import json
 import logging
 import os
@@ -16,7 +15,7 @@ import typer
 
 from rlzoo.cli import complete
 from rlzoo.cli.chart import clip_by_length, clip_in_words
-from rlzoo.cli.console import Plain, last_words, show_log
+from rlzoo.cli.console import Plain, show_log
 from rlzoo.cli.options import Configs, Overrides, Plugins, Quiet, check_rule_names, lasting_output, loading
 from rlzoo.core.errors import UserError
 
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from rlzoo.training.train import RunResult
 
 logger = logging.getLogger("rlzoo")
-
-MOST_READ = 50  # maximum number of runs to read from a folder at the end of a run
 
 
 @lasting_output()
@@ -103,11 +100,9 @@ def train(
         if resume:
             check_unchanged(run, run_facts(run), allow_changed=allow_changed)
         flags = {"--quiet": quiet, "--json": as_json, "--allow-changed": allow_changed}
-        launch(run, resume=resume, options=[flag for flag, is_given in flags.items() if is_given])
+        launch(run, resume=resume, options=[flag for flag, is_set in flags.items() if is_set])
     else:
-        given = f"the rule of {' and '.join(map(str, config))}" if config else "the default rule"
-        text = f"no --clip: training with {given}, {run.clip.name}; see `rlzoo clips list` for others"
-        _train(run, resume, allow_changed, quiet, as_json, note="" if clip or resume else text)
+        _train(run, resume, allow_changed, quiet, as_json)
 
 
 def run_to_resume(output: Path | None) -> tuple[Path]:
@@ -120,7 +115,7 @@ def run_to_resume(output: Path | None) -> tuple[Path]:
     return (output / "config.yaml",)
 
 
-def _train(run: RunConfig, resume: bool, allow_changed: bool, is_quiet: bool, as_json: bool, note: str) -> None:
+def _train(run: RunConfig, resume: bool, allow_changed: bool, is_quiet: bool, as_json: bool) -> None:
     """Train in this process; if a launcher started several processes, only the first one prints."""
     from rlzoo.cli.progress import shown
 
@@ -132,17 +127,15 @@ def _train(run: RunConfig, resume: bool, allow_changed: bool, is_quiet: bool, as
     console = Plain()
     title = f"{run.clip.name} on {run.task.name}, model {run.model.path}, seed {run.seed}"
     held_out, is_silent = held_out_score(run), is_quiet or not is_main
-    with last_words(), shown(console, title, run.steps, held_out, run=path, is_quiet=is_silent, as_json=as_json) as view:
+    with shown(console, title, run.steps, held_out, run=path, is_quiet=is_silent, as_json=as_json) as view:
         from rlzoo.models.processes import leave_process_group
         from rlzoo.training.train import train as learn  # this import takes seconds, so the display starts first
 
         is_new = not resume
 
         def observe(step: int, metrics: Mapping[str, float]) -> None:
-            nonlocal is_new, note
-            if note:
-                logger.info("%s", note)
-            is_new, note = True, ""
+            nonlocal is_new
+            is_new = True
             view.step(step, metrics)
 
         gc.freeze()  # half a million objects, which collections would look at again and again
@@ -170,8 +163,8 @@ def _print_result(console: Plain, result: RunResult, held_out: str, *, is_quiet:
     accuracies = [metrics["eval/accuracy"] for metrics in result.metrics if "eval/accuracy" in metrics]
     if as_json:
         first, last = (accuracies[0], accuracies[-1]) if accuracies else (None, None)
-        told = {"run": str(result.path), "mlflow_run": result.mlflow_run_id, "accuracy_first": first, "accuracy_last": last}
-        console.out(json.dumps({"result": told}), highlight=False)
+        summary = {"run": str(result.path), "mlflow_run": result.mlflow_run_id, "accuracy_first": first, "accuracy_last": last}
+        console.out(json.dumps({"result": summary}), highlight=False)
         return
     if accuracies:
         console.print(f"held-out {held_out} {accuracies[0]:.3f} -> {accuracies[-1]:.3f}")
@@ -184,23 +177,7 @@ def _print_result(console: Plain, result: RunResult, held_out: str, *, is_quiet:
     page, folder = result.path / "figures" / "completions.html", result.path.parent
     if page.is_file():
         console.print(f"clip decisions in individual responses: {page}")
-    if _are_comparable(folder):
+    if len(list(folder.glob("*/summary.json"))) > 1:
         console.print(f"compare the finished runs in {folder}: rlzoo compare {shlex.quote(str(folder))}")
     if result.mlflow_run_id:
         console.print("view the runs in MLflow: rlzoo ui")
-
-
-def _are_comparable(folder: Path) -> bool:
-    """Return whether a folder contains between 2 and `MOST_READ` finished runs that can be compared."""
-    from rlzoo.lab.compare import labelled
-    from rlzoo.lab.runs import find_runs
-
-    try:
-        runs = [file.parent for file in itertools.islice(folder.glob("*/summary.json"), MOST_READ + 1)]
-        if not 2 <= len(runs) <= MOST_READ:
-            return False
-        records, _ = find_runs(runs)
-        labelled(records)  # raises an error if two runs have the same label and seed
-    except (OSError, UserError):
-        return False
-    return len(records) > 1

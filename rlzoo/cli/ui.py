@@ -8,6 +8,7 @@ import os
 import shlex
 import socket
 import sys
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -17,9 +18,7 @@ from rlzoo.config.redaction import redact
 from rlzoo.core.errors import UserError
 
 HOST = "127.0.0.1"
-ANY_HOST = {"": HOST, "0.0.0.0": HOST, "::": "::1"}  # hosts that mean all addresses, and an address that a browser can open
-JOBS = "MLFLOW_SERVER_ENABLE_JOB_EXECUTION"
-CHECKS_OFF = "MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE"
+ANY_HOST = {"0.0.0.0": HOST, "::": "::1"}  # hosts that mean all addresses, and an address that a browser can open
 
 
 def ui(
@@ -47,10 +46,7 @@ def ui(
             f"{without_password(uri)} does not exist: no run has been tracked here yet; train first (rlzoo train --clip fspo), "
             "or change to the folder that contains your runs"
         )
-    _refuse_without_checks()
-    host = host.removeprefix("[").removesuffix("]")
-    addresses = _addresses(host, port)
-    is_local = all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for _, address in addresses)
+    is_local = _is_local(host)
     if not is_local and not allow_remote:
         raise UserError(
             f"--host {host!r} can be reached from other machines, and MLflow has no authentication; use a tunnel "
@@ -63,13 +59,12 @@ def ui(
             file=sys.stderr,
             flush=True,
         )
-    for family, address in addresses:
-        with socket.socket(family) as probe:
-            if probe.connect_ex((address, port)) == 0:
-                raise UserError(f"port {port} is taken; choose another with --port")
+    name = ANY_HOST.get(host, host)
+    with suppress(OSError), socket.create_connection((name, port), timeout=1):
+        raise UserError(f"port {port} is taken; choose another with --port")
     print(f"Starting MLflow on {redact(uri)} (Ctrl-C stops it) ...", flush=True)
     # pass the store in the environment, since every user of this machine can read command lines
-    quiet = {JOBS: "false", "MLFLOW_LOGGING_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore"}
+    quiet = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_LOGGING_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore"}
     environment = quiet | os.environ | {"MLFLOW_BACKEND_STORE_URI": uri}
     experiment = latest_experiment()
     differing = [] if experiment is None else differing_settings(experiment)
@@ -79,7 +74,6 @@ def ui(
             "some of the runs, or use: rlzoo compare RUNS",
             flush=True,
         )
-    name = ANY_HOST.get(host, host)
     address = f"http://{f'[{name}]' if ':' in name else name}:{port}"
     page = address if experiment is None else f"{address}{view_path(experiment)}"
     # by default, MLflow starts four workers and a job queue, each of which imports MLflow; a single user needs one worker
@@ -87,29 +81,13 @@ def ui(
     # by default, uvicorn imports the app from the working directory first
     folder = str(importlib.metadata.distribution("mlflow").locate_file("."))
     command += ["--uvicorn-opts", shlex.join(["--app-dir", folder, "--log-level", "error"])]
-    is_linked = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-    print(f"In about ten seconds, open {linked(page) if is_linked else page}", flush=True)
+    print(f"In about ten seconds, open {page}", flush=True)
     os.execve(sys.executable, command, environment)  # the server needs none of the libraries imported here
 
 
-def linked(address: str) -> str:
-    """Return an address as a terminal hyperlink (OSC 8), which stays one link if the terminal wraps it."""
-    return f"\x1b]8;;{address}\x1b\\{address}\x1b]8;;\x1b\\"
-
-
-def _refuse_without_checks() -> None:
-    """Raise `UserError` if the environment disables MLflow's protection against requests from other websites in the browser."""
-    if os.environ.get(CHECKS_OFF, "").lower() not in ("", "0", "false", "f", "no", "n", "off"):
-        raise UserError(f"{CHECKS_OFF} is set, which disables MLflow's security checks; unset it")
-    for name in ("MLFLOW_SERVER_ALLOWED_HOSTS", "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS"):
-        if "*" in (entry.strip() for entry in os.environ.get(name, "").split(",")):
-            raise UserError(f"{name} allows everything, which disables MLflow's security checks; list what is allowed")
-
-
-def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
-    """Return every address to which a host resolves."""
+def _is_local(host: str) -> bool:
+    """Return whether only this machine can reach a host; a name other than localhost may stand for any address."""
     try:
-        found = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM)
-    except (socket.gaierror, UnicodeError) as error:
-        raise UserError(f"--host {host!r} is not a name or address of this machine") from error
-    return [(family, str(address[0])) for family, _, _, _, address in found]
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

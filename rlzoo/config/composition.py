@@ -35,10 +35,10 @@ def read_config(config: str | Path, plugins: Sequence[str | Path] = ()) -> dict[
     """
     try:
         shipped = [folder / f"{config}.yaml" for folder in config_folders()]
-        own = user_path(config)
-        if not any(file.is_file() for file in [*shipped, own]):
-            shipped += [file for name, file in plugin_configs(plugins).items() if name == str(config)]
-        path = next((file for file in shipped if file.is_file()), own)
+        file = user_path(config)
+        if not any(path.is_file() for path in [*shipped, file]):
+            shipped += [path for name, path in plugin_configs(plugins).items() if name == str(config)]
+        path = next((path for path in shipped if path.is_file()), file)
         text = read_text(path, SETTINGS)
     except NotReadError as error:
         raise UserError(f"config {str(path)!r} {error.strerror}") from error
@@ -70,8 +70,8 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
             value = parse_yaml(text)
         except UnreadableError as error:
             raise UserError(f"--set {shown(override)}: {shown(text)} is not a YAML value: {error}") from error
-        for part in reversed(key.split(".")):
-            value = {part: value}
+        for name in reversed(key.split(".")):
+            value = {name: value}
         parsed = merge(parsed, value, is_one_layer=True)
     return parsed
 
@@ -101,16 +101,16 @@ def listed(plugins: object) -> Sequence[str]:
 
 def for_clip(layer: Mapping[str, Any], name: str | None) -> dict[str, Any]:
     """Apply a layer's ``per_clip`` settings for one policy, and drop the layer's settings for other policies."""
-    own = {key: value for key, value in layer.items() if key != "per_clip"}
-    if isinstance(own.get("clip"), str):
-        own["clip"] = {"name": own["clip"]}
-    if (clip_name(own) or name) != name:
-        del own["clip"]
+    settings = {key: value for key, value in layer.items() if key != "per_clip"}
+    if isinstance(settings.get("clip"), str):
+        settings["clip"] = {"name": settings["clip"]}
+    if (clip_name(settings) or name) != name:
+        del settings["clip"]
     per_clip = layer.get("per_clip") or {}
     changed = per_clip.get(name) or {} if isinstance(per_clip, dict) else None
     if not isinstance(changed, dict):
         raise UserError(f"per_clip must map the names of rules to settings, not {shown(per_clip)}")
-    return merge(own, changed)
+    return merge(settings, changed)
 
 
 NAMED = ("advantage", "clip", "correction", "task")

@@ -286,7 +286,7 @@ class RunConfig(Settings):
     @classmethod
     def compose(
         cls,
-        configs: Sequence[str | Path] = (),
+        configs: str | Path | Sequence[str | Path] = (),
         *,
         clip: str | None = None,
         overrides: Sequence[str] = (),
@@ -300,7 +300,7 @@ class RunConfig(Settings):
         A config's ``per_clip`` section holds settings for individual rules; only the settings for the chosen rule apply.
 
         Args:
-            configs: names of shipped configs, or paths of config files.
+            configs: names of shipped configs, or paths of config files; a single one needs no list.
             clip: name of the rule; takes precedence over the configs.
             overrides: ``"section.key=value"`` strings, with values in YAML.
             plugins: plugin files and folders, in addition to those listed in the configs.
@@ -312,6 +312,7 @@ class RunConfig(Settings):
             UserError: a setting is not valid, or ``overrides`` contradict ``clip`` or ``settings``; the message says what was
                 given, what is allowed and what to do.
         """
+        configs = [configs] if isinstance(configs, str | Path) else configs
         layers = [read_config(config, plugins) for config in configs]
         for file, layer in zip(map(user_path, configs), layers, strict=True):
             if layer.get("plugins") and file.is_file() and (file.parent / "run.json").is_file():

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import importlib.util
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -51,7 +49,7 @@ class Plugin:
         """The folder of the plugin's package, found without importing it; None for a single-file plugin."""
         if self.file is not None:
             return self.file.parent if self.file.name == "__init__.py" else None
-        if "." in self.module or not self.module:
+        if "." in self.module:
             return None  # finding a submodule would import its package
         spec = importlib.util.find_spec(self.module)
         return Path(next(iter(spec.submodule_search_locations))) if spec and spec.submodule_search_locations else None
@@ -98,11 +96,11 @@ def plugin_configs(paths: Sequence[str | Path] = ()) -> dict[str, Path]:
     """
     allowed = allowed_names()
     installed = (plugin for plugin in installed_plugins() if not plugin.bundled and (allowed is None or plugin.names & allowed))
-    found: dict[str, Path] = {}
+    configs: dict[str, Path] = {}
     for plugin in [*installed, *named_plugins(paths)]:
         if package := plugin.package:
-            found |= {f"{plugin.name}/{file.stem}": file for file in sorted((package / "configs").glob("*.yaml"))}
-    return found
+            configs |= {f"{plugin.name}/{file.stem}": file for file in sorted((package / "configs").glob("*.yaml"))}
+    return configs
 
 
 def _without_repeats(paths: Sequence[str | Path]) -> Iterator[tuple[Path, list[Plugin]]]:
@@ -119,9 +117,9 @@ def _without_repeats(paths: Sequence[str | Path]) -> Iterator[tuple[Path, list[P
 def _identity(plugin: Plugin) -> tuple[str, str]:
     """Return the key that a plugin shares with its copies: its name and a digest of its code."""
     assert plugin.file is not None, "the user named the plugin"
-    whole = plugin.file.parent if plugin.file.name == "__init__.py" else plugin.file
-    name = re.sub(r"-\d+$", "", whole.stem)  # a run directory numbers the copies of plugins that share a name
-    return name, digest(whole)
+    path = plugin.file.parent if plugin.file.name == "__init__.py" else plugin.file
+    name = re.sub(r"-\d+$", "", path.stem)  # a run directory numbers the copies of plugins that share a name
+    return name, digest(path)
 
 
 def installed_plugins() -> list[Plugin]:
@@ -131,18 +129,15 @@ def installed_plugins() -> list[Plugin]:
     for point in metadata.entry_points(group=PROJECT):
         name, version = named(point.dist)
         source, normal = f"{name} {version}".rstrip(), _normal(name)
-        bundled, match = normal == DISTRIBUTION, point.pattern.match(point.value)
-        load, module = (point.load, point.module) if match else (functools.partial(importlib.import_module, point.value), "")
-        plugins.append(Plugin(point.name, source, load, bundled, asked_for=False, module=module, distribution=normal))
+        bundled, module = normal == DISTRIBUTION, point.module
+        plugins.append(Plugin(point.name, source, point.load, bundled, asked_for=False, module=module, distribution=normal))
     return sorted(plugins, key=lambda plugin: (not plugin.bundled, plugin.name, plugin.source))
 
 
 def _name_and_version(distribution: metadata.Distribution | None) -> tuple[str, str]:
-    with suppress(Exception):  # without METADATA, as after an interrupted installation, or with a damaged one
-        if distribution:
-            name, version = (distribution.metadata.get_all(key) or [""] for key in ("Name", "Version"))
-            return name[0] or "unknown distribution", version[0]
-    return "unknown distribution", ""
+    assert distribution, "entry points of installed distributions have one"
+    name, version = (distribution.metadata.get_all(key, [""])[0] for key in ("Name", "Version"))
+    return name or "unknown distribution", version  # METADATA is missing if pip was interrupted
 
 
 def _normal(name: str) -> str:
@@ -156,13 +151,13 @@ def _resolved(path: str | Path) -> Path:
         UserError: the path is not a valid file name.
     """
     try:
-        whole = Path(path).expanduser().resolve()
-        whole.lstat()  # in Python 3.14 and later, exists() hides errors
+        absolute = Path(path).expanduser().resolve()
+        absolute.lstat()  # in Python 3.14 and later, exists() hides errors
     except (FileNotFoundError, NotADirectoryError):
         pass  # reported by `_from_path`
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"plugin {shown(str(path))} cannot be accessed: {error}") from error
-    return whole
+    return absolute
 
 
 def _from_path(path: Path) -> Iterator[Plugin]:

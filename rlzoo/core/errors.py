@@ -89,7 +89,7 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
         prefix: path of the settings in the run's configuration, such as ``"clip."``.
     """
     first = error.errors()[0]
-    location = [str(part) for part in first["loc"]]
+    location = [str(key) for key in first["loc"]]
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, UserError):
         return str(cause)
@@ -115,7 +115,7 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
 def first_mistake(error: ValidationError) -> str:
     """Format the first problem that pydantic found in data written by a program: its place, and what is expected there."""
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
+    where = ".".join(str(key) for key in first["loc"])
     message = str(first["msg"])
     return f"{where}: {message[:1].lower()}{message[1:]}".lstrip(": ")
 
@@ -140,20 +140,20 @@ OTHER_NAMES = {
 def keys_called(name: str, model: type[BaseModel], prefix: str = "") -> list[str]:
     """Return the dotted keys of the settings that have this name in rlzoo or in another library."""
     wanted = {name, OTHER_NAMES.get(name, name)}
-    found: list[str] = []
+    keys: list[str] = []
     for key, field in model.model_fields.items():
         inner: Any = field.annotation
         if hasattr(inner, "model_fields"):
-            found += keys_called(name, inner, f"{prefix}{key}.")
+            keys += keys_called(name, inner, f"{prefix}{key}.")
         elif key in wanted and prefix:
-            found.append(f"{prefix}{key}")
-    return found
+            keys.append(f"{prefix}{key}")
+    return keys
 
 
 def _section(model: type[BaseModel], location: list[str]) -> type[BaseModel] | None:
     section: type[BaseModel] | None = model
-    for part in location:
-        field = section.model_fields.get(part) if section else None
+    for key in location:
+        field = section.model_fields.get(key) if section else None
         inner: Any = field.annotation if field else None
         section = inner if hasattr(inner, "model_fields") else None
     return section

@@ -328,11 +328,6 @@ def _is_taken(path: Path) -> bool:
     return any(plugin.asked_for for shelf in (zoo, zoo.advantages, zoo.corrections) for plugin in shelf.contested.values())
 
 
-def is_path(name: str, shelf: Shelf[Any]) -> bool:
-    """Return whether a NAME|PATH argument of the command line is the path of a plugin."""
-    return name not in shelf and (not NAME.fullmatch(name) or name.endswith(".py") or Path(name).is_dir())
-
-
 @functools.cache
 def _warn_once(text: str) -> None:
     logger.warning(text)

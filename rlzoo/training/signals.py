@@ -17,9 +17,6 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 ONE_PRESS = 1.0  # seconds within which signals count as one signal, because a terminal and a launcher may both forward a Ctrl-C
 
-LAST = "is_last"
-"""Attribute of the log record with which a stopped run ends, so that a display can print it last."""
-
 logger = logging.getLogger("rlzoo")
 
 
@@ -35,7 +32,7 @@ class StopRequest:
 
         A rank that received no signal stops as if it had received SIGTERM.
         """
-        logger.warning(message, extra={LAST: True})
+        logger.warning(message)
         if self.signal == signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(128 + signal.SIGTERM)

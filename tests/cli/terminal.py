@@ -25,10 +25,10 @@ class Terminal:
         while place < len(text):
             char = text[place]
             if char == "\x1b":
-                found = ESCAPE.match(text, place)
-                assert found, repr(text[place : place + 20])
-                self._control(found["arguments"], found["kind"])
-                place = found.end()
+                escape = ESCAPE.match(text, place)
+                assert escape, repr(text[place : place + 20])
+                self._control(escape["arguments"], escape["kind"])
+                place = escape.end()
                 continue
             place += 1
             if char == "\r":
@@ -99,9 +99,9 @@ class Pseudo:
                 return
             waiting += more
             # an incomplete character or sequence waits for the rest
-            whole = waiting.decode(errors="ignore")
-            cut = whole.rfind("\x1b") if re.search(r"\x1b\[?[?0-9;]*$", whole) else len(whole)
-            text = whole[:cut]
+            decoded = waiting.decode(errors="ignore")
+            cut = decoded.rfind("\x1b") if re.search(r"\x1b\[?[?0-9;]*$", decoded) else len(decoded)
+            text = decoded[:cut]
             waiting = waiting[len(text.encode()) :]
             self.raw += text
             self.screen.feed(text)

@@ -68,8 +68,8 @@ def test_a_changed_plugin_is_named_and_taken_if_that_is_allowed(rlzoo, run, capl
     with caplog.at_level(logging.WARNING, logger="rlzoo"):
         code, _, err = rlzoo(*resume(path, "--allow-changed"))
     assert code == 0, err
-    (told,) = [record.getMessage() for record in caplog.records if "has changed" in record.getMessage()]
-    assert told.startswith("--resume: plugin mine.py has changed since the run started")
+    (message,) = [record.getMessage() for record in caplog.records if "has changed" in record.getMessage()]
+    assert message.startswith("--resume: plugin mine.py has changed since the run started")
     assert len((path / "metrics.jsonl").read_text().splitlines()) == 3
 
 

@@ -10,7 +10,7 @@ LAWS = [law.name for law in testing.LAWS]
 
 
 def laws_of(out):
-    """Return the lines of a printed check: number, law and outcome."""
+    """Return the outcome of every law in a printed check."""
     lines = [line.split(maxsplit=2) for line in out.splitlines()]
     return {line[1]: line[2].rstrip() for line in lines if len(line) == 3 and line[1] in LAWS}
 
@@ -22,7 +22,7 @@ def test_check_names_every_law_and_passes(rlzoo):
     assert (code, err) == (0, "")
     assert out.startswith("gspo  arXiv 2507.18071")
     assert laws_of(out) == dict.fromkeys(LAWS, "pass")
-    assert f"{len(LAWS)} kept, 0 broken, 0 opted out, in " in out
+    assert f"{len(LAWS)} kept, 0 broken, 0 opted out" in out
 
 
 def test_check_prints_the_portrait_beside_that_of_grpo(rlzoo):
@@ -39,33 +39,24 @@ def test_check_tells_which_laws_are_opted_out_of_and_why(rlzoo):
     assert code == 0
     expected = {law: f"opted out  {exempt[law]}" if law in exempt else "pass" for law in LAWS}
     assert laws_of(out) == expected
-    assert f"{len(LAWS) - len(exempt)} kept, 0 broken, {len(exempt)} opted out, in " in out
+    assert f"{len(LAWS) - len(exempt)} kept, 0 broken, {len(exempt)} opted out" in out
 
 
 def test_check_of_a_broken_policy_shows_law_statement_and_smallest_input(rlzoo, plugin):
     file = plugin(SOUND, REVERSED, returned="Reversed")
     code, out, err = rlzoo("clips", "check", file)
     assert (code, err) == (1, "")
-    found = laws_of(out)
-    assert found.pop("ratio_one_is_reinforce") == "fail  the gradient is not in the direction of the advantage"
-    assert set(found.values()) == {"pass"}
+    outcomes = laws_of(out)
+    assert outcomes.pop("ratio_one_is_reinforce") == "fail  the gradient is not in the direction of the advantage"
+    assert set(outcomes.values()) == {"pass"}
     lines = [line.rstrip() for line in out.splitlines()]
     place = lines.index(
         "ratio_one_is_reinforce: At ratio 1, nothing is clipped, and each row's gradient is A times a positive constant."
     )
     assert lines[place + 1] == "fails on"
-    assert lines[place + 2].startswith("  A = ")  # one response
-    assert lines[place + 3] == f"{len(LAWS) - 1} kept, 1 broken, 0 opted out, in " + lines[place + 3].rpartition(" in ")[2]
-
-
-def test_the_smallest_input_that_shows_a_failure_has_a_token(rlzoo, plugin):
-    file = plugin(SOUND, REVERSED, returned="Reversed")
-    out = rlzoo("clips", "check", file)[1]
     # one response of one token, its advantage rounded to a whole number
-    (line,) = [line.rstrip() for line in out.splitlines() if line.startswith("  A = ")]
-    assert line in ("  A = -1: log-ratios +0", "  A = +1: log-ratios +0")
-    inputs = [law["inputs"] for law in json.loads(rlzoo("clips", "check", file, "--json")[1])[0]["laws"] if law["inputs"]]
-    assert [found["response_mask"] for found in inputs] == [[[True]]]
+    assert lines[place + 2] in ("  A = -1: log-ratios +0", "  A = +1: log-ratios +0")
+    assert lines[place + 3] == f"{len(LAWS) - 1} kept, 1 broken, 0 opted out"
 
 
 def test_check_as_json_holds_the_same(rlzoo, plugin):
@@ -84,26 +75,6 @@ def test_check_as_json_holds_the_same(rlzoo, plugin):
     assert failed["inputs"]["log_probs"] == failed["inputs"]["old_log_probs"]
     # one response suffices to show it
     assert len(failed["inputs"]["advantages"]) == len(failed["inputs"]["response_mask"]) == 1
-
-
-def test_check_of_an_installed_policy_as_json_gives_the_reasons(rlzoo):
-    code, out, _ = rlzoo("clips", "check", "topr", "--json")
-    (report,) = json.loads(out)
-    assert code == 0
-    opted_out = {law["law"]: law["detail"] for law in report["laws"] if law["status"] == "opted out"}
-    assert opted_out == dict(load_zoo()["topr"].exempt)
-    assert all(law["inputs"] is None for law in report["laws"])
-
-
-def test_check_holds_every_policy_of_a_file_to_the_laws(rlzoo, plugin):
-    code, out, _ = rlzoo("clips", "check", plugin(SOUND, REVERSED, returned="Plain, Reversed"))
-    assert code == 1  # one of the two is broken
-    heads = [line.rstrip() for line in out.splitlines() if line.endswith("arXiv 0000.00000")]
-    assert heads == ["plain  arXiv 0000.00000", "reversed  arXiv 0000.00000"]
-    assert [line.partition(", in ")[0] for line in out.splitlines() if " kept, " in line] == [
-        f"{len(LAWS)} kept, 0 broken, 0 opted out",
-        f"{len(LAWS) - 1} kept, 1 broken, 0 opted out",
-    ]
 
 
 def test_a_policy_that_raises_fails_the_law_with_what_it_raised(rlzoo, plugin):

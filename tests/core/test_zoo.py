@@ -362,30 +362,21 @@ def test_a_plugin_may_ship_configs_by_name(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("metadata_file", "value", "reason"),
-    [
-        (None, "third_party", "plugin 'third' from unknown distribution cannot be imported: ZeroDivisionError"),
-        (b"", "third_party", "plugin 'third' from unknown distribution cannot be imported: ZeroDivisionError"),
-        (b"\xff\xfe\x00", "third_party", "plugin 'third' from unknown distribution cannot be imported: ZeroDivisionError"),
-        (b"Name: third-party\n", "third_party", "plugin 'third' from third-party cannot be imported: ZeroDivisionError"),
-        (b"Name: third-party\n", ":::", "plugin 'third' from third-party cannot be imported: ModuleNotFoundError"),
-        (b"Name: third-party\n", "third party", "plugin 'third' from third-party cannot be imported: ModuleNotFoundError"),
-        (b"Name: third-party\n", "", "plugin 'third' from third-party cannot be imported: ValueError: Empty module name"),
-    ],
+    ("metadata_file", "source"),
+    [(None, "unknown distribution"), (b"", "unknown distribution"), (b"Name: third-party\n", "third-party")],
 )
-def test_a_damaged_distribution_is_named_and_left_out(install, tmp_path, caplog, metadata_file, value, reason):
+def test_a_damaged_distribution_is_named_and_left_out(install, tmp_path, caplog, metadata_file, source):
     install("third-party", "third", "1 / 0")
     info = tmp_path / "third_party-1.2.dist-info"
     (info / "METADATA").unlink()
     if metadata_file is not None:
         (info / "METADATA").write_bytes(metadata_file)
-    (info / "entry_points.txt").write_text(f"[rlzoo]\nthird = {value}\n")
     with caplog.at_level(logging.WARNING, logger="rlzoo"):
         assert "fspo" in load_zoo()
         with pytest.raises(UserError, match="no config 'third/mine'"):
             RunConfig.compose(["third/mine"])
     (record,) = caplog.records
-    assert record.getMessage().startswith(reason)
+    assert record.getMessage().startswith(f"plugin 'third' from {source} cannot be imported: ZeroDivisionError")
 
 
 @pytest.mark.parametrize("content", [b"[rlzoo]\nthis is no entry point\n", b"[other]\n\xff = x\n"])
