@@ -55,7 +55,7 @@ def launch_command(config: RunConfig, processes: int) -> str:
 
 def _notes(plan: Plan) -> list[str]:
     config, notes = plan.config, []
-    if plan.architecture is None:
+    if plan.memory is None:
         notes.append(
             f"the shape of model {config.model.path!r} is not known on this machine: memory, time and disk are not estimated"
         )

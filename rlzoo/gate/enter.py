@@ -213,7 +213,8 @@ def forecast(config: RunConfig, devices: Devices | None = None, *, resume: bool 
     check_settings(config, start)
     asked = Asked.of(config.task, needed=config.steps * config.rollout.num_prompts, held_out=config.eval.num_problems)
     architecture, there = find_architecture(config.model.path), devices or this_machine()
-    return Plan(config, architecture, there, asked.estimate(config.model, config.rollout), start.processes, start.here)
+    prompts = asked.estimate(config.model, config.rollout, architecture.max_length if architecture else None)
+    return Plan(config, architecture, there, prompts, start.processes, start.here)
 
 
 def rehearse(plan: Plan, *, resume: bool = False, allow_changed: bool = False) -> str:

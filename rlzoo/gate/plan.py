@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from rlzoo.config.run_config import RunConfig
 from rlzoo.config.sections import needs_reference
-from rlzoo.gate.architecture import Architecture
+from rlzoo.gate.architecture import Architecture, Forward
 from rlzoo.gate.devices import Devices
 from rlzoo.gate.memory import (
     Memory,
@@ -94,11 +95,18 @@ class Plan:
         return self.processes * weight_bytes(self.architecture, self.config) if self.architecture else 0
 
     @cached_property
+    def forward(self) -> Forward | None:
+        """The cost of a forward pass on a full micro-batch."""
+        with suppress(Exception):  # what a model computes may depend on its data
+            return self.architecture.forward(self.config, self.batch.rows, self.batch.length) if self.architecture else None
+        return None
+
+    @cached_property
     def memory(self) -> Memory | None:
         """Estimated memory use of one device."""
-        if self.architecture is None:
+        if self.architecture is None or self.forward is None:
             return None
-        return memory(self.architecture, self.config, self.sharding, self.batch, self.devices)
+        return memory(self.architecture, self.forward, self.config, self.sharding, self.batch, self.devices)
 
     @cached_property
     def flops(self) -> dict[str, float] | None:
@@ -107,10 +115,10 @@ class Plan:
         A product of (m, k) and (k, n) matrices counts as 2 m k n. A backward pass counts as two forward passes. Attention
         counts all pairs of tokens in a row, including masked pairs.
         """
-        if self.architecture is None:
+        if self.architecture is None or self.forward is None:
             return None
         settings = self.config.learner
-        body = self.responses * body_flops(self.architecture, self.batch.length)
+        body = self.responses * self.forward.flops / self.batch.rows
         head = self.responses * 2 * self.batch.response * self.architecture.embedding_parameters
         clip = self.config.clip
         forwards = 1 + needs_reference(settings, self.config.reward, clip) + settings.num_epochs * (clip.scope == "batch")
@@ -127,22 +135,23 @@ class Plan:
         memory left for the cache limits how many responses are sampled at once.
         """
         architecture, devices, held = self.architecture, self.devices, self.memory
-        if architecture is None or held is None or self.flops is None or devices.flops is None:
+        if architecture is None or self.forward is None or held is None or self.flops is None or devices.flops is None:
             return None, None
         speed = devices.flops * LEARNER_UTILISATION
         learning = self.flops["learner"] / (self.processes * speed)
         if devices.bandwidth is None:
             return learning, None
-        rollout, row_cache = self.config.rollout, self.batch.length * architecture.kv_bytes(2)
+        rollout, row_cache = self.config.rollout, self.forward.cache / self.batch.rows
         kv_room = self.device_memory - sum(held.states.values())
+        weights = weight_bytes(architecture, self.config)
         if rollout.engine == "vllm":
-            kv_room = held.sampler - weight_bytes(architecture, self.config)
+            kv_room = held.sampler - weights
         responses = max(1, self.responses // self.processes)
-        at_once = int(max(1, min(responses, kv_room // row_cache)))
+        at_once = int(max(1, min(responses, kv_room // max(1, row_cache))))
         if rollout.engine == "hf":
             at_once = min(at_once, rollout.batch_size)
-        by_reading = (2 * architecture.num_parameters + at_once * row_cache / 2) / (devices.bandwidth * SAMPLER_UTILISATION)
-        by_computing = at_once * body_flops(architecture, self.batch.length) / self.batch.length / speed
+        by_reading = (weights + at_once * row_cache / 2) / (devices.bandwidth * SAMPLER_UTILISATION)
+        by_computing = at_once * self.forward.flops / self.batch.tokens / speed
         waves = -(-responses // at_once)
         by_starting = 0 if rollout.engine == "vllm" else architecture.num_layers * HOST_SECONDS
         chosen = self.batch.response * max(by_reading, by_computing, by_starting)
@@ -197,10 +206,3 @@ class Plan:
             "estimated_seconds_per_step": dict(zip(("learner", "rollout"), self.seconds, strict=True)),
             "disk_bytes": self.disk,
         }
-
-
-def body_flops(architecture: Architecture, length: int) -> float:
-    """Return the FLOPs of one row's forward pass, excluding the head."""
-    matrices = 2 * architecture.num_layers * architecture.layer_matrix_parameters * length
-    attention = 4 * architecture.num_layers * architecture.query_size * length**2
-    return matrices + attention

@@ -168,7 +168,7 @@ def shortages(plan: Plan) -> Iterator[str]:
             "choose another with --output, lower checkpoint.keep, or raise checkpoint.keep_for_replay "
             "(0 saves nothing for replay)"
         )
-    if plan.memory is None or plan.architecture is None:
+    if plan.memory is None or plan.architecture is None or plan.forward is None:
         return
     memory, room = plan.memory, plan.device_memory
     if memory.peak > room:
@@ -181,7 +181,7 @@ def shortages(plan: Plan) -> Iterator[str]:
         )
     if config.rollout.engine == "vllm" and not config.rollout.vllm.server:
         weights = weight_bytes(plan.architecture, config)
-        response = plan.batch.length * plan.architecture.kv_bytes(2)
+        response = plan.forward.cache / plan.batch.rows
         if weights + response > memory.sampler:
             yield (
                 f"rollout.vllm.gpu_memory_utilization={config.rollout.vllm.gpu_memory_utilization}: {shown(memory.sampler)} "

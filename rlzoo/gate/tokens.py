@@ -14,10 +14,8 @@ from itertools import takewhile
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from rlzoo.core.errors import UserError, shown
-from rlzoo.gate.architecture import find_architecture, model_file
+from rlzoo.gate.architecture import model_file
 from rlzoo.gate.plan import Prompts
 from rlzoo.models.pretrained import context_length, embedding_rows, eos_token_ids, quiet
 from rlzoo.rollout.dialogue import ANSWER, Dialogue
@@ -65,23 +63,21 @@ class Asked:
         problems = [*problems, *(task.held_out_problems(held_out) if held_out else [])]
         return cls(task.prompts(problems), task.host.tools if task.host else (), task.host is not None)
 
-    def estimate(self, model: ModelConfig, rollout: RolloutConfig | None = None) -> Prompts:
+    def estimate(self, model: ModelConfig, rollout: RolloutConfig, limit: int | None) -> Prompts:
         """Return the length of the longest prompt, counted if the tokenizer is on this machine, without loading the model.
 
         Raises:
-            UserError: a prompt has no tokens, or, with ``rollout``, is too long for the model.
+            UserError: a prompt has no tokens, or is too long for the model, whose longest row has ``limit`` tokens.
         """
-        limit, tokenizer = _stated_length(model.path), _local_tokenizer(model.path)
+        tokenizer = _local_tokenizer(model.path)
         if tokenizer is not None:
-            room = _room(limit, rollout) if rollout else math.inf
-            complete = self.encode(tokenizer, chat_template=model.chat_template, room=room)[1]
+            complete = self.encode(tokenizer, chat_template=model.chat_template, room=_room(limit, rollout))[1]
             prompts = Prompts(max(map(len, complete.values())), counted=True)
         else:
             tools = -(-len(json.dumps(self.tools).encode()) // _BYTES_PER_TOKEN) if self.tools else 0
             text = max(-(-len(prompt.encode()) // _BYTES_PER_TOKEN) for prompt in self.prompts)
             prompts = Prompts(text + (_TEMPLATE_TOKENS + tools if model.chat_template else 0), counted=False)
-        if rollout is not None:
-            check_length(prompts, rollout, limit=limit, path=model.path)
+        check_length(prompts, rollout, limit=limit, path=model.path)
         return prompts
 
     def encode(
@@ -229,19 +225,6 @@ def _room(limit: int | None, rollout: RolloutConfig) -> float:
     """Return how many tokens a prompt may have."""
     limits = (size for size in (limit, _vllm_length(rollout)) if size is not None)
     return min(limits, default=math.inf) - rollout.max_new_tokens
-
-
-def _stated_length(path: str) -> int | None:
-    """Return `context_length` of a model whose weights are not read; None if it is unknown."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    if (architecture := find_architecture(path)) is not None:
-        return architecture.max_length
-    file = model_file(path, "config.json", download=False)
-    with suppress(Exception), quiet(), torch.device("meta"):  # what cannot be built is refused later
-        config = AutoConfig.from_pretrained(file.parent, trust_remote_code=False) if file else None
-        return context_length(AutoModelForCausalLM.from_config(config)) if config else None
-    return None
 
 
 def _local_tokenizer(path: str) -> PreTrainedTokenizerBase | None:
