@@ -245,7 +245,6 @@ def test_disk_of_a_checkpoint_with_deepspeed_is_worked_by_hand():
         ["rollout.max_new_tokens=4000", "learner.max_tokens_per_micro_batch=8192"],
         ["learner.max_tokens_per_micro_batch=4096"],
         ["learner.kl_coef=0.1"],
-        ["model.dtype=float32"],
     ],
 )
 def test_what_costs_more_is_planned_with_more(more):
