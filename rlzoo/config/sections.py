@@ -116,9 +116,9 @@ class RolloutConfig(Settings):
     def _learns_from_vllm_which_tokens_were_kept(self) -> Self:
         top_p, top_k = self.top_p, self.top_k
         if self.engine == "vllm" and ((top_k or 0) > LARGEST_VLLM_TOP_K or (top_p < 1 and top_k is None)):
-            given = f"top_p={top_p:g}" if top_k is None else f"top_k={top_k}"
+            setting = f"top_p={top_p:g}" if top_k is None else f"top_k={top_k}"
             raise UserError(
-                f"rollout.{given}: vLLM reports the kept tokens only if rollout.top_k is at most {LARGEST_VLLM_TOP_K}; "
+                f"rollout.{setting}: vLLM reports the kept tokens only if rollout.top_k is at most {LARGEST_VLLM_TOP_K}; "
                 "set it, or use rollout.engine=hf"
             )
         return self

@@ -247,13 +247,13 @@ def rehearse(plan: Plan, *, resume: bool = False, allow_changed: bool = False) -
 
 def _changes(accelerator: Accelerator, config: RunConfig, facts: Mapping[str, Any], allowed: bool) -> list[tuple[int, str]]:
     """Return what has changed since a resumed run started; all processes raise the main one's error."""
-    found: list[tuple[int, str]] | UserError | OSError = []
+    changes: list[tuple[int, str]] | UserError | OSError = []
     if accelerator.is_main_process:
         try:
-            found = check_unchanged(config, facts, allow_changed=allowed)
+            changes = check_unchanged(config, facts, allow_changed=allowed)
         except (UserError, OSError) as error:
-            found = error
-    found = gather(accelerator, [found])[0]
-    if isinstance(found, Exception):
-        raise found
-    return found
+            changes = error
+    changes = gather(accelerator, [changes])[0]
+    if isinstance(changes, Exception):
+        raise changes
+    return changes

@@ -60,7 +60,7 @@ class Sharding:
             UserError: ``launch.deepspeed`` is neither a stage nor a DeepSpeed configuration file.
         """
         zero = zero_settings(launch)
-        off = {part for part in zero if isinstance(zero[part], dict) and zero[part].get("device", "none") != "none"}
+        off = {name for name, section in zero.items() if isinstance(section, dict) and section.get("device", "none") != "none"}
         return cls(processes, int(zero.get("stage", 0)), bool(off), "offload_param" in off, launch.fsdp)
 
 
@@ -127,13 +127,13 @@ def memory(
     has_deepspeed, processes = sharding.stage > 0, sharding.processes
     is_low_rank, keeps = config.learner.lora.rank > 0, _keeps_masters(config, has_deepspeed)
     trained, element = trained_parameters(architecture, config), BYTES[config.model.dtype]
-    whole = weight_bytes(architecture, config)
-    own = trained * FLOAT if is_low_rank else 0  # PEFT keeps its matrices in float32, in addition to the weights
+    one_copy = weight_bytes(architecture, config)
+    adapter = trained * FLOAT if is_low_rank else 0  # PEFT keeps its matrices in float32, in addition to the weights
     has_both = processes > 1 and not sharding.is_fsdp  # DDP keeps gradients in both data types until the step
     number = FLOAT + (element if has_both else 0) if keeps else element
-    owned = 1 / processes if has_deepspeed or sharding.is_fsdp else 1  # the optimizer is sharded across processes
-    on_device = 0.0 if sharding.offloads_optimizer else owned
-    weights = float(whole + own)
+    share = 1 / processes if has_deepspeed or sharding.is_fsdp else 1  # the optimizer is sharded across processes
+    on_device = 0.0 if sharding.offloads_optimizer else share
+    weights = float(one_copy + adapter)
     if sharding.shards_weights:
         has_none = sharding.offloads_weights or (sharding.is_fsdp and keeps)  # FSDP2 keeps the master weights only
         weights = 0.0 if has_none else weights / processes
@@ -141,22 +141,19 @@ def memory(
         "weights": weights,
         "master weights": on_device * trained * FLOAT if has_deepspeed or keeps else 0.0,
         "optimizer states": on_device * 2 * trained * _moment_bytes(config, has_deepspeed),
-        "reference model": float(whole) if needs_reference(config.learner, config.reward, config.clip) else 0.0,
+        "reference model": float(one_copy) if needs_reference(config.learner, config.reward, config.clip) else 0.0,
         "communication buffers": _fsdp_buffers(architecture, element)
         if sharding.is_fsdp
-        else _buffers(whole, own or trained * element, element, sharding),
+        else _buffers(one_copy, adapter or trained * element, element, sharding),
     }
     # the embedding's gradient from a micro-batch is held separately while the other gradients are computed
     head = 0 if is_low_rank else architecture.embedding_parameters * (FLOAT if keeps else element)
-    gradients = owned * (own or trained * number) + head
+    gradients = share * (adapter or trained * number) + head
     at_head, at_last_layer = activations(architecture, config, forward, batch.tokens)
-    shown, chunk = "activations of a micro-batch", log_prob_bytes(architecture, config, batch, is_cpu=devices.is_cpu)
-    moments: tuple[dict[str, float], ...] = (
-        {"gradients": gradients, shown: at_head, "log-prob chunk": chunk},
-        {"gradients": gradients, shown: at_last_layer},
-        {"gradients": gradients + head},
-    )
-    step = max(moments, key=lambda parts: sum(parts.values()))
+    chunk = log_prob_bytes(architecture, config, batch, is_cpu=devices.is_cpu)
+    in_head = at_head + chunk > at_last_layer
+    step = {"gradients": gradients, "activations of a micro-batch": at_head if in_head else at_last_layer}
+    step |= {"log-prob chunk": chunk} if in_head else {}
     sampler = _sampler(architecture, forward.cache / batch.rows, config, sharding, devices)
     if config.rollout.max_staleness or (config.rollout.engine == "vllm" and not config.rollout.vllm.sleep):
         step["sampler"] = sampler  # the sampler samples ahead while the learner works, or vLLM keeps its memory

@@ -173,8 +173,8 @@ class Plan:
         if config.rollout.top_k is not None:  # the tokens kept by top-k; the number kept by top-p is not known in advance
             response += self.batch.response * (config.rollout.top_k + 1) * _KEPT_ID_BYTES
         if config.task.host is not None:  # turn ids, the transcript, and the text of each turn
-            behind = self.batch.response + self.observed
-            response += behind * (_ID_BYTES + _TEXT_BYTES) + self.observed * _TEXT_BYTES
+            tokens = self.batch.response + self.observed
+            response += tokens * (_ID_BYTES + _TEXT_BYTES) + self.observed * _TEXT_BYTES
             response += config.rollout.max_turns * _TURN_BYTES
         return {
             "checkpoints": (weights + resume_bytes(self.architecture, config, self.sharding.stage > 0)) * min(saved, most),

@@ -112,8 +112,10 @@ class Asked:
             encoded = [encode_text(tokenizer, prompt) for prompt in chosen]
         questions = dict(zip(chosen, map(tuple, encoded), strict=True))
         chosen.sort(key=lambda prompt: len(questions[prompt]), reverse=True)
-        whole = dict.fromkeys([*chosen[:_COMPLETE], *self.prompts[:1], *chosen[-1:], *sorted(sizes, key=sizes.__getitem__)[:1]])
-        return questions, {prompt: complete(prompt) for prompt in whole}
+        prompts = dict.fromkeys(
+            [*chosen[:_COMPLETE], *self.prompts[:1], *chosen[-1:], *sorted(sizes, key=sizes.__getitem__)[:1]]
+        )
+        return questions, {prompt: complete(prompt) for prompt in prompts}
 
 
 @dataclass(frozen=True)
@@ -185,8 +187,8 @@ def _check_contents(
         if tokenizer.unk_token_id in ids:
             logger.warning("the prompt %s: the tokenizer has no tokens for a part of it: %s", shown(prompt), shown(text))
             break
-        own = questions.get(prompt) or encode_text(tokenizer, prompt, follows=True)
-        alone = tokenizer.decode(own, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        question_ids = questions.get(prompt) or encode_text(tokenizer, prompt, follows=True)
+        alone = tokenizer.decode(question_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         if "".join(alone.split()) not in "".join(text.split()) or _letters(prompt) not in _letters(text):
             raise UserError(f"the prompt {shown(prompt)}: the model's {writer} makes {shown(text)} of it; {way_out}")
         last = next((token for token in reversed(ids) if tokenizer.decode([token]).strip()), ids[-1])
@@ -195,8 +197,8 @@ def _check_contents(
             raise UserError(f"the question {shown(prompt)}: {ends}; {way_out}")
     if complete and writer == "tokenizer":
         prompt, ids = next(iter(complete.items()))
-        if behind := list(tokenizer(prompt)["input_ids"])[len(ids) :]:
-            logger.warning("the tokenizer puts %r behind every text; prompts end without it", tokenizer.decode(behind))
+        if appended := list(tokenizer(prompt)["input_ids"])[len(ids) :]:
+            logger.warning("the tokenizer puts %r behind every text; prompts end without it", tokenizer.decode(appended))
 
 
 def _letters(text: str) -> str:
