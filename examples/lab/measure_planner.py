@@ -39,7 +39,6 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "Llama": {"kind": "llama"},
     "Gemma 3": {"kind": "gemma3_text"},
     "GPT-NeoX": {"kind": "gpt_neox"},
-    "Qwen3 with experts": {"kind": "qwen3_moe"},
 }
 QUICK: dict[str, dict[str, Any]] = {
     "float32": {**SMALL, "vocab_size": 1024},
