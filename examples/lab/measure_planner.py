@@ -18,9 +18,11 @@ import multiprocessing
 from contextlib import nullcontext
 from typing import Any
 
-SMALL = {"hidden_size": 192, "intermediate_size": 512, "num_layers": 4, "num_heads": 6, "num_kv_heads": 2, "head_dim": 32}
-MEDIUM = {"hidden_size": 256, "intermediate_size": 768, "num_layers": 6, "num_heads": 8, "num_kv_heads": 4, "head_dim": 32}
-WIDE = {"hidden_size": 768, "intermediate_size": 2304, "num_layers": 6, "num_heads": 12, "num_kv_heads": 6, "head_dim": 64}
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
+SMALL, MEDIUM, WIDE = (
+    dict(zip(SIZES, sizes, strict=True))
+    for sizes in ((192, 512, 4, 6, 2, 32), (256, 768, 6, 8, 4, 32), (768, 2304, 6, 12, 6, 64))
+)
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "float32": {},
@@ -35,6 +37,8 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "with a reference model": {"settings": ["learner.kl_coef=0.1"]},
     "three times as wide": {**WIDE},
     "Llama": {"kind": "llama"},
+    "Gemma 3": {"kind": "gemma3_text"},
+    "GPT-NeoX": {"kind": "gpt_neox"},
 }
 QUICK: dict[str, dict[str, Any]] = {
     "float32": {**SMALL, "vocab_size": 1024},
@@ -57,6 +61,7 @@ def measure(
 
     import torch
     from torch.profiler import ProfilerActivity, profile
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     from rlzoo.config.run_config import RunConfig
     from rlzoo.gate.architecture import Architecture
@@ -67,13 +72,15 @@ def measure(
     torch.manual_seed(0)
     torch.set_num_threads(1)
     shape = shape or MEDIUM
-    architecture = Architecture(**shape, vocab_size=vocab_size, max_length=4096, tied=tied, qk_norm=kind == "qwen3")
+    sizes = {**shape, "vocab_size": vocab_size, "max_position_embeddings": 4096, "tie_word_embeddings": tied}
+    model_config = AutoConfig.for_model(kind, **sizes, pad_token_id=0, bos_token_id=None, eos_token_id=1)
+    architecture = Architecture(model_config)
     base = ["rollout.num_prompts=8", "rollout.group_size=4", f"rollout.max_new_tokens={response}"]
     base += ["learner.num_minibatches=2", "learner.max_tokens_per_micro_batch=1024"]
     config = RunConfig.compose(clip="grpo", overrides=[*base, *(settings or [])])
     on_gpu = torch.cuda.is_available()
     plan = Plan(config, architecture, Devices("GPU" if on_gpu else "CPU", 1, 2**40, is_cpu=not on_gpu), Prompts(prompt, True))
-    assert plan.memory is not None
+    assert plan.memory is not None  # cached, so that the forecast is not part of the measurement
     gc.collect()  # objects that are freed during the measurement must also have been allocated during it
     before = 0
     if on_gpu:
@@ -82,7 +89,7 @@ def measure(
         before = torch.cuda.memory_allocated()
     recorded: Any = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
     with nullcontext() if on_gpu else recorded:
-        model = _model(architecture, kind).to(getattr(torch, config.model.dtype)).train()
+        model = AutoModelForCausalLM.from_config(model_config).to(getattr(torch, config.model.dtype)).train()
         if config.learner.gradient_checkpointing:
             _checkpoint(model)
         learner = Learner(model, config.clip, config.learner, pad_id=0, max_length=response, num_updates=2)
@@ -95,27 +102,6 @@ def measure(
     parameters = sum(parameter.numel() for parameter in model.parameters())
     assert parameters == architecture.num_parameters
     return {"parameters": parameters, "predicted": sum(plan.memory.learning.values()), "measured": peak}
-
-
-def _model(architecture: Any, kind: str) -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
-
-    config_class, model_class = (Qwen3Config, Qwen3ForCausalLM) if kind == "qwen3" else (LlamaConfig, LlamaForCausalLM)
-    config = config_class(
-        vocab_size=architecture.vocab_size,
-        hidden_size=architecture.hidden_size,
-        intermediate_size=architecture.intermediate_size,
-        num_hidden_layers=architecture.num_layers,
-        num_attention_heads=architecture.num_heads,
-        num_key_value_heads=architecture.num_kv_heads,
-        head_dim=architecture.head_dim,
-        max_position_embeddings=architecture.max_length,
-        tie_word_embeddings=architecture.tied,
-        pad_token_id=0,
-        bos_token_id=None,
-        eos_token_id=1,
-    )
-    return model_class(config)
 
 
 def _checkpoint(model: Any) -> None:

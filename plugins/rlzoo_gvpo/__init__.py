@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -48,6 +48,7 @@ class GVPO(ClipPolicy):
     advantage: Advantage = Field(
         "group_mean", description="how a group's rewards become advantages; the formula does not use them"
     )
+    reduction: Literal["sequence_mean", "sequence_mean_token_sum", "constant_length"] = "sequence_mean"
     beta: float = Field(0.1, gt=0, le=1e6, description="weight of the KL penalty whose optimum is fitted")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:

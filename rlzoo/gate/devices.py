@@ -69,8 +69,8 @@ def this_machine() -> Devices:
 
     if not torch.cuda.is_available():
         return Devices("this machine's CPU", 1, total_memory(), is_cpu=True)
-    found = torch.cuda.get_device_properties(0)
-    plain = found.name.replace(" ", "").lower()
+    gpu = torch.cuda.get_device_properties(0)
+    plain = gpu.name.replace(" ", "").lower()
     sheet = next((DATA_SHEETS[name] for name in DATA_SHEETS if name.lower().partition("-")[0] in plain), None)
     speeds = (sheet[1] * 1e12, sheet[2] * 1e12) if sheet else (None, None)
-    return Devices(found.name, torch.cuda.device_count(), int(found.total_memory), *speeds)
+    return Devices(gpu.name, torch.cuda.device_count(), int(gpu.total_memory), *speeds)

@@ -213,7 +213,8 @@ def forecast(config: RunConfig, devices: Devices | None = None, *, resume: bool 
     check_settings(config, start)
     asked = Asked.of(config.task, needed=config.steps * config.rollout.num_prompts, held_out=config.eval.num_problems)
     architecture, there = find_architecture(config.model.path), devices or this_machine()
-    return Plan(config, architecture, there, asked.estimate(config.model, config.rollout), start.processes, start.here)
+    prompts = asked.estimate(config.model, config.rollout, architecture.max_length if architecture else None)
+    return Plan(config, architecture, there, prompts, start.processes, start.here)
 
 
 def rehearse(plan: Plan, *, resume: bool = False, allow_changed: bool = False) -> str:
@@ -246,13 +247,13 @@ def rehearse(plan: Plan, *, resume: bool = False, allow_changed: bool = False) -
 
 def _changes(accelerator: Accelerator, config: RunConfig, facts: Mapping[str, Any], allowed: bool) -> list[tuple[int, str]]:
     """Return what has changed since a resumed run started; all processes raise the main one's error."""
-    found: list[tuple[int, str]] | UserError | OSError = []
+    changes: list[tuple[int, str]] | UserError | OSError = []
     if accelerator.is_main_process:
         try:
-            found = check_unchanged(config, facts, allow_changed=allowed)
+            changes = check_unchanged(config, facts, allow_changed=allowed)
         except (UserError, OSError) as error:
-            found = error
-    found = gather(accelerator, [found])[0]
-    if isinstance(found, Exception):
-        raise found
-    return found
+            changes = error
+    changes = gather(accelerator, [changes])[0]
+    if isinstance(changes, Exception):
+        raise changes
+    return changes

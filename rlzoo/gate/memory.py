@@ -9,21 +9,17 @@ from dataclasses import dataclass
 from rlzoo.config.engines import engine_of
 from rlzoo.config.run_config import RunConfig
 from rlzoo.config.sections import LaunchConfig, needs_reference
-from rlzoo.gate.architecture import Architecture
+from rlzoo.gate.architecture import Architecture, Forward
 from rlzoo.gate.devices import Devices
 from rlzoo.learner.log_probs import logits_per_chunk
 from rlzoo.learner.micro_batches import max_tokens
 from rlzoo.models.acceleration import JOINED_BYTES
 from rlzoo.models.processes import zero_settings
-from rlzoo.rollout.draws import Truncation
 from rlzoo.rollout.episodes import Limits
 
 FLOAT = 4  # bytes of a float32
 BYTES = {"float32": 4, "bfloat16": 2}
-_MOMENT_BYTES_8BIT = 1 + FLOAT / 256  # one byte per value, and one scale per block of 256 values
 _SAMPLER_BYTES_PER_LOGIT = 5 * FLOAT  # `draw` holds the logits, their scaled, shifted and exponentiated copies, and blocks
-_TOP_K_BYTES_PER_LOGIT = FLOAT + 1  # the masked logits and the mask, when sampling and in the learner
-_TOP_P_BYTES_PER_LOGIT = 4 * FLOAT  # sorted logits, their order (int64) and a mask, in addition to float64 probabilities
 _BUCKET = 5e8  # DeepSpeed's reduce_bucket_size, in elements
 _LIVE = 1e9  # DeepSpeed's stage3_max_live_parameters
 
@@ -65,7 +61,7 @@ class Sharding:
             UserError: ``launch.deepspeed`` is neither a stage nor a DeepSpeed configuration file.
         """
         zero = zero_settings(launch)
-        off = {part for part in zero if isinstance(zero[part], dict) and zero[part].get("device", "none") != "none"}
+        off = {name for name, section in zero.items() if isinstance(section, dict) and section.get("device", "none") != "none"}
         return cls(processes, int(zero.get("stage", 0)), bool(off), "offload_param" in off, launch.fsdp)
 
 
@@ -119,24 +115,26 @@ def longest_response(config: RunConfig, architecture: Architecture | None, promp
     rollout = config.rollout
     if config.task.host is None:
         return rollout.max_new_tokens, prompt + rollout.max_new_tokens
-    limits = [architecture.max_length] if architecture is not None else []
+    limits = [architecture.max_length] if architecture and architecture.max_length else []
     if (accepted := engine_of(rollout).max_length) is not None:
         limits.append(accepted)
     return Limits.of(rollout, min(limits, default=sys.maxsize)).longest(prompt)
 
 
-def memory(architecture: Architecture, config: RunConfig, sharding: Sharding, batch: PassShape, devices: Devices) -> Memory:
-    """Estimate the memory use of one device; ``batch`` is a full micro-batch, and each process has its own device."""
+def memory(
+    architecture: Architecture, forward: Forward, config: RunConfig, sharding: Sharding, batch: PassShape, devices: Devices
+) -> Memory:
+    """Estimate the memory use of one device; ``batch`` is a full micro-batch, and ``forward`` the cost of a pass on it."""
     has_deepspeed, processes = sharding.stage > 0, sharding.processes
     is_low_rank, keeps = config.learner.lora.rank > 0, _keeps_masters(config, has_deepspeed)
     trained, element = trained_parameters(architecture, config), BYTES[config.model.dtype]
-    whole = weight_bytes(architecture, config)
-    own = trained * FLOAT if is_low_rank else 0  # PEFT keeps its matrices in float32, in addition to the weights
+    one_copy = weight_bytes(architecture, config)
+    adapter = trained * FLOAT if is_low_rank else 0  # PEFT keeps its matrices in float32, in addition to the weights
     has_both = processes > 1 and not sharding.is_fsdp  # DDP keeps gradients in both data types until the step
     number = FLOAT + (element if has_both else 0) if keeps else element
-    owned = 1 / processes if has_deepspeed or sharding.is_fsdp else 1  # the optimizer is sharded across processes
-    on_device = 0.0 if sharding.offloads_optimizer else owned
-    weights = float(whole + own)
+    share = 1 / processes if has_deepspeed or sharding.is_fsdp else 1  # the optimizer is sharded across processes
+    on_device = 0.0 if sharding.offloads_optimizer else share
+    weights = float(one_copy + adapter)
     if sharding.shards_weights:
         has_none = sharding.offloads_weights or (sharding.is_fsdp and keeps)  # FSDP2 keeps the master weights only
         weights = 0.0 if has_none else weights / processes
@@ -144,23 +142,20 @@ def memory(architecture: Architecture, config: RunConfig, sharding: Sharding, ba
         "weights": weights,
         "master weights": on_device * trained * FLOAT if has_deepspeed or keeps else 0.0,
         "optimizer states": on_device * 2 * trained * _moment_bytes(config, has_deepspeed),
-        "reference model": float(whole) if needs_reference(config.learner, config.reward, config.clip) else 0.0,
+        "reference model": float(one_copy) if needs_reference(config.learner, config.reward, config.clip) else 0.0,
         "communication buffers": _fsdp_buffers(architecture, element)
         if sharding.is_fsdp
-        else _buffers(whole, own or trained * element, element, sharding),
+        else _buffers(one_copy, adapter or trained * element, element, sharding),
     }
     # the embedding's gradient from a micro-batch is held separately while the other gradients are computed
     head = 0 if is_low_rank else architecture.embedding_parameters * (FLOAT if keeps else element)
-    gradients = owned * (own or trained * number) + head
-    at_head, at_last_layer = activations(architecture, config, batch)
-    shown, chunk = "activations of a micro-batch", log_prob_bytes(architecture, config, batch, is_cpu=devices.is_cpu)
-    moments: tuple[dict[str, float], ...] = (
-        {"gradients": gradients, shown: at_head, "log-prob chunk": chunk},
-        {"gradients": gradients, shown: at_last_layer},
-        {"gradients": gradients + head},
-    )
-    step = max(moments, key=lambda parts: sum(parts.values()))
-    sampler = _sampler(architecture, config, sharding, batch, devices)
+    gradients = share * (adapter or trained * number) + head
+    at_head, at_last_layer = activations(architecture, config, forward, batch.tokens)
+    chunk = log_prob_bytes(architecture, config, batch, is_cpu=devices.is_cpu)
+    in_head = at_head + chunk > at_last_layer
+    step = {"gradients": gradients, "activations of a micro-batch": at_head if in_head else at_last_layer}
+    step |= {"log-prob chunk": chunk} if in_head else {}
+    sampler = _sampler(architecture, forward.cache / batch.rows, config, sharding, devices)
     if config.rollout.max_staleness or engine_of(config.rollout).is_resident:
         step["sampler"] = sampler  # the sampler samples ahead while the learner works, or keeps its memory
     return Memory(states, step, sampler)
@@ -177,8 +172,8 @@ def trained_parameters(architecture: Architecture, config: RunConfig) -> int:
     if not lora.rank:
         return architecture.num_parameters
     targets = " ".join(lora.target)  # a regular expression contains the names that it matches
-    adapted = [shape for name, shape in architecture.linears.items() if name in targets or targets == "all-linear"]
-    return architecture.num_layers * lora.rank * sum(inputs + outputs for inputs, outputs in adapted)
+    adapted = (sizes for name, *sizes in architecture.linears if name in targets or targets == "all-linear")
+    return lora.rank * sum(map(sum, adapted))
 
 
 def resume_bytes(architecture: Architecture, config: RunConfig, has_deepspeed: bool) -> float:
@@ -200,10 +195,9 @@ def _trained_bytes(config: RunConfig, has_deepspeed: bool) -> int:
     return FLOAT if in_float32 else BYTES[config.model.dtype]
 
 
-def _moment_bytes(config: RunConfig, has_deepspeed: bool) -> float:
+def _moment_bytes(config: RunConfig, has_deepspeed: bool) -> int:
     """Return the number of bytes per parameter for one AdamW moment."""
-    is_8bit = config.learner.optimizer == "adamw_8bit"
-    return _MOMENT_BYTES_8BIT if is_8bit else _trained_bytes(config, has_deepspeed)
+    return 1 if config.learner.optimizer == "adamw_8bit" else _trained_bytes(config, has_deepspeed)
 
 
 def _buffers(weights: float, gradients: float, element: int, sharding: Sharding) -> float:
@@ -227,87 +221,43 @@ def _compute_bytes(config: RunConfig) -> int:
     return 2 if config.learner.autocast == "bfloat16" else BYTES[config.model.dtype]
 
 
-def _has_mask(config: RunConfig) -> bool:
-    """Return whether attention has an explicit mask, whose memory grows with the square of the row length."""
-    return config.learner.packing and not (config.model.attn_implementation or "").startswith("flash")
+def activations(architecture: Architecture, config: RunConfig, forward: Forward, tokens: int) -> tuple[float, float]:
+    """Return the size of the activations in bytes at the two peaks of the backward pass: in the head and in the last layer.
 
-
-def layer_activations(architecture: Architecture, config: RunConfig, batch: PassShape) -> float:
-    """Return the memory, in bytes, that one layer's forward pass on a micro-batch keeps for its backward pass.
-
-    The count follows the implementation in transformers. An RMS norm stores its input in float32, the normalised input and
-    its output. Attention stores query, key, value (repeated per query head if rows are packed) and output. The MLP stores
-    four tensors of the intermediate size.
+    The backward pass of an MLP holds three gradients of its widest tensor.
     """
-    element, hidden = _compute_bytes(config), architecture.hidden_size
-    wide = FLOAT if config.learner.autocast == "bfloat16" else element  # residuals and norms keep the weights' data type
-    norms = 2 * hidden * (FLOAT + wide + element)
-    if architecture.qk_norm:
-        norms += (architecture.query_size + architecture.kv_size) * (FLOAT + element)
-    masked = _has_mask(config)
-    keys = architecture.query_size if masked else architecture.kv_size
-    attention = (2 * architecture.query_size + 2 * keys) * element + architecture.num_heads * FLOAT
-    mlp = 4 * architecture.intermediate_size * element
-    per_token = norms + attention + mlp
-    if config.model.attn_implementation == "eager":
-        per_token += architecture.num_heads * batch.length * (FLOAT + (element if element != FLOAT else 0))
-    elif masked:
-        per_token += batch.length * element  # every layer recreates the additive mask
-    return per_token * batch.tokens
-
-
-def activations(architecture: Architecture, config: RunConfig, batch: PassShape) -> tuple[float, float]:
-    """Return the size of the activations in bytes at the two peaks of the backward pass: in the head and in the last layer."""
-    element, layers, hidden = _compute_bytes(config), architecture.num_layers, architecture.hidden_size
-    layer = layer_activations(architecture, config, batch)
-    in_backward = (3 * architecture.intermediate_size + 2 * hidden) * element * batch.tokens
-    last_norm = hidden * (FLOAT + 2 * element) * batch.tokens
-    held: float = batch.length * batch.tokens if _has_mask(config) else 0
-    if config.learner.autocast == "bfloat16" and config.model.dtype == "float32":  # casts of the weights
-        held += 2 * (layers * architecture.layer_matrix_parameters + architecture.embedding_parameters)
+    widest = max((max(inputs, outputs) for _, inputs, outputs in architecture.linears), default=architecture.hidden_size)
+    in_backward = 3 * widest * _compute_bytes(config) * tokens
     if not config.learner.gradient_checkpointing:
-        held += layers * layer
-        return held + last_norm, held + in_backward
-    held += layers * hidden * BYTES[config.model.dtype] * batch.tokens  # the layers' inputs, from which the rest is recomputed
-    return held + last_norm, held + layer + in_backward
+        return forward.saved, forward.saved + in_backward
+    inputs = architecture.num_layers * architecture.hidden_size * BYTES[config.model.dtype] * tokens
+    return inputs, inputs + forward.saved / architecture.num_layers + in_backward
 
 
 def log_prob_bytes(architecture: Architecture, config: RunConfig, batch: PassShape, *, is_cpu: bool) -> float:
     """Return the size in bytes of one chunk of logits, with log-probs, probabilities and their product in float32."""
     chunk = max(1, logits_per_chunk(is_cpu=is_cpu) // architecture.vocab_size)
     tokens = min(chunk, batch.rows * batch.response)
-    per_logit = 3 * FLOAT + _compute_bytes(config) + (_TOP_K_BYTES_PER_LOGIT if _truncation(config) else 0)
-    return tokens * architecture.vocab_size * per_logit
+    return tokens * architecture.vocab_size * (3 * FLOAT + _compute_bytes(config))
 
 
-def _truncation(config: RunConfig) -> Truncation | None:
-    return Truncation.of(config.rollout.top_p, config.rollout.top_k)
-
-
-def _sampler(architecture: Architecture, config: RunConfig, sharding: Sharding, batch: PassShape, devices: Devices) -> float:
+def _sampler(architecture: Architecture, row_cache: float, config: RunConfig, sharding: Sharding, devices: Devices) -> float:
     """Return the sampler's memory in bytes: an engine's share of the device, or the key-value cache and logits of `decode`.
 
     `decode` also holds fused copies of a small model's matrices, which are packed on a CPU, and under autocast copies of any
-    model's matrices in bfloat16. A sampler that samples ahead has its own weights. On a CPU, each batch in the queue of such a
-    sampler holds another copy of the weights.
+    model's matrices in bfloat16. A sampler that samples ahead has its own weights. On a CPU, each batch in the queue of such
+    a sampler holds another copy of the weights.
     """
-    settings, element = config.rollout, _compute_bytes(config)
-    if (share := engine_of(settings).device_share) is not None:
-        return share * devices.share(sharding.processes)
+    settings = config.rollout
+    if (reserved := engine_of(settings).device_share) is not None:
+        return reserved * devices.share(sharding.processes)
     responses = max(1, settings.num_prompts * settings.group_size // sharding.processes)
-    rows = min(settings.batch_size, responses)
-    cache = rows * batch.length * architecture.kv_bytes(element)
-    per_logit = _SAMPLER_BYTES_PER_LOGIT
-    if (truncation := _truncation(config)) is not None:
-        per_logit += _TOP_P_BYTES_PER_LOGIT if truncation.top_p < 1 else _TOP_K_BYTES_PER_LOGIT
-    logits = rows * architecture.vocab_size * per_logit
+    logits = architecture.vocab_size * _SAMPLER_BYTES_PER_LOGIT
     copies = int(sharding.shards_weights or settings.max_staleness > 0)
     copies += max(0, settings.max_staleness - 1) if devices.is_cpu else 0
-    copy = copies * weight_bytes(architecture, config)
-    layers = architecture.num_layers * architecture.layer_matrix_parameters
-    head = architecture.embedding_parameters * element
-    stored = BYTES[config.model.dtype]
-    joins, casts = layers * stored <= JOINED_BYTES, element != stored
-    joined = (layers * element if joins or casts else 0) + (head if casts else 0)
-    packed = layers * element + head if joins and devices.is_cpu else 0
-    return cache + logits + copy + joined + packed
+    stored, element = BYTES[config.model.dtype], _compute_bytes(config)
+    layers = architecture.num_layers * architecture.layer_parameters
+    joins = layers * stored <= JOINED_BYTES
+    fused = (joins or element != stored) + (joins and devices.is_cpu)
+    cache = min(settings.batch_size, responses) * (row_cache + logits)
+    return cache + copies * weight_bytes(architecture, config) + fused * layers * element

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from rlzoo.config.engines import engine_of
 from rlzoo.config.run_config import RunConfig
 from rlzoo.config.sections import needs_reference
-from rlzoo.gate.architecture import Architecture
+from rlzoo.gate.architecture import Architecture, Forward
 from rlzoo.gate.devices import Devices
 from rlzoo.gate.memory import (
     Memory,
@@ -94,11 +95,18 @@ class Plan:
         return self.processes * weight_bytes(self.architecture, self.config) if self.architecture else 0
 
     @cached_property
+    def forward(self) -> Forward | None:
+        """The cost of a forward pass on a full micro-batch."""
+        with suppress(Exception):  # what a model computes may depend on its data
+            return self.architecture.forward(self.config, self.batch.rows, self.batch.length) if self.architecture else None
+        return None
+
+    @cached_property
     def memory(self) -> Memory | None:
         """Estimated memory use of one device."""
-        if self.architecture is None:
+        if self.architecture is None or self.forward is None:
             return None
-        return memory(self.architecture, self.config, self.sharding, self.batch, self.devices)
+        return memory(self.architecture, self.forward, self.config, self.sharding, self.batch, self.devices)
 
     @cached_property
     def flops(self) -> dict[str, float] | None:
@@ -107,10 +115,10 @@ class Plan:
         A product of (m, k) and (k, n) matrices counts as 2 m k n. A backward pass counts as two forward passes. Attention
         counts all pairs of tokens in a row, including masked pairs.
         """
-        if self.architecture is None:
+        if self.architecture is None or self.forward is None:
             return None
         settings = self.config.learner
-        body = self.responses * body_flops(self.architecture, self.batch.length)
+        body = self.responses * self.forward.flops / self.batch.rows
         head = self.responses * 2 * self.batch.response * self.architecture.embedding_parameters
         clip = self.config.clip
         forwards = 1 + needs_reference(settings, self.config.reward, clip) + settings.num_epochs * (clip.scope == "batch")
@@ -127,20 +135,21 @@ class Plan:
         memory left for the cache limits how many responses are sampled at once.
         """
         architecture, devices, held = self.architecture, self.devices, self.memory
-        if architecture is None or held is None or self.flops is None or devices.flops is None:
+        if architecture is None or self.forward is None or held is None or self.flops is None or devices.flops is None:
             return None, None
         speed = devices.flops * LEARNER_UTILISATION
         learning = self.flops["learner"] / (self.processes * speed)
-        engine, row_cache = engine_of(self.config.rollout), self.batch.length * architecture.kv_bytes(2)
+        engine, row_cache = engine_of(self.config.rollout), self.forward.cache / self.batch.rows
         if devices.bandwidth is None or engine.is_remote:
             return learning, None
         kv_room = self.device_memory - sum(held.states.values())
+        weights = weight_bytes(architecture, self.config)
         if engine.device_share is not None:
-            kv_room = held.sampler - weight_bytes(architecture, self.config)
+            kv_room = held.sampler - weights
         responses = max(1, self.responses // self.processes)
-        at_once = int(max(1, min(responses, self.config.rollout.batch_size, kv_room // row_cache)))
-        by_reading = (2 * architecture.num_parameters + at_once * row_cache / 2) / (devices.bandwidth * SAMPLER_UTILISATION)
-        by_computing = at_once * body_flops(architecture, self.batch.length) / self.batch.length / speed
+        at_once = int(max(1, min(responses, self.config.rollout.batch_size, kv_room // max(1, row_cache))))
+        by_reading = (weights + at_once * row_cache / 2) / (devices.bandwidth * SAMPLER_UTILISATION)
+        by_computing = at_once * self.forward.flops / self.batch.tokens / speed
         waves = -(-responses // at_once)
         by_starting = architecture.num_layers * engine.host_seconds
         chosen = self.batch.response * max(by_reading, by_computing, by_starting)
@@ -162,8 +171,8 @@ class Plan:
         if config.rollout.top_k is not None:  # the tokens kept by top-k; the number kept by top-p is not known in advance
             response += self.batch.response * (config.rollout.top_k + 1) * _KEPT_ID_BYTES
         if config.task.host is not None:  # turn ids, the transcript, and the text of each turn
-            behind = self.batch.response + self.observed
-            response += behind * (_ID_BYTES + _TEXT_BYTES) + self.observed * _TEXT_BYTES
+            tokens = self.batch.response + self.observed
+            response += tokens * (_ID_BYTES + _TEXT_BYTES) + self.observed * _TEXT_BYTES
             response += config.rollout.max_turns * _TURN_BYTES
         return {
             "checkpoints": (weights + resume_bytes(self.architecture, config, self.sharding.stage > 0)) * min(saved, most),
@@ -195,10 +204,3 @@ class Plan:
             "estimated_seconds_per_step": dict(zip(("learner", "rollout"), self.seconds, strict=True)),
             "disk_bytes": self.disk,
         }
-
-
-def body_flops(architecture: Architecture, length: int) -> float:
-    """Return the FLOPs of one row's forward pass, excluding the head."""
-    matrices = 2 * architecture.num_layers * architecture.layer_matrix_parameters * length
-    attention = 4 * architecture.num_layers * architecture.query_size * length**2
-    return matrices + attention

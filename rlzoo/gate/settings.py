@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,26 +52,20 @@ class Start:
         number = devices.count if devices else int(started) if started.isdigit() else 1
         processes = config.launch.processes or number or 1
         if devices and processes > devices.count:
-            given = f"launch.processes={processes}: more than the {devices.count} devices of --devices"
-            raise UserError(f"{given}; each process needs a device")
+            more = f"launch.processes={processes}: more than the {devices.count} devices of --devices"
+            raise UserError(f"{more}; each process needs a device")
         return cls(processes, resume, devices is None)
 
 
-def _output(config: RunConfig, start: Start) -> None:
+def check_settings(config: RunConfig, start: Start) -> None:
+    """Ask what can be asked before anything is loaded.
+
+    Raises:
+        UserError: a setting would fail later in the run; the message describes the first problem in one line.
+    """
+    config.refuse_redacted()
     if config.output is not None and os.environ.get("RANK", "0") == "0":
-        if start.resume:
-            RunDirectory.check_begun(config.output)
-        else:
-            RunDirectory.check_free(config.output)
-
-
-def _launch(config: RunConfig, start: Start) -> None:
-    check_launch(config.launch, config.learner)
-    if start.here:
-        check_launcher(config.launch)
-
-
-def _sampling(config: RunConfig, start: Start) -> None:
+        (RunDirectory.check_begun if start.resume else RunDirectory.check_free)(config.output)
     rollout, number = config.rollout, start.processes
     if rollout.num_prompts < number:
         raise UserError(
@@ -84,38 +78,14 @@ def _sampling(config: RunConfig, start: Start) -> None:
             f"rollout.max_staleness={rollout.max_staleness}: with a {engine.title} server, {number} processes would change its "
             "weights at different times; set it to 0 or 1, use one process, or choose another rollout.engine"
         )
-
-
-def _packages(config: RunConfig, start: Start) -> None:
-    for problem in missing_libraries(config) if start.here else ():
-        raise UserError(problem)
-
-
-def _files(config: RunConfig, start: Start) -> None:
+    check_launch(config.launch, config.learner)
+    if start.here:
+        check_launcher(config.launch)
+        for problem in missing_libraries(config):
+            raise UserError(problem)
     for plugin in config.plugins:
         plugin_files(Path(plugin))
-    check_model(config.model.path) if start.here else local_model(config.model.path)
-
-
-QUESTIONS: dict[str, Callable[[RunConfig, Start], None]] = {
-    "secrets": lambda config, start: config.refuse_redacted(),
-    "output": _output,
-    "sampling": _sampling,
-    "launch": _launch,
-    "packages": _packages,
-    "files": _files,
-}
-"""What is asked before anything is loaded; each question raises `UserError` in one line."""
-
-
-def check_settings(config: RunConfig, start: Start) -> None:
-    """Ask every one of the `QUESTIONS`.
-
-    Raises:
-        UserError: a setting would fail later in the run; the message describes the first problem in one line.
-    """
-    for ask in QUESTIONS.values():
-        ask(config, start)
+    (check_model if start.here else local_model)(config.model.path)
 
 
 def remarks(config: RunConfig) -> Iterator[tuple[int, str]]:
@@ -169,7 +139,7 @@ def shortages(plan: Plan) -> Iterator[str]:
             "choose another with --output, lower checkpoint.keep, or raise checkpoint.keep_for_replay "
             "(0 saves nothing for replay)"
         )
-    if plan.memory is None or plan.architecture is None:
+    if plan.memory is None or plan.architecture is None or plan.forward is None:
         return
     memory, room = plan.memory, plan.device_memory
     if memory.peak > room:
@@ -183,7 +153,7 @@ def shortages(plan: Plan) -> Iterator[str]:
     engine = engine_of(config.rollout)
     if engine.device_share:
         weights = weight_bytes(plan.architecture, config)
-        response = plan.batch.length * plan.architecture.kv_bytes(2)
+        response = plan.forward.cache / plan.batch.rows
         if weights + response > memory.sampler:
             yield (
                 f"{engine.memory_setting}={engine.device_share}: {shown(memory.sampler)} cannot hold {engine.title}'s weights "
@@ -197,8 +167,8 @@ def shown(size: float) -> str:
 
 
 def _remedy(plan: Plan) -> str:
-    config, held = plan.config, plan.memory
-    if held is not None and sum(held.learning.values()) <= plan.device_memory:
+    config, memory = plan.config, plan.memory
+    if memory is not None and sum(memory.learning.values()) <= plan.device_memory:
         return f"lower {engine_of(config.rollout).memory_setting}"
     ways = {
         "learner.gradient_checkpointing=true": not config.learner.gradient_checkpointing,

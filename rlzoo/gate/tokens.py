@@ -14,11 +14,9 @@ from itertools import takewhile
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from rlzoo.config.engines import engine_of
 from rlzoo.core.errors import UserError, shown
-from rlzoo.gate.architecture import find_architecture, model_file
+from rlzoo.gate.architecture import model_file
 from rlzoo.gate.plan import Prompts
 from rlzoo.models.pretrained import context_length, embedding_rows, eos_token_ids, quiet
 from rlzoo.rollout.dialogue import ANSWER, Dialogue
@@ -66,23 +64,21 @@ class Asked:
         problems = [*problems, *(task.held_out_problems(held_out) if held_out else [])]
         return cls(task.prompts(problems), task.host.tools if task.host else (), task.host is not None)
 
-    def estimate(self, model: ModelConfig, rollout: RolloutConfig | None = None) -> Prompts:
+    def estimate(self, model: ModelConfig, rollout: RolloutConfig, limit: int | None) -> Prompts:
         """Return the length of the longest prompt, counted if the tokenizer is on this machine, without loading the model.
 
         Raises:
-            UserError: a prompt has no tokens, or, with ``rollout``, is too long for the model.
+            UserError: a prompt has no tokens, or is too long for the model, whose longest row has ``limit`` tokens.
         """
-        limit, tokenizer = _stated_length(model.path), _local_tokenizer(model.path)
+        tokenizer = _local_tokenizer(model.path)
         if tokenizer is not None:
-            room = _room(limit, rollout) if rollout else math.inf
-            complete = self.encode(tokenizer, chat_template=model.chat_template, room=room)[1]
+            complete = self.encode(tokenizer, chat_template=model.chat_template, room=_room(limit, rollout))[1]
             prompts = Prompts(max(map(len, complete.values())), counted=True)
         else:
             tools = -(-len(json.dumps(self.tools).encode()) // _BYTES_PER_TOKEN) if self.tools else 0
             text = max(-(-len(prompt.encode()) // _BYTES_PER_TOKEN) for prompt in self.prompts)
             prompts = Prompts(text + (_TEMPLATE_TOKENS + tools if model.chat_template else 0), counted=False)
-        if rollout is not None:
-            check_length(prompts, rollout, limit=limit, path=model.path)
+        check_length(prompts, rollout, limit=limit, path=model.path)
         return prompts
 
     def encode(
@@ -116,8 +112,10 @@ class Asked:
             encoded = [encode_text(tokenizer, prompt) for prompt in chosen]
         questions = dict(zip(chosen, map(tuple, encoded), strict=True))
         chosen.sort(key=lambda prompt: len(questions[prompt]), reverse=True)
-        whole = dict.fromkeys([*chosen[:_COMPLETE], *self.prompts[:1], *chosen[-1:], *sorted(sizes, key=sizes.__getitem__)[:1]])
-        return questions, {prompt: complete(prompt) for prompt in whole}
+        prompts = dict.fromkeys(
+            [*chosen[:_COMPLETE], *self.prompts[:1], *chosen[-1:], *sorted(sizes, key=sizes.__getitem__)[:1]]
+        )
+        return questions, {prompt: complete(prompt) for prompt in prompts}
 
 
 @dataclass(frozen=True)
@@ -189,8 +187,8 @@ def _check_contents(
         if tokenizer.unk_token_id in ids:
             logger.warning("the prompt %s: the tokenizer has no tokens for a part of it: %s", shown(prompt), shown(text))
             break
-        own = questions.get(prompt) or encode_text(tokenizer, prompt, follows=True)
-        alone = tokenizer.decode(own, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        question_ids = questions.get(prompt) or encode_text(tokenizer, prompt, follows=True)
+        alone = tokenizer.decode(question_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         if "".join(alone.split()) not in "".join(text.split()) or _letters(prompt) not in _letters(text):
             raise UserError(f"the prompt {shown(prompt)}: the model's {writer} makes {shown(text)} of it; {way_out}")
         last = next((token for token in reversed(ids) if tokenizer.decode([token]).strip()), ids[-1])
@@ -199,8 +197,8 @@ def _check_contents(
             raise UserError(f"the question {shown(prompt)}: {ends}; {way_out}")
     if complete and writer == "tokenizer":
         prompt, ids = next(iter(complete.items()))
-        if behind := list(tokenizer(prompt)["input_ids"])[len(ids) :]:
-            logger.warning("the tokenizer puts %r behind every text; prompts end without it", tokenizer.decode(behind))
+        if appended := list(tokenizer(prompt)["input_ids"])[len(ids) :]:
+            logger.warning("the tokenizer puts %r behind every text; prompts end without it", tokenizer.decode(appended))
 
 
 def _letters(text: str) -> str:
@@ -226,19 +224,6 @@ def _room(limit: int | None, rollout: RolloutConfig) -> float:
     """Return how many tokens a prompt may have."""
     limits = (size for size in (limit, engine_of(rollout).max_length) if size is not None)
     return min(limits, default=math.inf) - rollout.max_new_tokens
-
-
-def _stated_length(path: str) -> int | None:
-    """Return `context_length` of a model whose weights are not read; None if it is unknown."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    if (architecture := find_architecture(path)) is not None:
-        return architecture.max_length
-    file = model_file(path, "config.json", download=False)
-    with suppress(Exception), quiet(), torch.device("meta"):  # what cannot be built is refused later
-        config = AutoConfig.from_pretrained(file.parent, trust_remote_code=False) if file else None
-        return context_length(AutoModelForCausalLM.from_config(config)) if config else None
-    return None
 
 
 def _local_tokenizer(path: str) -> PreTrainedTokenizerBase | None:

@@ -21,7 +21,7 @@ def prepare_for_training(model: PreTrainedModel, config: LearnerConfig) -> None:
     """Add a LoRA adapter and enable gradient checkpointing, as configured.
 
     Raises:
-        UserError: PEFT is not installed, the model lacks the target modules, or it cannot recompute activations.
+        UserError: the model lacks the target modules, or it cannot recompute activations.
     """
     if config.lora.rank:
         _add_lora(model, config.lora)
@@ -54,10 +54,8 @@ def _checkpoint(model: PreTrainedModel) -> None:
 
 
 def _add_lora(model: PreTrainedModel, config: LoraConfig) -> None:
-    try:
-        import peft
-    except ImportError as error:
-        raise UserError("learner.lora.rank needs PEFT: pip install 'rlzoo-llm[lora]'") from error
+    import peft
+
     alpha = 2 * config.rank if config.alpha is None else config.alpha
     # PEFT takes a string as a regular expression for whole names, such as model.layers.0.self_attn.q_proj
     is_pattern = len(config.target) == 1 and not re.fullmatch(r"\w+(\.\w+)*", config.target[0])

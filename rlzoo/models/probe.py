@@ -65,9 +65,9 @@ class Probe:
         length, usable, rng = _reach(model, longest), _usable_ids(model), torch.Generator().manual_seed(0)
         lengths = sorted({max(2, min(8, length // 4)), max(2, length // 3), -(-length * 2 // 3), length})
         places = [torch.randint(len(usable), (number,), generator=rng) for number in lengths]
-        rows = [tuple(usable[each].tolist()) for each in places]
+        rows = [tuple(usable[indices].tolist()) for indices in places]
         probe = cls(tuple(rows), tuple(plain_log_probs(model, row) for row in rows), precision(model))
-        if any(bool(each.isnan().any()) for each in probe.log_probs):
+        if any(bool(values.isnan().any()) for values in probe.log_probs):
             raise UserError(f"model.path: {type(model).__name__} has logits that are not finite; choose another model or dtype")
         cut = length - length // 3
         changed = rows[-1][:cut] + tuple(usable[(places[-1][cut:] + 1) % len(usable)].tolist())
@@ -144,8 +144,8 @@ def plain_log_probs(model: PreTrainedModel, row: Sequence[int], targets: Sequenc
         problem = f"{type(model).__name__} fails on a row of {len(row)} tokens ({type(error).__name__}: {error})"
         raise UserError(f"model.path: {problem}; choose another model, or shorter rows") from error
     number = max(1, 2**24 // logits.shape[-1])  # rows of logits in float32 at a time
-    pieces = zip(torch.split(logits, number), torch.split(wanted, number), strict=True)
-    log_probs = torch.cat([some.float().log_softmax(-1).gather(-1, tokens)[:, 0] for some, tokens in pieces])
+    chunks = zip(torch.split(logits, number), torch.split(wanted, number), strict=True)
+    log_probs = torch.cat([some.float().log_softmax(-1).gather(-1, tokens)[:, 0] for some, tokens in chunks])
     return log_probs.clamp(min=-1e6).cpu()  # finite for tokens of probability 0, as in the learner
 
 
@@ -186,8 +186,8 @@ def rotary_switch(model: PreTrainedModel) -> int | None:
     config = model.config.get_text_config()
     settings = _flat(config.to_dict())
     kinds = [key.rpartition(".")[0] for key, value in settings.items() if key.endswith("type") and value in _SWITCHING]
-    found = (settings.get(f"{kind}.original_max_position_embeddings") or config.max_position_embeddings for kind in kinds)
-    return min(found, default=None)
+    switches = (settings.get(f"{kind}.original_max_position_embeddings") or config.max_position_embeddings for kind in kinds)
+    return min(switches, default=None)
 
 
 def _reach(model: PreTrainedModel, longest: int | None) -> int:
@@ -225,7 +225,7 @@ def _usable_ids(model: PreTrainedModel) -> Tensor:
     """Return the ids that are in the embedding and not configured as special tokens, ``(N,)``."""
     size = model.config.get_text_config().vocab_size
     settings = [config.to_dict() for config in (model.config, model.generation_config) if config]
-    items = [item for each in settings for item in _flat(each).items() if re.search("token_(id|index)", item[0])]
+    items = [item for section in settings for item in _flat(section).items() if re.search("token_(id|index)", item[0])]
     special = {token for _, value in items for token in (value if isinstance(value, list) else [value])}
     size = min(size, getattr(model.get_input_embeddings(), "num_embeddings", size))
     return torch.tensor([token for token in range(size) if token not in special] or range(size))

@@ -12,7 +12,6 @@ import sys
 import threading
 import warnings
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -143,11 +142,9 @@ def deepspeed_settings(launch: LaunchConfig, *, bf16: bool, max_grad_norm: float
     """Return DeepSpeed's configuration: the configured stage or file, supplemented with the learner's settings.
 
     Raises:
-        UserError: DeepSpeed is not installed, the file does not exist, or it contains settings that belong to the learner.
+        UserError: the file does not exist, or it contains settings that belong to the learner.
     """
     assert launch.deepspeed is not None, "only called with DeepSpeed"
-    if find_spec("deepspeed") is None:
-        raise UserError(f"launch.deepspeed={launch.deepspeed!r} needs DeepSpeed: pip install 'rlzoo-llm[deepspeed]'")
     return {
         **_settings(launch.deepspeed),
         "zero_optimization": zero_settings(launch),
@@ -226,17 +223,14 @@ def _prepare_environment() -> None:
 
 def _check(accelerator: Accelerator, launch: LaunchConfig) -> None:
     """Check that the accelerator matches the launch settings; a misconfigured launch may silently train in one process."""
-    from accelerate.utils import DistributedType
-
     started = int(os.environ.get("WORLD_SIZE", "1"))
-    asked, got, kind = launch.processes or started, accelerator.num_processes, accelerator.distributed_type
-    if got != asked:
+    wanted, size = launch.processes or started, accelerator.num_processes
+    if size != wanted:
         raise UserError(
-            f"launch.processes={asked}, but the training group has size {got} (mode {kind.value}, processes started: "
-            f"{started}); use rlzoo train --processes {asked}, or a launcher that starts that many processes"
+            f"launch.processes={wanted}, but the training group has size {size} (mode {accelerator.distributed_type.value}, "
+            f"processes started: {started}); use rlzoo train --processes {wanted}, or a launcher that starts that many "
+            "processes"
         )
-    if launch.deepspeed is not None and kind is not DistributedType.DEEPSPEED:
-        raise UserError(f"launch.deepspeed={launch.deepspeed!r}, but Accelerate chose {kind.value}")
 
 
 def deal(rows: Tensor, lengths: Sequence[int], num_shares: int) -> list[Tensor]:

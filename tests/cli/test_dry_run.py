@@ -216,6 +216,6 @@ def test_a_template_describes_tools_before_the_first_message():
     config = RunConfig.compose(overrides=[*settings_of_a_task, "model.path=an/unknown-model", "model.chat_template=true"])
     with config.task as task:
         asked = Asked.of(task, needed=4, held_out=0)
-        plain = asked.estimate(config.model.model_copy(update={"chat_template": False})).longest
-        described = asked.estimate(config.model).longest
+        models = config.model.model_copy(update={"chat_template": False}), config.model
+        plain, described = (asked.estimate(model, config.rollout, None).longest for model in models)
     assert described - plain - 64 > 100  # two bytes to a token: the schema has more than 200

@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import get_args
 
 import pytest
 import yaml
@@ -9,6 +10,8 @@ from pydantic import BaseModel, Field
 
 from rlzoo import ClipPolicy, RunConfig, UserError, load_zoo
 from rlzoo.config.composition import config_names, read_config
+from rlzoo.core.reductions import Reduction, StepCounts, reduce_objective
+from rlzoo.testing.data import on_policy_inputs
 
 
 def write(path, text):
@@ -93,6 +96,18 @@ def test_a_shipped_config_holds_only_what_differs_from_the_defaults(name):
 @pytest.mark.parametrize("name", [name for name in config_names() if not name.startswith(("smollm2", "paper/"))])
 def test_every_shipped_config_is_valid(name):
     RunConfig.compose([name])
+
+
+@pytest.mark.parametrize("name", sorted(load_zoo()))
+def test_a_reduction_that_does_not_suit_a_rule_is_refused_before_the_run(name):
+    inputs = on_policy_inputs(load_zoo()[name]())
+    counts, longest = StepCounts.of(inputs.response_mask), inputs.response_mask.shape[1]
+    for reduction in get_args(Reduction):
+        try:
+            rule = RunConfig.compose(clip=name, overrides=[f"clip.reduction={reduction}"]).clip
+        except UserError:
+            continue
+        assert reduce_objective(rule(inputs).objective, inputs.response_mask, reduction, counts, longest).isfinite()
 
 
 def test_python_and_yaml_say_the_same():
