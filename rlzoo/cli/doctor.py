@@ -61,7 +61,7 @@ def examine() -> dict[str, str]:
 
     from rlzoo.config.composition import config_names
     from rlzoo.core.zoo import load_zoo
-    from rlzoo.journal.tracking.record import tracking_uri
+    from rlzoo.journal.tracking.uploads import tracking_uri
 
     findings = {DISTRIBUTION: version(), "python": platform.python_version()}
     if problem := leftovers():

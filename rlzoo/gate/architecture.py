@@ -10,7 +10,7 @@ from typing import Any
 from rlzoo.core.errors import UserError
 from rlzoo.models.pretrained import converted_smollm2, local_model
 from rlzoo.support.parsing import parse_json
-from rlzoo.support.reading import SETTINGS, read_text
+from rlzoo.support.reading import read_text
 
 _MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 _QWEN3_HEAD_DIM = 128  # transformers' default for Qwen3 configs without head_dim
@@ -132,7 +132,7 @@ def find_architecture(path: str) -> Architecture | None:
     if file is None:
         return KNOWN.get(path)
     try:
-        return Architecture.from_config(parse_json(read_text(file, SETTINGS)))
+        return Architecture.from_config(parse_json(read_text(file)))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
         raise UserError(
             f"model.path={path!r}: its config.json does not describe a model: {type(error).__name__} {error}"

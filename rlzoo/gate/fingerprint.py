@@ -20,7 +20,7 @@ from rlzoo.core.discovery import DISTRIBUTION, installed_plugins
 from rlzoo.core.errors import UserError
 from rlzoo.core.plugin_files import MOST, code_files, copy_names, is_output
 from rlzoo.journal.state import read_fingerprint
-from rlzoo.journal.tracking.record import flatten
+from rlzoo.journal.tracking.uploads import flatten
 from rlzoo.tasks.task import fingerprint, seeded, train_fingerprint
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from rlzoo.core.reductions import is_per_response
 from rlzoo.core.types import ClipInputs
 from rlzoo.integrations.rules import LENGTH_EDGES, PREFIX, check_supported, per_response
 from rlzoo.integrations.rules import rule as make_rule
-from rlzoo.journal.recording import turns
+from rlzoo.journal.rollout_file import turns
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,7 +14,7 @@ from rlzoo.core.fairness import LengthWeights, bin_edges, bin_index, bin_sums, l
 from rlzoo.core.reductions import StepCounts, reduce_objective
 from rlzoo.core.types import ClipInputs
 from rlzoo.integrations.rules import check_supported, per_response, rule
-from rlzoo.journal.recording import turns
+from rlzoo.journal.rollout_file import turns
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -29,7 +29,7 @@ from rlzoo.core.reductions import Reduction, StepCounts
 from rlzoo.core.settings import user_path
 from rlzoo.core.types import ClipInputs
 from rlzoo.core.zoo import load_zoo
-from rlzoo.journal.recording import RecordedStep, turns
+from rlzoo.journal.rollout_file import RolloutFile, turns
 from rlzoo.learner.judge import Judgement, judgement, updated
 from rlzoo.learner.on_policy import on_policy_gradient
 from rlzoo.measure.response_table import ResponseTable, prompt_ids
@@ -135,7 +135,7 @@ class RolloutRecorder:
             file = self.folder / name
             if not FILE.fullmatch(name) or int(file.stem) <= done:
                 continue
-            if not RecordedStep.load(file).writer.startswith("trl "):
+            if not RolloutFile.load(file).writer.startswith("trl "):
                 raise UserError(
                     f"{where} contains {name!r}, which comes after batch {done}, the last before the checkpoint, and was "
                     "not written by TRL; move it to another folder"
@@ -180,7 +180,7 @@ class RolloutRecorder:
             return
         step.save(self.folder / f"{self.number:06d}.safetensors")
 
-    def _joined(self, trainer: RecordingTrainer, number: int, parts: Sequence[Any]) -> RecordedStep:
+    def _joined(self, trainer: RecordingTrainer, number: int, parts: Sequence[Any]) -> RolloutFile:
         """Join the generation batches of all processes; each part has the tensors and the updates of one process."""
         tensors = {name: _stacked([part[name] for part, _ in parts]) for name in parts[0][0]}
         starts = itertools.accumulate((len(part[GROUPS]) for part, _ in parts), initial=0)
@@ -197,7 +197,7 @@ class RolloutRecorder:
         if "rollout_log_probs" in values and "old_log_probs" in values:  # vLLM reports no log-probs for some tokens
             reported = values["rollout_log_probs"]
             values["rollout_log_probs"] = torch.where(reported.isnan(), values["old_log_probs"], reported)
-        return RecordedStep.from_padded(
+        return RolloutFile.from_padded(
             number,
             tensors["prompt_ids"],
             tensors["prompt_mask"],

@@ -19,7 +19,7 @@ from rlzoo.core.errors import UserError
 from rlzoo.core.reductions import Reduction, StepCounts, is_per_response, reduce_objective
 from rlzoo.core.types import ClipInputs
 from rlzoo.integrations.rules import PREFIX, check_supported, clipped_by_length, installed, parse, per_response, rule
-from rlzoo.journal.recording import turns
+from rlzoo.journal.rollout_file import turns
 
 if TYPE_CHECKING:
     from torch import Tensor

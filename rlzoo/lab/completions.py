@@ -19,7 +19,7 @@ from rlzoo.support.atomic import temporary_path, write_text
 from rlzoo.support.lock import FILE as LOCK
 from rlzoo.support.lock import Lock
 from rlzoo.support.parsing import dump_yaml, parse_json, parse_yaml
-from rlzoo.support.reading import RECORDS, SETTINGS, read_bytes, read_text
+from rlzoo.support.reading import read_text
 from rlzoo.tasks.problem import Problem
 
 _KEY = "evaluation"  # part of the names of temporary files
@@ -56,7 +56,7 @@ class EvaluationDirectory:
                 return
             if self.path.is_dir() and {path.name for path in self.path.iterdir()} <= {unfinished.name, LOCK}:
                 return
-            before = parse_yaml(read_text(file, SETTINGS)) if file.is_file() else None
+            before = parse_yaml(read_text(file)) if file.is_file() else None
         except (OSError, ValueError) as error:
             raise UserError(f"{str(file)!r} cannot be read: {error}") from error
         if not isinstance(before, Mapping):
@@ -91,7 +91,7 @@ class EvaluationDirectory:
         file = self._file(suite)
         if not file.is_file():
             return []
-        content = read_bytes(file, RECORDS)
+        content = file.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]
         if whole != content:  # the writer was killed
             os.truncate(file, len(whole))

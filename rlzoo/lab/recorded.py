@@ -23,7 +23,7 @@ from rlzoo.core.reductions import StepCounts
 from rlzoo.core.settings import user_path
 from rlzoo.core.types import ClipInputs
 from rlzoo.core.zoo import load_zoo
-from rlzoo.journal.recording import RecordedStep, turns
+from rlzoo.journal.rollout_file import RolloutFile, turns
 from rlzoo.learner.batch import Batch
 from rlzoo.rollout.kept import RaggedSets
 
@@ -54,7 +54,7 @@ class RecordedRun:
     """The updates of one run of rlzoo or of another trainer, in order."""
 
     path: Path  # the run directory, or the first path given
-    steps: tuple[RecordedStep, ...]
+    steps: tuple[RolloutFile, ...]
     updates: tuple[RecordedUpdate, ...]
     max_length: int  # maximum response length in tokens; if not recorded, length of the longest response
     splits_prompts: bool  # whether an update contained only some of a prompt's responses
@@ -87,7 +87,7 @@ class RecordedRun:
             files = rollout_files([folder], named_by_step=True) if folder.is_dir() else []
         else:
             files = rollout_files(paths)
-        steps = sorted((RecordedStep.load(file) for file in files), key=lambda each: each.step)
+        steps = sorted((RolloutFile.load(file) for file in files), key=lambda each: each.step)
         for before, after in itertools.pairwise(steps):
             if before.step == after.step:
                 raise UserError(f"two rollout files are for step {after.step}; pass the files of a single run")
@@ -160,7 +160,7 @@ def rollout_files(paths: Sequence[Path], *, named_by_step: bool = False) -> list
     return found
 
 
-def batch_of(step: RecordedStep) -> Batch:
+def batch_of(step: RolloutFile) -> Batch:
     """Return the responses of a step in the learner's layout, for another forward pass."""
     turn_ids = _turn_ids(step)
     mask = turn_ids >= 0
@@ -186,14 +186,14 @@ def _config(run: Path) -> RunConfig:
         raise UserError(f"{str(run)!r} has a config.yaml that is not a valid run configuration: {error}") from error
 
 
-def _without_updates(path: Path, steps: Sequence[RecordedStep]) -> str:
+def _without_updates(path: Path, steps: Sequence[RolloutFile]) -> str:
     what = f"{str(path)!r} has no recorded updates to replay"
     if any(each.rollout_log_probs is not None or each.old_log_probs is not None for each in steps):
         what += "; `rlzoo rescore` computes the log-probs under a later checkpoint, so that rules can be compared on them"
     return what
 
 
-def _parts(path: Path, step: RecordedStep, plugins: Sequence[str | Path]) -> tuple[ClipPolicy | None, Correction | None, str]:
+def _parts(path: Path, step: RolloutFile, plugins: Sequence[str | Path]) -> tuple[ClipPolicy | None, Correction | None, str]:
     """Return the rule and the correction of a recording without its own code, and why there is no rule."""
     file, zoo = path / "config.yaml", load_zoo(plugins)
     settings = read_config(file) if file.is_file() else {"clip": step.rule, "correction": None}
@@ -210,7 +210,7 @@ def _parts(path: Path, step: RecordedStep, plugins: Sequence[str | Path]) -> tup
         return None, corrects, f"{error}; {advice}"
 
 
-def _updates(path: Path, step: RecordedStep, max_length: int, correction: Correction | None) -> Iterator[RecordedUpdate]:
+def _updates(path: Path, step: RolloutFile, max_length: int, correction: Correction | None) -> Iterator[RecordedUpdate]:
     """Yield the updates of one step, with the inputs that the rule received."""
     sequences = torch.split(step.token_ids, step.sequence_lengths.tolist())
     turn_ids = _turn_ids(step)
@@ -262,13 +262,13 @@ def _updates(path: Path, step: RecordedStep, max_length: int, correction: Correc
         )
 
 
-def _progress(step: RecordedStep, index: int) -> float | None:
+def _progress(step: RolloutFile, index: int) -> float | None:
     if step.num_steps is None:
         return None
     return min((max(step.step - 1, 0) + index / len(step.updates)) / step.num_steps, 1.0)
 
 
-def _advantages(path: Path, step: RecordedStep, mask: Tensor) -> Tensor:
+def _advantages(path: Path, step: RolloutFile, mask: Tensor) -> Tensor:
     """Return the recorded advantages, ``(R, 1)`` or ``(R, T)``, or else each reward minus its prompt's mean reward."""
     if step.advantages is not None:
         return step.advantages[:, None] if len(step.advantages) == len(step) else _spread(step.advantages, mask)
@@ -280,7 +280,7 @@ def _advantages(path: Path, step: RecordedStep, mask: Tensor) -> Tensor:
     return advantages
 
 
-def _turn_ids(step: RecordedStep) -> Tensor:
+def _turn_ids(step: RolloutFile) -> Tensor:
     """Return the turn of each token after the prompt, ``(R, T)``; -1 for tokens that the model did not generate."""
     sizes = step.sequence_lengths - step.prompt_lengths
     behind = torch.arange(max(int(sizes.max()), 1)) < sizes[:, None]
@@ -299,7 +299,7 @@ def _spread(flat: Tensor, mask: Tensor) -> Tensor:
     return torch.zeros(mask.shape, dtype=flat.dtype).masked_scatter(mask, flat)
 
 
-def _splits_prompts(step: RecordedStep) -> bool:
+def _splits_prompts(step: RolloutFile) -> bool:
     """Whether an update contained some but not all of the trained responses to a prompt."""
     groups = torch.unique(step.group_ids, return_inverse=True)[1]
     learned = torch.unique(torch.cat([update.rows for update in step.updates]))

@@ -14,7 +14,7 @@ from rlzoo.core.errors import UserError
 from rlzoo.core.ops import LOG_RATIO_LIMIT
 from rlzoo.core.settings import user_path
 from rlzoo.journal.manifest import check_model
-from rlzoo.journal.recording import RecordedStep, UpdateLogProbs
+from rlzoo.journal.rollout_file import RolloutFile, UpdateLogProbs
 from rlzoo.lab.recorded import batch_of, rollout_files
 from rlzoo.lab.study import Told
 from rlzoo.learner.log_probs import ResponseLogProbs
@@ -69,7 +69,7 @@ def rescore(
             empty.
     """
     files, output = rollout_files(paths), user_path(output)
-    steps = {file: RecordedStep.load(file) for file in files}
+    steps = {file: RolloutFile.load(file) for file in files}
     _check(steps, output, models, old, ref)
     found: dict[str, dict[Path, Scores]] = {}
     for name in dict.fromkeys(name for name in (old, *models, ref) if name not in (None, SAMPLER)):
@@ -84,7 +84,7 @@ def rescore(
     return written
 
 
-def _check(steps: Mapping[Path, RecordedStep], output: Path, models: Sequence[str], old: str | None, ref: str | None) -> None:
+def _check(steps: Mapping[Path, RolloutFile], output: Path, models: Sequence[str], old: str | None, ref: str | None) -> None:
     """Reject invalid arguments before any model is loaded."""
     if not (models or old or ref):
         raise UserError("nothing to compute: specify checkpoints with --model, --old or --ref")
@@ -103,7 +103,7 @@ def _check(steps: Mapping[Path, RecordedStep], output: Path, models: Sequence[st
             )
 
 
-def _scores(name: str, steps: Mapping[Path, RecordedStep], dtype: str, told: Told) -> dict[Path, Scores]:
+def _scores(name: str, steps: Mapping[Path, RolloutFile], dtype: str, told: Told) -> dict[Path, Scores]:
     """Return the scores of one checkpoint for the tokens of every step."""
     check_model(name)
     model, _ = load_named(ModelConfig.model_validate({"path": name, "dtype": dtype}))
@@ -125,7 +125,7 @@ def _scores(name: str, steps: Mapping[Path, RecordedStep], dtype: str, told: Tol
     return found
 
 
-def _check_same_model(name: str, file: Path, step: RecordedStep, scores: Scores) -> None:
+def _check_same_model(name: str, file: Path, step: RolloutFile, scores: Scores) -> None:
     """Reject a checkpoint whose log-probs are far from the recorded ones."""
     recorded = step.old_log_probs if step.old_log_probs is not None else step.rollout_log_probs
     if recorded is None or not len(recorded):
@@ -138,7 +138,7 @@ def _check_same_model(name: str, file: Path, step: RecordedStep, scores: Scores)
         )
 
 
-def score(step: RecordedStep, module: ResponseLogProbs, accelerator: Accelerator) -> Scores:
+def score(step: RolloutFile, module: ResponseLogProbs, accelerator: Accelerator) -> Scores:
     """Compute the log-probs and entropies of the tokens that the model generated, as the learner does.
 
     Args:
@@ -153,8 +153,8 @@ def score(step: RecordedStep, module: ResponseLogProbs, accelerator: Accelerator
 
 
 def _rescored(
-    step: RecordedStep, scores: Mapping[str, Scores], models: Sequence[str], old: str | None, ref: str | None
-) -> RecordedStep:
+    step: RolloutFile, scores: Mapping[str, Scores], models: Sequence[str], old: str | None, ref: str | None
+) -> RolloutFile:
     rows = (step.lengths > 0).nonzero()[:, 0]
     made = replace(
         step, writer=step.writer if step.writer.startswith("rescored") else f"rescored, of {step.writer or 'unknown'}"

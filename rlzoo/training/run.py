@@ -11,13 +11,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from safetensors import SafetensorError
 from torch import nn
 
 from rlzoo.core.errors import UserError
 from rlzoo.gate.enter import Admission
-from rlzoo.journal.rollouts import recorded_step, transcripts
-from rlzoo.journal.run_directory import RunDirectory, why_not_written, writing
+from rlzoo.journal.rollouts import rollout_file, transcripts
+from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.journal.state import RunState, newest_state
 from rlzoo.learner.batch import ScoredBatch
 from rlzoo.learner.learner import Update
@@ -25,6 +24,7 @@ from rlzoo.learner.optimization import kept_weights, named_adapter
 from rlzoo.measure.monitor import WINDOW, Monitor
 from rlzoo.models.processes import gather, peak_memory
 from rlzoo.rollout.rollouts import Rollouts, Sampled
+from rlzoo.support.atomic import writing
 from rlzoo.training.completions import completion_page
 from rlzoo.training.mismatch import refuse_mismatch
 
@@ -61,7 +61,7 @@ class Run:
                     logger.log(level, "--resume: %s", line)
                 self._restore(checkpoint)
                 if admission.allow_changed:
-                    self.directory.record_change(self.facts)
+                    self.directory.allow_change(self.facts)
             else:
                 self.directory = RunDirectory.create(path, config.to_yaml(), config.plugins, self.facts, is_writer=self.is_main)
             # every process needs this ID to name temporary folders, but only the main process is sure to see the ID's file
@@ -165,8 +165,8 @@ class Run:
         """Write the step's responses and log-probs to the run directory: as text, as a rollout file and as an MLflow page."""
         if self.is_main:
             texts = transcripts(sampled.groups, batch, updates)
-            step = recorded_step(self.config, batch, sampled.groups, updates, sampled.learner_version)
-            self.directory.record_rollouts(texts, step)
+            step = rollout_file(self.config, batch, sampled.groups, updates, sampled.learner_version)
+            self.directory.save_rollouts(texts, step)
             tracking = self.config.tracking
             if tracking.mlflow and tracking.completions and updates and self.is_drawn(batch.step):
                 page = completion_page(self.config, self.tokenizer, sampled.groups, batch, updates)
@@ -243,8 +243,7 @@ class Run:
                 elif self.saved != self.done and self.accelerator.num_processes == 1:  # saving is collective
                     self.save(self.done)
         except Exception as error:  # do not hide the error that ended the run
-            reason = why_not_written(error) if isinstance(error, OSError | SafetensorError) else None
-            logger.warning("the weights of step %d could not be saved: %s", self.attempted, reason or error)
+            logger.warning("the weights of step %d could not be saved: %s", self.attempted, error)
         finally:
             self.rollouts.close()
 

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from rlzoo.journal.recording import RecordedStep
+from rlzoo.journal.rollout_file import RolloutFile
 from rlzoo.lab.recorded import RecordedRun
 
 
@@ -104,7 +104,7 @@ def rlzoo_clip_policies():
 
 def test_a_file_has_the_settings_of_a_plugins_rule(rlzoo, trained, tmp_path):
     (tmp_path / "flat.py").write_text(FLAT)
-    step = RecordedStep.load(trained.path / "rollouts" / "000002.safetensors")
+    step = RolloutFile.load(trained.path / "rollouts" / "000002.safetensors")
     dataclasses.replace(step, rule={"name": "flat", "width": 0.05}).save(tmp_path / "000002.safetensors")
     _, out, _ = rlzoo("fairness", tmp_path / "000002.safetensors")
     assert "unknown rule 'flat'; see `rlzoo clips list`; to use a plugin that you trust, add --plugin FILE; or name" in out
@@ -116,7 +116,7 @@ def test_a_file_has_the_settings_of_a_plugins_rule(rlzoo, trained, tmp_path):
 def test_files_of_two_rules_are_not_one_run(rlzoo, trained, tmp_path):
     for number, rule in ((1, {"name": "fspo"}), (2, {"name": "grpo"})):
         name = f"{number:06d}.safetensors"
-        dataclasses.replace(RecordedStep.load(trained.path / "rollouts" / name), rule=rule).save(tmp_path / name)
+        dataclasses.replace(RolloutFile.load(trained.path / "rollouts" / name), rule=rule).save(tmp_path / name)
     code, _, error = rlzoo("fairness", tmp_path)
     assert code == 2
     assert "were trained with fspo and grpo; pass the files of a single run" in error

@@ -15,7 +15,7 @@ from rlzoo.gate.fingerprint import check_unchanged, run_facts
 from rlzoo.journal.manifest import damage, seal
 from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.journal.state import RunState, newest_state
-from rlzoo.journal.tracking.record import Record, Sent, run_id_of, sent_to
+from rlzoo.journal.tracking.uploads import Upload, Uploaded, run_id_of, uploaded_to
 from rlzoo.lab.races import find_runs, race
 from rlzoo.lab.reports import race_report
 from tests.fuzz.law import SURFACES, held_to_the_law
@@ -29,8 +29,8 @@ def run(small_run, tmp_path_factory):
     """A copy of the run, to be damaged file by file."""
     folder = tmp_path_factory.mktemp("fuzz") / "runs" / "spoiled"
     shutil.copytree(small_run, folder, ignore=shutil.ignore_patterns("replay"))
-    Record.new("mine", "run", tags={}, params={"a": 1}).write(folder)
-    Sent("x", run_id="y").write(folder, "sqlite:///x.db")
+    Upload.new("mine", "run", tags={}, params={"a": 1}).write(folder)
+    Uploaded("x", run_id="y").write(folder, "sqlite:///x.db")
     return folder
 
 
@@ -177,4 +177,4 @@ def test_spoiled_manifests(run, data):
 def test_spoiled_records_of_tracking(run, data, name):
     (file,) = run.glob(f"*/{name}")
     with holding(file, data.draw(spoiled_json(file.read_bytes()))):
-        SURFACE.check(lambda: (Record.read(run), sent_to(run), run_id_of(run)), str(run))
+        SURFACE.check(lambda: (Upload.read(run), uploaded_to(run), run_id_of(run)), str(run))

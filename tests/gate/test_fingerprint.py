@@ -13,7 +13,7 @@ from rlzoo import RunConfig, UserError
 from rlzoo.gate.fingerprint import check_unchanged, model_facts, run_facts
 from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.journal.state import read_fingerprint
-from rlzoo.journal.tracking.record import Record
+from rlzoo.journal.tracking.uploads import Upload
 from rlzoo.models.pretrained import load_named, local_model
 from tests.training.short import quick, resumes_after
 
@@ -278,7 +278,7 @@ def test_an_adaptive_rule_keeps_its_settings(tmp_path):
 def test_a_changed_run_is_another_run_in_mlflow(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'store.db'}")
     first = rlzoo.train(quick(tmp_path / "run", steps=1))
-    record = Record.read(first.path)
+    record = Upload.read(first.path)
     config = RunConfig.compose([first.path / "config.yaml"], steps=2, overrides=["learner.lr=5e-5"])
     rlzoo.train(config, resume=True, allow_changed=True)
-    assert Record.read(first.path).id != record.id
+    assert Upload.read(first.path).id != record.id

@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 
 from rlzoo import load_zoo
 from rlzoo.core.errors import UserError
-from rlzoo.journal.tracking.record import Sent, tracking_uri
+from rlzoo.journal.tracking.uploads import Uploaded, tracking_uri
 from rlzoo.lab.race_tracking import TAG, log_race
 from rlzoo.lab.races import Contender, Race, find_runs, labelled, other_differences, race
 from rlzoo.lab.recorded import RecordedRun
@@ -284,8 +284,8 @@ def test_a_comparison_is_logged_for_the_runs_that_mlflow_still_has(folder, tmp_p
     run_ids = []
     for run in (run for contender in result.contenders for run in contender.runs):
         run_ids.append(client.create_run(experiment).info.run_id)
-        Sent("", run_ids[-1]).write(run.path, tracking_uri())
-        Sent("", run_ids[-1]).write(run.path, "http://127.0.0.1:9")
+        Uploaded("", run_ids[-1]).write(run.path, tracking_uri())
+        Uploaded("", run_ids[-1]).write(run.path, "http://127.0.0.1:9")
     client.delete_run(run_ids[0])
     log_race(result, page)
     (report,) = client.search_runs([experiment], f"tags.{TAG} != ''")

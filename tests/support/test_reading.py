@@ -15,10 +15,10 @@ from rlzoo.core.errors import UserError
 from rlzoo.core.settings import user_path
 from rlzoo.core.zoo import load_zoo
 from rlzoo.journal.manifest import FILE, damage
-from rlzoo.journal.recording import RecordedStep
+from rlzoo.journal.rollout_file import RolloutFile
 from rlzoo.journal.run_directory import read_metrics
 from rlzoo.journal.state import IDENTITY, identity
-from rlzoo.journal.tracking.record import Record
+from rlzoo.journal.tracking.uploads import Upload
 from rlzoo.models.processes import deepspeed_settings, zero_settings
 from rlzoo.support.reading import RECORDS, SETTINGS, NotReadError, read_text
 from rlzoo.tasks.math_rows import read_problems
@@ -125,15 +125,15 @@ def without_rights(file):
 
 def recorded_file(folder):
     file = folder / "000003.safetensors"
-    RecordedStep(3, torch.tensor([5, 7]), torch.tensor([2]), torch.tensor([False, True]), torch.tensor([0])).save(file)
+    RolloutFile(3, torch.tensor([5, 7]), torch.tensor([2]), torch.tensor([False, True]), torch.tensor([0])).save(file)
     return file
 
 
 UNREADABLE = {
-    "rollouts": (recorded_file, RecordedStep.load),
+    "rollouts": (recorded_file, RolloutFile.load),
     "record": (
-        lambda folder: Record.new("mine", "run", tags={}, params={}).write(folder) or folder / "tracking" / "record.json",
-        lambda file: Record.read(file.parent.parent),
+        lambda folder: Upload.new("mine", "run", tags={}, params={}).write(folder) or folder / "tracking" / "record.json",
+        lambda file: Upload.read(file.parent.parent),
     ),
     "identity": (
         lambda folder: (folder / IDENTITY).write_text('{"id": "1"}') and folder / IDENTITY,

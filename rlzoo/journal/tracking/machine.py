@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rlzoo.journal.tracking.record import FOLDER
 from rlzoo.journal.tracking.rows import Lines
+from rlzoo.journal.tracking.uploads import FOLDER
 
 FILE = "machine.jsonl"
 SOON = 1.0  # seconds until the first sample, so that even short runs have a sample

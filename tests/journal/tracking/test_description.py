@@ -9,7 +9,7 @@ import pytest
 
 from rlzoo import ClipPolicy, RunConfig
 from rlzoo.journal.tracking.description import COMMAND, describe_run, differences, redact_words, source_name, typed_command
-from rlzoo.training.mlflow_record import description
+from rlzoo.training.mlflow_run import description
 
 RUN = Path("/runs/mine")
 
