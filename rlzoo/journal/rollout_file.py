@@ -225,7 +225,8 @@ class RolloutFile:
 def readable(file: Path) -> Iterator[None]:
     """Inside the block, convert any error from reading the safetensors file to a `UserError`."""
     try:
-        yield
+        with file.open("rb"):  # safetensors does not distinguish a missing file from one without permissions
+            yield
     # safetensors raises different errors for different kinds of damage; torch raises RuntimeError for another model's weights
     except (OSError, ValueError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
         advice = remedy(error, "remove the file to continue without it")
