@@ -7,7 +7,6 @@ checkpoints with the ID of this run are removed, and only their sealed files, so
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import shutil
 from collections.abc import Mapping
@@ -18,7 +17,6 @@ from rlzoo.journal.manifest import remove_sealed
 from rlzoo.journal.state import RunState, identity, numbered
 from rlzoo.support.atomic import temporary_path
 
-STOPPED = "stopped.json"
 DISCARDED = "-discarded"
 
 logger = logging.getLogger("rlzoo")
@@ -76,10 +74,10 @@ def _remove_discarded(doomed: Path, folder: Path) -> None:
 def put_in_place(temporary: Path, folder: Path, run: Path) -> None:
     """Give a complete checkpoint its final name.
 
-    An older checkpoint of this run with that name is removed: either it is damaged, so the run was resumed from an earlier
-    checkpoint, or it contains weights from the middle of a step. Anything else with that name is renamed.
+    A checkpoint of this run with that name is damaged, so that the run was resumed from an earlier one; it is removed.
+    Anything else with that name is renamed.
     """
-    if own_state(folder, run) is not None or _is_own_stop(folder, run):
+    if own_state(folder, run) is not None:
         discard(folder, run)
     if folder.exists():
         others = (folder.with_name(f"{folder.name}.aside-{number}") for number in itertools.count(1))
@@ -101,18 +99,3 @@ def tidy(run: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
-
-
-def forget_older_stops(run: Path, newest: Path) -> None:
-    """Remove the weights that this run saved in the middle of earlier steps."""
-    for folder in sorted((run / "checkpoints").glob("stopped-step-*")):
-        if folder != newest and _is_own_stop(folder, run):
-            discard(folder, run)
-
-
-def _is_own_stop(folder: Path, run: Path) -> bool:
-    """Whether a folder contains weights that this run saved in the middle of a step."""
-    try:
-        return bool(json.loads((folder / STOPPED).read_text(encoding="utf-8"))["run"] == identity(run))
-    except (OSError, ValueError, LookupError):
-        return False

@@ -240,32 +240,18 @@ class RunDirectory:
         """Seal a checkpoint, give it its final name, and remove old checkpoints."""
         if not self.is_writer:
             return
-        folder = self._seal_and_rename(temporary)
-        with writing(folder):
-            checkpoints.rotate(self.path, int(folder.name.removeprefix("step-")), keep, scores or {})
-
-    def finish_stopped(self, temporary: Path, step: int) -> None:
-        """Seal and rename weights saved in the middle of a step, and remove weights saved in the middle of earlier steps."""
-        if not self.is_writer:
-            return
-        with writing(temporary):
-            mark = json.dumps({"run": self.identity, "step": step}) + "\n"
-            (temporary / checkpoints.STOPPED).write_text(mark, encoding="utf-8")
-        checkpoints.forget_older_stops(self.path, self._seal_and_rename(temporary))
-
-    def drop_unfinished(self, name: str) -> None:
-        """Delete the files of a checkpoint that could not be written."""
-        if self.is_writer:
-            shutil.rmtree(temporary_path(self.path / "checkpoints" / name, self.identity), ignore_errors=True)
-
-    def _seal_and_rename(self, temporary: Path) -> Path:
         folder = temporary.with_name(temporary.name.removeprefix(".").partition(".")[0])
         with writing(folder):
             follow_umask(temporary)
             seal(temporary)
             checkpoints.put_in_place(temporary, folder, self.path)
             sync(folder.parent)
-        return folder
+            checkpoints.rotate(self.path, int(folder.name.removeprefix("step-")), keep, scores or {})
+
+    def drop_unfinished(self, name: str) -> None:
+        """Delete the files of a checkpoint that could not be written."""
+        if self.is_writer:
+            shutil.rmtree(temporary_path(self.path / "checkpoints" / name, self.identity), ignore_errors=True)
 
     def cut_after(self, step: int) -> list[dict[str, float]]:
         """Move everything written after a step to ``superseded/``, and return the metrics up to that step.

@@ -230,30 +230,16 @@ class Run:
         self.done, self.is_clean = step, True
 
     def leave(self) -> None:
-        """End the run, and save its weights if a step was not completed.
-
-        If the step made no update, the state has not changed since the previous step, and a normal checkpoint is saved.
-        Otherwise the weights are saved as ``stopped-step-...`` for debugging, and the run cannot resume from them.
-        """
+        """End the run, and save it if the step that failed made no update, so that the state is that of the step before."""
         try:
-            # gathering sharded weights needs all processes, and the others may have failed elsewhere
-            if self.attempted > self.done and not self.config.launch.is_sharded:
-                if not self.is_clean:
-                    self._save_stopped(self.attempted)
-                elif self.saved != self.done and self.accelerator.num_processes == 1:  # saving is collective
-                    self.save(self.done)
+            # saving is collective, and other processes may have failed elsewhere
+            is_alone = self.accelerator.num_processes == 1 and not self.config.launch.is_sharded
+            if is_alone and self.is_clean and self.saved < self.done < self.attempted:
+                self.save(self.done)
         except Exception as error:  # do not hide the error that ended the run
-            logger.warning("the weights of step %d could not be saved: %s", self.attempted, error)
+            logger.warning("step %d could not be saved: %s", self.done, error)
         finally:
             self.rollouts.close()
-
-    def _save_stopped(self, step: int) -> None:
-        name = f"stopped-step-{step:06d}"
-        try:
-            self.directory.finish_stopped(self._begin_checkpoint(name), step)
-        except Exception:
-            self.directory.drop_unfinished(name)
-            raise
 
     def evaluate(self) -> dict[str, float]:
         """Evaluate the current weights on the held-out problems."""

@@ -89,7 +89,7 @@ def train(
 
 
 def _run(run: Run, tracker: Tracker, stop: StopRequest, observer: Observer | None, stage: Stage | None) -> RunResult:
-    """Run all steps. A failed run keeps its last checkpoint and, if possible, the weights at the time of failure."""
+    """Run all steps. A failed run keeps its last checkpoint, and is saved if the step that failed made no update."""
     config, after = run.config, AfterStep(run, tracker, stop, observer, stage)
     run.directory.summarise(run.summary(finished=False))
     for level, line in remarks(config):

@@ -66,10 +66,9 @@ def spoiled(folder: Path) -> None:
 
 
 def unfinished(case: Case) -> None:
-    """Add unfinished checkpoints of a killed process of this run."""
+    """Add an unfinished checkpoint of a killed process of this run."""
     key = json.loads((case.run / "run.json").read_text())["id"][:16]
-    for step in ("step-000005", "stopped-step-000005"):
-        shutil.copytree(case.newest(), case.run / f"checkpoints/.{step}.{key}.part")
+    shutil.copytree(case.newest(), case.run / f"checkpoints/.step-000005.{key}.part")
 
 
 def checkpoints_elsewhere(case: Case) -> None:

@@ -247,7 +247,6 @@ def test_an_interrupted_run_keeps_what_it_has(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         rlzoo.train(quick(tmp_path / "out", steps=9), stop)
     assert [row["step"] for row in lines(tmp_path / "out" / "metrics.jsonl")] == [0, 1, 2]
-    assert (tmp_path / "out" / "checkpoints" / "stopped-step-000002" / "model.safetensors").is_file()
     (tracked,) = mlflow.search_runs(search_all_experiments=True, output_format="list")
     assert tracked.info.status == "KILLED"
 
