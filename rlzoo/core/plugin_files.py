@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -36,7 +35,7 @@ def plugin_files(path: Path) -> dict[str, Path]:
     files: dict[str, Path] = {}
     size = 0
     try:
-        for file in _files_below(path, ()):
+        for file in _files_below(path):
             files[file.relative_to(path).as_posix()] = file
             size += file.stat().st_size
             if size > LARGEST or len(files) > MOST:
@@ -49,18 +48,14 @@ def plugin_files(path: Path) -> dict[str, Path]:
     return dict(sorted(files.items()))
 
 
-def _files_below(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
-    """Yield the plugin's files in a folder, without following links to its parent folders (``above``)."""
-    here = folder.resolve()
-    if here in above or (folder / "pyvenv.cfg").exists() or (above and _is_run_directory(folder)):
-        return
+def _files_below(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or path.name in NO_PART_OF_IT or path.suffix in (".pyc", ".egg-info"):
             continue
-        if path.is_dir():
-            yield from _files_below(path, (*above, here))
-        elif path.exists() and stat.S_ISREG(path.stat().st_mode):
+        if path.is_file():
             yield path
+        elif path.is_dir() and not (path / "pyvenv.cfg").exists() and not _is_run_directory(path):
+            yield from _files_below(path)
 
 
 def _is_run_directory(folder: Path) -> bool:

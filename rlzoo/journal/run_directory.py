@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import logging
 import os
 import re
 import shutil
@@ -46,8 +44,6 @@ EMPTY = r"\.lock|lost\+found|\..*\.part"
 """Names that an empty directory may contain: a lock, ``lost+found``, and temporary files of killed processes."""
 BEGUN = rf"{EMPTY}|{re.escape(IDENTITY)}|{'|'.join(FOLDERS)}|plugins"
 """Names in a run directory whose creation was interrupted before ``config.yaml`` was written."""
-
-logger = logging.getLogger("rlzoo")
 
 
 class RunDirectory:
@@ -93,10 +89,10 @@ class RunDirectory:
         try:
             cls.check_free(path)  # another process may have created a run in the meantime
             with writing(path):
-                for name in FOLDERS:
-                    (path / name).mkdir(exist_ok=True)
                 key = uuid.uuid4().hex
                 write_text(path / IDENTITY, _run_facts(key, fingerprint or {}), key)
+                for name in FOLDERS:
+                    (path / name).mkdir(exist_ok=True)
                 copy_plugins(plugins, path / "plugins")
                 write_text(path / "config.yaml", config_yaml, key)
         except BaseException:
@@ -254,7 +250,7 @@ class RunDirectory:
             shutil.rmtree(temporary_path(self.path / "checkpoints" / name, self.identity), ignore_errors=True)
 
     def cut_after(self, step: int) -> list[dict[str, float]]:
-        """Move everything written after a step to ``superseded/``, and return the metrics up to that step.
+        """Remove what the run wrote after a step, which it now repeats, and return the metrics up to that step.
 
         Raises:
             UserError: ``metrics.jsonl`` is damaged, or does not have every step up to ``step``.
@@ -270,24 +266,11 @@ class RunDirectory:
             )
         if self.is_writer:
             with writing(file):
-                self._supersede(step, [row for row in rows if row["step"] > step])
                 self._replace(file, "".join(json.dumps(row) + "\n" for row in kept))
+                for path in [path for name in ("rollouts", "replay") for path in (self.path / name).glob("[0-9]*")]:
+                    if (match := STEP.fullmatch(path.name)) and int(match[1]) > step:
+                        path.unlink()
         return [{key: value for key, value in row.items() if key != "step"} for row in kept]
-
-    def _supersede(self, step: int, rows: Sequence[Mapping[str, float]]) -> None:
-        files = [file for name in ("rollouts", "replay") for file in sorted((self.path / name).glob("[0-9]*"))]
-        later = [file for file in files if (match := STEP.fullmatch(file.name)) and int(match[1]) > step]
-        if not rows and not later:
-            return
-        parent = self.path / "superseded"
-        folder = next(parent / str(number) for number in itertools.count(1) if not (parent / str(number)).exists())
-        folder.mkdir(parents=True, exist_ok=True)
-        if rows:
-            self._replace(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-        for file in later:
-            (folder / file.parent.name).mkdir(exist_ok=True)
-            shutil.move(file, folder / file.parent.name / file.name)  # works across disks
-        logger.info("moved everything that the run wrote after step %d to %s", step, folder)
 
     def _replace(self, file: Path, text: str) -> None:
         """Replace a file atomically, and flush it to disk."""

@@ -2,7 +2,6 @@
 
 import errno
 import itertools
-import logging
 import os
 import resource
 import shutil
@@ -320,19 +319,12 @@ def test_a_last_row_without_its_newline_counts(run, whole):
     assert without_times(resume(run).metrics) == without_times(whole.metrics)
 
 
-def test_what_is_behind_the_checkpoint_is_kept_in_another_place(run, whole, caplog):
+def test_what_is_after_the_checkpoint_is_written_again(run, whole):
     newest = run / "checkpoints" / "step-000004" / "model.safetensors"
     newest.write_bytes(newest.read_bytes()[:-7])
-    before = tree(run)
-    with caplog.at_level(logging.INFO, "rlzoo"):
-        result = resume(run, after=2)
-    assert f"moved everything that the run wrote after step 2 to {run}/superseded/1" in caplog.text
-    kept = run / "superseded" / "1"
-    assert [row["step"] for row in lines(kept / "metrics.jsonl")] == [3, 4]
-    for step in (3, 4):
-        for kind in ("jsonl", "safetensors"):
-            name = f"rollouts/{step:06d}.{kind}"
-            assert (kept / name).read_bytes() == before[name]
+    before = tree(run / "rollouts")
+    result = resume(run, after=2)
+    assert tree(run / "rollouts") == before
     assert without_times(result.metrics) == without_times(whole.metrics)
 
 
@@ -468,7 +460,7 @@ def test_a_resume_that_fails_or_is_killed_leaves_no_temporary_file(run, monkeypa
             directory.cut_after(2)
     directory.close()
     assert not list(run.rglob("*.part"))
-    left = temporary_path(run / "superseded" / "1" / "metrics.jsonl", identity(run))
+    left = temporary_path(run / "metrics.jsonl", identity(run))
     left.write_text("half of it")
     RunDirectory.resume(run).close()
     assert not left.exists()

@@ -20,7 +20,7 @@ from rlzoo.config.redaction import redact, redact_settings, without_userinfo
 from rlzoo.core.errors import UserError, first_mistake
 from rlzoo.journal.tracking.description import source_name
 from rlzoo.journal.tracking.rows import Curves
-from rlzoo.support.atomic import write_text
+from rlzoo.support.atomic import write_text, writing
 from rlzoo.support.reading import remedy
 
 T = TypeVar("T")
@@ -181,5 +181,6 @@ def _read(file: Path, kind: TypeAdapter[T]) -> T | None:
 
 
 def _write(file: Path, content: Mapping[str, Any], key: str) -> None:
-    file.parent.mkdir(exist_ok=True)
-    write_text(file, json.dumps(content, indent=1) + "\n", key)
+    with writing(file):
+        file.parent.mkdir(exist_ok=True)
+        write_text(file, json.dumps(content, indent=1) + "\n", key)
