@@ -78,14 +78,14 @@ def digest(path: Path) -> str:
     Raises:
         UserError: the plugin cannot be read.
     """
-    whole = hashlib.sha256()
+    hasher = hashlib.sha256()
     try:
         for name, file in code_files(path).items():
             content = file.read_bytes()
-            whole.update(f"{name}\n{hashlib.sha256(content).hexdigest()}\n".encode() if path.is_dir() else content)
+            hasher.update(f"{name}\n{hashlib.sha256(content).hexdigest()}\n".encode() if path.is_dir() else content)
     except OSError as error:
         raise UserError(f"plugin {str(path)!r} cannot be read: {error}") from error
-    return whole.hexdigest()
+    return hasher.hexdigest()
 
 
 def copy_names(paths: Sequence[str | Path]) -> dict[Path, str]:

@@ -264,8 +264,8 @@ def _read_facts(text: str) -> dict[str, Any]:
         raise ValueError(f"metadata {FORMAT}={shown(text)}: {error}") from error
     if not isinstance(facts, dict):
         raise ValueError(f"metadata {FORMAT}={shown(text)} is not a JSON object")
-    if (found := facts.pop("version", None)) != VERSION:
-        raise ValueError(f"it has format version {shown(found)}, but only version {VERSION} is supported")
+    if (number := facts.pop("version", None)) != VERSION:
+        raise ValueError(f"it has format version {shown(number)}, but only version {VERSION} is supported")
     if "step" not in facts:
         raise ValueError(f"metadata {FORMAT} has no step")
     if unknown := sorted(set(facts) - set(FACTS)):
@@ -339,7 +339,7 @@ def _check(step: RolloutFile) -> None:
             _check_log_probs(name, value)
     _check_kept(step, num_chosen)
     if step.turn_ids is not None:
-        in_order = all(bool((each.diff() >= 0).all()) for each in torch.split(step.turn_ids, step.lengths.tolist()))
+        in_order = all(bool((ids.diff() >= 0).all()) for ids in torch.split(step.turn_ids, step.lengths.tolist()))
         _require(in_order, "turn_ids decreases within a response; number the turns of a response 0, 1, ... in order")
         largest = max(step.turn_ids.tolist(), default=0)
         _require(largest < MOST_TURNS, f"turn_ids contains {largest}, but a response must have fewer than {MOST_TURNS:,} turns")

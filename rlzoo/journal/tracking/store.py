@@ -80,30 +80,30 @@ def experiment_id(client: Any, name: str, chosen: str | None = None) -> str:
             if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
                 raise  # the store cannot be reached
         raise UserError(f"{EXPERIMENT_ID}={chosen}: the store has no such active experiment; set the ID of an existing one")
-    found = client.get_experiment_by_name(name)
-    if found and found.lifecycle_stage != "active":
-        raise RunError(f"experiment {name!r} was deleted; restore it with: mlflow experiments restore -x {found.experiment_id}")
-    if found:
-        return str(found.experiment_id)
+    if experiment := client.get_experiment_by_name(name):
+        entry = str(experiment.experiment_id)
+        if experiment.lifecycle_stage != "active":
+            raise RunError(f"experiment {name!r} was deleted; restore it with: mlflow experiments restore -x {entry}")
+        return entry
     try:
-        made = str(client.create_experiment(name, tags={KIND: "custom_model_development"}))
+        entry = str(client.create_experiment(name, tags={KIND: "custom_model_development"}))
     except MlflowException:  # another run created the experiment in the meantime
-        if found := client.get_experiment_by_name(name):
-            return str(found.experiment_id)
+        if experiment := client.get_experiment_by_name(name):
+            return str(experiment.experiment_id)
         raise
-    write_view(client, made)
-    return made
+    write_view(client, entry)
+    return entry
 
 
 def latest_experiment() -> str | None:
     """Return the ID from `EXPERIMENT_ID`, or of the experiment with the newest run, adding a missing view; None if empty."""
     with connected() as client:
-        found = client.search_experiments(order_by=["last_update_time DESC"])
-        own = [experiment for experiment in found if experiment.experiment_id != "0"]  # 0 is MLflow's "Default"
-        runs = client.search_runs([experiment.experiment_id for experiment in own], max_results=1) if own else []
-        if not own:
+        experiments = client.search_experiments(order_by=["last_update_time DESC"])
+        ids = [experiment.experiment_id for experiment in experiments if experiment.experiment_id != "0"]  # MLflow's "Default"
+        if not ids:
             return None
-        newest = runs[0].info.experiment_id if runs else own[0].experiment_id  # runs are sorted newest first
+        runs = client.search_runs(ids, max_results=1)  # sorted newest first
+        newest = runs[0].info.experiment_id if runs else ids[0]
         latest = os.environ.get(EXPERIMENT_ID) or str(newest)
         with suppress(Exception):  # a read-only store
             write_view(client, latest)

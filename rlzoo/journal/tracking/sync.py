@@ -174,7 +174,7 @@ def send_inputs(client: Any, run: Any, used: Iterable[Data]) -> None:
     """Log the data sets that the store does not have yet."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
-    known = {(given.dataset.name, given.dataset.digest) for given in run.inputs.dataset_inputs}
+    known = {(logged.dataset.name, logged.dataset.digest) for logged in run.inputs.dataset_inputs}
     for data in used:
         digest = data.digest[:SHOWN_DIGEST]
         if (data.name, digest) not in known:

@@ -111,9 +111,9 @@ class Uploaded:
     @classmethod
     def read(cls, directory: Path, uri: str) -> Uploaded:
         """Read what a store has received; empty if the store has not received this upload."""
-        upload, found = Upload.read(directory), uploaded_to(directory).get(without_password(uri))
+        upload, uploaded = Upload.read(directory), uploaded_to(directory).get(without_password(uri))
         own_id = "" if upload is None else upload.id
-        return found if found is not None and found.id == own_id else cls(own_id)
+        return uploaded if uploaded is not None and uploaded.id == own_id else cls(own_id)
 
     def write(self, directory: Path, uri: str) -> None:
         """Save this object in the directory, for the process that sends the remaining data."""
