@@ -1,6 +1,6 @@
 """Rotates checkpoints, and cleans up after a process that was killed while writing or removing one.
 
-`RunDirectory.begin_checkpoint` writes a checkpoint under a temporary name, and `finish_checkpoint` renames it. Only
+`RunDirectory.checkpoint` writes a checkpoint under a temporary name, and renames it when it is complete. Only
 checkpoints with the ID of this run are removed, and only their sealed files, so that files that a user added are kept.
 """
 

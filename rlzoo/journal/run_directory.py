@@ -7,7 +7,8 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -199,55 +200,53 @@ class RunDirectory:
             with replacing(file, self.identity) as temporary:
                 write(temporary)
 
-    def begin_checkpoint(
+    @contextmanager
+    def checkpoint(
         self,
-        name: str,
+        step: int,
         model: PreTrainedModel,
         weights: Mapping[str, Tensor],
         tokenizer: PreTrainedTokenizerBase,
         policy: ClipPolicy,
         *,
         adapter: Mapping[str, Tensor] | None = None,
-    ) -> Path:
-        """Write the weights and the tokenizer for ``from_pretrained`` to a temporary folder, and return the folder.
+        keep: int = 1,
+        scores: Mapping[int, float] | None = None,
+    ) -> Iterator[Path]:
+        """Write a checkpoint, to which the block adds files, and remove old checkpoints as `checkpoints.rotate` describes.
 
-        The settings of the rule are written to ``clip.json``; for an adaptive rule, they include its state. A LoRA adapter
-        is also saved separately, in ``adapter/``; ``adapter`` holds its weights if the model is sharded. The caller may add
-        files. `finish_checkpoint` turns the folder into a checkpoint.
+        The folder holds the weights and the tokenizer for ``from_pretrained``, and the settings of the rule in ``clip.json``,
+        which include the state of an adaptive rule. A LoRA adapter is also saved separately, in ``adapter/``; ``adapter``
+        holds its weights if the model is sharded. The checkpoint gets its name when the block ends.
         """
-        temporary = temporary_path(self.path / "checkpoints" / name, self.identity)
+        folder = self.path / "checkpoints" / f"step-{step:06d}"
+        temporary = temporary_path(folder, self.identity)
         if not self.is_writer:
-            return temporary
-        with writing(temporary, _num_bytes(weights.values())):
-            temporary.parent.mkdir(exist_ok=True)
-            with torch.device("meta"):
-                skeleton = type(model)(model.config)  # without weights or adapters
-            skeleton.generation_config = model.generation_config
-            with quiet():
-                skeleton.save_pretrained(temporary, state_dict=dict(weights))
-                tokenizer.save_pretrained(temporary)
-                if has_adapter(model):
-                    model.save_pretrained(temporary / "adapter", state_dict=None if adapter is None else dict(adapter))
-            state = {"name": policy.name, **redact_settings(policy.model_dump(mode="json"))}
-            (temporary / "clip.json").write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
-        return temporary
-
-    def finish_checkpoint(self, temporary: Path, keep: int, scores: Mapping[int, float] | None = None) -> None:
-        """Seal a checkpoint, give it its final name, and remove old checkpoints."""
-        if not self.is_writer:
+            with writing(folder):
+                yield temporary
             return
-        folder = temporary.with_name(temporary.name.removeprefix(".").partition(".")[0])
-        with writing(folder):
-            follow_umask(temporary)
-            seal(temporary)
-            checkpoints.put_in_place(temporary, folder, self.path)
-            sync(folder.parent)
-            checkpoints.rotate(self.path, int(folder.name.removeprefix("step-")), keep, scores or {})
-
-    def drop_unfinished(self, name: str) -> None:
-        """Delete the files of a checkpoint that could not be written."""
-        if self.is_writer:
-            shutil.rmtree(temporary_path(self.path / "checkpoints" / name, self.identity), ignore_errors=True)
+        try:
+            with writing(folder, _num_bytes(weights.values())):
+                folder.parent.mkdir(exist_ok=True)
+                with torch.device("meta"):
+                    skeleton = type(model)(model.config)  # without weights or adapters
+                skeleton.generation_config = model.generation_config
+                with quiet():
+                    skeleton.save_pretrained(temporary, state_dict=dict(weights))
+                    tokenizer.save_pretrained(temporary)
+                    if has_adapter(model):
+                        model.save_pretrained(temporary / "adapter", state_dict=None if adapter is None else dict(adapter))
+                state = {"name": policy.name, **redact_settings(policy.model_dump(mode="json"))}
+                (temporary / "clip.json").write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+                yield temporary
+                follow_umask(temporary)
+                seal(temporary)
+                checkpoints.put_in_place(temporary, folder, self.path)
+                sync(folder.parent)
+                checkpoints.rotate(self.path, step, keep, scores or {})
+        except Exception:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
 
     def cut_after(self, step: int) -> list[dict[str, float]]:
         """Remove what the run wrote after a step, which it now repeats, and return the metrics up to that step.

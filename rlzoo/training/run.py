@@ -11,8 +11,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from torch import nn
-
 from rlzoo.core.errors import UserError
 from rlzoo.gate.enter import Admission
 from rlzoo.journal.rollouts import rollout_file, transcripts
@@ -24,7 +22,6 @@ from rlzoo.learner.optimization import kept_weights, named_adapter
 from rlzoo.measure.monitor import WINDOW, Monitor
 from rlzoo.models.processes import gather, peak_memory
 from rlzoo.rollout.rollouts import Rollouts, Sampled
-from rlzoo.support.atomic import writing
 from rlzoo.training.completions import completion_page
 from rlzoo.training.mismatch import refuse_mismatch
 
@@ -182,29 +179,19 @@ class Run:
 
     def save(self, step: int) -> None:
         """Save a checkpoint: the model, the state of the rule, and everything that resuming needs."""
-        name = f"step-{step:06d}"
-        try:
-            folder = self._begin_checkpoint(name)
-            with writing(folder / "state", 3 * _num_bytes(self.learner.language_model)):
-                self.accelerator.wait_for_everyone()
-                self.learner.save(folder / "state")
-                state = self._state(step)  # collective: every process must call it
-                if self.is_main:
-                    state.write(folder / "state")
-                    self.monitor.save(folder / "state")
-                self.accelerator.wait_for_everyone()
-            self.directory.finish_checkpoint(folder, self.config.checkpoint.keep, self.accuracies)
-        except Exception:
-            self.directory.drop_unfinished(name)
-            raise
-        self.saved = step
-
-    def _begin_checkpoint(self, name: str) -> Path:
         weights = kept_weights(self.learner.weights(), keep=self.is_main)
-        adapter = kept_weights(named_adapter(self.model), keep=self.is_main)
-        return self.directory.begin_checkpoint(
-            name, self.model, weights, self.tokenizer, self.learner.policy, adapter=adapter or None
-        )
+        adapter = kept_weights(named_adapter(self.model), keep=self.is_main) or None
+        model = (self.model, weights, self.tokenizer, self.learner.policy)
+        keep = self.config.checkpoint.keep
+        with self.directory.checkpoint(step, *model, adapter=adapter, keep=keep, scores=self.accuracies) as folder:
+            self.accelerator.wait_for_everyone()
+            self.learner.save(folder / "state")
+            state = self._state(step)  # collective: every process must call it
+            if self.is_main:
+                state.write(folder / "state")
+                self.monitor.save(folder / "state")
+            self.accelerator.wait_for_everyone()
+        self.saved = step
 
     def _state(self, step: int) -> RunState:
         return RunState(
@@ -262,8 +249,3 @@ class Run:
     def how_to_resume(self) -> str:
         """The command that resumes the run."""
         return f"rlzoo train --resume --output {shlex.quote(str(self.directory.path))}"
-
-
-def _num_bytes(model: nn.Module) -> int:
-    """Size of the trained weights in bytes."""
-    return sum(weight.numel() * weight.element_size() for weight in model.parameters() if weight.requires_grad)
