@@ -86,7 +86,6 @@ def test_a_long_description_is_cut_to_what_mlflow_takes(monkeypatch):
         (["/env/bin/rlzoo", "train", "--clip", "fspo"], "rlzoo train --clip fspo", "rlzoo train"),
         (["/lib/rlzoo/__main__.py", "eval", "runs/a b"], "rlzoo eval 'runs/a b'", "rlzoo eval"),
         (["race.py", "--fast"], "python race.py --fast", "race.py"),
-        (["/lib/pytest/__main__.py", "-q"], "python -m pytest -q", "python -m pytest"),
         (["-c", "one"], "python one", "python one"),
         ([""], "python", "python"),
     ],
