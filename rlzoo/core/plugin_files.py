@@ -16,7 +16,7 @@ MOST = 2000
 
 NO_PART_OF_IT = {"__pycache__", "node_modules", "build", "dist", "mlruns", "mlartifacts", "mlflow.db"}
 NO_CODE = (".md", ".rst", ".html", ".png", ".svg", ".pdf", ".log")
-RUN_FILES = ("metrics.jsonl", "rollouts", "checkpoints")
+RUN = "run.json"  # marks a run directory
 
 
 def plugin_files(path: Path) -> dict[str, Path]:
@@ -54,12 +54,8 @@ def _files_below(folder: Path) -> Iterator[Path]:
             continue
         if path.is_file():
             yield path
-        elif path.is_dir() and not (path / "pyvenv.cfg").exists() and not _is_run_directory(path):
+        elif path.is_dir() and not any((path / mark).exists() for mark in ("pyvenv.cfg", RUN)):
             yield from _files_below(path)
-
-
-def _is_run_directory(folder: Path) -> bool:
-    return (folder / "config.yaml").exists() and any((folder / name).exists() for name in RUN_FILES)
 
 
 def is_output(file: Path) -> bool:
@@ -115,4 +111,4 @@ def copy_plugins(paths: Sequence[str | Path], folder: Path) -> None:
 
 def is_copy(path: Path) -> bool:
     """Return whether a path is the copy of a plugin in a run directory."""
-    return path.parent.name == "plugins" and (path.parent.parent / "run.json").is_file()
+    return path.parent.name == "plugins" and (path.parent.parent / RUN).is_file()

@@ -28,9 +28,10 @@ NO_PART = {
     "mlflow.db": "x",
     "mlruns/0/meta.yaml": "x",
     "runs/one/config.yaml": "x",
+    "runs/one/run.json": "{}",
     "runs/one/metrics.jsonl": "x",
     "runs/one/plugins/rule.py": "x",
-    "out/config.yaml": "x",
+    "out/run.json": "{}",
     "out/checkpoints/step-1/model.safetensors": "x",
     ".out.part/config.yaml": "x",
 }
@@ -62,9 +63,7 @@ def test_a_run_inside_its_plugins_folder_copies_the_plugin_and_nothing_else(proj
 
 def test_the_digest_is_that_of_the_code_and_its_data(project):
     before = digest(project)
-    write(
-        project, {"README.md": "another page", "report.html": "x", "runs/two/config.yaml": "x", "runs/two/rollouts/a.py": "x"}
-    )
+    write(project, {"README.md": "another page", "report.html": "x", "runs/two/run.json": "{}", "runs/two/rollouts/a.py": "x"})
     assert digest(project) == before
     for name in ("rule.py", "inner/more.py", "pyproject.toml", "data/table.json"):
         changed = write(project, {name: FILES[name] + "# changed\n"})
