@@ -9,8 +9,6 @@ from __future__ import annotations
 import io
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from http.client import HTTPResponse
 from typing import TYPE_CHECKING, Any
 
@@ -36,19 +34,6 @@ def bounded_reply(largest: int, longest: float) -> type[HTTPResponse]:
             self.fp = _Buffered(_Bounded(sock, self.fp, largest, longest))
 
     return BoundedReply
-
-
-@contextmanager
-def bounded_replies(largest: int, longest: float) -> Iterator[None]:
-    """Limit all replies that this process reads through urllib3 or requests, inside the block."""
-    from urllib3.connection import HTTPConnection
-
-    former = HTTPConnection.response_class
-    HTTPConnection.response_class = bounded_reply(largest, longest)
-    try:
-        yield
-    finally:
-        HTTPConnection.response_class = former
 
 
 def bounded_pool(address: str, largest: int, longest: float, **settings: Any) -> HTTPConnectionPool:
