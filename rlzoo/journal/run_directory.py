@@ -63,13 +63,7 @@ class RunDirectory:
 
     @classmethod
     def create(
-        cls,
-        path: Path,
-        config_yaml: str,
-        plugins: Sequence[str] = (),
-        fingerprint: Mapping[str, Any] | None = None,
-        *,
-        is_writer: bool = True,
+        cls, path: Path, config_yaml: str, plugins: Sequence[str] = (), fingerprint: Mapping[str, Any] | None = None
     ) -> RunDirectory:
         """Create the directory, copy the plugin files of the run, and write ``config.yaml``, which marks a run.
 
@@ -80,8 +74,6 @@ class RunDirectory:
             UserError: the directory is not empty, or cannot be created.
             UnwritableError: the disk is full.
         """
-        if not is_writer:
-            return cls(path, is_writer)
         try:
             path.mkdir(parents=True, exist_ok=True)
             directory = cls(path)
@@ -124,20 +116,19 @@ class RunDirectory:
             raise UserError(f"--resume: {str(path)!r} is not a run directory: it has no config.yaml")
 
     @classmethod
-    def resume(cls, path: Path, *, is_writer: bool = True) -> RunDirectory:
+    def resume(cls, path: Path) -> RunDirectory:
         """Open the directory of a run, and clean up after a process that was killed.
 
         Raises:
             UserError: there is no run, or another process has the lock.
         """
         cls.check_begun(path)
-        directory = cls(path, is_writer)
+        directory = cls(path)
         try:
-            if is_writer:
-                with writing(path):
-                    for name in FOLDERS:
-                        (path / name).mkdir(exist_ok=True)
-                    checkpoints.tidy(path)
+            with writing(path):
+                for name in FOLDERS:
+                    (path / name).mkdir(exist_ok=True)
+                checkpoints.tidy(path)
         except BaseException:
             directory.close()
             raise

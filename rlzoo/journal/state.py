@@ -34,7 +34,7 @@ class RunState:
     alarms: dict[str, Any]
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # training time so far
     run: str  # ID of the run
-    periodic: bool = True  # False if saved because the run was stopped or had ended
+    periodic: bool  # False if saved because the run was stopped or had ended
     queue: list[QueuedBatch] = field(default_factory=list)  # batches that were sampled ahead for the next steps
 
     def write(self, folder: Path) -> None:

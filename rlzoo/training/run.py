@@ -60,7 +60,8 @@ class Run:
                 if admission.allow_changed:
                     self.directory.allow_change(self.facts)
             else:
-                self.directory = RunDirectory.create(path, config.to_yaml(), config.plugins, self.facts, is_writer=self.is_main)
+                new = (path, config.to_yaml(), config.plugins, self.facts)
+                self.directory = RunDirectory.create(*new) if self.is_main else RunDirectory(path, is_writer=False)
             # every process needs this ID to name temporary folders, but only the main process is sure to see the ID's file
             self.directory.identity = gather(self.accelerator, [self.directory.identity if self.is_main else ""])[0]
             failed.pop_all()
