@@ -260,14 +260,6 @@ def test_a_moved_run_whose_plugin_is_gone_resumes_with_its_copy(plugin, tmp_path
         rlzoo.train(config, resume=True)
 
 
-def test_a_run_without_a_fingerprint_is_refused_in_one_line(tmp_path):
-    config = started(tmp_path / "run")
-    file = tmp_path / "run" / "run.json"
-    file.write_text(json.dumps({"id": json.loads(file.read_text())["id"]}))
-    with pytest.raises(UserError, match=r"run\.json' has no fingerprint of the run; restore the file, or start another run"):
-        check_unchanged(config, run_facts(config))
-
-
 def test_an_adaptive_rule_keeps_its_settings(tmp_path):
     config = started(tmp_path / "run", clip="fspo-adaptive")
     changed = config.model_copy(update={"clip": config.clip.model_copy(update={"width_high": 0.9})})
