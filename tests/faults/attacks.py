@@ -143,16 +143,6 @@ def from_elsewhere(case: Case) -> None:
     case.cwd.mkdir()
 
 
-def relative(path: str):
-    """Use a relative path of the run directory."""
-
-    def do(case: Case) -> None:
-        case.is_watched = False
-        assert case.rlzoo("train", "--resume", "--output", path).code == 0
-
-    return do
-
-
 def cwd_deleted(case: Case) -> None:
     case.is_watched, case.cwd = False, case.box / "gone"
     case.cwd.mkdir()
