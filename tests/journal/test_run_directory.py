@@ -542,14 +542,14 @@ def test_a_disk_that_is_full_at_the_start_is_one_line(disk, tmp_path, size):
 
 @pytest.mark.parametrize(
     ("size", "where"),
-    [(1_000, "rollouts/000002.jsonl"), (6_000, "rollouts/000002.safetensors"), (200_000, "checkpoints/.step-000002.")],
+    [(1_000, "rollouts/000002.jsonl"), (6_000, "rollouts/000002.safetensors"), (200_000, "checkpoints/step-000002)")],
 )
 def test_a_disk_that_fills_in_a_run_is_one_line_and_the_run_resumes(disk, whole, tmp_path, size, where):
     check_a_disk_that_fills(disk, whole, tmp_path / "run", size, where, full_after=1, resumed_after=0)
 
 
 def test_a_disk_without_room_for_a_checkpoint_is_seen_before_the_first_step(disk, whole, tmp_path):
-    where = "checkpoints/.step-000000."
+    where = "checkpoints/step-000000)"
     check_a_disk_that_fills(disk, whole, tmp_path / "run", 200_000, where, full_after=0, resumed_after=None)
 
 
