@@ -15,16 +15,16 @@ from pathlib import Path
 
 import torch
 
-from rlzoo.journal.recording import RecordedStep
+from rlzoo.journal.rollout_file import RolloutFile
 
 FILE = re.compile(r"train_data_step([1-9]\d*)\.jsonl")
 UNREADABLE = (IndexError, KeyError, RuntimeError, TypeError, ValueError)  # JSON and torch raise these for other content
 
 
-def read(file: Path, step: int, temperature: float) -> RecordedStep:
+def read(file: Path, step: int, temperature: float) -> RolloutFile:
     """Read R responses, each a line with a list of one element under every key; NeMo-RL pads prompt and response to T tokens.
 
-    The fields are those of NeMo-RL 7ea279a (August 2026). `RecordedStep.from_padded` rejects inconsistent values.
+    The fields are those of NeMo-RL 7ea279a (August 2026). `RolloutFile.from_padded` rejects inconsistent values.
     """
     with file.open(encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
@@ -43,7 +43,7 @@ def read(file: Path, step: int, temperature: float) -> RecordedStep:
     numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
     advantages, old_log_probs = column("advantages"), column("prev_logprobs")
     per_response = advantages.gather(1, sizes[:, None])
-    return RecordedStep.from_padded(
+    return RolloutFile.from_padded(
         step=step,
         prompt_ids=token_ids[:, :0],  # prompt and response are in the same row
         prompt_mask=token_ids[:, :0],

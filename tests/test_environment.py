@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import rlzoo
-from rlzoo.journal.tracking.record import Record
+from rlzoo.journal.tracking.uploads import Upload
 from rlzoo.lab.sweep import slots
 
 EMBEDDED = Path(rlzoo.__file__).parent / "models" / "assets" / "embedded"
@@ -58,7 +58,7 @@ def test_the_experiment_is_mlflows_variable_if_it_is_set(monkeypatch, variable, 
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
     if variable is not None:
         monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", variable)
-    assert Record.new("ours", "run", tags={}, params={}).experiment == expected
+    assert Upload.new("ours", "run", tags={}, params={}).experiment == expected
 
 
 @pytest.mark.parametrize(

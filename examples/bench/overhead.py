@@ -30,7 +30,7 @@ def timed() -> dict[str, list[tuple[Any, str]]]:
     return {
         "rule": [(minibatch, "judgement"), (learner, "updated")],
         "metrics": [(minibatch.Minibatch, "measured"), (loop, "step_metrics"), (Monitor, "after_step")],
-        "journal": [(RunDirectory, "record_rollouts"), (RunDirectory, "log")],
+        "journal": [(RunDirectory, "save_rollouts"), (RunDirectory, "log")],
         "mlflow": [(Tracker, "look")],
     }
 
@@ -48,7 +48,7 @@ def beside_the_model(case: str | None = None) -> dict[str, float]:
     from rlzoo.journal.tracking.tracker import Tracker
     from rlzoo.training import loop
     from rlzoo.training.after_step import AfterStep
-    from rlzoo.training.mlflow_record import run_record
+    from rlzoo.training.mlflow_run import upload_of
     from rlzoo.training.run import Run
     from rlzoo.training.signals import StopRequest
 
@@ -67,7 +67,7 @@ def beside_the_model(case: str | None = None) -> dict[str, float]:
         models = Path(tempfile.gettempdir()) / "rlzoo-bench-models"
         run = Run(enter(config, task)) if case is None else make_run(CASES[case], models, "tracking.mlflow=true")
         with Tracker(is_on=True) as tracker:
-            tracker.begin(run.directory.path, run_record(run))
+            tracker.begin(run.directory.path, upload_of(run))
             taken = loop.steps(run)
             after = AfterStep(run, tracker, StopRequest())
             for _ in range(STEPS):

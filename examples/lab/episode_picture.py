@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rlzoo.config.run_config import RunConfig
-from rlzoo.journal.recording import RecordedStep
+from rlzoo.journal.rollout_file import RolloutFile
 from rlzoo.models.pretrained import load_named
 
 COLUMNS, CELL, LINE, MARGIN = 84, 8.4, 24, 16
@@ -48,7 +48,7 @@ def tokens(run: Path, step: int, index: int) -> list[tuple[str, bool]]:
     """Return the tokens of a game as text, and, for each, whether the model generated it."""
     config = RunConfig.compose([run / "config.yaml"])
     _, tokenizer = load_named(config.model)
-    kept = RecordedStep.load(run / "rollouts" / f"{step:06d}.safetensors")
+    kept = RolloutFile.load(run / "rollouts" / f"{step:06d}.safetensors")
     ids, chosen = (
         values.split(kept.sequence_lengths.tolist())[index].tolist() for values in (kept.token_ids, kept.response_mask)
     )

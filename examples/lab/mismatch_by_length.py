@@ -17,7 +17,7 @@ from rlzoo_corrections import IcePop, LengthFair
 
 from rlzoo import Correction, CorrectionInputs, ops
 from rlzoo.core.fairness import bin_edges, bin_index
-from rlzoo.journal.recording import RecordedStep
+from rlzoo.journal.rollout_file import RolloutFile
 
 SIGMA = 0.01
 KEPT = 0.9  # share of a recorded run's responses that every correction keeps
@@ -72,7 +72,7 @@ def simulated() -> None:
 def recorded(run: Path) -> None:
     ratios, lengths = [], []
     for file in sorted((run / "rollouts").glob("*.safetensors")):
-        step = RecordedStep.load(file)
+        step = RolloutFile.load(file)
         if step.old_log_probs is not None and step.rollout_log_probs is not None:
             ratios.append(step.old_log_probs - step.rollout_log_probs)
             lengths.append(step.lengths)

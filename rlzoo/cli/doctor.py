@@ -53,7 +53,7 @@ def examine() -> dict[str, str]:
     import torch
 
     from rlzoo.core.zoo import load_zoo
-    from rlzoo.journal.tracking.record import tracking_uri
+    from rlzoo.journal.tracking.uploads import tracking_uri
 
     findings = {DISTRIBUTION: version(), "python": platform.python_version()}
     findings |= {name: metadata.version(name) for name in REQUIRED}

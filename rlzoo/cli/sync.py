@@ -17,12 +17,12 @@ from rlzoo.support.lock import Lock
 
 def sync(runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories, such as runs/*.")]) -> None:
     """Upload run data that MLflow did not receive during training; nothing is sent twice."""
-    from rlzoo.journal.tracking.record import Record, sent_to, tracking_uri, without_password
+    from rlzoo.journal.tracking.uploads import Upload, tracking_uri, uploaded_to, without_password
 
     for directory in runs:
-        if Record.read(directory) is None:
+        if Upload.read(directory) is None:
             raise UserError(f"{str(directory)!r} is not the directory of a tracked run; pass run directories, such as runs/*")
-        known = list(sent_to(directory))
+        known = list(uploaded_to(directory))
         if known and without_password(tracking_uri()) not in known and not os.environ.get("MLFLOW_TRACKING_URI"):
             raise UserError(  # a directory that somebody sent could name any server, which would receive the credentials
                 f"{str(directory)!r} was sent to {known[-1]!r}; to confirm this address, which receives your credentials, set "
@@ -35,9 +35,9 @@ def sync(runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run dir
 
 
 def _sync(directory: Path, console: Plain) -> bool:
-    from rlzoo.journal.tracking.record import FOLDER, tracking_uri, without_password
     from rlzoo.journal.tracking.store import bounded_store, describe
     from rlzoo.journal.tracking.sync import Sync
+    from rlzoo.journal.tracking.uploads import FOLDER, tracking_uri, without_password
 
     uri = tracking_uri()
     lock = Lock(directory / FOLDER)
@@ -51,7 +51,7 @@ def _sync(directory: Path, console: Plain) -> bool:
     finally:
         lock.release()
     sent = f"{outbox.num_rows} steps and {outbox.num_files} files sent" if outbox.num_rows or outbox.num_files else "complete"
-    console.print(f"{directory}: {sent}, run {outbox.sent.run_id} at {without_password(uri)}")
+    console.print(f"{directory}: {sent}, run {outbox.uploaded.run_id} at {without_password(uri)}")
     return True
 
 

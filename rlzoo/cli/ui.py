@@ -35,8 +35,8 @@ def ui(
     The command prints the address of a saved view, which shows the rules of the latest experiment side by side.
     """
     with loading():
-        from rlzoo.journal.tracking.record import tracking_uri, without_password
         from rlzoo.journal.tracking.store import differing_settings, is_missing, latest_experiment
+        from rlzoo.journal.tracking.uploads import tracking_uri, without_password
         from rlzoo.journal.tracking.views import view_path
     uri = tracking_uri()
     if uri.startswith(("http://", "https://")):

@@ -11,7 +11,7 @@ from rlzoo.core.discovery import plugin_configs
 from rlzoo.core.errors import UserError, did_you_mean, shown
 from rlzoo.core.settings import user_path
 from rlzoo.support.parsing import DEEPEST, UnreadableError, parse_yaml
-from rlzoo.support.reading import SETTINGS, NotReadError, read_text
+from rlzoo.support.reading import read_text
 
 
 def config_folders() -> list[Path]:
@@ -39,9 +39,7 @@ def read_config(config: str | Path, plugins: Sequence[str | Path] = ()) -> dict[
         if not any(path.is_file() for path in [*shipped, file]):
             shipped += [path for name, path in plugin_configs(plugins).items() if name == str(config)]
         path = next((path for path in shipped if path.is_file()), file)
-        text = read_text(path, SETTINGS)
-    except NotReadError as error:
-        raise UserError(f"config {str(path)!r} {error.strerror}") from error
+        text = read_text(path)
     except (OSError, ValueError) as error:  # the file is missing or not text, or the name is not a valid file name
         names = [*config_names(), *plugin_configs(plugins)]
         hint = did_you_mean(str(config), names) or f" (a file, or one of: {', '.join(names)})"

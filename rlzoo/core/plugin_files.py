@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -17,7 +16,7 @@ MOST = 2000
 
 NO_PART_OF_IT = {"__pycache__", "node_modules", "build", "dist", "mlruns", "mlartifacts", "mlflow.db"}
 NO_CODE = (".md", ".rst", ".html", ".png", ".svg", ".pdf", ".log")
-RUN_FILES = ("metrics.jsonl", "rollouts", "checkpoints")
+RUN = "run.json"  # marks a run directory
 
 
 def plugin_files(path: Path) -> dict[str, Path]:
@@ -36,7 +35,7 @@ def plugin_files(path: Path) -> dict[str, Path]:
     files: dict[str, Path] = {}
     size = 0
     try:
-        for file in _files_below(path, ()):
+        for file in _files_below(path):
             files[file.relative_to(path).as_posix()] = file
             size += file.stat().st_size
             if size > LARGEST or len(files) > MOST:
@@ -49,22 +48,14 @@ def plugin_files(path: Path) -> dict[str, Path]:
     return dict(sorted(files.items()))
 
 
-def _files_below(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
-    """Yield the plugin's files in a folder, without following links to its parent folders (``above``)."""
-    here = folder.resolve()
-    if here in above or (folder / "pyvenv.cfg").exists() or (above and _is_run_directory(folder)):
-        return
+def _files_below(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or path.name in NO_PART_OF_IT or path.suffix in (".pyc", ".egg-info"):
             continue
-        if path.is_dir():
-            yield from _files_below(path, (*above, here))
-        elif path.exists() and stat.S_ISREG(path.stat().st_mode):
+        if path.is_file():
             yield path
-
-
-def _is_run_directory(folder: Path) -> bool:
-    return (folder / "config.yaml").exists() and any((folder / name).exists() for name in RUN_FILES)
+        elif path.is_dir() and not any((path / mark).exists() for mark in ("pyvenv.cfg", RUN)):
+            yield from _files_below(path)
 
 
 def is_output(file: Path) -> bool:
@@ -83,14 +74,14 @@ def digest(path: Path) -> str:
     Raises:
         UserError: the plugin cannot be read.
     """
-    whole = hashlib.sha256()
+    hasher = hashlib.sha256()
     try:
         for name, file in code_files(path).items():
             content = file.read_bytes()
-            whole.update(f"{name}\n{hashlib.sha256(content).hexdigest()}\n".encode() if path.is_dir() else content)
+            hasher.update(f"{name}\n{hashlib.sha256(content).hexdigest()}\n".encode() if path.is_dir() else content)
     except OSError as error:
         raise UserError(f"plugin {str(path)!r} cannot be read: {error}") from error
-    return whole.hexdigest()
+    return hasher.hexdigest()
 
 
 def copy_names(paths: Sequence[str | Path]) -> dict[Path, str]:
@@ -120,4 +111,4 @@ def copy_plugins(paths: Sequence[str | Path], folder: Path) -> None:
 
 def is_copy(path: Path) -> bool:
     """Return whether a path is the copy of a plugin in a run directory."""
-    return path.parent.name == "plugins" and (path.parent.parent / "run.json").is_file()
+    return path.parent.name == "plugins" and (path.parent.parent / RUN).is_file()

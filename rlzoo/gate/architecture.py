@@ -18,7 +18,7 @@ from rlzoo.config.run_config import RunConfig
 from rlzoo.core.errors import UserError
 from rlzoo.models.pretrained import context_length, converted_smollm2, local_model, one_line, quiet
 from rlzoo.support.parsing import parse_json
-from rlzoo.support.reading import SETTINGS, read_text
+from rlzoo.support.reading import read_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -127,7 +127,7 @@ def find_architecture(path: str) -> Architecture | None:
 
     file = None if path in KNOWN else model_file(path, "config.json")
     try:
-        settings = KNOWN.get(path, {}) if file is None else parse_json(read_text(file, SETTINGS))
+        settings = KNOWN.get(path, {}) if file is None else parse_json(read_text(file))
         config = AutoConfig.for_model(**settings) if settings.get("model_type") in CONFIG_MAPPING else None
     except Exception as error:  # the file's settings can cause any exception
         raise UserError(f"model.path={path!r}: its config.json does not describe a model: {one_line(error)}") from error

@@ -20,7 +20,7 @@ from rlzoo.core.discovery import DISTRIBUTION, installed_plugins
 from rlzoo.core.errors import UserError
 from rlzoo.core.plugin_files import MOST, code_files, copy_names, is_output
 from rlzoo.journal.state import read_fingerprint
-from rlzoo.journal.tracking.record import flatten
+from rlzoo.journal.tracking.uploads import flatten
 from rlzoo.tasks.task import fingerprint, seeded, train_fingerprint
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def model_facts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> d
     where_from = {"_name_or_path", "transformers_version", "_from_model_config"}
     backend = getattr(tokenizer, "backend_tokenizer", None)
     facts = {
-        "configuration": [{key: value for key, value in each.items() if key not in where_from} for each in configs],
+        "configuration": [{key: value for key, value in settings.items() if key not in where_from} for settings in configs],
         "tokenizer": [tokenizer.get_vocab() if backend is None else backend.to_str(), tokenizer.special_tokens_map],
         "chat template": tokenizer.chat_template,
     }
@@ -105,7 +105,7 @@ def check_unchanged(config: RunConfig, facts: Mapping[str, Any], *, allow_change
         before = {key: value for key, value in before.items() if not key.startswith(MODEL)}
     free = (*(key for key in FREE if key != "steps" or config.learner.schedule == "constant"), VERSION)
     keys = [key for key in sorted(before | now) if before.get(key) != now.get(key)]
-    others = tuple(f"{part}." for part in ("clip", "task") if f"{part}.name" in keys)  # settings of another rule or task
+    others = tuple(f"{section}." for section in ("clip", "task") if f"{section}.name" in keys)  # of another rule or task
     keys = [key for key in keys if key in ("clip.name", "task.name") or not key.startswith(others)]
     changed = [_difference(key, before, now) for key in keys if not key.startswith(free)]
     is_fixed = config.clip.is_adaptive and any(key.startswith("clip.") for key in keys)
@@ -132,8 +132,10 @@ def _files(config: RunConfig, settings: Mapping[str, Any]) -> Iterator[tuple[str
     values = [value for key, value in settings.items() if not key.startswith(FREE)]
     texts = {text for value in values for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)}
     yield from ((f"file {text}", path) for text in sorted(texts) if _is_file(path := Path(os.path.expanduser(text))))  # noqa: PTH111
-    parts = [config.clip, config.estimator, config.correction, config.task]
-    modules = {match[1] for match in map(_REFERENCE.fullmatch, texts) if match} | {type(part).__module__ for part in parts}
+    choices = [config.clip, config.estimator, config.correction, config.task]
+    modules = {match[1] for match in map(_REFERENCE.fullmatch, texts) if match} | {
+        type(choice).__module__ for choice in choices
+    }
     ours = {plugin.module for plugin in installed_plugins() if plugin.bundled} | {"rlzoo", "builtins", "__main__"}
     names = [module for module in sorted(modules & sys.modules.keys()) if module.partition(".")[0] not in ours]
     for start in [*code, *(Path(file) for file in (getattr(sys.modules[name], "__file__", None) for name in names) if file)]:

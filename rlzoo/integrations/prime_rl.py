@@ -16,7 +16,7 @@ from rlzoo.core.reductions import is_per_response
 from rlzoo.core.types import ClipInputs
 from rlzoo.integrations.rules import LENGTH_EDGES, PREFIX, check_supported, one_per_response
 from rlzoo.integrations.rules import rule as make_rule
-from rlzoo.journal.recording import turns
+from rlzoo.journal.rollout_file import turns
 
 INSTEAD = {
     "reduction": "no reduction, because prime-rl divides by the number of tokens in the step",

@@ -15,7 +15,7 @@ from rlzoo.core.fairness import LengthWeights, bin_edges, bin_index, bin_sums, l
 from rlzoo.core.reductions import StepCounts, reduce_objective
 from rlzoo.core.types import ClipInputs, ClipResult
 from rlzoo.integrations.rules import check_supported, one_per_response, rule
-from rlzoo.journal.recording import turns
+from rlzoo.journal.rollout_file import turns
 
 KEYS = ("logprobs", "advantages", "mask")
 """The keys of ``Datum.loss_fn_inputs`` that are read, as named by tinker-cookbook."""

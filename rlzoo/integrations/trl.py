@@ -29,7 +29,7 @@ from rlzoo.core.reductions import Reduction, StepCounts
 from rlzoo.core.settings import user_path
 from rlzoo.core.types import ClipInputs
 from rlzoo.core.zoo import load_zoo
-from rlzoo.journal.recording import RecordedStep, turns
+from rlzoo.journal.rollout_file import RolloutFile, turns
 from rlzoo.learner.judge import Judgement, judgement, updated
 from rlzoo.learner.on_policy import on_policy_gradient
 from rlzoo.measure.response_table import ResponseTable, group_keys
@@ -162,7 +162,7 @@ class RolloutRecorder:
             return
         step.save(self.folder / f"{self.number:06d}.safetensors")
 
-    def _joined(self, trainer: RecordingTrainer, number: int, processes: Sequence[Any]) -> RecordedStep:
+    def _joined(self, trainer: RecordingTrainer, number: int, processes: Sequence[Any]) -> RolloutFile:
         """Join the generation batches of all processes; each has tensors and updates."""
         tensors = {name: _stacked([process[name] for process, _ in processes]) for name in processes[0][0]}
         starts = itertools.accumulate((len(process[GROUPS]) for process, _ in processes), initial=0)
@@ -179,7 +179,7 @@ class RolloutRecorder:
         if "rollout_log_probs" in values and "old_log_probs" in values:  # vLLM reports no log-probs for some tokens
             reported = values["rollout_log_probs"]
             values["rollout_log_probs"] = torch.where(reported.isnan(), values["old_log_probs"], reported)
-        return RecordedStep.from_padded(
+        return RolloutFile.from_padded(
             number,
             tensors["prompt_ids"],
             tensors["prompt_mask"],

@@ -21,7 +21,7 @@ from rlzoo.core.policy import ClipPolicy
 from rlzoo.core.reductions import Reduction, StepCounts, is_per_response, reduce_objective
 from rlzoo.core.types import ClipInputs
 from rlzoo.integrations.rules import PREFIX, check_supported, clipped_by_length, installed, one_per_response, parse, rule
-from rlzoo.journal.recording import turns
+from rlzoo.journal.rollout_file import turns
 
 REDUCTIONS: dict[str, Reduction] = {
     "token-mean": "token_mean",

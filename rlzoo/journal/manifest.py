@@ -7,25 +7,22 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from rlzoo.core.errors import UserError
 from rlzoo.models.pretrained import local_model
 from rlzoo.support.atomic import remove_files, sync
-from rlzoo.support.reading import SETTINGS, read_text, remedy
+from rlzoo.support.reading import remedy
 
 FILE = "manifest.json"
 
 
-def seal(folder: Path, is_own: Callable[[str], bool] = lambda name: True) -> None:
-    """Write the SHA-256 of each file to ``manifest.json``, and flush the whole folder to disk.
-
-    Args:
-        folder: the complete folder.
-        is_own: decides whether to seal a file, given its path relative to the folder. Other files remain unsealed.
-    """
-    names = {str(path.relative_to(folder)): path for path in _files(folder)}
-    files = {name: _checksum(path) for name, path in names.items() if is_own(name)}
-    (folder / FILE).write_text(json.dumps(files, indent=2) + "\n", encoding="utf-8")
-    for path in (*_files(folder), folder / FILE, *(path for path in folder.rglob("*") if path.is_dir()), folder):
+def seal(folder: Path) -> None:
+    """Write the SHA-256 of each file in a complete folder to ``manifest.json``, and flush the whole folder to disk."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / FILE)
+    checksums = {path.relative_to(folder).as_posix(): _checksum(path) for path in files}
+    (folder / FILE).write_text(json.dumps(checksums, indent=2) + "\n", encoding="utf-8")
+    for path in (*folder.rglob("*"), folder):
         sync(path)
 
 
@@ -48,10 +45,9 @@ def damage(folder: Path, is_checked: Callable[[str], bool] = lambda name: True) 
         UserError: a file must not be read, so that nothing is known about its content.
     """
     try:
-        files = {name: value for name, value in sealed_files(folder).items() if is_checked(name)}
-        for name, checksum in files.items():
-            if not (folder / name).resolve().is_relative_to(folder.resolve()):
-                return f"{FILE} names {name}, which is outside the folder"
+        for name, checksum in sealed_files(folder).items():
+            if not is_checked(name):
+                continue
             if not (folder / name).is_file():
                 return f"{name} is missing"
             if _checksum(folder / name) != checksum:
@@ -60,15 +56,19 @@ def damage(folder: Path, is_checked: Callable[[str], bool] = lambda name: True) 
         return f"{FILE} is missing"
     except PermissionError as error:
         raise UserError(f"{str(error.filename)!r} cannot be read: {error.strerror}; {remedy(error, '')}") from error
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         return f"{FILE} is not valid: {error}"
     return None
 
 
 def sealed_files(folder: Path) -> dict[str, str]:
-    """Read the checksums of the sealed files, keyed by relative path; raise the parser's error if the manifest is damaged."""
-    files: dict[str, str] = json.loads(read_text(folder / FILE, SETTINGS))
-    return files
+    """Read the checksums of the sealed files, keyed by relative path.
+
+    Raises:
+        OSError: there is no manifest.
+        ValueError: the manifest is damaged.
+    """
+    return TypeAdapter(dict[str, str]).validate_json((folder / FILE).read_bytes())
 
 
 def remove_sealed(folder: Path) -> None:
@@ -77,15 +77,11 @@ def remove_sealed(folder: Path) -> None:
     The function can be called again after an interruption. Without a valid manifest, only empty folders are removed.
     """
     try:
-        names = {*sealed_files(folder), FILE}
-    except (OSError, ValueError, TypeError, RecursionError):
-        names = set()
-    for part in (names - {FILE}, names & {FILE}):
-        remove_files(folder, part.__contains__)
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / FILE)
+        names = sealed_files(folder)
+    except (OSError, ValueError):
+        names = {}
+    remove_files(folder, names.__contains__)
+    remove_files(folder, lambda name: bool(names) and name == FILE)
 
 
 def _checksum(path: Path) -> str:

@@ -12,16 +12,16 @@ from torch import Tensor
 from rlzoo.config.redaction import redact_settings
 from rlzoo.config.run_config import RunConfig
 from rlzoo.core import ops
-from rlzoo.journal.recording import RecordedStep, UpdateLogProbs
+from rlzoo.journal.rollout_file import RolloutFile, UpdateLogProbs
 from rlzoo.learner.batch import ScoredBatch
 from rlzoo.learner.learner import Update
 from rlzoo.rollout.types import Rollout, RolloutGroup
 from rlzoo.support.distribution import version
 
 
-def recorded_step(
+def rollout_file(
     config: RunConfig, batch: ScoredBatch, groups: Sequence[RolloutGroup], updates: Sequence[Update], learner_version: int
-) -> RecordedStep:
+) -> RolloutFile:
     """Build the contents of a rollout file.
 
     The rewards are the shaped rewards, from which the advantages were computed. The old log-probs are omitted if the step
@@ -34,7 +34,7 @@ def recorded_step(
     scores = {name: getattr(batch, name) for name in ("old_log_probs", "old_entropy", "ref_log_probs")}
     if batch.unscored.any():
         scores = {}
-    return RecordedStep(
+    return RolloutFile(
         step=batch.step,
         token_ids=torch.cat(batch.sequences),
         sequence_lengths=torch.tensor(batch.sizes),

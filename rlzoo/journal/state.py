@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from dataclasses import dataclass, field
@@ -13,7 +14,6 @@ from pydantic import Field, NonNegativeInt, TypeAdapter, ValidationError
 from rlzoo.core.errors import UserError, first_mistake
 from rlzoo.journal.manifest import damage
 from rlzoo.rollout.types import QueuedBatch
-from rlzoo.support.parsing import parse_json
 from rlzoo.support.reading import remedy
 
 FILE = "state.json"
@@ -34,7 +34,7 @@ class RunState:
     alarms: dict[str, Any]
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # training time so far
     run: str  # ID of the run
-    periodic: bool = True  # False if saved because the run was stopped or had ended
+    periodic: bool  # False if saved because the run was stopped or had ended
     queue: list[QueuedBatch] = field(default_factory=list)  # batches that were sampled ahead for the next steps
 
     def write(self, folder: Path) -> None:
@@ -63,41 +63,34 @@ def identity(run: Path) -> str:
     Raises:
         UserError: ``run.json`` is missing or damaged.
     """
-    found = _record(run).get("id")
-    if not isinstance(found, str):
-        raise UserError(f"{str(run / IDENTITY)!r} has no run ID; restore the file")
-    return found
+    return str(_run_facts(run)["id"])
 
 
 def read_fingerprint(run: Path) -> dict[str, Any]:
-    """Return what decided a run's numbers when it was started, as `training.fingerprint` describes it.
+    """Return what decided a run's numbers when it was started, as `rlzoo.gate.fingerprint` describes it.
 
     Raises:
-        UserError: ``run.json`` is missing or damaged, or has no fingerprint.
+        UserError: ``run.json`` is missing or damaged.
     """
-    found = _record(run).get("fingerprint")
-    if not isinstance(found, dict):
-        raise UserError(f"{str(run / IDENTITY)!r} has no fingerprint of the run; restore the file, or start another run")
-    return found
+    return dict(_run_facts(run)["fingerprint"])
 
 
-def _record(run: Path) -> dict[str, Any]:
+def _run_facts(run: Path) -> dict[str, Any]:
+    """Return the ID and the fingerprint of a run."""
     file = run / IDENTITY
     try:
-        found = parse_json(file.read_text(encoding="utf-8"))
+        facts: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{str(file)!r} is missing; restore it") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{str(file)!r} cannot be read: {error}; {remedy(error, 'restore it')}") from error
-    return found if isinstance(found, dict) else {}
+    return facts
 
 
 def numbered(run: Path) -> list[tuple[int, Path]]:
     """Return the steps and folders of the checkpoints, sorted by step. Folders that are not named after a step are ignored."""
-    folder = run / "checkpoints"
-    found = list(folder.iterdir()) if folder.is_dir() else []
-    steps = [(int(path.name[5:]), path) for path in found if NAME.fullmatch(path.name) and path.is_dir()]
-    return sorted((step, path) for step, path in steps if path.name == f"step-{step:06d}")
+    folders = [path for path in (run / "checkpoints").glob("step-*") if NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted((int(folder.name.removeprefix("step-")), folder) for folder in folders)
 
 
 def newest_state(run: Path) -> Path | None:
@@ -109,13 +102,13 @@ def newest_state(run: Path) -> Path | None:
     Raises:
         UserError: the checkpoints are missing or all damaged, or the newest checkpoint belongs to another run.
     """
-    damaged, own = "", identity(run)
-    found = [folder for _, folder in numbered(run) if (folder / "state" / FILE).exists()]
-    for folder in reversed(found):
+    damaged = ""
+    for _, folder in reversed(numbered(run)):
+        if not (folder / "state" / FILE).exists():
+            continue  # the user kept only the weights
         what = damage(folder)
         if what is None:
-            state = RunState.read(folder / "state")
-            if state.run != own:
+            if RunState.read(folder / "state").run != identity(run):
                 raise UserError(f"--resume: {str(folder)!r} is a checkpoint of another run; move it away")
             return folder / "state"
         damaged = damaged or f"; {folder.name}: {what}"
@@ -135,9 +128,6 @@ def newest_state(run: Path) -> Path | None:
 
 
 def _last_step(run: Path) -> int:
-    """Return the last step with metrics or recorded rollouts; 0 if there is none."""
+    """Return the last step with metrics; 0 if there is none."""
     file = run / "metrics.jsonl"
-    lines = file.read_bytes().count(b"\n") - 1 if file.is_file() else 0  # the first line is step 0
-    stems = [file.stem for file in (run / "rollouts").glob("[0-9]*.safetensors")]
-    steps = [int(stem) for stem in stems if stem.isascii() and stem.isdecimal() and len(stem) < 10]
-    return max([0, lines, *steps])
+    return max(0, file.read_bytes().count(b"\n") - 1) if file.is_file() else 0  # the first line is step 0

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rlzoo.journal.tracking.description import NOTE
-from rlzoo.journal.tracking.record import run_id_of, tracking_uri
 from rlzoo.journal.tracking.store import artifact_repository, connected, find_run, is_missing
+from rlzoo.journal.tracking.uploads import run_id_of, tracking_uri
 from rlzoo.journal.tracking.views import REPORT
 from rlzoo.lab.compare import Comparison
 from rlzoo.measure.colours import RULE_TAG

@@ -17,7 +17,7 @@ from rlzoo.core.errors import UserError
 from rlzoo.core.fairness import NUM_BINS, bin_index
 from rlzoo.core.policy import ClipPolicy
 from rlzoo.core.types import ClipInputs
-from rlzoo.journal.recording import readable
+from rlzoo.journal.rollout_file import readable
 from rlzoo.lab.recorded import RecordedRun, RecordedUpdate
 from rlzoo.learner.judge import judgement
 from rlzoo.learner.log_probs import ResponseLogProbs

@@ -26,9 +26,9 @@ from rlzoo.gate.enter import TO_SAMPLE, Opening
 from rlzoo.gate.tokens import Asked
 from rlzoo.journal.manifest import check_model
 from rlzoo.journal.state import numbered
-from rlzoo.journal.tracking.record import Record, git_commit, run_id_of, tracking_uri
 from rlzoo.journal.tracking.store import connected
 from rlzoo.journal.tracking.sync import Sync
+from rlzoo.journal.tracking.uploads import Upload, git_commit, run_id_of, tracking_uri
 from rlzoo.lab.evaluation_directory import Answered, EvaluationDirectory
 from rlzoo.lab.runs import read_mapping
 from rlzoo.lab.study import plain
@@ -305,7 +305,7 @@ def _track(evaluation: Evaluation, experiment: str) -> str | None:
     }
     params = {**config.settings(), "limit": config.limit}
     metrics = {name: value for result in evaluation.results for name, value in result.metrics().items()}
-    record = Record.new(experiment, evaluation.path.name, tags=tags, params=params, files=("settings.yaml",))
+    record = Upload.new(experiment, evaluation.path.name, tags=tags, params=params, files=("settings.yaml",))
     replace(record, status="FINISHED", ended=time.time(), metrics=metrics).write(evaluation.path)
     with connected(f"log the results with: rlzoo sync {shlex.quote(str(evaluation.path))}"):
         Sync(evaluation.path, tracking_uri()).send(is_over=True)

@@ -18,7 +18,7 @@ from rlzoo.support.atomic import write_text
 from rlzoo.support.lock import FILE as LOCK
 from rlzoo.support.lock import Lock
 from rlzoo.support.parsing import dump_yaml, parse_json, parse_yaml
-from rlzoo.support.reading import RECORDS, SETTINGS, read_bytes, read_text
+from rlzoo.support.reading import read_text
 from rlzoo.tasks.problem import Problem
 
 
@@ -50,7 +50,7 @@ class EvaluationDirectory:
         try:
             if not self.path.exists() or (self.path.is_dir() and {file.name for file in self.path.iterdir()} <= {LOCK}):
                 return
-            before = parse_yaml(read_text(file, SETTINGS)) if file.is_file() else None
+            before = parse_yaml(read_text(file)) if file.is_file() else None
         except (OSError, ValueError) as error:
             raise UserError(f"{str(file)!r} cannot be read: {error}") from error
         if not isinstance(before, Mapping):
@@ -86,7 +86,7 @@ class EvaluationDirectory:
         file = self._file(suite)
         if not file.is_file():
             return []
-        content = read_bytes(file, RECORDS)
+        content = file.read_bytes()
         *lines, torn = content.split(b"\n")  # not splitlines: JSON strings may contain U+2028
         if torn:  # the writer was killed
             os.truncate(file, len(content) - len(torn))

@@ -24,7 +24,7 @@ from rlzoo.core.reductions import StepCounts
 from rlzoo.core.settings import user_path
 from rlzoo.core.types import ClipInputs
 from rlzoo.core.zoo import load_zoo
-from rlzoo.journal.recording import RecordedStep, turns
+from rlzoo.journal.rollout_file import RolloutFile, turns
 from rlzoo.learner.batch import Batch
 from rlzoo.rollout.kept import KeptSets
 
@@ -52,7 +52,7 @@ class RecordedRun:
     """The updates of one run of rlzoo or of another trainer, in order."""
 
     path: Path  # the run directory, or the first path given
-    steps: tuple[RecordedStep, ...]
+    steps: tuple[RolloutFile, ...]
     updates: tuple[RecordedUpdate, ...]
     max_length: int  # maximum response length in tokens; if not recorded, length of the longest response
     splits_prompts: bool  # whether an update contained only some of a prompt's responses
@@ -77,7 +77,7 @@ class RecordedRun:
         path, config = paths[0], None
         if is_run_directory := (path / "config.yaml").is_file():
             config = _config(path) if own_code else None
-        steps = sorted((RecordedStep.load(file) for file in rollout_files(paths)), key=lambda step: step.step)
+        steps = sorted((RolloutFile.load(file) for file in rollout_files(paths)), key=lambda step: step.step)
         for before, after in itertools.pairwise(steps):
             if before.step == after.step:
                 raise UserError(f"two rollout files are for step {after.step}; pass the files of a single run")
@@ -141,7 +141,7 @@ def rollout_files(paths: Sequence[Path]) -> list[Path]:
     return files
 
 
-def batch_of(step: RecordedStep) -> Batch:
+def batch_of(step: RolloutFile) -> Batch:
     """Return the responses of a step in the learner's layout."""
     turn_ids = _turn_ids(step)
     batch = Batch(
@@ -168,7 +168,7 @@ def _config(run: Path) -> RunConfig:
 
 
 def _plugins_of(
-    path: Path, step: RecordedStep, plugins: Sequence[str | Path]
+    path: Path, step: RolloutFile, plugins: Sequence[str | Path]
 ) -> tuple[ClipPolicy | None, Correction | None, str]:
     """Return the rule and the correction of a recording without its own code, and why there is no rule."""
     file, zoo = path / "config.yaml", load_zoo(plugins)
@@ -186,7 +186,7 @@ def _plugins_of(
         return None, built, f"{error}; {advice}"
 
 
-def _updates(path: Path, step: RecordedStep, max_length: int, correction: Correction | None) -> Iterator[RecordedUpdate]:
+def _updates(path: Path, step: RolloutFile, max_length: int, correction: Correction | None) -> Iterator[RecordedUpdate]:
     """Yield the updates of one step, with the inputs that the rule received."""
     batch, rows_of_step = batch_of(step), torch.arange(len(step))
     assert step.old_log_probs is not None, "checked by the caller"
@@ -227,13 +227,13 @@ def _updates(path: Path, step: RecordedStep, max_length: int, correction: Correc
         yield RecordedUpdate(step.step, index, edges, inputs, batch, rows, counts, weights_of_rows)
 
 
-def _progress(step: RecordedStep, index: int) -> float | None:
+def _progress(step: RolloutFile, index: int) -> float | None:
     if step.num_steps is None:
         return None
     return min((max(step.step - 1, 0) + index / len(step.updates)) / step.num_steps, 1.0)
 
 
-def _advantages(path: Path, step: RecordedStep, batch: Batch) -> Tensor:
+def _advantages(path: Path, step: RolloutFile, batch: Batch) -> Tensor:
     """Return the recorded advantages, ``(R, 1)`` or ``(R, T)``, or else each reward minus its prompt's mean reward."""
     if step.advantages is not None:
         is_per_response = len(step.advantages) == len(step)
@@ -246,7 +246,7 @@ def _advantages(path: Path, step: RecordedStep, batch: Batch) -> Tensor:
     return advantages
 
 
-def _turn_ids(step: RecordedStep) -> Tensor:
+def _turn_ids(step: RolloutFile) -> Tensor:
     """Return the turn of each token after the prompt, ``(R, T)``; -1 for tokens that the model did not generate."""
     rows = zip(torch.split(step.response_mask, step.sequence_lengths.tolist()), step.prompt_lengths.tolist(), strict=True)
     mask = pad_sequence([row[start:] for row, start in rows], batch_first=True)
@@ -256,7 +256,7 @@ def _turn_ids(step: RecordedStep) -> Tensor:
     return turns(mask)
 
 
-def _splits_prompts(step: RecordedStep) -> bool:
+def _splits_prompts(step: RolloutFile) -> bool:
     """Whether an update contained some but not all of the trained responses to a prompt."""
     groups = torch.unique(step.group_ids, return_inverse=True)[1]
     learned = torch.unique(torch.cat([update.rows for update in step.updates]))

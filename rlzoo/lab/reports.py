@@ -7,7 +7,7 @@ from statistics import fmean
 
 import numpy as np
 
-from rlzoo.journal.tracking.record import run_id_of
+from rlzoo.journal.tracking.uploads import run_id_of
 from rlzoo.lab.compare import ComparedRule, Comparison
 from rlzoo.lab.study import Study
 from rlzoo.measure.comparison import TEST

@@ -14,7 +14,7 @@ from rlzoo.core.errors import UserError
 from rlzoo.core.ops import LOG_RATIO_LIMIT
 from rlzoo.core.settings import user_path
 from rlzoo.journal.manifest import check_model
-from rlzoo.journal.recording import RecordedStep, UpdateLogProbs
+from rlzoo.journal.rollout_file import RolloutFile, UpdateLogProbs
 from rlzoo.lab.recorded import batch_of, rollout_files
 from rlzoo.lab.study import Progress
 from rlzoo.learner.log_probs import ResponseLogProbs
@@ -62,7 +62,7 @@ def rescore(
             empty.
     """
     files, output = rollout_files(paths), user_path(output)
-    steps = {file: RecordedStep.load(file) for file in files}
+    steps = {file: RolloutFile.load(file) for file in files}
     _check(steps, output, models, old, ref)
     checkpoints = dict.fromkeys(name for name in (old, *models, ref) if name and name != SAMPLER)
     scores = {name: _scores(name, steps, dtype, progress) for name in checkpoints}
@@ -72,7 +72,7 @@ def rescore(
     return [output / file.name for file in files]
 
 
-def _check(steps: Mapping[Path, RecordedStep], output: Path, models: Sequence[str], old: str | None, ref: str | None) -> None:
+def _check(steps: Mapping[Path, RolloutFile], output: Path, models: Sequence[str], old: str | None, ref: str | None) -> None:
     """Reject invalid arguments before any model is loaded."""
     if not (models or old or ref):
         raise UserError("nothing to compute: specify checkpoints with --model, --old or --ref")
@@ -90,7 +90,7 @@ def _check(steps: Mapping[Path, RecordedStep], output: Path, models: Sequence[st
             )
 
 
-def _scores(name: str, steps: Mapping[Path, RecordedStep], dtype: str, progress: Progress) -> dict[Path, Scores]:
+def _scores(name: str, steps: Mapping[Path, RolloutFile], dtype: str, progress: Progress) -> dict[Path, Scores]:
     """Return the scores of one checkpoint for the tokens of every step, computed as the learner computes them."""
     check_model(name)
     model, _ = load_named(ModelConfig.model_validate({"path": name, "dtype": dtype}))
@@ -125,8 +125,8 @@ def _scores(name: str, steps: Mapping[Path, RecordedStep], dtype: str, progress:
 
 
 def _rescored(
-    step: RecordedStep, scores: Mapping[str, Scores], models: Sequence[str], old: str | None, ref: str | None
-) -> RecordedStep:
+    step: RolloutFile, scores: Mapping[str, Scores], models: Sequence[str], old: str | None, ref: str | None
+) -> RolloutFile:
     writer = step.writer if step.writer.startswith("rescored") else f"rescored, of {step.writer or 'unknown'}"
     changes: dict[str, Any] = {"writer": writer}
     if models:

@@ -15,9 +15,9 @@ from rlzoo.core.errors import UserError, shown
 from rlzoo.core.settings import user_path
 from rlzoo.core.zoo import Zoo, load_zoo
 from rlzoo.journal.run_directory import read_metrics
-from rlzoo.journal.tracking.record import flatten
+from rlzoo.journal.tracking.uploads import flatten
 from rlzoo.support.parsing import parse_json, parse_yaml
-from rlzoo.support.reading import SETTINGS, read_text
+from rlzoo.support.reading import read_text
 
 REPETITION = ("seed", "output", "plugins", "tracking.", "checkpoint.")  # settings that may differ between repetitions
 
@@ -99,7 +99,7 @@ def find_runs(paths: Sequence[Path], plugins: Sequence[str | Path] = ()) -> tupl
 def read_mapping(file: Path, parse: Callable[[str], Any] = parse_json) -> dict[str, Any]:
     """Return the mapping in a JSON or YAML file; empty if the file is missing or cannot be read."""
     try:
-        content = parse(read_text(file, SETTINGS))
+        content = parse(read_text(file))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -20,11 +20,11 @@ from rlzoo.core.settings import user_path
 from rlzoo.gate.fingerprint import file_facts
 from rlzoo.gate.settings import Start, check_settings
 from rlzoo.journal.state import read_fingerprint
-from rlzoo.journal.tracking.record import PARENT_RUN
+from rlzoo.journal.tracking.uploads import PARENT_RUN
 from rlzoo.lab.runs import changed_settings, read_mapping
 from rlzoo.models.machine import LAUNCHED, available_memory, cores
 from rlzoo.support.parsing import parse_json, parse_yaml
-from rlzoo.support.reading import RECORDS, read_text
+from rlzoo.support.reading import read_text
 
 LAUNCHER = "RLZOO_LAUNCHER"
 """Environment variable that a sweep and rlzoo's launcher set for their children; holds the ID of the parent process."""
@@ -57,7 +57,7 @@ class Child:
     def last_metrics(self) -> dict[str, float]:
         """Return the last row of the run's metrics; an empty dict before the first row and while a row is being written."""
         try:
-            lines = read_text(self.path / "metrics.jsonl", RECORDS).splitlines()
+            lines = read_text(self.path / "metrics.jsonl").splitlines()
             return dict(parse_json(lines[-1])) if lines else {}
         except (OSError, ValueError, TypeError):
             return {}

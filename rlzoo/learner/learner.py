@@ -42,7 +42,7 @@ from rlzoo.learner.shaping import overlong_penalty, without_truncated
 from rlzoo.models.adapters import has_adapter, prepare_for_training, without_adapter
 from rlzoo.models.probe import Probe
 from rlzoo.models.processes import make_accelerator
-from rlzoo.support.reading import SETTINGS, read_text
+from rlzoo.support.reading import read_text
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -153,7 +153,7 @@ class Learner:
         try:
             self.optimization.load(folder, num_optimizer_steps)
             if self.policy.is_adaptive:  # its state is in its settings
-                written = json.loads(read_text(folder / "policy.json", SETTINGS))
+                written = json.loads(read_text(folder / "policy.json"))
                 settings = with_secrets_of(self.policy.model_dump(mode="json"), written)
                 self.policy = type(self.policy).model_validate_json(json.dumps(settings))
         except UserError:

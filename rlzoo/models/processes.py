@@ -21,7 +21,7 @@ from torch import Tensor
 from rlzoo.config.sections import LaunchConfig, LearnerConfig
 from rlzoo.core.errors import RunError, UserError, shown
 from rlzoo.support.parsing import UnreadableError, parse_json
-from rlzoo.support.reading import SETTINGS, NotReadError, read_text
+from rlzoo.support.reading import read_text
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -183,9 +183,7 @@ def _settings(name: str) -> dict[str, Any]:
         return {"zero_optimization": {"stage": STAGES[name]}}
     allowed = f"allowed: {', '.join(STAGES)}, or a JSON file"
     try:
-        text = read_text(name, SETTINGS)
-    except NotReadError as error:
-        raise UserError(f"launch.deepspeed={shown(name)}: {error.strerror} ({allowed})") from error
+        text = read_text(name)
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"launch.deepspeed={shown(name)}: no such file ({allowed})") from error
     try:

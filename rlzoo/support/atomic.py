@@ -3,17 +3,45 @@
 from __future__ import annotations
 
 import os
-import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from safetensors import SafetensorError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
-UNFINISHED_TENSORS = re.compile(r"\.tmp\w{6}")
-"""Pattern for the names of files that safetensors has not finished writing."""
+
+class UnwritableError(OSError):
+    """Raised if a file cannot be written; the message is one line with the reason, the file and the free space."""
+
+
+@contextmanager
+def writing(file: Path, size: int = 0) -> Iterator[None]:
+    """Inside the block, re-raise errors from writing files as `UnwritableError`.
+
+    Args:
+        file: the file or folder that is being written.
+        size: approximate number of bytes that are needed; 0 if unknown.
+    """
+    try:
+        yield
+    except UnwritableError:
+        raise
+    except (OSError, SafetensorError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "file write failed" not in str(error):  # torch.save has no error of its own
+            raise
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        free = shutil.disk_usage(next(path for path in (file, *file.parents) if path.is_dir())).free
+        space = f"about {_megabytes(size)} needed, " * (size > 0) + f"{_megabytes(free)} free"
+        raise UnwritableError(f"{reason}: {space} ({file})") from error
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB"
 
 
 def temporary_path(path: Path, key: str) -> Path:
@@ -67,20 +95,15 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor], key: str, metadata:
         follow_umask(folder)
         (folder / file.name).replace(file)
     finally:
-        remove_files(folder, lambda name: is_tensors(name, file.name))
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def follow_umask(folder: Path) -> None:
     """Give files below a folder the modes of ordinary files; safetensors makes them readable by their owner only."""
     mode = folder.stat().st_mode & 0o666  # of mkdir, because a process can read its umask only by changing it for all threads
     for path in folder.rglob("*"):
-        if path.is_file() and not path.is_symlink():
+        if path.is_file():
             path.chmod(mode)
-
-
-def is_tensors(name: str, own: str) -> bool:
-    """Return whether `write_tensors` wrote a file in its folder, completely or in part."""
-    return name == own or UNFINISHED_TENSORS.fullmatch(name) is not None
 
 
 def remove_files(folder: Path, is_own: Callable[[str], object]) -> None:

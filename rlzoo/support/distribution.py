@@ -22,12 +22,6 @@ def damage() -> str | None:
     if "load_zoo" not in getattr(package, "__all__", ()):
         file = Path(package.__path__[0], "__init__.py")
         return f"{file} was replaced or removed by another project, 'rlzoo' on the package index: {REPAIR}"
-    for each in metadata.distributions():
-        try:
-            _ = each.entry_points  # torch and MLflow read those of all distributions when they are imported
-        except Exception as error:
-            folder = getattr(each, "_path", each.locate_file(""))
-            return f"the entry points in {folder} are damaged ({error}); reinstall or remove that package"
     return None
 
 

@@ -30,25 +30,22 @@ class Lock:
             OSError: the lock file cannot be written.
         """
         until = time.monotonic() + seconds
-        descriptor, self._opened = os.open(folder / FILE, os.O_RDWR | os.O_CREAT, 0o666), contextlib.ExitStack()
-        self._opened.callback(os.close, descriptor)
-        try:
-            while not _take(descriptor, folder):
-                if time.monotonic() >= until:
-                    holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
-                    where = f"directory {str(folder)!r} is in use by process {holder}"
-                    raise UserError(f"{where}; stop it, or wait until it ends")
-                time.sleep(0.1)
-            with contextlib.suppress(OSError):  # a full disk
-                os.truncate(descriptor, 0)
-                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        except BaseException:
-            self.release()
-            raise
+        self._descriptor: int | None = os.open(folder / FILE, os.O_RDWR | os.O_CREAT, 0o666)
+        while not _take(self._descriptor, folder):
+            if time.monotonic() >= until:
+                holder = os.pread(self._descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
+                self.release()
+                raise UserError(f"directory {str(folder)!r} is in use by process {holder}; stop it, or wait until it ends")
+            time.sleep(0.1)
+        with contextlib.suppress(OSError):  # a full disk
+            os.truncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
         """Release the lock."""
-        self._opened.close()
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
 
 def _take(descriptor: int, folder: Path) -> bool:

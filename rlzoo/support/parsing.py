@@ -124,17 +124,17 @@ def _checked(value: Any, largest: int) -> Any:
     """Return the value, or raise an error if it is too large to traverse or cannot be written."""
     waiting, number = [(value, 0)], 0
     while waiting:
-        part, depth = waiting.pop()
+        item, depth = waiting.pop()
         number += 1
         if number > largest:
             raise UnreadableError(f"more than {largest:,} values")
-        if isinstance(part, int) and part.bit_length() > MOST_BITS:
+        if isinstance(item, int) and item.bit_length() > MOST_BITS:
             raise UnreadableError("a number with thousands of digits")
-        if isinstance(part, str) and not part.isascii() and any("\ud800" <= char <= "\udfff" for char in part):
+        if isinstance(item, str) and not item.isascii() and any("\ud800" <= char <= "\udfff" for char in item):
             raise UnreadableError("half of a surrogate pair, such as \\ud800, which is not valid text")
-        if isinstance(part, Mapping | list | tuple | set):
+        if isinstance(item, Mapping | list | tuple | set):
             if depth == DEEPEST:  # also catches values that contain themselves
                 raise UnreadableError(TOO_DEEP)
-            inner = [*part.keys(), *part.values()] if isinstance(part, Mapping) else part
-            waiting += [(each, depth + 1) for each in inner]
+            inner = [*item.keys(), *item.values()] if isinstance(item, Mapping) else item
+            waiting += [(element, depth + 1) for element in inner]
     return value

@@ -14,7 +14,7 @@ from typing import Any
 from rlzoo.core.errors import UserError, shown
 from rlzoo.support.extras import require_extra
 from rlzoo.support.parsing import UnreadableError, parse_json
-from rlzoo.support.reading import RECORDS, opened, read_text
+from rlzoo.support.reading import read_text
 from rlzoo.tasks.extraction import after_hashes, last_boxed
 from rlzoo.tasks.math_grading import LONGEST_ANSWER, plain_answer, without_thousands_separators
 from rlzoo.tasks.problem import Problem
@@ -91,7 +91,7 @@ def _file_rows(path: str) -> Iterator[tuple[str, Any]]:
 
 def _json_rows(path: str) -> Iterator[tuple[str, Any]]:
     """Yield the rows of a JSON Lines file, or of a file that contains one JSON list."""
-    text = read_text(path, RECORDS)
+    text = read_text(path)
     if text.lstrip().startswith("["):
         for index, row in enumerate(_json(path, text)):
             yield f"{path} row {index}", row
@@ -112,7 +112,7 @@ def _parquet_rows(path: str) -> Iterator[tuple[str, Any]]:
     require_extra("datasets", "pyarrow")
     from pyarrow.parquet import ParquetFile
 
-    with opened(path, RECORDS) as stream, ParquetFile(stream) as file:
+    with ParquetFile(path) as file:
         batches = file.iter_batches(batch_size=1000, columns=_used(path, file.schema_arrow.names))
         yield from _numbered(path, (row for batch in batches for row in batch.to_pylist()), file.schema_arrow)
 

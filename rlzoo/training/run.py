@@ -11,13 +11,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from safetensors import SafetensorError
-from torch import nn
-
 from rlzoo.core.errors import UserError
 from rlzoo.gate.enter import Admission
-from rlzoo.journal.rollouts import recorded_step, transcripts
-from rlzoo.journal.run_directory import RunDirectory, why_not_written, writing
+from rlzoo.journal.rollouts import rollout_file, transcripts
+from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.journal.state import RunState, newest_state
 from rlzoo.learner.batch import ScoredBatch
 from rlzoo.learner.learner import Update
@@ -61,9 +58,10 @@ class Run:
                     logger.log(level, "--resume: %s", line)
                 self._restore(checkpoint)
                 if admission.allow_changed:
-                    self.directory.record_change(self.facts)
+                    self.directory.allow_change(self.facts)
             else:
-                self.directory = RunDirectory.create(path, config.to_yaml(), config.plugins, self.facts, is_writer=self.is_main)
+                new = (path, config.to_yaml(), config.plugins, self.facts)
+                self.directory = RunDirectory.create(*new) if self.is_main else RunDirectory(path, is_writer=False)
             # every process needs this ID to name temporary folders, but only the main process is sure to see the ID's file
             self.directory.identity = gather(self.accelerator, [self.directory.identity if self.is_main else ""])[0]
             failed.pop_all()
@@ -165,8 +163,8 @@ class Run:
         """Write the step's responses and log-probs to the run directory: as text, as a rollout file and as an MLflow page."""
         if self.is_main:
             texts = transcripts(sampled.groups, batch, updates)
-            step = recorded_step(self.config, batch, sampled.groups, updates, sampled.learner_version)
-            self.directory.record_rollouts(texts, step)
+            step = rollout_file(self.config, batch, sampled.groups, updates, sampled.learner_version)
+            self.directory.save_rollouts(texts, step)
             tracking = self.config.tracking
             if tracking.mlflow and tracking.completions and updates and self.is_drawn(batch.step):
                 page = response_page(self.config, self.tokenizer, sampled.groups, batch, updates)
@@ -182,29 +180,19 @@ class Run:
 
     def save(self, step: int) -> None:
         """Save a checkpoint: the model, the state of the rule, and everything that resuming needs."""
-        name = f"step-{step:06d}"
-        try:
-            folder = self._begin_checkpoint(name)
-            with writing(folder / "state", 3 * _num_bytes(self.learner.language_model)):
-                self.accelerator.wait_for_everyone()
-                self.learner.save(folder / "state")
-                state = self._state(step)  # collective: every process must call it
-                if self.is_main:
-                    state.write(folder / "state")
-                    self.monitor.save(folder / "state")
-                self.accelerator.wait_for_everyone()
-            self.directory.finish_checkpoint(folder, self.config.checkpoint.keep, self.accuracies)
-        except Exception:
-            self.directory.drop_unfinished(name)
-            raise
-        self.saved = step
-
-    def _begin_checkpoint(self, name: str) -> Path:
         weights = kept_weights(self.learner.weights(), keep=self.is_main)
-        adapter = kept_weights(named_adapter(self.model), keep=self.is_main)
-        return self.directory.begin_checkpoint(
-            name, self.model, weights, self.tokenizer, self.learner.policy, adapter=adapter or None
-        )
+        adapter = kept_weights(named_adapter(self.model), keep=self.is_main) or None
+        model = (self.model, weights, self.tokenizer, self.learner.policy)
+        keep = self.config.checkpoint.keep
+        with self.directory.checkpoint(step, *model, adapter=adapter, keep=keep, scores=self.accuracies) as folder:
+            self.accelerator.wait_for_everyone()
+            self.learner.save(folder / "state")
+            state = self._state(step)  # collective: every process must call it
+            if self.is_main:
+                state.write(folder / "state")
+                self.monitor.save(folder / "state")
+            self.accelerator.wait_for_everyone()
+        self.saved = step
 
     def _state(self, step: int) -> RunState:
         return RunState(
@@ -230,31 +218,16 @@ class Run:
         self.done, self.is_clean = step, True
 
     def leave(self) -> None:
-        """End the run, and save its weights if a step was not completed.
-
-        If the step made no update, the state has not changed since the previous step, and a normal checkpoint is saved.
-        Otherwise the weights are saved as ``stopped-step-...`` for debugging, and the run cannot resume from them.
-        """
+        """End the run, and save it if the step that failed made no update, so that the state is that of the step before."""
         try:
-            # gathering sharded weights needs all processes, and the others may have failed elsewhere
-            if self.attempted > self.done and not self.config.launch.is_sharded:
-                if not self.is_clean:
-                    self._save_stopped(self.attempted)
-                elif self.saved != self.done and self.accelerator.num_processes == 1:  # saving is collective
-                    self.save(self.done)
+            # saving is collective, and other processes may have failed elsewhere
+            is_alone = self.accelerator.num_processes == 1 and not self.config.launch.is_sharded
+            if is_alone and self.is_clean and self.saved < self.done < self.attempted:
+                self.save(self.done)
         except Exception as error:  # do not hide the error that ended the run
-            reason = why_not_written(error) if isinstance(error, OSError | SafetensorError) else None
-            logger.warning("the weights of step %d could not be saved: %s", self.attempted, reason or error)
+            logger.warning("step %d could not be saved: %s", self.done, error)
         finally:
             self.rollouts.close()
-
-    def _save_stopped(self, step: int) -> None:
-        name = f"stopped-step-{step:06d}"
-        try:
-            self.directory.finish_stopped(self._begin_checkpoint(name), step)
-        except Exception:
-            self.directory.drop_unfinished(name)
-            raise
 
     def evaluate(self) -> dict[str, float]:
         """Evaluate the current weights on the held-out problems."""
@@ -277,8 +250,3 @@ class Run:
     def how_to_resume(self) -> str:
         """The command that resumes the run."""
         return f"rlzoo train --resume --output {shlex.quote(str(self.directory.path))}"
-
-
-def _num_bytes(model: nn.Module) -> int:
-    """Size of the trained weights in bytes."""
-    return sum(weight.numel() * weight.element_size() for weight in model.parameters() if weight.requires_grad)

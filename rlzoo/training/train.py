@@ -10,20 +10,19 @@ from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
-from safetensors import SafetensorError
-
 from rlzoo.config.run_config import RunConfig
 from rlzoo.core.errors import PolicyError, RunError
 from rlzoo.gate.enter import enter
 from rlzoo.gate.settings import remarks
-from rlzoo.journal.run_directory import read_metrics, why_not_written
+from rlzoo.journal.run_directory import read_metrics
 from rlzoo.journal.tracking.tracker import Tracker
 from rlzoo.measure.profile import LengthProfile
+from rlzoo.support.atomic import UnwritableError
 from rlzoo.tasks.task import seeded
 from rlzoo.training.after_step import AfterStep, Observer, Stage
 from rlzoo.training.loop import steps
 from rlzoo.training.metrics import run_metrics
-from rlzoo.training.mlflow_record import run_record
+from rlzoo.training.mlflow_run import upload_of
 from rlzoo.training.run import Run
 from rlzoo.training.signals import StopRequest, requested_stop
 
@@ -81,19 +80,16 @@ def train(
                 stage(f"loading {config.model.path}")
             run = Run(enter(config, task, resume=resume, allow_changed=allow_changed))
             last.callback(run.directory.close)
-            tracker.begin(run.directory.path, run_record(run))
+            tracker.begin(run.directory.path, upload_of(run))
             with requested_stop() as stop:
                 result = _run(run, tracker, stop, observer, stage)
-    except (OSError, SafetensorError) as error:
-        reason = why_not_written(error)
-        if reason is None:
-            raise
-        raise RunError(f"{reason}; once that is fixed, run the same command again") from error
+    except UnwritableError as error:
+        raise RunError(f"{error}; once that is fixed, run the same command again") from error
     return replace(result, mlflow_run_id=tracker.run_id)
 
 
 def _run(run: Run, tracker: Tracker, stop: StopRequest, observer: Observer | None, stage: Stage | None) -> RunResult:
-    """Run all steps. A failed run keeps its last checkpoint and, if possible, the weights at the time of failure."""
+    """Run all steps. A failed run keeps its last checkpoint, and is saved if the step that failed made no update."""
     config, after = run.config, AfterStep(run, tracker, stop, observer, stage)
     run.directory.summarise(run.summary(finished=False))
     for level, line in remarks(config):
@@ -106,11 +102,8 @@ def _run(run: Run, tracker: Tracker, stop: StopRequest, observer: Observer | Non
     except (PolicyError, RunError) as error:
         error.add_note(f"step {run.attempted} (everything so far is in {run.directory.path})")
         raise
-    except (OSError, SafetensorError) as error:
-        reason = why_not_written(error)
-        if reason is None:
-            raise
-        raise RunError(f"step {run.attempted}: {reason}; once that is fixed, resume with: {run.how_to_resume}") from error
+    except UnwritableError as error:
+        raise RunError(f"step {run.attempted}: {error}; once that is fixed, resume with: {run.how_to_resume}") from error
     finally:
         run.leave()
     profile = run.monitor.profile()

@@ -221,12 +221,3 @@ def test_two_clicks_from_a_run_show_what_its_rule_clipped_and_where(run_page):
     link.click()
     expect(shown.locator(f"{link.get_attribute('href')} h2")).to_be_in_viewport()
     keep(page, "completions-page")
-
-
-def test_the_final_model_has_a_page_with_its_run_and_its_files(page, store):
-    (model,) = [found for found in MlflowClient(store).search_logged_models(["1"]) if found.name == "fspo-0"]
-    page.goto(f"{page.url.partition('#')[0]}#/experiments/1/models/{model.model_id}", wait_until="domcontentloaded")
-    for text in ("fspo-0", model.model_id):
-        expect(page.get_by_text(text).first).to_be_visible(timeout=SLOW)
-    expect(page.get_by_text("Ready", exact=True).first).to_be_visible(timeout=SLOW)
-    keep(page, "model")

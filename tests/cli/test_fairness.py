@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from rlzoo.journal.recording import RecordedStep
+from rlzoo.journal.rollout_file import RolloutFile
 from rlzoo.lab.recorded import RecordedRun
 
 
@@ -102,7 +102,7 @@ def rlzoo_clip_policies():
 
 def test_a_file_has_the_settings_of_a_plugins_rule(rlzoo, trained, tmp_path):
     (tmp_path / "flat.py").write_text(FLAT)
-    step = RecordedStep.load(trained.path / "rollouts" / "000002.safetensors")
+    step = RolloutFile.load(trained.path / "rollouts" / "000002.safetensors")
     dataclasses.replace(step, rule={"name": "flat", "width": 0.05}).save(tmp_path / "000002.safetensors")
     _, out, _ = rlzoo("fairness", tmp_path / "000002.safetensors")
     assert "unknown rule 'flat'; see `rlzoo clips list`; to use a plugin that you trust, add --plugin FILE; or name" in out

@@ -2,8 +2,6 @@
 
 import importlib
 import logging
-import os
-import subprocess
 import sys
 from importlib import metadata
 
@@ -377,16 +375,3 @@ def test_a_damaged_distribution_is_named_and_left_out(install, tmp_path, caplog,
             RunConfig.compose(["third/mine"])
     (record,) = caplog.records
     assert record.getMessage().startswith(f"plugin 'third' from {source} cannot be imported: ZeroDivisionError")
-
-
-@pytest.mark.parametrize("content", [b"[rlzoo]\nthis is no entry point\n", b"[other]\n\xff = x\n"])
-def test_entry_points_that_no_program_can_read_are_one_line_before_torch_is_imported(install, tmp_path, content):
-    install("third-party", "third", SOUND)
-    (tmp_path / "third_party-1.2.dist-info" / "entry_points.txt").write_bytes(content)
-    program = [sys.executable, "-P", "-m", "rlzoo", "clips", "list"]
-    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    ended = subprocess.run(program, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.count("\n") == 1
-    assert ended.stderr.startswith(f"rlzoo: the entry points in {tmp_path}/third_party-1.2.dist-info are damaged (")
-    assert ended.stderr.endswith("; reinstall or remove that package\n")

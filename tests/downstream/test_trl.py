@@ -22,7 +22,7 @@ from rlzoo.core.errors import UserError
 from rlzoo.core.reductions import StepCounts
 from rlzoo.integrations import trl as ours
 from rlzoo.integrations.trl import ClipPolicyTrainer, RecordingTrainer, record, use_policy
-from rlzoo.journal.recording import RecordedStep
+from rlzoo.journal.rollout_file import RolloutFile
 from rlzoo.models.pretrained import load_pretrained
 from tests.learner.test_learner import make_learner, narrow, relative_error
 from tests.off_policy import VOCABULARY, make_model, off_policy_batch
@@ -109,7 +109,7 @@ def test_a_rule_trains_where_truncated_responses_are_masked(max_completion_lengt
     assert trainer.state.global_step == 4
     assert all(math.isfinite(row["loss"]) for row in log_of(trainer))
     if max_completion_length == 3:  # some responses are finished
-        step = RecordedStep.load(tmp_path / "rollouts" / "000001.safetensors")
+        step = RolloutFile.load(tmp_path / "rollouts" / "000001.safetensors")
         assert 0 < int(step.finished.sum()) < 32
         assert torch.equal(step.lengths > 0, step.finished)
         assert any(row.get("clip/fraction") for row in log_of(trainer))
@@ -126,7 +126,7 @@ def test_an_adapter_is_trained_and_its_base_is_the_reference(tmp_path):
     assert steps[-1]["kl"] > 0
     weights = dict(trainer.model.base_model.model.named_parameters())
     assert all(torch.equal(value, weights[name]) for name, value in base.items() if name in weights)
-    step = RecordedStep.load(tmp_path / "rollouts" / "000001.safetensors")
+    step = RolloutFile.load(tmp_path / "rollouts" / "000001.safetensors")
     torch.testing.assert_close(step.ref_log_probs, step.old_log_probs, atol=1e-5, rtol=0)
 
 
@@ -159,7 +159,7 @@ def test_an_adaptive_rule_is_updated_from_the_whole_step(tmp_path, monkeypatch):
     arguments_ = arguments(tmp_path, max_steps=2)
     trainer = ClipPolicyTrainer(policy="fspo-adaptive", record_to=tmp_path / "rollouts", **arguments_)
     trainer.train()
-    step = RecordedStep.load(tmp_path / "rollouts" / "000001.safetensors")
+    step = RolloutFile.load(tmp_path / "rollouts" / "000001.safetensors")
     for given, update in zip(stats, step.updates, strict=True):
         moved = update.rows[step.advantages[update.rows] != 0]
         assert int(given.num_responses.sum()) == len(moved)  # from both micro-batches
@@ -574,7 +574,7 @@ def test_recorded_rollouts_have_the_clip_fraction_of_the_run(name, tmp_path):
     )
     start = copy.deepcopy({name: weight.detach() for name, weight in trainer.model.named_parameters()})
     trainer.train()
-    steps = [RecordedStep.load(folder / f"00000{number}.safetensors") for number in (1, 2)]
+    steps = [RolloutFile.load(folder / f"00000{number}.safetensors") for number in (1, 2)]
     assert sorted(file.name for file in folder.iterdir()) == ["000001.safetensors", "000002.safetensors"]
     logged = [row["clip/fraction"] for row in log_of(trainer)]
     assert logged == pytest.approx([clip_fraction(ZOO[name](), step) for step in steps], abs=1e-6)
@@ -637,7 +637,7 @@ def test_a_run_with_trls_own_loss_is_recorded_and_not_changed(tmp_path):
         trainer.train()
         weights.append(torch.cat([weight.detach().flatten() for weight in trainer.model.parameters()]))
     assert torch.equal(*weights)
-    steps = [RecordedStep.load(file) for file in sorted((tmp_path / "rollouts").iterdir())]
+    steps = [RolloutFile.load(file) for file in sorted((tmp_path / "rollouts").iterdir())]
     assert [len(step.updates) for step in steps] == [2, 1]  # the run ended in the middle of a generation
     assert [step.rule for step in steps] == [{}, {}]
 
@@ -645,7 +645,7 @@ def test_a_run_with_trls_own_loss_is_recorded_and_not_changed(tmp_path):
 def test_one_update_for_each_generation_has_its_own_pass_as_old_log_probs(tmp_path):
     trainer = GRPOTrainer(**arguments(tmp_path, max_steps=1, steps_per_generation=2))
     record(trainer, tmp_path / "rollouts").train()
-    step = RecordedStep.load(tmp_path / "rollouts" / "000001.safetensors")
+    step = RolloutFile.load(tmp_path / "rollouts" / "000001.safetensors")
     (update,) = step.updates
     inputs = inputs_of(step, update)
     assert torch.equal(inputs.old_log_probs, inputs.log_probs)
@@ -664,7 +664,7 @@ def test_a_folder_with_files_is_refused_and_a_resumed_run_continues_in_its_folde
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert sorted(file.name for file in folder.iterdir()) == ["000001.safetensors", "000002.safetensors"]
     assert (folder / "000001.safetensors").read_bytes() == content["000001.safetensors"]
-    assert RecordedStep.load(folder / "000002.safetensors").step == 2
+    assert RolloutFile.load(folder / "000002.safetensors").step == 2
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="is not a writable folder"):
         ClipPolicyTrainer(policy="fspo", record_to=tmp_path / "file", **arguments(tmp_path)).train()
@@ -699,7 +699,7 @@ def test_turns_of_the_model_and_the_samplers_log_probs_reach_the_rule_and_the_fi
     turns = [0, 0, 0, -1, -1, 1, 1, 1, 1]
     assert {tuple(row) for inputs in seen[:4] for row in inputs.turn_ids.tolist()} == {tuple(turns)}
     chosen = torch.tensor(turns) >= 0
-    step = RecordedStep.load(tmp_path / "rollouts" / "000001.safetensors")
+    step = RolloutFile.load(tmp_path / "rollouts" / "000001.safetensors")
     assert step.turn_ids.tolist() == [turn for turn in turns if turn >= 0] * 32
     torch.testing.assert_close(step.rollout_log_probs.view(32, 7), given["log_probs"][:, chosen])
     assert step.lengths.tolist() == [7] * 32
@@ -713,7 +713,7 @@ def test_the_script_and_the_lines_of_the_page_train_and_record(tmp_path, monkeyp
     root = Path(__file__).parents[2]
     command = [sys.executable, "-W", "ignore", root / "examples" / "trl_fspo.py", "--steps", "4"]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    step = RecordedStep.load(tmp_path / "trl-rollouts" / "000001.safetensors")
+    step = RolloutFile.load(tmp_path / "trl-rollouts" / "000001.safetensors")
     assert (len(step), len(step.updates), step.rule["name"]) == (64, 4, "fspo")
     assert 0.2 < step.rewards.mean() < 0.95
     page = (root / "docs" / "how-to" / "trl.md").read_text()
@@ -721,7 +721,7 @@ def test_the_script_and_the_lines_of_the_page_train_and_record(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     Path("trl-rollouts").rename("of-the-script")
     exec(block, {})
-    steps = [RecordedStep.load(file) for file in sorted(Path("trl-rollouts").iterdir())]
+    steps = [RolloutFile.load(file) for file in sorted(Path("trl-rollouts").iterdir())]
     assert [(len(step), len(step.updates)) for step in steps] == [(64, 4)] * 4
     assert max(step.rewards.max() for step in steps) == 1
 
@@ -748,7 +748,7 @@ def test_two_processes_have_the_gradient_of_one(model, tmp_path):
         expected = trainer._logged.metrics()
         assert got["metrics"] == pytest.approx(expected, rel=1e-5)
     # a whole run: the file has the rows of both processes, and both have the same rule
-    steps = [RecordedStep.load(file) for file in sorted((tmp_path / "rollouts").iterdir())]
+    steps = [RolloutFile.load(file) for file in sorted((tmp_path / "rollouts").iterdir())]
     assert [(len(step), len(step.updates), step.rule["name"]) for step in steps] == [(32, 2, "fspo-adaptive")] * 2
     for step in steps:
         assert step.group_ids.tolist() == [row // 8 for row in range(32)]

@@ -20,7 +20,7 @@ from rlzoo.core.advantages import AdvantageInputs
 from rlzoo.core.errors import UserError
 from rlzoo.core.reductions import StepCounts
 from rlzoo.integrations.verl import policy_loss
-from rlzoo.journal.recording import turns
+from rlzoo.journal.rollout_file import turns
 from tests.downstream.shared import (
     assert_same_gradient,
     flat_gradient,

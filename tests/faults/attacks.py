@@ -19,13 +19,12 @@ import psutil
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.faults.harness import DONE, REFUSED, VARIANTS, Attack, Case, Command, attack, description, resumable, says_finished
+from tests.faults.harness import DONE, REFUSED, VARIANTS, Attack, Case, Command, attack, resumable, says_finished
 
 EVALUATE = ("eval", "{run}", "--suite", "arithmetic", "--limit", "6", "--k", "2", "--max-new-tokens", "8", "--batch-size", "4",
             "--no-mlflow", "--output", "{box}/evaluation")  # fmt: skip
 REPLAY = ("replay", "{run}", "--clip", "gspo,grpo", "--report", "{box}/replay.html")
 COMPARE = ("compare", "{run}", "--report", "{box}/compare.html")
-GIGABYTES = 2**40
 
 
 # damage
@@ -54,35 +53,6 @@ def away(name: str):
     return remove
 
 
-def instead(name: str, make):
-    """Replace a file or folder of the run directory."""
-
-    def replace(case: Case) -> None:
-        path = case.run / name
-        if not os.path.lexists(path):
-            case.undone_by(lambda: case.take_away(path))
-        if path.is_dir():
-            shutil.rmtree(path)
-        path.unlink(missing_ok=True)
-        make(path)
-
-    return replace
-
-
-def a_folder(path: Path) -> None:
-    path.mkdir()
-    (path / "inside.txt").write_text("mine")
-
-
-def a_loop(path: Path) -> None:
-    path.symlink_to(path)
-
-
-def sparse(path: Path) -> None:
-    with path.open("wb") as file:
-        file.truncate(GIGABYTES)
-
-
 def every_checkpoint(do):
     def damage(case: Case) -> None:
         for folder in sorted(case.run.glob("checkpoints/step-*")):
@@ -95,83 +65,16 @@ def spoiled(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"")
 
 
-def resealed(change, name: str = "state/state.json"):
-    """Change a file of the newest checkpoint, with a manifest that matches the change."""
-
-    def do(case: Case) -> None:
-        folder = case.newest()
-        path = folder / name
-        if path.suffix == ".json":
-            state = json.loads(path.read_text())
-            change(state)
-            path.write_text(json.dumps(state))
-        else:
-            tensors = load_file(path)
-            save_file({key: change(tensor) for key, tensor in tensors.items()}, path)
-        manifest = folder / "manifest.json"
-        files = json.loads(manifest.read_text())
-        files[name] = description(path).removeprefix("file ")
-        manifest.write_text(json.dumps(files))
-
-    return do
-
-
-def unfinished(*names: str):
-    """Add unfinished checkpoints of a killed process of this run, with files of the user in them."""
-
-    def make(case: Case) -> None:
-        key = json.loads((case.run / "run.json").read_text())["id"][:16]
-        for step in ("step-000005", "stopped-step-000005"):
-            folder = case.run / f"checkpoints/.{step}.{key}.part"
-            shutil.copytree(case.newest(), folder)
-            for name in names:
-                (folder / name).parent.mkdir(exist_ok=True)
-                (folder / name).write_text("mine")
-
-    return make
-
-
-def kept_aside(*names: str):
-    """Whether these files, and no others, are in folders that were set aside."""
-
-    def check(case: Case, command: Command) -> str:
-        for step in ("step-000005", "stopped-step-000005"):
-            folder = case.run / f"checkpoints/{step}.aside-1"
-            found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-            if found != set(names) or any((folder / name).read_text() != "mine" for name in found):
-                return f"{folder.name} holds {sorted(found)[:4]}, not {sorted(names)}"
-        return ""
-
-    return check
-
-
-MINE = ("mine.txt", "state/mine.bin", "adapter/mine.bin", "mine/config.json")
-
-
-def moved_aside(case: Case) -> None:
-    (case.run / "rollouts").rename(case.box / "elsewhere")
-    (case.run / "rollouts").symlink_to(case.box / "elsewhere")
-    case.is_watched = False
+def unfinished(case: Case) -> None:
+    """Add an unfinished checkpoint of a killed process of this run."""
+    key = json.loads((case.run / "run.json").read_text())["id"][:16]
+    shutil.copytree(case.newest(), case.run / f"checkpoints/.step-000005.{key}.part")
 
 
 def checkpoints_elsewhere(case: Case) -> None:
     (case.run / "checkpoints").rename(case.box / "elsewhere")
     (case.run / "checkpoints").symlink_to(case.box / "elsewhere")
     case.is_watched = False
-
-
-def swapped(case: Case) -> None:
-    old, new = case.oldest(), case.newest()
-    old.rename(case.run / "x")
-    new.rename(old)
-    (case.run / "x").rename(new)
-
-
-def renamed_to_the_future(case: Case) -> None:
-    newest, future = case.newest(), case.run / "checkpoints" / "step-000099"
-    newest.rename(future)
-    case.is_watched = False
-    case.undone_by(lambda: future.rename(newest))
 
 
 def no_state(case: Case) -> None:
@@ -188,13 +91,6 @@ def pasted_from(variant: str):
         shutil.copytree(sorted(other.iterdir())[-1], newest)
 
     return paste
-
-
-def future_pasted(case: Case) -> None:
-    """Add a checkpoint of another run after the newest one."""
-    other = case.box.parent / "adaptive-finished" / "run" / "checkpoints" / "step-000008"
-    pasted = Path(shutil.copytree(other, case.run / "checkpoints" / "step-000008"))
-    case.undone_by(lambda: case.take_away(pasted))
 
 
 def immutable(name: str, flag: str = "+i"):
@@ -242,26 +138,9 @@ def moved_to(name: str):
     return lambda case: case.move(name)
 
 
-def copied(case: Case) -> None:
-    """Resume both the copy and the original."""
-    shutil.copytree(case.run, case.box / "copy")
-    case.is_watched = False
-    assert case.rlzoo(*case.resuming(case.box / "copy")).code == 0
-
-
 def from_elsewhere(case: Case) -> None:
     case.cwd = case.box / "other"
     case.cwd.mkdir()
-
-
-def relative(path: str):
-    """Use a relative path of the run directory."""
-
-    def do(case: Case) -> None:
-        case.is_watched = False
-        assert case.rlzoo("train", "--resume", "--output", path).code == 0
-
-    return do
 
 
 def cwd_deleted(case: Case) -> None:
@@ -316,12 +195,6 @@ def streams(**names: str | None):
 
 def limited(**limits: int):
     return lambda case: case.limits.update(limits)
-
-
-def masked(case: Case) -> None:
-    before = os.umask(0o777)
-    os.umask(before)
-    case.environment["RLZOO_UMASK"] = "0777"
 
 
 def shell(case: Case, script: str, seconds: float = 90.0) -> None:
@@ -783,136 +656,57 @@ READ_AT_THE_START = ("HF_HUB_OFFLINE", "HOME", "LANG", "MPLBACKEND", "OMP_NUM_TH
                      "PYTHONOPTIMIZE", "PYTHONWARNINGS")  # fmt: skip
 
 
-def mounts_are_allowed() -> bool:
-    return os.geteuid() == 0 and subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode == 0
-
-
 RUN_DIRECTORY = [
     attack("nothing at all", lambda case: None, expect=DONE, quick=True),
     attack("a finished run resumed", lambda case: None, expect=DONE, begin="finished"),
     attack("a text file in checkpoints", lambda case: case.plant("run/checkpoints/notes.txt"), expect=DONE, quick=True),
-    attack("a text file named as a checkpoint", lambda case: case.plant("run/checkpoints/step-000009"), expect=DONE),
     attack(".DS_Store everywhere", lambda case: [case.plant(f"run/{name}.DS_Store") for name in ("", "checkpoints/", "rollouts/", "replay/")], expect=DONE, quick=True),
     attack("a copy of a checkpoint named best-copy", lambda case: shutil.copytree(case.newest(), case.run / "checkpoints/best-copy"), expect=DONE, quick=True),
-    attack("a copy of a checkpoint named step-000002-mine", lambda case: shutil.copytree(case.newest(), case.run / "checkpoints/step-000002-mine"), expect=DONE),
-    attack("folders that sort last in checkpoints", lambda case: [case.plant(f"run/checkpoints/{name}/kept.bin") for name in ("zz-a", "zz-b", "zz-c")], expect=DONE),
-    attack("a folder of the user's that sorts first in checkpoints", lambda case: case.plant("run/checkpoints/0-mine/kept.bin"), expect=DONE),
-    attack("an empty folder named as a checkpoint", lambda case: (case.run / "checkpoints/step-999999").mkdir(), expect=DONE),
     attack("hidden folders of the user's in checkpoints", lambda case: [case.plant(f"run/checkpoints/{name}/HEAD") for name in (".git", ".ipynb_checkpoints", ".mine")], expect=DONE, quick=True),
-    attack("a git repository in the run directory", lambda case: case.plant("run/.git/HEAD"), expect=DONE),
     attack("the user's files under names of temporary checkpoints", lambda case: [case.plant(f"run/checkpoints/.step-{step:06d}.{name}/mine") for step in (0, 2, 4, 6) for name in ("part", "former", "0123456789abcdef.part", "0123456789abcdef.former")], expect=DONE),
-    attack("the user's files in checkpoints that were not finished", unfinished(*MINE), check=kept_aside(*MINE), expect=DONE, quick=True),
-    attack("checkpoints that were not finished", unfinished(), check=lambda case, command: str(next(case.run.glob("checkpoints/*aside*"), "")), expect=DONE),
-    attack("the user's files under names of temporary rollouts", lambda case: [case.plant(f"run/rollouts/{name}") for name in (".part", ".000005.jsonl.part", ".000005.safetensors.part")], expect=DONE),
-    attack("the user's files under names of temporary files of a run", lambda case: [case.plant(f"run/{name}") for name in (".part", ".metrics.jsonl.part", ".summary.json.part", "figures/.part", "tracking/.record.json.part", "tracking/.sent.json.part")], expect=DONE),
-    attack("the user's folders under names of temporary files", lambda case: [case.plant(f"run/{name}/mine") for name in ("rollouts/.part", ".metrics.jsonl.part", ".summary.json.part")], expect=DONE),
+    attack("checkpoints that were not finished", unfinished, check=lambda case, command: str(next(case.run.glob("checkpoints/*aside*"), "")), expect=DONE),
     attack("notes in rollouts", lambda case: [case.plant(f"run/rollouts/{name}") for name in ("notes.txt", "000099.txt", "000099.csv", ".hidden")], expect=DONE, quick=True),
-    attack("a folder named as rollouts", lambda case: case.plant("run/rollouts/000099/notes.txt"), expect=DONE),
-    attack("summary.json as a folder", instead("summary.json", a_folder)),
     attack("summary.json missing", away("summary.json"), expect=DONE),
     attack("summary.json of garbage", lambda case: case.edit("summary.json", lambda data: b"\xff{"), expect=DONE),
-    attack("replay as a file", instead("replay", lambda path: path.write_text("mine"))),
-    attack(".lock as a folder", instead(".lock", a_folder)),
-    attack(".lock with text", lambda case: case.edit(".lock", lambda data: b"1\x00\xff\n" * 1000), expect=DONE),
     attack("config.yaml missing", away("config.yaml"), expect=REFUSED),
-    attack("config.yaml as a folder", instead("config.yaml", a_folder), expect=REFUSED),
     attack("config.yaml empty", lambda case: case.edit("config.yaml", lambda data: b""), expect=REFUSED),
     attack("config.yaml cut in two", lambda case: case.edit("config.yaml", lambda data: data[: len(data) // 2]), expect=REFUSED),
-    attack("config.yaml of zeros", lambda case: case.edit("config.yaml", lambda data: bytes(len(data))), expect=REFUSED),
-    attack("config.yaml as a link to itself", instead("config.yaml", a_loop), expect=REFUSED),
-    attack("config.yaml as a FIFO", instead("config.yaml", os.mkfifo), expect=REFUSED, seconds=30, quick=True),
-    attack("config.yaml of a terabyte", instead("config.yaml", sparse), expect=REFUSED, seconds=30),
-    attack("config.yaml as /dev/zero", instead("config.yaml", lambda path: path.symlink_to("/dev/zero")), expect=REFUSED, seconds=30),
     attack("another learning rate in config.yaml", settings(lr=("0.001", "0.1"))),
-    attack("another seed in config.yaml", settings(seed=("0\nsteps", "1\nsteps"))),
     attack("another rule in config.yaml", settings(name=("fspo", "gspo"))),
-    attack("another batch size in config.yaml", settings(num_prompts=("4", "8"))),
     attack("fewer steps in config.yaml", settings(steps=("8", "2"))),
     attack("metrics.jsonl missing", away("metrics.jsonl"), expect=REFUSED, quick=True),
-    attack("metrics.jsonl empty", lambda case: case.edit("metrics.jsonl", lambda data: b""), expect=REFUSED),
-    attack("metrics.jsonl as a folder", instead("metrics.jsonl", a_folder), expect=REFUSED),
-    attack("metrics.jsonl as a FIFO", instead("metrics.jsonl", os.mkfifo), expect=REFUSED, seconds=30),
-    attack("metrics.jsonl of a terabyte", instead("metrics.jsonl", sparse), expect=REFUSED, seconds=30),
     attack("metrics.jsonl with a cut-off last line", lambda case: case.edit("metrics.jsonl", lambda data: data + b'{"step": 5, "rew'), expect=DONE),
     attack("metrics.jsonl cut in the middle", lambda case: case.edit("metrics.jsonl", lambda data: data[: len(data) // 2]), expect=REFUSED),
-    attack("metrics.jsonl without its first lines", metrics(lambda rows: rows[2:])),
     attack("metrics.jsonl without a line", metrics(lambda rows: [*rows[:2], *rows[3:]])),
-    attack("metrics.jsonl in another order", metrics(lambda rows: rows[::-1])),
-    attack("metrics.jsonl twice", metrics(lambda rows: rows * 2)),
-    attack("metrics.jsonl with a text appended", lambda case: case.edit("metrics.jsonl", lambda data: data + b"my notes\n")),
     attack("metrics.jsonl with zeros appended, as after a power cut", lambda case: case.edit("metrics.jsonl", lambda data: data + bytes(512))),
-    attack("metrics.jsonl with CRLF", lambda case: case.edit("metrics.jsonl", lambda data: data.replace(b"\n", b"\r\n"))),
-    attack("metrics.jsonl with a byte order mark", lambda case: case.edit("metrics.jsonl", lambda data: b"\xef\xbb\xbf" + data)),
-    attack("metrics.jsonl with a row from the future", metrics(lambda rows: [*rows, b'{"step": 1000000000}\n'])),
     attack("rollouts missing", away("rollouts")),
-    attack("rollouts as a file", instead("rollouts", lambda path: path.write_text("mine")), expect=REFUSED),
-    attack("rollouts as a link to another disk", moved_aside, expect=DONE),
     attack("a step's rollouts missing", away("rollouts/000002.jsonl")),
     attack("checkpoints missing", away("checkpoints"), expect=REFUSED, quick=True),
-    attack("checkpoints emptied", every_checkpoint(shutil.rmtree), expect=REFUSED),
-    attack("checkpoints as a file", instead("checkpoints", lambda path: path.write_text("mine")), expect=REFUSED),
     attack("checkpoints as a link to another disk", checkpoints_elsewhere, expect=DONE),
     attack("the newest checkpoint missing", lambda case: shutil.rmtree(case.newest()), expect=DONE, quick=True),
-    attack("the run directory as a FIFO", instead("", os.mkfifo), expect=REFUSED, seconds=30),
-    attack("the run directory as a file", instead("", lambda path: path.write_text("mine")), expect=REFUSED),
 ]  # fmt: skip
 
 CHECKPOINTS = [
     *(attack(f"one bit of {name}", flip(name), expect=DONE, says="changed")
       for name in ("model.safetensors", "state/optimizer.safetensors", "state/state.json", "state/policy.json", "tokenizer.json")),
     attack("one bit of the manifest", flip("manifest.json"), expect=DONE),
-    attack("the manifest empty", lambda case: (case.newest() / "manifest.json").write_bytes(b""), expect=DONE),
     attack("the manifest missing", lambda case: (case.newest() / "manifest.json").unlink(), expect=DONE),
-    attack("the manifest as a FIFO", lambda case: instead(f"checkpoints/{case.newest().name}/manifest.json", os.mkfifo)(case), expect=DONE, seconds=30),
-    attack("the manifest a list", lambda case: (case.newest() / "manifest.json").write_text("[]"), expect=DONE),
-    attack("the manifest names a device", lambda case: (case.newest() / "manifest.json").write_text('{"/dev/zero": "0"}'), expect=DONE, seconds=30),
     attack("weights cut off", lambda case: cut(case.newest() / "model.safetensors"), expect=DONE),
-    attack("weights with an endless header", lambda case: header(case.newest() / "model.safetensors"), expect=DONE),
-    attack("weights as a FIFO", lambda case: instead(f"checkpoints/{case.newest().name}/model.safetensors", os.mkfifo)(case), expect=DONE, seconds=30),
     attack("weights missing", lambda case: (case.newest() / "model.safetensors").unlink(), expect=DONE),
     attack("state missing", no_state, expect=DONE),
     attack("every checkpoint damaged", every_checkpoint(spoiled), expect=REFUSED, quick=True),
-    attack("every checkpoint without a manifest", every_checkpoint(lambda folder: (folder / "manifest.json").unlink()), expect=REFUSED),
-    attack("two checkpoints swapped", swapped),
-    attack("the newest checkpoint renamed to a step of the future", renamed_to_the_future),
     attack("a checkpoint of another rule pasted in", pasted_from("adaptive"), beside=("adaptive",)),
-    attack("a checkpoint of a low-rank run pasted in", pasted_from("lora"), beside=("lora",)),
-    attack("a checkpoint of a longer run pasted in", pasted_from("long"), beside=("long",)),
-    attack("a later checkpoint of another run beside the run's own", future_pasted, beside=("adaptive",)),
-    attack("step of a billion, sealed again", resealed(lambda state: state.update(step=10**9))),
-    attack("step of a string, sealed again", resealed(lambda state: state.update(step="4"))),
-    attack("no alarms, sealed again", resealed(lambda state: state.pop("alarms"))),
-    attack("optimizer moments of another shape, sealed again", resealed(lambda tensor: tensor[None] if tensor.ndim else tensor, "state/optimizer.safetensors")),
-    attack("optimizer moments of another type, sealed again", resealed(lambda tensor: tensor.to(torch.float16), "state/optimizer.safetensors")),
-    attack("optimizer without moments, sealed again", lambda case: resealed_empty(case)),
-    attack("weights of another shape, sealed again", resealed(lambda tensor: tensor[:-1].contiguous(), "model.safetensors")),
-    attack("weights of another type, sealed again", resealed(lambda tensor: tensor.to(torch.float64), "model.safetensors")),
     attack("a low-rank checkpoint with one bit changed", flip("model.safetensors"), on="lora", expect=DONE),
     attack("an adaptive rule's state changed", flip("clip.json"), on="adaptive", expect=DONE),
 ]  # fmt: skip
 
 
-def resealed_empty(case: Case) -> None:
-    path = case.newest() / "state" / "optimizer.safetensors"
-    save_file({}, path)
-    manifest = case.newest() / "manifest.json"
-    files = json.loads(manifest.read_text())
-    files["state/optimizer.safetensors"] = description(path).removeprefix("file ")
-    manifest.write_text(json.dumps(files))
-
-
 DISKS = [
     attack("metrics.jsonl that cannot be changed", immutable("metrics.jsonl"), expect=REFUSED),
-    attack("metrics.jsonl that can only be appended to", immutable("metrics.jsonl", "+a")),
     attack("checkpoints that cannot be changed", immutable("checkpoints"), expect=REFUSED),
-    attack("rollouts that cannot be changed", immutable("rollouts"), expect=REFUSED),
     attack("a run directory that cannot be changed", immutable(""), expect=REFUSED),
-    attack("an old checkpoint that cannot be deleted", lambda case: immutable(f"checkpoints/{case.oldest().name}")(case)),
-    attack("summary.json that cannot be changed", immutable("summary.json")),
     attack("files of 500 kB at most", limited(RLIMIT_FSIZE=500_000), expect=REFUSED, quick=True),
-    attack("files of 100 kB at most", limited(RLIMIT_FSIZE=100_000), expect=REFUSED),
     attack("32 open files at most", limited(RLIMIT_NOFILE=32)),
-    attack("8 open files at most", limited(RLIMIT_NOFILE=8)),
     attack("a full disk while training", on_a_disk("size={used}k"), expect=REFUSED, says="[Nn]o space"),
     attack("a new run on a full disk", on_a_disk("size=100k"), begin="nothing", then=("new",), expect=REFUSED, says="[Nn]o space"),
     attack("a disk without inodes", on_a_disk("nr_inodes=60"), expect=REFUSED),
@@ -957,32 +751,18 @@ def in_the_current_directory(case: Case) -> None:
 PLACES = [
     attack("moved", moved_to("elsewhere/run"), expect=DONE, quick=True),
     attack("renamed to have spaces and quotes", moved_to("my 'run' \"no 1\" [bold]x[/bold] %s {0}"), expect=DONE),
-    attack("renamed to have a line break", moved_to("a\nb\x1b[2Jc"), expect=DONE),
     attack("renamed in Unicode", moved_to("прогон-模型-🦊"), expect=DONE),
     attack("renamed to a name that is not UTF-8", moved_to(os.fsdecode(b"run-\xff\xfe"))),
-    attack("renamed to something like an option", moved_to("--resume"), expect=DONE),
-    attack("moved to a very long path", moved_to("/".join(["d" * 200] * 15) + "/run"), expect=DONE),
-    attack("copied, and both resumed", copied, expect=DONE),
     attack("resumed from another directory", from_elsewhere, expect=DONE, quick=True),
-    attack("resumed by ./run/", relative("./run/"), expect=DONE, begin="stopped", then=()),
-    attack("resumed by a path with ..", relative("run/../run/./"), expect=DONE, then=()),
     attack("resumed through a link", lambda case: through_a_link(case), expect=DONE),
     attack("a parent that does not exist", named("a/b/c/run"), begin="nothing", then=("new",), expect=DONE),
     attack("output named in Unicode", named("прогон-🦊"), begin="nothing", then=("new",), expect=DONE),
-    attack("output with a line break", named("a\nb"), begin="nothing", then=("new",)),
     attack("output that is not UTF-8", named(os.fsdecode(b"run-\xff")), begin="nothing", then=("new",)),
     attack("output of 300 characters", named("x" * 300), begin="nothing", then=("new",), expect=REFUSED),
-    attack("output of 255 characters", named("x" * 255), begin="nothing", then=("new",)),
-    attack("output of 6,000 characters", named("/".join(["d" * 100] * 60)), begin="nothing", then=("new",), expect=REFUSED),
     attack("output in a file", lambda case: (case.plant("file"), named("file/run")(case)), begin="nothing", then=("new",), expect=REFUSED),
-    attack("output that is a device", lambda case: setattr(case, "run", Path("/dev/null")), begin="nothing", then=("new",), expect=REFUSED),
-    attack("output that is a FIFO", lambda case: (os.mkfifo(case.box / "fifo"), named("fifo")(case)), begin="nothing", then=("new",), expect=REFUSED, seconds=30),
     attack("output that holds a file of the user's", lambda case: case.plant("run/thesis.tex"), begin="nothing", then=("new",), expect=REFUSED, same=False),
     attack("output that is a link to an empty folder", linked_output, begin="nothing", then=("new",)),
-    attack("output that is a dangling link", lambda case: (case.box / "run").symlink_to("nowhere"), begin="nothing", then=("new",), same=False),
     attack("output that is the current directory", in_the_current_directory, begin="nothing", then=(), same=False),
-    attack("output / ", lambda case: setattr(case, "run", Path("/")), begin="nothing", then=("new",), expect=REFUSED, same=False),
-    attack("a partial output of the user's beside it", lambda case: case.mine((case.plant(".run.part/thesis.tex")).parent), begin="nothing", then=("new",)),
 ]  # fmt: skip
 
 
@@ -1012,15 +792,11 @@ ENVIRONMENT = [
     attack("stdin closed", streams(stdin=None), expect=DONE),
     attack("stdout closed", streams(stdout=None)),
     attack("stdout and stderr closed", streams(stdout=None, stderr=None)),
-    attack("everything closed", streams(stdin=None, stdout=None, stderr=None)),
     attack("stdout full", streams(stdout="/dev/full"), check=was_finished),
     attack("stderr full", streams(stderr="/dev/full"), check=was_finished),
     attack("| head -1", lambda case: shell(case, "RLZOO | head -1"), then=("resume",), begin="nothing", check=was_finished, expect=DONE),
-    attack("2>&1 | head -1", lambda case: shell(case, "RLZOO 2>&1 | head -1"), begin="nothing", expect=DONE),
     attack("--json | head -1", lambda case: shell(case, "RLZOO --json | head -1"), begin="nothing", expect=DONE),
-    attack("in the background of a shell that exits", lambda case: shell(case, "RLZOO >/dev/null 2>&1 & sleep 3; exit"), begin="nothing", then=()
-           if False else ("resume",)),
-    attack("umask 0777", lambda case: shell(case, "umask 0777; RLZOO; chmod -R u+rwX ."), begin="nothing"),
+    attack("in the background of a shell that exits", lambda case: shell(case, "RLZOO >/dev/null 2>&1 & sleep 3; exit"), begin="nothing", then=("resume",)),
 ]  # fmt: skip
 
 
@@ -1093,60 +869,40 @@ def worker_stopped(case: Case) -> None:
 TRACKING = [
     attack("mlflow.db deleted in the middle", store(lambda case, database: database.unlink(missing_ok=True)), on="mlflow", expect=DONE, then=("sync", "{run}")),
     attack("mlflow.db cut in two in the middle", store(lambda case, database: cut(database) if database.exists() else None), on="mlflow", then=("resume",)),
-    attack("mlflow.db as a folder in the middle", store(lambda case, database: (database.unlink(missing_ok=True), database.mkdir())), on="mlflow", then=("resume",)),
     attack("mlflow.db locked for a while", store(locked_store), on="mlflow", expect=DONE, then=("sync", "{run}")),
     attack("the tracking process killed", store(follower_killed), on="mlflow", expect=DONE, then=("sync", "{run}")),
     attack("the tracking folder missing", away("tracking"), on="mlflow"),
-    attack("the tracking folder as a file", instead("tracking", lambda path: path.write_text("mine")), on="mlflow"),
     attack("the tracking record of garbage", lambda case: [path.write_bytes(b"\xff{") for path in (case.run / "tracking").glob("*.json")], on="mlflow"),
     attack("MLFLOW_TRACKING_URI of no kind", lambda case: None, on="mlflow", environment=(("MLFLOW_TRACKING_URI", "gopher://x"),), expect=DONE),
-    attack("MLFLOW_TRACKING_URI with a space", lambda case: None, on="mlflow", environment=(("MLFLOW_TRACKING_URI", " "),), expect=DONE),
     attack("MLFLOW_TRACKING_URI where nobody listens", lambda case: None, on="mlflow", environment=(("MLFLOW_TRACKING_URI", "http://127.0.0.1:1"),), expect=DONE),
-    attack("MLFLOW_TRACKING_URI a read-only place", lambda case: None, on="mlflow", environment=(("MLFLOW_TRACKING_URI", "sqlite:////proc/mlflow.db"),), expect=DONE),
-    attack("a tracking server that answers without end", server("endless"), on="mlflow", expect=DONE, then=("sync", "{run}"), seconds=150),
     attack("a tracking server that drips", server("dripping"), on="mlflow", expect=DONE, then=("sync", "{run}"), seconds=150),
     attack("a tracking server that says nothing", server("silent"), on="mlflow", expect=DONE, then=("sync", "{run}"), seconds=150),
 ]  # fmt: skip
 
 CODE = [
     attack("a reward that raises now and then", reward_that(one_in(4, "raise ValueError('no')"), "reward.max_failed=1"), on="reward", begin="nothing", then=(), same=False),
-    attack("a reward that raises BaseException", reward_that(one_in(4, "raise BaseException('no')"), "reward.max_failed=1"), on="reward", begin="nothing", then=(), same=False),
     attack("a reward that raises KeyboardInterrupt", reward_that(one_in(4, "raise KeyboardInterrupt"), "reward.max_failed=1"), on="reward", begin="nothing", then=(), same=False),
     attack("a reward that leaves", reward_that(one_in(4, "os._exit(3)"), "reward.max_failed=1"), on="reward", begin="nothing", then=(), same=False),
-    attack("a reward that exits", reward_that(one_in(4, "sys.exit(3)"), "reward.max_failed=1"), on="reward", begin="nothing", then=(), same=False),
     attack("a reward that kills its parent's group", reward_that(one_in(4, "os.kill(os.getpid(), 9)"), "reward.max_failed=1"), on="reward", begin="nothing", then=(), same=False),
     attack("a reward that raises what cannot be pickled", reward_that("class Odd(Exception):\n    def __init__(self, a, b):\n        super().__init__(a)\n        self.f = lambda: 0\n" + one_in(4, "raise Odd(1, 2)"), "reward.max_failed=1"), on="reward", begin="nothing", then=(), same=False),
     attack("a reward that prints", reward_that("def reward(problem, response):\n    print('x' * 100)\n    os.write(1, b'raw')\n    os.system('echo shell')\n    return len(response) / 10"), on="reward", begin="nothing", then=(), same=False),
     attack("a reward that hangs now and then", reward_that(one_in(7, "time.sleep(3600)"), "reward.max_failed=1", "task.timeout=0.2"), on="reward", begin="nothing", then=(), same=False),
     attack("a reward that forks", reward_that(one_in(4, "os.fork() or time.sleep(3600)"), "reward.max_failed=1", "task.timeout=0.2"), on="reward", begin="nothing", then=(), same=False),
-    attack("a reward that starts a process that stays", reward_that("import subprocess\n" + one_in(8, "subprocess.Popen(['sleep', '60'])"), "task.timeout=1"), on="reward", begin="nothing", then=(), same=False),
-    attack("a reward of 1e308", reward_that("def reward(problem, response):\n    return 1e308 if len(response) % 2 else -1e308", code=1), on="reward", begin="nothing", then=(), same=False),
     attack("a reward of NaN", reward_that("def reward(problem, response):\n    return float('nan')", code=1), on="reward", begin="nothing", then=(), same=False),
-    attack("a reward of a string", reward_that("def reward(problem, response):\n    return '1'", code=1), on="reward", begin="nothing", then=(), same=False),
     attack("a reward that eats memory", reward_that(one_in(4, "x = bytearray(2**30)"), "reward.max_failed=1", "task.timeout=10"), on="reward", begin="nothing", then=(), same=False),
-    attack("a reward that closes everything", reward_that(one_in(4, "os.closerange(0, 64)"), "reward.max_failed=1"), on="reward", begin="nothing", then=(), same=False),
     attack("a reward that ignores SIGTERM and hangs", reward_that("import signal\n" + one_in(4, "signal.signal(15, signal.SIG_IGN); time.sleep(3600)"), "reward.max_failed=1", "task.timeout=0.2"), on="reward", begin="nothing", then=(), same=False),
-    attack("a reward that changes directory and environment", reward_that("def reward(problem, response):\n    os.chdir('/')\n    os.environ.clear()\n    return len(response) / 10"), on="reward", begin="nothing", then=(), same=False),
-    attack("a reward that returns a tensor that needs a gradient", reward_that("def reward(problem, response):\n    import torch\n    return torch.tensor(len(response) / 10, requires_grad=True)", "task.timeout=20"), on="reward", begin="nothing", then=(), same=False),
     attack("the reward's file deleted before resuming", lambda case: (case.box / "my_reward.py").unlink(), on="reward", expect=REFUSED),
     attack("the reward's file with a syntax error", lambda case: (case.box / "my_reward.py").write_text("def reward(:"), on="reward", expect=REFUSED),
-    attack("the reward's file that exits on import", lambda case: (case.box / "my_reward.py").write_text("raise SystemExit(3)"), on="reward", expect=REFUSED),
-    attack("the reward's file as a FIFO", lambda case: instead("../my_reward.py", os.mkfifo)(case), on="reward", expect=REFUSED, seconds=30),
     attack("the plugin deleted before resuming", lambda case: (case.box / "my_rule.py").unlink(), on="plugin"),
     attack("the plugin's default changed before resuming", edited_rule, on="plugin"),
     attack("the plugin's formula changed before resuming", other_formula, on="plugin", says="my_rule"),
     attack("the plugin with a syntax error", lambda case: (case.box / "my_rule.py").write_text("class ("), on="plugin", expect=REFUSED),
-    attack("the plugin that exits on import", lambda case: (case.box / "my_rule.py").write_text("raise SystemExit(0)"), on="plugin", expect=REFUSED),
-    attack("the plugin as a FIFO", lambda case: instead("../my_rule.py", os.mkfifo)(case), on="plugin", expect=REFUSED, seconds=30),
     attack("the plugin given again", lambda case: None, on="plugin", then=("resume", "--plugin", "my_rule.py"), expect=DONE),
     attack("a comment added to the plugin", lambda case: case.edit(case.box / "my_rule.py", lambda text: text + b"\n# a comment\n"), on="plugin"),
     attack("--plugin . with the output inside", lambda case: None, on="plugin", begin="nothing", then=("new", "--plugin", "."), seconds=60, same=False),
     attack("the data changed", edited("problems.jsonl", '"answer": "7"', '"answer": "8"'), on="data", expect=REFUSED),
     attack("the data in another order", lambda case: case.edit(case.box / "problems.jsonl", lambda text: b"".join(text.splitlines(True)[::-1])), on="data", expect=REFUSED),
     attack("the data deleted", lambda case: (case.box / "problems.jsonl").unlink(), on="data", expect=REFUSED),
-    attack("the data as a FIFO", lambda case: instead("../problems.jsonl", os.mkfifo)(case), on="data", expect=REFUSED, seconds=30),
-    attack("the data of a terabyte", lambda case: instead("../problems.jsonl", sparse)(case), on="data", expect=REFUSED, seconds=30),
-    attack("the data as /dev/zero", lambda case: instead("../problems.jsonl", lambda path: path.symlink_to("/dev/zero"))(case), on="data", expect=REFUSED, seconds=30),
     attack("the data with a line of garbage", lambda case: case.edit(case.box / "problems.jsonl", lambda text: text + b"\xff\x00{\n"), on="data", expect=REFUSED),
     attack("a question with characters that the model lacks", lambda case: case.edit(case.box / "problems.jsonl", lambda text: text.replace(b"1+1", "☃+1".encode())), on="data", begin="nothing", then=("new",), same=False),
 ]  # fmt: skip
@@ -1154,19 +910,12 @@ CODE = [
 COMMANDS = [
     attack("eval of a folder that is missing", lambda case: None, then=("eval", "{box}/missing", *EVALUATE[2:]), expect=REFUSED),
     attack("eval of a file", lambda case: case.plant("model.bin"), then=("eval", "{box}/model.bin", *EVALUATE[2:]), expect=REFUSED),
-    attack("eval of an empty folder", lambda case: (case.box / "empty").mkdir(), then=("eval", "{box}/empty", *EVALUATE[2:]), expect=REFUSED),
     attack("eval of a run", lambda case: None, then=EVALUATE, expect=DONE),
     attack("eval of a low-rank run", lambda case: None, then=EVALUATE, expect=DONE, on="lora"),
     attack("eval of a run without checkpoints", away("checkpoints"), then=EVALUATE, expect=REFUSED),
     attack("eval of weights that were cut off", lambda case: [cut(path) for path in case.run.glob("checkpoints/*/model.safetensors")], then=EVALUATE, expect=REFUSED),
-    attack("eval of weights with an endless header", lambda case: [header(path) for path in case.run.glob("checkpoints/*/model.safetensors")], then=EVALUATE, expect=REFUSED),
-    attack("eval of weights that are a FIFO", lambda case: instead(f"checkpoints/{case.newest().name}/model.safetensors", os.mkfifo)(case), then=EVALUATE, seconds=30),
     attack("eval of weights that are NaN", nan_weights, then=EVALUATE),
-    attack("eval of a model whose config.json is missing", lambda case: [path.unlink() for path in case.run.glob("checkpoints/*/config.json")], then=EVALUATE, expect=REFUSED),
-    attack("eval of a model whose tokenizer is empty", lambda case: [path.write_text("{}") for path in case.run.glob("checkpoints/*/tokenizer.json")], then=EVALUATE, expect=REFUSED),
-    attack("eval of a run that is a FIFO", instead("", os.mkfifo), then=EVALUATE, expect=REFUSED, seconds=30),
     attack("eval with a suite of no name", lambda case: None, then=("eval", "{run}", "--suite", "nothing", "--no-mlflow"), expect=REFUSED),
-    attack("eval with a suite file that is a FIFO", lambda case: ((case.box / "data").mkdir(), os.mkfifo(case.box / "data/arithmetic.jsonl")), then=(*EVALUATE, "--data", "{box}/data"), expect=REFUSED, seconds=30),
     attack("eval with a suite file of garbage", lambda case: case.plant("data/arithmetic.jsonl", b"\xff\x00"), then=(*EVALUATE, "--data", "{box}/data"), expect=REFUSED),
     attack("eval into a file", lambda case: case.plant("evaluation"), then=EVALUATE, expect=REFUSED),
     attack("eval into a folder of the user's", lambda case: case.plant("evaluation/thesis.tex"), then=EVALUATE),
@@ -1175,49 +924,35 @@ COMMANDS = [
     attack("eval twice", an_evaluation, then=EVALUATE, expect=DONE),
     attack("eval again after its completions were cut off", evaluation_with("*.jsonl", cut), then=EVALUATE),
     attack("eval again after garbage was appended", evaluation_with("*.jsonl", grown), then=EVALUATE),
-    attack("eval again after its settings were cut off", evaluation_with("*.yaml", cut), then=EVALUATE),
     attack("replay of a run", lambda case: None, then=REPLAY, expect=DONE),
     attack("replay of a folder that is missing", lambda case: None, then=("replay", "{box}/missing", "--clip", "gspo"), expect=REFUSED),
     attack("replay without rollouts", away("rollouts"), then=REPLAY, expect=REFUSED),
     attack("replay of rollouts that were cut off", lambda case: cut(case.run / "rollouts/000002.safetensors"), then=REPLAY),
-    attack("replay of rollouts with an endless header", lambda case: header(case.run / "rollouts/000002.safetensors"), then=REPLAY),
-    attack("replay of rollouts that are a FIFO", instead("rollouts/000002.safetensors", os.mkfifo), then=REPLAY, seconds=30),
-    attack("replay with kept weights that are a FIFO", lambda case: instead("replay/000004-0.safetensors", os.mkfifo)(case), begin="finished", then=REPLAY, seconds=30),
     attack("replay with kept weights that were cut off", lambda case: [cut(path) for path in (case.run / "replay").iterdir()], begin="finished", then=REPLAY),
     attack("replay with a note among the rollouts", lambda case: case.plant("run/rollouts/notes.safetensors"), then=REPLAY),
     attack("replay with a report over a file of the user's", lambda case: case.plant("replay.html"), then=REPLAY, expect=REFUSED, says="is not an rlzoo report"),
-    attack("replay with a report over a pipe", lambda case: os.mkfifo(case.box / "replay.html"), then=REPLAY, expect=REFUSED, seconds=30),
     attack("compare with a report over a file of the user's", lambda case: case.plant("compare.html"), then=COMPARE, begin="finished", expect=REFUSED, says="is not an rlzoo report"),
-    attack("compare with its usual report over a file of the user's", lambda case: case.plant("run/compare.html"), then=COMPARE[:2], begin="finished", expect=REFUSED, says="is not an rlzoo report"),
     attack("replay with a report over a folder", lambda case: (case.box / "replay.html").mkdir(), then=REPLAY, expect=REFUSED),
     attack("replay onto a full disk", lambda case: (case.mount(case.box / "disk", "size=4k")), then=(*REPLAY[:-1], "{box}/disk/replay.html")),
     attack("compare of a run", lambda case: None, then=COMPARE, begin="finished", expect=DONE),
     attack("compare of a run without metrics", away("metrics.jsonl"), then=COMPARE),
     attack("compare of metrics that are garbage", lambda case: grown(case.run / "metrics.jsonl"), then=COMPARE),
-    attack("compare of a summary that is a folder", instead("summary.json", a_folder), then=COMPARE),
-    attack("compare of a FIFO", instead("metrics.jsonl", os.mkfifo), then=COMPARE, seconds=30),
-    attack("compare of a folder with a link to itself", lambda case: (case.box / "many").mkdir() or (case.box / "many/loop").symlink_to(case.box / "many"), then=("compare", "{box}/many")),
     attack("sync of a run that was never tracked", lambda case: None, then=("sync", "{run}"), expect=REFUSED),
     attack("sync of a folder that is missing", lambda case: None, then=("sync", "{box}/missing"), expect=REFUSED),
     attack("sync of a file", lambda case: case.plant("file"), then=("sync", "{box}/file"), expect=REFUSED),
     attack("sync of a tracked run", lambda case: None, on="mlflow", then=("sync", "{run}"), expect=DONE),
     attack("ui for everybody", lambda case: None, then=("ui", "--host", "0.0.0.0"), expect=REFUSED),
     attack("ui at no address", lambda case: None, then=("ui", "--host", "no.such.host.invalid"), expect=REFUSED),
-    attack("ui at a port that is taken", lambda case: None, then=("ui", "--port", str(1)), seconds=40) if False else
     attack("ui with its checks switched off", lambda case: None, then=("ui",), environment=(("MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE", "true"),), expect=REFUSED),
     attack("calibrate over a file of the user's", lambda case: case.plant("mine.yaml"), then=("calibrate", "--clip", "fspo", "--output", "{box}/mine.yaml"), expect=REFUSED),
-    attack("calibrate into a folder that is missing", lambda case: None, then=("calibrate", "--clip", "fspo", "--output", "{box}/no/mine.yaml"), expect=REFUSED),
     attack("a sweep in a run directory", lambda case: None, then=(*SWEEP[:8], "{run}", *SWEEP[9:]), expect=REFUSED),
     attack("a sweep beside files of the user's", lambda case: [case.plant(f"sweep/{name}") for name in ("thesis.tex", "logs/mine.txt", "fspo-1/mine.txt")], then=SWEEP, check=sweep_is_whole, expect=DONE, seconds=150),
     attack("a sweep where a run's place is taken", lambda case: case.plant("sweep/fspo-0/mine.txt"), then=SWEEP, seconds=150),
-    attack("a sweep where a run's place is a file", lambda case: case.plant("sweep/fspo-0"), then=SWEEP, seconds=150),
     attack("train over the run", lambda case: None, then=("new",), expect=REFUSED, quick=True),
     attack("resume with another learning rate", lambda case: None, then=("resume", "--set", "learner.lr=0.5"), expect=REFUSED),
     attack("resume with fewer steps than are done", lambda case: None, then=("resume", "--steps", "1")),
     attack("resume without an output", lambda case: None, then=("train", "--resume"), expect=REFUSED),
     attack("resume of an empty folder", lambda case: (case.box / "empty").mkdir(), then=("train", "--resume", "--output", "{box}/empty"), expect=REFUSED),
-    attack("resume of the folder above", lambda case: None, then=("train", "--resume", "--output", "{box}"), expect=REFUSED),
-    attack("resume of the checkpoints' folder", lambda case: None, then=("train", "--resume", "--output", "{run}/checkpoints"), expect=REFUSED),
     attack("resume with a dry run", lambda case: None, then=("resume", "--dry-run"), expect=DONE),
 ]  # fmt: skip
 

@@ -257,9 +257,6 @@ class Case:
         """The newest checkpoint."""
         return sorted(self.run.glob("checkpoints/step-*"))[-1]
 
-    def oldest(self) -> Path:
-        return sorted(self.run.glob("checkpoints/step-*"))[0]
-
     def edit(self, name: str | Path, change: Callable[[bytes], bytes]) -> None:
         """Change a file's bytes."""
         path = self.run / name

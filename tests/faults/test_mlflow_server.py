@@ -13,7 +13,7 @@ import mlflow
 import psutil
 import pytest
 
-from rlzoo.journal.tracking.record import sent_to
+from rlzoo.journal.tracking.uploads import uploaded_to
 from tests.faults.test_kill import KILLS
 from tests.training.short import QUICK, lines
 
@@ -87,7 +87,7 @@ def test_a_server_that_goes_down_is_told_everything_once(tmp_path, comes_back):
         subprocess.run([sys.executable, "-m", "rlzoo", "sync", str(folder)], check=True, env=environment)
     try:
         client = mlflow.MlflowClient(address)
-        (found,) = sent_to(folder).values()
+        (found,) = uploaded_to(folder).values()
         rows = lines(folder / "metrics.jsonl")
         history = client.get_metric_history(found.run_id, "reward/mean")
         assert [(point.step, point.value) for point in history] == [(row["step"], row["reward/mean"]) for row in rows[1:]]

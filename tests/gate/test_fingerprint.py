@@ -13,7 +13,7 @@ from rlzoo import RunConfig, UserError
 from rlzoo.gate.fingerprint import check_unchanged, model_facts, run_facts
 from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.journal.state import read_fingerprint
-from rlzoo.journal.tracking.record import Record
+from rlzoo.journal.tracking.uploads import Upload
 from rlzoo.models.pretrained import load_named, local_model
 from tests.training.short import quick, resumes_after
 
@@ -260,14 +260,6 @@ def test_a_moved_run_whose_plugin_is_gone_resumes_with_its_copy(plugin, tmp_path
         rlzoo.train(config, resume=True)
 
 
-def test_a_run_without_a_fingerprint_is_refused_in_one_line(tmp_path):
-    config = started(tmp_path / "run")
-    file = tmp_path / "run" / "run.json"
-    file.write_text(json.dumps({"id": json.loads(file.read_text())["id"]}))
-    with pytest.raises(UserError, match=r"run\.json' has no fingerprint of the run; restore the file, or start another run"):
-        check_unchanged(config, run_facts(config))
-
-
 def test_an_adaptive_rule_keeps_its_settings(tmp_path):
     config = started(tmp_path / "run", clip="fspo-adaptive")
     changed = config.model_copy(update={"clip": config.clip.model_copy(update={"width_high": 0.9})})
@@ -278,7 +270,7 @@ def test_an_adaptive_rule_keeps_its_settings(tmp_path):
 def test_a_changed_run_is_another_run_in_mlflow(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'store.db'}")
     first = rlzoo.train(quick(tmp_path / "run", steps=1))
-    record = Record.read(first.path)
+    record = Upload.read(first.path)
     config = RunConfig.compose([first.path / "config.yaml"], steps=2, overrides=["learner.lr=5e-5"])
     rlzoo.train(config, resume=True, allow_changed=True)
-    assert Record.read(first.path).id != record.id
+    assert Upload.read(first.path).id != record.id

@@ -8,7 +8,7 @@ import torch
 
 from examples.convert_dump import main
 from rlzoo import load_zoo
-from rlzoo.journal.recording import RecordedStep, UpdateLogProbs
+from rlzoo.journal.rollout_file import RolloutFile, UpdateLogProbs
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import replay
 from tests.examples import nemo_rl_rows, write_dump
@@ -32,7 +32,7 @@ def convert(tmp_path, monkeypatch):
 def test_every_field_of_a_dump_is_converted(convert):
     files = convert({10: nemo_rl_rows(), 9: nemo_rl_rows()}, "--temperature", "0.7")
     assert [file.name for file in files] == ["000009.safetensors", "000010.safetensors"]
-    step = RecordedStep.load(files[0])
+    step = RolloutFile.load(files[0])
     assert (step.step, step.writer) == (9, "NeMo-RL")
     assert step.temperature == 0.7
     assert step.token_ids.tolist() == [7, 8, 3, 5, 4, 7, 8, 6, 9, 2, 1]
@@ -47,7 +47,7 @@ def test_every_field_of_a_dump_is_converted(convert):
 
 def test_a_converted_dump_with_an_update_is_replayed(convert):
     (file,) = convert({1: nemo_rl_rows()})
-    step = RecordedStep.load(file)
+    step = RolloutFile.load(file)
     # one of two tokens is clipped in the first response: exp(0.5) > 1.2 at an advantage of 1; none at an advantage of -1
     log_probs = step.old_log_probs + torch.tensor([0.5, 0.0, 0.5, 0.0, 0.0])
     dataclasses.replace(step, updates=(UpdateLogProbs(torch.arange(3), log_probs),)).save(file)
@@ -60,14 +60,14 @@ def test_what_the_trainer_did_not_learn_from_is_left_out(convert):
     second |= {"sample_loss_mask": [0.0], "generation_logprobs": [[0, 0, 9.0, 0, 0, 0]]}
     third |= {"token_loss_mask": [[0] * 6]}
     (file,) = convert({1: [first, second, third]})
-    assert RecordedStep.load(file).rollout_log_probs.tolist() == [-1, -2]
+    assert RolloutFile.load(file).rollout_log_probs.tolist() == [-1, -2]
 
 
 def test_values_that_the_trainer_did_not_compute_are_missing(convert):
     rows = [row | {"prev_logprobs": [[0.0] * 6], "filtered_rewards": [0.25]} for row in nemo_rl_rows()]
     rows[0] |= {"advantages": [[0, 0, 1.0, 0, 2.0, 0]]}
     (file,) = convert({1: rows})
-    step = RecordedStep.load(file)
+    step = RolloutFile.load(file)
     assert (step.old_log_probs, step.rewards.tolist()) == (None, [0.25, 0.25, 0.25])
     assert step.advantages.tolist() == [1, 2, -1, 0.5, 0.5]  # per token, because those of the first response differ
 

@@ -6,7 +6,7 @@ import torch
 from rlzoo import ClipResult
 from rlzoo.core.errors import UserError
 from rlzoo.integrations.rules import check_supported, clipped_by_length, one_per_response, parse, rule
-from rlzoo.journal.recording import turns
+from rlzoo.journal.rollout_file import turns
 
 
 @pytest.mark.parametrize(

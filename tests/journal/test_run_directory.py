@@ -2,8 +2,6 @@
 
 import errno
 import itertools
-import json
-import logging
 import os
 import resource
 import shutil
@@ -14,16 +12,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 import rlzoo
 from rlzoo import UserError
 from rlzoo.core.errors import RunError
 from rlzoo.gate.settings import usual_output
-from rlzoo.journal import run_directory
-from rlzoo.journal.checkpoints import FILES, own_checkpoints, rotate, tidy
-from rlzoo.journal.manifest import damage, seal, sealed_files
+from rlzoo.journal.checkpoints import own_checkpoints, rotate, tidy
+from rlzoo.journal.manifest import damage
 from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.journal.state import identity, newest_state
 from rlzoo.lab.evaluation import EvaluationConfig
@@ -70,14 +65,6 @@ def names(run):
     return sorted(path.name for path in (run / "checkpoints").iterdir())
 
 
-def change_state(run, changes):
-    """Change the state of a checkpoint and update its manifest."""
-    folder = run / "checkpoints" / "step-000004"
-    file = folder / "state" / "state.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
-    seal(folder)
-
-
 def refuses(run, *parts, **settings):
     """A resume that is rejected in one line and changes nothing."""
     before = tree(run)
@@ -109,11 +96,11 @@ def test_ctrl_c_twice_in_two_different_steps_leaves_what_can_be_resumed(whole, t
     short = ["checkpoint.keep=1"]
     with pytest.raises(KeyboardInterrupt):
         rlzoo.train(config(folder, *short), at(3))
-    assert names(folder) == ["step-000002", "stopped-step-000003"]
+    assert names(folder) == ["step-000002"]
     for step in (3, 4):
         with resumes_after(2, folder), pytest.raises(KeyboardInterrupt):
             rlzoo.train(config(folder, *short), at(step), resume=True)
-    assert names(folder) == ["step-000002", "stopped-step-000004"]
+    assert names(folder) == ["step-000002"]
     with resumes_after(2, folder):
         result = rlzoo.train(config(folder, *short), resume=True)
     assert without_times(result.metrics) == without_times(whole.metrics)
@@ -131,7 +118,7 @@ def test_an_error_in_every_step_leaves_the_last_checkpoint(run, whole, monkeypat
         for _ in range(3):
             with pytest.raises(RuntimeError, match="out of memory"):
                 resume(run, after=2)
-    assert names(run) == ["step-000002", "stopped-step-000003"]
+    assert names(run) == ["step-000002"]
     assert without_times(resume(run, after=2).metrics) == without_times(whole.metrics)
 
 
@@ -159,39 +146,23 @@ def test_a_step_that_failed_before_it_learned_anything_asks_its_questions_again(
 # rotation
 
 
-def plant_folders(checkpoints):
+def plant(checkpoints):
+    """Files of the user beside and in checkpoints."""
     for name in ("best-copy", "step-000002-mine", "step-000001"):
         shutil.copytree(checkpoints / "step-000002", checkpoints / name)
-    for name in ("zz-a", ".git", ".DS_Store.d"):
-        (checkpoints / name).mkdir()
-        (checkpoints / name / "mine").write_text("mine")
-
-
-def plant_files(checkpoints):
-    for name in ("notes.txt", ".DS_Store", "step-000009", "zz", "step-000002/notes.txt"):
+    for name in ("zz-a/mine", ".git/mine", "notes.txt", "step-000009", "step-000002/notes.txt"):
+        (checkpoints / name).parent.mkdir(exist_ok=True)
         (checkpoints / name).write_text("mine")
 
 
-def plant_a_link(checkpoints):
-    outside = checkpoints.parent / "outside"
-    shutil.copytree(checkpoints / "step-000002", outside)
-    (checkpoints / "step-000001").symlink_to(outside)
-
-
-@pytest.mark.parametrize("plant", [plant_folders, plant_files, plant_a_link])
-def test_nothing_that_rlzoo_did_not_write_is_counted_or_deleted(run, plant):
-    checkpoints, before = run / "checkpoints", tree(run)
-    plant(checkpoints)
-    links = {path: path.readlink() for path in checkpoints.iterdir() if path.is_symlink()}
+def test_nothing_that_rlzoo_did_not_write_is_counted_or_deleted(run):
+    before = tree(run)
+    plant(run / "checkpoints")
     planted = {name: content for name, content in tree(run).items() if name not in before}
-    assert planted
     resume(run, steps=8)
     after = tree(run)
     assert {name: after.get(name) for name in planted} == planted
-    assert {path: path.readlink() for path in links} == links
-    assert [name for name in after if name.startswith("checkpoints/step-000002/")] == [
-        name for name in planted if name.startswith("checkpoints/step-000002/")
-    ], "its own files went"
+    assert [name for name in after if name.startswith("checkpoints/step-000002/")] == ["checkpoints/step-000002/notes.txt"]
     assert [state.step for state, _ in own_checkpoints(run, 99)] == [6, 8]
 
 
@@ -213,14 +184,6 @@ def test_rotation_looks_at_no_step_after_the_newest(run):
     assert names(run) == ["step-000002", "step-000004"]
     rotate(run, 4, keep=1, scores={})
     assert names(run) == ["step-000004"]
-
-
-def test_the_checkpoint_of_a_stop_serves_until_the_next_and_pushes_none_out(run):
-    change_state(run, {"periodic": False})  # as after Ctrl-C in a run with other checkpoints
-    rotate(run, 4, keep=1, scores={})
-    assert names(run) == ["step-000002", "step-000004"]
-    resume(run, steps=6)
-    assert names(run) == ["step-000002", "step-000006"] or names(run) == ["step-000006"]
 
 
 @pytest.mark.parametrize("moment", ["before the damaged one is removed", "while it is removed"])
@@ -283,38 +246,6 @@ def test_a_kill_while_a_checkpoint_is_removed_leaves_neither_part_of_it_nor_less
     assert moment > 10
 
 
-def test_a_name_that_a_removal_needs_is_freed_without_a_loss(run):
-    doomed = temporary_path(run / "checkpoints" / "step-000002-discarded", identity(run))
-    doomed.mkdir()
-    (doomed / "mine").write_text("mine")
-    rotate(run, 4, keep=1, scores={})
-    assert tree(run / "checkpoints" / "step-000002.aside-1") == {"mine": b"mine"}
-    assert names(run) == ["step-000002.aside-1", "step-000004"]
-
-
-@pytest.mark.parametrize("content", ["not json", "[1]", "[[1]]", "3", None, "a file", "a link"])
-def test_what_a_removal_left_is_looked_at_before_it_is_removed(run, content):
-    checkpoints = run / "checkpoints"
-    left = temporary_path(checkpoints / "step-000002-discarded", identity(run))
-    if content == "a file":
-        left.write_text("mine")
-    elif content == "a link":
-        left.symlink_to(checkpoints / "step-000004")
-    else:
-        left.mkdir()
-        (left / "config.json").write_text("mine")
-        if content:
-            (left / "manifest.json").write_text(content)
-    before = tree(checkpoints / "step-000004")
-    tidy(run)
-    assert tree(checkpoints / "step-000004") == before
-    if content == "a link":
-        assert (checkpoints / "step-000002.aside-1").readlink() == checkpoints / "step-000004"
-    else:
-        mine = checkpoints / "step-000002.aside-1" / ("" if content == "a file" else "config.json")
-        assert mine.read_text() == "mine"
-
-
 # resuming never destroys
 
 
@@ -323,17 +254,6 @@ def test_a_run_whose_checkpoints_are_gone_is_refused_and_stays(run):
     (run / "checkpoints").mkdir()
     assert "start another run with another --output" in refuses(run, "has steps up to 4, but its checkpoints/ has no")
     refuses(run, "has steps up to 4, but its checkpoints/ has no checkpoint", steps=8)
-
-
-@pytest.mark.parametrize("left", ["a row", "rollouts"])
-def test_a_single_step_without_a_checkpoint_is_refused_too(run, left):
-    shutil.rmtree(run / "checkpoints")
-    rows = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (run / "metrics.jsonl").write_text("".join(rows[: 2 if left == "a row" else 1]))
-    for file in (run / "rollouts").iterdir():
-        if left == "a row" or file.stem != "000001":
-            file.unlink()
-    refuses(run, "has steps up to 1, but its checkpoints/ has no checkpoint")
 
 
 def test_a_run_without_a_step_starts(run, whole, caplog):
@@ -348,21 +268,7 @@ def test_a_run_without_a_step_starts(run, whole, caplog):
 # temporary files
 
 
-TEMPORARY = [
-    "checkpoints/.step-000006.part/weights",
-    "checkpoints/.step-000006.former/weights",
-    "checkpoints/.step-000006.0123456789abcdef.part/weights",
-    "checkpoints/.stopped-step-000005.part/weights",
-    "rollouts/.part",
-    "rollouts/.000005.jsonl.part",
-    "rollouts/.000005.safetensors.part",
-    "figures/.part",
-    "figures/clip_by_length/.part",
-    "figures/clip_by_length/.step-000006.png.part",
-    ".metrics.jsonl.part",
-    ".summary.json.part",
-    "tracking/.record.json.part",
-]
+TEMPORARY = ("checkpoints/.step-000006.part/weights", "rollouts/.000005.jsonl.part", ".metrics.jsonl.part")
 
 
 def test_a_users_files_with_names_of_temporary_files_stay(run):
@@ -393,87 +299,6 @@ def test_what_a_killed_process_left_of_this_run_is_removed(run):
     assert not [path for path in set(run.rglob("*")) - before if "aside" in path.name or ".tmp" in path.name]
 
 
-MINE = ("notes.txt", "state/mine.safetensors", "state/deepspeed/mine", "adapter/mine", "mine/config.json", "model.bak")
-
-
-def test_a_users_files_in_an_unfinished_checkpoint_stay(run, caplog):
-    checkpoint = run / "checkpoints" / "step-000004"
-    left = temporary_path(run / "checkpoints" / "step-000005", identity(run))
-    shutil.copytree(checkpoint, left)
-    for name in MINE:
-        (left / name).parent.mkdir(exist_ok=True)
-        (left / name).write_text("mine")
-    (left / "vocab.json").symlink_to(run / "config.yaml")
-    (left / "elsewhere").symlink_to(checkpoint)
-    before = tree(checkpoint)
-    resume(run, steps=5)
-    aside = run / "checkpoints" / "step-000005.aside-1"
-    found = {str(path.relative_to(aside)) for path in aside.rglob("*") if not path.is_dir() or path.is_symlink()}
-    assert found == {*MINE, "vocab.json", "elsewhere"}
-    assert {(aside / name).read_text() for name in MINE} == {"mine"}
-    assert "renamed to step-000005.aside-1" in caplog.text
-    assert not left.exists()
-    assert tree(checkpoint) == before
-    assert newest_state(run).parent.name == "step-000005"
-
-
-def test_a_users_files_in_a_checkpoint_that_is_being_written_stay(tmp_path, monkeypatch):
-    seal = run_directory.seal
-
-    def plant(folder, is_own):
-        for name in MINE:
-            (folder / name).parent.mkdir(exist_ok=True)
-            (folder / name).write_text("mine")
-        seal(folder, is_own)
-
-    monkeypatch.setattr(run_directory, "seal", plant)
-    run = rlzoo.train(config(tmp_path / "run", "checkpoint.keep=1")).path
-    assert names(run) == ["step-000000", "step-000002", "step-000004"]
-    for folder in (run / "checkpoints").iterdir():
-        kept = tree(folder)
-        assert {name: kept.get(name) for name in MINE} == dict.fromkeys(MINE, b"mine")
-        assert folder.name == "step-000004" or len(kept) == len(MINE)
-    assert damage(run / "checkpoints" / "step-000004") is None
-
-
-@pytest.mark.parametrize("name", FOLDERS)
-def test_a_users_files_under_a_runs_temporary_name_stay(run, name):
-    left = temporary_path(run / name, identity(run))
-    left.parent.mkdir(exist_ok=True)
-    if name.startswith("checkpoints"):
-        left.write_text("mine")
-    else:
-        left.mkdir()
-        (left / "mine").write_text("mine")
-    resume(run, steps=5)
-    aside = next((run / name).parent.glob("*.aside-1"))
-    assert (aside if aside.is_file() else aside / "mine").read_text() == "mine"
-    assert not left.exists()
-
-
-def test_what_a_checkpoint_that_could_not_be_written_leaves_is_removed_without_a_users_files(run, monkeypatch):
-    def fail(learner, folder):
-        folder.mkdir()
-        (folder / "optimizer.safetensors").write_text("half of it")
-        if not list((run / "checkpoints").glob("*aside*")):
-            (folder.parent / "notes.txt").write_text("mine")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("rlzoo.learner.learner.Learner.save", fail)
-    with pytest.raises(RunError, match="No space left"):
-        resume(run, steps=6)
-    assert tree(run / "checkpoints" / "step-000006.aside-1") == {"notes.txt": b"mine"}
-    assert names(run) == ["step-000002", "step-000004", "step-000006.aside-1"]
-
-
-@pytest.mark.parametrize("settings", [(), ("learner.lora.rank=2",)], ids=["plain", "lora"])
-def test_the_names_of_all_files_in_a_checkpoint_are_known(tmp_path, settings):
-    folder = rlzoo.train(config(tmp_path / "run", *settings, steps=1)).path / "checkpoints" / "step-000001"
-    files = [name for name in tree(folder) if name != "manifest.json"]
-    assert [name for name in files if not FILES.fullmatch(name)] == []
-    assert sorted(sealed_files(folder)) == sorted(files)
-
-
 def test_a_run_whose_checkpoints_hold_weights_alone_is_refused_and_stays(run):
     for folder in (run / "checkpoints").iterdir():
         shutil.rmtree(folder / "state")
@@ -494,37 +319,16 @@ def test_a_last_row_without_its_newline_counts(run, whole):
     assert without_times(resume(run).metrics) == without_times(whole.metrics)
 
 
-def test_what_is_behind_the_checkpoint_is_kept_in_another_place(run, whole, caplog):
+def test_what_is_after_the_checkpoint_is_written_again(run, whole):
     newest = run / "checkpoints" / "step-000004" / "model.safetensors"
     newest.write_bytes(newest.read_bytes()[:-7])
-    before = tree(run)
-    with caplog.at_level(logging.INFO, "rlzoo"):
-        result = resume(run, after=2)
-    assert f"moved everything that the run wrote after step 2 to {run}/superseded/1" in caplog.text
-    kept = run / "superseded" / "1"
-    assert [row["step"] for row in lines(kept / "metrics.jsonl")] == [3, 4]
-    for step in (3, 4):
-        for kind in ("jsonl", "safetensors"):
-            name = f"rollouts/{step:06d}.{kind}"
-            assert (kept / name).read_bytes() == before[name]
+    before = tree(run / "rollouts")
+    result = resume(run, after=2)
+    assert tree(run / "rollouts") == before
     assert without_times(result.metrics) == without_times(whole.metrics)
 
 
 # who wrote a checkpoint
-
-
-@pytest.mark.parametrize(
-    ("changes", "part"),
-    [
-        ({"run": "another"}, "is a checkpoint of another run; move it away"),
-        ({"num_optimizer_steps": 15}, "the optimizer has taken 16 steps, expected 15"),
-        ({"num_optimizer_steps": 17}, "the optimizer has taken 16 steps, expected 17"),
-        ({"seconds": -1.0}, "seconds"),
-    ],
-)
-def test_a_state_that_was_changed_and_sealed_again_is_refused(run, changes, part):
-    change_state(run, changes)
-    refuses(run, part)
 
 
 def test_a_checkpoint_of_another_run_with_the_same_seed_is_refused(run, whole, tmp_path):
@@ -544,41 +348,7 @@ def test_a_checkpoint_after_the_last_step_is_refused(run):
     refuses(run, "is from step 4, but the run ends at step 3 (steps)", steps=3)
 
 
-@pytest.mark.parametrize("kind", ["shape", "dtype", "missing", "more", "nan", "parameter"])
-def test_an_optimizer_of_another_model_is_refused(run, kind):
-    folder = run / "checkpoints" / "step-000004"
-    file = folder / "state" / "optimizer.safetensors"
-    tensors = load_file(file)
-    if kind == "shape":
-        tensors["exp_avg/0"] = torch.zeros(3)
-    elif kind == "dtype":
-        tensors["exp_avg/0"] = tensors["exp_avg/0"].bfloat16()
-    elif kind == "missing":
-        del tensors["exp_avg_sq/0"]
-    elif kind == "more":
-        tensors["parameter/999"] = torch.zeros(3)
-    elif kind == "nan":
-        tensors["exp_avg/0"].view(-1)[0] = torch.nan
-    else:
-        tensors["parameter/0"] = tensors["parameter/0"][..., :1].contiguous()
-    save_file(tensors, file)
-    seal(folder)
-    refuses(run, "optimizer.safetensors' does not belong to this run")
-
-
 # unexpected content
-
-
-@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "rollouts", "checkpoints"])
-def test_a_folder_where_a_file_belongs_and_the_other_way_is_refused(run, name):
-    path = run / name
-    if path.is_dir():
-        shutil.rmtree(path)
-        path.write_text("mine")
-    else:
-        path.unlink(missing_ok=True)
-        path.mkdir()
-    refuses(run, f"{name}' is not what a run writes there", "move it away")
 
 
 def litter(run):
@@ -641,63 +411,37 @@ def test_an_empty_directory_of_any_kind_is_filled(kind, tmp_path, monkeypatch):
     assert not list(tmp_path.rglob("*.part"))
 
 
-def test_a_run_that_was_killed_when_its_directory_was_made_is_started_again(tmp_path):
-    left = tmp_path / "run" / ".rlzoo-x1y2z3.part"
-    left.mkdir(parents=True)
-    (left / "config.yaml").write_text("half of it")
-    (tmp_path / "run" / ".lock").write_text("1\n")
-    RunDirectory.create(tmp_path / "run", "steps: 1\n").close()
-    assert (tmp_path / "run" / "config.yaml").read_text() == "steps: 1\n"
+def killed_at_a_write(path, moment):
+    """Create a run directory in a process that is killed before it gives a file its name."""
+    child = os.fork()
+    if not child:
+        calls, replace = itertools.count(), Path.replace
+
+        def die(self, other):
+            if next(calls) == moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return replace(self, other)
+
+        Path.replace = die
+        RunDirectory.create(path, "steps: 1\n")
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    assert not (path / "config.yaml").exists()
+
+
+@pytest.mark.parametrize("moment", [0, 1])
+def test_a_creation_that_was_killed_is_completed_by_the_same_command(moment, tmp_path):
+    killed_at_a_write(tmp_path / "run", moment)
+    RunDirectory.create(tmp_path / "run", "steps: 2\n").close()
+    assert (tmp_path / "run" / "config.yaml").read_text() == "steps: 2\n"
     with pytest.raises(UserError, match="is not empty"):
         RunDirectory.create(tmp_path / "run", "steps: 1\n")
 
 
-def renaming(fail, moment):
-    """Make a replacement of `Path.replace` that calls ``fail`` in place of the rename with this number."""
-    calls, replace = itertools.count(), Path.replace
-    return lambda self, other: fail() if next(calls) == moment else replace(self, other)
-
-
-@pytest.mark.parametrize("moment", range(5))
-def test_a_creation_that_was_killed_between_two_renames_is_begun_anew(moment, tmp_path):
-    path, plugin = tmp_path / "run", tmp_path / "rule.py"
-    plugin.write_text("WIDTH = 1\n")
-    child = os.fork()
-    if not child:
-        Path.replace = renaming(lambda: os.kill(os.getpid(), signal.SIGKILL), moment)
-        RunDirectory.create(path, "steps: 1\n", [str(plugin)])
-    assert os.waitpid(child, 0)[1] == signal.SIGKILL
-    assert not (path / "config.yaml").exists()
-    RunDirectory.create(path, "steps: 2\n").close()
-    assert sorted(item.name for item in path.iterdir()) == [".lock", "checkpoints", "config.yaml", "rollouts", "run.json"]
-    assert (path / "config.yaml").read_text() == "steps: 2\n"
-
-
-@pytest.mark.parametrize("moment", range(4))
-def test_a_disk_error_between_two_renames_leaves_nothing(moment, tmp_path, monkeypatch):
-    def fail():
-        raise OSError(errno.EIO, "Input/output error")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", renaming(fail, moment))
-        with pytest.raises(OSError, match="Input/output error"):
-            RunDirectory.create(tmp_path / "run", "steps: 1\n")
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_half_created_directory_with_a_users_file_is_refused_and_keeps_it(tmp_path):
-    child = os.fork()
-    if not child:
-        Path.replace = renaming(lambda: os.kill(os.getpid(), signal.SIGKILL), 3)
-        RunDirectory.create(tmp_path / "run", "steps: 1\n")
-    os.waitpid(child, 0)
+def test_a_half_created_directory_with_a_users_file_is_refused(tmp_path):
+    killed_at_a_write(tmp_path / "run", 1)
     (tmp_path / "run" / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match="is not empty"):
         RunDirectory.create(tmp_path / "run", "steps: 1\n")
-    (tmp_path / "run" / "notes.txt").rename(tmp_path / "run" / "rollouts" / "notes.txt")
-    with pytest.raises(UserError, match="cannot be written: Directory not empty"):
-        RunDirectory.create(tmp_path / "run", "steps: 1\n")
-    assert (tmp_path / "run" / "rollouts" / "notes.txt").read_text() == "mine"
 
 
 def test_runs_that_start_in_the_same_second_have_directories_of_their_own(tmp_path):
@@ -716,26 +460,10 @@ def test_a_resume_that_fails_or_is_killed_leaves_no_temporary_file(run, monkeypa
             directory.cut_after(2)
     directory.close()
     assert not list(run.rglob("*.part"))
-    left = temporary_path(run / "superseded" / "1" / "metrics.jsonl", identity(run))
+    left = temporary_path(run / "metrics.jsonl", identity(run))
     left.write_text("half of it")
     RunDirectory.resume(run).close()
     assert not left.exists()
-
-
-def test_a_directory_that_cannot_be_renamed_over_is_filled(tmp_path, monkeypatch):
-    from pathlib import Path
-
-    target, replace = tmp_path / "volume", Path.replace
-    target.mkdir()
-
-    def busy(self, other):
-        if Path(other) == target:
-            raise OSError(16, "Device or resource busy", str(target))
-        return replace(self, other)
-
-    monkeypatch.setattr(Path, "replace", busy)
-    RunDirectory.create(target, "steps: 1\n").close()
-    assert (target / "config.yaml").is_file()
 
 
 @pytest.mark.parametrize("kind", ["file", "dangling link", "not UTF-8", "too long"])
@@ -809,19 +537,19 @@ def test_a_disk_that_is_full_at_the_start_is_one_line(disk, tmp_path, size):
     disk.fill(size)
     fails_for_space(lambda: rlzoo.train(config(tmp_path / "run")), "once that is fixed, run the same command again")
     disk.free()
-    assert list(tmp_path.iterdir()) == []
+    rlzoo.train(config(tmp_path / "run", steps=1))
 
 
 @pytest.mark.parametrize(
     ("size", "where"),
-    [(1_000, "rollouts/000002.jsonl"), (6_000, "rollouts/000002.safetensors"), (200_000, "checkpoints/.step-000002.")],
+    [(1_000, "rollouts/000002.jsonl"), (6_000, "rollouts/000002.safetensors"), (200_000, "checkpoints/step-000002)")],
 )
 def test_a_disk_that_fills_in_a_run_is_one_line_and_the_run_resumes(disk, whole, tmp_path, size, where):
     check_a_disk_that_fills(disk, whole, tmp_path / "run", size, where, full_after=1, resumed_after=0)
 
 
 def test_a_disk_without_room_for_a_checkpoint_is_seen_before_the_first_step(disk, whole, tmp_path):
-    where = "checkpoints/.step-000000."
+    where = "checkpoints/step-000000)"
     check_a_disk_that_fills(disk, whole, tmp_path / "run", 200_000, where, full_after=0, resumed_after=None)
 
 

@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 
 from rlzoo import load_zoo
 from rlzoo.core.errors import UserError
-from rlzoo.journal.tracking.record import Sent, tracking_uri
+from rlzoo.journal.tracking.uploads import Uploaded, tracking_uri
 from rlzoo.lab.compare import ComparedRule, Comparison, compare, labelled, other_differences
 from rlzoo.lab.comparison_tracking import TAG, log_comparison
 from rlzoo.lab.recorded import RecordedRun
@@ -282,8 +282,8 @@ def test_a_comparison_is_logged_for_the_runs_that_mlflow_still_has(folder, tmp_p
     run_ids = []
     for run in (run for rule in result.rules for run in rule.runs):
         run_ids.append(client.create_run(experiment).info.run_id)
-        Sent("", run_ids[-1]).write(run.path, tracking_uri())
-        Sent("", run_ids[-1]).write(run.path, "http://127.0.0.1:9")
+        Uploaded("", run_ids[-1]).write(run.path, tracking_uri())
+        Uploaded("", run_ids[-1]).write(run.path, "http://127.0.0.1:9")
     client.delete_run(run_ids[0])
     log_comparison(result, page)
     (report,) = client.search_runs([experiment], f"tags.{TAG} != ''")

@@ -8,7 +8,7 @@ import torch
 
 from rlzoo import load_zoo
 from rlzoo.core.errors import UserError
-from rlzoo.journal.recording import RecordedStep
+from rlzoo.journal.rollout_file import RolloutFile
 from rlzoo.lab.cosine import cosines
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import replay
@@ -24,7 +24,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture
 def recorded(run):
-    return RecordedStep.load(run / "rollouts" / "000001.safetensors")
+    return RolloutFile.load(run / "rollouts" / "000001.safetensors")
 
 
 def test_recorded_old_log_probs_are_the_samplers(recorded):
@@ -36,12 +36,12 @@ def test_recorded_old_log_probs_are_the_samplers(recorded):
 def test_rescoring_is_over_the_kept_tokens(run, recorded, tmp_path):
     first = "embedded"  # the weights before the first step
     rescore([run], tmp_path / "new", [first], old=first)
-    made = RecordedStep.load(tmp_path / "new" / "000001.safetensors")
+    made = RolloutFile.load(tmp_path / "new" / "000001.safetensors")
     torch.testing.assert_close(made.old_log_probs, recorded.old_log_probs, atol=1e-5, rtol=0)
     assert torch.equal(made.kept_ids, recorded.kept_ids)
     dataclasses.replace(recorded, kept_ids=None, kept_sizes=None).save(tmp_path / "without.safetensors")
     rescore([tmp_path / "without.safetensors"], tmp_path / "off", [first], old=first)
-    off = RecordedStep.load(tmp_path / "off" / "without.safetensors").old_log_probs - recorded.old_log_probs
+    off = RolloutFile.load(tmp_path / "off" / "without.safetensors").old_log_probs - recorded.old_log_probs
     assert float(off.abs().max()) > 0.05
 
 
@@ -73,4 +73,4 @@ BROKEN = {
 def test_inconsistent_kept_sets_are_refused(recorded, tmp_path, problem):
     dataclasses.replace(recorded, **BROKEN[problem](recorded)).save(tmp_path / "000001.safetensors")
     with pytest.raises(UserError, match=f"cannot be used as a rollout file: {re.escape(problem)}"):
-        RecordedStep.load(tmp_path / "000001.safetensors")
+        RolloutFile.load(tmp_path / "000001.safetensors")

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from rlzoo import load_zoo
 from rlzoo.core.errors import UserError
-from rlzoo.journal.recording import RecordedStep
+from rlzoo.journal.rollout_file import RolloutFile
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import replay
 from rlzoo.lab.rescore import rescore
@@ -44,11 +44,11 @@ def by_hand(folder, step, temperature):
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_the_log_probs_are_those_of_the_checkpoint(run, tmp_path, temperature):
-    source = RecordedStep.load(run / "rollouts" / "000002.safetensors")
+    source = RolloutFile.load(run / "rollouts" / "000002.safetensors")
     dataclasses.replace(source, temperature=temperature).save(tmp_path / "000002.safetensors")
     first, last = (str(run / "checkpoints" / f"step-00000{step}") for step in (1, 3))
     (file,) = rescore([tmp_path], tmp_path / "new", [last], old=first, ref="embedded")
-    made = RecordedStep.load(file)
+    made = RolloutFile.load(file)
     for folder, log_probs in ((first, made.old_log_probs), (last, made.updates[0].log_probs)):
         expected, entropy = by_hand(folder, source, temperature)
         torch.testing.assert_close(log_probs.double(), expected, atol=2e-5, rtol=0)
@@ -63,14 +63,14 @@ def test_the_log_probs_are_those_of_the_checkpoint(run, tmp_path, temperature):
 
 def test_the_checkpoint_that_a_batch_was_sampled_from_gives_its_old_log_probs(run, tmp_path):
     rescore([run], tmp_path / "new", old=str(run / "checkpoints" / "step-000002"))
-    made, source = (RecordedStep.load(folder / "000003.safetensors") for folder in (tmp_path / "new", run / "rollouts"))
+    made, source = (RolloutFile.load(folder / "000003.safetensors") for folder in (tmp_path / "new", run / "rollouts"))
     torch.testing.assert_close(made.old_log_probs, source.old_log_probs, atol=1e-4, rtol=0)
     assert [update.rows.tolist() for update in made.updates] == [update.rows.tolist() for update in source.updates]
     assert torch.equal(made.updates[1].log_probs, source.updates[1].log_probs)  # the recorded updates are kept
 
 
 def test_a_dump_with_only_the_samplers_log_probs_is_replayed_at_two_distances(run, tmp_path):
-    source = RecordedStep.load(run / "rollouts" / "000001.safetensors")
+    source = RolloutFile.load(run / "rollouts" / "000001.safetensors")
     bare = dataclasses.replace(source, old_log_probs=None, old_entropy=None, ref_log_probs=None, advantages=None, updates=())
     bare.save(tmp_path / "dump.safetensors")
     with pytest.raises(UserError, match="`rlzoo rescore` computes"):
@@ -95,7 +95,7 @@ def test_what_cannot_be_rescored_is_refused_and_nothing_is_written(run, tmp_path
         rescore([tmp_path / "missing"], output, ["embedded"])
     with pytest.raises(UserError, match=r"model.path='nowhere/at-all'"):
         rescore([run], output, ["nowhere/at-all"])
-    source = RecordedStep.load(run / "rollouts" / "000001.safetensors")
+    source = RolloutFile.load(run / "rollouts" / "000001.safetensors")
     dataclasses.replace(source, token_ids=source.token_ids + 1000).save(tmp_path / "other.safetensors")
     with pytest.raises(UserError, match="pass a checkpoint of the model that generated the rollouts"):
         rescore([tmp_path / "other.safetensors"], output, ["embedded"])

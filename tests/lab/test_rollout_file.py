@@ -13,7 +13,7 @@ from safetensors.torch import load_file, safe_open, save_file
 
 from rlzoo import load_zoo
 from rlzoo.core.errors import UserError
-from rlzoo.journal.recording import OPTIONAL, REQUIRED, RecordedStep, UpdateLogProbs
+from rlzoo.journal.rollout_file import OPTIONAL, REQUIRED, RolloutFile, UpdateLogProbs
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import clip_fraction, replay
 
@@ -107,7 +107,7 @@ def test_a_file_without_its_metadata_is_refused(run, text):
 
 
 def test_equal_steps_give_equal_files(run, tmp_path):
-    step = RecordedStep.load(run / "rollouts" / "000002.safetensors")
+    step = RolloutFile.load(run / "rollouts" / "000002.safetensors")
     for name in ("a", "b"):
         step.save(tmp_path / f"{name}.safetensors")
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
@@ -128,10 +128,10 @@ def test_a_run_whose_config_is_spoiled_is_refused_by_its_name(run):
 
 
 def test_what_is_saved_is_loaded(run, tmp_path):
-    step = RecordedStep.load(run / "rollouts" / "000002.safetensors")
+    step = RolloutFile.load(run / "rollouts" / "000002.safetensors")
     step.save(tmp_path / "again.safetensors")
-    again = RecordedStep.load(tmp_path / "again.safetensors")
-    for field in dataclasses.fields(RecordedStep):
+    again = RolloutFile.load(tmp_path / "again.safetensors")
+    for field in dataclasses.fields(RolloutFile):
         first, second = getattr(step, field.name), getattr(again, field.name)
         if isinstance(first, torch.Tensor):
             assert torch.equal(first, second), field.name
@@ -166,7 +166,7 @@ def padded(chosen=None):
     moved = old + torch.tensor([[0.5], [-0.5], [0.0], [0.1]])
     values = {"old_log_probs": old, "rewards": torch.tensor([1.0, 0.0, 0.0, 3.0])}
     updates = [(torch.tensor([3, 2]), old[[3, 2]]), (torch.tensor([0, 1]), moved[:2])]
-    return RecordedStep.from_padded(
+    return RolloutFile.from_padded(
         7, torch.tensor([[0, 5], [0, 5], [6, 7], [6, 7]]), torch.tensor([[0, 1], [0, 1], [1, 1], [1, 1]]),
         torch.arange(10, 22).reshape(4, 3), present, torch.tensor([4, 4, 9, 9]), response_mask=chosen, updates=updates,
         **values,
@@ -237,7 +237,7 @@ def test_numpy_alone_writes_a_file(tmp_path):
         }
     tensors |= {"token_ids": tensors["token_ids"].astype(np.int32), "response_mask": tensors["response_mask"].astype(np.uint8)}
     save_numpy(tensors, tmp_path / "a.safetensors", {"rlzoo_rollouts": json.dumps({"version": 1, "step": 7})})
-    again = RecordedStep.load(tmp_path / "a.safetensors")
+    again = RolloutFile.load(tmp_path / "a.safetensors")
     assert torch.equal(again.token_ids, step.token_ids)
     assert torch.equal(again.updates[1].log_probs, step.updates[1].log_probs)
     assert (again.temperature, again.max_length, again.rule, again.writer) == (1.0, None, {}, "")

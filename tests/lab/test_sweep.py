@@ -131,9 +131,7 @@ def test_a_run_that_fails_is_named_and_the_others_finish(run, tmp_path):
 
 def test_a_half_created_run_is_begun_anew_and_one_that_is_deleted_meanwhile_is_named(run, tmp_path):
     new = tmp_path / "race" / "grpo-0"
-    (new / ".rlzoo-a1b2c3d4.part").mkdir(parents=True)
-    (new / ".rlzoo-a1b2c3d4.part" / "config.yaml").write_text("steps: 1\n")
-    (new / "checkpoints").mkdir()
+    (new / "checkpoints").mkdir(parents=True)
     (new / "run.json").write_text('{"id": "0123456789abcdef"}\n')
     plugin = tmp_path / "eraser.py"
     plugin.write_text(

@@ -92,8 +92,8 @@ def test_a_checkpoint_of_a_low_rank_update_loads_in_plain_transformers_and_in_pe
     assert has_adapter(learner.language_model)
     directory = RunDirectory.create(tmp_path / "run", "")
     weights = dict(learner.weights())
-    written = directory.begin_checkpoint("step-000001", learner.language_model, weights, tokenizer(), fspo)
-    directory.finish_checkpoint(written, keep=1)
+    with directory.checkpoint(1, learner.language_model, weights, tokenizer(), fspo):
+        pass
     directory.close()
     folder = tmp_path / "run" / "checkpoints" / "step-000001"
     ids = torch.arange(2, 12)[None]

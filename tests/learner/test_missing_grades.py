@@ -12,7 +12,7 @@ from rlzoo_gvpo import GVPO
 from rlzoo_real import REAL
 
 import rlzoo
-from rlzoo.journal.recording import RecordedStep
+from rlzoo.journal.rollout_file import RolloutFile
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.learner.batch import collate
 from rlzoo.rollout.types import Rollout, RolloutGroup
@@ -104,7 +104,7 @@ def test_a_run_counts_missing_grades_and_its_recording_is_replayed_without_them(
         assert all(row["advantage"] == 0 for row in rows if row["reward"] is None)
         assert metrics["reward/mean"] == pytest.approx(sum(row["reward"] or 0 for row in rows) / failed.count(False))
         assert 0 < metrics["reward/failed"] < 0.5
-        recorded = RecordedStep.load(tmp_path / "run" / "rollouts" / f"{step:06d}.safetensors")
+        recorded = RolloutFile.load(tmp_path / "run" / "rollouts" / f"{step:06d}.safetensors")
         assert recorded.rewards.isnan().tolist() == failed
     assert 0 < result.metrics[-1]["eval/failed"] < 0.5
     assert -0.75 <= result.metrics[-1]["eval/accuracy"] <= -0.25

@@ -15,7 +15,7 @@ import rlzoo
 from rlzoo import RunConfig, UserError
 from rlzoo.core.errors import RunError
 from rlzoo.gate.settings import Start, check_settings
-from rlzoo.journal.recording import RecordedStep
+from rlzoo.journal.rollout_file import RolloutFile
 from rlzoo.models.pretrained import load_pretrained
 from rlzoo.rollout.sampler import HFSampler
 from tests.off_policy import plain_log_probs
@@ -50,7 +50,7 @@ def queued(tmp_path_factory):
 
 
 def recorded(result, step):
-    return RecordedStep.load(result.path / "rollouts" / f"{step:06d}.safetensors")
+    return RolloutFile.load(result.path / "rollouts" / f"{step:06d}.safetensors")
 
 
 def test_the_batch_of_a_step_is_sampled_with_the_weights_of_the_schedule(queued):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import rlzoo
-from rlzoo.journal.recording import RecordedStep
+from rlzoo.journal.rollout_file import RolloutFile
 from rlzoo.models.pretrained import load_pretrained
 from tests.off_policy import plain_log_probs
 from tests.training.short import lines, quick, without_times
@@ -20,7 +20,7 @@ def ahead(tmp_path_factory):
 
 
 def recorded(result, step):
-    return RecordedStep.load(result.path / "rollouts" / f"{step:06d}.safetensors")
+    return RolloutFile.load(result.path / "rollouts" / f"{step:06d}.safetensors")
 
 
 def test_every_batch_but_the_first_is_one_step_old(ahead):

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import rlzoo
-from rlzoo.journal.recording import RecordedStep
+from rlzoo.journal.rollout_file import RolloutFile
 from rlzoo.measure.response_page import EDGES, ShownResponse, Token, render, shade
 from rlzoo.training.response_page import PARTIAL, pieces
 from tests.training.short import lines, quick
@@ -159,7 +159,7 @@ def test_a_run_shows_what_its_rule_clipped(tmp_path, clip, narrow):
     result = rlzoo.train(quick(tmp_path / "run", clip=clip, overrides=overrides, steps=1))
     newest = (result.path / "figures" / "completions.html").read_text()
     assert newest == (result.path / "figures" / "completions" / "step-000001.html").read_text()
-    page, step = Page(newest), RecordedStep.load(result.path / "rollouts" / "000001.safetensors")
+    page, step = Page(newest), RolloutFile.load(result.path / "rollouts" / "000001.safetensors")
     texts, tokenizer = (
         lines(result.path / "rollouts" / "000001.jsonl"),
         AutoTokenizer.from_pretrained(result.path / "checkpoints" / "step-000001"),

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import rlzoo
-from rlzoo.journal.recording import RecordedStep
+from rlzoo.journal.rollout_file import RolloutFile
 from rlzoo.models.pretrained import load_pretrained
 
 EMBEDDED = Path(rlzoo.__file__).parent / "models" / "assets" / "embedded"  # the same model with another name
@@ -134,7 +134,7 @@ def check_episodes(run):
     responses = check(run)
     for step in (1, 2):
         rows = [json.loads(line) for line in (run / "rollouts" / f"{step:06d}.jsonl").read_text().splitlines()]
-        recorded = RecordedStep.load(run / "rollouts" / f"{step:06d}.safetensors")
+        recorded = RolloutFile.load(run / "rollouts" / f"{step:06d}.safetensors")
         prompts, behind = recorded.prompt_lengths.tolist(), recorded.sequence_lengths - recorded.prompt_lengths
         assert [row["turns"][-1]["end"] for row in rows] == behind.tolist()
         assert [row["length"] for row in rows] == recorded.lengths.tolist()
@@ -178,7 +178,7 @@ def test_weights_updated_in_flight_are_known_for_every_token(tmp_path, embedded_
         "checkpoint.keep_for_replay=1", "checkpoint.every=0",  # a checkpoint would wait for the queue
     ]  # fmt: skip
     run = train(tmp_path, *overrides, options=("--steps", "10"))
-    steps = [RecordedStep.load(run / "rollouts" / f"{number:06d}.safetensors") for number in range(1, 11)]
+    steps = [RolloutFile.load(run / "rollouts" / f"{number:06d}.safetensors") for number in range(1, 11)]
     files = {step.learner_version: run / "replay" / f"{step.step:06d}-0.safetensors" for step in steps}
     model, _ = load_pretrained("embedded")
     num_mixed, worst = 0, 0.0

@@ -96,8 +96,6 @@ def _is_secret(name: str, text: str) -> bool:
 def _program(path: str) -> list[str]:
     """Return the words with which a command starts the program at ``path``, such as ``["python", "train.py"]``."""
     file = Path(path)
-    if file.name == "__main__.py":
-        return ["rlzoo"] if file.parent.name == "rlzoo" else ["python", "-m", file.parent.name]
-    if file.suffix == ".py":
-        return ["python", path]
-    return ["python"] if path in ("", "-c", "-m") else [file.name]
+    if "rlzoo" in (file.name, file.parent.name):
+        return ["rlzoo"]
+    return ["python", path] if file.suffix == ".py" else ["python"]

@@ -18,9 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rlzoo.journal.tracking.machine import Machine
-from rlzoo.journal.tracking.record import FOLDER, Record, tracking_uri
-from rlzoo.journal.tracking.store import bounded_store, describe
+from rlzoo.journal.tracking.store import describe, load_mlflow
 from rlzoo.journal.tracking.sync import Sync
+from rlzoo.journal.tracking.uploads import FOLDER, Upload, tracking_uri
 from rlzoo.support.lock import Lock
 
 POLL = 1.0  # seconds between checks of the directory
@@ -60,10 +60,10 @@ def main() -> int:
     parent, line = os.getppid(), ""
     gc.set_threshold(50_000, 10, 10)  # most of the objects that imports create are kept
     try:
-        with bounded_store():  # loads MLflow while the run loads its model
-            line = sys.stdin.readline().rstrip("\n")
-            return 0 if not line or _follow(Path(line), parent) else 1
-    except Exception as error:  # a damaged record, another follower, a full disk, or an MLflow that cannot be imported
+        load_mlflow()  # while the run loads its model
+        line = sys.stdin.readline().rstrip("\n")
+        return 0 if not line or _follow(Path(line), parent) else 1
+    except Exception as error:  # a damaged record.json, another follower, a full disk, or an MLflow that cannot be imported
         print(f"cannot send {line or 'the run'} to MLflow: {describe(error, tracking_uri())}", file=sys.stderr)
         return 1
 
@@ -85,8 +85,8 @@ def _follow(directory: Path, parent: int) -> bool:
     # the follower of a killed run may still hold the lock for this long
     lock = Lock(directory / FOLDER, seconds=LONGEST_END + 30)
     try:
-        record = Record.read(directory)
-        machine = Machine(directory, 0.0 if record is None else record.machine_every)
+        upload = Upload.read(directory)
+        machine = Machine(directory, 0.0 if upload is None else upload.machine_every)
         return follow(Sync(directory, uri), is_over, uri)
     finally:
         lock.release()

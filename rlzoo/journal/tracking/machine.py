@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rlzoo.journal.tracking.record import FOLDER
 from rlzoo.journal.tracking.rows import Lines
+from rlzoo.journal.tracking.uploads import FOLDER
 
 FILE = "machine.jsonl"
 SOON = 1.0  # seconds until the first sample, so that even short runs have a sample
@@ -72,9 +72,9 @@ def _monitors() -> list[Any]:
 
 def _measure(monitors: list[Any]) -> dict[str, float]:
     """Take one sample, and return it keyed by MLflow's metric names."""
-    found: dict[str, float] = {}
+    sample: dict[str, float] = {}
     for monitor in monitors:
         monitor.collect_metrics()
-        found |= {f"system/{name}": float(value) for name, value in monitor.aggregate_metrics().items()}
+        sample |= {f"system/{name}": float(value) for name, value in monitor.aggregate_metrics().items()}
         monitor.clear_metrics()
-    return found
+    return sample

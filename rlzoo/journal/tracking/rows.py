@@ -38,9 +38,9 @@ class Lines:
             return []
         with self.file.open("rb") as stream:
             stream.seek(self.offset)
-            whole, newline, _ = stream.read().rpartition(b"\n")
-        self.offset += len(whole + newline)
-        return [json.loads(line) for line in whole.splitlines()]
+            complete, newline, _ = stream.read().rpartition(b"\n")
+        self.offset += len(complete + newline)
+        return [json.loads(line) for line in complete.splitlines()]
 
 
 class Points:
@@ -73,8 +73,8 @@ class Points:
 
 def curves(row: Mapping[str, float], kind: Curves) -> dict[str, float]:
     """Return the metrics in a row that should be sent."""
-    own = ("step", "time/clock")
-    return {key: row[key] for key in row if key not in own and (kind == "all" or is_curated(key))}
+    others = ("step", "time/clock")
+    return {key: row[key] for key in row if key not in others and (kind == "all" or is_curated(key))}
 
 
 def is_curated(name: str) -> bool:

@@ -1,35 +1,31 @@
-"""Connects to an MLflow store, with limits in case the store is slow, sends endless replies, or is not an MLflow server."""
+"""Connects to an MLflow store, with time limits in case the store is slow or is not an MLflow server."""
 
 from __future__ import annotations
 
 import logging
 import os
-import resource
+import signal
 import sqlite3
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
-
-import psutil
 
 from rlzoo.config.redaction import redact
 from rlzoo.config.run_config import SAME_CONTEST
 from rlzoo.core.errors import RunError, UserError, one_line
-from rlzoo.journal.tracking.record import EXPERIMENT_ID, tracking_uri, without_password
+from rlzoo.journal.tracking.uploads import EXPERIMENT_ID, tracking_uri, without_password
 from rlzoo.journal.tracking.views import FILTER, write_view
 from rlzoo.support.atomic import temporary_path
 from rlzoo.support.lock import Lock
-from rlzoo.support.replies import bounded_replies
 
 logger = logging.getLogger("rlzoo")
 
-LARGEST_REPLY = 16 * 2**20  # bytes; the largest reply, the history of a metric, has about 90 bytes per step
-LONGEST_REPLY = 60.0  # maximum duration of a reply in seconds
-SPARE_MEMORY = 2**30  # bytes that may be allocated beyond the current memory: a compressed reply can expand a thousandfold
+LONGEST_EXCHANGE = 600.0  # maximum seconds that a command exchanges data with the store
 LONGEST_SETUP = 120.0  # maximum seconds to wait for a process that connects to a SQLite store; creating its tables takes 10 s
-IN_MEMORY = ("sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite://:memory:")
 OBJECT_STORES = ("s3", "gs", "wasbs")  # schemes of artifact locations that name neither a host nor a path
 
 KIND = "mlflow.experimentKind"  # tag that makes MLflow's pages show runs and models instead of traces and judges
@@ -41,21 +37,32 @@ _DEFAULTS = {
 }
 
 
-@contextmanager
-def bounded_store() -> Iterator[None]:
-    """Limit the time and size of the store's replies, and the memory of this process, within the block."""
+def load_mlflow() -> None:
+    """Import MLflow, with short time limits for the replies of a server."""
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
-    import mlflow  # noqa: F401  (the limit does not include MLflow's own memory)
+    import mlflow  # noqa: F401
 
-    former, most = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = psutil.Process().memory_info().data + SPARE_MEMORY
-    resource.setrlimit(resource.RLIMIT_DATA, (limit if former == resource.RLIM_INFINITY else min(limit, former), most))
+
+@contextmanager
+def bounded_store() -> Iterator[None]:
+    """End the block with a `RunError` after `LONGEST_EXCHANGE` seconds, for a server that sends one byte per second.
+
+    MLflow's time limit starts anew with every byte. Outside the main thread, it is the only limit.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise RunError(f"the store took longer than {LONGEST_EXCHANGE:g} s")
+
+    handler, timer = signal.signal(signal.SIGALRM, end), signal.setitimer(signal.ITIMER_REAL, LONGEST_EXCHANGE)
     try:
-        with bounded_replies(LARGEST_REPLY, LONGEST_REPLY):
-            yield
+        yield
     finally:
-        resource.setrlimit(resource.RLIMIT_DATA, (former, most))
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, handler)
 
 
 def experiment_id(client: Any, name: str, chosen: str | None = None) -> str:
@@ -73,30 +80,30 @@ def experiment_id(client: Any, name: str, chosen: str | None = None) -> str:
             if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
                 raise  # the store cannot be reached
         raise UserError(f"{EXPERIMENT_ID}={chosen}: the store has no such active experiment; set the ID of an existing one")
-    found = client.get_experiment_by_name(name)
-    if found and found.lifecycle_stage != "active":
-        raise RunError(f"experiment {name!r} was deleted; restore it with: mlflow experiments restore -x {found.experiment_id}")
-    if found:
-        return str(found.experiment_id)
+    if experiment := client.get_experiment_by_name(name):
+        entry = str(experiment.experiment_id)
+        if experiment.lifecycle_stage != "active":
+            raise RunError(f"experiment {name!r} was deleted; restore it with: mlflow experiments restore -x {entry}")
+        return entry
     try:
-        made = str(client.create_experiment(name, tags={KIND: "custom_model_development"}))
+        entry = str(client.create_experiment(name, tags={KIND: "custom_model_development"}))
     except MlflowException:  # another run created the experiment in the meantime
-        if found := client.get_experiment_by_name(name):
-            return str(found.experiment_id)
+        if experiment := client.get_experiment_by_name(name):
+            return str(experiment.experiment_id)
         raise
-    write_view(client, made)
-    return made
+    write_view(client, entry)
+    return entry
 
 
 def latest_experiment() -> str | None:
     """Return the ID from `EXPERIMENT_ID`, or of the experiment with the newest run, adding a missing view; None if empty."""
     with connected() as client:
-        found = client.search_experiments(order_by=["last_update_time DESC"])
-        own = [experiment for experiment in found if experiment.experiment_id != "0"]  # 0 is MLflow's "Default"
-        runs = client.search_runs([experiment.experiment_id for experiment in own], max_results=1) if own else []
-        if not own:
+        experiments = client.search_experiments(order_by=["last_update_time DESC"])
+        ids = [experiment.experiment_id for experiment in experiments if experiment.experiment_id != "0"]  # MLflow's "Default"
+        if not ids:
             return None
-        newest = runs[0].info.experiment_id if runs else own[0].experiment_id  # runs are sorted newest first
+        runs = client.search_runs(ids, max_results=1)  # sorted newest first
+        newest = runs[0].info.experiment_id if runs else ids[0]
         latest = os.environ.get(EXPERIMENT_ID) or str(newest)
         with suppress(Exception):  # a read-only store
             write_view(client, latest)
@@ -164,15 +171,12 @@ def connected(otherwise: str = "") -> Iterator[Any]:
 
 def connect(uri: str) -> Any:
     """Return an MLflow client; a lock and a temporary name protect a SQLite store whose tables MLflow creates or upgrades."""
-    if uri in IN_MEMORY:
-        raise UserError(f"{uri!r} is an in-memory database and ends with the process; use a file, such as sqlite:///mlflow.db")
+    load_mlflow()
     from mlflow import MlflowClient
 
     file = _sqlite_file(uri)
     if file is None:
         return MlflowClient(uri)
-    if "?" in str(file):  # where the parameters of an address begin
-        raise UserError(f"{str(file)!r} contains '?', which the path of a store cannot; set MLFLOW_TRACKING_URI to another one")
     with ExitStack() as stack:
         with suppress(OSError):  # a read-only folder
             beside = file.with_name(f".{file.name}.lock")

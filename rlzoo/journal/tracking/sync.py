@@ -15,9 +15,9 @@ from typing import Any
 from rlzoo.core.errors import RunError, UserError, one_line
 from rlzoo.journal.tracking.description import NOTE
 from rlzoo.journal.tracking.machine import FILE as MACHINE
-from rlzoo.journal.tracking.record import EXPERIMENT_ID, FOLDER, Data, Record, Sent, without_password
 from rlzoo.journal.tracking.rows import Lines, Points, accepted_name
 from rlzoo.journal.tracking.store import artifact_repository, connect, experiment_id, find_run
+from rlzoo.journal.tracking.uploads import EXPERIMENT_ID, FOLDER, Data, Upload, Uploaded, without_password
 from rlzoo.support.parsing import parse_json
 
 logger = logging.getLogger("rlzoo")
@@ -37,7 +37,7 @@ class Sync:
 
     def __init__(self, directory: Path, uri: str) -> None:
         self.directory = directory
-        self.sent = Sent.read(directory, uri)
+        self.uploaded = Uploaded.read(directory, uri)
         self.num_rows = self.num_files = 0  # sent by this object
         self._uri = uri
         self._client: Any = None  # created by the first call that reaches the store
@@ -54,21 +54,21 @@ class Sync:
         Raises:
             Exception: any error from the store. The next call reconnects and sends what is missing.
         """
-        record = Record.read(self.directory)
-        assert record is not None, "a directory is tracked after its record is written"
+        upload = Upload.read(self.directory)
+        assert upload is not None, "a directory is tracked after its record.json is written"
         former = set(self._notes)
         try:
             if self._client is None:
-                self._connect(record)
+                self._connect(upload)
             rows = self._lines.added()
             self.num_rows += self._points.send(rows)
-            names = {name: accepted_name(name) for name in chain(record.params, record.metrics, *rows)}
+            names = {name: accepted_name(name) for name in chain(upload.params, upload.metrics, *rows)}
             self._notes |= {f"{name!r} is logged as {new!r}" for name, new in names.items() if new != name}
             self._machine_points.send(self._machine_lines.added())
-            self._send_tags(record)
-            self._send_files(record, is_over)
+            self._send_tags(upload)
+            self._send_files(upload, is_over)
             if is_over:
-                self._send_end(record)
+                self._send_end(upload)
         except Exception:
             self._client = None
             raise
@@ -77,16 +77,16 @@ class Sync:
         self.report(None)
 
     def report(self, trouble: str | None) -> None:
-        """In the run directory, record what was sent and the store's current error, if any."""
-        self.sent.trouble = trouble
-        self.sent.write(self.directory, self._uri)
+        """In the run directory, write what was sent and the store's current error, if any."""
+        self.uploaded.trouble = trouble
+        self.uploaded.write(self.directory, self._uri)
 
-    def _connect(self, record: Record) -> None:
+    def _connect(self, upload: Upload) -> None:
         """Find or create the run in the store, and send its parameters and data sets."""
         from mlflow.entities import Param
 
         client = connect(self._uri)
-        run = self._find(client, record)
+        run = self._find(client, upload)
         run_id = str(run.info.run_id)
         experiment = client.get_experiment(run.info.experiment_id)
         if experiment.lifecycle_stage != "active":
@@ -94,18 +94,18 @@ class Sync:
             raise RunError(f"experiment {experiment.name!r} was deleted; restore it with: {restore}")
         if run.info.lifecycle_stage != "active":
             raise RunError(f"run {run_id} was deleted; restore it with: mlflow runs restore --run-id {run_id}")
-        if run_id != self.sent.run_id:
-            self.sent = Sent(record.id, run_id)
+        if run_id != self.uploaded.run_id:
+            self.uploaded = Uploaded(upload.id, run_id)
             self.report(None)
-        if record.status == "RUNNING" != run.info.status:  # the run was resumed
+        if upload.status == "RUNNING" != run.info.status:  # the run was resumed
             client.update_run(run_id, status="RUNNING")
-        written = {NOTE: record.tags.get(NOTE, "")} if NOTE in run.data.tags else {}  # a user may have edited the note
+        written = {NOTE: upload.tags.get(NOTE, "")} if NOTE in run.data.tags else {}  # a user may have edited the note
         self._tags = {**run.data.tags, **written}
-        send_inputs(client, run, record.data)
-        params = {accepted_name(key): value for key, value in record.params.items()}
+        send_inputs(client, run, upload.data)
+        params = {accepted_name(key): value for key, value in upload.params.items()}
         new = [Param(key, value) for key, value in params.items() if key not in run.data.params]
         client.log_batch(run_id, params=new, synchronous=True)
-        self._lines, self._points = Lines(self.directory / "metrics.jsonl"), Points(client, run_id, record.curves)
+        self._lines, self._points = Lines(self.directory / "metrics.jsonl"), Points(client, run_id, upload.curves)
         self._machine_lines, self._machine_points = Lines(self.directory / FOLDER / MACHINE), Points(client, run_id, "all")
         try:
             self._artifacts = artifact_repository(run.info.artifact_uri, self._uri)
@@ -113,26 +113,28 @@ class Sync:
             self._artifacts, self._notes = None, self._notes | {str(error)}
         self._client = client
 
-    def _find(self, client: Any, record: Record) -> Any:
+    def _find(self, client: Any, upload: Upload) -> Any:
         """Find the run in the store, or create it."""
-        if self.sent.run_id is not None and (run := find_run(client, self.sent.run_id)) is not None:
+        if self.uploaded.run_id is not None and (run := find_run(client, self.uploaded.run_id)) is not None:
             return run
-        chosen = os.environ.get(EXPERIMENT_ID) or record.experiment_ids.get(without_password(self._uri))
-        experiment = experiment_id(client, record.experiment, chosen)
-        for run in client.search_runs([experiment], f"tags.{ID_TAG} = '{record.id}'"):  # created by a killed process
+        chosen = os.environ.get(EXPERIMENT_ID) or upload.experiment_ids.get(without_password(self._uri))
+        experiment = experiment_id(client, upload.experiment, chosen)
+        for run in client.search_runs([experiment], f"tags.{ID_TAG} = '{upload.id}'"):  # created by a killed process
             return run
-        tags = {ID_TAG: record.id, **{name: value for name, value in record.tags.items() if value}}
-        return client.create_run(experiment, start_time=int(record.started * 1000), run_name=record.name, tags=tags)
+        tags = {ID_TAG: upload.id, **{name: value for name, value in upload.tags.items() if value}}
+        return client.create_run(experiment, start_time=int(upload.started * 1000), run_name=upload.name, tags=tags)
 
-    def _send_tags(self, record: Record) -> None:
+    def _send_tags(self, upload: Upload) -> None:
         from mlflow.entities import RunTag
 
-        tags = {name: value for name, value in record.tags.items() if value and self._tags.get(name) != value}
-        self._client.log_batch(self.sent.run_id, tags=[RunTag(name, value) for name, value in tags.items()], synchronous=True)
+        tags = {name: value for name, value in upload.tags.items() if value and self._tags.get(name) != value}
+        self._client.log_batch(
+            self.uploaded.run_id, tags=[RunTag(name, value) for name, value in tags.items()], synchronous=True
+        )
         self._tags |= tags
 
-    def _send_files(self, record: Record, is_over: bool) -> None:
-        for name in record.files:
+    def _send_files(self, upload: Upload, is_over: bool) -> None:
+        for name in upload.files:
             # metrics.jsonl grows throughout the run, so it is sent at the end
             if is_over or name != "metrics.jsonl":
                 self._send_file(self.directory / name, name)
@@ -145,34 +147,34 @@ class Sync:
         if self._artifacts is None or not file.exists() or not file.resolve().is_relative_to(self.directory.resolve()):
             return
         state = [file.stat().st_size, file.stat().st_mtime_ns]
-        if self.sent.files.get(name) != state:
+        if self.uploaded.files.get(name) != state:
             self._artifacts.log_artifact(str(file), str(PurePosixPath(name).parent) if "/" in name else None)
-            self.sent.files[name] = state
+            self.uploaded.files[name] = state
             self.num_files += 1
 
-    def _send_end(self, record: Record) -> None:
+    def _send_end(self, upload: Upload) -> None:
         """Send what is complete only when the run ends: the completions table, the run's metrics and the status."""
-        client, run_id = self._client, str(self.sent.run_id)
-        rows = [list(row.values()) for row in sampled_completions(self.directory, record.completions)]
+        client, run_id = self._client, str(self.uploaded.run_id)
+        rows = [list(row.values()) for row in sampled_completions(self.directory, upload.completions)]
         table = json.dumps({"columns": ["step", *COLUMNS], "data": rows})
         state = [len(table), zlib.crc32(table.encode())]
-        if rows and self._artifacts is not None and self.sent.files.get(TABLE) != state:
+        if rows and self._artifacts is not None and self.uploaded.files.get(TABLE) != state:
             with tempfile.TemporaryDirectory(prefix="rlzoo-table-") as folder:
                 Path(folder, TABLE).write_text(table, encoding="utf-8")
                 self._artifacts.log_artifact(str(Path(folder, TABLE)))
             client.set_tag(run_id, LOGGED, json.dumps([{"path": TABLE, "type": "table"}]), synchronous=True)
-            self.sent.files[TABLE] = state
-        last = {"step": record.step, "time/clock": record.ended or 0.0, **record.metrics}
-        Points(client, run_id, record.curves).send([last])
-        status = "KILLED" if record.status == "RUNNING" else record.status  # the run's process ended without setting a status
-        client.set_terminated(run_id, status, None if record.ended is None else int(record.ended * 1000))
+            self.uploaded.files[TABLE] = state
+        last = {"step": upload.step, "time/clock": upload.ended or 0.0, **upload.metrics}
+        Points(client, run_id, upload.curves).send([last])
+        status = "KILLED" if upload.status == "RUNNING" else upload.status  # the run's process ended without setting a status
+        client.set_terminated(run_id, status, None if upload.ended is None else int(upload.ended * 1000))
 
 
 def send_inputs(client: Any, run: Any, used: Iterable[Data]) -> None:
     """Log the data sets that the store does not have yet."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
-    known = {(given.dataset.name, given.dataset.digest) for given in run.inputs.dataset_inputs}
+    known = {(logged.dataset.name, logged.dataset.digest) for logged in run.inputs.dataset_inputs}
     for data in used:
         digest = data.digest[:SHOWN_DIGEST]
         if (data.name, digest) not in known:

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from rlzoo.journal.tracking.follow import LONGEST_END
-from rlzoo.journal.tracking.record import Record, Sent, Status, sent_to, tracking_uri, without_password
+from rlzoo.journal.tracking.uploads import Status, Upload, Uploaded, tracking_uri, uploaded_to, without_password
 
 logger = logging.getLogger("rlzoo")
 
@@ -33,7 +33,7 @@ class Tracker:
     def __init__(self, is_on: bool) -> None:
         self.is_on = is_on
         self._directory: Path | None = None
-        self._record: Record | None = None
+        self._upload: Upload | None = None
         self._trouble: str | None = None
         self._process: subprocess.Popen[str] | None = None
         if is_on:  # started early, because the follower takes as long to load as the run itself
@@ -43,14 +43,14 @@ class Tracker:
                 command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True
             )
 
-    def begin(self, directory: Path, record: Record) -> None:
+    def begin(self, directory: Path, upload: Upload) -> None:
         """Start tracking a directory. A directory that was already tracked keeps its run in MLflow."""
         if self._process is None:
             return
-        former = Record.read(directory)
-        self._record = record if former is None else replace(record, id=former.id, started=former.started)
+        former = Upload.read(directory)
+        self._upload = upload if former is None else replace(upload, id=former.id, started=former.started)
         self._directory = directory
-        self._record.write(directory)
+        self._upload.write(directory)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the process has exited; `__exit__` checks the exit code
             self._process.stdin.write(f"{directory.resolve()}\n")
@@ -69,17 +69,17 @@ class Tracker:
 
     def conclude(self, step: int, metrics: Mapping[str, float], tags: Mapping[str, str]) -> None:
         """Log the metrics of the whole run and additional tags."""
-        if self._record is not None:
-            self._record = replace(self._record, step=step, metrics=dict(metrics), tags={**self._record.tags, **tags})
+        if self._upload is not None:
+            self._upload = replace(self._upload, step=step, metrics=dict(metrics), tags={**self._upload.tags, **tags})
 
     @property
     def run_id(self) -> str | None:
         """The ID of the run in MLflow; None until the store has the run."""
         return self._sent().run_id
 
-    def _sent(self) -> Sent:
-        stores = {} if self._directory is None else sent_to(self._directory)
-        return stores.get(without_password(tracking_uri()), Sent(""))
+    def _sent(self) -> Uploaded:
+        stores = {} if self._directory is None else uploaded_to(self._directory)
+        return stores.get(without_password(tracking_uri()), Uploaded(""))
 
     def __enter__(self) -> Self:
         return self
@@ -87,11 +87,11 @@ class Tracker:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         if self._process is None:
             return
-        if self._record is not None and self._directory is not None:
+        if self._upload is not None and self._directory is not None:
             stopped = kind is not None and issubclass(kind, (KeyboardInterrupt, SystemExit))
             status: Status = "FINISHED" if kind is None else "KILLED" if stopped else "FAILED"
             with contextlib.nullcontext() if error is None else contextlib.suppress(OSError):  # keep the run's own error
-                replace(self._record, status=status, ended=time.time()).write(self._directory)
+                replace(self._upload, status=status, ended=time.time()).write(self._directory)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the process has exited and has not read the directory
             self._process.stdin.close()

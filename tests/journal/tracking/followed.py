@@ -6,8 +6,8 @@ from dataclasses import replace
 import mlflow
 
 from rlzoo.journal.tracking.description import NOTE
-from rlzoo.journal.tracking.record import Data, Record, run_id_of, tracking_uri
 from rlzoo.journal.tracking.sync import Sync
+from rlzoo.journal.tracking.uploads import Data, Upload, run_id_of, tracking_uri
 
 QUESTIONS = Data("sums", "1" * 64, "train", "code", {"tags": {"task": "sums"}}, 6)
 HELD_OUT = Data("sums.jsonl", "2" * 64, "eval", "local", {"uri": "/data/sums.jsonl"}, 4)
@@ -23,7 +23,7 @@ def three_steps(tmp_path):
         add_row(tmp_path, step)
     rows = [{"group": group, "question": "2+2", "response": f"{group} and {n}"} for group in range(3) for n in range(2)]
     (tmp_path / "rollouts" / "000001.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    record = Record.new(
+    record = Upload.new(
         "tests",
         "mine",
         tags={"clip": "fspo", "git_commit": "", NOTE: "**mine**"},
@@ -45,7 +45,7 @@ def add_row(directory, step, **metrics):
 
 def end(directory, **changes):
     changes = {"status": "FINISHED", "ended": 2000.0, "step": 2, "metrics": {"reward": 0.5}, **changes}
-    replace(Record.read(directory), **changes).write(directory)
+    replace(Upload.read(directory), **changes).write(directory)
 
 
 def send(directory, *, is_over=True):

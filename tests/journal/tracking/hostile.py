@@ -24,37 +24,6 @@ def claimed_size(connection, request):
         connection.sendall(CHUNK)
 
 
-def claimed_chunk(connection, request):
-    connection.sendall(OK + b"Transfer-Encoding: chunked\r\n\r\nfffffffffff\r\n")
-    for _ in itertools.count():
-        connection.sendall(CHUNK)
-
-
-def endless_headers(connection, request):
-    connection.sendall(OK)
-    for number in itertools.count():
-        connection.sendall(b"X-%d: %s\r\n" % (number, b"y" * 1000))
-
-
-def endless_header(connection, request):
-    connection.sendall(OK + b"X: ")
-    for _ in itertools.count():
-        connection.sendall(b"y" * 0x10000)
-
-
-def endless_continue(connection, request):
-    for _ in itertools.count():
-        connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000)
-
-
-def bomb(connection, request):
-    import zlib
-
-    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
-    body = b"".join(packer.compress(bytes(2**20)) for _ in range(4000)) + packer.flush()
-    connection.sendall(OK + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-
-
 def dripping_body(connection, request):
     connection.sendall(OK + b"Content-Length: 100000\r\n\r\n")
     _drip(connection)
@@ -85,10 +54,6 @@ def wrong_json(connection, request):
     _answer(connection, b"200 OK", json.dumps({"experiment": 5, "runs": "x", "run": [1], "error_code": {}}).encode())
 
 
-def empty_object(connection, request):
-    _answer(connection, b"200 OK", b"{}")
-
-
 def redirects(connection, request):
     connection.sendall(b"HTTP/1.1 302 Found\r\nLocation: /again\r\nContent-Length: 0\r\n\r\n")
 
@@ -97,19 +62,11 @@ def closes(connection, request):
     connection.sendall(OK + b"Content-Length: 1000\r\n\r\nhalf of it")
 
 
-def closes_at_once(connection, request):
-    pass
-
-
 def fails(connection, request):
     _answer(connection, b"500 Internal Server Error", b'{"error_code": "INTERNAL_ERROR", "message": "never"}')
 
 
-ATTACKS = [
-    endless_body, claimed_size, claimed_chunk, endless_headers, endless_header, endless_continue, bomb, dripping_body,
-    dripping_headers, silence, garbage, not_json, other_json, wrong_json, empty_object, redirects, closes, closes_at_once,
-    fails,
-]  # fmt: skip
+ATTACKS = [dripping_body, dripping_headers, silence, garbage, not_json, other_json, wrong_json, redirects, closes, fails]
 
 
 def _answer(connection, status, body):
@@ -131,7 +88,7 @@ def serving(attack):
             with contextlib.suppress(OSError), connection:
                 while request := connection.recv(65536):
                     attack(connection, request)
-                    if attack in (closes, closes_at_once):
+                    if attack is closes:
                         return
 
         def accept():

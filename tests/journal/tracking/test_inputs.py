@@ -6,7 +6,7 @@ import mlflow
 import pytest
 
 from rlzoo.journal.state import read_fingerprint
-from rlzoo.journal.tracking.record import tracking_uri
+from rlzoo.journal.tracking.uploads import tracking_uri
 from rlzoo.tasks.task import is_held_out
 from tests.quick import quick_run
 

@@ -7,8 +7,8 @@ import pytest
 from mlflow import MlflowClient
 
 from rlzoo import load_zoo
-from rlzoo.journal.tracking.record import tracking_uri
 from rlzoo.journal.tracking.rows import LARGEST_CALL, Lines, Points, accepted_name, curves, is_curated
+from rlzoo.journal.tracking.uploads import tracking_uri
 
 CONTRACT = [
     "reward/mean", "reward/std", "reward/zero_std_groups", "eval/accuracy", "response/length_mean", "response/truncated",

@@ -8,9 +8,9 @@ import pytest
 from rlzoo.cli.sync import sync
 from rlzoo.core.errors import UserError
 from rlzoo.journal.tracking.description import NOTE
-from rlzoo.journal.tracking.record import FOLDER, Record, Sent, run_id_of, tracking_uri, without_password
 from rlzoo.journal.tracking.store import latest_experiment, open_parent
 from rlzoo.journal.tracking.sync import Sync, sampled_completions
+from rlzoo.journal.tracking.uploads import FOLDER, Upload, Uploaded, run_id_of, tracking_uri, without_password
 from rlzoo.support.lock import Lock
 from tests.journal.tracking.followed import add_row, end, history, send, store, told
 
@@ -18,7 +18,7 @@ THREE_STEPS = [(0, 0.0, 1000500), (1, 0.1, 1001500), (2, 0.2, 1002500)]
 
 
 def test_everything_arrives(directory):
-    end(directory, tags={**Record.read(directory).tags, "warnings": "inert"})
+    end(directory, tags={**Upload.read(directory).tags, "warnings": "inert"})
     send(directory)
     run = store().get_run(run_id_of(directory))
     assert (run.info.status, run.info.run_name, run.info.end_time) == ("FINISHED", "mine", 2000000)
@@ -61,7 +61,7 @@ def test_what_was_sent_and_not_written_down_is_not_sent_again(directory, known):
     if known == "nothing":
         (directory / "tracking" / "sent.json").unlink()
     else:
-        Sent(Record.read(directory).id, run_id).write(directory, tracking_uri())
+        Uploaded(Upload.read(directory).id, run_id).write(directory, tracking_uri())
     add_row(directory, 3)
     assert send(directory).num_rows == 1  # a store that keeps every point would show the others twice
     assert run_id_of(directory) == run_id
@@ -87,10 +87,10 @@ def test_a_run_that_goes_on_is_the_same_run(directory):
     end(directory, status="RUNNING", ended=None, step=0, metrics={})
     add_row(directory, 3)
     going_on = send(directory, is_over=False)
-    assert store().get_run(going_on.sent.run_id).info.status == "RUNNING"
+    assert store().get_run(going_on.uploaded.run_id).info.status == "RUNNING"
     end(directory, step=3)
     going_on.send(is_over=True)
-    assert store().get_run(going_on.sent.run_id).info.status == "FINISHED"
+    assert store().get_run(going_on.uploaded.run_id).info.status == "FINISHED"
     assert [point[0] for point in history(directory)] == [0, 1, 2, 3]
     assert [point[0] for point in history(directory, "reward")] == [2, 3]
 
@@ -171,18 +171,18 @@ def test_each_store_is_told_everything(directory, empty_store, tmp_path, monkeyp
 
 def test_a_password_is_not_written_down(directory):
     assert without_password("https://me:secret@host:5000/path") == "https://host:5000/path"
-    Sent("id", "run").write(directory, "https://me:secret@host:5000")
+    Uploaded("id", "run").write(directory, "https://me:secret@host:5000")
     assert "secret" not in (directory / "tracking" / "sent.json").read_text()
-    assert Sent.read(directory, "https://me:other@host:5000").run_id is None, "of another record"
+    assert Uploaded.read(directory, "https://me:other@host:5000").run_id is None, "of another record"
 
 
 def test_damaged_records_and_responses_are_named(tmp_path):
-    Record.new("mine", "run", tags={}, params={}).write(tmp_path)
+    Upload.new("mine", "run", tags={}, params={}).write(tmp_path)
     file = tmp_path / FOLDER / "record.json"
     for content in (b"{", b"[1]", b'{"id": 1}', b"\xff"):
         file.write_bytes(content)
         with pytest.raises(UserError, match=r"record.json' (cannot be read|is not valid)"):
-            Record.read(tmp_path)
+            Upload.read(tmp_path)
     (tmp_path / "rollouts").mkdir()
     (tmp_path / "rollouts" / "000001.jsonl").write_text('{"group": 0}\n{"group": "x"}\n')
     with pytest.raises(UserError, match=r"000001.jsonl line 2: not a recorded response"):
@@ -191,7 +191,7 @@ def test_damaged_records_and_responses_are_named(tmp_path):
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b'{"sqlite:///x.db": {"id": 3}}'])
 def test_a_damaged_note_of_what_was_sent_does_no_harm(directory, content):
-    run_id = send(directory, is_over=False).sent.run_id
+    run_id = send(directory, is_over=False).uploaded.run_id
     (directory / FOLDER / "sent.json").write_bytes(content)
     assert run_id_of(directory) is None
     add_row(directory, 3)
@@ -204,7 +204,7 @@ def test_the_environment_names_store_and_experiment(directory, empty_store, tmp_
     shutil.copy(empty_store, tmp_path / "named.db")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/named.db")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "named")
-    Record.new("rlzoo", "mine", tags={}, params={}).write(directory)
+    Upload.new("rlzoo", "mine", tags={}, params={}).write(directory)
     send(directory)
     client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/named.db")
     assert told(directory).info.experiment_id == client.get_experiment_by_name("named").experiment_id
@@ -215,7 +215,7 @@ def test_an_experiment_id_in_the_environment_takes_precedence(directory, monkeyp
     first, second = (store().create_experiment(name) for name in ("first", "second"))
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "named")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", second)
-    Record.new("rlzoo", "mine", tags={}, params={}).write(directory)
+    Upload.new("rlzoo", "mine", tags={}, params={}).write(directory)
     parent = open_parent("rlzoo", "sweep", {})
     assert store().get_run(parent).info.experiment_id == second
     monkeypatch.delenv("MLFLOW_EXPERIMENT_ID")  # `rlzoo sync` in another shell
@@ -234,7 +234,7 @@ def test_an_experiment_id_that_the_store_does_not_have_is_one_line(directory, mo
         wrong = store().create_experiment("deleted")
         store().delete_experiment(wrong)
     monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", wrong)
-    Record.new("rlzoo", "mine", tags={}, params={}).write(directory)
+    Upload.new("rlzoo", "mine", tags={}, params={}).write(directory)
     for use in (lambda: open_parent("rlzoo", "sweep", {}), lambda: send(directory)):
         with pytest.raises(UserError, match=f"^MLFLOW_EXPERIMENT_ID={wrong}: the store has no such active experiment"):
             use()
@@ -242,7 +242,7 @@ def test_an_experiment_id_that_the_store_does_not_have_is_one_line(directory, mo
 
 def test_an_experiment_id_belongs_to_the_store_of_the_run(directory, empty_store, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", store().create_experiment("ours"))
-    Record.new("rlzoo", "mine", tags={}, params={}).write(directory)
+    Upload.new("rlzoo", "mine", tags={}, params={}).write(directory)
     monkeypatch.delenv("MLFLOW_EXPERIMENT_ID")
     shutil.copy(empty_store, tmp_path / "other.db")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/other.db")

@@ -7,7 +7,7 @@ import pytest
 from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 
 from rlzoo.journal.tracking.description import NOTE
-from rlzoo.journal.tracking.record import run_id_of
+from rlzoo.journal.tracking.uploads import run_id_of
 from tests.journal.tracking.followed import end, history, send, store, told
 
 

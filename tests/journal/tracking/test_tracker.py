@@ -10,8 +10,8 @@ import time
 import pytest
 
 from rlzoo.journal.tracking.follow import PATIENCE, follow
-from rlzoo.journal.tracking.record import Record, Sent, run_id_of, tracking_uri
 from rlzoo.journal.tracking.tracker import Tracker
+from rlzoo.journal.tracking.uploads import Upload, Uploaded, run_id_of, tracking_uri
 from tests.journal.tracking.followed import add_row, history, store
 
 
@@ -28,7 +28,7 @@ def until(condition, seconds=60):
 
 def tracked(directory, work=lambda tracker: None):
     with Tracker(is_on=True) as tracker:
-        tracker.begin(directory, Record.new("tests", "mine", tags={}, params={}))
+        tracker.begin(directory, Upload.new("tests", "mine", tags={}, params={}))
         work(tracker)
         add_row(directory, 3)
     return tracker
@@ -70,10 +70,10 @@ def test_a_run_that_does_not_begin_leaves_nothing(monkeypatch, tmp_path):
 RUN = """
 import sys, time
 from pathlib import Path
-from rlzoo.journal.tracking.record import Record
+from rlzoo.journal.tracking.uploads import Upload
 from rlzoo.journal.tracking.tracker import Tracker
 with Tracker(is_on=True) as tracker:
-    tracker.begin(Path(sys.argv[1]), Record.new("tests", "mine", tags={}, params={}))
+    tracker.begin(Path(sys.argv[1]), Upload.new("tests", "mine", tags={}, params={}))
     print("begun", flush=True)
     time.sleep(60)
 """
@@ -106,7 +106,7 @@ def test_a_follower_that_dies_before_it_has_begun_costs_the_run_nothing(director
     with Tracker(is_on=True) as tracker:
         os.kill(tracker._process.pid, signal.SIGKILL)
         tracker._process.wait()
-        tracker.begin(directory, Record.new("tests", "mine", tags={}, params={}))
+        tracker.begin(directory, Upload.new("tests", "mine", tags={}, params={}))
     (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert "the process that sends the data exited with code -9" in line
     assert f"rlzoo sync {directory}" in line
@@ -130,7 +130,7 @@ def test_a_store_that_cannot_be_reached_is_told_of_once_and_left_for_later(direc
     monkeypatch.setenv("MLFLOW_TRACKING_URI", closed)
 
     def work(tracker):
-        until(lambda: Sent.read(directory, tracking_uri()).trouble)
+        until(lambda: Uploaded.read(directory, tracking_uri()).trouble)
         for _ in range(3):
             tracker.look()
 

@@ -10,8 +10,8 @@ import pytest
 
 from rlzoo.cli.sync import sync
 from rlzoo.core.errors import RunError, UserError
-from rlzoo.journal.tracking.record import Record, Sent, tracking_uri
 from rlzoo.journal.tracking.store import artifact_repository
+from rlzoo.journal.tracking.uploads import Upload, Uploaded, tracking_uri
 from tests.journal.tracking.followed import end, send
 
 EXPERIMENT = {"experiment_id": "1", "name": "tests", "lifecycle_stage": "active"}
@@ -61,7 +61,7 @@ def password(monkeypatch, tmp_path):
 
 def test_credentials_go_to_no_address_that_only_a_run_directory_names(directory, password, monkeypatch):
     with tracking_server() as (address, received):
-        Sent(Record.read(directory).id, "a" * 32).write(directory, address)
+        Uploaded(Upload.read(directory).id, "a" * 32).write(directory, address)
         with pytest.raises(UserError, match=rf"credentials, set MLFLOW_TRACKING_URI={address}$"):
             sync([directory])
         assert received == []
@@ -74,7 +74,7 @@ def test_credentials_go_to_no_address_that_only_a_run_directory_names(directory,
 
 def test_a_directory_does_not_choose_a_database_either(directory, password, tmp_path):
     theirs = tmp_path / "theirs" / "mlflow.db"
-    Sent(Record.read(directory).id, "a" * 32).write(directory, f"sqlite:///{theirs}")
+    Uploaded(Upload.read(directory).id, "a" * 32).write(directory, f"sqlite:///{theirs}")
     with pytest.raises(UserError, match="to confirm this address"):
         sync([directory])
     assert not theirs.parent.exists()

@@ -1,4 +1,4 @@
-"""The record that is logged to MLflow for a run directory, and what each store has already received."""
+"""What is uploaded to MLflow from a run directory, and what each store has already received."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlzoo.config.redaction import redact, redact_settings, without_userinfo
 from rlzoo.core.errors import UserError, first_mistake
 from rlzoo.journal.tracking.description import source_name
 from rlzoo.journal.tracking.rows import Curves
-from rlzoo.support.atomic import write_text
+from rlzoo.support.atomic import write_text, writing
 from rlzoo.support.reading import remedy
 
 T = TypeVar("T")
@@ -47,8 +47,8 @@ class Data:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """What is logged to MLflow for a run directory, in addition to the rows of its ``metrics.jsonl``."""
+class Upload:
+    """What is uploaded to MLflow from a run directory, in addition to the rows of its ``metrics.jsonl``."""
 
     id: str  # value of the tag that identifies the run in every store
     experiment: str
@@ -69,7 +69,7 @@ class Record:
 
     @classmethod
     def new(cls, experiment: str, name: str, *, tags: Mapping[str, str], params: Mapping[str, Any], **others: Any) -> Self:
-        """Create a record with the current time as the start; ``others`` sets further fields by name."""
+        """Create an upload with the current time as the start; ``others`` sets further fields by name."""
         parent = os.environ.get(PARENT_RUN)
         ours = {
             "mlflow.user": psutil.Process().username(),
@@ -90,47 +90,47 @@ class Record:
         )
 
     @classmethod
-    def read(cls, directory: Path) -> Record | None:
-        """Read the record of a directory; None if there is none."""
-        return _read(directory / FOLDER / "record.json", _RECORD)
+    def read(cls, directory: Path) -> Upload | None:
+        """Read the upload of a directory; None if there is none."""
+        return _read(directory / FOLDER / "record.json", _UPLOAD)
 
     def write(self, directory: Path) -> None:
-        """Write the record to a directory, replacing any older record."""
+        """Write the upload to a directory, replacing any older upload."""
         _write(directory / FOLDER / "record.json", asdict(self), self.id)
 
 
 @dataclass(slots=True)
-class Sent:
+class Uploaded:
     """What has been sent to one store from a run directory."""
 
-    id: str  # ID of the record
+    id: str  # ID of the upload
     run_id: str | None = None
     files: dict[str, list[int]] = field(default_factory=dict)  # size and modification time when the file was sent
     trouble: str | None = None  # the error from the last attempt to reach the store
 
     @classmethod
-    def read(cls, directory: Path, uri: str) -> Sent:
-        """Read what a store has received; empty if the store has not received this record."""
-        record, found = Record.read(directory), sent_to(directory).get(without_password(uri))
-        own_id = "" if record is None else record.id
-        return found if found is not None and found.id == own_id else cls(own_id)
+    def read(cls, directory: Path, uri: str) -> Uploaded:
+        """Read what a store has received; empty if the store has not received this upload."""
+        upload, uploaded = Upload.read(directory), uploaded_to(directory).get(without_password(uri))
+        own_id = "" if upload is None else upload.id
+        return uploaded if uploaded is not None and uploaded.id == own_id else cls(own_id)
 
     def write(self, directory: Path, uri: str) -> None:
         """Save this object in the directory, for the process that sends the remaining data."""
-        stores = sent_to(directory) | {without_password(uri): self}
+        stores = uploaded_to(directory) | {without_password(uri): self}
         _write(directory / FOLDER / "sent.json", {store: asdict(sent) for store, sent in stores.items()}, self.id)
 
 
-def sent_to(directory: Path) -> dict[str, Sent]:
+def uploaded_to(directory: Path) -> dict[str, Uploaded]:
     """Return what each store has received; empty if the file is damaged, because the stores can be queried."""
     with suppress(UserError):
-        return _read(directory / FOLDER / "sent.json", _SENT) or {}
+        return _read(directory / FOLDER / "sent.json", _UPLOADED) or {}
     return {}
 
 
 def run_id_of(directory: Path) -> str | None:
     """Return the ID of the directory's run in the current store; None if the store has none."""
-    return Sent.read(directory, tracking_uri()).run_id
+    return Uploaded.read(directory, tracking_uri()).run_id
 
 
 def tracking_uri() -> str:
@@ -166,7 +166,7 @@ def flatten(settings: Mapping[str, Any], prefix: str = "", section: Any = None) 
     return flat
 
 
-_RECORD, _SENT = TypeAdapter(Record), TypeAdapter(dict[str, Sent])
+_UPLOAD, _UPLOADED = TypeAdapter(Upload), TypeAdapter(dict[str, Uploaded])
 
 
 def _read(file: Path, kind: TypeAdapter[T]) -> T | None:
@@ -181,5 +181,6 @@ def _read(file: Path, kind: TypeAdapter[T]) -> T | None:
 
 
 def _write(file: Path, content: Mapping[str, Any], key: str) -> None:
-    file.parent.mkdir(exist_ok=True)
-    write_text(file, json.dumps(content, indent=1) + "\n", key)
+    with writing(file):
+        file.parent.mkdir(exist_ok=True)
+        write_text(file, json.dumps(content, indent=1) + "\n", key)

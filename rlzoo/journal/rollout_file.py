@@ -21,7 +21,7 @@ from rlzoo.core.errors import UserError, shown
 from rlzoo.core.settings import user_path
 from rlzoo.support.atomic import write_tensors
 from rlzoo.support.parsing import UnreadableError, parse_json
-from rlzoo.support.reading import opened, remedy
+from rlzoo.support.reading import remedy
 
 FORMAT, VERSION = "rlzoo_rollouts", 1
 PAGE = "docs/reference/rollout-files.md"
@@ -32,7 +32,6 @@ OPTIONAL = ("rewards", "advantages", "turn_ids", "finished", "policy_versions", 
 INTEGERS = ("token_ids", "sequence_lengths", "group_ids", "turn_ids", "policy_versions")
 FLAGS = ("response_mask", "finished")
 FACTS = ("step", "learner_version", "temperature", "max_length", "num_steps", "seed", "rule", "model", "writer")
-MOST_BYTES = 2**40  # maximum size of a file in bytes
 MOST_CELLS = 2**27  # maximum size of the padded tensors: number of responses times the longest length
 LARGEST_STEP = 10**9
 MOST_TURNS = 2**20
@@ -48,7 +47,7 @@ class UpdateLogProbs:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedStep:
+class RolloutFile:
     """A rollout batch of R responses with N tokens in all, including prompts; the model chose M of the tokens.
 
     All tensors are flat: the responses are concatenated. Values that a trainer does not provide are None.
@@ -56,7 +55,7 @@ class RecordedStep:
     Example:
         The model answers a three-token prompt with two tokens:
 
-        >>> step = RecordedStep(
+        >>> step = RolloutFile(
         ...     step=1,
         ...     token_ids=torch.tensor([5, 12, 7, 10, 1]),
         ...     sequence_lengths=torch.tensor([5]),
@@ -138,7 +137,7 @@ class RecordedStep:
         response_mask: Tensor | None = None,
         updates: Sequence[tuple[Tensor, Tensor]] = (),
         **values: Any,
-    ) -> RecordedStep:
+    ) -> RolloutFile:
         """Build a step from a trainer's padded tensors, on any device.
 
         Args:
@@ -202,7 +201,7 @@ class RecordedStep:
         return {name: value.contiguous().clone() for name, value in tensors.items()}  # safetensors rejects shared memory
 
     @classmethod
-    def load(cls, file: Path) -> RecordedStep:
+    def load(cls, file: Path) -> RolloutFile:
         """Read a rollout file.
 
         Raises:
@@ -226,7 +225,7 @@ class RecordedStep:
 def readable(file: Path) -> Iterator[None]:
     """Inside the block, convert any error from reading the safetensors file to a `UserError`."""
     try:
-        with opened(file, MOST_BYTES):
+        with file.open("rb"):  # safetensors does not distinguish a missing file from one without permissions
             yield
     # safetensors raises different errors for different kinds of damage; torch raises RuntimeError for another model's weights
     except (OSError, ValueError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
@@ -265,8 +264,8 @@ def _read_facts(text: str) -> dict[str, Any]:
         raise ValueError(f"metadata {FORMAT}={shown(text)}: {error}") from error
     if not isinstance(facts, dict):
         raise ValueError(f"metadata {FORMAT}={shown(text)} is not a JSON object")
-    if (found := facts.pop("version", None)) != VERSION:
-        raise ValueError(f"it has format version {shown(found)}, but only version {VERSION} is supported")
+    if (number := facts.pop("version", None)) != VERSION:
+        raise ValueError(f"it has format version {shown(number)}, but only version {VERSION} is supported")
     if "step" not in facts:
         raise ValueError(f"metadata {FORMAT} has no step")
     if unknown := sorted(set(facts) - set(FACTS)):
@@ -301,7 +300,7 @@ def _converted(name: str, tensor: Tensor) -> Tensor:
     return tensor.to(allowed[0])
 
 
-def _check(step: RecordedStep) -> None:
+def _check(step: RolloutFile) -> None:
     """Raise ValueError if the values of a step are inconsistent."""
     _check_facts(step)
     for name in (*REQUIRED, *OPTIONAL):
@@ -340,7 +339,7 @@ def _check(step: RecordedStep) -> None:
             _check_log_probs(name, value)
     _check_kept(step, num_chosen)
     if step.turn_ids is not None:
-        in_order = all(bool((each.diff() >= 0).all()) for each in torch.split(step.turn_ids, step.lengths.tolist()))
+        in_order = all(bool((ids.diff() >= 0).all()) for ids in torch.split(step.turn_ids, step.lengths.tolist()))
         _require(in_order, "turn_ids decreases within a response; number the turns of a response 0, 1, ... in order")
         largest = max(step.turn_ids.tolist(), default=0)
         _require(largest < MOST_TURNS, f"turn_ids contains {largest}, but a response must have fewer than {MOST_TURNS:,} turns")
@@ -348,14 +347,14 @@ def _check(step: RecordedStep) -> None:
         _check_update(step, index, update)
 
 
-def _check_length(step: RecordedStep, name: str, allowed: Mapping[int, str]) -> None:
+def _check_length(step: RolloutFile, name: str, allowed: Mapping[int, str]) -> None:
     """Check that a field has one value for each of the things in ``allowed``, which maps their number to what they are."""
     value = getattr(step, name)
     things = " or ".join(f"{number} {what}" for number, what in allowed.items())
     _require(value is None or len(value) in allowed, f"{name} has {0 if value is None else len(value)} values for {things}")
 
 
-def _check_kept(step: RecordedStep, num_chosen: int) -> None:
+def _check_kept(step: RolloutFile, num_chosen: int) -> None:
     ids, sizes = step.kept_ids, step.kept_sizes
     if ids is None or sizes is None:
         _require(ids is None and sizes is None, f"{'kept_ids' if ids is None else 'kept_sizes'} is missing")
@@ -368,7 +367,7 @@ def _check_kept(step: RecordedStep, num_chosen: int) -> None:
     _require(bool((has_own | (sizes == 0)).all()), "kept_ids lacks a token that the model chose")
 
 
-def _check_update(step: RecordedStep, index: int, update: UpdateLogProbs) -> None:
+def _check_update(step: RolloutFile, index: int, update: UpdateLogProbs) -> None:
     rows, log_probs, number = update.rows, update.log_probs, len(step)
     _require(rows.ndim == 1 and 0 < len(rows) <= number, f"rows/{index} has shape {tuple(rows.shape)} for {number} responses")
     within = bool((rows >= 0).all()) and int(rows.max()) < number
@@ -386,7 +385,7 @@ def _check_log_probs(name: str, values: Tensor) -> None:
     _require(most <= LARGEST_LOG_PROB, f"{name} contains {most:.3g}, but a log-probability is at most 0")
 
 
-def _check_facts(step: RecordedStep) -> None:
+def _check_facts(step: RolloutFile) -> None:
     for name, least, most in (
         ("step", 0, LARGEST_STEP),
         ("learner_version", 0, 2**63),

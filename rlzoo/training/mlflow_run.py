@@ -11,7 +11,7 @@ from rlzoo.config.run_config import RunConfig
 from rlzoo.core.errors import UserError
 from rlzoo.gate.fingerprint import TRAIN_PROBLEMS
 from rlzoo.journal.tracking.description import NOTE, describe_run, differences
-from rlzoo.journal.tracking.record import Data, Record, flatten, git_commit
+from rlzoo.journal.tracking.uploads import Data, Upload, flatten, git_commit
 from rlzoo.measure.colours import RULE_TAG
 from rlzoo.support.distribution import version
 from rlzoo.tasks import Task
@@ -22,10 +22,10 @@ OWN = ("output", "plugins", "tracking.")
 """Settings that are never listed as differences from the default run."""
 
 
-def run_record(run: Run) -> Record:
+def upload_of(run: Run) -> Upload:
     """Build the MLflow record of a run: its tags, parameters, files and data."""
     config, name, settings = run.config, run.directory.path.absolute().name, run.config.tracking
-    return Record.new(
+    return Upload.new(
         settings.experiment,
         name,
         tags={**run_tags(config, run.task.name), NOTE: description(config, run.directory.path)},
