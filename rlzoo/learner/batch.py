@@ -1,10 +1,10 @@
-"""A rollout step as tensors: `Batch` before scoring, `ScoredBatch` after."""
+"""A rollout step as tensors: `Batch`, then `AdvantageBatch` with advantages, then `ScoredBatch` with old log-probs."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -88,37 +88,36 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredBatch(Batch):
-    """A batch with all of a rule's inputs except the current model's log-probs.
+class AdvantageBatch(Batch):
+    """A batch with advantages, before its first optimizer step.
 
-    At the first optimizer step, the current model is still the old model. The rows of the first minibatch are therefore not
-    scored in a separate pass (``unscored``). Their ``old_log_probs`` are 0 until `with_old_log_probs` fills in the log-probs
-    of the training forward pass.
+    The model that trains on it is still the model that defines the old log-probs. The training pass of the first minibatch
+    therefore gives the old log-probs of its rows.
     """
 
-    old_log_probs: Tensor  # (B, T) float32, from the model before the batch's first optimizer step
     advantages: Tensor  # (B, 1), or (B, T) with per-token credit
-    unscored: Tensor  # (B,) bool: rows that are not scored separately, such as the first minibatch
     seed: int  # seed of the step, which determines the split into minibatches
-    ref_log_probs: Tensor | None = None  # (B, T); None without a reference model
-    old_entropy: Tensor | None = None  # (B, T) in nats, from the same model as old_log_probs; None unless the rule needs it
-    weights: Tensor | None = None  # (B, 1) or (B, T) factors of the objective; None without a correction
+    ref_log_probs: Tensor | None = field(default=None, kw_only=True)  # (B, T); None without a reference model
 
     @classmethod
-    def of(cls, batch: Batch, **scores: Any) -> ScoredBatch:
+    def of(cls, batch: Batch, **scores: Any) -> Self:
         """Add scores to a batch."""
-        return cls(**{each.name: getattr(batch, each.name) for each in fields(Batch)}, **scores)
+        known = {column.name: getattr(batch, column.name) for column in fields(cls) if hasattr(batch, column.name)}
+        return cls(**known | scores)
 
-    def with_old_log_probs(self, rows: Tensor, log_probs: Tensor, entropy: Tensor | None = None) -> ScoredBatch:
-        """Fill in the old log-probs ``(R, T)`` of the first minibatch, and the entropy if the rule needs it."""
-        assert self.unscored.nonzero()[:, 0].tolist() == sorted(rows[self.graded[rows]].tolist()), "from the first minibatch"
-        old_log_probs, old_entropy = self.old_log_probs.clone(), self.old_entropy
-        old_log_probs[rows] = log_probs
-        if old_entropy is not None:
-            assert entropy is not None, "the pass that computes the log-probs also computes the entropy"
-            old_entropy = old_entropy.clone()
-            old_entropy[rows] = entropy
-        return replace(self, old_log_probs=old_log_probs, old_entropy=old_entropy, unscored=torch.zeros_like(self.unscored))
+    def reference(self, rows: Tensor, device: torch.device) -> Tensor:
+        """Return the reference log-probs ``(R, T)`` of the given rows."""
+        assert self.ref_log_probs is not None, "the learner keeps a reference model if the loss has a KL term"
+        return self.ref_log_probs[rows].to(device)
+
+    def old_log_probs_of(self, rows: Tensor, log_probs: Tensor) -> Tensor:
+        """Return the old log-probs ``(R, T)``: before the first optimizer step, those of the current model."""
+        return self.old_log_probs[rows].to(log_probs.device) if isinstance(self, ScoredBatch) else log_probs.detach().clone()
+
+    def weights_of(self, rows: Tensor) -> Tensor | None:
+        """Return the correction's factors of the objective for the given rows; None without a correction."""
+        weights = self.correction_weights if isinstance(self, ScoredBatch) else None
+        return None if weights is None else weights[rows]
 
     def clip_inputs(
         self,
@@ -134,40 +133,48 @@ class ScoredBatch(Batch):
         """Build a rule's inputs for the given rows, on the device of ``log_probs``.
 
         Args:
-            rows: ``(R,)`` row indices, either all unscored or all scored.
-            log_probs: ``(R, T)`` from the current model.
+            rows: ``(R,)`` row indices.
+            log_probs: ``(R, T)`` from the current model; also the old log-probs before the first optimizer step.
             seed: seed of the optimizer step.
             needs: the optional fields to fill.
-            entropy: ``(R, T)`` from the same forward pass as ``log_probs``; used as the old entropy of unscored rows.
+            entropy: ``(R, T)`` from the same forward pass as ``log_probs``; the old entropy before the first optimizer step.
             max_length: the run's maximum length of a response, in tokens.
             progress: fraction of the run's updates that precede this one.
         """
-        assert log_probs.shape[1] == self.response_mask.shape[1], "inputs are as wide as the batch"
-        device, is_unscored = log_probs.device, bool(self.unscored[rows].any())
-        assert is_unscored == bool(self.unscored[rows].all()), "all or none of the rows are unscored"
-        old_log_probs = log_probs.detach().clone() if is_unscored else self.old_log_probs[rows].to(device)
+        device = log_probs.device
         return ClipInputs(
             log_probs=log_probs,
-            old_log_probs=old_log_probs,
+            old_log_probs=self.old_log_probs_of(rows, log_probs),
             advantages=self.advantages[rows].to(device),
             response_mask=self.response_mask[rows].to(device),
             rollout_log_probs=self.rollout_log_probs[rows].to(device),
             seed=seed,
             max_length=max_length if "max_length" in needs else None,
             progress=progress if "progress" in needs else None,
-            **{name: self._needed(name, rows, entropy if is_unscored else None).to(device) for name in TENSORS & set(needs)},
+            **{name: self._needed(name, rows, entropy).to(device) for name in TENSORS & set(needs)},
         )
 
     def _needed(self, name: str, rows: Tensor, entropy: Tensor | None) -> Tensor:
         """Return an optional tensor of `ClipInputs` for the given rows."""
         if name == "token_ids":
             return self.token_ids(rows)
-        if name == "old_entropy" and entropy is not None:
+        if name == "old_entropy" and not isinstance(self, ScoredBatch):
+            assert entropy is not None, "from the pass that gives the log-probs"
             return entropy.detach()
         values = getattr(self, name)
         assert values is not None, f"the learner fills {name} if a rule needs it"
         needed: Tensor = values[rows]
         return needed if needed.ndim == 2 else needed[:, None]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredBatch(AdvantageBatch):
+    """A batch with all of a rule's inputs except the current model's log-probs."""
+
+    old_log_probs: Tensor  # (B, T) float32, from the model before the batch's first optimizer step
+    old_entropy: Tensor | None = field(default=None, kw_only=True)  # (B, T) in nats, likewise; None unless the rule needs it
+    # (B, 1) or (B, T) factors of the objective, from a mismatch correction; None without a correction
+    correction_weights: Tensor | None = field(default=None, kw_only=True)
 
 
 def collate(groups: Sequence[RolloutGroup], step: int = 0) -> Batch:

@@ -31,9 +31,21 @@ class Judgement:
     gradient: Tensor  # (B, T) g = dJ/dlog_probs
 
     @classmethod
-    def concat(cls, judgements: Sequence[Judgement]) -> Judgement:
-        """Join the judgements of one minibatch's micro-batches."""
-        if len(judgements) == 1:
+    def concat(cls, policy: ClipPolicy, judgements: Sequence[Judgement]) -> Judgement:
+        """Join the judgements of one minibatch's micro-batches.
+
+        Raises:
+            PolicyError: the rule reported different metrics for different micro-batches.
+        """
+        first, *others = (sorted(one.result.metrics) for one in judgements)
+        for other in others:
+            if other != first:
+                raise PolicyError(
+                    policy.name,
+                    f"returned metrics {other} for some responses and {first} for others; "
+                    "return the same metrics for all responses",
+                )
+        if not others:
             return judgements[0]
         objective = torch.stack([one.objective for one in judgements]).sum()
         inputs, result = _concat([one.inputs for one in judgements]), _concat([_expanded(one.result) for one in judgements])
@@ -107,7 +119,7 @@ def _weighted(policy: ClipPolicy, objective: Tensor, weights: Tensor | None) -> 
             f"the correction has one weight per token, but {policy.name} has one objective per response; choose a "
             "correction with one weight per response"
         )
-    return objective * weights
+    return objective * weights.to(objective.device)
 
 
 def judge(policy: ClipPolicy, inputs: ClipInputs) -> ClipResult:

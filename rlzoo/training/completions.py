@@ -91,14 +91,15 @@ def _completion(
     """
     prompt, place = number
     problem, rollout = groups[prompt].problem, groups[prompt].rollouts[place]
-    index, update = max((index, update) for index, update in enumerate(updates) if row in update.rows)
-    at, measured = update.rows.tolist().index(row), update.table_rows.tolist().index(row)
+    index, update = max((index, update) for index, update in enumerate(updates) if row in update.minibatch.table_rows)
+    minibatch, table = update.minibatch, update.minibatch.table
+    at, judged = minibatch.rows.tolist().index(row), minibatch.table_rows.tolist().index(row)
     ids = batch.sequences[row][int(batch.prompt_lengths[row]) :].tolist()
-    log_ratios = (update.log_probs[at] - batch.old_log_probs[row]).tolist()
-    chosen, clipped = batch.response_mask[row].tolist(), update.clipped[at].tolist()
+    log_ratios = (minibatch.log_probs[at] - batch.old_log_probs[row]).tolist()
+    chosen, clipped = batch.response_mask[row].tolist(), minibatch.clipped[judged].tolist()
     special = set(tokenizer.all_special_ids)
-    band = float(update.table.band_low[measured]), float(update.table.band_high[measured])
-    ceiling = float(update.table.band_ceiling[measured])
+    band = float(table.band_low[judged]), float(table.band_high[judged])
+    ceiling = float(table.band_ceiling[judged])
     return Completion(
         prompt=prompt + 1,
         response=place + 1,
@@ -114,7 +115,7 @@ def _completion(
         reward=rollout.reward if rollout.reward is not None else math.nan,
         advantage=float(ops.per_response(batch.advantages[row : row + 1], batch.response_mask[row : row + 1])),
         clipped=sum(clipped),
-        judged=float(update.table.log_ratio[measured]),
+        judged=float(table.log_ratio[judged]),
         band=None if any(map(math.isnan, band)) else band,
         ceiling=None if math.isnan(ceiling) else ceiling,
         update=index + 1,

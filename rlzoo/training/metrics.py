@@ -13,6 +13,7 @@ from rlzoo.config.sections import RewardConfig
 from rlzoo.core.fairness import NUM_BINS, bin_edges, bin_index
 from rlzoo.core.policy import ClipPolicy
 from rlzoo.core.reductions import kl_estimate
+from rlzoo.learner.batch import AdvantageBatch, ScoredBatch
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable
 from rlzoo.measure.turns import TurnProfile
@@ -20,7 +21,7 @@ from rlzoo.rollout.types import RolloutGroup
 from rlzoo.training.mismatch import mismatch_metrics
 
 if TYPE_CHECKING:
-    from rlzoo.learner.batch import Batch, ScoredBatch
+    from rlzoo.learner.batch import Batch
     from rlzoo.learner.learner import Update
     from rlzoo.rollout.rollouts import Sampled
     from rlzoo.training.run import Run
@@ -44,7 +45,7 @@ class Stopwatch:
         return {**self.laps, "throughput/tokens_per_second": tokens / (self._last - self._started)}
 
 
-def step_metrics(run: Run, sampled: Sampled, batch: ScoredBatch, updates: Sequence[Update]) -> dict[str, float]:
+def step_metrics(run: Run, sampled: Sampled, batch: AdvantageBatch, updates: Sequence[Update]) -> dict[str, float]:
     """Compute the metrics of one step. `AfterStep` adds the evaluation metrics.
 
     Args:
@@ -57,7 +58,7 @@ def step_metrics(run: Run, sampled: Sampled, batch: ScoredBatch, updates: Sequen
     metrics = rollout_metrics(sampled.groups) | episode_metrics(sampled.groups) | reward_metrics(batch, config.reward)
     metrics |= update_metrics(updates, with_kl=config.learner.kl_coef > 0)
     metrics |= policy_settings(policy, config.clip)
-    metrics |= mismatch_metrics(batch) if updates else {}  # without updates, old log-probs may be missing
+    metrics |= mismatch_metrics(batch) if isinstance(batch, ScoredBatch) else {}
     metrics["reward/failed"] = sampled.failed
     if config.rollout.dynamic_sampling:
         metrics |= {"rollout/rounds": float(sampled.num_rounds), "rollout/dropped_groups": float(sampled.num_dropped)}
@@ -158,12 +159,13 @@ def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     }
 
 
-def reward_metrics(batch: ScoredBatch, settings: RewardConfig) -> dict[str, float]:
+def reward_metrics(batch: AdvantageBatch, settings: RewardConfig) -> dict[str, float]:
     """Compute the reward-shaping metrics of one step; empty if rewards are not shaped."""
     metrics: dict[str, float] = {}
     if settings.overlong_buffer > 0:
         metrics |= {"reward/shaped_mean": float(batch.rewards.double().nanmean())} if batch.graded.any() else {}
     if settings.kl_coef > 0:
+        assert isinstance(batch, ScoredBatch), "the advantages depend on the old log-probs"
         assert batch.ref_log_probs is not None, "the learner keeps a reference model if the reward includes a KL term"
         kl = kl_estimate(batch.old_log_probs, batch.ref_log_probs, "k1")
         metrics["reward/kl"] = float(kl[batch.response_mask].double().mean())
@@ -174,13 +176,14 @@ def update_metrics(updates: Sequence[Update], *, with_kl: bool) -> dict[str, flo
     """Compute learner and clip metrics over the updates of one step; a step without updates counts as skipped."""
     if not updates:
         return {"learner/skipped": 1.0}
-    table = ResponseTable.concat([update.table for update in updates])
-    count = len(updates)
-    names = updates[0].rule_metrics
-    rule_metrics = {f"rule/{name}": sum(update.rule_metrics[name] for update in updates) / count for name in names}
+    minibatches, count = [update.minibatch for update in updates], len(updates)
+    table = ResponseTable.concat([minibatch.table for minibatch in minibatches])
+    objective = sum(minibatch.objective for minibatch in minibatches) / count
+    names = minibatches[0].rule_metrics
+    rule_metrics = {f"rule/{name}": sum(minibatch.rule_metrics[name] for minibatch in minibatches) / count for name in names}
     learner_metrics = {
-        "learner/objective": sum(update.objective for update in updates) / count,
-        "learner/loss": -sum(update.objective for update in updates) / count,
+        "learner/objective": objective,
+        "learner/loss": -objective,
         "learner/grad_norm": sum(update.grad_norm for update in updates) / count,
         "learner/grad_clipped": sum(update.grad_clipped for update in updates) / count,
         "learner/lr": updates[-1].lr,

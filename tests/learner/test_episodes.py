@@ -9,7 +9,7 @@ from rlzoo_grpo import GRPO
 from rlzoo_gspo import GSPO
 from rlzoo_rloo import RLOO
 
-from rlzoo.learner.batch import collate
+from rlzoo.learner.batch import ScoredBatch, collate
 from rlzoo.measure.response_table import ResponseTable
 from rlzoo.measure.turns import TurnProfile
 from rlzoo.rollout.episodes import Player
@@ -53,7 +53,7 @@ def off_policy(model, policy, groups):
     current = make_learner(model, policy).log_probs(scored)
     noise = torch.randn(current.shape, generator=torch.Generator().manual_seed(0))
     old = torch.where(scored.response_mask, current - SPREAD[policy.name] * noise, 0.0)
-    return dataclasses.replace(scored, old_log_probs=old, unscored=torch.zeros_like(scored.unscored)), current
+    return ScoredBatch.of(scored, old_log_probs=old), current
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,8 @@ def test_turns_are_measured(model, groups):
         "fairness/lre_turn_max",
         "fairness/lre_num_turns_max",
     } <= metrics.keys()
-    table = updates[0].table
-    rows = updates[0].rows
+    table = updates[0].minibatch.table
+    rows = updates[0].minibatch.rows
     assert table.turn_tokens.sum(1).tolist() == table.length.tolist()
     assert sorted(table.turns.tolist()) == sorted(len(rollouts[row].turns) for row in rows.tolist())
 
@@ -126,7 +126,7 @@ def test_turns_are_measured(model, groups):
 def test_clip_fractions_by_number_of_turns_are_those_of_the_episodes_in_each_bin(model, groups):
     learner = make_learner(model, GRPO(clip_low=1e-4, clip_high=1e-4), lr=0.05, num_epochs=4)
     _, updates = learner.update(learner.score(collate(groups)))
-    rows = updates[-1].table.judged()
+    rows = updates[-1].minibatch.table.judged()
     metrics = TurnProfile.of(rows).metrics()
     edges = [0, *(metrics[f"clip/num_turns_bin_{k}_edge"] for k in range(6))]
     assert edges[6] == rows.turns.max()

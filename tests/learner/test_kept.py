@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from rlzoo import load_zoo
 from rlzoo.learner import log_probs as model_module
-from rlzoo.learner.batch import collate
+from rlzoo.learner.batch import ScoredBatch, collate
 from rlzoo.learner.log_probs import ResponseLogProbs
 from rlzoo.learner.micro_batches import padded
 from rlzoo.rollout.draws import Truncation
@@ -106,7 +106,7 @@ def expected(model, groups):
     current, _ = dense(precise, groups, batch.response_mask.shape[1])
     noise = torch.randn(current.shape, generator=torch.Generator().manual_seed(0))
     old = torch.where(batch.response_mask, current.detach().float() - 0.3 * noise, 0.0)
-    batch = dataclasses.replace(batch, old_log_probs=old, unscored=torch.zeros_like(batch.unscored))
+    batch = ScoredBatch.of(batch, old_log_probs=old)
     mask = batch.response_mask.numpy()
     inputs = current.detach().numpy(), old.double().numpy(), batch.advantages.double().numpy(), mask
     result = oracle.grpo(*inputs)

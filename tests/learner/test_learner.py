@@ -214,11 +214,13 @@ def test_first_update_is_at_ratio_one_and_later_ones_are_not(model, policy):
     batch, updates = take_updates(learner, batch, seed=0)
     first, last = updates[0], updates[-1]
     assert len(updates) == 3
-    assert sorted(torch.cat([update.rows for update in updates]).tolist()) == list(range(18))
-    assert first.table.token_log_ratio_max.max() < 1e-5
-    assert last.table.token_log_ratio_max.max() > 1e-3
-    visible = batch.response_mask[first.rows]
-    torch.testing.assert_close(first.log_probs[visible], batch.old_log_probs[first.rows][visible], atol=1e-5, rtol=0)
+    assert sorted(torch.cat([update.minibatch.rows for update in updates]).tolist()) == list(range(18))
+    assert first.minibatch.table.token_log_ratio_max.max() < 1e-5
+    assert last.minibatch.table.token_log_ratio_max.max() > 1e-3
+    visible = batch.response_mask[first.minibatch.rows]
+    torch.testing.assert_close(
+        first.minibatch.log_probs[visible], batch.old_log_probs[first.minibatch.rows][visible], atol=1e-5, rtol=0
+    )
 
 
 def test_kl_to_the_starting_model_is_zero_at_first_and_pulls_back_later(model):
@@ -227,8 +229,8 @@ def test_kl_to_the_starting_model_is_zero_at_first_and_pulls_back_later(model):
     batch = off_policy_batch(model, GRPO())
     learner = make_learner(model, GRPO(), kl_coef=0.5, num_minibatches=1, num_epochs=2)
     _, updates = take_updates(learner, batch, seed=0)
-    assert updates[0].table.kl_sum.abs().max() < 1e-5
-    assert updates[1].table.kl_sum.sum() > 0
+    assert updates[0].minibatch.table.kl_sum.abs().max() < 1e-5
+    assert updates[1].minibatch.table.kl_sum.sum() > 0
 
 
 def test_an_update_with_nothing_to_learn_leaves_the_weights(model, policy):
