@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
@@ -10,12 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from rlzoo.core.policy import NEEDS
-from rlzoo.core.types import ClipInputs
 from rlzoo.rollout.kept import RaggedSets, ranges
 from rlzoo.rollout.types import KeptSets, Rollout, RolloutGroup
-
-TENSORS = frozenset(NEEDS) - {"max_length", "progress"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +56,11 @@ class Batch:
         """Number of tokens in each row, including the prompt."""
         return [sequence.numel() for sequence in self.sequences]
 
-    def token_ids(self, rows: Tensor) -> Tensor:
-        """Return the ids of the tokens that the model chose, ``(R, T)``, with 0 elsewhere."""
-        pairs = zip(rows.tolist(), self.prompt_lengths[rows].tolist(), strict=True)
-        responses = pad_sequence([self.sequences[row][start:] for row, start in pairs], batch_first=True)
-        missing = self.response_mask.shape[1] - responses.shape[1]
-        return torch.nn.functional.pad(responses, (0, missing)) * self.response_mask[rows]
+    @property
+    def token_ids(self) -> Tensor:
+        """The ids of the tokens that the model chose, ``(B, T)``, with 0 elsewhere."""
+        pairs = zip(self.sequences, self.prompt_lengths.tolist(), strict=True)
+        return pad_sequence([sequence[start:] for sequence, start in pairs], batch_first=True) * self.response_mask
 
     def kept_of(self, rows: Tensor) -> RaggedSets | None:
         """Return the sets of kept tokens for the model's tokens in the given rows, row by row; None without truncation."""
@@ -98,6 +93,8 @@ class AdvantageBatch(Batch):
     advantages: Tensor  # (B, 1), or (B, T) with per-token credit
     seed: int  # seed of the step, which determines the split into minibatches
     ref_log_probs: Tensor | None = field(default=None, kw_only=True)  # (B, T); None without a reference model
+    # (B, 1) or (B, T) factors of the objective, from a mismatch correction; None without a correction
+    correction_weights: Tensor | None = field(default=None, kw_only=True)
 
     @classmethod
     def of(cls, batch: Batch, **scores: Any) -> Self:
@@ -110,61 +107,9 @@ class AdvantageBatch(Batch):
         assert self.ref_log_probs is not None, "the learner keeps a reference model if the loss has a KL term"
         return self.ref_log_probs[rows].to(device)
 
-    def old_log_probs_of(self, rows: Tensor, log_probs: Tensor) -> Tensor:
-        """Return the old log-probs ``(R, T)``: before the first optimizer step, those of the current model."""
-        return self.old_log_probs[rows].to(log_probs.device) if isinstance(self, ScoredBatch) else log_probs.detach().clone()
-
     def weights_of(self, rows: Tensor) -> Tensor | None:
         """Return the correction's factors of the objective for the given rows; None without a correction."""
-        weights = self.correction_weights if isinstance(self, ScoredBatch) else None
-        return None if weights is None else weights[rows]
-
-    def clip_inputs(
-        self,
-        rows: Tensor,
-        log_probs: Tensor,
-        seed: int = 0,
-        *,
-        needs: Collection[str] = (),
-        entropy: Tensor | None = None,
-        max_length: int | None = None,
-        progress: float | None = None,
-    ) -> ClipInputs:
-        """Build a rule's inputs for the given rows, on the device of ``log_probs``.
-
-        Args:
-            rows: ``(R,)`` row indices.
-            log_probs: ``(R, T)`` from the current model; also the old log-probs before the first optimizer step.
-            seed: seed of the optimizer step.
-            needs: the optional fields to fill.
-            entropy: ``(R, T)`` from the same forward pass as ``log_probs``; the old entropy before the first optimizer step.
-            max_length: the run's maximum length of a response, in tokens.
-            progress: fraction of the run's updates that precede this one.
-        """
-        device = log_probs.device
-        return ClipInputs(
-            log_probs=log_probs,
-            old_log_probs=self.old_log_probs_of(rows, log_probs),
-            advantages=self.advantages[rows].to(device),
-            response_mask=self.response_mask[rows].to(device),
-            rollout_log_probs=self.rollout_log_probs[rows].to(device),
-            seed=seed,
-            max_length=max_length if "max_length" in needs else None,
-            progress=progress if "progress" in needs else None,
-            **{name: self._needed(name, rows, entropy).to(device) for name in TENSORS & set(needs)},
-        )
-
-    def _needed(self, name: str, rows: Tensor, entropy: Tensor | None) -> Tensor:
-        """Return an optional tensor of `ClipInputs` for the given rows."""
-        if name == "token_ids":
-            return self.token_ids(rows)
-        if name == "old_entropy" and not isinstance(self, ScoredBatch):
-            assert entropy is not None, "from the pass that gives the log-probs"
-            return entropy.detach()
-        values = getattr(self, name)
-        assert values is not None, f"the learner fills {name} if a rule needs it"
-        needed: Tensor = values[rows]
-        return needed if needed.ndim == 2 else needed[:, None]
+        return None if self.correction_weights is None else self.correction_weights[rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +118,6 @@ class ScoredBatch(AdvantageBatch):
 
     old_log_probs: Tensor  # (B, T) float32, from the model before the batch's first optimizer step
     old_entropy: Tensor | None = field(default=None, kw_only=True)  # (B, T) in nats, likewise; None unless the rule needs it
-    # (B, 1) or (B, T) factors of the objective, from a mismatch correction; None without a correction
-    correction_weights: Tensor | None = field(default=None, kw_only=True)
 
 
 def collate(groups: Sequence[RolloutGroup], step: int = 0) -> Batch:

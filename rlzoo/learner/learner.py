@@ -27,7 +27,7 @@ from rlzoo.core.advantages import AdvantageEstimator, AdvantageInputs
 from rlzoo.core.corrections import Correction, CorrectionInputs
 from rlzoo.core.errors import RunError, UserError
 from rlzoo.core.fairness import bin_edges
-from rlzoo.core.policy import ClipPolicy
+from rlzoo.core.policy import NEEDS, ClipPolicy
 from rlzoo.core.reductions import StepCounts, kl_estimate, reduce_objective
 from rlzoo.core.types import ClipInputs
 from rlzoo.core.zoo import load_zoo
@@ -48,6 +48,9 @@ from rlzoo.support.reading import SETTINGS, read_text
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import PreTrainedModel
+
+TENSORS = frozenset(NEEDS) - {"max_length", "progress"}
+"""Optional inputs of a rule that are tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,11 @@ class Learner:
         self.reward = reward or RewardConfig()
         self.estimator = estimator or load_zoo().advantages.build("clip.advantage", policy.advantage)
         self.correction = correction
+        self._scores_before_advantages = bool(
+            self.reward.kl_coef or self.estimator.needs & {"old_log_probs", "collision_probs"}
+        )
+        self._is_regularized = config.kl_coef > 0 or config.entropy_coef > 0
+        self._learns_without_advantages = policy.learns_without_advantages or self._is_regularized
         self.max_length = max_length
         self.num_updates = num_updates
         self.num_optimizer_steps = 0
@@ -239,24 +247,18 @@ class Learner:
 
     def log_probs(self, batch: Batch) -> Tensor:
         """Compute the model's log-probs of all responses, ``(B, T)``."""
-        return self.log_probs_and_entropy(batch)[0]
-
-    def log_probs_and_entropy(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Compute the model's log-probs and entropies of all responses, ``(B, T)`` each."""
-        return self.micro_batches.log_probs(self.model, batch, self.micro_batches.of(batch, torch.arange(len(batch))))
+        return self.micro_batches.log_probs(self.model, batch)[0]
 
     def collision_probs(self, batch: Batch) -> Tensor:
         """In a separate pass, compute collision probabilities ``(B, T)``: sums of squared probabilities over the vocabulary."""
         self._module.statistic = "collision"
         try:
-            return self.log_probs_and_entropy(batch)[1]
+            return self.micro_batches.log_probs(self.model, batch)[1]
         finally:
             self._module.statistic = "entropy"
 
     def reference_log_probs(self, batch: Batch, micro_batches: Sequence[MicroBatch] | None = None) -> Tensor:
         """Compute the log-probs from the starting model, ``(B, T)``, in the given micro-batches."""
-        if micro_batches is None:
-            micro_batches = self.micro_batches.of(batch, torch.arange(len(batch)))
         if self.reference is None:
             with without_adapter(self.language_model):
                 return self.micro_batches.log_probs(self.model, batch, micro_batches)[0]
@@ -341,7 +343,7 @@ class Learner:
             scores = torch.stack(self.micro_batches.log_probs(self.model, batch, micro_batches))
             graded = rows[batch.graded[rows]]
             log_probs, entropy = scores[:, graded].to(self.accelerator.device)
-            inputs = self._inputs(batch, graded, log_probs, entropy, seed)
+            inputs = self.clip_inputs(batch, graded, log_probs, entropy, seed)
             answer = judgement(self.policy, inputs, counts, self.max_length, batch.weights_of(graded))
             judged.append((graded, answer, entropy))
             gradients = log_probs.new_zeros(batch.response_mask.shape)
@@ -359,7 +361,7 @@ class Learner:
                     is_graded = batch.graded[micro_batch.rows]
                     if is_graded.any():
                         graded = micro_batch.rows[is_graded]
-                        inputs = self._inputs(batch, graded, log_probs[is_graded], entropy[is_graded], seed)
+                        inputs = self.clip_inputs(batch, graded, log_probs[is_graded], entropy[is_graded], seed)
                         answer = judgement(self.policy, inputs, counts, self.max_length, batch.weights_of(graded))
                         judged.append((graded, answer, entropy[is_graded].detach()))
                         gradient[is_graded] = answer.gradient
@@ -371,6 +373,33 @@ class Learner:
         if gradients is None:  # otherwise every process has judged all rows
             shares, scores = gather(self.accelerator, shares), self.micro_batches.sum(scores)
         return Minibatch.of(rows, scores[:, rows], shares)
+
+    def clip_inputs(self, batch: AdvantageBatch, rows: Tensor, log_probs: Tensor, entropy: Tensor, seed: int = 0) -> ClipInputs:
+        """Build the rule's inputs for the given rows, on the device of ``log_probs``.
+
+        Args:
+            batch: batch with advantages.
+            rows: ``(R,)``.
+            log_probs: ``(R, T)`` from the current model.
+            entropy: ``(R, T)`` in nats, from the same pass.
+            seed: seed of the optimizer step.
+        """
+        needs, device, is_scored = self.policy.needs, log_probs.device, isinstance(batch, ScoredBatch)
+        optional: dict[str, Tensor] = {}
+        for name in TENSORS & needs:
+            values = entropy.detach() if name == "old_entropy" and not is_scored else getattr(batch, name)[rows].to(device)
+            optional[name] = values if values.ndim == 2 else values[:, None]
+        return ClipInputs(
+            log_probs=log_probs.detach(),
+            old_log_probs=_old_log_probs(batch, rows, log_probs),
+            advantages=batch.advantages[rows].to(device),
+            response_mask=batch.response_mask[rows].to(device),
+            rollout_log_probs=batch.rollout_log_probs[rows].to(device),
+            seed=seed,
+            max_length=self.max_length if "max_length" in needs else None,
+            progress=self.progress if "progress" in needs else None,
+            **optional,
+        )
 
     def apply(self, minibatch: Minibatch) -> Update:
         """Take an optimizer step with the accumulated gradient, and advance the learning-rate schedule."""
@@ -405,21 +434,6 @@ class Learner:
             for _ in range(num_updates):
                 self.scheduler.step()
 
-    @property
-    def _scores_before_advantages(self) -> bool:
-        """Whether the advantages depend on the old log-probs."""
-        return bool(self.reward.kl_coef or self.estimator.needs & {"old_log_probs", "collision_probs"})
-
-    @property
-    def _is_regularized(self) -> bool:
-        """Whether the objective has a KL term or an entropy bonus."""
-        return self.config.kl_coef > 0 or self.config.entropy_coef > 0
-
-    @property
-    def _learns_without_advantages(self) -> bool:
-        """Whether responses with advantage 0 can have a gradient."""
-        return self.policy.learns_without_advantages or self._is_regularized
-
     def _learns_from(self, advantages: Tensor) -> bool:
         """Return whether any response can have a gradient."""
         return self._learns_without_advantages or bool((advantages != 0).any())
@@ -446,18 +460,6 @@ class Learner:
             batch, old_log_probs=old_log_probs, old_entropy=old_entropy if "old_entropy" in self.policy.needs else None
         )
 
-    def _inputs(self, batch: AdvantageBatch, rows: Tensor, log_probs: Tensor, entropy: Tensor, seed: int) -> ClipInputs:
-        """Build the rule's inputs for the given rows."""
-        return batch.clip_inputs(
-            rows,
-            log_probs.detach(),
-            seed,
-            needs=self.policy.needs,
-            entropy=entropy,
-            max_length=self.max_length,
-            progress=self.progress,
-        )
-
     def _objective(
         self, batch: AdvantageBatch, rows: Tensor, log_probs: Tensor, entropy: Tensor, gradient: Tensor, counts: StepCounts
     ) -> Tensor:
@@ -474,10 +476,15 @@ class Learner:
         mask, settings = batch.response_mask[rows].to(log_probs.device), self.config
         reduction = (self.policy.reduction, counts, self.max_length)
         if settings.kl_coef > 0:
-            old_log_probs = batch.old_log_probs_of(rows, log_probs)
+            old_log_probs = _old_log_probs(batch, rows, log_probs)
             kl = kl_estimate(log_probs, batch.reference(rows, log_probs.device), settings.kl_estimator, old_log_probs)
             gradient = gradient - settings.kl_coef * torch.autograd.grad(reduce_objective(kl, mask, *reduction), log_probs)[0]
         objective = (gradient * log_probs).sum()
         if settings.entropy_coef > 0:
             objective = objective + settings.entropy_coef * reduce_objective(entropy, mask, *reduction)
         return objective
+
+
+def _old_log_probs(batch: AdvantageBatch, rows: Tensor, log_probs: Tensor) -> Tensor:
+    """Return the old log-probs ``(R, T)``; before the first optimizer step, the current model is the old model."""
+    return batch.old_log_probs[rows].to(log_probs.device) if isinstance(batch, ScoredBatch) else log_probs.detach().clone()

@@ -70,7 +70,7 @@ def dense(model, groups, width):
 def test_the_learners_old_log_probs_are_the_samplers(model, groups):
     learner = make_learner(model, load_zoo()["grpo"](), num_minibatches=1)
     batch = learner.score(collate(groups))
-    old, entropy = learner.log_probs_and_entropy(batch)
+    old, entropy = learner.micro_batches.log_probs(learner.model, batch)
     torch.testing.assert_close(old, batch.rollout_log_probs, atol=1e-5, rtol=0)
     with torch.no_grad():
         expected = dense(copy.deepcopy(model).double(), groups, old.shape[1])

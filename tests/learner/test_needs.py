@@ -66,7 +66,7 @@ def test_what_a_rule_needs_is_filled_from_the_batch(model, batch):
     _, updates = learner.update(start)
     seen = Everything.seen[::2]  # each is followed by one at ratio 1, the reference for importance weights
     assert len(updates[0].minibatch.rows) == 12, "of three groups, the first minibatch has two"
-    entropy, reference = learner.log_probs_and_entropy(batch)[1], start.ref_log_probs
+    entropy, reference = learner.micro_batches.log_probs(learner.model, batch)[1], start.ref_log_probs
     assert not torch.equal(reference, torch.zeros_like(reference))
     for inputs, update, progress in zip(seen, updates, (0.0, 0.125, 0.25, 0.375), strict=True):
         rows, mask = update.minibatch.rows, batch.response_mask[update.minibatch.rows]
@@ -82,7 +82,7 @@ def test_what_a_rule_needs_is_filled_from_the_batch(model, batch):
             assert ids[chosen].tolist() == response[chosen[: len(response)]].tolist()
             assert not ids[~chosen].any()
     fresh = make_learner(model, GRPO())
-    expected = fresh.log_probs_and_entropy(batch)[1]
+    expected = fresh.micro_batches.log_probs(fresh.model, batch)[1]
     for inputs, update in zip(seen, updates, strict=True):  # those of the first minibatch come from its own forward pass
         torch.testing.assert_close(inputs.old_entropy, expected[update.minibatch.rows], rtol=1e-4, atol=1e-5)
     assert not torch.allclose(entropy, expected, atol=1e-4), "the weights have moved since"

@@ -8,6 +8,7 @@ import pytest
 import torch
 from rlzoo_grpo import GRPO
 
+from rlzoo import ClipInputs
 from rlzoo.config.sections import RewardConfig
 from rlzoo.learner.batch import ScoredBatch, collate
 from rlzoo.learner.shaping import overlong_penalty
@@ -54,8 +55,9 @@ def scored(groups, advantage, settings, limit):
 
 def clips(model, policy, batch):
     width = batch.response_mask.shape[1]
-    inputs = batch.clip_inputs(torch.arange(len(batch)), current_log_probs(model, batch).float()[:, :width])
-    return 0.1 <= clip_fraction(policy, dataclasses.replace(inputs, advantages=inputs.advantages[:, :1])) <= 0.4
+    current = current_log_probs(model, batch).float()[:, :width]
+    inputs = ClipInputs(current, batch.old_log_probs, batch.advantages[:, :1], batch.response_mask)
+    return 0.1 <= clip_fraction(policy, inputs) <= 0.4
 
 
 def test_overlong_penalty_worked_by_hand():
