@@ -161,7 +161,7 @@ class Learner:
             UserError: the files do not belong to this run.
         """
         try:
-            self.optimization.load(folder, num_optimizer_steps)
+            self.optimization.load(folder)
             if self.policy.is_adaptive:  # its state is in its settings
                 written = json.loads(read_text(folder / "policy.json", SETTINGS))
                 settings = with_secrets_of(self.policy.model_dump(mode="json"), written)
