@@ -147,7 +147,9 @@ def collate(groups: Sequence[RolloutGroup], step: int = 0) -> Batch:
         response_mask=turn_ids >= 0,
         turn_ids=turn_ids,
         rollout_log_probs=reported,
-        rewards=torch.tensor([torch.nan if each.reward is None else each.reward for each in rollouts], dtype=torch.float32),
+        rewards=torch.tensor(
+            [torch.nan if rollout.reward is None else rollout.reward for rollout in rollouts], dtype=torch.float32
+        ),
         group_ids=torch.tensor([index for index, group in enumerate(groups) for _ in group.rollouts]),
         finished=torch.tensor([rollout.finished for rollout in rollouts]),
         turn_rewards=paid if played else None,
@@ -158,13 +160,13 @@ def collate(groups: Sequence[RolloutGroup], step: int = 0) -> Batch:
 
 def _kept(rollouts: Sequence[Rollout], response_mask: Tensor) -> RaggedSets:
     """Return the sets of kept tokens for the model's tokens, row by row."""
-    parts = []
+    sets = []
     for rollout, chosen in zip(rollouts, response_mask, strict=True):
         kept = rollout.kept or KeptSets.of([], [0] * len(rollout.response_ids))
         ids, sizes = _int32(kept.ids), _int32(kept.sizes)
         # the sets of the environment's tokens are empty
-        parts.append(RaggedSets(ids, sizes[chosen[: len(sizes)]].long()))
-    return RaggedSets.concat(parts)
+        sets.append(RaggedSets(ids, sizes[chosen[: len(sizes)]].long()))
+    return RaggedSets.concat(sets)
 
 
 def _int32(packed: bytes) -> Tensor:

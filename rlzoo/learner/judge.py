@@ -141,13 +141,13 @@ def watched(policy: ClipPolicy, inputs: ClipInputs) -> Iterator[None]:
     Raises:
         PolicyError: the rule raised an exception or changed its inputs.
     """
-    given = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
-    before = {name: value._version for name, value in given.items() if isinstance(value, Tensor)}
+    values = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
+    before = {name: value._version for name, value in values.items() if isinstance(value, Tensor)}
     try:
         yield
     except Exception as error:
-        raise PolicyError(policy.name, f"raised {_told(error)}") from error
-    changed = [name for name, version in before.items() if given[name]._version != version]
+        raise PolicyError(policy.name, f"raised {_located(error)}") from error
+    changed = [name for name, version in before.items() if values[name]._version != version]
     if changed:
         raise PolicyError(policy.name, f"modified its input {changed[0]}; work on a copy")
 
@@ -208,7 +208,7 @@ def updated(policy: ClipPolicy, stats: ClipStats) -> ClipPolicy:
     try:
         following = policy.updated(stats)
     except Exception as error:
-        raise PolicyError(policy.name, f"raised an error in updated: {_told(error)}") from error
+        raise PolicyError(policy.name, f"raised an error in updated: {_located(error)}") from error
     if type(following) is not type(policy):
         raise PolicyError(policy.name, f"returned {following!r} from updated; expected a {type(policy).__name__}")
     return following
@@ -246,7 +246,7 @@ def _metrics_problem(metrics: object, shapes: tuple[tuple[int, int], ...]) -> st
     return None
 
 
-def _told(error: Exception) -> str:
+def _located(error: Exception) -> str:
     """Format an exception as one line with its file and line number."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})".replace("\n", " ")

@@ -191,8 +191,7 @@ class Learner:
         batch = replace(batch, rewards=batch.rewards - overlong_penalty(batch.lengths, self.max_length, self.reward))
         advantages = None if self._scores_before_advantages else self._advantages(batch)
         minibatches = self.minibatches(batch, seed)[: self.config.num_minibatches]  # the first epoch has every row once
-        learning = self._learning(batch, advantages)
-        micro_batches = [micro_batch for rows in minibatches for micro_batch in self._cut(batch, rows, learning)]
+        micro_batches = [micro_batch for rows in minibatches for micro_batch in self._cut(batch, rows, advantages)]
         ref_log_probs = self.reference_log_probs(batch, micro_batches) if self.has_reference else None
         if advantages is not None and (self.correction is None or not self._learns_from(advantages)):
             return AdvantageBatch.of(batch, advantages=advantages, seed=seed, ref_log_probs=ref_log_probs)
@@ -334,8 +333,7 @@ class Learner:
             PolicyError: see `judgement` and `measure`.
         """
         counts = StepCounts.of(batch.response_mask[rows])  # the denominators, across all micro-batches and processes
-        learning = self._learning(batch, batch.advantages)
-        micro_batches = self._cut(batch, rows, learning)
+        micro_batches = self._cut(batch, rows, batch.advantages)
         scores = torch.zeros(2, *batch.response_mask.shape)  # log-probs and entropies
         judged: list[tuple[Tensor, Judgement, Tensor]] = []  # rows, the rule's judgement, and entropies
         gradients: Tensor | None = None  # (B, T) of a rule of scope "batch"
@@ -350,7 +348,9 @@ class Learner:
             gradients[graded] = answer.gradient
             acting = graded[answer.gradient.any(dim=1).cpu() | self._is_regularized]
             acting = acting if len(acting) else graded[:1]  # a step needs a backward pass
-            micro_batches = self.micro_batches.of(batch, acting, learns=True) if learning[rows].any() else []
+            micro_batches = (
+                self.micro_batches.of(batch, acting, learns=True) if self._learns_from(batch.advantages[rows]) else []
+            )
         for index, micro_batch in enumerate(micro_batches):
             is_last = index == len(micro_batches) - 1
             with self.optimization.micro_batch(is_last), torch.set_grad_enabled(micro_batch.learns):
@@ -438,22 +438,23 @@ class Learner:
         """Return whether any response can have a gradient."""
         return self._learns_without_advantages or bool((advantages != 0).any())
 
-    def _learning(self, batch: Batch, advantages: Tensor | None) -> Tensor:
-        """Return the rows that can have a gradient, ``(B,)`` bool; the result is the same before and after the scoring pass."""
-        learns = self._scores_before_advantages or self._learns_without_advantages
-        return batch.graded if learns or advantages is None else (advantages != 0).any(dim=1)
+    def _cut(self, batch: Batch, rows: Tensor, advantages: Tensor | None) -> list[MicroBatch]:
+        """Split a minibatch into this process's micro-batches, in the same way for scoring and for training; see `score`.
 
-    def _cut(self, batch: Batch, rows: Tensor, learning: Tensor) -> list[MicroBatch]:
-        """Split a minibatch into this process's micro-batches, in the same way for scoring and for training; see `score`."""
+        The rows that can have a gradient are separate. If the advantages depend on the old log-probs, so that they are unknown
+        in the scoring pass, these are all rows with a grade.
+        """
         if self.policy.scope == "batch":  # the rule sees log-probs from one pass over all rows
             return self.micro_batches.of(batch, rows)
-        acting, silent = rows[learning[rows]], rows[~learning[rows]]
-        return self.micro_batches.of(batch, silent) + self.micro_batches.of(batch, acting, learns=True)
+        if advantages is None or self._scores_before_advantages or self._learns_without_advantages:
+            learning = batch.graded[rows]
+        else:
+            learning = (advantages[rows] != 0).any(dim=1)
+        return self.micro_batches.of(batch, rows[~learning]) + self.micro_batches.of(batch, rows[learning], learns=True)
 
     def _with_old_log_probs(self, batch: AdvantageBatch, minibatch: Minibatch, others: Sequence[Tensor]) -> ScoredBatch:
         """Add the old log-probs: those of the first minibatch, before its update, and those of a pass over the others."""
-        learning = self._learning(batch, batch.advantages)
-        cuts = [cut for rows in others for cut in self._cut(batch, rows, learning)]
+        cuts = [cut for rows in others for cut in self._cut(batch, rows, batch.advantages)]
         old_log_probs, old_entropy = self.micro_batches.log_probs(self.model, batch, cuts)
         old_log_probs[minibatch.rows], old_entropy[minibatch.rows] = minibatch.log_probs, minibatch.entropy
         return ScoredBatch.of(

@@ -76,7 +76,7 @@ def _predicts(batch: Batch, rows: Tensor, starts: Tensor, number: int) -> Tensor
     """Return a bool mask ``(number,)`` of the flat positions that predict a token chosen by the model.
 
     Args:
-        batch: the whole batch.
+        batch: the batch.
         rows: ``(R,)``.
         starts: ``(R,)`` flat position of each row's first token.
         number: number of flat positions.
@@ -135,9 +135,9 @@ class MicroBatches:
         sizes = batch.sizes
         shares = deal(rows, sizes, self.accelerator.num_processes)
         cuts = [self._cut(sizes, share) for share in shares]
-        own = [MicroBatch(cut, learns) for cut in cuts[self.accelerator.process_index]]
+        of_process = [MicroBatch(cut, learns) for cut in cuts[self.accelerator.process_index]]
         shortest = torch.tensor([min(rows.tolist(), key=sizes.__getitem__)])
-        return own + [MicroBatch(shortest, learns, is_idle=True)] * (max(map(len, cuts)) - len(own))
+        return of_process + [MicroBatch(shortest, learns, is_idle=True)] * (max(map(len, cuts)) - len(of_process))
 
     def _cut(self, sizes: Sequence[int], rows: Tensor) -> list[Tensor]:
         """Split rows into micro-batches whose rows the model can compute together."""

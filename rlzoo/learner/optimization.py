@@ -408,17 +408,17 @@ def origin(model: nn.Module, name: str) -> tuple[str | None, list[Any]]:
     PEFT wraps experts once for each of their adapted parameters, so a name may contain several ``base_layer``.
     """
     *path, last = name.split(".")
-    module, parts, layers = model, list[str](), list[Any]()
-    for part in path:
+    module, names, layers = model, list[str](), list[Any]()
+    for child in path:
         if not hasattr(module, "get_delta_weight"):
-            parts.append(part)
-        elif part == "base_layer":
+            names.append(child)
+        elif child == "base_layer":
             layers.append(module)
         else:
             return None, []
-        module = getattr(module, part)
+        module = getattr(module, child)
     adapting = [layer for layer in layers if layer.get_base_layer() is module]
-    return ".".join([*parts, last]), [layer for layer in adapting if getattr(layer, "parameter_name", "weight") == last]
+    return ".".join([*names, last]), [layer for layer in adapting if getattr(layer, "parameter_name", "weight") == last]
 
 
 def named_adapter(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:

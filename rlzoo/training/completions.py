@@ -107,7 +107,7 @@ def _completion(
         answer=problem.answer,
         tokens=[
             Token(text, log_ratios[t] if chosen[t] else None, clipped[t], ids[t] in special)
-            for t, text in enumerate(pieces(tokenizer, ids[:size]))
+            for t, text in enumerate(token_texts(tokenizer, ids[:size]))
         ],
         hidden=len(ids) - size,
         length=rollout.length,
@@ -122,7 +122,7 @@ def _completion(
     )
 
 
-def pieces(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
+def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
     """Return the text that each token adds, including special tokens.
 
     A token that ends inside a character adds `PARTIAL`, and the token that completes the character adds the character.

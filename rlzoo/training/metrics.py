@@ -110,11 +110,12 @@ def episode_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
         "env/failed": sum(bool(rollout.failure) for rollout in rollouts) / len(rollouts),
         "env/token_share": 1 - sum(rollout.length for rollout in rollouts) / max(tokens, 1),
     }
+    graded = [rollout for rollout in rollouts if rollout.reward is not None]
     for k in range(NUM_BINS):
-        own = [rollout.turns[k] for rollout in rollouts if len(rollout.turns) > k]
-        if own:
-            metrics[f"response/length_turn_{k + 1}"] = sum(turn.end - turn.start for turn in own) / len(own)
-        paid = [each.turns[k].reward for each in rollouts if len(each.turns) > k and each.reward is not None]
+        turns_k = [rollout.turns[k] for rollout in rollouts if len(rollout.turns) > k]
+        if turns_k:
+            metrics[f"response/length_turn_{k + 1}"] = sum(turn.end - turn.start for turn in turns_k) / len(turns_k)
+        paid = [rollout.turns[k].reward for rollout in graded if len(rollout.turns) > k]
         if paid:
             metrics[f"reward/turn_{k + 1}"] = sum(paid) / len(paid)
     edges = bin_edges(turns)
@@ -127,8 +128,8 @@ def episode_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
             if values:
                 metrics[f"{name}num_turns_bin_{k}"] = fmean(values)
     for name in sorted({name for rollout in rollouts for name in rollout.numbers}):
-        given = [rollout.numbers[name] for rollout in rollouts if name in rollout.numbers]
-        metrics[f"env/{name}"] = sum(given) / len(given)
+        numbers = [rollout.numbers[name] for rollout in rollouts if name in rollout.numbers]
+        metrics[f"env/{name}"] = sum(numbers) / len(numbers)
     return metrics
 
 
@@ -221,9 +222,9 @@ def run_metrics(
         if values:
             metrics[name] = sum(values) / len(values)
     if profile is not None:
-        whole = profile.metrics()
-        names = ("clip/fraction", "fairness/ess", *(name for name in whole if name.startswith("fairness/lre_")))
-        metrics |= {name.replace("clip/", "clip_").removeprefix("fairness/"): whole[name] for name in names}
+        pooled = profile.metrics()
+        names = ("clip/fraction", "fairness/ess", *(name for name in pooled if name.startswith("fairness/lre_")))
+        metrics |= {name.replace("clip/", "clip_").removeprefix("fairness/"): pooled[name] for name in names}
         by_length = {f"clip_by_length_{k}": f"clip/fraction_length_bin_{k}" for k in range(NUM_BINS)}
-        metrics |= {name: whole[source] for name, source in by_length.items() if source in whole}
+        metrics |= {name: pooled[source] for name, source in by_length.items() if source in pooled}
     return {name: float(f"{value:.4g}") for name, value in metrics.items()}
