@@ -78,17 +78,7 @@ def _completion(
     batch: ScoredBatch,
     updates: Sequence[Update],
 ) -> Completion:
-    """Collect the data that the page shows about one response.
-
-    Args:
-        number: index of the response's prompt, and index of the response among the responses to that prompt.
-        row: the response's row in the batch.
-        size: number of tokens to show.
-        tokenizer: decodes the tokens.
-        groups: the responses of the step.
-        batch: the same responses as tensors.
-        updates: the updates of the step.
-    """
+    """Collect what the page shows about a row: ``size`` of its tokens; ``number`` is its prompt, and its place there."""
     prompt, place = number
     problem, rollout = groups[prompt].problem, groups[prompt].rollouts[place]
     index, update = max((index, update) for index, update in enumerate(updates) if row in update.minibatch.table_rows)
