@@ -333,18 +333,17 @@ class Learner:
             PolicyError: see `judgement` and `measure`.
         """
         counts = StepCounts.of(batch.response_mask[rows])  # the denominators, across all micro-batches and processes
-        micro_batches = self._cut(batch, rows, batch.advantages)
-        scores = torch.zeros(2, *batch.response_mask.shape)  # log-probs and entropies
+        is_graded, device = batch.graded[rows], self.accelerator.device
+        graded, ungraded = rows[is_graded], self.micro_batches.of(batch, rows[~is_graded])
+        micro_batches = self._cut(batch, graded, batch.advantages)
         judged: list[tuple[Tensor, Judgement, Tensor]] = []  # rows, the rule's judgement, and entropies
         gradients: Tensor | None = None  # (B, T) of a rule of scope "batch"
         if self.policy.scope == "batch":
-            scores = torch.stack(self.micro_batches.log_probs(self.model, batch, micro_batches))
-            graded = rows[batch.graded[rows]]
-            log_probs, entropy = scores[:, graded].to(self.accelerator.device)
-            inputs = self.clip_inputs(batch, graded, log_probs, entropy, seed)
+            log_probs, entropy = self.micro_batches.log_probs(self.model, batch, micro_batches)
+            inputs = self.clip_inputs(batch, graded, log_probs[graded].to(device), entropy[graded].to(device), seed)
             answer = judgement(self.policy, inputs, counts, self.max_length, batch.weights_of(graded))
-            judged.append((graded, answer, entropy))
-            gradients = log_probs.new_zeros(batch.response_mask.shape)
+            judged.append((graded, answer, entropy[graded].to(device)))
+            gradients = torch.zeros_like(log_probs, device=device)
             gradients[graded] = answer.gradient
             acting = graded[answer.gradient.any(dim=1).cpu() | self._is_regularized]
             acting = acting if len(acting) else graded[:1]  # a step needs a backward pass
@@ -357,21 +356,21 @@ class Learner:
                 log_probs, entropy = self.micro_batches.forward(self.model, batch, micro_batch.rows)
                 gradient = torch.zeros_like(log_probs) if gradients is None else gradients[micro_batch.rows]
                 if gradients is None and not micro_batch.is_idle:
-                    scores[:, micro_batch.rows] = torch.stack([log_probs, entropy]).detach().float().cpu()
-                    is_graded = batch.graded[micro_batch.rows]
-                    if is_graded.any():
-                        graded = micro_batch.rows[is_graded]
-                        inputs = self.clip_inputs(batch, graded, log_probs[is_graded], entropy[is_graded], seed)
-                        answer = judgement(self.policy, inputs, counts, self.max_length, batch.weights_of(graded))
-                        judged.append((graded, answer, entropy[is_graded].detach()))
-                        gradient[is_graded] = answer.gradient
+                    inputs = self.clip_inputs(batch, micro_batch.rows, log_probs, entropy, seed)
+                    answer = judgement(self.policy, inputs, counts, self.max_length, batch.weights_of(micro_batch.rows))
+                    judged.append((micro_batch.rows, answer, entropy.detach()))
+                    gradient = answer.gradient
                 if micro_batch.learns:
                     objective = self._objective(batch, micro_batch.rows, log_probs, entropy, gradient, counts)
                     # the loss is the negated objective; an idle process only takes part in exchanging gradients
                     self.optimization.backward(0.0 * objective if micro_batch.is_idle else -objective)
+        scores = torch.zeros(2, *batch.response_mask.shape)
+        for judged_rows, answer, entropy in judged:
+            scores[:, judged_rows] = torch.stack([answer.inputs.log_probs, entropy]).float().cpu()
         shares = [measure(self.policy, self.config, batch, judged, counts, self.max_length)] if judged else []
         if gradients is None:  # otherwise every process has judged all rows
             shares, scores = gather(self.accelerator, shares), self.micro_batches.sum(scores)
+        scores += torch.stack(self.micro_batches.log_probs(self.model, batch, ungraded))
         return Minibatch.of(rows, scores[:, rows], shares)
 
     def clip_inputs(self, batch: AdvantageBatch, rows: Tensor, log_probs: Tensor, entropy: Tensor, seed: int = 0) -> ClipInputs:
@@ -441,16 +440,18 @@ class Learner:
     def _cut(self, batch: Batch, rows: Tensor, advantages: Tensor | None) -> list[MicroBatch]:
         """Split a minibatch into this process's micro-batches, in the same way for scoring and for training; see `score`.
 
-        The rows that can have a gradient are separate. If the advantages depend on the old log-probs, so that they are unknown
-        in the scoring pass, these are all rows with a grade.
+        Rows without a grade, rows that cannot have a gradient and the others are separate. If the advantages depend on the old
+        log-probs, so that they are unknown in the scoring pass, all rows with a grade may have a gradient.
         """
+        is_graded = batch.graded[rows]
+        ungraded, graded = self.micro_batches.of(batch, rows[~is_graded]), rows[is_graded]
         if self.policy.scope == "batch":  # the rule sees log-probs from one pass over all rows
-            return self.micro_batches.of(batch, rows)
-        if advantages is None or self._scores_before_advantages or self._learns_without_advantages:
-            learning = batch.graded[rows]
-        else:
-            learning = (advantages[rows] != 0).any(dim=1)
-        return self.micro_batches.of(batch, rows[~learning]) + self.micro_batches.of(batch, rows[learning], learns=True)
+            return ungraded + self.micro_batches.of(batch, graded)
+        learning = torch.ones(len(graded), dtype=torch.bool)
+        if advantages is not None and not (self._scores_before_advantages or self._learns_without_advantages):
+            learning = (advantages[graded] != 0).any(dim=1)
+        silent, acting = graded[~learning], graded[learning]
+        return ungraded + self.micro_batches.of(batch, silent) + self.micro_batches.of(batch, acting, learns=True)
 
     def _with_old_log_probs(self, batch: AdvantageBatch, minibatch: Minibatch, others: Sequence[Tensor]) -> ScoredBatch:
         """Add the old log-probs: those of the first minibatch, before its update, and those of a pass over the others."""
