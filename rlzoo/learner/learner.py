@@ -465,16 +465,7 @@ class Learner:
     def _objective(
         self, batch: AdvantageBatch, rows: Tensor, log_probs: Tensor, entropy: Tensor, gradient: Tensor, counts: StepCounts
     ) -> Tensor:
-        """Return an objective with the rule's ``gradient`` with respect to the log-probs, the KL term and the entropy bonus.
-
-        Args:
-            batch: batch with advantages.
-            rows: ``(R,)``.
-            log_probs: ``(R, T)``, differentiable.
-            entropy: ``(R, T)`` in nats, differentiable if there is an entropy bonus.
-            gradient: ``(R, T)``.
-            counts: denominators of the whole minibatch.
-        """
+        """Return an objective with the rule's ``gradient`` with respect to ``log_probs``, the KL term and the entropy bonus."""
         mask, settings = batch.response_mask[rows].to(log_probs.device), self.config
         reduction = (self.policy.reduction, counts, self.max_length)
         if settings.kl_coef > 0:
