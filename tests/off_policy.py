@@ -88,7 +88,6 @@ def off_policy_batch(model, policy, num_responses=18, seed=1, *, holes=True):
         response_mask=mask,
         turn_ids=torch.where(mask, turns, -1),
         finished=torch.ones(num_responses, dtype=torch.bool),
-        unscored=torch.zeros(num_responses, dtype=torch.bool),
         seed=0,
         rollout_log_probs=old,
         rewards=advantages[:, 0],

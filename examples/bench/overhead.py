@@ -23,13 +23,13 @@ def timed() -> dict[str, list[tuple[Any, str]]]:
     """Return the functions to time for each share, as pairs of a module or class and the function's name."""
     from rlzoo.journal.run_directory import RunDirectory
     from rlzoo.journal.tracking.tracker import Tracker
-    from rlzoo.learner import learner, minibatch
+    from rlzoo.learner import learner
     from rlzoo.measure.monitor import Monitor
     from rlzoo.training import loop
 
     return {
-        "rule": [(minibatch, "judgement"), (learner, "updated")],
-        "metrics": [(minibatch.Minibatch, "measured"), (loop, "step_metrics"), (Monitor, "after_step")],
+        "rule": [(learner, "judgement"), (learner, "updated")],
+        "metrics": [(learner, "measure"), (loop, "step_metrics"), (Monitor, "after_step")],
         "journal": [(RunDirectory, "save_rollouts"), (RunDirectory, "log")],
         "mlflow": [(Tracker, "look")],
     }

@@ -103,7 +103,6 @@ def make_data(rule: str, quick: bool, band: Rule | None = None, seed: int = 1) -
         finished=torch.ones(number, dtype=torch.bool),
         old_log_probs=empty,
         advantages=advantages,
-        unscored=torch.zeros(number, dtype=torch.bool),
         seed=0,
     )
     return Data(batch, log_ratios, rule)

@@ -45,9 +45,9 @@ def shares(name: str) -> tuple[float, float, float]:
     rows = learner.minibatches(batch, 0)[1]
     mask = batch.response_mask[rows]
     noise = 0.01 * torch.randn(mask.shape, generator=torch.Generator().manual_seed(0))
-    leaf = (batch.old_log_probs[rows] + noise).requires_grad_()
+    leaf = (learner.log_probs(batch)[rows] + noise).requires_grad_()
     limit = config.rollout.max_new_tokens
-    inputs = batch.clip_inputs(rows, leaf, needs=config.clip.needs, max_length=limit, progress=0.5)
+    inputs = learner.clip_inputs(batch, rows, leaf, torch.zeros_like(noise))
     counts = StepCounts.of(mask)
 
     def boundary() -> None:

@@ -216,7 +216,9 @@ def ask(kind: str, folder: Path) -> Row:
                     errors["sampler"] = plain.difference(batch, batch.rollout_log_probs)
                 errors["learner"] = plain.difference(batch, run.learner.log_probs(batch))
                 (update,) = run.learner.update(run.learner.score(batch))[1]
-                trained = torch.zeros_like(batch.rollout_log_probs).index_copy(0, update.rows, update.log_probs)
+                trained = torch.zeros_like(batch.rollout_log_probs).index_copy(
+                    0, update.minibatch.rows, update.minibatch.log_probs
+                )
                 errors["training pass"] = plain.difference(batch, trained)
             except UserError as error:
                 answer, remark = "refused", str(error)

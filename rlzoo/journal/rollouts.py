@@ -13,14 +13,14 @@ from rlzoo.config.redaction import redact_settings
 from rlzoo.config.run_config import RunConfig
 from rlzoo.core import ops
 from rlzoo.journal.rollout_file import RolloutFile, UpdateLogProbs
-from rlzoo.learner.batch import ScoredBatch
+from rlzoo.learner.batch import AdvantageBatch, ScoredBatch
 from rlzoo.learner.learner import Update
 from rlzoo.rollout.types import Rollout, RolloutGroup
 from rlzoo.support.distribution import version
 
 
 def rollout_file(
-    config: RunConfig, batch: ScoredBatch, groups: Sequence[RolloutGroup], updates: Sequence[Update], learner_version: int
+    config: RunConfig, batch: AdvantageBatch, groups: Sequence[RolloutGroup], updates: Sequence[Update], learner_version: int
 ) -> RolloutFile:
     """Build the contents of a rollout file.
 
@@ -31,9 +31,8 @@ def rollout_file(
     whole_rows = [torch.zeros(size, dtype=torch.bool) for size in batch.sizes]
     for row, start, chosen in zip(whole_rows, batch.prompt_lengths.tolist(), mask, strict=True):
         row[start:] = chosen[: len(row) - start]
-    scores = {name: getattr(batch, name) for name in ("old_log_probs", "old_entropy", "ref_log_probs")}
-    if batch.unscored.any():
-        scores = {}
+    names = ("old_log_probs", "old_entropy", "ref_log_probs") if isinstance(batch, ScoredBatch) else ()
+    scores, minibatches = {name: getattr(batch, name) for name in names}, [update.minibatch for update in updates]
     return RolloutFile(
         step=batch.step,
         token_ids=torch.cat(batch.sequences),
@@ -48,7 +47,7 @@ def rollout_file(
         rollout_log_probs=batch.rollout_log_probs[mask],
         **({} if batch.kept is None else {"kept_ids": batch.kept.ids, "kept_sizes": batch.kept.sizes}),
         **{name: values[mask] for name, values in scores.items() if values is not None},
-        updates=tuple(UpdateLogProbs(update.rows, update.log_probs[mask[update.rows]]) for update in updates),
+        updates=tuple(UpdateLogProbs(minibatch.rows, minibatch.log_probs[mask[minibatch.rows]]) for minibatch in minibatches),
         learner_version=learner_version,
         temperature=config.rollout.temperature,
         max_length=config.rollout.max_new_tokens,
@@ -67,7 +66,7 @@ def policy_versions(rollouts: Sequence[Rollout]) -> Tensor:
     return torch.tensor([rollout.policy_version for rollout in rollouts])
 
 
-def transcripts(groups: Sequence[RolloutGroup], batch: ScoredBatch, updates: Sequence[Update]) -> Iterator[dict[str, Any]]:
+def transcripts(groups: Sequence[RolloutGroup], batch: AdvantageBatch, updates: Sequence[Update]) -> Iterator[dict[str, Any]]:
     """Yield the responses of a step in readable form, one object per response.
 
     ``clipped`` is the clipped share of the tokens at the response's last update; None if the step had no update.
@@ -95,9 +94,10 @@ def transcripts(groups: Sequence[RolloutGroup], batch: ScoredBatch, updates: Seq
             row += 1
 
 
-def clipped_shares(batch: ScoredBatch, updates: Sequence[Update]) -> list[float]:
+def clipped_shares(batch: AdvantageBatch, updates: Sequence[Update]) -> list[float]:
     """Return the share of tokens clipped at the last update of each response; 0 for a response without updates."""
     shares = torch.zeros(len(batch))
     for update in updates:
-        shares[update.rows] = ops.per_response(update.clipped.float(), batch.response_mask[update.rows])[:, 0]
+        rows = update.minibatch.table_rows
+        shares[rows] = ops.per_response(update.minibatch.clipped.float(), batch.response_mask[rows])[:, 0]
     return shares.tolist()

@@ -200,7 +200,7 @@ def _updates(path: Path, step: RolloutFile, max_length: int, correction: Correct
         **{name: value[:, None] for name, value in per_response.items()},
         **({} if sampled is None else {"rollout_log_probs": sampled}),
         "turn_ids": batch.turn_ids,
-        "token_ids": batch.token_ids(rows_of_step),
+        "token_ids": batch.token_ids,
     }
     weights = None
     if correction and sampled is not None:

@@ -34,10 +34,10 @@ def check_adapter(model: PreTrainedModel, before: Mapping[str, Tensor]) -> None:
             start = _logits(model)
             for name, parameter in model.named_parameters():
                 for layer in origin(model, name)[1]:  # each update is half as large as the weight that it changes
-                    own = [weight for key, weight in layer.named_parameters() if key.startswith("lora_")]
-                    for weight in own:
+                    factors = [weight for key, weight in layer.named_parameters() if key.startswith("lora_")]
+                    for weight in factors:
                         weight.normal_()
-                    own[0].mul_(parameter.norm() / (2 * layer.get_delta_weight("default").norm()))
+                    factors[0].mul_(parameter.norm() / (2 * layer.get_delta_weight("default").norm()))
             expected = _logits(model)
             for name, tensor in named_weights(model):
                 merged.add(name)

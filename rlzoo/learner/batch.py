@@ -1,21 +1,17 @@
-"""A rollout step as tensors: `Batch` before scoring, `ScoredBatch` after."""
+"""A rollout step as tensors: `Batch`, then `AdvantageBatch` with advantages, then `ScoredBatch` with old log-probs."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from rlzoo.core.policy import NEEDS
-from rlzoo.core.types import ClipInputs
 from rlzoo.rollout.kept import KeptSets, ranges
 from rlzoo.rollout.types import Rollout, RolloutGroup
-
-TENSORS = frozenset(NEEDS) - {"max_length", "progress"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +56,11 @@ class Batch:
         """Number of tokens in each row, including the prompt."""
         return [sequence.numel() for sequence in self.sequences]
 
-    def token_ids(self, rows: Tensor) -> Tensor:
-        """Return the ids of the tokens that the model chose, ``(R, T)``, with 0 elsewhere."""
-        pairs = zip(rows.tolist(), self.prompt_lengths[rows].tolist(), strict=True)
-        responses = pad_sequence([self.sequences[row][start:] for row, start in pairs], batch_first=True)
-        missing = self.response_mask.shape[1] - responses.shape[1]
-        return torch.nn.functional.pad(responses, (0, missing)) * self.response_mask[rows]
+    @property
+    def token_ids(self) -> Tensor:
+        """The ids of the tokens that the model chose, ``(B, T)``, with 0 elsewhere."""
+        pairs = zip(self.sequences, self.prompt_lengths.tolist(), strict=True)
+        return pad_sequence([sequence[start:] for sequence, start in pairs], batch_first=True) * self.response_mask
 
     def kept_of(self, rows: Tensor) -> KeptSets | None:
         """Return the sets of kept tokens for the model's tokens in the given rows, row by row; None without truncation."""
@@ -88,86 +83,41 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredBatch(Batch):
-    """A batch with all of a rule's inputs except the current model's log-probs.
+class AdvantageBatch(Batch):
+    """A batch with advantages, before its first optimizer step.
 
-    At the first optimizer step, the current model is still the old model. The rows of the first minibatch are therefore not
-    scored in a separate pass (``unscored``). Their ``old_log_probs`` are 0 until `with_old_log_probs` fills in the log-probs
-    of the training forward pass.
+    The model that trains on it is still the model that defines the old log-probs. The training pass of the first minibatch
+    therefore gives the old log-probs of its rows.
     """
 
-    old_log_probs: Tensor  # (B, T) float32, from the model before the batch's first optimizer step
     advantages: Tensor  # (B, 1), or (B, T) with per-token credit
-    unscored: Tensor  # (B,) bool: rows that are not scored separately, such as the first minibatch
     seed: int  # seed of the step, which determines the split into minibatches
-    ref_log_probs: Tensor | None = None  # (B, T); None without a reference model
-    old_entropy: Tensor | None = None  # (B, T) in nats, from the same model as old_log_probs; None unless the rule needs it
-    weights: Tensor | None = None  # (B, 1) or (B, T) factors of the objective; None without a correction
+    ref_log_probs: Tensor | None = field(default=None, kw_only=True)  # (B, T); None without a reference model
+    # (B, 1) or (B, T) factors of the objective, from a mismatch correction; None without a correction
+    correction_weights: Tensor | None = field(default=None, kw_only=True)
 
     @classmethod
-    def of(cls, batch: Batch, **scores: Any) -> ScoredBatch:
+    def of(cls, batch: Batch, **scores: Any) -> Self:
         """Add scores to a batch."""
-        return cls(**{each.name: getattr(batch, each.name) for each in fields(Batch)}, **scores)
+        known = {column.name: getattr(batch, column.name) for column in fields(cls) if hasattr(batch, column.name)}
+        return cls(**known | scores)
 
-    def with_old_log_probs(self, rows: Tensor, log_probs: Tensor, entropy: Tensor | None = None) -> ScoredBatch:
-        """Fill in the old log-probs ``(R, T)`` of the first minibatch, and the entropy if the rule needs it."""
-        assert self.unscored.nonzero()[:, 0].tolist() == sorted(rows[self.graded[rows]].tolist()), "from the first minibatch"
-        old_log_probs, old_entropy = self.old_log_probs.clone(), self.old_entropy
-        old_log_probs[rows] = log_probs
-        if old_entropy is not None:
-            assert entropy is not None, "the pass that computes the log-probs also computes the entropy"
-            old_entropy = old_entropy.clone()
-            old_entropy[rows] = entropy
-        return replace(self, old_log_probs=old_log_probs, old_entropy=old_entropy, unscored=torch.zeros_like(self.unscored))
+    def reference(self, rows: Tensor, device: torch.device) -> Tensor:
+        """Return the reference log-probs ``(R, T)`` of the given rows."""
+        assert self.ref_log_probs is not None, "the learner keeps a reference model if the loss has a KL term"
+        return self.ref_log_probs[rows].to(device)
 
-    def clip_inputs(
-        self,
-        rows: Tensor,
-        log_probs: Tensor,
-        seed: int = 0,
-        *,
-        needs: Collection[str] = (),
-        entropy: Tensor | None = None,
-        max_length: int | None = None,
-        progress: float | None = None,
-    ) -> ClipInputs:
-        """Build a rule's inputs for the given rows, on the device of ``log_probs``.
+    def weights_of(self, rows: Tensor) -> Tensor | None:
+        """Return the correction's factors of the objective for the given rows; None without a correction."""
+        return None if self.correction_weights is None else self.correction_weights[rows]
 
-        Args:
-            rows: ``(R,)`` row indices, either all unscored or all scored.
-            log_probs: ``(R, T)`` from the current model.
-            seed: seed of the optimizer step.
-            needs: the optional fields to fill.
-            entropy: ``(R, T)`` from the same forward pass as ``log_probs``; used as the old entropy of unscored rows.
-            max_length: the run's maximum length of a response, in tokens.
-            progress: fraction of the run's updates that precede this one.
-        """
-        assert log_probs.shape[1] == self.response_mask.shape[1], "inputs are as wide as the batch"
-        device, is_unscored = log_probs.device, bool(self.unscored[rows].any())
-        assert is_unscored == bool(self.unscored[rows].all()), "all or none of the rows are unscored"
-        old_log_probs = log_probs.detach().clone() if is_unscored else self.old_log_probs[rows].to(device)
-        return ClipInputs(
-            log_probs=log_probs,
-            old_log_probs=old_log_probs,
-            advantages=self.advantages[rows].to(device),
-            response_mask=self.response_mask[rows].to(device),
-            rollout_log_probs=self.rollout_log_probs[rows].to(device),
-            seed=seed,
-            max_length=max_length if "max_length" in needs else None,
-            progress=progress if "progress" in needs else None,
-            **{name: self._needed(name, rows, entropy if is_unscored else None).to(device) for name in TENSORS & set(needs)},
-        )
 
-    def _needed(self, name: str, rows: Tensor, entropy: Tensor | None) -> Tensor:
-        """Return an optional tensor of `ClipInputs` for the given rows."""
-        if name == "token_ids":
-            return self.token_ids(rows)
-        if name == "old_entropy" and entropy is not None:
-            return entropy.detach()
-        values = getattr(self, name)
-        assert values is not None, f"the learner fills {name} if a rule needs it"
-        needed: Tensor = values[rows]
-        return needed if needed.ndim == 2 else needed[:, None]
+@dataclass(frozen=True, slots=True)
+class ScoredBatch(AdvantageBatch):
+    """A batch with all of a rule's inputs except the current model's log-probs."""
+
+    old_log_probs: Tensor  # (B, T) float32, from the model before the batch's first optimizer step
+    old_entropy: Tensor | None = field(default=None, kw_only=True)  # (B, T) in nats, likewise; None unless the rule needs it
 
 
 def collate(groups: Sequence[RolloutGroup], step: int = 0) -> Batch:
@@ -197,7 +147,9 @@ def collate(groups: Sequence[RolloutGroup], step: int = 0) -> Batch:
         response_mask=turn_ids >= 0,
         turn_ids=turn_ids,
         rollout_log_probs=reported,
-        rewards=torch.tensor([torch.nan if each.reward is None else each.reward for each in rollouts], dtype=torch.float32),
+        rewards=torch.tensor(
+            [torch.nan if rollout.reward is None else rollout.reward for rollout in rollouts], dtype=torch.float32
+        ),
         group_ids=torch.tensor([index for index, group in enumerate(groups) for _ in group.rollouts]),
         finished=torch.tensor([rollout.finished for rollout in rollouts]),
         turn_rewards=paid if played else None,

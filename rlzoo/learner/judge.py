@@ -31,9 +31,21 @@ class Judgement:
     gradient: Tensor  # (B, T) g = dJ/dlog_probs
 
     @classmethod
-    def concat(cls, judgements: Sequence[Judgement]) -> Judgement:
-        """Join the judgements of one minibatch's micro-batches."""
-        if len(judgements) == 1:
+    def concat(cls, policy: ClipPolicy, judgements: Sequence[Judgement]) -> Judgement:
+        """Join the judgements of one minibatch's micro-batches.
+
+        Raises:
+            PolicyError: the rule reported different metrics for different micro-batches.
+        """
+        first, *others = (sorted(one.result.metrics) for one in judgements)
+        for other in others:
+            if other != first:
+                raise PolicyError(
+                    policy.name,
+                    f"returned metrics {other} for some responses and {first} for others; "
+                    "return the same metrics for all responses",
+                )
+        if not others:
             return judgements[0]
         objective = torch.stack([one.objective for one in judgements]).sum()
         inputs, result = _concat([one.inputs for one in judgements]), _concat([_expanded(one.result) for one in judgements])
@@ -107,7 +119,7 @@ def _weighted(policy: ClipPolicy, objective: Tensor, weights: Tensor | None) -> 
             f"the correction has one weight per token, but {policy.name} has one objective per response; choose a "
             "correction with one weight per response"
         )
-    return objective * weights
+    return objective * weights.to(objective.device)
 
 
 def judge(policy: ClipPolicy, inputs: ClipInputs) -> ClipResult:
@@ -129,13 +141,13 @@ def watched(policy: ClipPolicy, inputs: ClipInputs) -> Iterator[None]:
     Raises:
         PolicyError: the rule raised an exception or changed its inputs.
     """
-    given = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
-    before = {name: value._version for name, value in given.items() if isinstance(value, Tensor)}
+    values = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
+    before = {name: value._version for name, value in values.items() if isinstance(value, Tensor)}
     try:
         yield
     except Exception as error:
-        raise PolicyError(policy.name, f"raised {_told(error)}") from error
-    changed = [name for name, version in before.items() if given[name]._version != version]
+        raise PolicyError(policy.name, f"raised {_located(error)}") from error
+    changed = [name for name, version in before.items() if values[name]._version != version]
     if changed:
         raise PolicyError(policy.name, f"modified its input {changed[0]}; work on a copy")
 
@@ -196,7 +208,7 @@ def updated(policy: ClipPolicy, stats: ClipStats) -> ClipPolicy:
     try:
         following = policy.updated(stats)
     except Exception as error:
-        raise PolicyError(policy.name, f"raised an error in updated: {_told(error)}") from error
+        raise PolicyError(policy.name, f"raised an error in updated: {_located(error)}") from error
     if type(following) is not type(policy):
         raise PolicyError(policy.name, f"returned {following!r} from updated; expected a {type(policy).__name__}")
     return following
@@ -234,7 +246,7 @@ def _metrics_problem(metrics: object, shapes: tuple[tuple[int, int], ...]) -> st
     return None
 
 
-def _told(error: Exception) -> str:
+def _located(error: Exception) -> str:
     """Format an exception as one line with its file and line number."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})".replace("\n", " ")

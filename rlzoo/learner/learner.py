@@ -6,7 +6,7 @@ import copy
 import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,32 +27,37 @@ from rlzoo.core.advantages import AdvantageEstimator, AdvantageInputs
 from rlzoo.core.corrections import Correction, CorrectionInputs
 from rlzoo.core.errors import RunError, UserError
 from rlzoo.core.fairness import bin_edges
-from rlzoo.core.policy import ClipPolicy
-from rlzoo.core.reductions import kl_estimate
+from rlzoo.core.policy import NEEDS, ClipPolicy
+from rlzoo.core.reductions import StepCounts, kl_estimate, reduce_objective
+from rlzoo.core.types import ClipInputs
 from rlzoo.core.zoo import load_zoo
 from rlzoo.learner.adapter_check import check_adapter
-from rlzoo.learner.batch import Batch, ScoredBatch
-from rlzoo.learner.judge import updated
+from rlzoo.learner.batch import AdvantageBatch, Batch, ScoredBatch
+from rlzoo.learner.judge import Judgement, judgement, updated
 from rlzoo.learner.log_probs import ResponseLogProbs
 from rlzoo.learner.micro_batches import MicroBatch, MicroBatches, PaddingSide
-from rlzoo.learner.minibatch import Measured, Minibatch, learns_without_advantages
+from rlzoo.learner.minibatch import Minibatch, measure
 from rlzoo.learner.optimization import freeze_unused, make_optimization, make_scheduler, named_weights
 from rlzoo.learner.row_check import check_rows
 from rlzoo.learner.shaping import overlong_penalty, without_truncated
 from rlzoo.models.adapters import has_adapter, prepare_for_training, without_adapter
 from rlzoo.models.probe import Probe
-from rlzoo.models.processes import make_accelerator
+from rlzoo.models.processes import gather, make_accelerator
 from rlzoo.support.reading import read_text
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import PreTrainedModel
 
+TENSORS = frozenset(NEEDS) - {"max_length", "progress"}
+"""Optional inputs of a rule that are tensors."""
+
 
 @dataclass(frozen=True, slots=True)
-class Update(Measured):
-    """One optimizer step: its inputs and its outcome."""
+class Update:
+    """One optimizer step."""
 
+    minibatch: Minibatch
     grad_norm: float  # before clipping
     grad_clipped: bool
     skipped: bool  # no step was taken: all advantages were 0, or the gradient was not finite
@@ -93,6 +98,11 @@ class Learner:
         self.reward = reward or RewardConfig()
         self.estimator = estimator or load_zoo().advantages.build("clip.advantage", policy.advantage)
         self.correction = correction
+        self._scores_before_advantages = bool(
+            self.reward.kl_coef or self.estimator.needs & {"old_log_probs", "collision_probs"}
+        )
+        self._is_regularized = config.kl_coef > 0 or config.entropy_coef > 0
+        self._learns_without_advantages = policy.learns_without_advantages or self._is_regularized
         self.max_length = max_length
         self.num_updates = num_updates
         self.num_optimizer_steps = 0
@@ -151,7 +161,7 @@ class Learner:
             UserError: the files do not belong to this run.
         """
         try:
-            self.optimization.load(folder, num_optimizer_steps)
+            self.optimization.load(folder)
             if self.policy.is_adaptive:  # its state is in its settings
                 written = json.loads(read_text(folder / "policy.json"))
                 settings = with_secrets_of(self.policy.model_dump(mode="json"), written)
@@ -165,75 +175,67 @@ class Learner:
             group["lr"] = lr  # DeepSpeed has restored the saved learning rate
         self.num_optimizer_steps = num_optimizer_steps
 
-    def score(self, batch: Batch, seed: int = 0) -> ScoredBatch:
-        """Compute all of the rule's inputs except the current model's log-probs.
+    def score(self, batch: Batch, seed: int = 0) -> AdvantageBatch:
+        """Compute the advantages and the reference log-probs.
+
+        If the advantages or a mismatch correction depend on the old log-probs, compute these too, and return a `ScoredBatch`.
+        Otherwise `update` computes them, without a pass of their own for the rows of the first minibatch.
 
         Every row is scored in the micro-batch in which it will be trained. In another one, rounding differs, and in bfloat16
         ratios would differ from 1 although the weights are the same.
 
         Args:
             batch: batch, identical on every process.
-            seed: seed that determines the split into minibatches, and the draws of rules that use random numbers. Rows of
-                the first minibatch are not scored; see `ScoredBatch`.
+            seed: seed that determines the split into minibatches, and the draws of rules that use random numbers.
         """
-        rewards = batch.rewards - overlong_penalty(batch.lengths, self.max_length, self.reward)
-        batch = replace(batch, rewards=rewards)
-        kl_coef, needs = self.reward.kl_coef, self.estimator.needs
+        batch = replace(batch, rewards=batch.rewards - overlong_penalty(batch.lengths, self.max_length, self.reward))
         advantages = None if self._scores_before_advantages else self._advantages(batch)
-        unscored = torch.zeros(len(batch), dtype=torch.bool)
         minibatches = self.minibatches(batch, seed)[: self.config.num_minibatches]  # the first epoch has every row once
-        if not self.has_reference and advantages is not None and not self._learns_from(advantages):
-            unscored[:] = True  # the old log-probs of these rows are never read
-        elif advantages is not None and self.correction is None:
-            unscored[minibatches[0]] = batch.graded[minibatches[0]]
-        learning, whole, pieces = self._learning(batch, advantages), [], []
-        for rows in minibatches:
-            cut = self._cut(batch, rows, learning)
-            whole += cut
-            pieces += self.micro_batches.of(batch, rows[~unscored[rows]]) if unscored[rows].any() else cut
-        old_log_probs, old_entropy = self.micro_batches.log_probs(self.model, batch, pieces)
-        ref_log_probs = self.reference_log_probs(batch, whole) if self.has_reference else None
+        micro_batches = [micro_batch for rows in minibatches for micro_batch in self._cut(batch, rows, advantages)]
+        ref_log_probs = self.reference_log_probs(batch, micro_batches) if self.has_reference else None
+        if advantages is not None and (self.correction is None or not self._learns_from(advantages)):
+            return AdvantageBatch.of(batch, advantages=advantages, seed=seed, ref_log_probs=ref_log_probs)
+        old_log_probs, old_entropy = self.micro_batches.log_probs(self.model, batch, micro_batches)
         if advantages is None:
-            given: dict[str, Tensor] = {}
-            if kl_coef:
+            signals: dict[str, Tensor] = {}
+            if self.reward.kl_coef:
                 assert ref_log_probs is not None, "has_reference"
-                given["token_rewards"] = -kl_coef * kl_estimate(old_log_probs, ref_log_probs, "k1")
-            if "old_log_probs" in needs:
-                given["old_log_probs"] = old_log_probs
-            if "collision_probs" in needs:
-                given["collision_probs"] = self.collision_probs(batch)
-            advantages = self._advantages(batch, **given)
+                signals["token_rewards"] = -self.reward.kl_coef * kl_estimate(old_log_probs, ref_log_probs, "k1")
+            if "old_log_probs" in self.estimator.needs:
+                signals["old_log_probs"] = old_log_probs
+            if "collision_probs" in self.estimator.needs:
+                signals["collision_probs"] = self.collision_probs(batch)
+            advantages = self._advantages(batch, **signals)
         weights = None
         if self.correction is not None:
             weights = self.correction(CorrectionInputs(old_log_probs, batch.rollout_log_probs, batch.response_mask, advantages))
         return ScoredBatch.of(
             batch,
-            old_log_probs=old_log_probs,
             advantages=advantages,
-            ref_log_probs=ref_log_probs,
-            old_entropy=old_entropy if "old_entropy" in self.policy.needs else None,
-            weights=weights,
-            unscored=unscored,
             seed=seed,
+            ref_log_probs=ref_log_probs,
+            old_log_probs=old_log_probs,
+            old_entropy=old_entropy if "old_entropy" in self.policy.needs else None,
+            correction_weights=weights,
         )
 
-    def _advantages(self, batch: Batch, **given: Tensor) -> Tensor:
+    def _advantages(self, batch: Batch, **signals: Tensor) -> Tensor:
         """Estimate the advantages, ``(B, 1)``, or ``(B, T)`` with per-token credit; 0 for filtered responses.
 
         Responses without a grade are in no baseline, and have advantage 0, as do the others of a group that is then too small.
 
         Args:
             batch: batch with shaped rewards.
-            given: optional fields of `AdvantageInputs`, ``(B, T)`` each.
+            signals: optional fields of `AdvantageInputs`, ``(B, T)`` each.
         """
         rewards = batch.rewards[:, None]
         if batch.state_ids is not None:
-            given["state_ids"] = batch.state_ids
+            signals["state_ids"] = batch.state_ids
         if batch.turn_rewards is not None and self.estimator.takes_token_rewards and self.policy.scope != "sequence":
             paid = batch.turn_rewards
             rewards = rewards - paid.sum(-1, keepdim=True)
-            given["token_rewards"] = paid + given["token_rewards"] if "token_rewards" in given else paid
-        inputs = AdvantageInputs(rewards, batch.group_ids[:, None], batch.response_mask, batch.turn_ids, **given)
+            signals["token_rewards"] = paid + signals["token_rewards"] if "token_rewards" in signals else paid
+        inputs = AdvantageInputs(rewards, batch.group_ids[:, None], batch.response_mask, batch.turn_ids, **signals)
         number = ops.group_sum(batch.graded.float()[:, None], inputs.group_ids)[:, 0]
         rows = (batch.graded & ((number >= self.estimator.min_group_size) | self.estimator.takes_one)).nonzero()[:, 0]
         if len(rows) == 0:
@@ -244,28 +246,23 @@ class Learner:
 
     def log_probs(self, batch: Batch) -> Tensor:
         """Compute the model's log-probs of all responses, ``(B, T)``."""
-        return self.log_probs_and_entropy(batch)[0]
-
-    def log_probs_and_entropy(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Compute the model's log-probs and entropies of all responses, ``(B, T)`` each."""
-        return self.micro_batches.log_probs(self.model, batch, self.micro_batches.of(batch, torch.arange(len(batch))))
+        return self.micro_batches.log_probs(self.model, batch)[0]
 
     def collision_probs(self, batch: Batch) -> Tensor:
         """In a separate pass, compute collision probabilities ``(B, T)``: sums of squared probabilities over the vocabulary."""
         self._module.statistic = "collision"
         try:
-            return self.log_probs_and_entropy(batch)[1]
+            return self.micro_batches.log_probs(self.model, batch)[1]
         finally:
             self._module.statistic = "entropy"
 
-    def reference_log_probs(self, batch: Batch, pieces: Sequence[MicroBatch] | None = None) -> Tensor:
+    def reference_log_probs(self, batch: Batch, micro_batches: Sequence[MicroBatch] | None = None) -> Tensor:
         """Compute the log-probs from the starting model, ``(B, T)``, in the given micro-batches."""
-        pieces = self.micro_batches.of(batch, torch.arange(len(batch))) if pieces is None else pieces
         if self.reference is None:
             with without_adapter(self.language_model):
-                return self.micro_batches.log_probs(self.model, batch, pieces)[0]
+                return self.micro_batches.log_probs(self.model, batch, micro_batches)[0]
         with self.accelerator.autocast():
-            return self.micro_batches.log_probs(self.reference, batch, pieces)[0]
+            return self.micro_batches.log_probs(self.reference, batch, micro_batches)[0]
 
     def minibatches(self, batch: Batch, seed: int) -> list[Tensor]:
         """Draw the minibatches at random: one tensor of rows per optimizer step, epoch by epoch.
@@ -284,18 +281,18 @@ class Learner:
         return drawn + [drawn[index] for order in later for index in order]
 
     def update(
-        self, batch: ScoredBatch, before_update: Callable[[int, ScoredBatch], None] | None = None
-    ) -> tuple[ScoredBatch, list[Update]]:
+        self, batch: AdvantageBatch, before_update: Callable[[int, ScoredBatch], None] | None = None
+    ) -> tuple[AdvantageBatch, list[Update]]:
         """Take all optimizer steps on one batch.
 
         Args:
             batch: batch, identical on every process.
             before_update: called just before each update changes the weights, with the index of the update, from 0, and the
-                batch with all old log-probs.
+                batch with its old log-probs.
 
         Returns:
-            The batch with all old log-probs filled in, and the updates in order: an empty list if no response can have a
-            gradient.
+            The batch with its old log-probs, and the updates in order. If no response can have a gradient, there are no updates
+            and no old log-probs.
         """
         minibatches = self.minibatches(batch, batch.seed)
         if not self._learns_from(batch.advantages):
@@ -307,71 +304,124 @@ class Learner:
                 self.advance_schedule(1)
                 continue
             progress = self.progress
-            measured = self.accumulate(batch, rows, batch.seed + index)
-            if batch.unscored.any():
-                batch = batch.with_old_log_probs(rows, measured.log_probs, measured.entropy)
+            minibatch = self.accumulate(batch, rows, batch.seed + index)
+            if not isinstance(batch, ScoredBatch):
+                others = [other for other in minibatches[: self.config.num_minibatches] if other is not rows]
+                batch = self._with_old_log_probs(batch, minibatch, others)
             if before_update is not None:
                 before_update(index, batch)
-            update = self.apply(measured)
+            update = self.apply(minibatch)
             updates.append(update)
             if self.policy.is_adaptive and not update.nonfinite:
-                stats = update.table.clip_stats(bin_edges(batch.lengths), progress)
+                stats = minibatch.table.clip_stats(bin_edges(batch.lengths), progress)
                 self.policy = updated(self.policy, stats)
         return batch, updates
 
-    def accumulate(self, batch: ScoredBatch, rows: Tensor, seed: int = 0) -> Measured:
+    def accumulate(self, batch: AdvantageBatch, rows: Tensor, seed: int = 0) -> Minibatch:
         """Accumulate the gradient of one minibatch's loss over its micro-batches.
 
         Rows with advantage 0 get only a forward pass, unless the rule declares that it learns from them or the loss has a
-        KL term or an entropy bonus. Rows without a grade get only a forward pass and count in the denominators. A rule of
-        scope "batch" is evaluated before the first backward pass.
+        KL term or an entropy bonus. Rows without a grade get only a forward pass and count in the denominators; the rule does
+        not see them. A rule of scope "batch" is evaluated on all rows at once, before the first backward pass.
 
         Args:
-            batch: scored batch.
+            batch: batch with advantages.
             rows: ``(R,)`` rows of the minibatch, across all processes.
             seed: seed for rules that draw random numbers.
-        """
-        minibatch = Minibatch(batch, rows, self.policy, self.config, self.max_length, seed, self.progress)
-        learning = self._learning(batch, batch.advantages)
-        pieces = self._cut(batch, rows, learning)
-        if self.policy.scope == "batch":
-            log_probs, entropy = self.micro_batches.log_probs(self.model, batch, pieces)
-            acting = minibatch.judge_whole(log_probs.to(self.accelerator.device), entropy.to(self.accelerator.device))
-            pieces = self.micro_batches.of(batch, acting, learns=True) if learning[rows].any() else []
-        for index, piece in enumerate(pieces):
-            with self.optimization.micro_batch(is_last=index == len(pieces) - 1), torch.set_grad_enabled(piece.learns):
-                log_probs, entropy = self.micro_batches.forward(self.model, batch, piece.rows)
-                gradient = minibatch.gradient(piece, log_probs, entropy)
-                if piece.learns:
-                    objective = (gradient * log_probs).sum()
-                    if self.config.entropy_coef > 0:
-                        objective = objective + minibatch.entropy_bonus(piece, entropy)
-                    self.optimization.backward(-objective)  # the loss is the negated objective
-        return minibatch.measured(self.micro_batches)
 
-    def apply(self, measured: Measured) -> Update:
+        Raises:
+            PolicyError: see `judgement` and `measure`.
+        """
+        counts = StepCounts.of(batch.response_mask[rows])  # the denominators, across all micro-batches and processes
+        is_graded, device = batch.graded[rows], self.accelerator.device
+        graded, ungraded = rows[is_graded], self.micro_batches.of(batch, rows[~is_graded])
+        micro_batches = self._cut(batch, graded, batch.advantages)
+        judged: list[tuple[Tensor, Judgement, Tensor]] = []  # rows, the rule's judgement, and entropies
+        gradients: Tensor | None = None  # (B, T) of a rule of scope "batch"
+        if self.policy.scope == "batch":
+            log_probs, entropy = self.micro_batches.log_probs(self.model, batch, micro_batches)
+            inputs = self.clip_inputs(batch, graded, log_probs[graded].to(device), entropy[graded].to(device), seed)
+            answer = judgement(self.policy, inputs, counts, self.max_length, batch.weights_of(graded))
+            judged.append((graded, answer, entropy[graded].to(device)))
+            gradients = torch.zeros_like(log_probs, device=device)
+            gradients[graded] = answer.gradient
+            acting = graded[answer.gradient.any(dim=1).cpu() | self._is_regularized]
+            acting = acting if len(acting) else graded[:1]  # a step needs a backward pass
+            micro_batches = (
+                self.micro_batches.of(batch, acting, learns=True) if self._learns_from(batch.advantages[rows]) else []
+            )
+        for index, micro_batch in enumerate(micro_batches):
+            is_last = index == len(micro_batches) - 1
+            with self.optimization.micro_batch(is_last), torch.set_grad_enabled(micro_batch.learns):
+                log_probs, entropy = self.micro_batches.forward(self.model, batch, micro_batch.rows)
+                gradient = torch.zeros_like(log_probs) if gradients is None else gradients[micro_batch.rows]
+                if gradients is None and not micro_batch.is_idle:
+                    inputs = self.clip_inputs(batch, micro_batch.rows, log_probs, entropy, seed)
+                    answer = judgement(self.policy, inputs, counts, self.max_length, batch.weights_of(micro_batch.rows))
+                    judged.append((micro_batch.rows, answer, entropy.detach()))
+                    gradient = answer.gradient
+                if micro_batch.learns:
+                    objective = self._objective(batch, micro_batch.rows, log_probs, entropy, gradient, counts)
+                    # the loss is the negated objective; an idle process only takes part in exchanging gradients
+                    self.optimization.backward(0.0 * objective if micro_batch.is_idle else -objective)
+        scores = torch.zeros(2, *batch.response_mask.shape)
+        for judged_rows, answer, entropy in judged:
+            scores[:, judged_rows] = torch.stack([answer.inputs.log_probs, entropy]).float().cpu()
+        shares = [measure(self.policy, self.config, batch, judged, counts, self.max_length)] if judged else []
+        if gradients is None:  # otherwise every process has judged all rows
+            shares, scores = gather(self.accelerator, shares), self.micro_batches.sum(scores)
+        scores += torch.stack(self.micro_batches.log_probs(self.model, batch, ungraded))
+        return Minibatch.of(rows, scores[:, rows], shares)
+
+    def clip_inputs(self, batch: AdvantageBatch, rows: Tensor, log_probs: Tensor, entropy: Tensor, seed: int = 0) -> ClipInputs:
+        """Build the rule's inputs for the given rows, on the device of ``log_probs``.
+
+        Args:
+            batch: batch with advantages.
+            rows: ``(R,)``.
+            log_probs: ``(R, T)`` from the current model.
+            entropy: ``(R, T)`` in nats, from the same pass.
+            seed: seed of the optimizer step.
+        """
+        needs, device, is_scored = self.policy.needs, log_probs.device, isinstance(batch, ScoredBatch)
+        optional: dict[str, Tensor] = {}
+        for name in TENSORS & needs:
+            values = entropy.detach() if name == "old_entropy" and not is_scored else getattr(batch, name)[rows].to(device)
+            optional[name] = values if values.ndim == 2 else values[:, None]
+        return ClipInputs(
+            log_probs=log_probs.detach(),
+            old_log_probs=_old_log_probs(batch, rows, log_probs),
+            advantages=batch.advantages[rows].to(device),
+            response_mask=batch.response_mask[rows].to(device),
+            rollout_log_probs=batch.rollout_log_probs[rows].to(device),
+            seed=seed,
+            max_length=self.max_length if "max_length" in needs else None,
+            progress=self.progress if "progress" in needs else None,
+            **optional,
+        )
+
+    def apply(self, minibatch: Minibatch) -> Update:
         """Take an optimizer step with the accumulated gradient, and advance the learning-rate schedule."""
         lr = float(self.scheduler.get_last_lr()[0])
-        learns, limit, norm, stepped = measured.learns, self.config.max_grad_norm, 0.0, False
-        if learns:
+        limit, norm, stepped = self.config.max_grad_norm, 0.0, False
+        if minibatch.learns:
             norm, stepped = self.optimization.apply(limit)
+            self.num_nonfinite = 0 if stepped else self.num_nonfinite + 1
         else:
             self.optimization.forget()  # with a zero gradient, AdamW's momentum would still move the weights
         self.advance_schedule(1)  # whether or not the step was taken
         self.num_optimizer_steps += stepped
-        if learns:
-            self.num_nonfinite = 0 if stepped else self.num_nonfinite + 1
-            if self.num_nonfinite >= self.config.max_nonfinite:
-                raise RunError(
-                    f"the gradient was not finite in {self.num_nonfinite} consecutive updates (learner.max_nonfinite); "
-                    "lower learner.lr, or check for infinite rewards and for overflow in the model's dtype"
-                )
+        if self.num_nonfinite >= self.config.max_nonfinite:
+            raise RunError(
+                f"the gradient was not finite in {self.num_nonfinite} consecutive updates (learner.max_nonfinite); "
+                "lower learner.lr, or check for infinite rewards and for overflow in the model's dtype"
+            )
         return Update(
-            **{each.name: getattr(measured, each.name) for each in fields(Measured)},
+            minibatch,
             grad_norm=norm,
             grad_clipped=limit is not None and norm > limit,
             skipped=not stepped,
-            nonfinite=learns and not stepped,
+            nonfinite=minibatch.learns and not stepped,
             lr=lr,
         )
 
@@ -383,23 +433,51 @@ class Learner:
             for _ in range(num_updates):
                 self.scheduler.step()
 
-    @property
-    def _scores_before_advantages(self) -> bool:
-        """Whether the advantages depend on the old log-probs."""
-        return bool(self.reward.kl_coef or self.estimator.needs & {"old_log_probs", "collision_probs"})
-
-    def _learning(self, batch: Batch, advantages: Tensor | None) -> Tensor:
-        """Return the rows that can have a gradient, ``(B,)`` bool; the result is the same before and after the scoring pass."""
-        learns = self._scores_before_advantages or learns_without_advantages(self.config, self.policy)
-        return batch.graded if learns or advantages is None else (advantages != 0).any(dim=1)
-
-    def _cut(self, batch: Batch, rows: Tensor, learning: Tensor) -> list[MicroBatch]:
-        """Split a minibatch into this process's micro-batches, in the same way for scoring and for training; see `score`."""
-        if self.policy.scope == "batch":  # the rule sees log-probs from one pass over all rows
-            return self.micro_batches.of(batch, rows)
-        acting, silent = rows[learning[rows]], rows[~learning[rows]]
-        return self.micro_batches.of(batch, silent) + self.micro_batches.of(batch, acting, learns=True)
-
     def _learns_from(self, advantages: Tensor) -> bool:
         """Return whether any response can have a gradient."""
-        return learns_without_advantages(self.config, self.policy) or bool((advantages != 0).any())
+        return self._learns_without_advantages or bool((advantages != 0).any())
+
+    def _cut(self, batch: Batch, rows: Tensor, advantages: Tensor | None) -> list[MicroBatch]:
+        """Split a minibatch into this process's micro-batches, in the same way for scoring and for training; see `score`.
+
+        Rows without a grade, rows that cannot have a gradient and the others are separate. If the advantages depend on the old
+        log-probs, so that they are unknown in the scoring pass, all rows with a grade may have a gradient.
+        """
+        is_graded = batch.graded[rows]
+        ungraded, graded = self.micro_batches.of(batch, rows[~is_graded]), rows[is_graded]
+        if self.policy.scope == "batch":  # the rule sees log-probs from one pass over all rows
+            return ungraded + self.micro_batches.of(batch, graded)
+        learning = torch.ones(len(graded), dtype=torch.bool)
+        if advantages is not None and not (self._scores_before_advantages or self._learns_without_advantages):
+            learning = (advantages[graded] != 0).any(dim=1)
+        silent, acting = graded[~learning], graded[learning]
+        return ungraded + self.micro_batches.of(batch, silent) + self.micro_batches.of(batch, acting, learns=True)
+
+    def _with_old_log_probs(self, batch: AdvantageBatch, minibatch: Minibatch, others: Sequence[Tensor]) -> ScoredBatch:
+        """Add the old log-probs: those of the first minibatch, before its update, and those of a pass over the others."""
+        cuts = [cut for rows in others for cut in self._cut(batch, rows, batch.advantages)]
+        old_log_probs, old_entropy = self.micro_batches.log_probs(self.model, batch, cuts)
+        old_log_probs[minibatch.rows], old_entropy[minibatch.rows] = minibatch.log_probs, minibatch.entropy
+        return ScoredBatch.of(
+            batch, old_log_probs=old_log_probs, old_entropy=old_entropy if "old_entropy" in self.policy.needs else None
+        )
+
+    def _objective(
+        self, batch: AdvantageBatch, rows: Tensor, log_probs: Tensor, entropy: Tensor, gradient: Tensor, counts: StepCounts
+    ) -> Tensor:
+        """Return an objective with the rule's ``gradient`` with respect to ``log_probs``, the KL term and the entropy bonus."""
+        mask, settings = batch.response_mask[rows].to(log_probs.device), self.config
+        reduction = (self.policy.reduction, counts, self.max_length)
+        if settings.kl_coef > 0:
+            old_log_probs = _old_log_probs(batch, rows, log_probs)
+            kl = kl_estimate(log_probs, batch.reference(rows, log_probs.device), settings.kl_estimator, old_log_probs)
+            gradient = gradient - settings.kl_coef * torch.autograd.grad(reduce_objective(kl, mask, *reduction), log_probs)[0]
+        objective = (gradient * log_probs).sum()
+        if settings.entropy_coef > 0:
+            objective = objective + settings.entropy_coef * reduce_objective(entropy, mask, *reduction)
+        return objective
+
+
+def _old_log_probs(batch: AdvantageBatch, rows: Tensor, log_probs: Tensor) -> Tensor:
+    """Return the old log-probs ``(R, T)``; before the first optimizer step, the current model is the old model."""
+    return batch.old_log_probs[rows].to(log_probs.device) if isinstance(batch, ScoredBatch) else log_probs.detach().clone()

@@ -70,7 +70,7 @@ class ResponseLogProbs(nn.Module):
             Two float32 ``(N,)`` tensors, row by row: differentiable log-probabilities in nats, and the statistic. Entropies are
             in nats and carry a gradient if ``entropy_gradient`` is set; collision probabilities never carry one.
         """
-        given = {
+        arguments = {
             "input_ids": inputs.input_ids,
             "attention_mask": inputs.attention_mask,
             "position_ids": inputs.position_ids,
@@ -78,7 +78,7 @@ class ResponseLogProbs(nn.Module):
         }
         targets = inputs.input_ids.roll(-1, dims=1)[inputs.predicts]
         if self.chunked:
-            hidden = self.language_model.base_model(**given).last_hidden_state[inputs.predicts]
+            hidden = self.language_model.base_model(**arguments).last_hidden_state[inputs.predicts]
             head = self.language_model.get_output_embeddings()
             return chunked_log_probs(
                 hidden.bfloat16() if head.weight.dtype == torch.bfloat16 else hidden,  # some models add up in float32
@@ -89,7 +89,7 @@ class ResponseLogProbs(nn.Module):
                 statistic=self.statistic,
                 kept=inputs.kept,
             )
-        logits = self.language_model(**given).logits[inputs.predicts]
+        logits = self.language_model(**arguments).logits[inputs.predicts]
         return _log_probs_of_logits(logits, targets, inputs.kept, self.temperature, self.entropy_gradient, self.statistic)
 
 
@@ -128,12 +128,13 @@ def chunked_log_probs(
         return _log_probs_of_logits(logits, ids, sets, temperature, entropy_gradient, statistic)
 
     chunks = torch.split(hidden, chunk), torch.split(targets, chunk)
-    pieces = list(zip(*chunks, [None] * len(chunks[0]) if kept is None else kept.split(chunk), strict=True))
-    if torch.is_grad_enabled() and len(targets) > chunk:
-        parts = [checkpoint(of_chunk, *piece, use_reentrant=False) for piece in pieces]
-    else:
-        parts = [of_chunk(*piece) for piece in pieces]
-    return torch.cat([log_probs for log_probs, _ in parts]), torch.cat([values for _, values in parts])
+    arguments = zip(*chunks, [None] * len(chunks[0]) if kept is None else kept.split(chunk), strict=True)
+    recomputes = torch.is_grad_enabled() and len(targets) > chunk
+    results = [
+        checkpoint(of_chunk, *chunk_arguments, use_reentrant=False) if recomputes else of_chunk(*chunk_arguments)
+        for chunk_arguments in arguments
+    ]
+    return torch.cat([log_probs for log_probs, _ in results]), torch.cat([values for _, values in results])
 
 
 def logits_per_chunk(*, is_cpu: bool) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -44,8 +44,8 @@ class ModelInputs:
 
     def to(self, device: torch.device) -> ModelInputs:
         """Move the inputs to a device."""
-        parts = ((each.name, getattr(self, each.name)) for each in fields(self))
-        return replace(self, **{name: part.to(device) for name, part in parts if part is not None})
+        tensors = ((column.name, getattr(self, column.name)) for column in fields(self))
+        return replace(self, **{name: tensor.to(device) for name, tensor in tensors if tensor is not None})
 
 
 def padded(batch: Batch, rows: Tensor, pad_id: int, padding_side: PaddingSide = "right") -> ModelInputs:
@@ -76,7 +76,7 @@ def _predicts(batch: Batch, rows: Tensor, starts: Tensor, number: int) -> Tensor
     """Return a bool mask ``(number,)`` of the flat positions that predict a token chosen by the model.
 
     Args:
-        batch: the whole batch.
+        batch: the batch.
         rows: ``(R,)``.
         starts: ``(R,)`` flat position of each row's first token.
         number: number of flat positions.
@@ -135,17 +135,17 @@ class MicroBatches:
         sizes = batch.sizes
         shares = deal(rows, sizes, self.accelerator.num_processes)
         cuts = [self._cut(sizes, share) for share in shares]
-        own = [MicroBatch(piece, learns) for piece in cuts[self.accelerator.process_index]]
+        of_process = [MicroBatch(cut, learns) for cut in cuts[self.accelerator.process_index]]
         shortest = torch.tensor([min(rows.tolist(), key=sizes.__getitem__)])
-        return own + [MicroBatch(shortest, learns, is_idle=True)] * (max(map(len, cuts)) - len(own))
+        return of_process + [MicroBatch(shortest, learns, is_idle=True)] * (max(map(len, cuts)) - len(of_process))
 
     def _cut(self, sizes: Sequence[int], rows: Tensor) -> list[Tensor]:
         """Split rows into micro-batches whose rows the model can compute together."""
         lengths = torch.tensor(sizes)[rows]
         groups = lengths if self.keeps_lengths_apart else lengths > (self.switch or math.inf)
         alike = [rows[groups == group] for group in torch.unique(groups).flip(0)]
-        cuts = [cut(sizes, each, self.max_tokens, packing=self.packing, overhead=self.overhead) for each in alike]
-        return [piece for pieces in cuts for piece in pieces]
+        cuts = [cut(sizes, group, self.max_tokens, packing=self.packing, overhead=self.overhead) for group in alike]
+        return list(chain.from_iterable(cuts))
 
     def forward(self, model: nn.Module, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Compute differentiable log-probs and the entropies ``(R, T)`` for the given rows, with 0 outside the mask."""
@@ -154,16 +154,21 @@ class MicroBatches:
         return batch.scatter(rows, log_probs), batch.scatter(rows, entropy)
 
     @torch.no_grad()
-    def log_probs(self, model: nn.Module, batch: Batch, pieces: Sequence[MicroBatch]) -> tuple[Tensor, Tensor]:
-        """Compute log-probs and entropies ``(B, T)`` across all processes, with 0 for rows outside ``pieces``, on the CPU."""
-        both = torch.zeros(2, *batch.response_mask.shape)
-        for piece in pieces:
-            log_probs, entropy = self.forward(model, batch, piece.rows)
-            if not piece.is_idle:
-                both[:, piece.rows] = torch.stack([log_probs, entropy]).float().cpu()
-        whole = self.sum(both)
-        refuse_nan(whole[0])
-        return whole[0], whole[1]
+    def log_probs(
+        self, model: nn.Module, batch: Batch, micro_batches: Sequence[MicroBatch] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Compute log-probs and entropies ``(B, T)`` of the given micro-batches, or of all rows, on the CPU.
+
+        The result contains the rows of all processes, and 0 for rows in no micro-batch.
+        """
+        scores = torch.zeros(2, *batch.response_mask.shape)
+        for micro_batch in self.of(batch, torch.arange(len(batch))) if micro_batches is None else micro_batches:
+            log_probs, entropy = self.forward(model, batch, micro_batch.rows)
+            if not micro_batch.is_idle:
+                scores[:, micro_batch.rows] = torch.stack([log_probs, entropy]).float().cpu()
+        scores = self.sum(scores)
+        refuse_nan(scores[0])
+        return scores[0], scores[1]
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum a tensor across processes; the result is on the CPU."""

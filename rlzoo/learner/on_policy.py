@@ -49,7 +49,7 @@ def on_policy_gradient(
         leaf = torch.zeros_like(result.objective, requires_grad=True)
         total = reduce_objective(leaf, mask, policy.reduction, counts, max_length)
         (share,) = torch.autograd.grad(total, leaf)
-    gradient = share * constant * inputs.advantages * (1.0 if weights is None else weights)
+    gradient = share * constant * inputs.advantages * (1.0 if weights is None else weights.to(device))
     return torch.where(mask, gradient, 0.0)
 
 

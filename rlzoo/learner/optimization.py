@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,6 @@ from rlzoo.core.errors import UserError
 from rlzoo.learner.log_probs import ResponseLogProbs
 from rlzoo.learner.micro_batches import ModelInputs
 from rlzoo.models.pretrained import one_line
-from rlzoo.models.processes import gather
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -103,15 +101,11 @@ class PlainOptimization:
             tensors = {name: tensor.contiguous() for name, tensor in _tensors(self.optimizer).items()}
             save_file(tensors, folder / "optimizer.safetensors")
 
-    def load(self, folder: Path, num_steps: int) -> None:
-        """Restore what `save` wrote after ``num_steps`` steps in the same number of processes."""
-        file = folder / "optimizer.safetensors"
+    def load(self, folder: Path) -> None:
+        """Restore what `save` wrote in the same number of processes."""
         if (folder / SHARDS).is_dir():
             raise UserError(f"--resume: {str(folder)!r} was saved with launch.fsdp=true; resume with launch.fsdp=true")
-        tensors = load_file(file)
-        for problem in chain(_misfits(tensors, self.optimizer), _bad_values(tensors, self.optimizer, num_steps)):
-            raise UserError(f"--resume: {str(file)!r} does not belong to this run: {problem}")
-        _restore(self.optimizer, tensors)
+        _restore(self.optimizer, load_file(folder / "optimizer.safetensors"))
         self._round_masters()
 
     @torch.no_grad()
@@ -136,7 +130,8 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 
 def _tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return the optimized parameters and the optimizer's states by name, such as ``exp_avg/0``."""
-    tensors: dict[str, Tensor] = {f"parameter/{index}": each.detach() for index, each in enumerate(_parameters(optimizer))}
+    parameters = enumerate(_parameters(optimizer))
+    tensors: dict[str, Tensor] = {f"parameter/{index}": parameter.detach() for index, parameter in parameters}
     for index, state in optimizer.state_dict()["state"].items():
         tensors |= {f"{key}/{index}": torch.as_tensor(value) for key, value in state.items()}
     return tensors
@@ -155,37 +150,6 @@ def _restore(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) ->
         parameter.copy_(tensors[f"parameter/{number}"])
 
 
-def _misfits(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> Iterator[str]:
-    """Yield the differences in names, shapes and data types between saved tensors and the optimizer's tensors."""
-    parameters = _parameters(optimizer)
-    is_adamw = type(optimizer) is torch.optim.AdamW  # other optimizers may have different states
-    expected: dict[str, Tensor] = {f"parameter/{index}": parameter for index, parameter in enumerate(parameters)}
-    for index, parameter in enumerate(parameters):
-        states = {f"step/{index}": torch.zeros(()), f"exp_avg/{index}": parameter, f"exp_avg_sq/{index}": parameter}
-        if is_adamw and not states.keys().isdisjoint(tensors):  # a parameter that never had a gradient has no state
-            expected |= states
-    known = {name for name in tensors if name in expected or (not is_adamw and not name.startswith("parameter/"))}
-    for name in sorted(tensors.keys() ^ known | expected.keys() - tensors.keys()):
-        yield f"{name} is {'unknown' if name in tensors else 'missing'}: the run has {len(parameters)} parameters"
-    for name in sorted(known):
-        given, wanted = tensors[name], expected.get(name, tensors[name])
-        if given.shape != wanted.shape or given.dtype != wanted.dtype:
-            yield (
-                f"{name} has {given.dtype} values of shape {tuple(given.shape)}, "
-                f"expected {wanted.dtype} values of shape {tuple(wanted.shape)}"
-            )
-
-
-def _bad_values(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, num_steps: int) -> Iterator[str]:
-    """Yield a message for each value that an optimizer cannot have after ``num_steps`` steps."""
-    taken = max((int(tensor) for name, tensor in tensors.items() if name.startswith("step/") and tensor.ndim == 0), default=0)
-    if type(optimizer) is torch.optim.AdamW and taken != num_steps:
-        yield f"the optimizer has taken {taken} steps, expected {num_steps}"
-    for name, tensor in sorted(tensors.items()):
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            yield f"{name} holds a value that is not finite"
-
-
 class DeepSpeedOptimization:
     """Shards the optimizer states and gradients among processes (ZeRO-2), and in ZeRO-3 also the weights."""
 
@@ -195,12 +159,6 @@ class DeepSpeedOptimization:
         self.accelerator = accelerator
         self.model, _ = accelerator.prepare(module, optimizer)
         self.optimizer = self.model.basic_optimizer  # differs from the given optimizer if states are offloaded to the CPU
-        stage = accelerator.state.deepspeed_plugin.zero_stage
-        if self.model.zero_optimization_stage() != stage or self.model.dp_world_size != accelerator.num_processes:
-            raise UserError(
-                f"DeepSpeed was configured for ZeRO-{stage} across {accelerator.num_processes} processes, but runs "
-                f"ZeRO-{self.model.zero_optimization_stage()} across {self.model.dp_world_size}"
-            )
 
     def micro_batch(self, is_last: bool) -> AbstractContextManager[Any]:
         """Do nothing, because DeepSpeed exchanges gradients in every backward pass."""
@@ -224,7 +182,7 @@ class DeepSpeedOptimization:
         """Write the trained parameters and the optimizer's states; every process writes its shard."""
         self.model.save_checkpoint(str(folder), tag="deepspeed")
 
-    def load(self, folder: Path, num_steps: int) -> None:
+    def load(self, folder: Path) -> None:
         """Restore what `save` wrote, but reject files that would run code."""
         from accelerate.utils import patch_environment
         from deepspeed.runtime.fp16.loss_scaler import LossScaler
@@ -261,23 +219,23 @@ class FSDPOptimization:
         self.rounded_to = torch.bfloat16 if torch.bfloat16 in trained and config.master_weights else None
         dtypes = {parameter.dtype for parameter in module.parameters()} if self.rounded_to else trained
         if len(dtypes) > 1:
-            found = " and ".join(sorted(map(str, dtypes)))
-            raise UserError(f"launch.fsdp: all weights must have the same data type, not {found}; use launch.deepspeed=zero3")
+            names = " and ".join(sorted(map(str, dtypes)))
+            raise UserError(f"launch.fsdp: all weights must have the same data type, not {names}; use launch.deepspeed=zero3")
         if accelerator.mixed_precision == "bf16":
             autocast = torch.autocast(accelerator.device.type, dtype=torch.bfloat16)
             module.forward = autocast(module.forward)
         mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
         policy = MixedPrecisionPolicy(self.rounded_to, reduce_dtype=torch.float32, cast_forward_inputs=False)
-        for part in (*_layers(module), module):
+        for layer in (*_layers(module), module):
             if self.rounded_to:
-                for parameter in part.parameters():
+                for parameter in layer.parameters():
                     parameter.data = parameter.data.float()
             # otherwise the embedding and the head would stay gathered after a pass, and would not see a restored checkpoint
-            fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
-            assert isinstance(part, FSDPModule), "fully_shard extends the class of the module"
-            part.set_gradient_divide_factor(1.0)  # sum the processes' shares of the loss, rather than averaging them
-            part.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
-            part.set_reduce_scatter_unused_params(True)  # one process may use an expert that another does not
+            fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+            assert isinstance(layer, FSDPModule), "fully_shard extends the class of the module"
+            layer.set_gradient_divide_factor(1.0)  # sum the processes' shares of the loss, rather than averaging them
+            layer.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
+            layer.set_reduce_scatter_unused_params(True)  # one process may use an expert that another does not
         self.model = module
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.optimizer: torch.optim.Optimizer = _adamw(config)(
@@ -295,14 +253,14 @@ class FSDPOptimization:
     def apply(self, max_grad_norm: float | None) -> tuple[float, bool]:
         """Clip the norm of the whole gradient, update the weights and reset the gradient; see `PlainOptimization.apply`."""
         parameters = _parameters(self.optimizer)
-        total = torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
-        whole = _gathered(total)
-        finite = bool(whole.isfinite())
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        norm = _gathered(torch.nn.utils.get_total_norm(gradients))
+        finite = bool(norm.isfinite())
         if finite:
-            torch.nn.utils.clip_grads_with_norm_(parameters, max_grad_norm or float("inf"), whole)
+            torch.nn.utils.clip_grads_with_norm_(parameters, max_grad_norm or float("inf"), norm)
             self.optimizer.step()
         self.forget()
-        return float(whole), finite
+        return float(norm), finite
 
     def forget(self) -> None:
         """Reset the gradient."""
@@ -315,42 +273,29 @@ class FSDPOptimization:
 
         save(_tensors(self.optimizer), storage_writer=HuggingFaceStorageWriter(str(folder / SHARDS), save_distributed=True))
 
-    def load(self, folder: Path, num_steps: int) -> None:
-        """Restore what `save` wrote after ``num_steps`` steps, in any number of processes."""
+    def load(self, folder: Path) -> None:
+        """Restore what `save` wrote, in any number of processes."""
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
         from torch.distributed.checkpoint.state_dict_loader import load
 
         shards = folder / SHARDS
         if not shards.is_dir():
             raise UserError(f"--resume: {str(folder)!r} was saved without launch.fsdp; resume with launch.fsdp=false")
-        reader = HuggingFaceStorageReader(str(shards))
+        reader, parameters = HuggingFaceStorageReader(str(shards)), _parameters(self.optimizer)
         written: dict[str, Any] = dict(reader.read_metadata().state_dict_metadata)  # safetensors files contain only tensors
-        given = {name: torch.empty(each.size, dtype=each.properties.dtype, device="meta") for name, each in written.items()}
-        missing = [
-            f"{name} is incomplete"
-            for name, each in written.items()
-            if sum(chunk.sizes.numel() for chunk in each.chunks) != each.size.numel()
-        ]
-        for problem in (*_misfits(given, self.optimizer), *missing):
-            raise UserError(f"--resume: {str(shards)!r} does not belong to this run: {problem}")
-        sharded = dict(enumerate(_parameters(self.optimizer)))
         tensors = {
-            name: torch.zeros_like(sharded[int(name.rsplit("/", 1)[1])].detach()) if each.ndim else torch.zeros(())
-            for name, each in given.items()
+            name: torch.zeros_like(parameters[int(name.rsplit("/", 1)[1])].detach()) if saved.size else torch.zeros(())
+            for name, saved in written.items()
         }
         load(tensors, storage_reader=reader)
-        own = {name: getattr(tensor, "_local_tensor", tensor) for name, tensor in tensors.items()}
-        problems = gather(self.accelerator, list(_bad_values(own, self.optimizer, num_steps)))
-        for problem in problems:
-            raise UserError(f"--resume: {str(shards)!r} does not belong to this run: {problem}")
         _restore(self.optimizer, tensors)
 
 
 def _layers(module: nn.Module) -> list[nn.Module]:
     """Return the layers whose weights are gathered together, innermost first; transformers lists their classes."""
-    parts = list(module.modules())
-    names = {name for part in parts for name in getattr(part, "_no_split_modules", None) or ()}
-    return [part for part in reversed(parts) if type(part).__name__ in names]
+    modules = list(module.modules())
+    names = {name for child in modules for name in getattr(child, "_no_split_modules", None) or ()}
+    return [child for child in reversed(modules) if type(child).__name__ in names]
 
 
 Optimization = PlainOptimization | DeepSpeedOptimization | FSDPOptimization
@@ -448,7 +393,7 @@ def named_weights(model: PreTrainedModel, rounded_to: torch.dtype | None = None)
         original, layers = origin(model, name)
         if original is None:
             continue
-        with _whole([parameter, *(weight for layer in layers for weight in layer.parameters())]):
+        with _unsharded([parameter, *(weight for layer in layers for weight in layer.parameters())]):
             tensor = _gathered(parameter.detach().to(rounded_to or parameter.dtype))
             for layer in layers:
                 tensor = (tensor + _gathered(layer.get_delta_weight("default").detach())).to(tensor.dtype)
@@ -463,24 +408,24 @@ def origin(model: nn.Module, name: str) -> tuple[str | None, list[Any]]:
     PEFT wraps experts once for each of their adapted parameters, so a name may contain several ``base_layer``.
     """
     *path, last = name.split(".")
-    module, parts, layers = model, list[str](), list[Any]()
-    for part in path:
+    module, names, layers = model, list[str](), list[Any]()
+    for child in path:
         if not hasattr(module, "get_delta_weight"):
-            parts.append(part)
-        elif part == "base_layer":
+            names.append(child)
+        elif child == "base_layer":
             layers.append(module)
         else:
             return None, []
-        module = getattr(module, part)
+        module = getattr(module, child)
     adapting = [layer for layer in layers if layer.get_base_layer() is module]
-    return ".".join([*parts, last]), [layer for layer in adapting if getattr(layer, "parameter_name", "weight") == last]
+    return ".".join([*names, last]), [layer for layer in adapting if getattr(layer, "parameter_name", "weight") == last]
 
 
 def named_adapter(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights of the adapter alone, unsharded; all processes must iterate over all weights."""
     for name, parameter in model.named_parameters():
         if origin(model, name)[0] is None:
-            with _whole([parameter]):
+            with _unsharded([parameter]):
                 yield name, _gathered(parameter.detach())
 
 
@@ -492,16 +437,15 @@ def kept_weights(weights: Iterable[tuple[str, Tensor]], *, keep: bool) -> dict[s
 
 def _gathered(tensor: Tensor) -> Tensor:
     """Gather a tensor that FSDP2 has sharded; return other tensors unchanged."""
-    full = getattr(tensor, "full_tensor", None)
-    whole: Tensor = tensor if full is None else full()
-    return whole
+    gathered: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return gathered
 
 
-def _whole(parameters: list[nn.Parameter]) -> AbstractContextManager[Any]:
+def _unsharded(parameters: list[nn.Parameter]) -> AbstractContextManager[Any]:
     """Gather parameters that ZeRO-3 has sharded, inside the block."""
     if not any(hasattr(parameter, "ds_id") for parameter in parameters):
         return nullcontext()
     import deepspeed
 
-    whole: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(parameters)
-    return whole
+    gathered: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(parameters)
+    return gathered

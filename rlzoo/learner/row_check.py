@@ -42,32 +42,32 @@ def check_rows(
     together = [row[: max(2, int(len(row) * share))] for row in probe.rows]
     even = [row[: len(together[1])] for row in together[1:]]
     try:
-        found = _problem(micro_batches, model, module, probe, together)
-        found = found or (share < 1 and _problem(micro_batches, model, module, probe, probe.rows[-1:])) or ""
-        if not found:
+        problem = _problem(micro_batches, model, module, probe, together)
+        problem = problem or (share < 1 and _problem(micro_batches, model, module, probe, probe.rows[-1:])) or ""
+        if not problem:
             return
         if config.gradient_checkpointing:
             with evaluation_mode(module):
                 works = not _problem(micro_batches, model, module, probe, together)
             if works:
-                given = f"learner.gradient_checkpointing=true: {name} needs training mode to recompute activations, which"
-                raise UserError(f"{given} {found}; set it to false")
+                cause = f"learner.gradient_checkpointing=true: {name} needs training mode to recompute activations, which"
+                raise UserError(f"{cause} {problem}; set it to false")
         alone = _problem(micro_batches, model, module, probe, probe.rows[-1:])
         if config.packing and not alone:
             attention = module.language_model.config._attn_implementation
             raise UserError(
-                f"learner.packing: {name} with attention {attention!r} mixes packed rows, which {found}; "
+                f"learner.packing: {name} with attention {attention!r} mixes packed rows, which {problem}; "
                 "choose another model.attn_implementation, or set learner.packing=false"
             )
         if alone or _problem(micro_batches, model, module, probe, even):
             advice = (
                 "set learner.autocast=none, or choose another model" if config.autocast != "none" else "choose another model"
             )
-            raise UserError(f"model.path: computing {name}'s rows together in the learner {found}; {advice}")
+            raise UserError(f"model.path: computing {name}'s rows together in the learner {problem}; {advice}")
     finally:
         module.temperature = temperature
     micro_batches.keeps_lengths_apart = True
-    logger.warning("%s: computing rows of uneven length together %s; micro-batches keep lengths apart", name, found)
+    logger.warning("%s: computing rows of uneven length together %s; micro-batches keep lengths apart", name, problem)
 
 
 @torch.no_grad()

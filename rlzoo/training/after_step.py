@@ -52,7 +52,7 @@ class AfterStep:
         if step:
             if is_spike(row, run.recent, config.learner.rollback_above):
                 row["learner/rolled_back"] = float(self._roll_back(step))
-            run.monitor.after_step(step, [update.table for update in updates], row)
+            run.monitor.after_step(step, [update.minibatch.table for update in updates], row)
         if step in (0, config.steps) or run.is_due(step, config.eval.every):
             if self.stage is not None and run.is_main and config.eval.num_problems:
                 self.stage(f"evaluating {config.eval.num_problems:,} problems")

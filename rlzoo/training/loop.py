@@ -19,7 +19,7 @@ def steps(run: Run) -> Iterator[tuple[int, dict[str, float], list[Update]]]:
         with run.attempt(step):
             sampled = run.sample(step)  # sample and grade: a group of responses for each prompt
             watch.lap("rollout")
-            batch = run.learner.score(collate(sampled.groups, step), seed)  # advantages, old and reference log-probs
+            batch = run.learner.score(collate(sampled.groups, step), seed)  # advantages and reference log-probs
             try:
                 batch, updates = run.learner.update(batch, run.before_update)  # one optimizer step for each minibatch
             except (PolicyError, RunError):

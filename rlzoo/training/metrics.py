@@ -13,6 +13,7 @@ from rlzoo.config.sections import RewardConfig
 from rlzoo.core.fairness import NUM_BINS, bin_edges, bin_index
 from rlzoo.core.policy import ClipPolicy
 from rlzoo.core.reductions import kl_estimate
+from rlzoo.learner.batch import AdvantageBatch, ScoredBatch
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable
 from rlzoo.measure.turns import TurnProfile
@@ -20,7 +21,7 @@ from rlzoo.rollout.types import RolloutGroup
 from rlzoo.training.mismatch import mismatch_metrics
 
 if TYPE_CHECKING:
-    from rlzoo.learner.batch import Batch, ScoredBatch
+    from rlzoo.learner.batch import Batch
     from rlzoo.learner.learner import Update
     from rlzoo.rollout.rollouts import Sampled
     from rlzoo.training.run import Run
@@ -44,7 +45,7 @@ class Stopwatch:
         return {**self.laps, "throughput/tokens_per_second": tokens / (self._last - self._started)}
 
 
-def step_metrics(run: Run, sampled: Sampled, batch: ScoredBatch, updates: Sequence[Update]) -> dict[str, float]:
+def step_metrics(run: Run, sampled: Sampled, batch: AdvantageBatch, updates: Sequence[Update]) -> dict[str, float]:
     """Compute the metrics of one step. `AfterStep` adds the evaluation metrics.
 
     Args:
@@ -57,7 +58,7 @@ def step_metrics(run: Run, sampled: Sampled, batch: ScoredBatch, updates: Sequen
     metrics = rollout_metrics(sampled.groups) | episode_metrics(sampled.groups) | reward_metrics(batch, config.reward)
     metrics |= update_metrics(updates, with_kl=config.learner.kl_coef > 0)
     metrics |= policy_settings(policy, config.clip)
-    metrics |= mismatch_metrics(batch) if updates else {}  # without updates, old log-probs may be missing
+    metrics |= mismatch_metrics(batch) if isinstance(batch, ScoredBatch) else {}
     metrics["reward/failed"] = sampled.failed
     if config.rollout.dynamic_sampling:
         metrics |= {"rollout/rounds": float(sampled.num_rounds), "rollout/dropped_groups": float(sampled.num_dropped)}
@@ -109,11 +110,12 @@ def episode_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
         "env/failed": sum(bool(rollout.failure) for rollout in rollouts) / len(rollouts),
         "env/token_share": 1 - sum(rollout.length for rollout in rollouts) / max(tokens, 1),
     }
+    graded = [rollout for rollout in rollouts if rollout.reward is not None]
     for k in range(NUM_BINS):
-        own = [rollout.turns[k] for rollout in rollouts if len(rollout.turns) > k]
-        if own:
-            metrics[f"response/length_turn_{k + 1}"] = sum(turn.end - turn.start for turn in own) / len(own)
-        paid = [each.turns[k].reward for each in rollouts if len(each.turns) > k and each.reward is not None]
+        turns_k = [rollout.turns[k] for rollout in rollouts if len(rollout.turns) > k]
+        if turns_k:
+            metrics[f"response/length_turn_{k + 1}"] = sum(turn.end - turn.start for turn in turns_k) / len(turns_k)
+        paid = [rollout.turns[k].reward for rollout in graded if len(rollout.turns) > k]
         if paid:
             metrics[f"reward/turn_{k + 1}"] = sum(paid) / len(paid)
     edges = bin_edges(turns)
@@ -126,8 +128,8 @@ def episode_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
             if values:
                 metrics[f"{name}num_turns_bin_{k}"] = fmean(values)
     for name in sorted({name for rollout in rollouts for name in rollout.numbers}):
-        given = [rollout.numbers[name] for rollout in rollouts if name in rollout.numbers]
-        metrics[f"env/{name}"] = sum(given) / len(given)
+        numbers = [rollout.numbers[name] for rollout in rollouts if name in rollout.numbers]
+        metrics[f"env/{name}"] = sum(numbers) / len(numbers)
     return metrics
 
 
@@ -158,12 +160,13 @@ def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     }
 
 
-def reward_metrics(batch: ScoredBatch, settings: RewardConfig) -> dict[str, float]:
+def reward_metrics(batch: AdvantageBatch, settings: RewardConfig) -> dict[str, float]:
     """Compute the reward-shaping metrics of one step; empty if rewards are not shaped."""
     metrics: dict[str, float] = {}
     if settings.overlong_buffer > 0:
         metrics |= {"reward/shaped_mean": float(batch.rewards.double().nanmean())} if batch.graded.any() else {}
     if settings.kl_coef > 0:
+        assert isinstance(batch, ScoredBatch), "the advantages depend on the old log-probs"
         assert batch.ref_log_probs is not None, "the learner keeps a reference model if the reward includes a KL term"
         kl = kl_estimate(batch.old_log_probs, batch.ref_log_probs, "k1")
         metrics["reward/kl"] = float(kl[batch.response_mask].double().mean())
@@ -174,13 +177,14 @@ def update_metrics(updates: Sequence[Update], *, with_kl: bool) -> dict[str, flo
     """Compute learner and clip metrics over the updates of one step; a step without updates counts as skipped."""
     if not updates:
         return {"learner/skipped": 1.0}
-    table = ResponseTable.concat([update.table for update in updates])
-    count = len(updates)
-    names = updates[0].rule_metrics
-    rule_metrics = {f"rule/{name}": sum(update.rule_metrics[name] for update in updates) / count for name in names}
+    minibatches, count = [update.minibatch for update in updates], len(updates)
+    table = ResponseTable.concat([minibatch.table for minibatch in minibatches])
+    objective = sum(minibatch.objective for minibatch in minibatches) / count
+    names = minibatches[0].rule_metrics
+    rule_metrics = {f"rule/{name}": sum(minibatch.rule_metrics[name] for minibatch in minibatches) / count for name in names}
     learner_metrics = {
-        "learner/objective": sum(update.objective for update in updates) / count,
-        "learner/loss": -sum(update.objective for update in updates) / count,
+        "learner/objective": objective,
+        "learner/loss": -objective,
         "learner/grad_norm": sum(update.grad_norm for update in updates) / count,
         "learner/grad_clipped": sum(update.grad_clipped for update in updates) / count,
         "learner/lr": updates[-1].lr,
@@ -218,9 +222,9 @@ def run_metrics(
         if values:
             metrics[name] = sum(values) / len(values)
     if profile is not None:
-        whole = profile.metrics()
-        names = ("clip/fraction", "fairness/ess", *(name for name in whole if name.startswith("fairness/lre_")))
-        metrics |= {name.replace("clip/", "clip_").removeprefix("fairness/"): whole[name] for name in names}
+        pooled = profile.metrics()
+        names = ("clip/fraction", "fairness/ess", *(name for name in pooled if name.startswith("fairness/lre_")))
+        metrics |= {name.replace("clip/", "clip_").removeprefix("fairness/"): pooled[name] for name in names}
         by_length = {f"clip_by_length_{k}": f"clip/fraction_length_bin_{k}" for k in range(NUM_BINS)}
-        metrics |= {name: whole[source] for name, source in by_length.items() if source in whole}
+        metrics |= {name: pooled[source] for name, source in by_length.items() if source in pooled}
     return {name: float(f"{value:.4g}") for name, value in metrics.items()}

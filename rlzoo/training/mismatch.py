@@ -48,7 +48,7 @@ def mismatch_metrics(batch: ScoredBatch) -> dict[str, float]:
         "mismatch/log_ratio_abs_max": float(log_ratio.abs().max()),
         "mismatch/sum_abs_mean": float(total.abs().mean()),
     }
-    weights = batch.weights
+    weights = batch.correction_weights
     if weights is None:
         return metrics
     kept, mean = (ops.per_response(values, mask)[:, 0] for values in ((weights > 0).double(), weights))

@@ -78,27 +78,18 @@ def _shown_response(
     batch: ScoredBatch,
     updates: Sequence[Update],
 ) -> ShownResponse:
-    """Collect the data that the page shows about one response.
-
-    Args:
-        number: index of the response's prompt, and index of the response among the responses to that prompt.
-        row: the response's row in the batch.
-        size: number of tokens to show.
-        tokenizer: decodes the tokens.
-        groups: the responses of the step.
-        batch: the same responses as tensors.
-        updates: the updates of the step.
-    """
+    """Collect what the page shows about a row: ``size`` of its tokens; ``number`` is its prompt, and its place there."""
     prompt, place = number
     problem, rollout = groups[prompt].problem, groups[prompt].rollouts[place]
-    index, update = max((index, update) for index, update in enumerate(updates) if row in update.rows)
-    at, measured = update.rows.tolist().index(row), update.table_rows.tolist().index(row)
+    index, update = max((index, update) for index, update in enumerate(updates) if row in update.minibatch.table_rows)
+    minibatch, table = update.minibatch, update.minibatch.table
+    at, judged = minibatch.rows.tolist().index(row), minibatch.table_rows.tolist().index(row)
     ids = batch.sequences[row][int(batch.prompt_lengths[row]) :].tolist()
-    log_ratios = (update.log_probs[at] - batch.old_log_probs[row]).tolist()
-    chosen, clipped = batch.response_mask[row].tolist(), update.clipped[at].tolist()
+    log_ratios = (minibatch.log_probs[at] - batch.old_log_probs[row]).tolist()
+    chosen, clipped = batch.response_mask[row].tolist(), minibatch.clipped[judged].tolist()
     special = set(tokenizer.all_special_ids)
-    band = float(update.table.band_low[measured]), float(update.table.band_high[measured])
-    ceiling = float(update.table.band_ceiling[measured])
+    band = float(table.band_low[judged]), float(table.band_high[judged])
+    ceiling = float(table.band_ceiling[judged])
     return ShownResponse(
         prompt=prompt + 1,
         response=place + 1,
@@ -106,7 +97,7 @@ def _shown_response(
         answer=problem.answer,
         tokens=[
             Token(text, log_ratios[t] if chosen[t] else None, clipped[t], ids[t] in special)
-            for t, text in enumerate(pieces(tokenizer, ids[:size]))
+            for t, text in enumerate(token_texts(tokenizer, ids[:size]))
         ],
         hidden=len(ids) - size,
         length=rollout.length,
@@ -114,14 +105,14 @@ def _shown_response(
         reward=rollout.reward if rollout.reward is not None else math.nan,
         advantage=float(ops.per_response(batch.advantages[row : row + 1], batch.response_mask[row : row + 1])),
         clipped=sum(clipped),
-        judged=float(update.table.log_ratio[measured]),
+        judged=float(table.log_ratio[judged]),
         band=None if any(map(math.isnan, band)) else band,
         ceiling=None if math.isnan(ceiling) else ceiling,
         update=index + 1,
     )
 
 
-def pieces(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
+def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
     """Return the text that each token adds, including special tokens.
 
     A token that ends inside a character adds `PARTIAL`, and the token that completes the character adds the character.

@@ -16,7 +16,7 @@ from rlzoo.gate.enter import Admission
 from rlzoo.journal.rollouts import rollout_file, transcripts
 from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.journal.state import RunState, newest_state
-from rlzoo.learner.batch import ScoredBatch
+from rlzoo.learner.batch import AdvantageBatch, ScoredBatch
 from rlzoo.learner.learner import Update
 from rlzoo.learner.optimization import kept_weights, named_adapter
 from rlzoo.measure.monitor import WINDOW, Monitor
@@ -159,7 +159,7 @@ class Run:
         self.rollouts.look_ahead(step, version, self.learner.weights)
         return sampled
 
-    def record(self, sampled: Sampled, batch: ScoredBatch, updates: Sequence[Update]) -> None:
+    def record(self, sampled: Sampled, batch: AdvantageBatch, updates: Sequence[Update]) -> None:
         """Write the step's responses and log-probs to the run directory: as text, as a rollout file and as an MLflow page."""
         if self.is_main:
             texts = transcripts(sampled.groups, batch, updates)
@@ -167,6 +167,7 @@ class Run:
             self.directory.save_rollouts(texts, step)
             tracking = self.config.tracking
             if tracking.mlflow and tracking.completions and updates and self.is_drawn(batch.step):
+                assert isinstance(batch, ScoredBatch), "the updates have made it one"
                 page = response_page(self.config, self.tokenizer, sampled.groups, batch, updates)
                 # completions.html always holds the newest page
                 for name in (f"completions/step-{batch.step:06d}.html", "completions.html"):

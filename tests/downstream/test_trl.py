@@ -342,7 +342,7 @@ def test_the_correction_for_vllm_is_trls_own(by_token, model, tmp_path):
 
     theirs, mine = like_trl(tmp_path, model, "grpo", use_vllm=True)
     assert_same(step_of(mine, weighted_passes(batch)), step_of(theirs, weighted_passes(batch)))
-    loss, expected, _ = of_the_learner(model, ZOO["grpo"](), dataclasses.replace(batch, weights=ratio))
+    loss, expected, _ = of_the_learner(model, ZOO["grpo"](), dataclasses.replace(batch, correction_weights=ratio))
     assert_same(step_of(mine, weighted_passes(batch)), (loss, expected))
     # a rule whose ratio is relative to the sampler needs no correction
     named = {"name": "to-sampler", "ratio_to_sampler": True, "__doc__": "", "__module__": __name__}
@@ -355,7 +355,7 @@ def test_the_correction_for_vllm_is_trls_own(by_token, model, tmp_path):
             step_of(mine, weighted_passes(batch))
         return
     batch = off_policy_batch(model, ZOO["gspo"]())
-    loss, expected, _ = of_the_learner(model, ZOO["gspo"](), dataclasses.replace(batch, weights=ratio))
+    loss, expected, _ = of_the_learner(model, ZOO["gspo"](), dataclasses.replace(batch, correction_weights=ratio))
     assert_same(step_of(mine, weighted_passes(batch)), (loss, expected))
 
 

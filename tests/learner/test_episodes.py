@@ -9,7 +9,8 @@ from rlzoo_grpo import GRPO
 from rlzoo_gspo import GSPO
 from rlzoo_rloo import RLOO
 
-from rlzoo.learner.batch import collate
+from rlzoo import ClipInputs
+from rlzoo.learner.batch import ScoredBatch, collate
 from rlzoo.measure.response_table import ResponseTable
 from rlzoo.measure.turns import TurnProfile
 from rlzoo.rollout.episodes import Player
@@ -53,7 +54,7 @@ def off_policy(model, policy, groups):
     current = make_learner(model, policy).log_probs(scored)
     noise = torch.randn(current.shape, generator=torch.Generator().manual_seed(0))
     old = torch.where(scored.response_mask, current - SPREAD[policy.name] * noise, 0.0)
-    return dataclasses.replace(scored, old_log_probs=old, unscored=torch.zeros_like(scored.unscored)), current
+    return ScoredBatch.of(scored, old_log_probs=old), current
 
 
 @pytest.mark.parametrize(
@@ -64,7 +65,7 @@ def test_the_gradient_of_played_episodes_equals_the_float64_oracle(model, groups
     batch, current = off_policy(model, policy, groups)
     holes = batch.response_mask.sum() < sum(len(rollout.response_ids) for group in groups for rollout in group.rollouts)
     assert holes, "the environment wrote some of the tokens"
-    assert 0.05 < clip_fraction(policy, batch.clip_inputs(torch.arange(len(batch)), current)) < 0.9
+    assert 0.05 < clip_fraction(policy, ClipInputs(current, batch.old_log_probs, batch.advantages, batch.response_mask)) < 0.9
     value, expected = oracle_step(model, policy, batch)
     gradient, objective = step_gradient(model, policy, batch, **settings)
     assert objective == pytest.approx(value, rel=1e-5, abs=1e-6)  # a sum of terms of both signs
@@ -117,8 +118,8 @@ def test_turns_are_measured(model, groups):
         "fairness/lre_turn_max",
         "fairness/lre_num_turns_max",
     } <= metrics.keys()
-    table = updates[0].table
-    rows = updates[0].rows
+    table = updates[0].minibatch.table
+    rows = updates[0].minibatch.rows
     assert table.turn_tokens.sum(1).tolist() == table.length.tolist()
     assert sorted(table.turns.tolist()) == sorted(len(rollouts[row].turns) for row in rows.tolist())
 
@@ -126,7 +127,7 @@ def test_turns_are_measured(model, groups):
 def test_clip_fractions_by_number_of_turns_are_those_of_the_episodes_in_each_bin(model, groups):
     learner = make_learner(model, GRPO(clip_low=1e-4, clip_high=1e-4), lr=0.05, num_epochs=4)
     _, updates = learner.update(learner.score(collate(groups)))
-    rows = updates[-1].table.judged()
+    rows = updates[-1].minibatch.table.judged()
     metrics = TurnProfile.of(rows).metrics()
     edges = [0, *(metrics[f"clip/num_turns_bin_{k}_edge"] for k in range(6))]
     assert edges[6] == rows.turns.max()

@@ -48,11 +48,11 @@ def test_the_first_step_gives_its_rows_old_log_probs(model, name):
     learner = make_learner(model, policy, num_minibatches=3)
     got, got_updates = take_updates(learner, batch, seed=5)
     torch.testing.assert_close(got.old_log_probs, known.old_log_probs, atol=1e-5, rtol=0)
-    assert torch.equal(got_updates[0].log_probs, got.old_log_probs[order[0]])
+    assert torch.equal(got_updates[0].minibatch.log_probs, got.old_log_probs[order[0]])
     assert relative_error(weights_of(learner), weights_of(plain)) < 1e-6
     for one, other in zip(got_updates, updates, strict=True):
-        assert torch.equal(one.rows, other.rows)
-        assert one.objective == pytest.approx(other.objective, rel=1e-5, abs=1e-7)
+        assert torch.equal(one.minibatch.rows, other.minibatch.rows)
+        assert one.minibatch.objective == pytest.approx(other.minibatch.objective, rel=1e-5, abs=1e-7)
         assert one.grad_norm == pytest.approx(other.grad_norm, rel=1e-5)
 
 

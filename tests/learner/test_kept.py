@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from rlzoo import load_zoo
 from rlzoo.learner import log_probs as model_module
-from rlzoo.learner.batch import collate
+from rlzoo.learner.batch import ScoredBatch, collate
 from rlzoo.learner.log_probs import ResponseLogProbs
 from rlzoo.learner.micro_batches import padded
 from rlzoo.rollout.draws import Truncation
@@ -70,7 +70,7 @@ def dense(model, groups, width):
 def test_the_learners_old_log_probs_are_the_samplers(model, groups):
     learner = make_learner(model, load_zoo()["grpo"](), num_minibatches=1)
     batch = learner.score(collate(groups))
-    old, entropy = learner.log_probs_and_entropy(batch)
+    old, entropy = learner.micro_batches.log_probs(learner.model, batch)
     torch.testing.assert_close(old, batch.rollout_log_probs, atol=1e-5, rtol=0)
     with torch.no_grad():
         expected = dense(copy.deepcopy(model).double(), groups, old.shape[1])
@@ -106,7 +106,7 @@ def expected(model, groups):
     current, _ = dense(precise, groups, batch.response_mask.shape[1])
     noise = torch.randn(current.shape, generator=torch.Generator().manual_seed(0))
     old = torch.where(batch.response_mask, current.detach().float() - 0.3 * noise, 0.0)
-    batch = dataclasses.replace(batch, old_log_probs=old, unscored=torch.zeros_like(batch.unscored))
+    batch = ScoredBatch.of(batch, old_log_probs=old)
     mask = batch.response_mask.numpy()
     inputs = current.detach().numpy(), old.double().numpy(), batch.advantages.double().numpy(), mask
     result = oracle.grpo(*inputs)

@@ -34,15 +34,15 @@ def updates_of(model, policy, number, num_minibatches, **settings):
 @pytest.mark.parametrize(("number", "sizes"), [(9, [3, 2, 2, 2]), (10, [3, 3, 2, 2]), (8, [2, 2, 2, 2])])
 def test_num_minibatches_that_does_not_divide_the_responses(model, number, sizes):
     updates, learner = updates_of(model, GRPO(), number, 4, schedule="linear")
-    assert [len(update.rows) for update in updates] == sizes
-    assert sorted(torch.cat([update.rows for update in updates]).tolist()) == list(range(number))
+    assert [len(update.minibatch.rows) for update in updates] == sizes
+    assert sorted(torch.cat([update.minibatch.rows for update in updates]).tolist()) == list(range(number))
     assert [update.lr for update in updates] == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4])
     assert learner.scheduler.get_last_lr() == [0.0]
 
 
 def test_fewer_responses_than_minibatches_leave_the_schedule_where_it_should_end(model):
     updates, learner = updates_of(model, GRPO(), 3, 4, schedule="linear")
-    assert [len(update.rows) for update in updates] == [1, 1, 1]
+    assert [len(update.minibatch.rows) for update in updates] == [1, 1, 1]
     assert learner.scheduler.get_last_lr() == [0.0]
 
 

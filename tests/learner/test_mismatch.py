@@ -88,7 +88,7 @@ def mismatched(model, policy, seed=4):
 
 
 def weighed(batch, settings):
-    return dataclasses.replace(batch, weights=weigh(settings, log_mismatch(batch), batch.response_mask))
+    return dataclasses.replace(batch, correction_weights=weigh(settings, log_mismatch(batch), batch.response_mask))
 
 
 @pytest.mark.parametrize(("name", "pool"), [("grpo", "token"), ("grpo", "sum"), ("fspo", "sum"), ("gspo", "mean")])

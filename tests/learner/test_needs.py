@@ -65,11 +65,11 @@ def test_what_a_rule_needs_is_filled_from_the_batch(model, batch):
     Everything.seen.clear()
     _, updates = learner.update(start)
     seen = Everything.seen[::2]  # each is followed by one at ratio 1, the reference for importance weights
-    assert start.unscored.sum() == 12, "of three groups, the first minibatch has two"
-    entropy, reference = learner.log_probs_and_entropy(batch)[1], start.ref_log_probs
+    assert len(updates[0].minibatch.rows) == 12, "of three groups, the first minibatch has two"
+    entropy, reference = learner.micro_batches.log_probs(learner.model, batch)[1], start.ref_log_probs
     assert not torch.equal(reference, torch.zeros_like(reference))
     for inputs, update, progress in zip(seen, updates, (0.0, 0.125, 0.25, 0.375), strict=True):
-        rows, mask = update.rows, batch.response_mask[update.rows]
+        rows, mask = update.minibatch.rows, batch.response_mask[update.minibatch.rows]
         assert inputs.progress == progress
         assert inputs.max_length == 30
         assert inputs.rewards.tolist() == batch.rewards[rows, None].tolist()
@@ -82,9 +82,9 @@ def test_what_a_rule_needs_is_filled_from_the_batch(model, batch):
             assert ids[chosen].tolist() == response[chosen[: len(response)]].tolist()
             assert not ids[~chosen].any()
     fresh = make_learner(model, GRPO())
-    expected = fresh.log_probs_and_entropy(batch)[1]
+    expected = fresh.micro_batches.log_probs(fresh.model, batch)[1]
     for inputs, update in zip(seen, updates, strict=True):  # those of the first minibatch come from its own forward pass
-        torch.testing.assert_close(inputs.old_entropy, expected[update.rows], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(inputs.old_entropy, expected[update.minibatch.rows], rtol=1e-4, atol=1e-5)
     assert not torch.allclose(entropy, expected, atol=1e-4), "the weights have moved since"
 
 
@@ -108,9 +108,8 @@ def test_a_rule_without_needs_gets_nothing(model, batch):
 
     learner = make_learner(model, Plain(), num_minibatches=2)
     start = scored(learner, batch)
-    assert start.old_entropy is None
     assert start.ref_log_probs is None
-    learner.update(start)
+    assert learner.update(start)[0].old_entropy is None
     assert all(getattr(inputs, name) is None for inputs in Plain.seen for name in NEEDS)
 
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from rlzoo_grpo import GRPO
 
+from rlzoo import ClipInputs
 from rlzoo.config.sections import RewardConfig
-from rlzoo.learner.batch import collate
+from rlzoo.learner.batch import ScoredBatch, collate
 from rlzoo.learner.shaping import overlong_penalty
 from rlzoo.rollout.types import Rollout, RolloutGroup
 from rlzoo.tasks.problem import Problem
@@ -42,9 +43,7 @@ def graded(rows, seed=3):
 def off_policy(model, policy, settings):
     """Return graded rollouts shaped by the settings, with old log-probs for which 10 to 40% is clipped."""
     rows = off_policy_batch(model, policy, holes=False)
-    return dataclasses.replace(
-        scored(graded(rows), policy.advantage, settings, LIMIT), old_log_probs=rows.old_log_probs, unscored=rows.unscored
-    )
+    return ScoredBatch.of(scored(graded(rows), policy.advantage, settings, LIMIT), old_log_probs=rows.old_log_probs)
 
 
 def scored(groups, advantage, settings, limit):
@@ -56,8 +55,9 @@ def scored(groups, advantage, settings, limit):
 
 def clips(model, policy, batch):
     width = batch.response_mask.shape[1]
-    inputs = batch.clip_inputs(torch.arange(len(batch)), current_log_probs(model, batch).float()[:, :width])
-    return 0.1 <= clip_fraction(policy, dataclasses.replace(inputs, advantages=inputs.advantages[:, :1])) <= 0.4
+    current = current_log_probs(model, batch).float()[:, :width]
+    inputs = ClipInputs(current, batch.old_log_probs, batch.advantages[:, :1], batch.response_mask)
+    return 0.1 <= clip_fraction(policy, inputs) <= 0.4
 
 
 def test_overlong_penalty_worked_by_hand():
@@ -154,7 +154,7 @@ def test_kl_in_the_reward_equals_the_explicit_loops_from_the_weights(model, filt
     np.testing.assert_allclose(batch.advantages.numpy(), expected, rtol=1e-4, atol=1e-4)
     assert reward_metrics(batch, settings)["reward/kl"] == pytest.approx(token_kl[mask].mean(), rel=1e-4, abs=1e-6)
     assert not update.skipped
-    assert update.table.kl_sum.abs().max() == 0  # the KL is in the reward, not in the loss
+    assert update.minibatch.table.kl_sum.abs().max() == 0  # the KL is in the reward, not in the loss
 
 
 def test_raw_returns_are_less_the_kl_to_the_end(model):
@@ -185,7 +185,7 @@ def test_one_reference_serves_the_reward_and_the_loss(model):
     both, (update,) = learn(model, start, settings, kl_coef=0.5)
     alone, _ = learn(model, start, settings)
     assert torch.equal(both.advantages, alone.advantages)
-    assert update.table.kl_sum.sum() > 0
+    assert update.minibatch.table.kl_sum.sum() > 0
     assert make_learner(model, REINFORCE_PP).reference is None
 
 

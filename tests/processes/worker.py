@@ -59,10 +59,10 @@ def three_updates(rule, launch, num_responses=18, unused=False, **settings):
         update = learner.apply(learner.accumulate(batch, rows, seed=number))
         updates.append(
             {
-                "objective": update.objective,
+                "objective": update.minibatch.objective,
                 "grad_norm": update.grad_norm,
-                "log_probs": update.log_probs.sum().item(),
-                "responses": len(update.table.length),
+                "log_probs": update.minibatch.log_probs.sum().item(),
+                "responses": len(update.minibatch.table.length),
                 "skipped": update.skipped,
             }
         )

@@ -128,7 +128,7 @@ def test_the_batch_has_a_hole_where_the_environment_wrote():
             assert batch.state_ids[row][own].unique().tolist() == [turn.state]
             is_last = number + 1 == len(rollout.turns)
             assert batch.turn_rewards[row, turn.end - 1] == pytest.approx(0.0 if is_last else turn.reward)
-        ids = batch.token_ids(torch.tensor([row]))[0]
+        ids = batch.token_ids[row]
         assert ids[batch.response_mask[row]].tolist() == [
             rollout.response_ids[t] for s, e in rollout.spans for t in range(s, e)
         ]

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 import rlzoo
 from rlzoo.journal.rollout_file import RolloutFile
 from rlzoo.measure.response_page import EDGES, ShownResponse, Token, render, shade
-from rlzoo.training.response_page import PARTIAL, pieces
+from rlzoo.training.response_page import PARTIAL, token_texts
 from tests.training.short import lines, quick
 
 EVIL = "<script>alert(1)</script>\x1b[2J\u202e&\"'"
@@ -120,15 +120,15 @@ def bytewise():
 
 
 @pytest.mark.parametrize("text", ["ab ab", "a\n\tb  ", "café", "日本 ab 語", "👩‍👩‍👧 ab", "ab<eos>"])
-def test_pieces_join_to_the_text(bytewise, text):
+def test_token_texts_join_to_the_text(bytewise, text):
     ids = bytewise.encode(text)
-    found = pieces(bytewise, ids)
+    found = token_texts(bytewise, ids)
     assert len(found) == len(ids)
-    assert "".join(piece for piece in found if piece != PARTIAL) == text
+    assert "".join(text for text in found if text != PARTIAL) == text
 
 
 def test_a_character_is_shown_at_the_token_that_completes_it(bytewise):
-    assert pieces(bytewise, bytewise.encode("aé")) == ["a", PARTIAL, "é"]
+    assert token_texts(bytewise, bytewise.encode("aé")) == ["a", PARTIAL, "é"]
 
 
 def test_bytes_that_are_no_text_do_no_harm(bytewise):
@@ -141,16 +141,16 @@ def test_bytes_that_are_no_text_do_no_harm(bytewise):
         [rest[0]] * 9 + bytewise.encode("ab"),
         [first, *bytewise.encode("ab")],
     ):
-        found = pieces(bytewise, ids)
+        found = token_texts(bytewise, ids)
         assert len(found) == len(ids)
-    assert pieces(bytewise, [rest[0]] * 9 + bytewise.encode("ab"))[-1] == "ab"
+    assert token_texts(bytewise, [rest[0]] * 9 + bytewise.encode("ab"))[-1] == "ab"
 
 
-def test_pieces_keep_the_spaces_of_a_tokenizer_that_strips_them():
+def test_token_texts_keep_the_spaces_of_a_tokenizer_that_strips_them():
     vocabulary = {"<unk>": 0, "▁a": 1, "▁b": 2, "c": 3}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.decoder = decoders.Metaspace()
-    assert pieces(PreTrainedTokenizerFast(tokenizer_object=tokenizer), [1, 2, 3, 2]) == ["a", " b", "c", " b"]
+    assert token_texts(PreTrainedTokenizerFast(tokenizer_object=tokenizer), [1, 2, 3, 2]) == ["a", " b", "c", " b"]
 
 
 @pytest.mark.parametrize(("clip", "narrow"), [("grpo", "clip.clip_low=1e-4"), ("fspo", "clip.width_low=1e-4")])
