@@ -11,18 +11,16 @@ from rlzoo.cli.console import Plain
 from rlzoo.cli.tables import table
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from pydantic import BaseModel
 
 
-def print_settings(console: Plain, fields: list[dict[str, Any]], option: str, required: Collection[str]) -> None:
+def print_settings(console: Plain, fields: list[dict[str, Any]], option: str) -> None:
     """Print a table of the fields that `settings` returns."""
     rows = table("<name", "<default", "<allowed", "<meaning", title=f"\nSettings ({option})")
     rows.columns[2].overflow = "fold"  # the name of an option may be wider than its column
     for field in fields:
-        default = "required" if field["name"] in required else json.dumps(field["default"])
-        rows.add_row(*map(Text, (field["name"], default, field["allowed"], field["description"])))  # brackets are not markup
+        cells = (field["name"], json.dumps(field["default"]), field["allowed"], field["description"])
+        rows.add_row(*map(Text, cells))  # brackets are not markup
     console.print(rows)
 
 

@@ -64,8 +64,6 @@ def _show(kind: Kind, name: str, plugins: list[str] | None, as_json: bool) -> No
         described = [_as_dict(shelf, entry) for entry in entries]
         print(json.dumps(described if is_path else described[0], indent=2))
         return
-    from rlzoo.core.policy import required_fields
-
     console = Plain()
     for entry in entries:
         plugin, is_rule = entry.kind, kind is CLIPS
@@ -73,7 +71,7 @@ def _show(kind: Kind, name: str, plugins: list[str] | None, as_json: bool) -> No
         console.print(inspect.getdoc(plugin) or "", soft_wrap=not console.is_screen)  # on a screen, rich folds between words
         option = "--set clip.NAME=VALUE" if is_rule else f"--set {kind.key}={plugin.name} --set {kind.key}.NAME=VALUE"
         if fields := settings(plugin):
-            print_settings(console, fields, option, required_fields(plugin))
+            print_settings(console, fields, option)
         if is_rule and entry.plugin.bundled and (changed := _in_the_default_run(plugin)):
             console.print(f"`rlzoo train --clip {plugin.name}` sets {changed}, which suits the small default model.")
         for title, notes in (("Watch these metrics", getattr(plugin, "watch", {})), ("Laws it opts out of", plugin.exempt)):
@@ -100,10 +98,8 @@ def _in_the_default_run(policy: type[ClipPolicy]) -> str:
 
 
 def _check(kind: Kind, name: str, as_json: bool) -> None:
-    from rlzoo.core.policy import with_defaults
-
     shelf, entries, _ = kind.find(name, None)
-    plugins = [shelf.build(kind.key, name)] if name in shelf.aliases else [with_defaults(entry.kind) for entry in entries]
+    plugins = [shelf.build(kind.key, name)] if name in shelf.aliases else [entry.kind() for entry in entries]
     reports = check(kind, plugins, as_json=as_json)
     if as_json:
         print(json.dumps(reports, indent=2))

@@ -38,7 +38,6 @@ def clips_portrait(
         raise UserError(f"--output {str(output)!r}: expected a name that ends in {' or '.join(PICTURES)}")
     check_page(output, MARK.encode(), "portrait", "--output")
     with loading():
-        from rlzoo.core.policy import with_defaults
         from rlzoo.core.zoo import load_zoo
         from rlzoo.measure import figures
         from rlzoo.testing.portrait import RATIOS, portrait
@@ -46,7 +45,7 @@ def clips_portrait(
     for name in names:
         if name not in zoo:
             refuse_config(name)
-    policies = {name: with_defaults(zoo[name]) for name in dict.fromkeys(names)}
+    policies = {name: zoo[name]() for name in dict.fromkeys(names)}
     ratios = sorted({*RATIOS, *CURVE})
     edges, weights = {}, {}
     for name, policy in policies.items():

@@ -46,9 +46,10 @@ from rlzoo.core.advantages import AdvantageEstimator
 from rlzoo.core.corrections import Correction
 from rlzoo.core.discovery import distinct
 from rlzoo.core.errors import UserError, explain, shown
-from rlzoo.core.policy import ClipPolicy, contract_problem, required_fields
+from rlzoo.core.plugin_files import plugins_of_run
+from rlzoo.core.policy import ClipPolicy, contract_problem
 from rlzoo.core.settings import Settings, user_path
-from rlzoo.core.zoo import Zoo, load_zoo, plugins_of_run
+from rlzoo.core.zoo import Zoo, load_zoo
 from rlzoo.support.parsing import dump_yaml
 from rlzoo.tasks import Task, build_task
 
@@ -93,10 +94,6 @@ def _build_clip(value: object, info: ValidationInfo) -> ClipPolicy:
     zoo, name = _zoo(info), settings["name"]
     if name not in zoo and name in config_names():
         raise UserError(f"clip={name!r} is a config, not a rule: use --config {name}")
-    if missing := [field for field in required_fields(zoo[name]) if field not in settings]:
-        raise UserError(
-            f"clip.{missing[0]} is missing: {name} has no default for it; set it with --set clip.{missing[0]}=VALUE"
-        )
     return zoo.build("clip", settings)
 
 

@@ -16,7 +16,6 @@ from typing import Any
 
 from rlzoo.core.errors import UserError, shown
 from rlzoo.core.hookspecs import PROJECT
-from rlzoo.core.plugin_files import digest, is_copy
 
 DISTRIBUTION = "rlzoo-llm"
 """Name on PyPI. There, `rlzoo` is a different project, which installs its own package `rlzoo` into the same folder."""
@@ -54,33 +53,37 @@ class Plugin:
         spec = importlib.util.find_spec(self.module)
         return Path(next(iter(spec.submodule_search_locations))) if spec and spec.submodule_search_locations else None
 
-    @property
-    def is_copy(self) -> bool:
-        """Whether the user named a copy in a run directory."""
-        return self.asked_for and is_copy(Path(self.source))
-
     def __str__(self) -> str:
         return f"plugin {self.source!r}" if self.asked_for else f"plugin {self.name!r} from {self.source}"
 
 
 def distinct(paths: Sequence[str | Path]) -> tuple[str, ...]:
-    """Return the absolute paths of plugins, omitting any path whose plugins are all contained in earlier paths.
-
-    Two paths name the same plugin if they resolve to the same file, or to copies with the same content.
+    """Return the absolute paths of plugins without duplicates; links are resolved.
 
     Raises:
-        UserError: a path contains no plugin.
+        UserError: a path is not a valid file name.
     """
-    return tuple(str(path) for path, plugins in _without_repeats(paths) if plugins)
+    absolute: list[str] = []
+    for path in paths:
+        try:
+            resolved = Path(path).expanduser().resolve()
+            resolved.exists()  # raises an error if the name is too long
+        except (OSError, ValueError, RuntimeError) as error:
+            raise UserError(f"plugin {shown(str(path))} cannot be accessed: {error}") from error
+        absolute.append(str(resolved))
+    return tuple(dict.fromkeys(absolute))
 
 
 def named_plugins(paths: Sequence[str | Path]) -> list[Plugin]:
-    """Return the plugins in the files and folders that the user named, without duplicates.
+    """Return the plugins in the files and folders that the user named; a file that is named several times is one plugin.
 
     Raises:
         UserError: a path contains no plugin.
     """
-    return [plugin for _, plugins in _without_repeats(paths) for plugin in plugins]
+    plugins: dict[Path | None, Plugin] = {}
+    for plugin in (plugin for path in distinct(paths) for plugin in _from_path(Path(path))):
+        plugins.setdefault(plugin.file, plugin)
+    return list(plugins.values())
 
 
 def allowed_names() -> set[str] | None:
@@ -103,25 +106,6 @@ def plugin_configs(paths: Sequence[str | Path] = ()) -> dict[str, Path]:
     return configs
 
 
-def _without_repeats(paths: Sequence[str | Path]) -> Iterator[tuple[Path, list[Plugin]]]:
-    """Yield each path in resolved form with its plugins, leaving out the plugins that an earlier path contains."""
-    seen: set[tuple[str, str]] = set()
-    for path in map(_resolved, paths):
-        new: dict[tuple[str, str], Plugin] = {}
-        for plugin in _from_path(path):
-            new.setdefault(_identity(plugin), plugin)
-        yield path, [plugin for key, plugin in new.items() if key not in seen]
-        seen |= new.keys()
-
-
-def _identity(plugin: Plugin) -> tuple[str, str]:
-    """Return the key that a plugin shares with its copies: its name and a digest of its code."""
-    assert plugin.file is not None, "the user named the plugin"
-    path = plugin.file.parent if plugin.file.name == "__init__.py" else plugin.file
-    name = re.sub(r"-\d+$", "", path.stem)  # a run directory numbers the copies of plugins that share a name
-    return name, digest(path)
-
-
 def installed_plugins() -> list[Plugin]:
     """Return the plugins from installed distributions: first bundled plugins, then all others, each group sorted by name."""
     named = functools.cache(_name_and_version)  # most plugins come from one distribution, and reading its metadata is slow
@@ -129,35 +113,22 @@ def installed_plugins() -> list[Plugin]:
     for point in metadata.entry_points(group=PROJECT):
         name, version = named(point.dist)
         source, normal = f"{name} {version}".rstrip(), _normal(name)
-        bundled, module = normal == DISTRIBUTION, point.module
+        bundled, module = normal == DISTRIBUTION, point.value.partition(":")[0].strip()  # loading reports an odd value
         plugins.append(Plugin(point.name, source, point.load, bundled, asked_for=False, module=module, distribution=normal))
     return sorted(plugins, key=lambda plugin: (not plugin.bundled, plugin.name, plugin.source))
 
 
 def _name_and_version(distribution: metadata.Distribution | None) -> tuple[str, str]:
     assert distribution, "entry points of installed distributions have one"
-    name, version = (distribution.metadata.get_all(key, [""])[0] for key in ("Name", "Version"))
-    return name or "unknown distribution", version  # METADATA is missing if pip was interrupted
+    try:
+        name, version = (distribution.metadata.get_all(key, [""])[0] for key in ("Name", "Version"))
+    except FileNotFoundError:  # METADATA is missing, because pip was interrupted; some versions of importlib return nothing
+        name = version = ""
+    return name or "unknown distribution", version
 
 
 def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name.strip()).lower()
-
-
-def _resolved(path: str | Path) -> Path:
-    """Return the absolute path of a plugin that the user named, so that the path stays valid if the working directory changes.
-
-    Raises:
-        UserError: the path is not a valid file name.
-    """
-    try:
-        absolute = Path(path).expanduser().resolve()
-        absolute.lstat()  # in Python 3.14 and later, exists() hides errors
-    except (FileNotFoundError, NotADirectoryError):
-        pass  # reported by `_from_path`
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(f"plugin {shown(str(path))} cannot be accessed: {error}") from error
-    return absolute
 
 
 def _from_path(path: Path) -> Iterator[Plugin]:

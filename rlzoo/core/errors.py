@@ -33,14 +33,8 @@ class UserError(ValueError):
 
 def one_line(message: str) -> str:
     """Escape control characters in a message, and leave out the middle of a message longer than `LONGEST_MESSAGE`."""
-    printable = (char if char.isprintable() else char.encode("unicode_escape").decode() for char in _cut(message))
-    return _cut("".join(printable))  # an escape sequence is longer than the character it replaces
-
-
-def _cut(message: str) -> str:
-    if len(message) <= LONGEST_MESSAGE:
-        return message
-    return f"{message[: LONGEST_MESSAGE - 500]} ... {message[-400:]}"
+    line = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in message)
+    return line if len(line) <= LONGEST_MESSAGE else f"{line[: LONGEST_MESSAGE - 500]} ... {line[-400:]}"
 
 
 def shown(value: object) -> str:

@@ -1,87 +1,31 @@
-"""Lists, hashes and copies the files of a plugin that the user named by path."""
+"""The files of plugins that the user named by path, and their copies in a run directory."""
 
 from __future__ import annotations
 
-import hashlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from rlzoo.core.errors import UserError
-
-LARGEST = 20 * 2**20
-"""Maximum total size of a plugin's files in bytes: each run keeps a copy of them."""
-MOST = 2000
-"""Maximum number of files in a plugin."""
-
-NO_PART_OF_IT = {"__pycache__", "node_modules", "build", "dist", "mlruns", "mlartifacts", "mlflow.db"}
-NO_CODE = (".md", ".rst", ".html", ".png", ".svg", ".pdf", ".log")
 RUN = "run.json"  # marks a run directory
+SKIPPED = {"__pycache__", "mlruns", "mlflow.db"}
 
 
 def plugin_files(path: Path) -> dict[str, Path]:
     """Return the files of a plugin, keyed and sorted by relative path.
 
-    Hidden files, caches, virtual environments, build outputs, MLflow stores and run directories are skipped.
-
-    Args:
-        path: a file or a folder.
-
-    Raises:
-        UserError: there are too many files, they are too large, or they cannot be read.
+    Of a package, these are all files, except hidden ones, caches, MLflow stores and run directories. Of another folder, these
+    are the ``.py`` files in it.
     """
     if not path.is_dir():
         return {path.name: path}
-    files: dict[str, Path] = {}
-    size = 0
-    try:
-        for file in _files_below(path):
-            files[file.relative_to(path).as_posix()] = file
-            size += file.stat().st_size
-            if size > LARGEST or len(files) > MOST:
-                raise UserError(
-                    f"plugin {str(path)!r}: the folder exceeds {LARGEST >> 20} MiB or {MOST:,} files, and each run keeps "
-                    "a copy; specify the plugin's .py file or package instead, or move other files out of the folder"
-                )
-    except OSError as error:
-        raise UserError(f"plugin {str(path)!r} cannot be read: {error}") from error
-    return dict(sorted(files.items()))
+    files = path.rglob("*") if (path / "__init__.py").is_file() else path.glob("*.py")
+    return {file.relative_to(path).as_posix(): file for file in sorted(files) if file.is_file() and _belongs(file, path)}
 
 
-def _files_below(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith(".") or path.name in NO_PART_OF_IT or path.suffix in (".pyc", ".egg-info"):
-            continue
-        if path.is_file():
-            yield path
-        elif path.is_dir() and not any((path / mark).exists() for mark in ("pyvenv.cfg", RUN)):
-            yield from _files_below(path)
-
-
-def is_output(file: Path) -> bool:
-    """Return whether a file's name is that of documentation or of a program's output."""
-    return file.suffix in NO_CODE or file.name in NO_PART_OF_IT
-
-
-def code_files(path: Path) -> dict[str, Path]:
-    """Return the files of a plugin, except documentation and outputs: its code and the data that the code may read."""
-    return {name: file for name, file in plugin_files(path).items() if not path.is_dir() or not is_output(file)}
-
-
-def digest(path: Path) -> str:
-    """Hash the `code_files` of a plugin.
-
-    Raises:
-        UserError: the plugin cannot be read.
-    """
-    hasher = hashlib.sha256()
-    try:
-        for name, file in code_files(path).items():
-            content = file.read_bytes()
-            hasher.update(f"{name}\n{hashlib.sha256(content).hexdigest()}\n".encode() if path.is_dir() else content)
-    except OSError as error:
-        raise UserError(f"plugin {str(path)!r} cannot be read: {error}") from error
-    return hasher.hexdigest()
+def _belongs(file: Path, folder: Path) -> bool:
+    below = file.relative_to(folder)
+    is_skipped = any(name in SKIPPED or name.startswith(".") for name in below.parts)
+    return not is_skipped and not any((folder / parent / RUN).exists() for parent in below.parents[:-1])
 
 
 def copy_names(paths: Sequence[str | Path]) -> dict[Path, str]:
@@ -99,8 +43,7 @@ def copy_plugins(paths: Sequence[str | Path], folder: Path) -> None:
     """Copy each plugin into a folder, which is created if needed.
 
     Raises:
-        UserError: a plugin is too large.
-        OSError: a copy cannot be written.
+        OSError: a file cannot be read, or a copy cannot be written.
     """
     for path, name in copy_names(paths).items():
         for place, file in plugin_files(path).items():
@@ -109,6 +52,18 @@ def copy_plugins(paths: Sequence[str | Path], folder: Path) -> None:
             shutil.copy2(file, copy)
 
 
-def is_copy(path: Path) -> bool:
-    """Return whether a path is the copy of a plugin in a run directory."""
-    return path.parent.name == "plugins" and (path.parent.parent / RUN).is_file()
+def plugins_of_run(run: Path, paths: Sequence[str], *, use_changed: bool) -> list[str]:
+    """Return where to load a run's plugins from: their original paths, or their copies in the run directory.
+
+    A copy is loaded if the original is gone, or, unless ``use_changed``, if the original differs from the copy.
+    """
+    places: list[str] = []
+    for path, name in copy_names(paths).items():
+        copy = run / "plugins" / name
+        uses_original = not copy.exists() or (path.exists() and (use_changed or _content(path) == _content(copy)))
+        places.append(str(path if uses_original else copy))
+    return places
+
+
+def _content(path: Path) -> dict[str, bytes]:
+    return {name if path.is_dir() else "": file.read_bytes() for name, file in plugin_files(path).items()}

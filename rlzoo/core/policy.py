@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from rlzoo.core.advantages import Advantage
-from rlzoo.core.errors import UserError, did_you_mean
+from rlzoo.core.errors import did_you_mean
 from rlzoo.core.fairness import bin_index
 from rlzoo.core.reductions import Reduction
 from rlzoo.core.settings import Settings
@@ -210,25 +210,6 @@ def _needs_problem(policy: type[ClipPolicy]) -> str | None:
     if "group_ids" in policy.needs and policy.scope != "batch":
         return f"needs group_ids with scope {policy.scope!r}: the rule compares responses, so the scope must be 'batch'"
     return None
-
-
-def required_fields(policy: type[ClipPolicy]) -> list[str]:
-    """Return the names of a policy's settings that have no default."""
-    return [name for name, field in policy.model_fields.items() if field.is_required()]
-
-
-def with_defaults(policy: type[ClipPolicy]) -> ClipPolicy:
-    """Return the policy with its class defaults.
-
-    Raises:
-        UserError: a setting has no default; the message names it.
-    """
-    if required := required_fields(policy):
-        raise UserError(
-            f"rule {policy.name!r}: the field {required[0]!r} has no default, and only defaults are used here; "
-            "give it a default, such as Field(1.0, gt=0, description=...)"
-        )
-    return policy()
 
 
 def _within(policy: type[ClipPolicy], name: str, value: float) -> float:

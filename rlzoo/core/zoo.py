@@ -23,8 +23,7 @@ from rlzoo.core.advantages import AdvantageEstimator
 from rlzoo.core.corrections import Correction
 from rlzoo.core.discovery import RESTRICT, Plugin, allowed_names, installed_plugins, named_plugins
 from rlzoo.core.errors import UserError, did_you_mean, explain, first_mistake, shown
-from rlzoo.core.plugin_files import copy_names, digest
-from rlzoo.core.policy import ClipPolicy, Scope, contract_problem, required_fields
+from rlzoo.core.policy import ClipPolicy, Scope, contract_problem
 
 logger = logging.getLogger("rlzoo")
 
@@ -61,24 +60,19 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
     def __init__(self, what: str, command: str, base: Any, problems: Callable[[Any], Iterable[str]]) -> None:
         self.what, self.command = what, command
         self._base, self._problems = base, problems
+        self._candidates: dict[str, list[Entry[Part]]] = {}  # usable classes by name, in the order of loading
         self.entries: dict[str, Entry[Part]] = {}
         self.aliases: dict[str, tuple[str, Mapping[str, Any]]] = {}  # name and settings that each alias stands for
-        self.problems: dict[str, set[str]] = {}  # each problem, with the names that are missing because of it
-        self.excluded: list[Plugin] = []  # installed plugins that `RESTRICT` does not allow
-        self.contested: dict[str, Plugin] = {}  # names that several plugins claim, and the last of these plugins
+        self.missing: dict[str, str] = {}  # names of classes and plugins that are not loaded, and why
 
     def __getitem__(self, name: str) -> type[Part]:
         """Return the class called ``name``; raise UserError if there is none."""
         if name in self.entries:
             return self.entries[name].kind
-        for problem, names in self.problems.items():
-            if name in names:
-                label = f"{self.what} {name!r} cannot be used: "
-                raise UserError(problem if problem.startswith(label) else label + problem)
-        if any(name in (plugin.name, plugin.name.replace("_", "-")) for plugin in self.excluded):
-            raise UserError(f"{self.what} {name!r} cannot be used: {_excluded(self.excluded)}")
+        if name in self.missing:
+            label = f"{self.what} {name!r} cannot be used: "
+            raise UserError(label + self.missing[name].removeprefix(label))
         left_out = "".join(f"; not loaded: {problem}" for problem in self.problems)
-        left_out += f"; {_excluded(self.excluded)}" if self.excluded else ""
         known = [*self.entries, *self.aliases]
         listed = f" (installed: {', '.join(known)})" if len(known) <= MOST_LISTED else f"; see `rlzoo {self.command} list`"
         file = f"{name.replace('-', '_')}.py"
@@ -93,6 +87,11 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
 
     def __contains__(self, name: object) -> bool:
         return name in self.entries
+
+    @property
+    def problems(self) -> list[str]:
+        """Why plugins and classes are not loaded, one line for each problem."""
+        return list(dict.fromkeys(self.missing.values()))
 
     def outside(self) -> dict[str, list[str]]:
         """Return the names that third-party plugins provide, grouped by source: a distribution and version, or a path."""
@@ -112,39 +111,24 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
         Raises:
             UserError: the name or a setting is unknown, or a value is invalid.
         """
-        given = {"name": settings} if isinstance(settings, str) else settings
-        if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+        fields = {"name": settings} if isinstance(settings, str) else settings
+        if not isinstance(fields, Mapping) or not isinstance(fields.get("name"), str):
             raise UserError(
                 f"{key}={shown(settings)}: expected the name of {_article(self.what)}, or a mapping with a name and settings"
             )
-        name, aliased = self.aliases.get(given["name"], (given["name"], {}))
+        name, aliased = self.aliases.get(fields["name"], (fields["name"], {}))
         kind = self[name]
         try:
-            return kind.model_validate({**aliased, **{field: value for field, value in given.items() if field != "name"}})
+            return kind.model_validate({**aliased, **{field: value for field, value in fields.items() if field != "name"}})
         except ValidationError as error:
             raise UserError(explain(error, kind, f"{key}.")) from error
 
     def add(self, plugin: Plugin, kind: Any) -> None:
-        """Add a class, or record why it cannot be used."""
-        name = getattr(kind, "name", None)
-        label = f"{self.what} {name!r}" if isinstance(name, str) else self.what
+        """Add a class to the candidates for its name, or record why it cannot be used."""
         if problem := self.problem(kind):
-            self.reject(plugin, f"{label} cannot be used: {problem} ({plugin})", str(name or ""))
-            return
-        taken = self.entries.get(kind.name)
-        is_free = taken is None and kind.name not in self.contested and kind.name not in self.aliases
-        if is_free or (plugin.is_copy and not (taken and taken.plugin.is_copy)):  # inside a run, its own copy wins
-            self.aliases.pop(kind.name, None)
-            self.entries[kind.name] = Entry(kind, plugin)
-            self.aliases |= {alias: (kind.name, settings) for alias, settings in getattr(kind, "aliases", {}).items()}
-            return
-        other = taken.source if taken else "another plugin"
-        problem = f"{other} has the same name; rename or uninstall one of them"
-        self.problems[f"{label} cannot be used: {problem} ({plugin})"] = {kind.name}
-        if plugin.asked_for or (taken and not taken.plugin.bundled):  # the name could mean either class
-            self.contested[kind.name] = plugin
-            self.entries.pop(kind.name, None)
-            self.aliases.pop(kind.name, None)
+            self.reject(plugin, getattr(kind, "name", None), problem)
+        else:
+            self._candidates.setdefault(kind.name, []).append(Entry(kind, plugin))
 
     def problem(self, kind: Any) -> str | None:
         """Return what is wrong with the value that a hook returned, or None."""
@@ -152,26 +136,37 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
             return f"{kind!r} is not a concrete subclass of {self._base.__name__}"
         return next(iter(self._problems(kind)), None)
 
-    def drop(self, name: str, problem: str) -> None:
-        """Remove a class that was added."""
-        plugin = self.entries.pop(name).plugin
-        self.reject(plugin, f"{self.what} {name!r} cannot be used: {problem} ({plugin})", name)
+    def reject(self, plugin: Plugin, name: object, problem: str) -> None:
+        """Record why a class is not loaded; raise UserError if the user named its plugin."""
+        label, names = (f"{self.what} {name!r}", [name]) if isinstance(name, str) else (self.what, [])
+        self.skip(plugin, f"{label} cannot be used: {problem} ({plugin})", *names)
 
-    def reject(self, plugin: Plugin, line: str, *names: str) -> None:
-        """Record why a plugin or one of its classes is not loaded; raise UserError if the user named the plugin."""
+    def skip(self, plugin: Plugin, problem: str, *names: str) -> None:
+        """Record why a plugin, or what it provides under these names, is not loaded; raise UserError if the user named it."""
         if plugin.asked_for:
-            raise UserError(line)
-        self.problems[line] = {*names, plugin.name, plugin.name.replace("_", "-")}
+            raise UserError(problem)
+        _warn_once(problem)
+        self.missing |= dict.fromkeys([plugin.name, plugin.name.replace("_", "-"), *names], problem)
+
+    def resolve(self) -> None:
+        """Choose a class for each name; a name that several plugins claim is missing, unless a bundled class has it."""
+        for name, (first, *others) in sorted(self._candidates.items()):
+            if others:
+                rival = others[0].plugin
+                reason = f"{first.source} has the same name; rename or uninstall one of them ({rival})"
+                self.missing[name] = f"{self.what} {name!r} cannot be used: {reason}"
+                if not rival.asked_for:  # a name that a plugin named by the user shares matters only if it is chosen
+                    self.skip(rival, self.missing[name])
+            if not others or (first.plugin.bundled and not others[-1].plugin.asked_for):
+                self.entries[name] = first
+                aliases: Mapping[str, Mapping[str, Any]] = getattr(first.kind, "aliases", {})
+                self.aliases |= {alias: (name, fields) for alias, fields in aliases.items() if alias not in self._candidates}
 
     def asked_for(self) -> list[Entry[Part]]:
         """Return the classes of the plugins that the user named; raise UserError if another plugin has one of their names."""
-        for name in (name for name, plugin in self.contested.items() if plugin.asked_for):
+        for name in (name for name, entries in self._candidates.items() if entries[-1].plugin.asked_for):
             self[name]
         return [entry for entry in self.entries.values() if entry.plugin.asked_for]
-
-    def sort(self) -> None:
-        """Sort the entries by name."""
-        self.entries = dict(sorted(self.entries.items()))
 
 
 class Zoo(Shelf[ClipPolicy]):
@@ -191,7 +186,7 @@ class Zoo(Shelf[ClipPolicy]):
         self.corrections: Shelf[Correction] = Shelf("correction", "corrections", Correction, _part_problems)
         self.tasks: dict[str, str] = {}  # ``module:Class`` by name
         for shelf in (self.advantages, self.corrections):
-            shelf.problems, shelf.excluded = self.problems, self.excluded
+            shelf.missing = self.missing
 
 
 def load_zoo(plugins: Sequence[str | Path] = ()) -> Zoo:
@@ -199,36 +194,30 @@ def load_zoo(plugins: Sequence[str | Path] = ()) -> Zoo:
 
     An installed plugin that cannot be used is skipped with a warning, and looking up its names raises an error. The
     environment variable ``RLZOO_PLUGINS`` restricts which installed plugins are loaded. An entry of ``plugins`` replaces an
-    installed plugin whose module has the same name. A file and its copy count as one plugin.
+    installed plugin whose module has the same name.
 
     Raises:
         UserError: an entry of ``plugins`` cannot be used.
     """
     zoo, named = Zoo(), named_plugins(plugins)
-    manager = pluggy.PluginManager(hookspecs.PROJECT)
-    manager.add_hookspecs(hookspecs)
     for plugin in _allowed(zoo, named) + named:  # bundled plugins come first, so that their names take precedence
         try:
-            answers = _answers(plugin, manager)
-        except _UnusableError as error:
-            zoo.reject(plugin, f"{plugin} {error}")
+            answers = _answers(plugin)
+        except UserError as error:
+            zoo.skip(plugin, str(error))
             continue
         for shelf, hook in ((zoo, CLIPS), (zoo.advantages, ADVANTAGES), (zoo.corrections, CORRECTIONS)):
             for kind in answers.get(hook, ()):
                 shelf.add(plugin, kind)
         for name, reference in answers.get(TASKS, {}).items():
-            if plugin.is_copy:
-                zoo.tasks[name] = reference
-            elif zoo.tasks.setdefault(name, reference) != reference:
-                zoo.reject(plugin, f"task {name!r} cannot be used: {zoo.tasks[name]} has the same name ({plugin})")
+            if zoo.tasks.setdefault(name, reference) != reference:
+                zoo.skip(plugin, f"task {name!r} cannot be used: {zoo.tasks[name]} has the same name ({plugin})")
     for shelf in (zoo, zoo.advantages, zoo.corrections):
-        shelf.sort()
+        shelf.resolve()
     for name, entry in list(zoo.entries.items()):
         if problem := _advantage_problem(zoo, entry.kind):
-            zoo.drop(name, problem)
-    for problem, names in zoo.problems.items():
-        if not any(name in zoo.contested and zoo.contested[name].asked_for for name in names):  # an error if it is asked for
-            _warn_once(problem)
+            del zoo.entries[name]
+            zoo.reject(entry.plugin, name, problem)
     return zoo
 
 
@@ -236,69 +225,63 @@ def _allowed(zoo: Zoo, named: Sequence[Plugin]) -> list[Plugin]:
     """Return the installed plugins that `RESTRICT` allows and that no user-named plugin replaces."""
     installed, allowed = installed_plugins(), allowed_names()
     usable: list[Plugin] = []
+    excluded: list[Plugin] = []
     for plugin in installed:
         is_allowed = allowed is None or plugin.bundled or bool(plugin.names & allowed)
         new = next((new for new in named if new.module == plugin.module and not plugin.bundled), None)
         if new is None:
-            (usable if is_allowed else zoo.excluded).append(plugin)
+            (usable if is_allowed else excluded).append(plugin)
         elif is_allowed:
             _warn_once(f"{plugin} is not loaded: {new} replaces it")
+    names = ", ".join(f"{plugin.name} ({plugin.source})" for plugin in excluded)
+    reason = f"{RESTRICT} excludes {names}; add the plugins that you trust to it"
+    zoo.missing |= {name: reason for plugin in excluded for name in (plugin.name, plugin.name.replace("_", "-"))}
     for name in sorted((allowed or set()).difference(*(plugin.names for plugin in installed))):
-        zoo.problems[f"{RESTRICT} names {name!r}, which is not installed"] = set()
+        zoo.missing[name] = f"{RESTRICT} names {name!r}, which is not installed"
+        _warn_once(zoo.missing[name])
     return usable
 
 
 HOOKS = CLIPS, ADVANTAGES, CORRECTIONS, TASKS = "rlzoo_clip_policies", "rlzoo_advantages", "rlzoo_corrections", "rlzoo_tasks"
 
 
-class _UnusableError(Exception):
-    """Raised when a plugin cannot be used; the message says why."""
-
-
-def _answers(plugin: Plugin, manager: pluggy.PluginManager) -> dict[str, Any]:
+def _answers(plugin: Plugin) -> dict[str, Any]:
     """Import a plugin, call its hooks and return their results by hook name.
 
     Raises:
-        _UnusableError: the plugin does not follow the interface.
+        UserError: the plugin does not follow the interface.
     """
     try:
         with warnings.catch_warnings(), redirect_stdout(sys.stderr):  # stdout may be read as JSON
             warnings.filterwarnings("ignore", message="Field name .* shadows an attribute")  # `contract_problem` reports it
             module = plugin.load()
     except (Exception, SystemExit) as error:
-        raise _UnusableError(f"cannot be imported: {_described(error)}") from error
+        raise UserError(f"{plugin} cannot be imported: {_described(error)}") from error
     if problem := hookspecs.api_problem(getattr(module, "RLZOO_API", "{}.{}".format(*hookspecs.API_VERSION))):
-        raise _UnusableError(f"cannot be used: {problem}")
-    if manager.is_registered(module):  # another entry point names the same module
-        return {}
+        raise UserError(f"{plugin} cannot be used: {problem}")
+    manager = pluggy.PluginManager(hookspecs.PROJECT)  # one for each plugin, because an invalid plugin stays registered
+    manager.add_hookspecs(hookspecs)
     try:
-        # pluggy silently ignores a second plugin with the same name
-        manager.register(module, name=f"{plugin.name} of {plugin.source}")
-    except (ValueError, pluggy.PluginValidationError) as error:
-        if manager.is_registered(module):
-            manager.unregister(module)
-        raise _UnusableError(f"is not valid: {_described(error)}") from error
-    ours = manager.get_hookcallers(module) or []
-    known, unknown = ([caller for caller in ours if caller.has_spec() is wanted] for wanted in (True, False))
-    strange = [caller.name for caller in unknown]  # hooks of a later version of rlzoo, or misspelt names
-    if not known and strange:
-        hint = did_you_mean(strange[0], HOOKS)
-        raise _UnusableError(f"has no hook that this version of rlzoo knows, only {strange[0]!r}{hint}")
+        manager.register(module)
+    except pluggy.PluginValidationError as error:
+        raise UserError(f"{plugin} is not valid: {_described(error)}") from error
+    callers = manager.get_hookcallers(module) or []
+    known = [caller for caller in callers if caller.has_spec()]
+    unknown = [caller.name for caller in callers if not caller.has_spec()]  # of a later version of rlzoo, or misspelt
+    if not known and unknown:
+        hint = did_you_mean(unknown[0], HOOKS)
+        raise UserError(f"{plugin} has no hook that this version of rlzoo knows, only {unknown[0]!r}{hint}")
     if not known:
-        raise _UnusableError("has no hook: add '@hookimpl def rlzoo_clip_policies(): return [YourPolicy]'")
-    for name in strange:
+        raise UserError(f"{plugin} has no hook: add '@hookimpl def rlzoo_clip_policies(): return [YourPolicy]'")
+    for name in unknown:
         _warn_once(f"{plugin} has a hook {name!r}, which this version of rlzoo does not know; the rest of the plugin is loaded")
     answers: dict[str, Any] = {}
     for caller in known:
-        (implementation,) = (each for each in caller.get_hookimpls() if each.plugin is module)
         try:
-            answer: Any = implementation.function()
-            if caller.name == TASKS:
-                answers[caller.name] = dict(answer)
-            else:
-                answers[caller.name] = list(answer) if isinstance(answer, Iterable) else [answer]
+            answer: Any = next(iter(caller()), None)  # pluggy leaves out None
+            answers[caller.name] = dict(answer) if caller.name == TASKS else list(answer)
         except Exception as error:
-            raise _UnusableError(f"raised an error in its hook {caller.name}: {_described(error)}") from error
+            raise UserError(f"{plugin} raised an error in its hook {caller.name}: {_described(error)}") from error
     return answers
 
 
@@ -308,34 +291,9 @@ def policy_problem(policy: Any) -> str | None:
     return zoo.problem(policy) or _advantage_problem(zoo, policy)
 
 
-def plugins_of_run(run: Path, paths: Sequence[str], *, use_changed: bool) -> list[str]:
-    """Return where to load a run's plugins from: their original paths, or their copies in the run directory.
-
-    A copy is loaded if the original is gone, if another plugin has a name of the original, or, unless ``use_changed``, if
-    the original differs from the copy.
-    """
-    places: list[str] = []
-    for path, name in copy_names(paths).items():
-        copy = run / "plugins" / name
-        serves = not copy.exists() or (path.exists() and (use_changed or digest(path) == digest(copy)) and not _is_taken(path))
-        places.append(str(path if serves else copy))
-    return places
-
-
-def _is_taken(path: Path) -> bool:
-    """Return whether another plugin has a name of the plugin at a path."""
-    zoo = load_zoo([path])
-    return any(plugin.asked_for for shelf in (zoo, zoo.advantages, zoo.corrections) for plugin in shelf.contested.values())
-
-
 @functools.cache
 def _warn_once(text: str) -> None:
     logger.warning(text)
-
-
-def _excluded(plugins: Sequence[Plugin]) -> str:
-    names = ", ".join(f"{plugin.name} ({plugin.source})" for plugin in plugins)
-    return f"{RESTRICT} excludes {names}; add the plugins that you trust to it"
 
 
 def _article(noun: str) -> str:
@@ -355,8 +313,7 @@ def _policy_problems(policy: type[ClipPolicy]) -> Iterator[str]:
         yield "its name must be lower-case words joined by hyphens"
     if policy.scope not in SCOPES:
         yield f"it has scope {policy.scope!r} (allowed: {', '.join(SCOPES)})"
-    if not required_fields(policy):
-        yield from _default_problems(policy)
+    yield from _default_problems(policy)
 
 
 def _estimator_problems(estimator: type[AdvantageEstimator]) -> Iterator[str]:
@@ -384,11 +341,9 @@ def _default_problems(kind: type[BaseModel]) -> Iterator[str]:
 
 def _advantage_problem(zoo: Zoo, policy: type[ClipPolicy]) -> str | None:
     """Return what is wrong with a policy's default estimator, or None."""
-    field = policy.model_fields["advantage"]
-    if field.is_required():
-        return None
+    default = policy.model_fields["advantage"].get_default(call_default_factory=True)
     try:
-        zoo.advantages.build("its default advantage", field.get_default(call_default_factory=True))
+        zoo.advantages.build("its default advantage", default)
     except UserError as error:
         return str(error).partition("; not loaded: ")[0]  # other skipped plugins are reported separately
     return None

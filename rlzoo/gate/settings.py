@@ -17,7 +17,6 @@ from rich.filesize import decimal
 from rlzoo.config.engines import engine_of
 from rlzoo.config.run_config import RunConfig
 from rlzoo.core.errors import UserError
-from rlzoo.core.plugin_files import plugin_files
 from rlzoo.gate.devices import Devices
 from rlzoo.gate.launch import check_launch, check_launcher
 from rlzoo.gate.memory import weight_bytes
@@ -83,8 +82,6 @@ def check_settings(config: RunConfig, start: Start) -> None:
         check_launcher(config.launch)
         for problem in missing_libraries(config):
             raise UserError(problem)
-    for plugin in config.plugins:
-        plugin_files(Path(plugin))
     (check_model if start.here else local_model)(config.model.path)
 
 

@@ -132,7 +132,7 @@ def test_no_letter_of_a_setting_is_cut_off(columns):
     file = io.StringIO()
     console = Plain(file=file, width=columns)
     described = settings(load_zoo()["fspo"])
-    print_settings(console, described, "--set clip.NAME=VALUE", ())
+    print_settings(console, described, "--set clip.NAME=VALUE")
     start = file.getvalue().splitlines()[2].index("meaning")
     meanings = " ".join(line[start:].strip() for line in file.getvalue().splitlines()[3:]).split()
     assert meanings == " ".join(field["description"] for field in described).split()

@@ -7,7 +7,6 @@ import shutil
 import pytest
 
 from rlzoo import RunConfig, UserError, train
-from rlzoo.core.plugin_files import LARGEST
 
 RUN = ["train", "--clip", "grpo", "--steps", "1", "--set", "tracking.mlflow=false", "--set", "eval.num_problems=0"]
 
@@ -57,7 +56,6 @@ REFUSED = {
     "a folder without a model": (["model.path=empty"], "model.path='empty': empty has no config.json"),
     "an output that is taken": (["output=taken"], "output directory 'taken' is not empty"),
     "a secret left out": (["rollout.vllm.server=http://u:<redacted>@h:1"], "rollout.vllm.server: holds a secret"),
-    "a plugin too large": (["plugins=[large]"], "plugin '{here}/large': the folder exceeds 20 MiB or 2,000 files"),
     "a rule that does not fit": (["rollout.group_size=1"], "rollout.group_size=1: advantage 'group_norm' compares"),
 }
 
@@ -74,10 +72,6 @@ def here(tmp_path, monkeypatch, rlzoo):
     (here / "odd.json").write_text('{"zero_optimization": 2}')
     (here / "plain.json").write_text("{}")
     (here / "adam.json").write_text(json.dumps({"zero_optimization": {"stage": 2}, "optimizer": {"type": "Adam"}}))
-    (here / "large").mkdir()
-    (here / "large" / "one.py").write_text("from rlzoo import hookimpl\n@hookimpl\ndef rlzoo_clip_policies():\n    return []\n")
-    with (here / "large" / "data.bin").open("wb") as file:
-        file.truncate(LARGEST)  # takes no disk space
     real = importlib.util.find_spec
     gone = ("deepspeed", "vllm", "peft", "bitsandbytes", "gguf")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in gone else real(name, *rest))
@@ -92,7 +86,7 @@ def test_training_and_dry_run_refuse_with_the_same_line(refused, here, overrides
     assert trained.startswith(line.format(here=here))
 
 
-@pytest.mark.parametrize("name", ["offload without DeepSpeed", "no PEFT", "a plugin too large", "an output that is taken"])
+@pytest.mark.parametrize("name", ["offload without DeepSpeed", "no PEFT", "an output that is taken"])
 def test_training_from_python_refuses_it_too(here, monkeypatch, name):
     monkeypatch.chdir(here)
     overrides, line = REFUSED[name]

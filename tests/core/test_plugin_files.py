@@ -1,35 +1,25 @@
-"""The plugin files that a run keeps: no outputs, no caches, a size limit, and separate copies of plugins with the same name."""
+"""The plugin files that a run keeps: of a package everything but caches and outputs, and separate copies for equal names."""
 
 import pytest
 
-from rlzoo import UserError
-from rlzoo.core import plugin_files
-from rlzoo.core.plugin_files import copy_names, digest
+from rlzoo.core.plugin_files import copy_names, plugin_files
 from rlzoo.journal.run_directory import RunDirectory
 
 FILES = {
-    "pyproject.toml": "[project]\n",
-    "README.md": "a page",
+    "__init__.py": "",
     "rule.py": "WIDTH = 1\n",
     "data/table.json": "{}",
     "inner/__init__.py": "",
     "inner/more.py": "MORE = 1\n",
 }
-NO_PART = {
+SKIPPED = {
     ".git/HEAD": "ref",
-    ".venv/lib/x.py": "x",
-    "venv/pyvenv.cfg": "home",
-    "venv/lib/x.py": "x",
     "__pycache__/rule.pyc": "x",
     "inner/__pycache__/more.pyc": "x",
-    "rule.egg-info/PKG-INFO": "x",
-    "build/lib/rule.py": "x",
-    "dist/rule.whl": "x",
     "mlflow.db": "x",
     "mlruns/0/meta.yaml": "x",
     "runs/one/config.yaml": "x",
     "runs/one/run.json": "{}",
-    "runs/one/metrics.jsonl": "x",
     "runs/one/plugins/rule.py": "x",
     "out/run.json": "{}",
     "out/checkpoints/step-1/model.safetensors": "x",
@@ -46,45 +36,25 @@ def write(folder, files):
 
 
 @pytest.fixture
-def project(tmp_path):
-    return write(tmp_path / "project", FILES | NO_PART)
+def package(tmp_path):
+    return write(tmp_path / "package", FILES | SKIPPED)
 
 
-def kept(folder):
+def files_below(folder):
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_run_inside_its_plugins_folder_copies_the_plugin_and_nothing_else(project):
+def test_a_run_inside_a_package_copies_the_package_and_nothing_else(package):
     for number in range(3):  # each would be included in the next one's copy
-        run = RunDirectory.create(project / f"out-{number}", "steps: 1\n", [str(project)])
+        run = RunDirectory.create(package / f"out-{number}", "steps: 1\n", [str(package)])
         run.close()
-        assert kept(run.path / "plugins" / "project") == set(FILES)
+        assert files_below(run.path / "plugins" / "package") == set(FILES)
 
 
-def test_the_digest_is_that_of_the_code_and_its_data(project):
-    before = digest(project)
-    write(project, {"README.md": "another page", "report.html": "x", "runs/two/run.json": "{}", "runs/two/rollouts/a.py": "x"})
-    assert digest(project) == before
-    for name in ("rule.py", "inner/more.py", "pyproject.toml", "data/table.json"):
-        changed = write(project, {name: FILES[name] + "# changed\n"})
-        assert digest(changed) != before
-        write(project, {name: FILES[name]})
-        assert digest(project) == before
-    (project / "inner" / "more.py").rename(project / "inner" / "other.py")
-    assert digest(project) != before
-
-
-def test_a_broken_link_is_left_out(project):
-    (project / "inner" / "broken").symlink_to(project / "nowhere")
-    (project / "linked.py").symlink_to(project / "rule.py")
-    assert set(plugin_files.plugin_files(project)) == {*FILES, "linked.py"}
-
-
-@pytest.mark.parametrize(("name", "value"), [("LARGEST", 20), ("MOST", 5)])
-def test_a_folder_beyond_the_bound_is_refused_in_one_line(project, monkeypatch, name, value):
-    monkeypatch.setattr(plugin_files, name, value)
-    with pytest.raises(UserError, match=r"plugin '.*/project': the folder exceeds .* specify the plugin's \.py file"):
-        plugin_files.plugin_files(project)
+def test_of_another_folder_only_its_modules_belong_to_the_plugin(package):
+    (package / "__init__.py").unlink()
+    (package / "broken.py").symlink_to(package / "nowhere")
+    assert set(plugin_files(package)) == {"rule.py"}
 
 
 def test_each_of_several_plugins_with_one_name_has_its_copy(tmp_path):
