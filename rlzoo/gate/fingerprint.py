@@ -124,19 +124,19 @@ def _difference(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> 
 def _files(config: RunConfig) -> Iterator[tuple[str, Path]]:
     """Yield the user's files that decide a run's numbers, with their names: plugins, files in settings, and code."""
     for path, name in copy_names(config.plugins).items():
-        for place, file in plugin_files(path).items():
-            yield f"plugin {name}/{place}" if path.is_dir() else f"plugin {name}", file
+        for inner, file in plugin_files(path).items():
+            yield f"plugin {name}/{inner}" if path.is_dir() else f"plugin {name}", file
     settings = flatten(redact_settings(config.model_dump(mode="json", exclude={"plugins"})))
     values = [value for key, value in settings.items() if not key.startswith(FREE)]
     texts = {text for value in values for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)}
     for text in sorted(texts):
-        if os.path.isfile(path := os.path.expanduser(text)):  # noqa: PTH111, PTH113 - Path.is_file raises an error for some texts
-            yield f"file {text}", Path(path)
+        if os.path.isfile(place := os.path.expanduser(text)):  # noqa: PTH111, PTH113 - Path.is_file raises an error for some texts
+            yield f"file {text}", Path(place)
     choices = [config.clip, config.estimator, config.correction, config.task]
     modules = {match[1] for match in map(_REFERENCE.fullmatch, texts) if match} | {type(kind).__module__ for kind in choices}
     ours = {plugin.module for plugin in installed_plugins() if plugin.bundled} | {"rlzoo", "builtins", "__main__"}
     for module in sorted(modules & sys.modules.keys()):
-        file = getattr(sys.modules[module], "__file__", None)
-        if file and module.partition(".")[0] not in ours:
-            package = sorted(Path(file).parent.glob("*.py")) if Path(file).with_name("__init__.py").is_file() else []
-            yield from ((f"file {source.name}", source) for source in package or [Path(file)])
+        source = getattr(sys.modules[module], "__file__", None)
+        if source and module.partition(".")[0] not in ours:
+            package = sorted(Path(source).parent.glob("*.py")) if Path(source).with_name("__init__.py").is_file() else []
+            yield from ((f"file {file.name}", file) for file in package or [Path(source)])
