@@ -122,9 +122,9 @@ def test_a_broken_plugin_is_named_and_left_out_and_the_others_load(install, capl
     (record,) = caplog.records  # only once, however often the zoo is loaded
     assert "plugin 'third' from third-party 1.2" in record.getMessage()
     assert RunConfig.compose(clip="fspo").clip.name == "fspo"
-    with pytest.raises(UserError, match=reason) as told:
+    with pytest.raises(UserError, match=reason) as refusal:
         zoo["third"]
-    assert "plugin 'third' from third-party 1.2" in str(told.value)
+    assert "plugin 'third' from third-party 1.2" in str(refusal.value)
 
 
 def test_asking_for_what_a_broken_plugin_would_have_brought_is_an_error_that_says_why(install):
@@ -189,9 +189,9 @@ def test_asking_for_what_is_excluded_says_how_to_allow_it(install, monkeypatch):
     with pytest.raises(UserError, match=f"unknown rule 'free'.*; not loaded: {why}"):
         zoo["free"]
     monkeypatch.setenv("RLZOO_PLUGINS", "third")
-    with pytest.raises(UserError, match="unknown rule 'none-such'") as told:
+    with pytest.raises(UserError, match="unknown rule 'none-such'") as refusal:
         load_zoo()["none-such"]
-    assert "RLZOO_PLUGINS" not in str(told.value)
+    assert "RLZOO_PLUGINS" not in str(refusal.value)
 
 
 def test_what_comes_from_outside_is_told_by_source(install, tmp_path):
@@ -233,9 +233,9 @@ def test_a_changed_file_is_read_again(tmp_path):
 def test_a_named_file_that_is_broken_is_an_error(tmp_path, source, reason):
     file = tmp_path / "mine.py"
     file.write_text(source)
-    with pytest.raises(UserError, match=reason) as told:
+    with pytest.raises(UserError, match=reason) as refusal:
         load_zoo([file])["fspo"]  # a name that is taken matters only if it is asked for
-    assert f"plugin '{file}'" in str(told.value)
+    assert f"plugin '{file}'" in str(refusal.value)
 
 
 @pytest.mark.parametrize(
@@ -321,9 +321,9 @@ def test_a_policy_whose_estimator_is_not_there_is_left_out(install, tmp_path):
     install("third-party", "third", source.replace("import ClipPolicy", "import Advantage, ClipPolicy"))
     install("fourth-party", "fourth", (tmp_path / "third_party.py").read_text().replace('"free"', '"freed"'))
     for name in ("free", "freed"):
-        with pytest.raises(UserError, match=f"rule {name!r} cannot be used: unknown advantage estimator 'twice'") as told:
+        with pytest.raises(UserError, match=f"rule {name!r} cannot be used: unknown advantage estimator 'twice'") as refusal:
             load_zoo()[name]
-        assert "left out" not in str(told.value), "one problem does not tell of the others"
+        assert "left out" not in str(refusal.value), "one problem does not tell of the others"
     install("other-party", "other", PARTS)
     assert load_zoo()["free"]().advantage == "twice"
 
