@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import logging
@@ -31,6 +32,7 @@ VERSION = "version of "  # a different version is reported, not refused
 MODEL = "model "  # facts about the loaded model, which a dry run does not load
 TRAIN_PROBLEMS = "training problems"
 
+OUTPUTS = (".log", ".md", ".rst", ".html", ".png", ".svg", ".pdf")  # files that code names in order to write them
 _REFERENCE = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")  # names the user's code, as module:name
 _BLOCK = 4096  # bytes of a weight that are summed, a multiple of 8
 
@@ -49,10 +51,10 @@ def run_facts(config: RunConfig) -> dict[str, Any]:
 
 def file_facts(config: RunConfig) -> dict[str, str]:
     """Return the hashes of the user's files that decide a run's numbers: code, data, and plugins."""
+    settings, facts = flatten(redact_settings(config.model_dump(mode="json", exclude={"plugins"}))), dict[str, str]()
     names: dict[Path, str] = {}
-    for name, file in _files(config):
+    for name, file in _files(config, settings):
         names.setdefault(file.resolve(), name)
-    facts: dict[str, str] = {}
     for file, name in names.items():  # files in different folders may have the same name
         with file.open("rb") as stream:
             facts[name] = facts.get(name, "") + hashlib.file_digest(stream, "sha256").hexdigest()
@@ -121,22 +123,61 @@ def _difference(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> 
     return f"{key} {'is new' if key not in before else 'is missing' if key not in now else 'has changed'} since the run started"
 
 
-def _files(config: RunConfig) -> Iterator[tuple[str, Path]]:
+def _files(config: RunConfig, settings: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
     """Yield the user's files that decide a run's numbers, with their names: plugins, files in settings, and code."""
+    code: list[Path] = []
     for path, name in copy_names(config.plugins).items():
-        for inner, file in plugin_files(path).items():
-            yield f"plugin {name}/{inner}" if path.is_dir() else f"plugin {name}", file
-    settings = flatten(redact_settings(config.model_dump(mode="json", exclude={"plugins"})))
+        for place, file in plugin_files(path).items():
+            yield f"plugin {name}/{place}" if path.is_dir() else f"plugin {name}", file
+            code.append(file)
     values = [value for key, value in settings.items() if not key.startswith(FREE)]
     texts = {text for value in values for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)}
-    for text in sorted(texts):
-        if os.path.isfile(place := os.path.expanduser(text)):  # noqa: PTH111, PTH113 - Path.is_file raises an error for some texts
-            yield f"file {text}", Path(place)
+    yield from ((f"file {text}", path) for text in sorted(texts) if _is_file(path := Path(os.path.expanduser(text))))  # noqa: PTH111
     choices = [config.clip, config.estimator, config.correction, config.task]
-    modules = {match[1] for match in map(_REFERENCE.fullmatch, texts) if match} | {type(kind).__module__ for kind in choices}
+    modules = {match[1] for match in map(_REFERENCE.fullmatch, texts) if match} | {
+        type(choice).__module__ for choice in choices
+    }
     ours = {plugin.module for plugin in installed_plugins() if plugin.bundled} | {"rlzoo", "builtins", "__main__"}
-    for module in sorted(modules & sys.modules.keys()):
-        source = getattr(sys.modules[module], "__file__", None)
-        if source and module.partition(".")[0] not in ours:
-            package = sorted(Path(source).parent.glob("*.py")) if Path(source).with_name("__init__.py").is_file() else []
-            yield from ((f"file {file.name}", file) for file in package or [Path(source)])
+    names = [module for module in sorted(modules & sys.modules.keys()) if module.partition(".")[0] not in ours]
+    for start in [*code, *(Path(file) for file in (getattr(sys.modules[name], "__file__", None) for name in names) if file)]:
+        for file in _used_by(start.resolve()):
+            yield f"file {os.path.relpath(file, start.resolve().parent)}", file
+
+
+def _used_by(start: Path) -> list[Path]:
+    """Return a Python file, the user's modules that it imports, directly or not, and the files that their strings name."""
+    installed = ("site-packages", "dist-packages", f"python{sys.version_info.major}.{sys.version_info.minor}", "lib-dynload")
+    folders = [Path.cwd(), *(path for path in map(Path, sys.path) if path.name not in installed)]
+    root = next(folder for folder in start.parents if not (folder / "__init__.py").is_file())
+    package = start.relative_to(root).parts[0]
+    files = [start]
+    for file in files:
+        for name in _named_in(file):
+            for folder in (file.parent, *folders, *([root] if name.partition("/")[0] == package else [])):
+                place = f"{folder}/{name}"
+                if _is_file(place) and (real := Path(place).resolve()) not in files and real.suffix not in OUTPUTS:
+                    files.append(real)
+    return files
+
+
+def _named_in(file: Path) -> Iterator[str]:
+    """Yield the strings in a Python file, and the files of the modules that it may import."""
+    try:
+        tree = ast.parse(file.read_bytes() if file.suffix == ".py" else b"")
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            above = "../" * (getattr(node, "level", 0) - 1) + (getattr(node, "module", "") or "").replace(".", "/")
+            for path in (Path(above, alias.name.replace(".", "/")) for alias in node.names):
+                names = (path, *path.parents[:-1]) if path.parts[0] != "rlzoo" else ()
+                yield from (f"{name}{end}" for name in names for end in (".py", "/__init__.py"))
+
+
+def _is_file(path: str | Path) -> bool:
+    try:
+        return Path(path).is_file() and os.access(path, os.R_OK)
+    except (OSError, ValueError):  # too long, or with a zero byte
+        return False
