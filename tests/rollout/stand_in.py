@@ -64,13 +64,16 @@ class Handler(BaseHTTPRequestHandler):
         missing = (404, {"detail": "Not Found"})
         answer = self.completions(body) if path == "/v1/completions" else self.server.by_path.get(path, missing)
         if path == "/collective_rpc" and isinstance(answer, tuple) and answer[0] == 200:
-            self.server.loads.append(load_file(Path(body["kwargs"]["weights_path"]) / "model.safetensors"))
+            folder = Path(body["kwargs"]["weights_path"])
+            file = folder / "model.safetensors"
+            self.server.modes = [path.stat().st_mode & 0o777 for path in (folder.parent, folder, file)]
+            self.server.loads.append(load_file(file))
             self.server.has_weights = True
         if path == "/abort_requests":
             self.server.aborted.set()
         if answer is None:
             time.sleep(1.5)
-        elif answer == "restart":
+        elif answer == "close":
             self.connection.close()
         elif callable(answer):
             with contextlib.suppress(OSError):  # the other side may disconnect
@@ -98,7 +101,8 @@ class Handler(BaseHTTPRequestHandler):
         log_probs = [-1.0] * (1 + longer) + [-0.5]
         choices = [{"token_ids": [token] * (1 + longer) + [1], "logprobs": {"token_logprobs": log_probs}}]
         choices[0]["logprobs"]["top_logprobs"] = self.server.top_log_probs
-        failed = {"error": (500, {"error": "the engine is dead"}), "refuse": (400, {"error": "too long"}), "restart": "restart"}
+        failed = {"error": (500, {"error": "the engine is dead"}), "refuse": (400, {"error": "too long"})}
+        failed |= {"close": "close", "restart": "close"}
         return failed.get(failure, (200, {"choices": choices}))
 
     def probed(self):
