@@ -6,8 +6,6 @@ import math
 import pkgutil
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rlzoo.core.errors import UserError
-
 if TYPE_CHECKING:
     from rlzoo.config.sections import RolloutConfig
 
@@ -25,7 +23,7 @@ class Engine:
     title: ClassVar[str]  # as in messages
     install: ClassVar[str] = ""  # command that installs `library`
     temperatures: ClassVar[tuple[float, float]] = (0.0, math.inf)  # smallest and largest one
-    largest_top_k: ClassVar[int | None] = None  # if there is one, the kept tokens are only known with top-k
+    reports_kept: ClassVar[bool] = True  # whether it reports the tokens that top-k and top-p kept, which training needs
     host_seconds: ClassVar[float] = 0.0  # time that the host needs to start a layer's kernels for a token
     length_setting: ClassVar[str] = ""  # the setting behind `max_length`
     in_flight_setting: ClassVar[str] = ""  # the setting behind `in_flight`
@@ -43,13 +41,6 @@ class Engine:
 
     def check(self) -> None:
         """Raise UserError if the sampling settings do not fit together or exceed the engine's limits."""
-        top_p, top_k, largest = self.rollout.top_p, self.rollout.top_k, self.largest_top_k
-        if largest is not None and ((top_k or 0) > largest or (top_p < 1 and top_k is None)):
-            setting = f"top_p={top_p:g}" if top_k is None else f"top_k={top_k}"
-            raise UserError(
-                f"rollout.{setting}: {self.title} reports the kept tokens only if rollout.top_k is at most {largest}; "
-                "set it, or use rollout.engine=hf"
-            )
 
     def make(self, model: Any, tokenizer: Any, *, path: str, own_weights: bool, device: Any, probe: Any, **common: Any) -> Any:
         """Return the `rlzoo.rollout.sampler.Sampler`.

@@ -65,7 +65,7 @@ class Drawn(NamedTuple):
 
     tokens: Sequence[int]
     log_probs: Sequence[float]
-    kept: KeptSets | None = None  # one set per token, at least up to the first end token; None without truncation
+    kept: KeptSets | None = None  # one set per token, at least up to the first end token; None if they are not known
     versions: Sequence[int] = ()  # version of the weights for each token; empty if the caller knows the version
 
 
