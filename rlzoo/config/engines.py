@@ -7,7 +7,7 @@ import pkgutil
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from rlzoo.config.sections import RolloutConfig
+    from rlzoo.config.sections import ModelConfig, RolloutConfig
 
 ENGINES = {
     "hf": "rlzoo.rollout.hf_engine:HF",
@@ -42,18 +42,48 @@ class Engine:
     def check(self) -> None:
         """Raise UserError if the sampling settings do not fit together or exceed the engine's limits."""
 
-    def make(self, model: Any, tokenizer: Any, *, path: str, own_weights: bool, device: Any, probe: Any, **common: Any) -> Any:
-        """Return the `rlzoo.rollout.sampler.Sampler`.
+    def make(
+        self,
+        model: Any,
+        tokenizer: Any,
+        end_ids: frozenset[int],
+        *,
+        named: ModelConfig,
+        own_weights: bool = False,
+        device: Any = None,
+        probe: Any = None,
+    ) -> Any:
+        """Return a `rlzoo.rollout.sampler.Sampler`; if it needs weights, the caller must set them before sampling.
 
         Args:
             model: the trained model.
             tokenizer: its tokenizer.
-            path: ``model.path``.
-            own_weights: see `rlzoo.rollout.sampler.make_sampler`, as ``device`` and ``probe``.
-            device: device of the copy.
-            probe: rows of the model.
-            common: the other arguments of `Sampler`.
+            end_ids: tokens that end a response.
+            named: model settings.
+            own_weights: whether an engine that samples with the model samples from a copy of it.
+            device: device of that copy; the model itself stays where it is.
+            probe: rows of the model; see `rlzoo.rollout.sampler.HFSampler`.
+
+        Raises:
+            UserError: no way of sampling gives the model's log-probs; the engine is not installed or does not support the
+                settings; its server is unavailable or misconfigured.
         """
+        size = model.config.get_text_config().vocab_size
+        return self.sampler(
+            model,
+            tokenizer,
+            path=named.path,
+            own_weights=own_weights,
+            device=device,
+            probe=probe,
+            end_ids=frozenset(token for token in end_ids if token < size),  # vLLM rejects ids outside the vocabulary
+            max_new_tokens=self.rollout.max_new_tokens,
+            batch_size=self.rollout.batch_size,
+            chat_template=named.chat_template,
+        )
+
+    def sampler(self, model: Any, tokenizer: Any, **settings: Any) -> Any:
+        """Return the sampler; ``settings`` are ``path`` (``model.path``), those of `make`, and those of `Sampler`."""
         raise NotImplementedError
 
 

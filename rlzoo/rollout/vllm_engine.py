@@ -37,8 +37,10 @@ class VLLM(Engine):
             needed = "a rollout.vllm.server, and a rollout.max_staleness of at least 2"
             raise UserError(f"rollout.vllm.in_flight=true: needs {needed}")
 
-    def make(self, model: Any, tokenizer: Any, *, path: str, own_weights: bool, device: Any, probe: Any, **common: Any) -> Any:
-        """See `Engine.make`; the sampler has no weights until they are set."""
+    def sampler(
+        self, model: Any, tokenizer: Any, *, path: str, own_weights: bool, device: Any, probe: Any, **common: Any
+    ) -> Any:
+        """See `Engine.sampler`."""
         if self.is_remote:
             from rlzoo.rollout.vllm_server import ServerSampler
 

@@ -17,7 +17,7 @@ class Completions(Engine):
     reports_kept = False
     address = ""
 
-    def make(self, model, tokenizer, *, path, own_weights, device, probe, **common):
+    def sampler(self, model, tokenizer, *, path, own_weights, device, probe, **common):
         return CompletionsSampler(model, tokenizer, self.address, **common)
 
 

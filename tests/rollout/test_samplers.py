@@ -7,9 +7,10 @@ import torch
 from transformers import LlamaConfig
 
 from rlzoo import RunConfig
+from rlzoo.config.engines import engine_of
 from rlzoo.core.errors import UserError
 from rlzoo.models.pretrained import eos_token_ids, load_pretrained
-from rlzoo.rollout.sampler import HFSampler, make_sampler
+from rlzoo.rollout.sampler import HFSampler
 from rlzoo.rollout.vllm_model import cpu_head_size, vllm_weights
 from rlzoo.rollout.vllm_sampler import request_seed
 from tests.rollout.stand_in import running
@@ -19,9 +20,8 @@ MODEL, TOKENIZER = load_pretrained("embedded")
 
 def sampler(*overrides, **options):
     config = RunConfig.compose(clip="grpo", overrides=overrides)
-    return make_sampler(
-        MODEL, TOKENIZER, eos_token_ids(MODEL, TOKENIZER), named=config.model, settings=config.rollout, **options
-    )
+    end_ids = eos_token_ids(MODEL, TOKENIZER)
+    return engine_of(config.rollout).make(MODEL, TOKENIZER, end_ids, named=config.model, **options)
 
 
 def refusal(*overrides):
@@ -43,7 +43,7 @@ def test_transformers_samples_unless_another_engine_is_named():
 def test_an_end_token_that_cannot_be_drawn_is_left_out():
     config = RunConfig.compose(clip="grpo")
     size = MODEL.config.vocab_size
-    found = make_sampler(MODEL, TOKENIZER, frozenset({1, size - 1, size}), named=config.model, settings=config.rollout)
+    found = engine_of(config.rollout).make(MODEL, TOKENIZER, frozenset({1, size - 1, size}), named=config.model)
     assert found.end_ids == {1, size - 1}
 
 
