@@ -26,7 +26,7 @@ from rlzoo.core.errors import RunError, UserError, shown
 from rlzoo.rollout.sampler import Drawn, Draws, Ids
 from rlzoo.rollout.vllm_model import cpu_head_size, head_size, vllm_weights
 from rlzoo.rollout.vllm_sampler import AnyVLLMSampler, request_seed
-from rlzoo.support.atomic import remove_files, write_tensors
+from rlzoo.support.atomic import UnwritableError, remove_files, write_tensors, writing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -205,16 +205,16 @@ class ServerSampler(AnyVLLMSampler):
                 self._patiently(partial(self._check_weights, is_closed=True))
             self.known, self.version = (), version
             try:
-                folder.mkdir(parents=True)
-                write_tensors(folder / "model.safetensors", tensors, uuid.uuid4().hex, {"format": "pt"})
+                with writing(folder):
+                    folder.mkdir(parents=True)
+                    write_tensors(folder / "model.safetensors", tensors, uuid.uuid4().hex, {"format": "pt"})
                 load = partial(self._load, folder)
                 if self.has_weights:
                     self._patiently(load)
                 else:
                     load()  # a failure of the first load is probably a configuration error, so do not retry
-            except OSError as error:
-                problem = f"cannot be written: {error.strerror}"
-                raise UserError(f"rollout.vllm.sync_folder={str(self.folder)!r}: {problem}") from error
+            except UnwritableError as error:
+                raise UserError(f"rollout.vllm.sync_folder={str(self.folder)!r}: {error}") from error
             finally:
                 with suppress(OSError):
                     remove_files(folder, "model.safetensors".__eq__)

@@ -218,6 +218,13 @@ def test_a_server_that_is_not_vllm_is_one_line(attack, tmp_path, monkeypatch):
         sampling_from(address, timeout=1.0)
 
 
+def test_a_folder_that_cannot_be_written_is_named_with_its_setting(server, tmp_path):
+    (tmp_path / "file").touch()
+    sampler = sampling_from(server.address, sync_folder=str(tmp_path / "file"))
+    with closing(sampler), pytest.raises(UserError, match=r"rollout.vllm.sync_folder='.*file': Not a directory: .* free"):
+        with_weights(sampler)
+
+
 def test_a_users_files_beside_the_weights_stay(server, tmp_path):
     (tmp_path / "mine").write_text("mine")
     with_weights(sampling_from(server.address, sync_folder=str(tmp_path))).close()
