@@ -82,8 +82,10 @@ class Engine:
             chat_template=named.chat_template,
         )
 
-    def sampler(self, model: Any, tokenizer: Any, **settings: Any) -> Any:
-        """Return the sampler; ``settings`` are ``path`` (``model.path``), those of `make`, and those of `Sampler`."""
+    def sampler(
+        self, model: Any, tokenizer: Any, *, path: str, own_weights: bool, device: Any, probe: Any, **common: Any
+    ) -> Any:
+        """Return the sampler for `make`; ``path`` is ``model.path``, and ``common`` are the other arguments of `Sampler`."""
         raise NotImplementedError
 
 
