@@ -6,6 +6,8 @@ import math
 import pkgutil
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from rlzoo.core.errors import UserError
+
 if TYPE_CHECKING:
     from rlzoo.config.sections import ModelConfig, RolloutConfig
 
@@ -40,7 +42,14 @@ class Engine:
         self.rollout = rollout
 
     def check(self) -> None:
-        """Raise UserError if the sampling settings do not fit together or exceed the engine's limits."""
+        """Raise UserError if a run cannot train with these sampling settings."""
+        top_p, top_k = self.rollout.top_p, self.rollout.top_k
+        if (top_p < 1 or top_k is not None) and not self.reports_kept:
+            setting = f"top_p={top_p}" if top_k is None else f"top_k={top_k}"
+            raise UserError(
+                f"rollout.{setting}: training needs to know which tokens were kept, and {self.title} does not report them; "
+                "sample from the whole vocabulary, or set rollout.engine=hf"
+            )
 
     def make(
         self,

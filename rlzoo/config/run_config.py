@@ -214,18 +214,12 @@ class RunConfig(Settings):
     @model_validator(mode="after")
     def _suits_the_engine(self) -> Self:
         engine = engine_of(self.rollout)
+        engine.check()
         smallest, largest = engine.temperatures
         for name, temperature in (("rollout", self.rollout.temperature), ("eval", self.eval.temperature)):
             if not smallest <= temperature <= largest:
                 accepted = f"{engine.title} accepts {smallest:g} to {largest:g}"
                 raise UserError(f"{name}.temperature={temperature}: {accepted}; for other temperatures, set rollout.engine=hf")
-        top_p, top_k = self.rollout.top_p, self.rollout.top_k
-        if (top_p < 1 or top_k is not None) and not engine.reports_kept:
-            setting = f"top_p={top_p}" if top_k is None else f"top_k={top_k}"
-            raise UserError(
-                f"rollout.{setting}: training needs to know which tokens were kept, and {engine.title} does not report them; "
-                "sample from the whole vocabulary, or set rollout.engine=hf"
-            )
         if engine.in_flight and self.task.host is not None:
             raise UserError(
                 f"{engine.in_flight_setting}=true: task {self.task.name!r} has several turns, and such tasks are sampled one "

@@ -33,6 +33,7 @@ class VLLM(Engine):
 
     def check(self) -> None:
         """See `Engine.check`."""
+        super().check()
         if self.in_flight and (not self.is_remote or self.rollout.max_staleness < 2):
             needed = "a rollout.vllm.server, and a rollout.max_staleness of at least 2"
             raise UserError(f"rollout.vllm.in_flight=true: needs {needed}")

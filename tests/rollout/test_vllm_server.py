@@ -175,6 +175,8 @@ def test_a_server_that_stays_away_in_flight_ends_in_one_line(server, in_flight):
 @pytest.mark.parametrize("override", ["rollout.max_staleness=1", "rollout.vllm.server=null"])
 def test_weights_change_in_flight_only_on_a_server_behind_a_queue(override):
     given = ["rollout.engine=vllm", "rollout.vllm.server=http://127.0.0.1:1", "rollout.max_staleness=2"]
+    settings = ["rollout.engine=vllm", "rollout.vllm.in_flight=true"]
+    assert EvaluationConfig.compose("embedded", settings, suites=("math500",)).rollout.vllm.in_flight
     with pytest.raises(
         UserError, match=r"in_flight=true: needs a rollout.vllm.server, and a rollout.max_staleness of at least 2"
     ):
