@@ -11,8 +11,9 @@ import statistics
 import time
 
 from rlzoo import RunConfig
+from rlzoo.config.engines import engine_of
 from rlzoo.models.pretrained import eos_token_ids, load_pretrained
-from rlzoo.rollout.sampler import Sampler, make_sampler
+from rlzoo.rollout.sampler import Sampler
 
 
 def tokens_per_second(sampler: Sampler, prompts: list[str], samples: int, seed: int) -> float:
@@ -36,9 +37,8 @@ def main() -> None:
     samplers = {}
     for engine in ("hf", "vllm"):
         config = RunConfig.compose(clip="grpo", overrides=[*overrides, f"rollout.engine={engine}"])
-        samplers[engine] = make_sampler(
-            model, tokenizer, eos_token_ids(model, tokenizer), named=config.model, settings=config.rollout
-        )
+        end_ids = eos_token_ids(model, tokenizer)
+        samplers[engine] = engine_of(config.rollout).make(model, tokenizer, end_ids, named=config.model)
     samplers["vllm"].update_weights(model.state_dict().items())
     task = config.task.model_copy(update={"seed": 0})
     prompts = [task.prompt(problem) for problem in task.train_problems(0, options.prompts)]

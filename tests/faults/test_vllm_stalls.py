@@ -72,7 +72,7 @@ def run(server, folder):
 ODD = {
     "silence": None, "a byte now and then": dripping, "bytes without end": endless, "an error": (503, {"error": "busy"}),
     "no JSON": (200, b"<html>proxy</html>"), "a list": (200, [1]), "half a character": (200, b"\xff"),
-    "a closed door": "restart",
+    "a closed door": "close",
 }  # fmt: skip
 
 

@@ -14,10 +14,10 @@ from rlzoo.rollout.sampler import Drawn, Sampler
 class Completions(Engine):
     title = "the completions server"
     temperatures = (0.0, 2.0)
-    largest_top_k = 0  # it reports no kept tokens
+    reports_kept = False
     address = ""
 
-    def make(self, model, tokenizer, *, path, own_weights, device, probe, **common):
+    def sampler(self, model, tokenizer, *, path, own_weights, device, probe, **common):
         return CompletionsSampler(model, tokenizer, self.address, **common)
 
 

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 INFO = {
     "model_config": {
         "logprobs_mode": "processed_logprobs", "generation_config": "vllm", "dtype": "torch.float32", "max_model_len": 256,
-        "max_logprobs": 20,
     },
     "device_config": {"device": "cpu"},
     "scheduler_config": {"enable_chunked_prefill": False},
@@ -38,7 +37,6 @@ class StandIn(ThreadingHTTPServer):
         self.failures, self.asked, self.loads = [], 0, []
         self.has_weights = False
         self.noise = []
-        self.top_log_probs = None  # of each token's most probable tokens
         self.varies = False  # whether every other response is longer
         self.lock = threading.RLock()
         self.holds = threading.Event()  # while set, responses wait for an abort after their first token
@@ -64,13 +62,16 @@ class Handler(BaseHTTPRequestHandler):
         missing = (404, {"detail": "Not Found"})
         answer = self.completions(body) if path == "/v1/completions" else self.server.by_path.get(path, missing)
         if path == "/collective_rpc" and isinstance(answer, tuple) and answer[0] == 200:
-            self.server.loads.append(load_file(Path(body["kwargs"]["weights_path"]) / "model.safetensors"))
+            folder = Path(body["kwargs"]["weights_path"])
+            file = folder / "model.safetensors"
+            self.server.modes = [path.stat().st_mode & 0o777 for path in (folder.parent, folder, file)]
+            self.server.loads.append(load_file(file))
             self.server.has_weights = True
         if path == "/abort_requests":
             self.server.aborted.set()
         if answer is None:
             time.sleep(1.5)
-        elif answer == "restart":
+        elif answer == "close":
             self.connection.close()
         elif callable(answer):
             with contextlib.suppress(OSError):  # the other side may disconnect
@@ -97,8 +98,8 @@ class Handler(BaseHTTPRequestHandler):
             return 200, {"choices": [{"token_ids": [token], "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": "abort"}]}
         log_probs = [-1.0] * (1 + longer) + [-0.5]
         choices = [{"token_ids": [token] * (1 + longer) + [1], "logprobs": {"token_logprobs": log_probs}}]
-        choices[0]["logprobs"]["top_logprobs"] = self.server.top_log_probs
-        failed = {"error": (500, {"error": "the engine is dead"}), "refuse": (400, {"error": "too long"}), "restart": "restart"}
+        failed = {"error": (500, {"error": "the engine is dead"}), "refuse": (400, {"error": "too long"})}
+        failed |= {"close": "close", "restart": "close"}
         return failed.get(failure, (200, {"choices": choices}))
 
     def probed(self):

@@ -10,10 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 from rlzoo import RunConfig
-from rlzoo.config.engines import ENGINES
+from rlzoo.config.engines import ENGINES, engine_of
 from rlzoo.core.errors import UserError
 from rlzoo.models.pretrained import eos_token_ids, load_pretrained
-from rlzoo.rollout.sampler import make_sampler
 from tests.off_policy import plain_log_probs
 from tests.quick import quick_run
 from tests.rollout.completions import Completions
@@ -86,7 +85,7 @@ def server(monkeypatch):
 def test_a_third_engine_samples_from_the_model(server):
     model, tokenizer = load_pretrained("embedded")
     config = RunConfig.compose(clip="grpo", overrides=["rollout.engine=completions", "rollout.max_new_tokens=12"])
-    sampler = make_sampler(model, tokenizer, eos_token_ids(model, tokenizer), named=config.model, settings=config.rollout)
+    sampler = engine_of(config.rollout).make(model, tokenizer, eos_token_ids(model, tokenizer), named=config.model)
     sampler.update_weights(model.state_dict().items())
     rollouts = sampler.sample(["3+5=", "12+34="], 4, seed=1)
     sampler.close()

@@ -18,8 +18,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from examples.write_served import write_served
 from rlzoo import RunConfig
+from rlzoo.config.engines import engine_of
 from rlzoo.models.pretrained import eos_token_ids, load_pretrained
-from rlzoo.rollout.sampler import make_sampler
 
 collect_ignore = (
     [] if importlib.util.find_spec("vllm") else ["test_episodes.py", "test_sampling.py", "test_weights.py", "test_train.py"]
@@ -157,13 +157,13 @@ def pair(request, tmp_path_factory):
         path = str(folder / "model")
         write_model(path, tied=kind == "tied")
     with contextlib.ExitStack() as stack:
-        overrides = ["rollout.engine=vllm", "rollout.max_new_tokens=24", "rollout.top_k=4", f"model.path={path}"]
+        overrides = ["rollout.engine=vllm", "rollout.max_new_tokens=24", f"model.path={path}"]
         if where == "server":
             address = stack.enter_context(serving(path, path, folder / "server.log"))
             overrides += [f"rollout.vllm.server={address}", f"rollout.vllm.sync_folder={folder / 'sync'}"]
         model, tokenizer = load_pretrained(path)
         config = RunConfig.compose(clip="grpo", overrides=overrides)
-        sampler = make_sampler(model, tokenizer, eos_token_ids(model, tokenizer), named=config.model, settings=config.rollout)
+        sampler = engine_of(config.rollout).make(model, tokenizer, eos_token_ids(model, tokenizer), named=config.model)
         made = Pair(model, tokenizer, sampler)
         made.sync()
         yield made

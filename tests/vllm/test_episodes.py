@@ -7,9 +7,10 @@ import torch
 
 from examples.write_served import write_served
 from rlzoo import RunConfig
+from rlzoo.config.engines import engine_of
 from rlzoo.models.pretrained import eos_token_ids, load_pretrained
 from rlzoo.rollout.episodes import Limits, Player
-from rlzoo.rollout.sampler import Draws, make_sampler
+from rlzoo.rollout.sampler import Draws
 from tests.vllm.conftest import Pair, serving
 
 GREEDY = 0.01  # the lowest temperature that vLLM accepts
@@ -21,7 +22,7 @@ def settings(*overrides):
 
 
 def sampler_of(config, model, tokenizer):
-    return make_sampler(model, tokenizer, eos_token_ids(model, tokenizer), named=config.model, settings=config.rollout)
+    return engine_of(config.rollout).make(model, tokenizer, eos_token_ids(model, tokenizer), named=config.model)
 
 
 @pytest.fixture(scope="module", params=["process", "server"])
