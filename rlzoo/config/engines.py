@@ -22,7 +22,7 @@ class Engine:
     title: ClassVar[str]  # as in messages
     install: ClassVar[str] = ""  # command that installs `library`
     temperatures: ClassVar[tuple[float, float]] = (0.0, math.inf)  # smallest and largest one
-    reports_kept: ClassVar[bool] = True  # whether it reports the tokens that top-k and top-p kept, which training needs
+    largest_top_k: ClassVar[int | None] = None  # if there is one, the kept tokens are only known with top-k
     host_seconds: ClassVar[float] = 0.0  # time that the host needs to start a layer's kernels for a token
     length_setting: ClassVar[str] = ""  # the setting behind `max_length`
     in_flight_setting: ClassVar[str] = ""  # the setting behind `in_flight`
@@ -39,13 +39,13 @@ class Engine:
         self.rollout = rollout  # a `RolloutConfig`, which checks itself with its engine
 
     def check(self) -> None:
-        """Raise UserError if a run cannot train with these sampling settings."""
-        top_p, top_k = self.rollout.top_p, self.rollout.top_k
-        if (top_p < 1 or top_k is not None) and not self.reports_kept:
-            setting = f"top_p={top_p}" if top_k is None else f"top_k={top_k}"
+        """Raise UserError if the sampling settings do not fit together or exceed the engine's limits."""
+        top_p, top_k, largest = self.rollout.top_p, self.rollout.top_k, self.largest_top_k
+        if largest is not None and ((top_k or 0) > largest or (top_p < 1 and top_k is None)):
+            setting = f"top_p={top_p:g}" if top_k is None else f"top_k={top_k}"
             raise UserError(
-                f"rollout.{setting}: training needs to know which tokens were kept, and {self.title} does not report them; "
-                "sample from the whole vocabulary, or set rollout.engine=hf"
+                f"rollout.{setting}: {self.title} reports the kept tokens only if rollout.top_k is at most {largest}; "
+                "set it, or use rollout.engine=hf"
             )
 
     def make(

@@ -63,7 +63,7 @@ class Drawn(NamedTuple):
 
     tokens: Sequence[int]
     log_probs: Sequence[float]
-    kept: KeptSets | None = None  # one set per token, at least up to the first end token; None if they are not known
+    kept: KeptSets | None = None  # one set per token, at least up to the first end token; None without truncation
     versions: Sequence[int] = ()  # version of the weights for each token; empty if the caller knows the version
 
 

