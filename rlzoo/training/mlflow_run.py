@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rlzoo.config.redaction import redact_settings
 from rlzoo.config.run_config import RunConfig
-from rlzoo.core.errors import UserError
 from rlzoo.gate.fingerprint import TRAIN_PROBLEMS
-from rlzoo.journal.tracking.description import NOTE, describe_run, differences
+from rlzoo.journal.tracking.description import NOTE, describe_run
 from rlzoo.journal.tracking.uploads import Data, Upload, flatten, git_commit
 from rlzoo.measure.colours import RULE_TAG
 from rlzoo.support.distribution import version
@@ -18,23 +16,19 @@ from rlzoo.tasks import Task
 from rlzoo.tasks.task import fingerprint
 from rlzoo.training.run import Run
 
-OWN = ("output", "plugins", "tracking.")
-"""Settings that are never listed as differences from the default run."""
-
 
 def upload_of(run: Run) -> Upload:
     """Build the MLflow record of a run: its tags, parameters, files and data."""
-    config, name, settings = run.config, run.directory.path.absolute().name, run.config.tracking
+    config, path, settings = run.config, run.directory.path, run.config.tracking
+    title = f"**{config.clip.name}** on {config.task.name}, model {config.model.path}, seed {config.seed}, {config.steps} steps"
     return Upload.new(
         settings.experiment,
-        name,
-        tags={**run_tags(config, run.task.name), NOTE: description(config, run.directory.path)},
+        path.absolute().name,
+        tags={**run_tags(config, run.task.name), NOTE: describe_run(title, path.resolve())},
         params=config.model_dump(mode="json"),
         files=("config.yaml", "metrics.jsonl"),
-        completions=settings.completions,
         data=data_of(run),
         curves=settings.metrics,
-        machine_every=settings.machine_every,
     )
 
 
@@ -56,28 +50,6 @@ def clip_source(config: RunConfig) -> str:
     entry = config.plugins.zoo.entries.get(config.clip.name)
     kind = type(config.clip)
     return entry.source if entry is not None and entry.kind is kind else kind.__module__
-
-
-def description(config: RunConfig, path: Path) -> str:
-    """Describe a run in Markdown: its command, and the settings that differ from those of its rule's default run."""
-    title = f"**{config.clip.name}** on {config.task.name}, model {config.model.path}, seed {config.seed}, {config.steps} steps"
-    command, usual = usual_run(config)
-    return describe_run(title, command, differences(_settings(usual), _settings(config)), path.resolve())
-
-
-def usual_run(config: RunConfig) -> tuple[str, RunConfig]:
-    """The command and configuration of the rule's default run, or of ``rlzoo train`` for a rule defined in Python."""
-    plugins = [word for plugin in config.plugins for word in ("--plugin", plugin)]
-    words = ["rlzoo", "train", *plugins, "--clip", config.clip.name]
-    try:
-        return shlex.join(words), RunConfig.compose(clip=config.clip.name, plugins=config.plugins)
-    except UserError:
-        return "rlzoo train", RunConfig.compose()
-
-
-def _settings(config: RunConfig) -> dict[str, Any]:
-    flat = flatten(redact_settings(config.model_dump(mode="json")))
-    return {key: value for key, value in flat.items() if not key.startswith(OWN)}
 
 
 def data_of(run: Run) -> tuple[Data, ...]:

@@ -57,10 +57,8 @@ class Upload:
     params: dict[str, str]  # dotted keys, as in --set
     started: float  # seconds since 1970
     files: tuple[str, ...] = ()  # logged as artifacts, together with figures/
-    completions: int = 0  # number of prompts per step whose first response is logged
     data: tuple[Data, ...] = ()
     curves: Curves = "all"
-    machine_every: float = 0.0  # seconds between samples of the machine's load; 0 for no samples
     status: Status = "RUNNING"
     ended: float | None = None
     step: int = 0  # step number under which `metrics` are logged

@@ -15,21 +15,17 @@ HELD_OUT = Data("sums.jsonl", "2" * 64, "eval", "local", {"uri": "/data/sums.jso
 
 def three_steps(tmp_path):
     """Create the directory of a three-step run in an empty directory."""
-    (tmp_path / "rollouts").mkdir()
     (tmp_path / "figures" / "clip").mkdir(parents=True)
     (tmp_path / "config.yaml").write_text("seed: 0\n")
     (tmp_path / "figures" / "clip" / "step-2.png").write_bytes(b"a picture")
     for step in range(3):
         add_row(tmp_path, step)
-    rows = [{"group": group, "question": "2+2", "response": f"{group} and {n}"} for group in range(3) for n in range(2)]
-    (tmp_path / "rollouts" / "000001.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     record = Upload.new(
         "tests",
         "mine",
         tags={"clip": "fspo", "git_commit": "", NOTE: "**mine**"},
         params={"clip": {"width": 1}},
         files=("config.yaml", "metrics.jsonl"),
-        completions=2,
         curves="curated",
         data=(QUESTIONS, HELD_OUT),
     )

@@ -1,14 +1,13 @@
-"""The data, the description, tables and the machine's load are sent to MLflow once."""
+"""The data sets and the description are sent to MLflow once."""
 
 import json
 
 import mlflow
 import pytest
-from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 
 from rlzoo.journal.tracking.description import NOTE
 from rlzoo.journal.tracking.uploads import run_id_of
-from tests.journal.tracking.followed import end, history, send, store, told
+from tests.journal.tracking.followed import end, send, store, told
 
 
 def inputs(directory):
@@ -40,32 +39,3 @@ def test_data_and_description_are_told_once(directory, known, monkeypatch):
     assert calls == []
     assert len(inputs(directory)) == 2
     assert told(directory).data.tags[NOTE] == "what somebody thinks of it"
-
-
-def test_an_unchanged_table_is_not_sent_again(directory, monkeypatch):
-    end(directory)
-    send(directory)
-    calls = []
-    monkeypatch.setattr(LocalArtifactRepository, "log_artifact", lambda *given: calls.append(given))
-    send(directory)
-    assert calls == []
-
-
-def add_load(directory, *samples):
-    with (directory / "tracking" / "machine.jsonl").open("a") as file:
-        for sample in samples:
-            row = {"step": sample, "time/clock": 1000.0 + sample, "system/cpu_utilization_percentage": 10.0 * sample}
-            file.write(json.dumps(row) + "\n")
-
-
-@pytest.mark.parametrize("known", ["all", "nothing"])
-def test_the_machines_load_is_told_once(directory, known):
-    add_load(directory, 0, 1)
-    send(directory, is_over=False)
-    if known == "nothing":
-        (directory / "tracking" / "sent.json").unlink()
-    add_load(directory, 2)
-    end(directory)
-    send(directory)
-    name = "system/cpu_utilization_percentage"
-    assert history(directory, name) == [(0, 0.0, 1000000), (1, 10.0, 1001000), (2, 20.0, 1002000)]
