@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -14,14 +12,11 @@ from rlzoo.core.errors import RunError, one_line
 from rlzoo.journal.tracking.description import NOTE
 from rlzoo.journal.tracking.rows import Lines, Points, accepted_name
 from rlzoo.journal.tracking.store import artifact_repository, connect, experiment_id, find_run
-from rlzoo.journal.tracking.uploads import EXPERIMENT_ID, Data, Upload, Uploaded, without_password
+from rlzoo.journal.tracking.uploads import EXPERIMENT_ID, Upload, Uploaded, without_password
 
 logger = logging.getLogger("rlzoo")
 
 ID_TAG = "rlzoo_id"
-CONTEXT = "mlflow.data.context"
-SCHEMA = json.dumps({"mlflow_colspec": [{"name": name, "type": "string", "required": True} for name in ("question", "answer")]})
-SHOWN_DIGEST = 12  # number of characters: enough to distinguish data sets, but short enough for MLflow's table of runs
 SHOWN = (".png", ".html")  # files in figures/ that are logged
 
 
@@ -74,7 +69,7 @@ class Sync:
         self.uploaded.write(self.directory, self._uri)
 
     def _connect(self, upload: Upload) -> None:
-        """Find or create the run in the store, and send its parameters and data sets."""
+        """Find or create the run in the store, and send its parameters."""
         from mlflow.entities import Param
 
         client = connect(self._uri)
@@ -93,7 +88,6 @@ class Sync:
             client.update_run(run_id, status="RUNNING")
         written = {NOTE: upload.tags.get(NOTE, "")} if NOTE in run.data.tags else {}  # a user may have edited the note
         self._tags = {**run.data.tags, **written}
-        send_inputs(client, run, upload.data)
         params = {accepted_name(key): value for key, value in upload.params.items()}
         new = [Param(key, value) for key, value in params.items() if key not in run.data.params]
         client.log_batch(run_id, params=new, synchronous=True)
@@ -150,16 +144,3 @@ class Sync:
         Points(client, run_id, upload.curves).send([last])
         status = "KILLED" if upload.status == "RUNNING" else upload.status  # the run's process ended without setting a status
         client.set_terminated(run_id, status, None if upload.ended is None else int(upload.ended * 1000))
-
-
-def send_inputs(client: Any, run: Any, used: Iterable[Data]) -> None:
-    """Log the data sets that the store does not have yet."""
-    from mlflow.entities import Dataset, DatasetInput, InputTag
-
-    known = {(logged.dataset.name, logged.dataset.digest) for logged in run.inputs.dataset_inputs}
-    for data in used:
-        digest = data.digest[:SHOWN_DIGEST]
-        if (data.name, digest) not in known:
-            profile = json.dumps({"num_rows": data.num_questions})
-            dataset = Dataset(data.name, digest, data.source_type, json.dumps(data.source), SCHEMA, profile)
-            client.log_inputs(run.info.run_id, [DatasetInput(dataset, [InputTag(CONTEXT, data.context)])])

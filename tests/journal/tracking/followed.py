@@ -7,10 +7,7 @@ import mlflow
 
 from rlzoo.journal.tracking.description import NOTE
 from rlzoo.journal.tracking.sync import Sync
-from rlzoo.journal.tracking.uploads import Data, Upload, run_id_of, tracking_uri
-
-QUESTIONS = Data("sums", "1" * 64, "train", "code", {"tags": {"task": "sums"}}, 6)
-HELD_OUT = Data("sums.jsonl", "2" * 64, "eval", "local", {"uri": "/data/sums.jsonl"}, 4)
+from rlzoo.journal.tracking.uploads import Upload, run_id_of, tracking_uri
 
 
 def three_steps(tmp_path):
@@ -27,7 +24,6 @@ def three_steps(tmp_path):
         params={"clip": {"width": 1}},
         files=("config.yaml", "metrics.jsonl"),
         curves="curated",
-        data=(QUESTIONS, HELD_OUT),
     )
     record.write(tmp_path)
     return tmp_path

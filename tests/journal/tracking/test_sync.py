@@ -67,6 +67,17 @@ def test_what_was_sent_and_not_written_down_is_not_sent_again(directory, known):
     assert len(store().search_runs([store().get_experiment_by_name("tests").experiment_id])) == 1
 
 
+@pytest.mark.parametrize("known", ["all", "nothing"])
+def test_a_description_that_a_user_edited_is_kept(directory, known):
+    send(directory, is_over=False)
+    store().set_tag(run_id_of(directory), NOTE, "my conclusion")
+    if known == "nothing":
+        (directory / "tracking" / "sent.json").unlink()
+    end(directory)
+    send(directory)
+    assert told(directory).data.tags[NOTE] == "my conclusion"
+
+
 def test_a_line_that_is_being_written_waits(directory):
     sync = send(directory, is_over=False)
     with (directory / "metrics.jsonl").open("a") as file:
