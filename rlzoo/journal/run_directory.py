@@ -316,5 +316,8 @@ def read_metrics(file: Path) -> list[dict[str, float]]:
             raise UserError(f"{str(file)!r} line {number}: not JSON: {error}") from error
         if not isinstance(row, dict) or type(row.get("step")) is not int:
             raise UserError(f"{str(file)!r} line {number}: {shown(row)} is not an object of metrics with an integer 'step'")
+        other = next((name for name, value in row.items() if type(value) not in (int, float)), None)
+        if other is not None:
+            raise UserError(f"{str(file)!r} line {number}: {shown(other)} is {shown(row[other])}, not a number")
         rows.append(row)
     return rows
