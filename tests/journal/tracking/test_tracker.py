@@ -58,7 +58,8 @@ def test_mlflow_measures_the_machine_while_a_run_is_tracked(directory, monkeypat
 
     tracked(directory, lambda tracker: until(lambda: run_id_of(directory) and len(steps()) > 1))
     before = len(steps())
-    tracked(directory, lambda tracker: until(lambda: len(steps()) > before))  # a resumed run
+    add_row(directory, 4)  # by a resumed run
+    tracked(directory, lambda tracker: until(lambda: len(steps()) > before))
     assert steps() == list(range(len(steps())))
 
 
