@@ -49,6 +49,7 @@ def test_a_run_is_followed_while_it_goes_on(directory):
     assert (run.info.status, run.data.tags["warnings"], run.data.metrics["reward"]) == ("FINISHED", "inert", 0.5)
 
 
+@pytest.mark.long
 def test_mlflow_measures_the_machine_while_a_run_is_tracked(directory, monkeypatch):
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
     (directory / "tracking" / "record.json").unlink()
