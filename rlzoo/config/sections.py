@@ -160,12 +160,6 @@ class LearnerConfig(Settings):
         description="number of consecutive updates with non-finite gradients after which the run ends; these updates "
         "are skipped",
     )
-    rollback_above: float | None = Field(
-        None,
-        ge=1,
-        description="return to the weights of the newest periodic checkpoint after a step whose gradient norm exceeds this "
-        "multiple of the median over the last 50 steps; null: never",
-    )
     num_minibatches: int = Field(4, ge=1, le=65536, description="optimizer steps per pass over a rollout batch")
     minibatch_by: Literal["responses", "prompts"] | None = Field(
         None,
@@ -264,17 +258,7 @@ class TrackingConfig(Settings):
         description="interval in steps at which figures of the clip fraction by length and pages of completions are logged, "
         "in addition to the last step; 0: only after the last step",
     )
-    completions: int = Field(
-        4,
-        ge=0,
-        description="number of prompts per step on the page of completions and in the table of first responses; 0: neither",
-    )
+    completions: int = Field(4, ge=0, description="number of prompts on each page of completions; 0: no pages")
     metrics: Literal["curated", "all"] = Field(
         "curated", description="metrics to send to MLflow (docs/reference/metrics.md); metrics.jsonl has all of them"
-    )
-    machine_every: float = Field(
-        10.0,
-        ge=0,
-        le=86400,
-        description="seconds between samples of CPU, memory, disk, network and GPU usage; 0: none",
     )

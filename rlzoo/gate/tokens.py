@@ -59,7 +59,7 @@ class Asked:
             needed: number of training problems in the whole run.
             held_out: number of problems to evaluate on.
         """
-        size = task.origin(held_out=False).size
+        size = task.num_problems(held_out=False)
         problems = task.train_problems(0, min(needed, GENERATED if size is None else size))
         problems = [*problems, *(task.held_out_problems(held_out) if held_out else [])]
         return cls(task.prompts(problems), task.host.tools if task.host else (), task.host is not None)
@@ -238,7 +238,7 @@ def _local_tokenizer(path: str) -> PreTrainedTokenizerBase | None:
 
 def question_counts(task: Task, wanted: int) -> list[tuple[int, str]]:
     """Return messages to log: how many questions a run has, and a warning if fewer than ``wanted`` are held out."""
-    size, held_out = (task.origin(held_out=side).size for side in (False, True))
+    size, held_out = (task.num_problems(held_out=side) for side in (False, True))
     held_out = len(task.held_out_problems(wanted)) if held_out is None else held_out
     counts = f"task {task.name}: {'endless' if size is None else f'{size:,}'} training questions, {held_out:,} held out"
     few = f"eval.num_problems={wanted} exceeds the number of held-out questions, {held_out:,}; add questions, or lower it"

@@ -90,7 +90,7 @@ def put_in_place(temporary: Path, folder: Path, run: Path) -> None:
 def tidy(run: Path) -> None:
     """Remove the temporary files and folders that killed processes of this run left behind; their names contain its ID."""
     pattern = temporary_path(run / "*", identity(run)).name
-    folders = ("checkpoints", "rollouts", "replay", "figures")
+    folders = ("checkpoints", "rollouts", "replay", "figures", "superseded")
     for path in [*run.glob(pattern), *(path for name in folders for path in (run / name).rglob(pattern))]:
         name = path.name.removeprefix(".").removesuffix(".part").rpartition(".")[0]
         if name.endswith(DISCARDED):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import logging
 import os
 import re
 import shutil
@@ -45,6 +47,8 @@ EMPTY = r"\.lock|lost\+found|\..*\.part"
 """Names that an empty directory may contain: a lock, ``lost+found``, and temporary files of killed processes."""
 BEGUN = rf"{EMPTY}|{re.escape(IDENTITY)}|{'|'.join(FOLDERS)}|plugins"
 """Names in a run directory whose creation was interrupted before ``config.yaml`` was written."""
+
+logger = logging.getLogger("rlzoo")
 
 
 class RunDirectory:
@@ -240,7 +244,7 @@ class RunDirectory:
             raise
 
     def cut_after(self, step: int) -> list[dict[str, float]]:
-        """Remove what the run wrote after a step, which it now repeats, and return the metrics up to that step.
+        """Move what the run wrote after a step to ``superseded/``, and return the metrics up to that step.
 
         Raises:
             UserError: ``metrics.jsonl`` is damaged, or does not have every step up to ``step``.
@@ -256,11 +260,23 @@ class RunDirectory:
             )
         if self.is_writer:
             with writing(file):
-                self._replace(file, "".join(json.dumps(row) + "\n" for row in kept))
-                for path in [path for name in ("rollouts", "replay") for path in (self.path / name).glob("[0-9]*")]:
-                    if (match := STEP.fullmatch(path.name)) and int(match[1]) > step:
-                        path.unlink()
+                self._supersede(step, [row for row in rows if row["step"] > step])
+                self._replace(file, _as_lines(kept))
         return [{key: value for key, value in row.items() if key != "step"} for row in kept]
+
+    def _supersede(self, step: int, rows: Sequence[Mapping[str, float]]) -> None:
+        files = [file for name in ("rollouts", "replay") for file in (self.path / name).glob("[0-9]*")]
+        later = [file for file in files if (match := STEP.fullmatch(file.name)) and int(match[1]) > step]
+        if not rows and not later:
+            return
+        folders = (self.path / "superseded" / str(number) for number in itertools.count(1))
+        folder = next(folder for folder in folders if not folder.exists())
+        folder.mkdir(parents=True)
+        self._replace(folder / "metrics.jsonl", _as_lines(rows))
+        for file in later:
+            (folder / file.parent.name).mkdir(exist_ok=True)
+            shutil.move(file, folder / file.parent.name / file.name)  # works across disks
+        logger.info("moved everything that the run wrote after step %d to %s", step, folder)
 
     def _replace(self, file: Path, text: str) -> None:
         """Replace a file atomically, and flush it to disk."""
@@ -270,6 +286,10 @@ class RunDirectory:
 
 def _run_facts(identity: str, fingerprint: Mapping[str, Any]) -> str:
     return json.dumps({"id": identity, "fingerprint": fingerprint}, indent=1) + "\n"
+
+
+def _as_lines(rows: Iterable[Mapping[str, float]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def _num_bytes(tensors: Iterable[Tensor]) -> int:
@@ -296,5 +316,8 @@ def read_metrics(file: Path) -> list[dict[str, float]]:
             raise UserError(f"{str(file)!r} line {number}: not JSON: {error}") from error
         if not isinstance(row, dict) or type(row.get("step")) is not int:
             raise UserError(f"{str(file)!r} line {number}: {shown(row)} is not an object of metrics with an integer 'step'")
+        other = next((name for name, value in row.items() if type(value) not in (int, float)), None)
+        if other is not None:
+            raise UserError(f"{str(file)!r} line {number}: {shown(other)} is {shown(row[other])}, not a number")
         rows.append(row)
     return rows

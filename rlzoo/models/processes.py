@@ -55,8 +55,6 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
     _clean_environment()
     _detach_earlier_accelerators(launch)
     torch.set_float32_matmul_precision("high" if learner.tf32 else "highest")  # overrides torch's environment variable
-    if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed guesses the device, and logs its guess
     bf16 = learner.autocast == "bfloat16"
     options: dict[str, Any] = {"mixed_precision": "bf16" if bf16 else "no"}
     if launch.deepspeed is not None:
@@ -207,6 +205,8 @@ def _prepare_environment() -> None:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed guesses the device, and logs its guess
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message="`torch.distributed.all_gather_into_tensor` is deprecated")  # called by DeepSpeed
     if shutil.which("ninja") is None:  # ninja builds DeepSpeed's extensions, and is installed next to this Python

@@ -12,7 +12,7 @@ from rlzoo.core.errors import UserError
 from rlzoo.support.workers import Worker
 from rlzoo.tasks.environments import Environment, Host
 from rlzoo.tasks.problem import Problem
-from rlzoo.tasks.task import Origin, Task, build_task, seeded
+from rlzoo.tasks.task import Task, build_task, seeded
 from rlzoo.tasks.user_code import import_named
 
 Workers = Annotated[
@@ -127,9 +127,9 @@ class AskingTask(EpisodeTask):
         super().prompts(problems)
         return self.task.prompts(problems)
 
-    def origin(self, *, held_out: bool) -> Origin:
-        """Return the origin of the other task's problems."""
-        return self.task.origin(held_out=held_out)
+    def num_problems(self, *, held_out: bool) -> int | None:
+        """Return the number of the other task's problems."""
+        return self.task.num_problems(held_out=held_out)
 
     def close(self) -> None:
         """Stop the other task's worker processes too."""

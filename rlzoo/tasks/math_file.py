@@ -15,7 +15,7 @@ from rlzoo.tasks.grading import Grader
 from rlzoo.tasks.math_grading import ASK_FOR_A_BOX, MathGrader
 from rlzoo.tasks.math_rows import is_file_name, read_problems
 from rlzoo.tasks.problem import Problem
-from rlzoo.tasks.task import Origin, Task, is_held_out, question_key
+from rlzoo.tasks.task import Task, is_held_out, question_key
 
 
 class MathFileTask(Task):
@@ -69,13 +69,9 @@ class MathFileTask(Task):
         """Return the first ``count`` held-out problems in a fixed shuffled order, or fewer if there are no more."""
         return self._problems[1][:count]
 
-    def origin(self, *, held_out: bool) -> Origin:
-        """See `Task.origin`."""
-        path = (held_out and self.eval_path) or self.path
-        size = len(self._problems[held_out])
-        if is_file_name(path):
-            return Origin(path, is_file=True, size=size)
-        return Origin(path, subset=self.subset, split="test" if held_out else "train", size=size)
+    def num_problems(self, *, held_out: bool) -> int:
+        """See `Task.num_problems`."""
+        return len(self._problems[held_out])
 
     @cached_property
     def _mathematics(self) -> MathGrader:

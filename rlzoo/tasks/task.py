@@ -7,7 +7,6 @@ import re
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
@@ -27,17 +26,6 @@ if TYPE_CHECKING:
 _FINGERPRINTED = 2048  # problems
 _HELD_OUT_SHARE = 8  # one in eight questions is held out for evaluation
 MAX_TRIES = 2000  # the search ends after this many consecutive draws without a new held-out problem
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a task's problems come from."""
-
-    path: str | None = None  # a file, or a dataset on the hub; None if the problems are generated
-    is_file: bool = False
-    subset: str | None = None
-    split: str | None = None
-    size: int | None = None  # None if endless
 
 
 class Task(Settings, ABC):
@@ -153,9 +141,9 @@ class Task(Settings, ABC):
         """Return the seed of an episode, which is the same for all responses to its problem."""
         return zlib.crc32(problem.question.encode())
 
-    def origin(self, *, held_out: bool) -> Origin:
-        """Return where the training or the held-out problems come from."""
-        return Origin()
+    def num_problems(self, *, held_out: bool) -> int | None:
+        """Return the number of training or held-out problems; None if the task generates them endlessly."""
+        return None
 
     def close(self) -> None:
         """Stop the worker processes; the task can be used again afterwards."""
@@ -292,5 +280,5 @@ def fingerprint(problems: Sequence[Problem]) -> str:
 
 def train_fingerprint(task: Task) -> str:
     """Return a hash that identifies a task's training problems, in any order; of an endless task, the first ones."""
-    problems = task.train_problems(0, task.origin(held_out=False).size or _FINGERPRINTED)
+    problems = task.train_problems(0, task.num_problems(held_out=False) or _FINGERPRINTED)
     return fingerprint(sorted(problems, key=lambda problem: (problem.question, problem.answer)))

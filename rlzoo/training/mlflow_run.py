@@ -1,50 +1,41 @@
-"""Parameters, tags and data sets that are logged to MLflow for each run."""
+"""Parameters and tags that are logged to MLflow for each run."""
 
 from __future__ import annotations
 
-import shlex
-from pathlib import Path
-from typing import Any, Literal
-
-from rlzoo.config.redaction import redact_settings
 from rlzoo.config.run_config import RunConfig
-from rlzoo.core.errors import UserError
 from rlzoo.gate.fingerprint import TRAIN_PROBLEMS
-from rlzoo.journal.tracking.description import NOTE, describe_run, differences
-from rlzoo.journal.tracking.uploads import Data, Upload, flatten, git_commit
+from rlzoo.journal.tracking.description import NOTE, describe_run
+from rlzoo.journal.tracking.uploads import Upload, git_commit
 from rlzoo.measure.colours import RULE_TAG
 from rlzoo.support.distribution import version
-from rlzoo.tasks import Task
-from rlzoo.tasks.task import fingerprint
 from rlzoo.training.run import Run
 
-OWN = ("output", "plugins", "tracking.")
-"""Settings that are never listed as differences from the default run."""
+SHOWN_DIGEST = 12  # number of characters: enough to distinguish data sets, but short enough for MLflow's table of runs
 
 
 def upload_of(run: Run) -> Upload:
-    """Build the MLflow record of a run: its tags, parameters, files and data."""
-    config, name, settings = run.config, run.directory.path.absolute().name, run.config.tracking
+    """Build the MLflow record of a run: its tags, parameters and files."""
+    config, path, settings = run.config, run.directory.path, run.config.tracking
+    title = f"**{config.clip.name}** on {config.task.name}, model {config.model.path}, seed {config.seed}, {config.steps} steps"
     return Upload.new(
         settings.experiment,
-        name,
-        tags={**run_tags(config, run.task.name), NOTE: description(config, run.directory.path)},
+        path.absolute().name,
+        tags={**run_tags(run), NOTE: describe_run(title, path.resolve())},
         params=config.model_dump(mode="json"),
         files=("config.yaml", "metrics.jsonl"),
-        completions=settings.completions,
-        data=data_of(run),
         curves=settings.metrics,
-        machine_every=settings.machine_every,
     )
 
 
-def run_tags(config: RunConfig, task: str) -> dict[str, str]:
+def run_tags(run: Run) -> dict[str, str]:
     """The MLflow tags of a run."""
+    config = run.config
     return {
         RULE_TAG: config.clip.name,
         "clip_source": clip_source(config),
         "seed": str(config.seed),
-        "task": task,
+        "task": run.task.name,
+        "questions": run.facts[TRAIN_PROBLEMS][:SHOWN_DIGEST],
         "model": config.model.path,
         "git_commit": git_commit(),
         "rlzoo_version": version(),
@@ -56,55 +47,3 @@ def clip_source(config: RunConfig) -> str:
     entry = config.plugins.zoo.entries.get(config.clip.name)
     kind = type(config.clip)
     return entry.source if entry is not None and entry.kind is kind else kind.__module__
-
-
-def description(config: RunConfig, path: Path) -> str:
-    """Describe a run in Markdown: its command, and the settings that differ from those of its rule's default run."""
-    title = f"**{config.clip.name}** on {config.task.name}, model {config.model.path}, seed {config.seed}, {config.steps} steps"
-    command, usual = usual_run(config)
-    return describe_run(title, command, differences(_settings(usual), _settings(config)), path.resolve())
-
-
-def usual_run(config: RunConfig) -> tuple[str, RunConfig]:
-    """The command and configuration of the rule's default run, or of ``rlzoo train`` for a rule defined in Python."""
-    plugins = [word for plugin in config.plugins for word in ("--plugin", plugin)]
-    words = ["rlzoo", "train", *plugins, "--clip", config.clip.name]
-    try:
-        return shlex.join(words), RunConfig.compose(clip=config.clip.name, plugins=config.plugins)
-    except UserError:
-        return "rlzoo train", RunConfig.compose()
-
-
-def _settings(config: RunConfig) -> dict[str, Any]:
-    flat = flatten(redact_settings(config.model_dump(mode="json")))
-    return {key: value for key, value in flat.items() if not key.startswith(OWN)}
-
-
-def data_of(run: Run) -> tuple[Data, ...]:
-    """Describe the training problems and the evaluation problems of a run."""
-    config, held_out = run.config, run.rollouts.held_out
-    drawn = config.steps * config.rollout.num_prompts
-    train = _data(run.task, run.facts[TRAIN_PROBLEMS], "train", drawn)
-    return (train, _data(run.task, fingerprint(held_out), "eval", len(held_out))) if held_out else (train,)
-
-
-def _data(task: Task, digest: str, context: Literal["train", "eval"], number: int) -> Data:
-    """Describe one data set for MLflow.
-
-    Args:
-        task: the task that provides the problems.
-        digest: hash of the problems.
-        context: whether the problems are used for training or evaluation.
-        number: number of problems used, which is the size of the data set if the task generates problems endlessly.
-    """
-    origin = task.origin(held_out=context == "eval")
-    size = number if origin.size is None or context == "eval" else origin.size
-    if origin.path is None:
-        settings = flatten(redact_settings(task.model_dump(mode="json", exclude_none=True)))
-        made_by = {"generated by": f"rlzoo {version()}", "task": task.name}
-        return Data(task.name, digest, context, "code", {"tags": {**made_by, **settings}}, size)
-    if origin.is_file:
-        path = Path(origin.path)
-        return Data(path.name, digest, context, "local", redact_settings({"uri": str(path.resolve())}), size)
-    source = {"path": origin.path, "config_name": origin.subset, "split": origin.split}
-    return Data(origin.path, digest, context, "hugging_face", source, size)

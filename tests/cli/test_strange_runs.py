@@ -20,7 +20,7 @@ def finished(tmp_path_factory, empty_store):
     shutil.copy(empty_store, folder / "mlflow.db")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
-        return rlzoo.train(quick(folder / "run", overrides=["eval.num_problems=0", "tracking.machine_every=0"])).path
+        return rlzoo.train(quick(folder / "run", overrides=["eval.num_problems=0"])).path
 
 
 def litter(run):

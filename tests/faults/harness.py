@@ -113,7 +113,7 @@ VARIANTS = {
     "adaptive": Variant(("learner.schedule=cosine", "learner.kl_coef=0.01", "rollout.max_staleness=1"), clip="fspo-adaptive"),
     "long": Variant(("rollout.num_prompts=8", "rollout.group_size=8", "checkpoint.every=3"), steps=24),
     "lora": Variant(("learner.lora.rank=4",)),
-    "mlflow": Variant(("tracking.mlflow=true", "tracking.machine_every=0")),
+    "mlflow": Variant(("tracking.mlflow=true",)),
     "reward": Variant(("task.reward=my_reward:reward", "task.timeout=60"), files={"my_reward.py": REWARD}),
     "plugin": Variant(words=("--plugin", "my_rule.py"), clip="my-rule", files={"my_rule.py": RULE}),
     "data": Variant(

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, safe_open, save
 
 from rlzoo import load_zoo
-from rlzoo.journal.tracking.sync import sampled_completions
 from rlzoo.lab.cosine import cosines, has_weights
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import replay
@@ -102,7 +101,7 @@ def changed(tensors, changes):
 
 
 @pytest.mark.filterwarnings("default")  # complex numbers are converted to real ones
-@held_to_the_law("recorded rollouts", 0.6, changes=spoiled_tensors())
+@held_to_the_law("recorded rollouts", 0.63, changes=spoiled_tensors())
 def test_rollouts_with_other_tensors(one_step, zoo, changes):
     file = one_step / "rollouts" / "000002.safetensors"
     with safe_open(file, "pt") as opened:
@@ -147,10 +146,3 @@ def test_spoiled_weights_for_the_cosine(one_step, data, name):
         SURFACE.check(measure, str(one_step), "the weights kept for step 2")
     finally:
         file.unlink() if former is None else file.write_bytes(former)
-
-
-@held_to_the_law("recorded rollouts", 0.03, data=st.data())
-def test_spoiled_responses(one_step, data):
-    file = one_step / "rollouts" / "000002.jsonl"
-    with holding(file, data.draw(spoiled_bytes([file.read_bytes()]))):
-        SURFACE.check(lambda: list(sampled_completions(one_step, 2)), str(file))

@@ -2,6 +2,7 @@
 
 import errno
 import itertools
+import logging
 import os
 import resource
 import shutil
@@ -319,11 +320,17 @@ def test_a_last_row_without_its_newline_counts(run, whole):
     assert without_times(resume(run).metrics) == without_times(whole.metrics)
 
 
-def test_what_is_after_the_checkpoint_is_written_again(run, whole):
+def test_what_is_after_the_checkpoint_is_kept_and_written_again(run, whole, caplog):
     newest = run / "checkpoints" / "step-000004" / "model.safetensors"
     newest.write_bytes(newest.read_bytes()[:-7])
     before = tree(run / "rollouts")
-    result = resume(run, after=2)
+    with caplog.at_level(logging.INFO, "rlzoo"):
+        result = resume(run, after=2)
+    assert f"moved everything that the run wrote after step 2 to {run}/superseded/1" in caplog.text
+    superseded = run / "superseded" / "1"
+    assert [row["step"] for row in lines(superseded / "metrics.jsonl")] == [3, 4]
+    assert tree(superseded / "rollouts").items() <= before.items()
+    assert len(tree(superseded / "rollouts")) == 4
     assert tree(run / "rollouts") == before
     assert without_times(result.metrics) == without_times(whole.metrics)
 

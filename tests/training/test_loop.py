@@ -18,6 +18,7 @@ from rlzoo import RunConfig, load_zoo
 from rlzoo.core.errors import RunError
 from rlzoo.gate.enter import enter
 from rlzoo.journal.rollout_file import RolloutFile
+from rlzoo.journal.state import read_fingerprint
 from rlzoo.training.loop import steps
 from rlzoo.training.run import Run
 from tests.training.short import lines, quick, without_times
@@ -137,7 +138,7 @@ def test_checkpoint_loads_in_plain_transformers(run):
     assert model(input_ids=ids).logits.shape[:2] == (1, 4)
 
 
-def test_mlflow_has_parameters_metrics_tags_completions_and_config(run):
+def test_mlflow_has_parameters_metrics_tags_and_config(run):
     folder, result, _ = run
     client = mlflow.MlflowClient(f"sqlite:///{folder}/mlflow.db")
     tracked = client.get_run(result.mlflow_run_id)
@@ -148,10 +149,11 @@ def test_mlflow_has_parameters_metrics_tags_completions_and_config(run):
     assert {key: tracked.data.tags[key] for key in ("rl_rule", "seed", "task", "model")} == {
         "rl_rule": "fspo", "seed": "0", "task": "arithmetic", "model": "embedded",
     }  # fmt: skip
+    assert read_fingerprint(result.path)["training problems"].startswith(tracked.data.tags["questions"])
     history = client.get_metric_history(result.mlflow_run_id, "reward/mean")
     assert [(point.step, point.value) for point in history] == [(step, result.metrics[step]["reward/mean"]) for step in (1, 2)]
     artifacts = {item.path for item in client.list_artifacts(result.mlflow_run_id)}
-    assert {"config.yaml", "completions.json", "metrics.jsonl"} <= artifacts
+    assert {"config.yaml", "completions.html", "metrics.jsonl"} <= artifacts
 
 
 @pytest.mark.parametrize("clip", list(load_zoo()))

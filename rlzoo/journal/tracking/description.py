@@ -1,29 +1,24 @@
-"""The description of a run in MLflow: its command without secrets, commands to resume it, and its settings."""
+"""The description of a run in MLflow: its command without secrets, and the commands that resume, replay and repeat it."""
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rlzoo.config.redaction import REDACTED, redact, redact_settings
 from rlzoo.support.parsing import parse_yaml
 
 COMMAND = "RLZOO_COMMAND"  # environment variable with the user's command, for processes that a launcher starts
 NOTE = "mlflow.note.content"  # the tag that MLflow shows as a run's description
-LONGEST = 7900  # maximum number of characters in a description; MLflow's limit is 8000
-
-LONGEST_COMMAND = 1500
-ABSENT = "-"
+LONGEST_COMMAND = 1500  # maximum number of characters; MLflow's limit for a description is 8000
 
 
-def describe_run(title: str, usual: str, differences: Mapping[str, tuple[Any, Any]], directory: Path) -> str:
-    """Describe a run in Markdown, and list the settings that differ from those of the command ``usual``."""
+def describe_run(title: str, directory: Path) -> str:
+    """Describe a run in Markdown: its title, its command, and the commands that resume, replay and repeat it."""
     place = shlex.quote(str(directory))
     paragraphs = [
         title,
@@ -34,16 +29,8 @@ def describe_run(title: str, usual: str, differences: Mapping[str, tuple[Any, An
             f"rlzoo replay {place} --clip NAME,NAME",
             f"rlzoo train --config {shlex.quote(str(directory / 'config.yaml'))} --output NEW",
         ),
-        f"Differences from `{usual}`:" if differences else f"No differences from `{usual}`.",
-        _as_it_is(*(f"{key}: {json.dumps(here)} (default: {json.dumps(there)})" for key, (there, here) in differences.items())),
     ]
-    text = "\n\n".join(paragraphs)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
-
-
-def differences(usual: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return each differing setting with its usual and its current value; keys that occur only in ``usual`` are ignored."""
-    return {key: (usual.get(key, ABSENT), value) for key, value in here.items() if key not in usual or usual[key] != value}
+    return "\n\n".join(paragraphs)
 
 
 def _as_it_is(*lines: str) -> str:

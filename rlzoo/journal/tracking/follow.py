@@ -17,10 +17,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rlzoo.journal.tracking.machine import Machine
 from rlzoo.journal.tracking.store import describe, load_mlflow
 from rlzoo.journal.tracking.sync import Sync
-from rlzoo.journal.tracking.uploads import FOLDER, Upload, tracking_uri
+from rlzoo.journal.tracking.uploads import FOLDER, tracking_uri
 from rlzoo.support.lock import Lock
 
 POLL = 1.0  # seconds between checks of the directory
@@ -60,6 +59,7 @@ def main() -> int:
     parent, line = os.getppid(), ""
     gc.set_threshold(50_000, 10, 10)  # most of the objects that imports create are kept
     try:
+        os.environ.setdefault("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "true")
         load_mlflow()  # while the run loads its model
         line = sys.stdin.readline().rstrip("\n")
         return 0 if not line or _follow(Path(line), parent) else 1
@@ -70,24 +70,31 @@ def main() -> int:
 
 def _follow(directory: Path, parent: int) -> bool:
     """Follow a directory until the process ``parent`` ends; return whether everything was sent."""
+    from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
     ended, uri = False, tracking_uri()
+    monitor: SystemMetricsMonitor | None = None
 
     def is_over(seconds: float) -> bool:
-        nonlocal ended
+        nonlocal ended, monitor
+        if monitor is None and sync.num_rows and MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING.get():
+            monitor = SystemMetricsMonitor(sync.uploaded.run_id, resume_logging=True, tracking_uri=uri)
+            monitor.start()
         if ended:
             time.sleep(seconds)
         elif select.select([sys.stdin], [], [], seconds)[0] or os.getppid() != parent:
             ended = True
             signal.setitimer(signal.ITIMER_REAL, LONGEST_END)  # ends this process even if its threads block
-            machine.end()
+            if monitor is not None:
+                monitor.finish()
         return ended
 
     # the follower of a killed run may still hold the lock for this long
     lock = Lock(directory / FOLDER, seconds=LONGEST_END + 30)
     try:
-        upload = Upload.read(directory)
-        machine = Machine(directory, 0.0 if upload is None else upload.machine_every)
-        return follow(Sync(directory, uri), is_over, uri)
+        sync = Sync(directory, uri)
+        return follow(sync, is_over, uri)
     finally:
         lock.release()
 

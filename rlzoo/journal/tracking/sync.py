@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import tempfile
-import zlib
-from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from rlzoo.core.errors import RunError, UserError, one_line
+from rlzoo.core.errors import RunError, one_line
 from rlzoo.journal.tracking.description import NOTE
-from rlzoo.journal.tracking.machine import FILE as MACHINE
 from rlzoo.journal.tracking.rows import Lines, Points, accepted_name
 from rlzoo.journal.tracking.store import artifact_repository, connect, experiment_id, find_run
-from rlzoo.journal.tracking.uploads import EXPERIMENT_ID, FOLDER, Data, Upload, Uploaded, without_password
-from rlzoo.support.parsing import parse_json
+from rlzoo.journal.tracking.uploads import EXPERIMENT_ID, Upload, Uploaded, without_password
 
 logger = logging.getLogger("rlzoo")
 
 ID_TAG = "rlzoo_id"
-CONTEXT = "mlflow.data.context"
-SCHEMA = json.dumps({"mlflow_colspec": [{"name": name, "type": "string", "required": True} for name in ("question", "answer")]})
-SHOWN_DIGEST = 12  # number of characters: enough to distinguish data sets, but short enough for MLflow's table of runs
-TABLE = "completions.json"
-COLUMNS = ("question", "answer", "response", "reward", "advantage", "clipped", "length")
 SHOWN = (".png", ".html")  # files in figures/ that are logged
-LOGGED = "mlflow.loggedArtifacts"  # tag that marks artifacts as tables for MLflow
 
 
 class Sync:
@@ -49,7 +37,7 @@ class Sync:
         """Send everything that is new.
 
         Args:
-            is_over: whether the run has ended; if so, the final metrics, tables and model are also sent.
+            is_over: whether the run has ended; if so, the final metrics and the status are also sent.
 
         Raises:
             Exception: any error from the store. The next call reconnects and sends what is missing.
@@ -64,7 +52,6 @@ class Sync:
             self.num_rows += self._points.send(rows)
             names = {name: accepted_name(name) for name in chain(upload.params, upload.metrics, *rows)}
             self._notes |= {f"{name!r} is logged as {new!r}" for name, new in names.items() if new != name}
-            self._machine_points.send(self._machine_lines.added())
             self._send_tags(upload)
             self._send_files(upload, is_over)
             if is_over:
@@ -82,7 +69,7 @@ class Sync:
         self.uploaded.write(self.directory, self._uri)
 
     def _connect(self, upload: Upload) -> None:
-        """Find or create the run in the store, and send its parameters and data sets."""
+        """Find or create the run in the store, and send its parameters."""
         from mlflow.entities import Param
 
         client = connect(self._uri)
@@ -101,12 +88,10 @@ class Sync:
             client.update_run(run_id, status="RUNNING")
         written = {NOTE: upload.tags.get(NOTE, "")} if NOTE in run.data.tags else {}  # a user may have edited the note
         self._tags = {**run.data.tags, **written}
-        send_inputs(client, run, upload.data)
         params = {accepted_name(key): value for key, value in upload.params.items()}
         new = [Param(key, value) for key, value in params.items() if key not in run.data.params]
         client.log_batch(run_id, params=new, synchronous=True)
         self._lines, self._points = Lines(self.directory / "metrics.jsonl"), Points(client, run_id, upload.curves)
-        self._machine_lines, self._machine_points = Lines(self.directory / FOLDER / MACHINE), Points(client, run_id, "all")
         try:
             self._artifacts = artifact_repository(run.info.artifact_uri, self._uri)
         except RunError as error:
@@ -153,50 +138,9 @@ class Sync:
             self.num_files += 1
 
     def _send_end(self, upload: Upload) -> None:
-        """Send what is complete only when the run ends: the completions table, the run's metrics and the status."""
+        """Send what is complete only when the run ends: the run's metrics and the status."""
         client, run_id = self._client, str(self.uploaded.run_id)
-        rows = [list(row.values()) for row in sampled_completions(self.directory, upload.completions)]
-        table = json.dumps({"columns": ["step", *COLUMNS], "data": rows})
-        state = [len(table), zlib.crc32(table.encode())]
-        if rows and self._artifacts is not None and self.uploaded.files.get(TABLE) != state:
-            with tempfile.TemporaryDirectory(prefix="rlzoo-table-") as folder:
-                Path(folder, TABLE).write_text(table, encoding="utf-8")
-                self._artifacts.log_artifact(str(Path(folder, TABLE)))
-            client.set_tag(run_id, LOGGED, json.dumps([{"path": TABLE, "type": "table"}]), synchronous=True)
-            self.uploaded.files[TABLE] = state
         last = {"step": upload.step, "time/clock": upload.ended or 0.0, **upload.metrics}
         Points(client, run_id, upload.curves).send([last])
         status = "KILLED" if upload.status == "RUNNING" else upload.status  # the run's process ended without setting a status
         client.set_terminated(run_id, status, None if upload.ended is None else int(upload.ended * 1000))
-
-
-def send_inputs(client: Any, run: Any, used: Iterable[Data]) -> None:
-    """Log the data sets that the store does not have yet."""
-    from mlflow.entities import Dataset, DatasetInput, InputTag
-
-    known = {(logged.dataset.name, logged.dataset.digest) for logged in run.inputs.dataset_inputs}
-    for data in used:
-        digest = data.digest[:SHOWN_DIGEST]
-        if (data.name, digest) not in known:
-            profile = json.dumps({"num_rows": data.num_questions})
-            dataset = Dataset(data.name, digest, data.source_type, json.dumps(data.source), SCHEMA, profile)
-            client.log_inputs(run.info.run_id, [DatasetInput(dataset, [InputTag(CONTEXT, data.context)])])
-
-
-def sampled_completions(directory: Path, number: int) -> Iterator[dict[str, Any]]:
-    """For every step, yield the first response to each of the first ``number`` prompts."""
-    for file in sorted((directory / "rollouts").glob("[0-9]*.jsonl")) if number else ():
-        seen = -1
-        if not file.stem.isdecimal():
-            continue
-        with file.open("rb") as stream:
-            for line_number, line in enumerate(stream, start=1):
-                try:
-                    row = parse_json(line.decode())
-                    if row["group"] >= number:
-                        break
-                except (ValueError, LookupError, TypeError) as error:
-                    raise UserError(f"{file} line {line_number}: not a recorded response: {error}") from error
-                if row["group"] != seen:
-                    seen = row["group"]
-                    yield {"step": int(file.stem), **{name: row.get(name) for name in COLUMNS}}

@@ -35,18 +35,6 @@ Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 
 
 @dataclass(frozen=True, slots=True)
-class Data:
-    """A data set of questions and answers that a run uses."""
-
-    name: str
-    digest: str  # hash of the questions
-    context: Literal["train", "eval"]
-    source_type: Literal["code", "local", "hugging_face"]  # MLflow's names for source types
-    source: dict[str, Any]  # keys as in MLflow's source of that type
-    num_questions: int
-
-
-@dataclass(frozen=True, slots=True)
 class Upload:
     """What is uploaded to MLflow from a run directory, in addition to the rows of its ``metrics.jsonl``."""
 
@@ -57,10 +45,7 @@ class Upload:
     params: dict[str, str]  # dotted keys, as in --set
     started: float  # seconds since 1970
     files: tuple[str, ...] = ()  # logged as artifacts, together with figures/
-    completions: int = 0  # number of prompts per step whose first response is logged
-    data: tuple[Data, ...] = ()
     curves: Curves = "all"
-    machine_every: float = 0.0  # seconds between samples of the machine's load; 0 for no samples
     status: Status = "RUNNING"
     ended: float | None = None
     step: int = 0  # step number under which `metrics` are logged

@@ -7,31 +7,23 @@ import mlflow
 
 from rlzoo.journal.tracking.description import NOTE
 from rlzoo.journal.tracking.sync import Sync
-from rlzoo.journal.tracking.uploads import Data, Upload, run_id_of, tracking_uri
-
-QUESTIONS = Data("sums", "1" * 64, "train", "code", {"tags": {"task": "sums"}}, 6)
-HELD_OUT = Data("sums.jsonl", "2" * 64, "eval", "local", {"uri": "/data/sums.jsonl"}, 4)
+from rlzoo.journal.tracking.uploads import Upload, run_id_of, tracking_uri
 
 
 def three_steps(tmp_path):
     """Create the directory of a three-step run in an empty directory."""
-    (tmp_path / "rollouts").mkdir()
     (tmp_path / "figures" / "clip").mkdir(parents=True)
     (tmp_path / "config.yaml").write_text("seed: 0\n")
     (tmp_path / "figures" / "clip" / "step-2.png").write_bytes(b"a picture")
     for step in range(3):
         add_row(tmp_path, step)
-    rows = [{"group": group, "question": "2+2", "response": f"{group} and {n}"} for group in range(3) for n in range(2)]
-    (tmp_path / "rollouts" / "000001.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     record = Upload.new(
         "tests",
         "mine",
         tags={"clip": "fspo", "git_commit": "", NOTE: "**mine**"},
         params={"clip": {"width": 1}},
         files=("config.yaml", "metrics.jsonl"),
-        completions=2,
         curves="curated",
-        data=(QUESTIONS, HELD_OUT),
     )
     record.write(tmp_path)
     return tmp_path

@@ -9,7 +9,7 @@ from rlzoo.cli.sync import sync
 from rlzoo.core.errors import UserError
 from rlzoo.journal.tracking.description import NOTE
 from rlzoo.journal.tracking.store import latest_experiment, open_parent
-from rlzoo.journal.tracking.sync import Sync, sampled_completions
+from rlzoo.journal.tracking.sync import Sync
 from rlzoo.journal.tracking.uploads import FOLDER, Upload, Uploaded, run_id_of, tracking_uri, without_password
 from rlzoo.support.lock import Lock
 from tests.journal.tracking.followed import add_row, end, history, send, store, told
@@ -29,9 +29,7 @@ def test_everything_arrives(directory):
     assert store().get_experiment(run.info.experiment_id).tags["mlflow.experimentKind"] == "custom_model_development"
     assert history(directory) == THREE_STEPS
     names = [item.path for item in store().list_artifacts(run.info.run_id)]
-    assert names == ["clip", "completions.json", "config.yaml", "metrics.jsonl"]
-    table = store().load_table(run.info.experiment_id, "completions.json", [run.info.run_id])
-    assert table[["step", "question", "response"]].to_numpy().tolist() == [[1, "2+2", "0 and 0"], [1, "2+2", "1 and 0"]]
+    assert names == ["clip", "config.yaml", "metrics.jsonl"]
 
 
 def test_nothing_outside_the_directory_is_sent(directory):
@@ -42,7 +40,7 @@ def test_nothing_outside_the_directory_is_sent(directory):
     end(directory, files=("config.yaml", "../outside.png", str(outside), "linked.txt"))
     assert send(directory).num_files == 2  # config.yaml and the one valid picture
     names = [item.path for item in store().list_artifacts(run_id_of(directory))]
-    assert names == ["clip", "completions.json", "config.yaml"]
+    assert names == ["clip", "config.yaml"]
 
 
 def test_a_second_time_nothing_is_sent(directory):
@@ -67,6 +65,17 @@ def test_what_was_sent_and_not_written_down_is_not_sent_again(directory, known):
     assert run_id_of(directory) == run_id
     assert history(directory) == [*THREE_STEPS, (3, 0.3, 1003500)]
     assert len(store().search_runs([store().get_experiment_by_name("tests").experiment_id])) == 1
+
+
+@pytest.mark.parametrize("known", ["all", "nothing"])
+def test_a_description_that_a_user_edited_is_kept(directory, known):
+    send(directory, is_over=False)
+    store().set_tag(run_id_of(directory), NOTE, "my conclusion")
+    if known == "nothing":
+        (directory / "tracking" / "sent.json").unlink()
+    end(directory)
+    send(directory)
+    assert told(directory).data.tags[NOTE] == "my conclusion"
 
 
 def test_a_line_that_is_being_written_waits(directory):
@@ -176,17 +185,13 @@ def test_a_password_is_not_written_down(directory):
     assert Uploaded.read(directory, "https://me:other@host:5000").run_id is None, "of another record"
 
 
-def test_damaged_records_and_responses_are_named(tmp_path):
+def test_damaged_records_are_named(tmp_path):
     Upload.new("mine", "run", tags={}, params={}).write(tmp_path)
     file = tmp_path / FOLDER / "record.json"
     for content in (b"{", b"[1]", b'{"id": 1}', b"\xff"):
         file.write_bytes(content)
         with pytest.raises(UserError, match=r"record.json' (cannot be read|is not valid)"):
             Upload.read(tmp_path)
-    (tmp_path / "rollouts").mkdir()
-    (tmp_path / "rollouts" / "000001.jsonl").write_text('{"group": 0}\n{"group": "x"}\n')
-    with pytest.raises(UserError, match=r"000001.jsonl line 2: not a recorded response"):
-        list(sampled_completions(tmp_path, 2))
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b'{"sqlite:///x.db": {"id": 3}}'])

@@ -49,6 +49,21 @@ def test_a_run_is_followed_while_it_goes_on(directory):
     assert (run.info.status, run.data.tags["warnings"], run.data.metrics["reward"]) == ("FINISHED", "inert", 0.5)
 
 
+@pytest.mark.long
+def test_mlflow_measures_the_machine_while_a_run_is_tracked(directory, monkeypatch):
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
+    (directory / "tracking" / "record.json").unlink()
+
+    def steps():
+        return [point[0] for point in history(directory, "system/cpu_utilization_percentage")]
+
+    tracked(directory, lambda tracker: until(lambda: run_id_of(directory) and len(steps()) > 1))
+    before = len(steps())
+    add_row(directory, 4)  # by a resumed run
+    tracked(directory, lambda tracker: until(lambda: len(steps()) > before))
+    assert steps() == list(range(len(steps())))
+
+
 @pytest.mark.parametrize(("error", "expected"), [(ValueError, "FAILED"), (KeyboardInterrupt, "KILLED"), (SystemExit, "KILLED")])
 def test_the_way_a_run_ends_is_told(directory, error, expected):
     def work(tracker):

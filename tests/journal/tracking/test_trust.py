@@ -69,7 +69,7 @@ def test_credentials_go_to_no_address_that_only_a_run_directory_names(directory,
         sync([directory])
         assert {credentials for _, _, credentials in received} == {password}
         uploads = {path.rpartition("/artifacts/")[2] for method, path, _ in received if method == "PUT"}
-        assert {"config.yaml", "metrics.jsonl", "completions.json", "clip/step-2.png"} <= uploads
+        assert {"config.yaml", "metrics.jsonl", "clip/step-2.png"} <= uploads
 
 
 def test_a_directory_does_not_choose_a_database_either(directory, password, tmp_path):
