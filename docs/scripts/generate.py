@@ -72,7 +72,7 @@ TOPICS = {
         "rollout.batch_size",
         "rollout.dynamic_sampling",
     ),
-    "Gradient clipping and skipped updates": ("learner.max_grad_norm", "learner.max_nonfinite"),
+    "Gradient clipping and skipped updates": ("learner.max_grad_norm", "learner.max_nonfinite", "learner.rollback_above"),
     "KL penalty": ("learner.kl_*", "reward.kl_coef"),
     "Entropy bonus": ("learner.entropy_coef",),
     "Temperature and response length": (

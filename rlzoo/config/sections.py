@@ -160,6 +160,12 @@ class LearnerConfig(Settings):
         description="number of consecutive updates with non-finite gradients after which the run ends; these updates "
         "are skipped",
     )
+    rollback_above: float | None = Field(
+        None,
+        ge=1,
+        description="return to the weights of the newest periodic checkpoint after a step whose gradient norm exceeds this "
+        "multiple of the median over the last 50 steps; null: never",
+    )
     num_minibatches: int = Field(4, ge=1, le=65536, description="optimizer steps per pass over a rollout batch")
     minibatch_by: Literal["responses", "prompts"] | None = Field(
         None,

@@ -158,6 +158,15 @@ class Rollouts:
         """Wait for background sampling to end. If sampling a batch failed, `take` raises the error when it needs the batch."""
         wait([batch.rollouts for batch in self._queue if batch.rollouts is not None])
 
+    def forget_ahead(self) -> None:
+        """Drop all responses that were sampled ahead; new ones are sampled for the same problems with different weights."""
+        for batch in self._queue:
+            if batch.rollouts is not None:
+                batch.rollouts.cancel()
+        self.settle()
+        self._queue = deque(replace(batch, rollouts=None) for batch in self._queue)
+        self._has_failed, self._loaded = False, -1
+
     def queued(self) -> list[QueuedBatch]:
         """Wait for the queued batches, and return them with the rollouts from all processes; a failed batch has none."""
         batches = []

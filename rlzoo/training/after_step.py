@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import gc
+import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from statistics import median
 
+from rlzoo.journal.checkpoints import own_checkpoints
+from rlzoo.journal.manifest import damage
+from rlzoo.journal.state import RunState
 from rlzoo.journal.tracking.tracker import Tracker
 from rlzoo.learner.learner import Update
 from rlzoo.training.run import Run
 from rlzoo.training.signals import StopRequest
+
+FEWEST_NORMS = 10
+"""Number of earlier gradient norms required for spike detection."""
 
 Observer = Callable[[int, Mapping[str, float]], None]
 """Called after each step with the step's number and metrics, and after the first evaluation with number 0."""
 
 Stage = Callable[[str], None]
 """Called with a short description before work outside the training steps, such as ``"evaluating 1,000 problems"``."""
+
+logger = logging.getLogger("rlzoo")
 
 
 class AfterStep:
@@ -40,6 +50,8 @@ class AfterStep:
         """
         run, config = self.run, self.run.config
         if step:
+            if is_spike(row, run.recent, config.learner.rollback_above):
+                row["learner/rolled_back"] = float(self._roll_back(step))
             run.monitor.after_step(step, [update.minibatch.table for update in updates], row)
         if step in (0, config.steps) or run.is_due(step, config.eval.every):
             if self.stage is not None and run.is_main and config.eval.num_problems:
@@ -61,6 +73,25 @@ class AfterStep:
         if is_stopping and step < config.steps:
             self.stop.end(f"stopped after step {step} of {config.steps}; resume with: {run.how_to_resume}")
 
+    def _roll_back(self, step: int) -> bool:
+        """Restore the weights of the newest periodic checkpoint; return False if there is none yet.
+
+        Training continues with new data. Checkpoints that were saved because the run was stopped are not used, so that
+        an interrupted run gives the same results as an uninterrupted one.
+        """
+        run = self.run
+        periodic = [folder for state, folder in own_checkpoints(run.directory.path, step - 1) if state.periodic]
+        folder = next((folder / "state" for folder in reversed(periodic) if damage(folder) is None), None)
+        if folder is None:
+            logger.warning("step %d: gradient spike, but there is no checkpoint to roll back to", step)
+            return False
+        state = RunState.read(folder)
+        # the schedule does not roll back, so that it still ends with the run
+        run.learner.load(folder, state.num_optimizer_steps, run.learner.scheduler.last_epoch)
+        run.rollouts.forget_ahead()  # these batches were sampled with the discarded weights
+        logger.warning("step %d: gradient spike; restored the weights from step %d", step, state.step)
+        return True
+
     def _draw(self, step: int) -> None:
         """Save a figure of the clip fraction by length."""
         figure = self.run.monitor.figure(step) if self.tracker.is_on else None
@@ -68,3 +99,11 @@ class AfterStep:
             self.run.directory.save_figure(f"clip_by_length/step-{step:06d}.png", partial(figure.savefig, format="png"))
             del figure
             gc.collect()  # a figure takes 2 MB and contains reference cycles
+
+
+def is_spike(metrics: Mapping[str, float], before: Iterable[Mapping[str, float]], limit: float | None) -> bool:
+    """Whether the gradient norm exceeds ``limit`` times the median of the previous norms; False if ``limit`` is None."""
+    norms = [row["learner/grad_norm"] for row in before if "learner/grad_norm" in row]
+    if limit is None or len(norms) < FEWEST_NORMS:
+        return False
+    return metrics.get("learner/grad_norm", 0.0) > limit * median(norms)

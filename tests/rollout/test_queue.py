@@ -1,4 +1,4 @@
-"""A queue of batches that are sampled ahead: which weights sampled what, failures and stopping."""
+"""A queue of batches that are sampled ahead: which weights sampled what, rollback, failures and stopping."""
 
 import itertools
 import json
@@ -114,6 +114,26 @@ def test_dynamic_sampling_replaces_groups_with_the_newest_weights_and_asks_nothi
         allowed = {then, step.learner_version} if count == 2 else {then}
         assert set(step.policy_versions.tolist()) <= allowed
     questions = [{row["question"] for row in lines(result.path / "rollouts" / f"{step:06d}.jsonl")} for step in range(1, 8)]
+    assert not any(one & other for one, other in itertools.combinations(questions, 2))
+
+
+def test_a_rollback_drops_what_the_discarded_weights_sampled(tmp_path, monkeypatch):
+    from rlzoo.training import after_step
+
+    def is_spike(metrics, before, limit):
+        return len(before) == 4 and limit is not None  # after step 4
+
+    monkeypatch.setattr(after_step, "is_spike", is_spike)
+    overrides = ("checkpoint.every=2", "eval.num_problems=0", "learner.rollback_above=2.0")
+    result = rlzoo.train(config(tmp_path / "run", *overrides, steps=6))
+    assert result.metrics[4]["learner/rolled_back"] == 1.0
+    versions = [set(recorded(result, step).policy_versions.tolist()) for step in (4, 5, 6)]
+    assert versions == [
+        {0},
+        {8},
+        {8},
+    ]  # step 5 begins with the weights after step 2
+    questions = [{row["question"] for row in lines(result.path / "rollouts" / f"{step:06d}.jsonl")} for step in range(1, 7)]
     assert not any(one & other for one, other in itertools.combinations(questions, 2))
 
 

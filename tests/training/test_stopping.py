@@ -6,8 +6,10 @@ import os
 import resource
 import signal
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import rlzoo
 from rlzoo.core.errors import RunError
@@ -151,6 +153,68 @@ def test_gradients_that_stay_infinite_end_the_run(tmp_path):
             rlzoo.train(quick(tmp_path / "run", steps=4, overrides=overrides))
     rows = lines(tmp_path / "run" / "metrics.jsonl")
     assert [row.get("learner/nonfinite") for row in rows] == [None, 1.0]  # four updates of the first step
+
+
+def test_a_spike_of_the_gradient_rolls_the_weights_back(tmp_path, caplog):
+    def config(name, steps):
+        overrides = [*OVERRIDES, "checkpoint.every=5", "checkpoint.keep=9", "learner.rollback_above=1.0"]
+        return quick(
+            tmp_path / name, steps=steps, overrides=[setting for setting in overrides if setting != "checkpoint.every=0"]
+        )
+
+    rows = rlzoo.train(config("long", 16)).metrics
+    spike = next(step for step, row in enumerate(rows) if row.get("learner/rolled_back"))
+    norms = [row["learner/grad_norm"] for row in rows[1:]]
+    assert spike > 10
+    assert norms[spike - 1] > np.median(norms[: spike - 1])
+    newest = (spike - 1) // 5 * 5
+    assert f"step {spike}: gradient spike; restored the weights from step {newest}" in caplog.text
+    short = rlzoo.train(config("short", spike))
+    assert without_times(short.metrics)[:spike] == without_times(rows)[:spike]
+    for file in ("model.safetensors", "state/optimizer.safetensors"):
+        before, after = (load_file(short.path / "checkpoints" / f"step-{step:06d}" / file) for step in (newest, spike))
+        assert all(before[name].equal(after[name]) for name in before)
+    asked = [
+        {text["question"] for text in lines(short.path / "rollouts" / f"{step:06d}.jsonl")} for step in (newest + 1, spike)
+    ]
+    assert asked[0] != asked[1] or newest + 1 == spike, "it goes on with other data"
+
+
+def test_a_run_that_was_stopped_before_a_spike_is_the_one_that_was_not(tmp_path):
+    def config(name):
+        overrides = ["tracking.mlflow=false", "eval.num_problems=0", "checkpoint.every=5", "checkpoint.keep=1"]
+        return quick(tmp_path / name, steps=16, overrides=[*overrides, "learner.rollback_above=1.0"])
+
+    rows = rlzoo.train(config("whole")).metrics
+    before_spikes = [step - 1 for step, row in enumerate(rows) if row.get("learner/rolled_back") and step % 5 != 1]
+    assert before_spikes, "the test needs steps between the checkpoint and a spike"
+    for number, step in enumerate(before_spikes[:3]):
+        with pytest.raises(KeyboardInterrupt):
+            rlzoo.train(config("stopped"), at_step(step, lambda: os.kill(os.getpid(), signal.SIGINT)), resume=number > 0)
+    with resumes_after(before_spikes[:3][-1], tmp_path / "stopped"):
+        result = rlzoo.train(config("stopped"), resume=True)
+    assert without_times(result.metrics) == without_times(rows)
+    for file in ("model.safetensors", "state/optimizer.safetensors"):
+        got, expected = (load_file(tmp_path / name / "checkpoints" / "step-000016" / file) for name in ("stopped", "whole"))
+        assert all(got[name].equal(expected[name]) for name in expected)
+
+
+def test_a_run_that_is_stopped_at_a_spike_while_it_samples_ahead_can_be_resumed(tmp_path):
+    def config(name):
+        overrides = ["tracking.mlflow=false", "eval.num_problems=0", "checkpoint.every=5", "checkpoint.keep=1"]
+        overrides += ["learner.rollback_above=1.0", "rollout.max_staleness=1"]
+        return quick(tmp_path / name, steps=16, overrides=overrides)
+
+    rows = rlzoo.train(config("whole")).metrics
+    spikes = [step for step, row in enumerate(rows) if row.get("learner/rolled_back") and step < 16]
+    assert spikes, "the test needs a spike"
+    assert min(row["rollout/staleness"] for row in rows[1:]) >= 0
+    for number, step in enumerate(spikes[:2]):
+        with pytest.raises(KeyboardInterrupt):
+            rlzoo.train(config("stopped"), at_step(step, lambda: os.kill(os.getpid(), signal.SIGINT)), resume=number > 0)
+    with resumes_after(spikes[:2][-1], tmp_path / "stopped"):
+        result = rlzoo.train(config("stopped"), resume=True)
+    assert without_times(result.metrics) == without_times(rows)
 
 
 REWARD = """
