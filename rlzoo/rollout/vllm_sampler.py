@@ -19,7 +19,6 @@ from rlzoo.models.pretrained import quiet
 from rlzoo.rollout.draws import Truncation
 from rlzoo.rollout.kept import KeptSets
 from rlzoo.rollout.sampler import Drawn, Draws, Ids, Sampler
-from rlzoo.rollout.vllm_engine import VLLM
 from rlzoo.rollout.vllm_model import cpu_head_size, head_size, padded_config, vllm_weights
 
 if TYPE_CHECKING:
@@ -225,9 +224,9 @@ def _import_vllm() -> tuple[Any, type[LLM]]:
         from vllm.platforms import current_platform
     except (ImportError, RuntimeError, OSError) as error:
         problem = f"vLLM cannot be imported: {' '.join(str(error).split())}"
-        raise UserError(f"rollout.engine='vllm': {problem}; {VLLM.install}; or set rollout.vllm.server") from error
+        raise UserError(f"rollout.engine='vllm': {problem}; see docs/how-to/vllm.md, or set rollout.vllm.server") from error
     if not current_platform.device_type:
-        raise UserError(f"rollout.engine='vllm': this build of vLLM supports no device of this machine: {VLLM.install}")
+        raise UserError(f"rollout.engine='vllm': this build of vLLM supports no device of this machine; see docs/how-to/vllm.md")
     return current_platform, LLM
 
 
