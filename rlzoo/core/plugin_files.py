@@ -58,14 +58,9 @@ def _files_below(folder: Path) -> Iterator[Path]:
             yield from _files_below(path)
 
 
-def is_output(file: Path) -> bool:
-    """Return whether a file's name is that of documentation or of a program's output."""
-    return file.suffix in NO_CODE or file.name in NO_PART_OF_IT
-
-
 def code_files(path: Path) -> dict[str, Path]:
     """Return the files of a plugin, except documentation and outputs: its code and the data that the code may read."""
-    return {name: file for name, file in plugin_files(path).items() if not path.is_dir() or not is_output(file)}
+    return {name: file for name, file in plugin_files(path).items() if not path.is_dir() or file.suffix not in NO_CODE}
 
 
 def digest(path: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import logging
@@ -18,7 +17,7 @@ from rlzoo.config.redaction import redact_settings
 from rlzoo.config.run_config import RunConfig
 from rlzoo.core.discovery import DISTRIBUTION, installed_plugins
 from rlzoo.core.errors import UserError
-from rlzoo.core.plugin_files import MOST, code_files, copy_names, is_output
+from rlzoo.core.plugin_files import code_files, copy_names
 from rlzoo.journal.state import read_fingerprint
 from rlzoo.journal.tracking.uploads import flatten
 from rlzoo.tasks.task import fingerprint, seeded, train_fingerprint
@@ -124,11 +123,9 @@ def _difference(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> 
 
 def _files(config: RunConfig, settings: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
     """Yield the user's files that decide a run's numbers, with their names: plugins, files in settings, and code."""
-    code: list[Path] = []
     for path, name in copy_names(config.plugins).items():
         for place, file in code_files(path).items():
             yield f"plugin {name}/{place}" if path.is_dir() else f"plugin {name}", file
-            code.append(file)
     values = [value for key, value in settings.items() if not key.startswith(FREE)]
     texts = {text for value in values for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)}
     yield from ((f"file {text}", path) for text in sorted(texts) if _is_file(path := Path(os.path.expanduser(text))))  # noqa: PTH111
@@ -138,46 +135,15 @@ def _files(config: RunConfig, settings: Mapping[str, Any]) -> Iterator[tuple[str
     }
     ours = {plugin.module for plugin in installed_plugins() if plugin.bundled} | {"rlzoo", "builtins", "__main__"}
     names = [module for module in sorted(modules & sys.modules.keys()) if module.partition(".")[0] not in ours]
-    for start in [*code, *(Path(file) for file in (getattr(sys.modules[name], "__file__", None) for name in names) if file)]:
-        for file in _used_by(start.resolve()):
-            yield f"file {os.path.relpath(file, start.resolve().parent)}", file
+    for start in [Path(file).resolve() for file in (getattr(sys.modules[name], "__file__", None) for name in names) if file]:
+        for file in _package_files(start):
+            yield f"file {os.path.relpath(file, start.parent)}", file
 
 
-def _used_by(start: Path) -> list[Path]:
-    """Return a Python file, the user's modules that it imports, directly or not, and the files that their strings name."""
-    installed = ("site-packages", "dist-packages", f"python{sys.version_info.major}.{sys.version_info.minor}", "lib-dynload")
-    folders = [Path.cwd(), *(path for path in map(Path, sys.path) if path.name not in installed)]
-    root = next(folder for folder in start.parents if not (folder / "__init__.py").is_file())
-    package = start.relative_to(root).parts[0]
-    files = [start]
-    for file in files:
-        for name in _named_in(file):
-            for folder in (file.parent, *folders, *([root] if name.partition("/")[0] == package else [])):
-                place = f"{folder}/{name}"
-                if (
-                    len(files) < MOST
-                    and _is_file(place)
-                    and (real := Path(place).resolve()) not in files
-                    and not is_output(real)
-                ):
-                    files.append(real)
-    return files
-
-
-def _named_in(file: Path) -> Iterator[str]:
-    """Yield the strings in a Python file, and the files of the modules that it may import."""
-    try:
-        tree = ast.parse(file.read_bytes() if file.suffix == ".py" else b"")
-    except (SyntaxError, ValueError):
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            above = "../" * (getattr(node, "level", 0) - 1) + (getattr(node, "module", "") or "").replace(".", "/")
-            for path in (Path(above, alias.name.replace(".", "/")) for alias in node.names):
-                names = (path, *path.parents[:-1]) if path.parts[0] != "rlzoo" else ()
-                yield from (f"{name}{end}" for name in names for end in (".py", "/__init__.py"))
+def _package_files(file: Path) -> list[Path]:
+    """Return a module's file or, if it is in a package, all Python files of the outermost package."""
+    package = next(folder for folder in file.parents if not (folder.parent / "__init__.py").is_file())
+    return sorted(package.rglob("*.py")) if (package / "__init__.py").is_file() else [file]
 
 
 def _is_file(path: str | Path) -> bool:

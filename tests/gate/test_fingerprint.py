@@ -44,11 +44,7 @@ def score(problem, response):
     return marks.FULL * len(response)
 """
 RULE = """
-import json
-from pathlib import Path
 from rlzoo import ClipPolicy, hookimpl, ops
-
-TABLE = json.loads((Path(__file__).parent / "table.json").read_text())
 
 
 class {kind}(ClipPolicy):
@@ -141,8 +137,8 @@ def test_the_settings_that_may_change_are_reported_and_accepted(tmp_path):
     assert "steps was 3 and would be 5" in refusal(config.model_copy(update={"steps": 5}))
 
 
-@pytest.mark.parametrize("changed", ["task.py", "marks.py", "rows.txt", "__init__.py"])
-def test_an_edited_file_of_the_users_task_is_named(project, tmp_path, changed):
+@pytest.mark.parametrize("changed", ["task.py", "marks.py", "__init__.py"])
+def test_an_edited_file_of_the_package_of_the_users_task_is_named(project, tmp_path, changed):
     config = started(tmp_path / "run", f"task.name={project.name}.task:Doubling")
     assert check_unchanged(config, run_facts(config)) == []
     with (project / changed).open("a") as file:
@@ -150,11 +146,10 @@ def test_an_edited_file_of_the_users_task_is_named(project, tmp_path, changed):
     assert f"{changed} has changed since the run started" in refusal(config)
 
 
-@pytest.mark.parametrize("changed", ["reward.py", "marks.py"])
-def test_an_edited_reward_or_module_that_it_imports_in_a_function_is_named(project, tmp_path, changed):
+def test_an_edited_reward_is_named(project, tmp_path):
     config = started(tmp_path / "run", f"task.reward={project.name}.reward:score")
-    edit(project / changed, "FULL", "1 * FULL" if changed == "reward.py" else "HALF = FULL")
-    assert f"file {changed} has changed since the run started" in refusal(config)
+    edit(project / "reward.py", "FULL", "1 * FULL")
+    assert "file reward.py has changed since the run started" in refusal(config)
 
 
 def test_an_edited_environment_is_named(project, tmp_path):
@@ -182,19 +177,16 @@ def test_an_edited_row_of_a_data_file_is_named(tmp_path, changed):
 def plugin(tmp_path):
     folder = tmp_path / "elsewhere"
     folder.mkdir()
-    (folder / "table.json").write_text("[1, 2]")
     file = folder / "calm.py"
     file.write_text(RULE.format(kind="Calm", name="calm", paper="original"))
     return file
 
 
-@pytest.mark.parametrize("changed", ["calm.py", "table.json"])
-def test_an_edited_plugin_or_file_that_it_reads_is_named(plugin, tmp_path, changed):
+def test_an_edited_plugin_is_named(plugin, tmp_path):
     config = started(tmp_path / "run", clip="calm", plugins=[plugin])
-    with plugin.with_name(changed).open("a") as file:
+    with plugin.open("a") as file:
         file.write(" ")
-    kind = "plugin" if changed == "calm.py" else "file"
-    assert f"{kind} {changed} has changed since the run started" in refusal(config)
+    assert "plugin calm.py has changed since the run started" in refusal(config)
 
 
 def model_folder(folder):
@@ -250,7 +242,6 @@ def test_a_run_resumes_with_what_has_changed_only_if_that_is_allowed(tmp_path):
 
 
 def test_a_moved_run_whose_plugin_is_gone_resumes_with_its_copy(plugin, tmp_path):
-    plugin.write_text(plugin.read_text().replace('json.loads((Path(__file__).parent / "table.json").read_text())', "[]"))
     first = rlzoo.train(quick(tmp_path / "run", clip="calm", plugins=[plugin], steps=1, overrides=["tracking.mlflow=false"]))
     plugin.unlink()
     moved = first.path.rename(tmp_path / "moved")
