@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 import pkgutil
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from rlzoo.core.errors import UserError
-
-if TYPE_CHECKING:
-    from rlzoo.config.sections import RolloutConfig
 
 ENGINES = {
     "hf": "rlzoo.rollout.hf_engine:HF",
@@ -37,8 +34,8 @@ class Engine:
     device_share: float | None = 0.0  # share of a device's memory that it reserves; None if it samples with the trained model
     is_resident = False  # whether it keeps that memory while the learner works
 
-    def __init__(self, rollout: RolloutConfig) -> None:
-        self.rollout = rollout
+    def __init__(self, rollout: Any) -> None:
+        self.rollout = rollout  # a `RolloutConfig`, which checks itself with its engine
 
     def check(self) -> None:
         """Raise UserError if the sampling settings do not fit together or exceed the engine's limits."""
@@ -65,8 +62,8 @@ class Engine:
         raise NotImplementedError
 
 
-def engine_of(rollout: RolloutConfig) -> Engine:
-    """Return the engine of these settings; its module is imported now."""
+def engine_of(rollout: Any) -> Engine:
+    """Return the engine of a `RolloutConfig`; its module is imported now."""
     engine: type[Engine] = pkgutil.resolve_name(ENGINES[rollout.engine])
     return engine(rollout)
 

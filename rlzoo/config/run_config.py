@@ -157,7 +157,7 @@ class RunConfig(Settings):
     )
     model: ModelConfig = Field(default_factory=ModelConfig, description="the language model to train")
     task: Annotated[Task, BeforeValidator(_build_task), PlainSerializer(_dump_named)] = Field(
-        default_factory=lambda: build_task({"name": "arithmetic"}), description="the task: its name, or its name and settings"
+        "arithmetic", validate_default=True, description="the task: its name, or its name and settings"
     )
     rollout: RolloutConfig = Field(default_factory=RolloutConfig, description="how responses are sampled")
     reward: Annotated[RewardConfig, BeforeValidator(_reward_section)] = Field(

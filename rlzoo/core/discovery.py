@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -135,9 +136,11 @@ def installed_plugins() -> list[Plugin]:
 
 
 def _name_and_version(distribution: metadata.Distribution | None) -> tuple[str, str]:
-    assert distribution, "entry points of installed distributions have one"
-    name, version = (distribution.metadata.get_all(key, [""])[0] for key in ("Name", "Version"))
-    return name or "unknown distribution", version  # METADATA is missing if pip was interrupted
+    with suppress(Exception):  # METADATA is missing if pip was interrupted
+        if distribution:
+            name, version = (distribution.metadata.get_all(key) or [""] for key in ("Name", "Version"))
+            return name[0] or "unknown distribution", version[0]
+    return "unknown distribution", ""
 
 
 def _normal(name: str) -> str:

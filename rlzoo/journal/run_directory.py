@@ -78,7 +78,7 @@ class RunDirectory:
             path.mkdir(parents=True, exist_ok=True)
             directory = cls(path)
         except OSError as error:
-            raise UserError(f"output directory {str(path)!r} cannot be written: {error}") from error
+            raise UserError(f"output directory {str(path)!r} cannot be written: {error.strerror or error}") from error
         try:
             cls.check_free(path)  # another process may have created a run in the meantime
             with writing(path):

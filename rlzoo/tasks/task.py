@@ -224,9 +224,11 @@ def build_task(settings: Mapping[str, Any], tasks: Mapping[str, str] | None = No
     fields = dict(settings)
     cls = _task_class(fields.pop("name", None), tasks, fields)
     try:
-        return cls(**fields)
+        task = cls(**fields)
     except ValidationError as error:
         raise UserError(explain(error, cls, "task.")) from error
+    task.__dict__["name"] = str(settings["name"])  # the value of the cached property
+    return task
 
 
 def _task_class(name: object, tasks: Mapping[str, str], fields: dict[str, Any]) -> type[Task]:

@@ -30,6 +30,11 @@ class ComponentLaw:
         """The name of the law, for ``exempt``."""
         return self.check.__name__
 
+    @property
+    def statement(self) -> str:
+        """The law in one sentence."""
+        return (self.check.__doc__ or "").partition("\n")[0]
+
     def __call__(self, component: Component) -> None:
         """Check an estimator or a correction against this law."""
         self.check(component)

@@ -379,7 +379,7 @@ def test_litter_is_ignored_by_what_reads_runs(run):
 def test_a_missing_folder_of_rollouts_is_made_again(run):
     shutil.rmtree(run / "rollouts")
     assert len(find_runs([run])[0]) == 1
-    with pytest.raises(UserError, match="no recorded updates"):
+    with pytest.raises(UserError, match="no recorded rollouts"):
         RecordedRun.read(run)
     resume(run, steps=5)
     assert [path.name for path in sorted((run / "rollouts").iterdir())] == ["000005.jsonl", "000005.safetensors"]

@@ -170,9 +170,6 @@ def test_a_state_or_metrics_that_are_damaged_are_named(tmp_path):
     run = RunDirectory.create(tmp_path / "run", "")
     (run.path / "rollouts" / "notes.txt").write_text("mine")
     (run.path / "rollouts" / "000003.jsonl").write_text("")
-    (run.path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1, "a": null}\n{"ste')
-    with pytest.raises(UserError, match=r"metrics.jsonl' line 2: 'a' is None, not a number"):
-        run.cut_after(1)
     (run.path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1, "a": 2.0}\n{"step": 2}\n{"ste')  # killed while writing
     assert run.cut_after(1) == [{}, {"a": 2.0}]
     assert [file.name for file in (run.path / "rollouts").iterdir()] == ["notes.txt"]
