@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Sequence
-from itertools import pairwise
 
 from rich.table import Table
 
@@ -20,7 +18,6 @@ from rlzoo.gate.memory import Memory
 from rlzoo.gate.plan import Plan
 from rlzoo.gate.settings import missing_libraries, remarks, shortages, shown
 from rlzoo.gate.tokens import question_counts
-from rlzoo.journal.tracking.description import typed_command
 
 
 def dry_run(
@@ -29,35 +26,26 @@ def dry_run(
     """Check a run, and print its configuration to stdout and its plan to stderr, or both as JSON to stdout."""
     named = parse_devices(devices) if devices else None
     plan = forecast(config, named, resume=resume)
-    command = launch_command(config, plan.processes)
     counts = [line for _, line in question_counts(config.task, config.eval.num_problems)]
     notes = [*counts, *missing_libraries(config), *_notes(plan), *(line for _, line in remarks(config))]
     if not as_json:
-        _print(plan, command, notes)
+        _print(plan, notes)
     for shortage in shortages(plan):
         raise UserError(shortage)
     gate = rehearse(plan, resume=resume, allow_changed=allow_changed)
     if as_json:
-        shown_plan = {**plan.as_dict(), "command": command, "gate": gate, "notes": notes}
+        shown_plan = {**plan.as_dict(), "gate": gate, "notes": notes}
         print(json.dumps({"config": redact_settings(config.model_dump(mode="json")), "plan": shown_plan}, indent=2))
     else:
         Plain(stderr=True).print(f"{'gate':<12} {gate}")
         print(config.to_yaml(), end="")
 
 
-def launch_command(config: RunConfig, processes: int) -> str:
-    """Return the command that starts the planned run: the typed command without the dry-run options."""
-    words = shlex.split(typed_command())
-    kept = [word for before, word in pairwise(["", *words]) if "--devices" not in (before, word.partition("=")[0])]
-    more = [] if processes in (1, config.launch.processes) else ["--set", f"launch.processes={processes}"]
-    return shlex.join([*(word for word in kept if word not in ("--dry-run", "--json")), *more])
-
-
 def _notes(plan: Plan) -> list[str]:
     config, notes = plan.config, []
     if plan.memory is None:
         notes.append(
-            f"the shape of model {config.model.path!r} is not known on this machine: memory, time and disk are not estimated"
+            f"the shape of model {config.model.path!r} is not known on this machine: memory and disk are not estimated"
         )
     if not plan.prompts.counted:
         notes.append("the tokenizer is not on this machine: prompt lengths are estimated from the text")
@@ -66,9 +54,9 @@ def _notes(plan: Plan) -> list[str]:
     return notes
 
 
-def _print(plan: Plan, command: str, notes: Sequence[str]) -> None:
+def _print(plan: Plan, notes: Sequence[str]) -> None:
     console = Plain(stderr=True)
-    for name, text in [*_facts(plan), ("command", command), *(("note", note) for note in notes)]:
+    for name, text in [*_facts(plan), *(("note", note) for note in notes)]:
         console.print(f"{name:<12} {text}")
     if plan.memory is not None:
         console.print(_memory_table(plan.memory))
@@ -87,17 +75,12 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
         ("tokens", f"at most {tokens:,} sampled; prompts of up to {about}{plan.prompts.longest:,} tokens"),
         ("devices", f"{_devices(plan)}{zero}"),
         ("micro-batch", f"{rows}, {plan.passes} per optimizer step"),
-        ("time", _time(plan)),
     ]
     if plan.memory is not None and plan.disk is not None:
         disk = {name: shown(size) for name, size in plan.disk.items()}
         replay = f", weights for replay {disk['replay']}" if plan.disk["replay"] else ""
         facts += [
             ("disk", f"checkpoints {disk['checkpoints']}, rollouts at most {disk['rollouts']}{replay}"),
-            (
-                "host",
-                f"{shown(plan.host_loading)} while {'all processes load the weights' if several else 'the weights are loaded'}",
-            ),
             (
                 "memory",
                 f"{shown(plan.memory.peak)} of {shown(plan.device_memory)}{' on each device' if several else ''}, estimated:",
@@ -125,14 +108,3 @@ def _memory_table(memory: Memory) -> Table:
             rows.add_row(f"  {name}", *(shown(size) if size else "-" for size in sizes))
     rows.add_row("  total", shown(sum(learning.values())), shown(sum(sampling.values())))
     return rows
-
-
-def _time(plan: Plan) -> str:
-    learner, rollout = plan.seconds
-    if learner is None and plan.devices.is_cpu:
-        return "not estimated for a CPU"
-    if learner is None:
-        return "not estimated: the speed of these devices is not known; name devices with --devices"
-    sampling = "sampling not estimated" if rollout is None else f"{rollout:,.0f} s to sample"
-    hours = "" if rollout is None else f"; {plan.config.steps * (learner + rollout) / 3600:,.0f} h in all"
-    return f"estimate, with every response at its maximum length: {learner:,.0f} s per step to learn, {sampling}{hours}"

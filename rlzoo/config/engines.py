@@ -23,7 +23,6 @@ class Engine:
     install: ClassVar[str] = ""  # command that installs `library`
     temperatures: ClassVar[tuple[float, float]] = (0.0, math.inf)  # smallest and largest one
     largest_top_k: ClassVar[int | None] = None  # if there is one, the kept tokens are only known with top-k
-    host_seconds: ClassVar[float] = 0.0  # time that the host needs to start a layer's kernels for a token
     length_setting: ClassVar[str] = ""  # the setting behind `max_length`
     in_flight_setting: ClassVar[str] = ""  # the setting behind `in_flight`
     memory_setting: ClassVar[str] = "rollout.batch_size"  # the setting that lowers the memory for sampling

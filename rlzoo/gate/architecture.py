@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.flop_counter import FlopCounterMode
 
 from rlzoo.config.run_config import RunConfig
 from rlzoo.core.errors import UserError
@@ -45,17 +44,16 @@ class Forward:
 
     saved: int  # bytes that the pass keeps for its backward pass
     cache: int  # bytes of the keys and values
-    flops: int
 
 
 class Architecture:
     """The dimensions of a causal language model of any type, and the cost of its passes."""
 
     def __init__(self, config: PreTrainedConfig) -> None:
+        with torch.device("meta"):
+            model = _build(config, "float32", None)
+        decoder, settings, layers = model.get_decoder(), config.get_text_config(), _layers(model)
         self.config = config
-        model, _ = self._without_memory("float32", None)
-        decoder, settings = model.get_decoder(), config.get_text_config()
-        layers = next((module for module in decoder.modules() if isinstance(module, nn.ModuleList)), [decoder])
         self.vocab_size, self.hidden_size = int(settings.vocab_size), int(settings.hidden_size)
         self.num_layers = len(layers)
         self.max_length = context_length(model)  # of prompt and response together, in tokens; None if it has no limit
@@ -64,37 +62,77 @@ class Architecture:
         self.embedding_parameters = _size(model.get_input_embeddings())
         linears = ((name, module) for name, module in decoder.named_modules() if isinstance(module, nn.Linear))
         self.linears = [(name.rpartition(".")[2], linear.in_features, linear.out_features) for name, linear in linears]
+        self._types = getattr(settings, "layer_types", None)
+        self._shapes = [_shapes(layer) for layer in layers]
 
     def forward(self, config: RunConfig, rows: int, length: int) -> Forward:
-        """Return the cost of a run's forward pass on ``rows`` rows of ``length`` tokens."""
+        """Return the cost of a run's forward pass on ``rows`` rows of ``length`` tokens.
+
+        Two layers of each kind are computed; the second stands for the others, because the first may keep what all share.
+        """
+        with suppress(Exception):  # a model whose layers need each other is computed in full
+            kinds = list(zip(self._types or self._shapes, self._shapes, strict=True))
+            counts = {
+                index: kinds.count(kind) - 1 if kind in kinds[:index] else 1
+                for index, kind in enumerate(kinds)
+                if kinds[:index].count(kind) < 2
+            }
+            short = copy.deepcopy(self.config)
+            settings = short.get_text_config()
+            settings.num_hidden_layers = len(counts)
+            if self._types:
+                settings.layer_types = [self._types[index] for index in counts]
+            return self._forward(short, counts, config, rows, length)
+        return self._forward(self.config, dict.fromkeys(range(self.num_layers), 1), config, rows, length)
+
+    def _forward(self, shape: PreTrainedConfig, counts: dict[int, int], config: RunConfig, rows: int, length: int) -> Forward:
+        """Compute the layers of ``counts``, each of which costs as much as that number of layers."""
         named, autocasts = config.model, config.learner.autocast == "bfloat16"
         flashes = (named.attn_implementation or "").startswith("flash")  # keeps what PyTorch's own flash attention keeps
-        model, mode = self._without_memory(named.dtype, None if flashes else named.attn_implementation)
-        operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        flops = FlopCounterMode(display=False, custom_mapping={operator: lambda q, k, *_, **__: 4 * math.prod(q) * k[2]})
+        mode = FakeTensorMode()  # tensors have shapes and types, but no memory
+        with mode:
+            model = _build(shape, named.dtype, None if flashes else named.attn_implementation)
+        decoder, layers, bounds = model.get_decoder(), _layers(model), list[int]()
+        assert [_shapes(layer) for layer in layers] == [self._shapes[index] for index in counts]
         with quiet(), mode, torch.autocast("cpu", torch.bfloat16, enabled=autocasts):
             ids = torch.zeros(rows, length, dtype=torch.long)
-            with saved_by(model) as saved, flops:
-                output = model.get_decoder()(ids, use_cache=True)
+            with saved_by(model) as saved:
+                for layer in layers:
+                    layer.register_forward_pre_hook(lambda *_: bounds.append(sum(saved.values())))
+                    layer.register_forward_hook(lambda *_: bounds.append(sum(saved.values())))
+                output = decoder(ids, use_cache=True)
             if config.learner.packing and not flashes:  # one row after the other, with an explicit mask
+                bounds.clear()
                 positions = torch.arange(length).repeat(rows)[None]
                 with saved_by(model) as saved:
-                    model.get_decoder()(ids.view(1, -1), position_ids=positions, use_cache=False)
-        layers = getattr(getattr(output, "past_key_values", None), "layers", ())
-        states = [getattr(layer, name, None) for layer in layers for name in ("keys", "values")]
-        cache = sum(tensor.nbytes for tensor in states if isinstance(tensor, Tensor))
-        return Forward(sum(saved.values()), cache, flops.get_total_flops())
+                    decoder(ids.view(1, -1), position_ids=positions, use_cache=False)
+        sizes = zip(counts.values(), bounds[::2], bounds[1::2], strict=True)
+        repeated = sum((count - 1) * (end - start) for count, start, end in sizes)
+        caches = getattr(getattr(output, "past_key_values", None), "layers", ())
+        states = [
+            (count, getattr(layer, name, None))
+            for count, layer in zip(counts.values(), caches, strict=False)
+            for name in ("keys", "values")
+        ]
+        cache = sum(count * tensor.nbytes for count, tensor in states if isinstance(tensor, Tensor))
+        return Forward(sum(saved.values()) + repeated, cache)
 
-    def _without_memory(self, dtype: str, attention: str | None) -> tuple[PreTrainedModel, FakeTensorMode]:
-        """Return a model whose tensors have shapes and types, but no memory; and the mode in which it computes others."""
-        from transformers import AutoModelForCausalLM
 
-        mode = FakeTensorMode()
-        with quiet(), mode:
-            model = AutoModelForCausalLM.from_config(
-                self.config, dtype=getattr(torch, dtype), attn_implementation=attention or "sdpa"
-            )
-        return model.eval(), mode
+def _build(config: PreTrainedConfig, dtype: str, attention: str | None) -> PreTrainedModel:
+    from transformers import AutoModelForCausalLM
+
+    with quiet():
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), attn_implementation=attention)
+    return model.eval()
+
+
+def _layers(model: PreTrainedModel) -> Sequence[nn.Module]:
+    decoder = model.get_decoder()
+    return next((list(module) for module in decoder.modules() if isinstance(module, nn.ModuleList)), [decoder])
+
+
+def _shapes(layer: nn.Module) -> tuple[torch.Size, ...]:
+    return tuple(parameter.shape for parameter in layer.parameters())
 
 
 @contextmanager

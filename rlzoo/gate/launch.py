@@ -12,9 +12,9 @@ from rlzoo.models.machine import LAUNCHED
 from rlzoo.models.processes import MPI_SIZES, NO, zero_settings
 
 
-def check_launch(launch: LaunchConfig, learner: LearnerConfig | None = None) -> None:
+def check_launch(launch: LaunchConfig, learner: LearnerConfig) -> None:
     """Raise UserError if the launch settings contradict each other or the learner's settings."""
-    if launch.fsdp and learner is not None and learner.optimizer == "adamw_8bit":
+    if launch.fsdp and learner.optimizer == "adamw_8bit":
         raise UserError(
             "learner.optimizer='adamw_8bit' cannot be combined with launch.fsdp; set learner.optimizer=adamw or "
             "launch.fsdp=false"

@@ -13,7 +13,6 @@ from rlzoo.gate.architecture import Architecture, Forward
 from rlzoo.gate.devices import Devices
 from rlzoo.learner.log_probs import logits_per_chunk
 from rlzoo.learner.micro_batches import max_tokens
-from rlzoo.models.acceleration import JOINED_BYTES
 from rlzoo.models.processes import zero_settings
 from rlzoo.rollout.episodes import Limits
 
@@ -109,8 +108,7 @@ def micro_batch(
 def longest_response(config: RunConfig, architecture: Architecture | None, prompt: int) -> tuple[int, int]:
     """Return two token counts for the longest response: tokens that the model chooses, and all tokens including the prompt.
 
-    An environment's observations take up positions, memory and FLOPs, just like other tokens. An episode ends at the
-    context limit.
+    An environment's observations take up positions and memory, just like other tokens. An episode ends at the context limit.
     """
     rollout = config.rollout
     if config.task.host is None:
@@ -244,9 +242,8 @@ def log_prob_bytes(architecture: Architecture, config: RunConfig, batch: PassSha
 def _sampler(architecture: Architecture, row_cache: float, config: RunConfig, sharding: Sharding, devices: Devices) -> float:
     """Return the sampler's memory in bytes: an engine's share of the device, or the key-value cache and logits of `decode`.
 
-    `decode` also holds fused copies of a small model's matrices, which are packed on a CPU, and under autocast copies of any
-    model's matrices in bfloat16. A sampler that samples ahead has its own weights. On a CPU, each batch in the queue of such
-    a sampler holds another copy of the weights.
+    Under autocast, `decode` also holds copies of the matrices in bfloat16. A sampler that samples ahead has its own weights. On
+    a CPU, each batch in the queue of such a sampler holds another copy of the weights.
     """
     settings = config.rollout
     if (reserved := engine_of(settings).device_share) is not None:
@@ -255,9 +252,7 @@ def _sampler(architecture: Architecture, row_cache: float, config: RunConfig, sh
     logits = architecture.vocab_size * _SAMPLER_BYTES_PER_LOGIT
     copies = int(sharding.shards_weights or settings.max_staleness > 0)
     copies += max(0, settings.max_staleness - 1) if devices.is_cpu else 0
-    stored, element = BYTES[config.model.dtype], _compute_bytes(config)
-    layers = architecture.num_layers * architecture.layer_parameters
-    joins = layers * stored <= JOINED_BYTES
-    fused = (joins or element != stored) + (joins and devices.is_cpu)
+    element, layers = _compute_bytes(config), architecture.num_layers * architecture.layer_parameters
+    cast = layers * element if element != BYTES[config.model.dtype] else 0
     cache = min(settings.batch_size, responses) * (row_cache + logits)
-    return cache + copies * weight_bytes(architecture, config) + fused * layers * element
+    return cache + copies * weight_bytes(architecture, config) + cast

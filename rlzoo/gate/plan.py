@@ -1,4 +1,4 @@
-"""The plan for a run: steps, tokens, memory per device, estimated time and disk space."""
+"""The plan for a run: steps, tokens, memory per device and disk space."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from rlzoo.config.engines import engine_of
 from rlzoo.config.run_config import RunConfig
-from rlzoo.config.sections import needs_reference
 from rlzoo.gate.architecture import Architecture, Forward
 from rlzoo.gate.devices import Devices
 from rlzoo.gate.memory import (
@@ -22,9 +20,6 @@ from rlzoo.gate.memory import (
     rows_per_step,
     weight_bytes,
 )
-
-LEARNER_UTILISATION = 0.2  # share of a device's FLOP/s that learning achieved on an H100, see docs/reference/gpu.md
-SAMPLER_UTILISATION = 0.5  # assumed share of a device's memory bandwidth that decoding achieves
 
 _TEXT_BYTES = 5  # bytes of JSON text per response token, about right for English and LaTeX
 _TURN_BYTES = 128  # bytes of JSON per turn, excluding the turn's text
@@ -89,11 +84,6 @@ class Plan:
         """Memory that one process may use, in bytes."""
         return self.devices.share(self.processes)
 
-    @property
-    def host_loading(self) -> float:
-        """Host memory in bytes, across all machines, while the model loads; every process reads all weights."""
-        return self.processes * weight_bytes(self.architecture, self.config) if self.architecture else 0
-
     @cached_property
     def forward(self) -> Forward | None:
         """The cost of a forward pass on a full micro-batch."""
@@ -107,53 +97,6 @@ class Plan:
         if self.architecture is None or self.forward is None:
             return None
         return memory(self.architecture, self.forward, self.config, self.sharding, self.batch, self.devices)
-
-    @cached_property
-    def flops(self) -> dict[str, float] | None:
-        """FLOPs of one step across all devices, for "learner" and "rollout".
-
-        A product of (m, k) and (k, n) matrices counts as 2 m k n. A backward pass counts as two forward passes. Attention
-        counts all pairs of tokens in a row, including masked pairs.
-        """
-        if self.architecture is None or self.forward is None:
-            return None
-        settings = self.config.learner
-        body = self.responses * self.forward.flops / self.batch.rows
-        head = self.responses * 2 * self.batch.response * self.architecture.embedding_parameters
-        clip = self.config.clip
-        forwards = 1 + needs_reference(settings, self.config.reward, clip) + settings.num_epochs * (clip.scope == "batch")
-        passes = 3 + settings.gradient_checkpointing
-        learner = (forwards + settings.num_epochs * passes) * body
-        learner += (forwards + settings.num_epochs * 4) * head  # the backward pass recomputes chunks of logits
-        return {"learner": learner, "rollout": body + head}
-
-    @property
-    def seconds(self) -> tuple[float | None, float | None]:
-        """Estimated seconds per step for learning and for sampling; None if a device's speed is unknown, as that of a server.
-
-        To sample a token, the host starts every layer's kernels, and the device reads all weights and the rows' caches. The
-        memory left for the cache limits how many responses are sampled at once.
-        """
-        architecture, devices, held = self.architecture, self.devices, self.memory
-        if architecture is None or self.forward is None or held is None or self.flops is None or devices.flops is None:
-            return None, None
-        speed = devices.flops * LEARNER_UTILISATION
-        learning = self.flops["learner"] / (self.processes * speed)
-        engine, row_cache = engine_of(self.config.rollout), self.forward.cache / self.batch.rows
-        if devices.bandwidth is None or engine.is_remote:
-            return learning, None
-        kv_room = self.device_memory - sum(held.states.values())
-        weights = weight_bytes(architecture, self.config)
-        if engine.device_share is not None:
-            kv_room = held.sampler - weights
-        responses = max(1, self.responses // self.processes)
-        at_once = int(max(1, min(responses, self.config.rollout.batch_size, kv_room // max(1, row_cache))))
-        by_reading = (weights + at_once * row_cache / 2) / (devices.bandwidth * SAMPLER_UTILISATION)
-        by_computing = at_once * self.forward.flops / self.batch.tokens / speed
-        waves = -(-responses // at_once)
-        by_starting = architecture.num_layers * engine.host_seconds
-        chosen = self.batch.response * max(by_reading, by_computing, by_starting)
-        return learning, waves * (chosen + self.observed * by_computing)  # observations are read in one pass
 
     @cached_property
     def disk(self) -> dict[str, float] | None:
@@ -181,12 +124,12 @@ class Plan:
         }
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the plan in JSON-serialisable form: counts, bytes and seconds."""
+        """Return the plan in JSON-serialisable form: counts and bytes."""
         steps, memory = self.config.steps, None
         if self.memory is not None:
             by_part = {"learner": self.memory.learning, "sampling": self.memory.sampling}
             totals = {name: {**parts, "total": sum(parts.values())} for name, parts in by_part.items()}
-            memory = {**totals, "available": self.device_memory, "host_while_loading": self.host_loading}
+            memory = {**totals, "available": self.device_memory}
         return {
             "steps": steps,
             "optimizer_steps": steps * self.updates,
@@ -200,7 +143,5 @@ class Plan:
             "parameters": self.architecture.num_parameters if self.architecture else None,
             "micro_batch": {"rows": self.batch.rows, "tokens": self.batch.tokens, "per_optimizer_step": self.passes},
             "memory_bytes": memory,
-            "flops_per_step": self.flops,
-            "estimated_seconds_per_step": dict(zip(("learner", "rollout"), self.seconds, strict=True)),
             "disk_bytes": self.disk,
         }

@@ -10,13 +10,12 @@ if TYPE_CHECKING:
 
     from rlzoo.models.fast_cpu.fused import FusedStep
 
-__all__ = ("JOINED_BYTES", "can_fuse", "fused_step", "prepare_cpu")
+__all__ = ("can_fuse", "fused_step", "prepare_cpu")
 
 if find_spec("rlzoo.models.fast_cpu") is not None:
     from rlzoo.models.fast_cpu.cpu import prepare_cpu
-    from rlzoo.models.fast_cpu.fused import JOINED_BYTES, can_fuse
+    from rlzoo.models.fast_cpu.fused import can_fuse
 else:
-    JOINED_BYTES = 0
 
     def prepare_cpu(model: PreTrainedModel) -> None:
         """Leave the kernels to torch."""

@@ -253,10 +253,9 @@ def _write_converted(weights: Path, folder: Path) -> None:
 def quiet() -> Iterator[None]:
     """Silence the warnings and progress bars of transformers and the hub inside the block."""
     from huggingface_hub.utils import logging as hub_logging
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
     from transformers.utils import logging as transformers_logging
 
-    bars, hub_bars = transformers_logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    has_bars = transformers_logging.is_progress_bar_enabled()
     verbosity, hub_verbosity = transformers_logging.get_verbosity(), hub_logging.get_verbosity()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -266,8 +265,7 @@ def quiet() -> Iterator[None]:
             hub_logging.set_verbosity(logging.ERROR)
             yield
         finally:
-            if bars:
-                transformers_logging.enable_progress_bar()
-            (enable_progress_bars if hub_bars else disable_progress_bars)()
+            if has_bars:
+                transformers_logging.enable_progress_bar()  # the hub's too
             transformers_logging.set_verbosity(verbosity)
             hub_logging.set_verbosity(hub_verbosity)

@@ -11,7 +11,6 @@ class HF(Engine):
     """Samples in the fastest way that gives the model's log-probs."""
 
     title = "transformers"
-    host_seconds = 5e-4  # as on an H100, see docs/reference/gpu.md
     is_remote = False
     device_share = None
     way: Literal["generate"] | None = None

@@ -38,14 +38,12 @@ def test_the_configuration_is_on_stdout_and_the_plan_on_stderr(rlzoo):
     # 40 steps of 32 x 8 responses of at most 80 tokens, 4 optimizer steps each; 99,7xx parameters
     assert "40 of 256 responses; 160 optimizer steps in all" in err
     assert "at most 819,200 sampled" in err
-    lines = [line for line in err.splitlines() if line.startswith(("devices ", "host ", "memory ", "time "))]
+    lines = [line for line in err.splitlines() if line.startswith(("devices ", "memory "))]
     assert [re.sub(r"\d[\d,.]*", "N", line.split(maxsplit=1)[1]) for line in lines] == [
         "this machine's CPU, N GB of memory, one process",
-        "not estimated for a CPU",
-        "N kB while the weights are loaded",
         "N MB of N GB, estimated:",
     ]
-    for word in ("weights", "optimizer states", "activations of a micro-batch", "sampler", "disk", "rlzoo train --clip gspo"):
+    for word in ("weights", "optimizer states", "activations of a micro-batch", "sampler", "disk"):
         assert word in err
 
 
@@ -68,16 +66,14 @@ def test_as_json_configuration_and_plan_are_one_document(rlzoo):
     assert (plan["steps"], plan["responses"], plan["optimizer_steps"]) == (40, 1920, 160)
     assert plan["prompt_tokens"]["counted"]
     assert plan["memory_bytes"]["learner"]["weights"] == plan["parameters"] * 4
-    assert plan["command"] == "rlzoo train --clip rloo --set rollout.num_prompts=12 --set rollout.group_size=4"
 
 
-def test_a_plan_for_other_devices_names_the_command_that_uses_them(rlzoo, model):
+def test_a_plan_for_other_devices_has_a_process_for_each(rlzoo, model):
     more = settings(f"model.path={model}", "model.dtype=bfloat16", "launch.deepspeed=zero3", "rollout.engine=vllm")
     code, out, _ = rlzoo("train", "--dry-run", "--json", "--devices", "8xH100", *more)
     plan = json.loads(out)["plan"]
     assert code == 0
     assert (plan["processes"], plan["zero_stage"]) == (8, 3)
-    assert plan["command"].endswith("--set launch.processes=8")
     assert any("vllm is not installed" in note for note in plan["notes"])  # reported, because the other machine needs it
 
 
@@ -91,7 +87,7 @@ def test_a_dry_run_is_quick(rlzoo):
 def test_devices_are_for_dry_runs(refused):
     assert refused("train", "--devices", "8xH100") == "--devices needs --dry-run"
     assert refused("train", "--dry-run", "--devices", "many").startswith(
-        "--devices 'many': expected a value such as 8xH100, 2x24GB or"
+        "--devices 'many': expected a value such as 8xH100 or 2x24GB; names: "
     )
 
 
@@ -193,7 +189,7 @@ def test_an_unknown_shape_is_said_and_the_rest_planned(rlzoo):
     code, out, err = rlzoo("train", "--dry-run", *settings("model.path=nobody/nothing"))
     assert code == 0
     assert yaml.safe_load(out)["model"]["path"] == "nobody/nothing"
-    assert "the shape of model 'nobody/nothing' is not known on this machine: memory, time and disk are not estimated" in err
+    assert "the shape of model 'nobody/nothing' is not known on this machine: memory and disk are not estimated" in err
     assert "160 optimizer steps in all" in err
 
 

@@ -13,7 +13,7 @@ SIZES = {
     "vocab_size": 101,
     "hidden_size": 24,
     "intermediate_size": 40,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 7,  # Gemma's sixth layer is of another kind
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
@@ -24,7 +24,7 @@ SIZES = {
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama", "gpt2", "gemma3_text", "mixtral"])
+@pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama", "gpt2", "gemma2", "gemma3_text", "mixtral"])
 def test_a_copy_without_memory_counts_what_a_real_model_has_and_keeps(tmp_path, kind, tied):
     config = AutoConfig.for_model(kind, **SIZES, tie_word_embeddings=tied)
     config.save_pretrained(tmp_path)
@@ -35,7 +35,7 @@ def test_a_copy_without_memory_counts_what_a_real_model_has_and_keeps(tmp_path, 
     layers = next(module for module in model.modules() if isinstance(module, torch.nn.ModuleList))
     assert architecture.num_parameters == sum(parameter.numel() for parameter in model.parameters())
     assert architecture.layer_parameters == sum(parameter.numel() for parameter in layers[0].parameters())
-    assert (architecture.num_layers, architecture.max_length) == (3, 64)
+    assert (architecture.num_layers, architecture.max_length) == (7, 64)
     forward = architecture.forward(RunConfig(clip="grpo", model={"dtype": "bfloat16"}), 2, 8)
     with saved_by(model) as saved:
         output = model.get_decoder()(torch.zeros(2, 8, dtype=torch.long), use_cache=True)

@@ -1,4 +1,4 @@
-"""Memory, work and disk: worked by hand for a tiny shape, monotonic where expected, and close to measurements."""
+"""Memory and disk: worked by hand for a tiny shape, monotonic where expected, and close to measurements."""
 
 import importlib.util
 from pathlib import Path
@@ -178,46 +178,14 @@ def test_an_episode_ends_where_the_context_does():
     assert micro_batch(config(*flood), None, 3, 1) == PassShape(1, 3 + 5 + 2 * 1024, 5)
 
 
-def test_the_work_memory_and_disk_of_episodes_are_worked_by_hand():
-    # a row of 16 tokens: 2 * 120 * 16 = 3840, attention 4 * 4 * 16 * 16 = 4096; the head on the model's 5 tokens 400
+def test_the_memory_and_disk_of_episodes_are_worked_by_hand():
     here, there = plan(*EPISODES, architecture=TINY), plan(architecture=TINY)
-    assert here.flops["rollout"] == 16 * (3840 + 4096 + 400)
-    assert here.flops["learner"] == 16 * (4 * (3840 + 4096) + 5 * 400)
     # a token's keys and values take 2 * 2 * 4 bytes, and each of 16 rows has 8 tokens more
     assert here.memory.sampler - there.memory.sampler == 16 * 8 * 16
     # 16 ids; 5 tokens with 3 log-probs and 5 bytes of text; after the prompt 13 tokens have the number of their turn and
     # are in the list of turns; 8 observed ones are in the transcript; and three turns
     disk = plan(*EPISODES, "checkpoint.keep_for_replay=0", architecture=TINY, devices=CPU).disk
     assert disk["rollouts"] == 3 * 16 * (16 * 8 + 5 * (3 * 4 + 5) + 13 * (8 + 5) + 8 * 5 + 3 * 128)
-
-
-def test_what_an_environment_writes_takes_time():
-    long = ["task.name=guess", "rollout.max_turns=3", "rollout.max_new_tokens=500", "learner.max_tokens_per_micro_batch=8192"]
-    little, much = (plan(*long, f"rollout.max_observation_tokens={tokens}") for tokens in (1, 1000))
-    assert much.batch.length == little.batch.length + 2 * 999
-    assert much.seconds[0] > 3 * little.seconds[0]  # about 2,500 tokens instead of 500
-    assert much.seconds[1] > little.seconds[1]
-    assert much.as_dict()["response_tokens_at_most"] == little.as_dict()["response_tokens_at_most"]
-
-
-def test_the_work_of_a_step_is_worked_by_hand():
-    # a row of 8 tokens: 2 * (48 + 72) * 8 = 1920, attention 4 * 4 * 8 * 8 = 1024; head on 5 tokens 2 * 40 * 5 = 400
-    step = plan(architecture=TINY, devices=CPU).flops
-    assert step["rollout"] == 16 * (2944 + 400)
-    assert step["learner"] == 16 * (4 * 2944 + 5 * 400)  # once before, then forward and twice that backward; the head once more
-    more = ["learner.gradient_checkpointing=true", "learner.num_epochs=2", "learner.kl_coef=0.1"]
-    again = plan(*more, architecture=TINY, devices=CPU).flops
-    assert again["learner"] == 16 * ((2 + 2 * 4) * 2944 + (2 + 2 * 4) * 400)
-
-
-def test_time_follows_from_work_and_speed():
-    fast, slow = plan(devices="8xH100", processes=8), plan(devices="1xH100")
-    assert slow.seconds[0] == pytest.approx(8 * fast.seconds[0])
-    assert slow.seconds[0] == pytest.approx(slow.flops["learner"] / (989e12 * 0.2))
-    assert slow.seconds[1] > 0
-    unknown = plan(devices="1x80GB")
-    assert unknown.seconds == (None, None)
-    assert plan(devices="1x80GB@400").seconds[0] == pytest.approx(slow.flops["learner"] / (400e12 * 0.2))
 
 
 def test_disk_is_worked_by_hand():
@@ -240,19 +208,6 @@ def test_disk_of_a_checkpoint_with_deepspeed_is_worked_by_hand():
 
 
 @pytest.mark.parametrize(
-    "more",
-    [
-        ["rollout.max_new_tokens=4000", "learner.max_tokens_per_micro_batch=8192"],
-        ["learner.max_tokens_per_micro_batch=4096"],
-        ["learner.kl_coef=0.1"],
-    ],
-)
-def test_what_costs_more_is_planned_with_more(more):
-    base = ["model.dtype=bfloat16", "rollout.max_new_tokens=2000", "learner.max_tokens_per_micro_batch=2048"]
-    assert learning(*base, *more) > learning(*base)
-
-
-@pytest.mark.parametrize(
     "less",
     [
         ["learner.gradient_checkpointing=true"],
@@ -264,13 +219,6 @@ def test_what_costs_more_is_planned_with_more(more):
 def test_what_saves_memory_is_planned_with_less(less):
     base = ["model.dtype=bfloat16", "rollout.max_new_tokens=2000", "learner.max_tokens_per_micro_batch=4096"]
     assert learning(*base, *less) < learning(*base)
-
-
-def test_more_processes_under_zero_need_less_each():
-    held = [
-        learning("launch.deepspeed=zero3", "model.dtype=bfloat16", devices="16xH100", processes=count) for count in (1, 2, 4, 8)
-    ]
-    assert held == sorted(held, reverse=True)
 
 
 def test_a_low_rank_update_has_its_own_parameters():
@@ -305,23 +253,15 @@ def test_a_sampler_that_samples_ahead_has_its_own_weights_and_works_beside_the_l
     assert on_device[0] == on_device[1]
 
 
-def test_sampling_holds_copies_of_a_small_model_s_layers():
-    # the layer has 128 numbers in float32, which are joined, and packed on a CPU
-    there, here = plan(architecture=TINY).memory, plan(architecture=TINY, devices=CPU).memory
-    assert here.sampler - there.sampler == 128 * 4
-    # models with more than a gigabyte in their layers have neither joined nor packed ones
-    assert plan(devices=CPU).memory.sampler == plan().memory.sampler
-    # under autocast, any model has copies of its layers in bfloat16, and the values in its cache are in bfloat16
+def test_sampling_under_autocast_holds_copies_of_the_layers():
+    # in bfloat16, as are the values in the cache
     cast, cache = plan("learner.autocast=bfloat16").memory.sampler, plan("model.dtype=bfloat16").memory.sampler
     assert cast - cache == pytest.approx(2 * 3 * LARGE.layer_parameters, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    "more", [[], ["learner.gradient_checkpointing=true"], ["rollout.engine=vllm", "rollout.vllm.sleep=false"]]
-)
-def test_parts_add_up_to_the_peak(more):
-    held = plan(*more).memory
-    document = plan(*more).as_dict()["memory_bytes"]
+def test_parts_add_up_to_the_peak():
+    held = plan().memory
+    document = plan().as_dict()["memory_bytes"]
     assert document["learner"].pop("total") == pytest.approx(sum(document["learner"].values()))
     assert document["sampling"].pop("total") == pytest.approx(sum(document["sampling"].values()))
     assert held.peak == max(sum(held.learning.values()), sum(held.sampling.values()))
@@ -340,8 +280,8 @@ def test_a_file_of_deepspeeds_settings_is_read(tmp_path):
 
 
 def test_devices_are_read_from_a_text():
-    assert parse_devices("8xh100") == Devices("H100", 8, 80 * 10**9, 989e12, 3.35e12)
-    assert parse_devices("2x24GB@165") == Devices("24 GB", 2, 24 * 10**9, 165e12)
+    assert parse_devices("8xh100") == Devices("H100", 8, 80 * 10**9)
+    assert parse_devices("2x24GB") == Devices("24 GB", 2, 24 * 10**9)
     for wrong in ("8", "xH100", "0xH100", "8xH", "8x24", "8xH1O0", "2x.GB"):
         with pytest.raises(UserError, match="--devices"):
             parse_devices(wrong)
