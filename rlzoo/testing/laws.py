@@ -25,25 +25,28 @@ from rlzoo.core.types import ClipInputs, ClipResult
 from rlzoo.testing import data
 from rlzoo.testing.data import TOKEN_FIELDS, answer, evaluate, fresh, map_tensors, visible
 
-Example = Callable[[ClipPolicy], ClipInputs]
+Example = Callable[[Any], Any]
 Evaluation = tuple[ClipResult, Tensor]  # a result and the gradient of its objective
 
 
 @dataclass(frozen=True)
 class Law:
-    """One law: its statement, its example inputs, and its check, which raises an AssertionError with the observed values."""
+    """One law: its statement, its example inputs, and its check, which raises an AssertionError with the observed values.
+
+    The check and the example take a rule, or an estimator or a correction; see `rlzoo.testing.parts`.
+    """
 
     name: str
     statement: str
-    check: Callable[[ClipPolicy, ClipInputs], None]
+    check: Callable[[Any, Any], None]
     example: Example
     shrinks: bool  # whether to shrink the inputs when the law fails
 
-    def __call__(self, policy: ClipPolicy, inputs: ClipInputs | None = None) -> None:
+    def __call__(self, policy: Any, inputs: Any = None) -> None:
         """Check a policy against this law, on the law's example or on the given inputs."""
         self.check(policy, self.example(policy) if inputs is None else inputs)
 
-    def failure(self, policy: ClipPolicy, inputs: ClipInputs | None = None) -> Exception | None:
+    def failure(self, policy: Any, inputs: Any = None) -> Exception | None:
         """Return the exception that checking a policy raises; any exception fails the law."""
         try:
             self(policy, inputs)
@@ -65,7 +68,7 @@ class LawWarning(UserWarning):
 def law(*, example: Example = data.off_policy_inputs, shrinks: bool = True) -> Callable[[Callable[..., None]], Law]:
     """Turn a check into a law; the first line of the check's docstring becomes the statement."""
 
-    def make(check: Callable[[ClipPolicy, ClipInputs], None]) -> Law:
+    def make(check: Callable[[Any, Any], None]) -> Law:
         return Law(check.__name__, (check.__doc__ or "").partition("\n")[0], check, example, shrinks)
 
     return make
