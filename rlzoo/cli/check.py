@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rlzoo.core.types import ClipInputs
     from rlzoo.testing import Outcome
 
-STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "opted out": "dim"}
+STYLES = {"pass": "green", "fail": "bold red", "opted out": "dim"}
 SHOWN = 8  # maximum number of rows and of tokens to print for a failing input
 
 
@@ -62,8 +62,7 @@ def _print(console: Plain, plugin: Any, outcomes: list[Outcome], statements: dic
         if outcome.inputs is not None:
             console.print(Text(f"fails on\n{describe(outcome.inputs)}"))
     count = Counter(outcome.status for outcome in outcomes)
-    advice = f" ({count['warn']} with a warning)" if count["warn"] else ""
-    console.print(f"{count['pass'] + count['warn']} kept{advice}, {count['fail']} broken, {count['opted out']} opted out\n")
+    console.print(f"{count['pass']} kept, {count['fail']} broken, {count['opted out']} opted out\n")
 
 
 def describe(inputs: ClipInputs) -> str:

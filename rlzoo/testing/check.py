@@ -6,7 +6,6 @@ import dataclasses
 import re
 import sys
 import traceback
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +19,7 @@ from rlzoo.core.corrections import Correction
 from rlzoo.core.policy import ClipPolicy
 from rlzoo.core.types import ClipInputs
 from rlzoo.testing.data import TOKEN_FIELDS, map_tensors, optional_fields, uniform_inputs
-from rlzoo.testing.laws import LAWS, Law, LawError, LawWarning, first_line
+from rlzoo.testing.laws import LAWS, Law, LawError, first_line
 from rlzoo.testing.parts import ADVANTAGE_LAWS, CORRECTION_LAWS
 
 Checked = ClipPolicy | AdvantageEstimator | Correction
@@ -32,8 +31,8 @@ class Outcome:
     """The result of checking one policy against one law."""
 
     law: str
-    status: Literal["pass", "warn", "fail", "opted out"]
-    detail: str = ""  # the reason for the failure, the law's advice, or the reason for opting out
+    status: Literal["pass", "fail", "opted out"]
+    detail: str = ""  # the reason for the failure or for opting out
     inputs: ClipInputs | None = None  # the smallest failing inputs found, if the failure depends on inputs
 
 
@@ -69,12 +68,9 @@ def _outcome(policy: Checked, law: Law) -> Outcome:
         inputs = law.example(policy)
     except Exception as error:  # raising any exception fails the law
         return Outcome(law.name, "fail", _describe(error, policy))
-    with warnings.catch_warnings(record=True) as advice:
-        warnings.simplefilter("always", LawWarning)
-        failure = law.failure(policy, inputs)
+    failure = law.failure(policy, inputs)
     if failure is None:
-        warned = next((str(warning.message) for warning in advice if issubclass(warning.category, LawWarning)), None)
-        return Outcome(law.name, "warn", warned) if warned else Outcome(law.name, "pass")
+        return Outcome(law.name, "pass")
     if isinstance(failure, LawError):
         return Outcome(law.name, "fail", _describe(failure, policy), failure.inputs)
     if not law.shrinks:
