@@ -644,8 +644,9 @@ def clipped_means_held_back(policy: ClipPolicy, inputs: ClipInputs) -> None:
         is_seen = gradient.abs() > 1e-20 * gradient_at_one.abs()  # a decaying weight may underflow float32
         flat, reversed_ = is_flat(example, gradient, 1) & is_seen & ~flat_at_one, gradient * side < 0
         capped = flat & (log_ratio * side > 0)
-        what = "the gradient is reversed, but the position does not count as clipped"
-        _assert_nowhere(relevant & ~clipped & reversed_, what, example)
+        if not policy.learns_without_advantages:  # a penalty may reverse the gradient without cutting it
+            what = "the gradient is reversed, but the position does not count as clipped"
+            _assert_nowhere(relevant & ~clipped & reversed_, what, example)
         _assert_nowhere(
             relevant & ~clipped & capped, "the weight is capped, but the position does not count as clipped", example
         )
