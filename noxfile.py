@@ -272,7 +272,6 @@ def environments(session: nox.Session) -> None:
         check = f"from importlib.util import find_spec; assert all(map(find_spec, {needed}))"
         session.run(python, "-c", check, external=True)
         tests = [f"tests/tasks/environments/test_{extra}.py" for extra in extras]
-        tests += ["tests/tasks/environments/test_retries.py"] if name == "environments" else []
         arguments = [*tests, "--timeout=1800", *session.posargs]
         session.run(str(bin_folder / "pytest"), *arguments, external=True, env=OFFLINE)
 

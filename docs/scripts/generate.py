@@ -38,7 +38,6 @@ from rlzoo.tasks import Task
 from rlzoo.tasks.episodes import EnvironmentTask
 from rlzoo.tasks.guess import GuessTask
 from rlzoo.tasks.recurrence import RecurrenceTask
-from rlzoo.tasks.retries import RetriesTask
 from rlzoo.tasks.tools import ToolTask
 from rlzoo.testing import LAWS
 from rlzoo.training.loop import steps
@@ -50,7 +49,6 @@ TASKS: dict[str, type[Task]] = {
     "environment": EnvironmentTask,
     "guess": GuessTask,
     "recurrence": RecurrenceTask,
-    "retries": RetriesTask,
     "tools": ToolTask,
 }
 TOPICS = {

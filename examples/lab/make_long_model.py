@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from rlzoo.tasks import Task, build_task
-from rlzoo.tasks.recurrence import worked_solution, worked_terms
+from rlzoo.tasks.recurrence import worked_terms
 
 CHARACTERS = "0123456789,#abcdefghi"
 MAX_LENGTH = 2048  # maximum number of tokens in a prompt with its response; the longest text has 1,764
@@ -148,7 +148,7 @@ def step_accuracy(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -
     task = build_task({"name": "recurrence", "steps_min": 24, "steps_max": 250})
     found = defaultdict(list)
     for problem in task.held_out_problems(144):
-        text = problem.question + worked_solution(problem.question)
+        text = problem.question + "".join(worked_terms(problem.question))
         ids = tokenizer([text[:WINDOW]], return_tensors="pt").input_ids
         right = (model(input_ids=ids[:, :-1]).logits.argmax(-1) == ids[:, 1:])[0, len(problem.question) - 1 :]
         found[multiplier(problem.question)] += right.unflatten(0, (-1, 7)).all(-1).float().tolist()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rlzoo.core.types import ClipInputs
     from rlzoo.testing import Outcome
 
-STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "opted out": "dim"}
+STYLES = {"pass": "green", "fail": "bold red", "opted out": "dim"}
 SHOWN = 8  # maximum number of rows and of tokens to print for a failing input
 
 
@@ -27,22 +27,15 @@ def check(kind: Kind, plugins: Sequence[Any], *, as_json: bool) -> list[dict[str
     with loading():
         from rlzoo import testing
         from rlzoo.core.zoo import load_zoo
-        from rlzoo.testing.parts import broken
-    kinds: dict[str, Any] = {"advantages": testing.ADVANTAGE_LAWS, "corrections": testing.CORRECTION_LAWS}
-    laws, console, reports = kinds.get(kind.command, testing.LAWS), Plain(), list[dict[str, Any]]()
+        from rlzoo.testing.check import laws_for
+    console, reports = Plain(), list[dict[str, Any]]()
     for plugin in plugins:
-        if kind is CLIPS:
-            outcomes = testing.check(plugin)
-        else:
-            failed, outcomes = dict(broken(laws, plugin)), []
-            for name in (law.name for law in laws):
-                status: Any = "opted out" if name in plugin.exempt else "fail" if name in failed else "pass"
-                outcomes.append(testing.Outcome(name, status, {**failed, **plugin.exempt}.get(name, "")))
+        outcomes = testing.check(plugin)
         reports.append(
             {"policy" if kind is CLIPS else "name": plugin.name, "laws": [_as_dict(outcome) for outcome in outcomes]}
         )
         if not as_json:
-            _print(console, plugin, outcomes, {law.name: law.statement for law in laws})
+            _print(console, plugin, outcomes, {law.name: law.statement for law in laws_for(plugin)})
         if kind is not CLIPS:
             continue
         try:
@@ -69,8 +62,7 @@ def _print(console: Plain, plugin: Any, outcomes: list[Outcome], statements: dic
         if outcome.inputs is not None:
             console.print(Text(f"fails on\n{describe(outcome.inputs)}"))
     count = Counter(outcome.status for outcome in outcomes)
-    advice = f" ({count['warn']} with a warning)" if count["warn"] else ""
-    console.print(f"{count['pass'] + count['warn']} kept{advice}, {count['fail']} broken, {count['opted out']} opted out\n")
+    console.print(f"{count['pass']} kept, {count['fail']} broken, {count['opted out']} opted out\n")
 
 
 def describe(inputs: ClipInputs) -> str:

@@ -16,15 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from rlzoo.core.errors import UserError
+
 LONGEST_START = 300.0  # maximum seconds for a worker to start, including imports
-
-
-class WorkerError(Exception):
-    """Raised when a call failed; the message says why."""
-
-
-class WorkerStartError(Exception):
-    """Raised when a worker could not be started; the message says why."""
 
 
 class Worker:
@@ -37,7 +31,10 @@ class Worker:
         num_failures: number of calls that took too long, raised an error or ended the process.
         last_failure: the reason for the last failure.
         process: the process, if one was started.
+        title: what the process is, for the error message if it cannot start.
     """
+
+    title = "the grading worker"
 
     def __init__(self, function: Callable[..., Any], start: Callable[[], object], memory: int | None = None) -> None:
         """Store the function, without starting a process.
@@ -52,32 +49,16 @@ class Worker:
         self.process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
-    def call(self, arguments: tuple[Any, ...], timeout: float) -> Any:
-        """Call the function and return its value, which must be JSON-serialisable.
+    def call(self, arguments: tuple[Any, ...], timeout: float, number: int = 1) -> tuple[list[Any], str]:
+        """Call the function; return its values, and why the rest are missing (empty if none are).
 
         Args:
             arguments: arguments of the function.
-            timeout: seconds after which the process is killed.
-
-        Raises:
-            WorkerStartError: the process could not be started.
-            WorkerError: the call took too long, raised an error or ended the process.
-        """
-        values, failure = self.call_generator(arguments, 1, timeout)
-        if failure:
-            raise WorkerError(failure)
-        return values[0]
-
-    def call_generator(self, arguments: tuple[Any, ...], number: int, timeout: float) -> tuple[list[Any], str]:
-        """Call a generator function; return its values, and why the rest are missing (empty if none are).
-
-        Args:
-            arguments: arguments of the function.
-            number: number of values that the function yields, each JSON-serialisable.
             timeout: seconds without a value after which the process is killed.
+            number: number of JSON-serialisable values that a generator function yields; 1 for any other function.
 
         Raises:
-            WorkerStartError: the process could not be started.
+            UserError: the process could not be started.
         """
         with self._lock:
             if self.process is None or not self._end.alive or self.process.poll() is not None:
@@ -112,7 +93,7 @@ class Worker:
                 )
             except OSError as error:
                 ours.close()
-                raise WorkerStartError(f"the process cannot be started: {error}") from error
+                raise UserError(f"{self.title} cannot start: {error}") from error
         self._connection, self._replies = ours, ours.makefile("rb")
         self._end = weakref.finalize(self, _end, self.process, self._replies, ours)
         path = pickle.dumps([entry or str(Path.cwd()) for entry in sys.path])
@@ -120,7 +101,7 @@ class Worker:
         _, failure = self._exchange(path + pickle.dumps(setup), 1, LONGEST_START)
         if failure:
             self._end()
-            raise WorkerStartError(failure)
+            raise UserError(f"{self.title} cannot start: {failure.removeprefix('UserError: ')}")
 
     def _exchange(self, message: bytes, number: int, timeout: float) -> tuple[list[Any], str]:
         """Send a message; return the values of the replies, and why the rest are missing. A late process is killed."""

@@ -17,6 +17,5 @@ def rlzoo_tasks() -> dict[str, str]:
         "guess": "rlzoo.tasks.guess:GuessTask",
         "math_file": "rlzoo.tasks.math_file:MathFileTask",
         "recurrence": "rlzoo.tasks.recurrence:RecurrenceTask",
-        "retries": "rlzoo.tasks.retries:RetriesTask",
         "tools": "rlzoo.tasks.tools:ToolTask",
     }

@@ -12,9 +12,8 @@ from functools import cache, partial
 from http.client import IncompleteRead
 from typing import Any
 
-from rlzoo.core.errors import UserError
 from rlzoo.support.worker_main import reason
-from rlzoo.support.workers import Worker, WorkerStartError
+from rlzoo.support.workers import Worker
 from rlzoo.tasks.grading import checked_reward
 
 SPARE = 10.0  # a worker that sends no result is killed this many seconds after a call's time limit
@@ -52,11 +51,8 @@ class AsyncGrader(Worker):
             UserError: no worker can be started.
         """
         rewards: list[float | None] = [None] * len(calls)
-        try:
-            # at least one running call ends within the limit, so a longer silence means that the function blocks the event loop
-            outcomes, _ = self.call_generator((list(calls),), len(calls), self.timeout + SPARE)
-        except WorkerStartError as error:
-            raise UserError(f"the grading worker cannot start: {error}") from error
+        # at least one running call ends within the limit, so a longer silence means that the function blocks the event loop
+        outcomes, _ = self.call((list(calls),), self.timeout + SPARE, len(calls))
         for index, (reward, failure, _) in outcomes:
             rewards[index] = reward
             if failure:

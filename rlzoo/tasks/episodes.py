@@ -9,10 +9,9 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from rlzoo.core.errors import UserError
-from rlzoo.support.workers import Worker
 from rlzoo.tasks.environments import Environment, Host
 from rlzoo.tasks.problem import Problem
-from rlzoo.tasks.task import Task, build_task, seeded
+from rlzoo.tasks.task import Task
 from rlzoo.tasks.user_code import import_named
 
 Workers = Annotated[
@@ -30,6 +29,8 @@ TRIED = 4
 class EpisodeTask(Task):
     """Episodes in an environment: the fields hold the settings, and each problem starts an episode."""
 
+    no_effect: ClassVar = "an environment writes its own prompts and computes its own rewards; remove this setting"
+
     workers: Workers = 4
     timeout: float = Field(
         default=5.0,
@@ -42,11 +43,8 @@ class EpisodeTask(Task):
         """Reject the settings ``reward`` and ``template``, which would have no effect."""
         for field in ("reward", "template"):
             if getattr(self, field) != type(self).model_fields[field].default:
-                raise UserError(f"task.{field}: {self._has_no_effect(field)}")
+                raise UserError(f"task.{field}: {self.no_effect.format(field)}")
         super().model_post_init(context)
-
-    def _has_no_effect(self, field: str) -> str:
-        return "an environment writes its own prompts and computes its own rewards; remove this setting"
 
     @property
     def make(self) -> Callable[[], Environment]:
@@ -83,58 +81,6 @@ class EpisodeTask(Task):
 
     def _grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
         raise AssertionError("an environment computes its own rewards")
-
-
-class AskingTask(EpisodeTask):
-    """Episodes with the problems of another, single-turn task, which also grades the answers."""
-
-    task_setting: ClassVar[str]  # the field with the name and settings of the other task
-
-    def model_post_init(self, context: Any) -> None:
-        """Build the other task, so that an error in its settings is reported before a run starts."""
-        super().model_post_init(context)
-        if self.task.host is not None:
-            raise UserError(
-                f"task.{self.task_setting}: task {self.task.name!r} is already a multi-turn task; choose a single-turn task"
-            )
-
-    def _has_no_effect(self, field: str) -> str:
-        return f"this setting belongs to the task that asks; set task.{self.task_setting}.{field} instead"
-
-    @cached_property
-    def task(self) -> Task:
-        """The task that asks the questions and grades the answers. Copies of this task share it."""
-        try:
-            return build_task(getattr(self, self.task_setting))
-        except UserError as error:
-            raise UserError(f"task.{self.task_setting}: {error}") from error
-
-    @property
-    def graders(self) -> list[Worker]:
-        """The other task's graders."""
-        return self.task.graders
-
-    def train_problems(self, start: int, count: int) -> list[Problem]:
-        """Return the other task's training problems."""
-        return seeded(self.task, self.seed).train_problems(start, count)
-
-    def held_out_problems(self, count: int) -> list[Problem]:
-        """Return the other task's held-out problems."""
-        return self.task.held_out_problems(count)
-
-    def prompts(self, problems: Sequence[Problem]) -> list[str]:
-        """Start a few episodes, and return the prompts of all problems."""
-        super().prompts(problems)
-        return self.task.prompts(problems)
-
-    def num_problems(self, *, held_out: bool) -> int | None:
-        """Return the number of the other task's problems."""
-        return self.task.num_problems(held_out=held_out)
-
-    def close(self) -> None:
-        """Stop the other task's worker processes too."""
-        super().close()
-        self.task.close()
 
 
 class EnvironmentTask(EpisodeTask):

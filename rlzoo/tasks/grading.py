@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, SupportsFloat
 
-from rlzoo.core.errors import UserError, shown
-from rlzoo.support.workers import Worker, WorkerStartError
+from rlzoo.core.errors import shown
+from rlzoo.support.workers import Worker
 
 MEMORY = 768 * 2**20
 """Memory limit in bytes of a worker process that handles answers or templates. The libraries take 0.14 GB. An answer that needs
@@ -41,10 +41,7 @@ class Grader(Worker):
         Raises:
             UserError: no worker can be started.
         """
-        try:
-            answers = [self.call_generator(call, 1, self.timeout)[0] for call in calls]
-        except WorkerStartError as error:
-            raise UserError(f"the grading worker cannot start: {error}") from error
+        answers = [self.call(call, self.timeout)[0] for call in calls]
         return [float(reward[0]) if reward else None for reward in answers]
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from pydantic import Field
 
-from rlzoo.core.errors import shown
 from rlzoo.tasks.environments import Environment
 from rlzoo.tasks.episodes import EpisodeTask, Workers
 from rlzoo.tasks.problem import Problem
@@ -82,23 +81,12 @@ class Guess:
         """
         self.turns = turns
         self.cost = cost
-        self.played = self.wasted = 0
-        self.number = self.low = self.high = 0
 
     def reset(self, problem: Problem, seed: int) -> str:
-        """Hide the problem's answer between the bounds in its question; the game is deterministic.
-
-        Raises:
-            ValueError: the question has no bounds, or the answer is not a number between them.
-        """
+        """Hide the problem's answer between the bounds in its question; the game is deterministic."""
         bounds = _BOUNDS.search(problem.question)
-        number = int(problem.answer) if problem.answer.isdecimal() else -1
-        if bounds is None or not int(bounds[1]) < number < int(bounds[2]):
-            raise ValueError(
-                f"the problem {shown(problem.question)} with the answer {shown(problem.answer)}: the question must name "
-                "bounds, such as 0-100, and the answer must be a number between them"
-            )
-        self.number, self.low, self.high = number, int(bounds[1]), int(bounds[2])
+        assert bounds is not None, "a problem of this task"
+        self.number, self.low, self.high = int(problem.answer), int(bounds[1]), int(bounds[2])
         self.played = self.wasted = 0
         return problem.question
 

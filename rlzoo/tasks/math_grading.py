@@ -21,7 +21,6 @@ LONGEST_SEARCHED = 100_000  # number of characters at the end of a response that
 _THOUSANDS = re.compile(
     r"((?:[^0-9,;()\[\]{}<\\]|\\\$)*)(?<![A-Za-z_^.])([1-9][0-9]{0,2}(?:,[0-9]{3})+)(?![0-9])((?:[^,;{}\\]|\\%)*)"
 )
-_IN_A_BASE = re.compile(r"-?[0-9]+\s*_\s*(?:\{\s*)?([0-9]+)\s*\}?")  # 52_8, 52_{8}
 _NUMBER_IN_A_FONT = re.compile(r"\\(?:text|textbf|textit|mathbf|mathrm)\{([^{}\\A-Za-z]*)\}")
 
 
@@ -159,23 +158,10 @@ def score(reference: str, answer: str, is_marked: bool, is_reference_marked: boo
     """
     from math_verify import parse, verify
 
-    if len({base_of(text) for text in (reference, answer)} - {None}) > 1:  # math-verify ignores the base
-        return 0.0
     # 0 turns off math-verify's time limits, because SIGALRM works only in a main thread; the parent process enforces the limit
     gold = parse(_boxed(reference) if is_reference_marked else reference, parsing_timeout=0)
     parsed = parse(_boxed(answer) if is_marked else answer, parsing_timeout=0)
     return float(verify(gold, parsed, timeout_seconds=0))
-
-
-def base_of(answer: str) -> str | None:
-    """Return the explicit base of a number, or None if it has none.
-
-    Example:
-        >>> base_of("52_{8}"), base_of("52")
-        ('8', None)
-    """
-    match = _IN_A_BASE.fullmatch(answer)
-    return match[1] if match else None
 
 
 def _boxed(answer: str) -> str:

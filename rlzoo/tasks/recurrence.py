@@ -75,13 +75,3 @@ def worked_terms(question: str) -> Iterator[str]:
     for left in reversed(range(int(match["counter"]) - 1)):
         before, last = last, (multiplier * last + before) % 10**digits
         yield f"{left:0{width}}{letter}{last:0{digits}}," if left else f"{left:0{width}}{ANSWER_MARKER}{last:0{digits}}"
-
-
-def worked_solution(question: str) -> str:
-    """Return the whole solution.
-
-    Example:
-        >>> worked_solution("004c17,003c42,")
-        '002c43,001c71,000#56'
-    """
-    return "".join(worked_terms(question))

@@ -6,22 +6,26 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
 from rlzoo.core.errors import UserError, shown
+from rlzoo.support.workers import Worker
 from rlzoo.tasks.environments import Environment, Host, Observation
 from rlzoo.tasks.environments.tools import Tool, ToolEnvironment, checked
-from rlzoo.tasks.episodes import AskingTask
+from rlzoo.tasks.episodes import EpisodeTask
 from rlzoo.tasks.problem import Problem
+from rlzoo.tasks.task import Task, build_task, seeded
 from rlzoo.tasks.user_code import import_named
 
 FORM = "module:function, for example rlzoo.tasks.environments.tools:calculator"
 
 
-class ToolTask(AskingTask):
+class ToolTask(EpisodeTask):
     """Questions from another task. A turn may call tools; a turn without a call is the answer, which the other task grades."""
+
+    no_effect: ClassVar = "this setting belongs to the task that asks; set task.problems.{} instead"
 
     problems: dict[str, Any] = Field(description="name and settings of the task that asks the questions and grades the answers")
     tools: list[str] = Field(min_length=1, max_length=64, description="functions that the model may call, as module:function")
@@ -29,13 +33,21 @@ class ToolTask(AskingTask):
         default=60.0, gt=0, le=3600, description="time limit in seconds for all calls in a turn; a timeout ends the episode"
     )
 
-    task_setting = "problems"
-
     def model_post_init(self, context: Any) -> None:
-        """Import the tools, so that errors in them are reported before a run starts."""
+        """Build the other task and import the tools, so that errors in them are reported before a run starts."""
         super().model_post_init(context)
+        if self.task.host is not None:
+            raise UserError(f"task.problems: task {self.task.name!r} is already a multi-turn task; choose a single-turn task")
         _ = self.schemas
         self.make()  # checks and prepares the tools
+
+    @cached_property
+    def task(self) -> Task:
+        """The task that asks the questions and grades the answers. Copies of this task share it."""
+        try:
+            return build_task(self.problems)
+        except UserError as error:
+            raise UserError(f"task.problems: {error}") from error
 
     @cached_property
     def schemas(self) -> list[dict[str, Any]]:
@@ -55,6 +67,33 @@ class ToolTask(AskingTask):
     def host(self) -> Host:
         """The host that runs the tools; see `Task.host`."""
         return AskingHost(self)
+
+    @property
+    def graders(self) -> list[Worker]:
+        """The other task's graders."""
+        return self.task.graders
+
+    def train_problems(self, start: int, count: int) -> list[Problem]:
+        """Return the other task's training problems."""
+        return seeded(self.task, self.seed).train_problems(start, count)
+
+    def held_out_problems(self, count: int) -> list[Problem]:
+        """Return the other task's held-out problems."""
+        return self.task.held_out_problems(count)
+
+    def prompts(self, problems: Sequence[Problem]) -> list[str]:
+        """Start a few episodes, and return the prompts of all problems."""
+        super().prompts(problems)
+        return self.task.prompts(problems)
+
+    def num_problems(self, *, held_out: bool) -> int | None:
+        """Return the number of the other task's problems."""
+        return self.task.num_problems(held_out=held_out)
+
+    def close(self) -> None:
+        """Stop the other task's worker processes too."""
+        super().close()
+        self.task.close()
 
 
 class AskingHost(Host):

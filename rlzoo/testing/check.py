@@ -1,4 +1,4 @@
-"""Checks a policy against every law, with or without pytest, and finds the smallest input that shows a failure."""
+"""Checks a rule, an estimator or a correction against its laws, and finds the smallest input that shows a failure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 import re
 import sys
 import traceback
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,11 +14,15 @@ from typing import Any, Literal
 
 import torch
 
+from rlzoo.core.advantages import AdvantageEstimator
+from rlzoo.core.corrections import Correction
 from rlzoo.core.policy import ClipPolicy
 from rlzoo.core.types import ClipInputs
 from rlzoo.testing.data import TOKEN_FIELDS, map_tensors, optional_fields, uniform_inputs
-from rlzoo.testing.laws import LAWS, Law, LawError, LawWarning, first_line
+from rlzoo.testing.laws import LAWS, Law, LawError, first_line
+from rlzoo.testing.parts import ADVANTAGE_LAWS, CORRECTION_LAWS
 
+Checked = ClipPolicy | AdvantageEstimator | Correction
 MAX_TRIALS = 300  # maximum number of trials when shrinking; a trial takes about a millisecond
 
 
@@ -28,42 +31,46 @@ class Outcome:
     """The result of checking one policy against one law."""
 
     law: str
-    status: Literal["pass", "warn", "fail", "opted out"]
-    detail: str = ""  # the reason for the failure, the law's advice, or the reason for opting out
+    status: Literal["pass", "fail", "opted out"]
+    detail: str = ""  # the reason for the failure or for opting out
     inputs: ClipInputs | None = None  # the smallest failing inputs found, if the failure depends on inputs
 
 
-def check(policy: ClipPolicy) -> list[Outcome]:
-    """Check one policy against every law without pytest, in the order of `LAWS`; a failure often causes further failures."""
-    return [_outcome(policy, law) for law in LAWS]
+def laws_for(policy: Checked) -> tuple[Law, ...]:
+    """Return the laws for a rule, an estimator or a correction."""
+    if isinstance(policy, ClipPolicy):
+        return LAWS
+    return ADVANTAGE_LAWS if isinstance(policy, AdvantageEstimator) else CORRECTION_LAWS
 
 
-def parametrize_with_checks(policies: Sequence[ClipPolicy]) -> Callable[..., None]:
+def check(policy: Checked) -> list[Outcome]:
+    """Check a rule, an estimator or a correction against its laws without pytest; a failure often causes further failures."""
+    return [_outcome(policy, law) for law in laws_for(policy)]
+
+
+def parametrize_with_checks(policies: Sequence[Checked]) -> Callable[..., None]:
     """Return a pytest test function with one case per policy and law, omitting the laws that a policy opts out of."""
     import pytest
 
-    cases = [(policy, law) for policy in policies for law in LAWS if law.name not in policy.exempt]
+    cases = [(policy, law) for policy in policies for law in laws_for(policy) if law.name not in policy.exempt]
 
     @pytest.mark.parametrize(("policy", "law"), cases, ids=[f"{policy.name}-{law.name}" for policy, law in cases])
-    def test_policy_keeps_the_laws(policy: ClipPolicy, law: Law) -> None:
+    def test_policy_keeps_the_laws(policy: Checked, law: Law) -> None:
         law(policy)
 
     return test_policy_keeps_the_laws
 
 
-def _outcome(policy: ClipPolicy, law: Law) -> Outcome:
+def _outcome(policy: Checked, law: Law) -> Outcome:
     if law.name in policy.exempt:
         return Outcome(law.name, "opted out", policy.exempt[law.name])
     try:
         inputs = law.example(policy)
     except Exception as error:  # raising any exception fails the law
         return Outcome(law.name, "fail", _describe(error, policy))
-    with warnings.catch_warnings(record=True) as advice:
-        warnings.simplefilter("always", LawWarning)
-        failure = law.failure(policy, inputs)
+    failure = law.failure(policy, inputs)
     if failure is None:
-        warned = next((str(warning.message) for warning in advice if issubclass(warning.category, LawWarning)), None)
-        return Outcome(law.name, "warn", warned) if warned else Outcome(law.name, "pass")
+        return Outcome(law.name, "pass")
     if isinstance(failure, LawError):
         return Outcome(law.name, "fail", _describe(failure, policy), failure.inputs)
     if not law.shrinks:
@@ -72,14 +79,14 @@ def _outcome(policy: ClipPolicy, law: Law) -> Outcome:
     return Outcome(law.name, "fail", _describe(law.failure(policy, smallest) or failure, policy), smallest)
 
 
-def _describe(error: Exception, policy: ClipPolicy) -> str:
+def _describe(error: Exception, policy: Checked) -> str:
     text = first_line(error)
     if isinstance(error, AssertionError):
         return text
     file = sys.modules[type(policy).__module__].__file__
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     where = f" ({Path(file).name} line {lines[-1]})" if file and lines else ""
-    missing = _read_without_need(policy)
+    missing = _read_without_need(policy) if isinstance(policy, ClipPolicy) else []
     hint = f"; it reads {', '.join(missing)}, but does not name it in `needs`" if missing else ""
     return f"{text}{where}{hint}"
 

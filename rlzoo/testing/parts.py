@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from copy import deepcopy
+from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,97 +13,20 @@ from torch import Tensor
 from rlzoo.core import ops
 from rlzoo.core.advantages import AdvantageEstimator, AdvantageInputs
 from rlzoo.core.corrections import Correction, CorrectionInputs
-from rlzoo.testing.laws import assert_close, assert_complete_settings, first_line
+from rlzoo.testing.laws import Law, assert_close, assert_complete_settings, law
 
 Component = AdvantageEstimator | Correction
+Inputs = AdvantageInputs | CorrectionInputs
 SIZE = 32
 """Number of responses per prompt in the examples; some estimators use subsets of up to 32 responses."""
 
 
-@dataclass(frozen=True)
-class ComponentLaw:
-    """One law for estimators or corrections: calling it raises an AssertionError with the observed failure."""
-
-    check: Callable[[Any], None]
-
-    @property
-    def name(self) -> str:
-        """The name of the law, for ``exempt``."""
-        return self.check.__name__
-
-    @property
-    def statement(self) -> str:
-        """The law in one sentence."""
-        return (self.check.__doc__ or "").partition("\n")[0]
-
-    def __call__(self, component: Component) -> None:
-        """Check an estimator or a correction against this law."""
-        self.check(component)
+# the examples
 
 
-def broken(laws: tuple[ComponentLaw, ...], component: Component) -> Iterator[tuple[str, str]]:
-    """Yield each law that an estimator or a correction breaks without an exemption, with the observed failure."""
-    for law in laws:
-        if law.name not in component.exempt:
-            try:
-                law(component)
-            except Exception as error:  # raising any exception breaks the law
-                yield law.name, first_line(error)
-
-
-# both
-
-
-def example(component: Component) -> Any:
-    """Return the inputs for an estimator or a correction."""
-    return advantage_inputs(component) if isinstance(component, AdvantageEstimator) else correction_inputs()
-
-
-def assert_form(values: Tensor, *shapes: tuple[int, ...]) -> None:
-    """Check that a result is a finite, detached float32 tensor of one of the shapes."""
-    assert tuple(values.shape) in shapes, f"shape {tuple(values.shape)}, expected {' or '.join(map(str, shapes))}"
-    assert values.dtype == torch.float32, f"type {values.dtype}, expected torch.float32"
-    assert values.isfinite().all(), "the result is not finite"
-    assert not values.requires_grad, "the result carries a gradient"
-
-
-def settings_are_complete(component: Component) -> None:
-    """Settings have defaults, descriptions and bounds, and survive a dump and reload; unknown settings are rejected."""
-    assert_complete_settings(type(component))
-
-
-def inputs_are_not_changed(component: Component) -> None:
-    """The inputs do not change, and the same inputs give the same result."""
-    inputs, untouched = example(component), example(component)
-    assert torch.equal(component(inputs), component(inputs)), "the same inputs gave different results"
-    for field in fields(inputs):
-        got, expected = getattr(inputs, field.name), getattr(untouched, field.name)
-        assert got is None or torch.equal(got, expected), f"{field.name} was changed"
-
-
-def masked_positions_are_ignored(component: Component) -> None:
-    """Neither the content of masked positions nor extra padding changes a result."""
-    inputs = example(component)
-    mask, expected = inputs.response_mask, component(inputs)
-    fills = {torch.bool: False, torch.int64: -1, torch.float32: torch.nan}
-    values = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
-    padded = {
-        name: torch.nn.functional.pad(torch.where(mask, value, fill := fills[value.dtype]), (0, 3), value=fill)
-        for name, value in values.items()
-        if value is not None and value.shape[1] != 1
-    }
-    got = component(replace(inputs, **padded))[:, : expected.shape[-1]]
-    if expected.shape[-1] != 1:
-        got = torch.where(mask, got, expected)
-    assert_close(got, expected, "with NaN at masked positions and three columns of padding")
-
-
-# estimators
-
-
-def advantage_inputs(estimator: AdvantageEstimator, *, equal: bool = False, seed: int = 0) -> AdvantageInputs:
+def advantage_inputs(estimator: AdvantageEstimator, *, equal: bool = False) -> AdvantageInputs:
     """Return three groups of ragged responses with one to three turns, and every field that an estimator may need."""
-    rng = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(0)
     number, size = 3 * SIZE, 12
     lengths = torch.randint(3, size, (number, 1), generator=rng)
     lengths[::SIZE] = size
@@ -127,69 +51,9 @@ def advantage_inputs(estimator: AdvantageEstimator, *, equal: bool = False, seed
     )
 
 
-def advantages_have_the_form(estimator: AdvantageEstimator) -> None:
-    """Advantages are finite float32 tensors of shape (B, 1) or (B, T), detached from the graph, and 0 outside the mask."""
-    inputs = advantage_inputs(estimator)
-    advantages = estimator(replace(inputs, rewards=inputs.rewards.clone().requires_grad_()))
-    assert_form(advantages, (len(inputs.rewards), 1), tuple(inputs.response_mask.shape))
-
-
-def equal_rewards_have_no_advantage(estimator: AdvantageEstimator) -> None:
-    """If all rewards are equal, including all per-step rewards, every advantage is exactly 0."""
-    inputs = advantage_inputs(estimator, equal=True)
-    if "state_ids" in estimator.needs:
-        inputs = replace(inputs, rewards=torch.zeros_like(inputs.rewards))
-    got = estimator(inputs)
-    assert not got.any(), f"equal rewards have the advantage {got[got != 0][:1].tolist()}"
-
-
-def advantages_follow_their_rows(estimator: AdvantageEstimator) -> None:
-    """Reordering the responses reorders their advantages."""
-    inputs = advantage_inputs(estimator)
-    order = torch.randperm(len(inputs.rewards), generator=torch.Generator().manual_seed(1))
-    assert_close(estimator(inputs.select(order)), estimator(inputs)[order], "reordered rows")
-
-
-def prompts_are_independent(estimator: AdvantageEstimator) -> None:
-    """The advantages of a prompt's responses do not depend on the responses to other prompts."""
-    inputs = advantage_inputs(estimator)
-    first = inputs.group_ids == 0
-    changed = replace(inputs, rewards=torch.where(first, inputs.rewards, 7 * inputs.rewards + 3))
-    assert_close(estimator(changed)[:SIZE], estimator(inputs)[:SIZE], "advantages with changed rewards of another prompt")
-
-
-def the_better_response_has_the_larger_advantage(estimator: AdvantageEstimator) -> None:
-    """If two responses to a prompt differ only in the reward, the higher reward gives at least as large an advantage."""
-    inputs = advantage_inputs(estimator)
-    same = inputs.select(torch.zeros(SIZE, dtype=torch.long))
-    paid = None if same.token_rewards is None else torch.zeros_like(same.token_rewards)
-    rewards = torch.rand(SIZE, 1, generator=torch.Generator().manual_seed(2)).sort(0).values
-    got = estimator(replace(same, rewards=rewards, token_rewards=paid)).sum(-1)
-    assert (got.diff() >= -1e-6).all(), "a better response has a smaller advantage"
-
-
-ADVANTAGE_LAWS: tuple[ComponentLaw, ...] = tuple(
-    ComponentLaw(check)
-    for check in (
-        settings_are_complete,
-        advantages_have_the_form,
-        inputs_are_not_changed,
-        equal_rewards_have_no_advantage,
-        advantages_follow_their_rows,
-        prompts_are_independent,
-        the_better_response_has_the_larger_advantage,
-        masked_positions_are_ignored,
-    )
-)
-"""The laws for advantage estimators."""
-
-
-# corrections
-
-
-def correction_inputs(seed: int = 0, spread: float = 0.3) -> CorrectionInputs:
+def correction_inputs(correction: Correction, spread: float = 0.3) -> CorrectionInputs:
     """Return ragged responses with gaps; sampler and trainer differ by about ``spread`` nats per token."""
-    rng = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(0)
     mask = torch.arange(20) < torch.randint(1, 21, (24, 1), generator=rng)
     mask[::3, 2] = False
     mask[:, 0] = True
@@ -198,9 +62,121 @@ def correction_inputs(seed: int = 0, spread: float = 0.3) -> CorrectionInputs:
     return CorrectionInputs(old, sampled.clamp(max=-1e-3), mask, torch.randn(24, 1, generator=rng))
 
 
-def weights_have_the_form(correction: Correction) -> None:
+def example_inputs(component: Component) -> Inputs:
+    """Return the inputs for an estimator or a correction."""
+    return advantage_inputs(component) if isinstance(component, AdvantageEstimator) else correction_inputs(component)
+
+
+part_law = partial(law, example=example_inputs, shrinks=False)
+
+
+def assert_form(values: Tensor, *shapes: tuple[int, ...]) -> None:
+    """Check that a result is a finite, detached float32 tensor of one of the shapes."""
+    assert tuple(values.shape) in shapes, f"shape {tuple(values.shape)}, expected {' or '.join(map(str, shapes))}"
+    assert values.dtype == torch.float32, f"type {values.dtype}, expected torch.float32"
+    assert values.isfinite().all(), "the result is not finite"
+    assert not values.requires_grad, "the result carries a gradient"
+
+
+# both
+
+
+@part_law()
+def settings_are_complete(component: Component, inputs: Inputs) -> None:
+    """Settings have defaults, descriptions and bounds, and survive a dump and reload; unknown settings are rejected."""
+    assert_complete_settings(type(component))
+
+
+@part_law()
+def inputs_are_not_changed(component: Component, inputs: Any) -> None:
+    """The inputs do not change, and the same inputs give the same result."""
+    untouched = deepcopy(inputs)
+    assert torch.equal(component(inputs), component(inputs)), "the same inputs gave different results"
+    for field in fields(inputs):
+        got, expected = getattr(inputs, field.name), getattr(untouched, field.name)
+        assert got is None or torch.equal(got, expected), f"{field.name} was changed"
+
+
+@part_law()
+def masked_positions_are_ignored(component: Component, inputs: Any) -> None:
+    """Neither the content of masked positions nor extra padding changes a result."""
+    mask, expected = inputs.response_mask, component(inputs)
+    fills = {torch.bool: False, torch.int64: -1, torch.float32: torch.nan}
+    values = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
+    padded = {
+        name: torch.nn.functional.pad(torch.where(mask, value, fill := fills[value.dtype]), (0, 3), value=fill)
+        for name, value in values.items()
+        if value is not None and value.shape[1] != 1
+    }
+    got = component(replace(inputs, **padded))[:, : expected.shape[-1]]
+    if expected.shape[-1] != 1:
+        got = torch.where(mask, got, expected)
+    assert_close(got, expected, "with NaN at masked positions and three columns of padding")
+
+
+# estimators
+
+
+@part_law()
+def advantages_have_the_form(estimator: AdvantageEstimator, inputs: AdvantageInputs) -> None:
+    """Advantages are finite float32 tensors of shape (B, 1) or (B, T), detached from the graph, and 0 outside the mask."""
+    advantages = estimator(replace(inputs, rewards=inputs.rewards.clone().requires_grad_()))
+    assert_form(advantages, (len(inputs.rewards), 1), tuple(inputs.response_mask.shape))
+
+
+@law(example=partial(advantage_inputs, equal=True), shrinks=False)
+def equal_rewards_have_no_advantage(estimator: AdvantageEstimator, inputs: AdvantageInputs) -> None:
+    """If all rewards are equal, including all per-step rewards, every advantage is exactly 0."""
+    if "state_ids" in estimator.needs:
+        inputs = replace(inputs, rewards=torch.zeros_like(inputs.rewards))
+    got = estimator(inputs)
+    assert not got.any(), f"equal rewards have the advantage {got[got != 0][:1].tolist()}"
+
+
+@part_law()
+def advantages_follow_their_rows(estimator: AdvantageEstimator, inputs: AdvantageInputs) -> None:
+    """Reordering the responses reorders their advantages."""
+    order = torch.randperm(len(inputs.rewards), generator=torch.Generator().manual_seed(1))
+    assert_close(estimator(inputs.select(order)), estimator(inputs)[order], "reordered rows")
+
+
+@part_law()
+def prompts_are_independent(estimator: AdvantageEstimator, inputs: AdvantageInputs) -> None:
+    """The advantages of a prompt's responses do not depend on the responses to other prompts."""
+    first = inputs.group_ids == 0
+    changed = replace(inputs, rewards=torch.where(first, inputs.rewards, 7 * inputs.rewards + 3))
+    assert_close(estimator(changed)[:SIZE], estimator(inputs)[:SIZE], "advantages with changed rewards of another prompt")
+
+
+@part_law()
+def the_better_response_has_the_larger_advantage(estimator: AdvantageEstimator, inputs: AdvantageInputs) -> None:
+    """If two responses to a prompt differ only in the reward, the higher reward gives at least as large an advantage."""
+    same = inputs.select(torch.zeros(SIZE, dtype=torch.long))
+    paid = None if same.token_rewards is None else torch.zeros_like(same.token_rewards)
+    rewards = torch.rand(SIZE, 1, generator=torch.Generator().manual_seed(2)).sort(0).values
+    got = estimator(replace(same, rewards=rewards, token_rewards=paid)).sum(-1)
+    assert (got.diff() >= -1e-6).all(), "a better response has a smaller advantage"
+
+
+ADVANTAGE_LAWS: tuple[Law, ...] = (
+    settings_are_complete,
+    advantages_have_the_form,
+    inputs_are_not_changed,
+    equal_rewards_have_no_advantage,
+    advantages_follow_their_rows,
+    prompts_are_independent,
+    the_better_response_has_the_larger_advantage,
+    masked_positions_are_ignored,
+)
+"""The laws for advantage estimators."""
+
+
+# corrections
+
+
+@part_law()
+def weights_have_the_form(correction: Correction, inputs: CorrectionInputs) -> None:
     """Weights are finite, non-negative, detached float32 tensors of shape (B, 1), or (B, T) if ``is_per_token``."""
-    inputs = correction_inputs()
     # log-ratios of +-50 per token over 4096 tokens
     shift = torch.tensor([[50.0], [-50.0], [0.01], [-0.01]]).expand(4, 4096)
     old, mask = torch.full((4, 4096), -60.0), torch.ones(4, 4096, dtype=torch.bool)
@@ -212,40 +188,38 @@ def weights_have_the_form(correction: Correction) -> None:
         assert (weights >= 0).all(), "a weight is negative: it would reverse the gradient"
 
 
-def agreement_weighs_one(correction: Correction) -> None:
+@part_law()
+def agreement_weighs_one(correction: Correction, inputs: CorrectionInputs) -> None:
     """If sampler and trainer agree, every weight is 1."""
-    inputs = correction_inputs()
     weights = correction(replace(inputs, rollout_log_probs=inputs.old_log_probs))
     wrong = weights[(weights - 1).abs() > 1e-5]
     assert not len(wrong), f"sampler and trainer agree on a response, but its weight is {wrong[:1].tolist()}"
 
 
-def weights_follow_their_rows(correction: Correction) -> None:
+@part_law()
+def weights_follow_their_rows(correction: Correction, inputs: CorrectionInputs) -> None:
     """A response's weight does not depend on other responses."""
-    inputs = correction_inputs()
     weights = correction(inputs)
     for row in range(len(weights)):
         alone = CorrectionInputs(**{field.name: getattr(inputs, field.name)[row : row + 1] for field in fields(inputs)})
         assert_close(correction(alone), weights[row : row + 1], f"row {row} alone")
 
 
-def it_corrects_something(correction: Correction) -> None:
+@law(example=partial(correction_inputs, spread=0.5), shrinks=False)
+def it_corrects_something(correction: Correction, inputs: CorrectionInputs) -> None:
     """If sampler and trainer differ by about half a nat per token, some weights differ from 1."""
-    weights = correction(correction_inputs(spread=0.5))
+    weights = correction(inputs)
     assert ((weights - 1).abs() > 1e-4).any(), "every weight is 1"
-    assert (ops.per_response(weights, correction_inputs().response_mask) < 1.0).any(), "no response has a weight below 1"
+    assert (ops.per_response(weights, inputs.response_mask) < 1.0).any(), "no response has a weight below 1"
 
 
-CORRECTION_LAWS: tuple[ComponentLaw, ...] = tuple(
-    ComponentLaw(check)
-    for check in (
-        settings_are_complete,
-        weights_have_the_form,
-        inputs_are_not_changed,
-        agreement_weighs_one,
-        masked_positions_are_ignored,
-        weights_follow_their_rows,
-        it_corrects_something,
-    )
+CORRECTION_LAWS: tuple[Law, ...] = (
+    settings_are_complete,
+    weights_have_the_form,
+    inputs_are_not_changed,
+    agreement_weighs_one,
+    masked_positions_are_ignored,
+    weights_follow_their_rows,
+    it_corrects_something,
 )
 """The laws for mismatch corrections."""

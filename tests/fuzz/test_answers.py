@@ -101,7 +101,6 @@ def read(response):
         boxed = [math_grading.response_answer(f"\\boxed{{{answer}}}") for answer in (cleaned, original)]
         assert {math_grading.plain_answer(answer) for answer in boxed} == {math_grading.plain_answer(cleaned)}
     math_grading.plain_answer(response)
-    math_grading.base_of(response)
     for task in TASKS:
         assert task.answer(response) is None or task.grade([PROBLEM], [response])[0] in (0.0, 1.0)
     TASKS[0].answer_groups([response, "#1", response], [0.0, 0.0, 0.0])

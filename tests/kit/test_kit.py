@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from rlzoo import ClipPolicy, Reduction, ops, testing
-from rlzoo.testing.laws import LawWarning
 from tests.kit.correct import CORRECT, Adaptive, Token
 from tests.kit.mutants import MUTANTS
 
@@ -115,7 +114,7 @@ def test_a_ratio_to_the_sampler_that_is_not_declared_is_pointed_out():
             return ops.clipped_surrogate(log_ratio, inputs.advantages, ops.ratio_band(0.2, 0.2, None, like=log_ratio))
 
     law = next(law for law in testing.LAWS if law.name == "ratio_is_to_the_old_model")
-    with pytest.warns(LawWarning, match="set ratio_to_sampler"):
+    with pytest.raises(AssertionError, match="set ratio_to_sampler"):
         law(ToTheSampler())
 
 
@@ -127,7 +126,7 @@ def test_feedback_that_pushes_the_wrong_way_is_pointed_out():
             return self.replace(width=max(0.01, self.width * (1.1 - 0.2 * float(stats.num_clipped.sum() > 0))))
 
     law = next(law for law in testing.LAWS if law.name == "updates_pull_back")
-    with pytest.warns(LawWarning, match="does its feedback have the wrong sign"):
+    with pytest.raises(AssertionError, match="does its feedback have the wrong sign"):
         law(PushesOn())
 
 

@@ -178,8 +178,8 @@ def test_a_line_that_is_no_text_or_number_is_named(tmp_path, row):
 
 
 def test_names_of_files_that_cannot_be_are_refused():
-    for name in ("a" * 5000 + ".jsonl", "a\0.jsonl", "a" * 300 + ".parquet", "a\0.parquet"):
-        with pytest.raises(UserError, match="cannot be read"):
+    for name in ("a" * 5000 + ".jsonl", "a\0.jsonl", "a" * 5000 + ".parquet", "a\0.parquet"):
+        with pytest.raises(UserError, match=r"cannot be read|File name too long"):
             read_problems(name, "train", None)
 
 

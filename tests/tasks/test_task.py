@@ -34,7 +34,7 @@ def reward_module(tmp_path, monkeypatch):
     return write
 
 
-NAMES = "arithmetic, environment, guess, math_file, reasoning_gym:<dataset>, recurrence, retries, tools, <module>:<Class>"
+NAMES = "arithmetic, environment, guess, math_file, reasoning_gym:<dataset>, recurrence, tools, <module>:<Class>"
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,6 @@ TASKS = [
     {"name": "guess", "turns": 8, "highest": 99},
     {"name": "reasoning_gym:chain_sum", "options": {"max_terms": 4}},
     {"name": "recurrence", "digits": 3, "multiplier_max": 2},
-    {"name": "retries", "inner": {"name": "arithmetic"}},
 ]
 all_tasks = pytest.mark.parametrize("settings", TASKS, ids=lambda settings: settings["name"])
 

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from rlzoo.core.errors import UserError, one_line
-from rlzoo.support.workers import Worker, WorkerError, WorkerStartError
+from rlzoo.core.errors import one_line
+from rlzoo.support.workers import Worker
 from rlzoo.tasks.environments.environment import Environment, Move, Observation
 from rlzoo.tasks.problem import Problem
 
@@ -19,6 +19,10 @@ MEMORY = 4 * 2**30
 LOST = "lost"  # reply of a replacement worker that does not know the episode
 
 Make = Callable[[], Environment]
+
+
+class _EpisodeError(Exception):
+    """Raised when an environment failed; the message says why."""
 
 
 class Host:
@@ -94,6 +98,7 @@ class Seat:
 
     def __init__(self, make: Make, timeout: float) -> None:
         self.worker = Worker(partial(_answer, make), partial(_start, make), MEMORY)
+        self.worker.title = "the environment"
         self.timeout = timeout
         self.pool = ThreadPoolExecutor(1, thread_name_prefix="environments")
         self.past: dict[int, list[tuple[Move, str]]] = {}  # the calls and results of each open episode
@@ -105,23 +110,23 @@ class Seat:
             if answer == LOST:
                 self._play_again(move.episode)
                 answer = self._asked(move)
-        except WorkerError as error:
+        except _EpisodeError as error:
             self.past.pop(move.episode, None)
             return Observation(done=True, failure=one_line(str(error)))
-        except WorkerStartError as error:
-            reason = str(error).removeprefix("UserError: ")  # the rest of the message already says what to do
-            raise UserError(f"the environment cannot start: {reason}") from error
         self.past.setdefault(move.episode, []).append((move, answer))
         messages, *rest = json.loads(answer)
         return Observation(tuple(messages), *rest)
 
     def _asked(self, move: Move) -> str:
-        return str(self.worker.call((move, list(self.past)), self.timeout))
+        answers, failure = self.worker.call((move, list(self.past)), self.timeout)
+        if failure:
+            raise _EpisodeError(failure)
+        return str(answers[0])
 
     def _play_again(self, number: int) -> None:
         for move, before in self.past.get(number, []):
             if self._asked(move) != before:
-                raise WorkerError(
+                raise _EpisodeError(
                     "another episode ended the worker process, and the replay of this episode gave different results"
                 )
 

