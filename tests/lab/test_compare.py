@@ -163,7 +163,7 @@ def test_a_run_without_recordings_is_compared_by_its_score_alone(folder, tmp_pat
 
 
 def test_a_damaged_run_is_left_out_with_a_note(folder, tmp_path, trained):
-    for name, line in {"word": '{"step": 4, "reward/mean": "high"}', "torn": '{"step": 4, "rew', "no-step": "{}"}.items():
+    for name, line in {"torn": '{"step": 4, "rew', "no-step": "{}"}.items():
         damaged = variant(trained.path, tmp_path / name, seed=7)
         with (damaged / "metrics.jsonl").open("a") as file:
             file.write(line + "\n")
@@ -171,7 +171,6 @@ def test_a_damaged_run_is_left_out_with_a_note(folder, tmp_path, trained):
     assert [note.partition(" line 6: ")[2] for note in notes] == [
         "{} is not an object of metrics with an integer 'step'",
         "not JSON: Unterminated string starting at at column 13",
-        "'reward/mean' is 'high', not a number",
     ]
     with pytest.raises(UserError, match=r"no finished run in .* \(skipped because it is damaged: "):
         compare([tmp_path / "torn"])
