@@ -95,7 +95,7 @@ def cost(name: str) -> None:
     for _ in range(TURNS + 1):
         for number in rows:
             ids = torch.randint(sizes.vocab_size, (number, 64))
-            inputs = ModelInputs(ids, None, None, torch.arange(64).expand(number, -1) < 63)
+            inputs = ModelInputs(ids, None, torch.arange(64).expand(number, -1) < 63)
             started = time.perf_counter()
             log_probs, _ = run.learner.model(inputs)
             log_probs.sum().backward()

@@ -10,18 +10,23 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
+from rlzoo.cli.replay import policy_for
+from rlzoo.lab.recorded import RecordedRun
+from rlzoo.lab.replay import replay
 from rlzoo.lab.runs import FinishedRun, find_runs
+from rlzoo.lab.study import study
 
 ROOT = Path(__file__).resolve().parents[2]
 TUNING_SEED = 101  # used only for calibration
@@ -34,6 +39,7 @@ BANDS = {  # exponent of the band, and the width from which calibration starts
     "alpha-0.5": (0.5, 0.015),
     "alpha-1": (1.0, 0.0025),
 }
+FACTORS = tuple(2.0**power for power in range(-4, 5))  # widths, relative to the width that clips a tenth
 LIGHT = ("tracking.mlflow=false",)
 NO_WEIGHTS = (*LIGHT, "checkpoint.every=0", "checkpoint.keep_for_replay=0")
 
@@ -256,24 +262,16 @@ def staleness(lab: Lab) -> None:
 
 def widths(lab: Lab) -> None:
     """Experiment 7: how much the width matters, for every rule with a width, in replays of one run of each of three rules."""
-    rows = []
-    for made in ("fspo", "gspo", "grpo"):
-        run = lab.runs / "race" / f"{made}-0"
-        command = [sys.executable, "-P", "-m", "rlzoo", "replay", str(run), "--clip", every_width(), "--match-clip-fraction"]
-        command += [
-            FRACTION,
-            "--sweep-width",
-            "--no-cosine",
-            "--json",
-            "--quiet",
-            *(lab.skip_steps() or ["--skip-steps", "10"]),
-        ]
-        study = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        for rule, factors in study["sweep"].items():
-            for one in factors:
-                known = {"clip_fraction", "lre_max", "lre_noise", "ess"}
-                numbers = {name: one[name] for name in sorted(known)}
-                rows.append({"rollouts_of": made, "rule": rule, "factor": one["factor"], **numbers})
+    rows, skip_steps = [], 1 if lab.quick else 10
+    for trained_with in ("fspo", "gspo", "grpo"):
+        run = RecordedRun.read(lab.runs / "race" / f"{trained_with}-0", own_code=True)
+        policies = [policy_for(run, name, [], [], []) for name in every_width()]
+        for rule in study(run, policies, match=float(FRACTION), skip_steps=skip_steps, with_cosine=False).rules:
+            for factor in FACTORS:
+                with suppress(ValidationError):  # a scaled width may be out of its field's bounds
+                    profile = replay(run, rule.policy.scaled(factor), skip_steps).profile
+                    numbers = {name: getattr(profile, name) for name in ("clip_fraction", "ess", "lre_max", "lre_noise")}
+                    rows.append({"rollouts_of": trained_with, "rule": rule.label, "factor": factor, **numbers})
     lab.write("widths.csv", rows)
 
 
@@ -294,13 +292,13 @@ def figures(lab: Lab) -> None:
     lab.script("evenness_picture", str(lab.results / "evenness.csv"), str(lab.results / "evenness.svg"))
 
 
-def every_width() -> str:
+def every_width() -> list[str]:
     """Return the rules that have a width and can be applied to recorded rollouts of any rule."""
     from rlzoo.core.zoo import load_zoo
 
     zoo = load_zoo()
     names = [name for name in zoo if zoo[name].width_fields() and not zoo[name].needs and zoo[name].scope != "batch"]
-    return ",".join(name for name in names if not zoo[name]().is_adaptive)
+    return [name for name in names if not zoo[name]().is_adaptive]
 
 
 EXPERIMENTS: dict[str, Callable[[Lab], None]] = {

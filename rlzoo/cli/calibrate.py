@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlzoo.cli import complete
 from rlzoo.cli.console import Plain
 from rlzoo.cli.exits import FAILED
 from rlzoo.cli.options import Configs, Overrides, Plugins, Quiet, lasting_output, loading
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 @lasting_output()
 def calibrate(
-    clip: Annotated[str, typer.Option(autocompletion=complete.policies, help="Rule to calibrate, such as fspo.")],
+    clip: Annotated[str, typer.Option(help="Rule to calibrate, such as fspo.")],
     target: Annotated[
         float, typer.Option("--target-clip-fraction", min=0.001, max=0.9, help="Share of responses to clip.")
     ] = 0.1,

@@ -11,7 +11,6 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.measure import Measurement
 from rich.table import Table
 
 from rlzoo.cli.console import Plain
@@ -30,7 +29,6 @@ clip: share of responses clipped; {match}: length error at this share,
 0 if all lengths are clipped equally; noise: expected error in that case
 len: tokens per response; s: seconds per run
 P: probability that a run of the first rule beats a run of the second"""
-WIDEST = 10_000  # characters
 MANY = 4  # maximum number of rules for which all pairs are shown, not just pairs with the best rule
 
 
@@ -43,7 +41,6 @@ def compare(
         float, typer.Option("--match-clip-fraction", min=0.001, max=0.9, help="Clip fraction at which to compare fairness.")
     ] = 0.1,
     match_by_sign: MatchBySign = False,
-    skip_steps: Annotated[int, typer.Option(min=0, help="Number of initial steps to leave out when measuring fairness.")] = 0,
     plugin: Plugins = None,
     as_json: AsJson = False,
     report: Annotated[Path | None, typer.Option(help="HTML report to write; by default compare.html next to the runs.")] = None,
@@ -61,9 +58,7 @@ def compare(
         from rlzoo.lab.compare import compare as compare_runs
         from rlzoo.lab.comparison_tracking import log_comparison
     with Bars(Plain(stderr=True), is_quiet=quiet, transient=True) as bars:
-        result = compare_runs(
-            runs, plugins=plugin or [], match=match, by_sign=match_by_sign, skip_steps=skip_steps, progress=bars.reach
-        )
+        result = compare_runs(runs, plugins=plugin or [], match=match, by_sign=match_by_sign, progress=bars.reach)
     if as_json:
         print(json.dumps(result.as_dict(), indent=2))
     else:
@@ -80,12 +75,10 @@ def _print(console: Plain, result: Comparison) -> None:
     from rlzoo.measure.comparison import LEVEL, MIN_SEEDS
 
     console.print(f"score: {result.score}")
-    names = {rule.label: rule.label for rule in result.rules}
-    if _width(_scores(result, names, console), console) > console.width:
-        names = _numbered(list(names))
-        for label, name in names.items():
-            if name != label:
-                console.print(f"{name}: {label.partition(' ')[2]}")
+    names = _numbered([rule.label for rule in result.rules])
+    for label, name in names.items():
+        if name != label:
+            console.print(f"{name}: {label.partition(' ')[2]}")
     console.print(_scores(result, names, console))
     console.print(LEGEND.format(match=_matched(result), score=result.scored), style="dim")
     best = result.rules[0].label
@@ -133,11 +126,6 @@ def _scores(result: Comparison, names: Mapping[str, str], console: Plain) -> Tab
 def _matched(result: Comparison) -> str:
     """Return the name of the column for the length error at the matched clip fraction."""
     return "" if result.match is None else f"lre@{result.match:g}"
-
-
-def _width(rows: Table, console: Plain) -> int:
-    """Return the width that a table needs to show every cell without wrapping."""
-    return Measurement.get(console, console.options.update(max_width=WIDEST), rows).maximum
 
 
 def _numbered(labels: Sequence[str]) -> dict[str, str]:

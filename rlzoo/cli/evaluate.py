@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rlzoo.measure.at_k import AtK
 
 EXPERIMENT = "rlzoo"
+BATCH_SIZE = 64  # responses sampled at once, unless --set rollout.batch_size says otherwise
 SIDE_BY_SIDE = 3  # suites per table, so that a table fits into a terminal with 80 columns
 
 
@@ -39,18 +40,10 @@ def evaluate(
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Length limit of a response, in tokens.")] = 2048,
     seed: Annotated[int, typer.Option(help="Seed for sampling.")] = 0,
-    batch_size: Annotated[int, typer.Option(min=1, help="Responses sampled at once.")] = 64,
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Use only the first N problems of each suite.")] = None,
     data: Annotated[
         Path | None,
         typer.Option(help="Folder with local copies of the suites, such as gsm8k.jsonl; by default, they come from the hub."),
-    ] = None,
-    chat_template: Annotated[
-        bool | None,
-        typer.Option(
-            "--chat-template/--no-chat-template",
-            help="Wrap prompts in the chat template; by default, only if the tokenizer has one.",
-        ),
     ] = None,
     set_: Annotated[
         list[str] | None,
@@ -67,10 +60,8 @@ def evaluate(
         from rlzoo.cli.bars import Bars
         from rlzoo.lab.evaluation import EvaluationConfig, default_output
         from rlzoo.lab.evaluation import evaluate as measure
-    options = {"group_size": k, "temperature": temperature, "max_new_tokens": max_new_tokens, "batch_size": batch_size}
-    overrides = [f"rollout.{key}={value}" for key, value in options.items()]
-    overrides += [] if chat_template is None else [f"model.chat_template={chat_template}"]
-    overrides += set_ or []
+    options = {"group_size": k, "temperature": temperature, "max_new_tokens": max_new_tokens, "batch_size": BATCH_SIZE}
+    overrides = [*(f"rollout.{key}={value}" for key, value in options.items()), *(set_ or [])]
     config = EvaluationConfig.compose(model, overrides, suites=names, data=data, seed=seed, limit=limit)
     path = output or default_output(config)
     show_log(logging.WARNING if quiet else logging.INFO)

@@ -12,7 +12,6 @@ from typing import Annotated, Any, TextIO, cast
 
 import typer
 
-from rlzoo.cli import complete
 from rlzoo.cli.console import Plain
 from rlzoo.core.errors import UserError
 
@@ -25,7 +24,6 @@ Configs = Annotated[
     list[str] | None,
     typer.Option(
         "--config",
-        autocompletion=complete.configs,
         help="Shipped config or YAML file; may be repeated, and later configs override earlier ones.",
     ),
 ]

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlzoo.cli import complete
 from rlzoo.cli.console import Plain
 from rlzoo.cli.options import AsJson, Configs, MatchBySign, Plugins, Quiet, loading, names_in
 from rlzoo.cli.pages import check_page, write_page
@@ -32,7 +31,7 @@ Recording = Annotated[
 
 def replay(
     recording: Recording,
-    clip: Annotated[str, typer.Option(autocompletion=complete.policies, help="Comma-separated rules, such as fspo,gspo.")],
+    clip: Annotated[str, typer.Option(help="Comma-separated rules, such as fspo,gspo.")],
     match: Annotated[
         float | None,
         typer.Option(
@@ -40,9 +39,6 @@ def replay(
         ),
     ] = None,
     match_by_sign: MatchBySign = False,
-    sweep_width: Annotated[
-        bool, typer.Option("--sweep-width", help="Also replay each rule with 1/16 to 16 times its width.")
-    ] = False,
     skip_steps: Annotated[int, typer.Option(min=0, help="Number of initial steps to leave out of the results.")] = 0,
     cosine: Annotated[bool, typer.Option(help="Measure the angle to the unclipped gradient, if weights were saved.")] = True,
     config: Configs = None,
@@ -62,8 +58,6 @@ def replay(
     """
     if match_by_sign and match is None:
         raise UserError("--match-by-sign needs a clip fraction to match; add --match-clip-fraction 0.1")
-    if match_by_sign and sweep_width:
-        raise UserError("--match-by-sign and --sweep-width are mutually exclusive; use only one of them")
     with loading(is_quiet=quiet):
         from rlzoo.cli.bars import Bars
         from rlzoo.lab.recorded import RecordedRun
@@ -81,7 +75,6 @@ def replay(
             match=match,
             by_sign=match_by_sign,
             skip_steps=skip_steps,
-            sweep_width=sweep_width,
             with_cosine=cosine,
             progress=bars.reach,
         )

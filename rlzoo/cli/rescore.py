@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -31,7 +31,6 @@ def rescore(
     ref: Annotated[
         str | None, typer.Option(help="Checkpoint for the reference log-probs; by default, the recorded values.")
     ] = None,
-    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Data type of the weights.")] = "float32",
     quiet: Quiet = False,
 ) -> None:
     """Compute the log-probs of recorded responses under other checkpoints, and write new rollout files.
@@ -43,7 +42,7 @@ def rescore(
         from rlzoo.cli.bars import Bars
         from rlzoo.lab.rescore import rescore as compute
     with Bars(Plain(stderr=True), is_quiet=quiet, transient=True) as bars:
-        files = compute(recording, output, model or [], old=old, ref=ref, dtype=dtype, progress=bars.reach)
+        files = compute(recording, output, model or [], old=old, ref=ref, progress=bars.reach)
     if not quiet:
         steps, command = f"{len(files)} step{'s' if len(files) > 1 else ''}", f"rlzoo replay {shlex.quote(str(output))}"
         Plain().print(f"rescored {steps} into {output}; compare rules on them with: {command} --clip fspo,gspo,grpo")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlzoo.cli import complete
 from rlzoo.cli.compare import compare
 from rlzoo.cli.console import Plain
 from rlzoo.cli.exits import FAILED
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 @lasting_output()
 def sweep(
-    clip: Annotated[str, typer.Option(autocompletion=complete.policies, help="Comma-separated rules, such as fspo,gspo.")],
+    clip: Annotated[str, typer.Option(help="Comma-separated rules, such as fspo,gspo.")],
     seeds: Annotated[str, typer.Option(help="Number of seeds (5: seeds 0 to 4), or comma-separated seeds.")] = "5",
     grid: Annotated[
         list[str] | None,
@@ -97,9 +96,6 @@ def _print_power(sweep: Sweep, console: Plain, *, as_json: bool) -> None:
     console.print(f"by a paired t-test at {power.level} after Holm's correction over {pairs}")
     console.print(f"standard deviation of a difference between seeds: {power.seed_deviation:.4f} ({power.source})")
     console.print(f"evaluation: {problems} problems, {samples} samples each; standard error {power.evaluation_error:.4f}")
-    console.print(
-        f"with eval.num_samples={power.samples_needed}, evaluation noise is at most half of the variance between seeds"
-    )
     for difference, seeds in power.seeds_needed.items():
         console.print(f"a difference of {difference} needs {seeds or 'more than 10,000'} seeds")
 

@@ -7,13 +7,11 @@ import json
 import logging
 import os
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlzoo.cli import complete
 from rlzoo.cli.chart import clip_by_length, clip_in_words
 from rlzoo.cli.console import Plain, show_log
 from rlzoo.cli.options import Configs, Overrides, Plugins, Quiet, check_rule_names, lasting_output, loading
@@ -28,10 +26,7 @@ logger = logging.getLogger("rlzoo")
 
 @lasting_output()
 def train(
-    clip: Annotated[
-        str | None,
-        typer.Option(autocompletion=complete.policies, help="Rule to train with, such as fspo (see `rlzoo clips list`)."),
-    ] = None,
+    clip: Annotated[str | None, typer.Option(help="Rule to train with, such as fspo (see `rlzoo clips list`).")] = None,
     config: Configs = None,
     set_: Overrides = None,
     seed: Annotated[int | None, typer.Option(help="Seed for sampling and for the order of the data.")] = None,
@@ -127,23 +122,20 @@ def _train(run: RunConfig, resume: bool, allow_changed: bool, is_quiet: bool, as
     console = Plain()
     title = f"{run.clip.name} on {run.task.name}, model {run.model.path}, seed {run.seed}"
     held_out, is_silent = held_out_score(run), is_quiet or not is_main
-    with shown(console, title, run.steps, held_out, run=path, is_quiet=is_silent, as_json=as_json) as view:
-        from rlzoo.models.processes import leave_process_group
-        from rlzoo.training.train import train as learn  # this import takes seconds, so the display starts first
+    try:
+        with shown(console, title, run.steps, held_out, run=path, is_quiet=is_silent, as_json=as_json) as view:
+            from rlzoo.models.processes import leave_process_group
+            from rlzoo.training.train import train as learn  # this import takes seconds, so the display starts first
 
-        is_new = not resume
-
-        def observe(step: int, metrics: Mapping[str, float]) -> None:
-            nonlocal is_new
-            is_new = True
-            view.step(step, metrics)
-
-        gc.freeze()  # half a million objects, which collections would look at again and again
-        gc.set_threshold(700, 10, 10)  # Python's default, because reference cycles may hold tensors
-        result = learn(run, observe, resume=resume, allow_changed=allow_changed, stage=view.stage)
+            gc.freeze()  # half a million objects, which collections would look at again and again
+            gc.set_threshold(700, 10, 10)  # Python's default, because reference cycles may hold tensors
+            result = learn(run, view.step, resume=resume, allow_changed=allow_changed, stage=view.stage)
+    except (KeyboardInterrupt, SystemExit):
+        # the curves are below the last line of the log, which has the same command
+        if console.is_screen and not (is_silent or as_json) and (path / "config.yaml").is_file():
+            console.print(f"resume with: rlzoo train --resume --output {shlex.quote(str(path))}")
+        raise
     if is_main:
-        if not is_new and not as_json:
-            console.print(f"all {run.steps} steps were already done; to continue the run, resume with a larger --steps")
         _print_result(console, result, held_out, is_quiet=is_quiet, as_json=as_json)
     leave_process_group()
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean, variance
+from statistics import fmean
 from typing import Any
 
 from rlzoo.config.run_config import SAME_CONTEST
@@ -58,15 +58,6 @@ class ComparedRule:
     def matched_noise(self) -> float | None:
         """The length error expected at the matched clip fraction if all lengths were clipped equally; averaged over runs."""
         return _mean(profile.lre_noise for profile in self.matched.values())
-
-    @property
-    def sampling_share(self) -> float | None:
-        """The share of the between-seed variance in accuracy that is due to sampling the evaluation responses."""
-        errors = [error for run in self.runs if (error := run.accuracy_error) is not None]
-        scores = [run.accuracies[-1] for run in self.runs if run.accuracies]
-        if len(errors) < 2 or len(scores) < 2 or variance(scores) == 0:
-            return None
-        return min(1.0, fmean(error**2 for error in errors) / variance(scores))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +113,6 @@ class Comparison:
                     for run in rule.runs
                 ],
                 "gain": rule.gain,
-                "sampling_share": rule.sampling_share,
                 "clip_fraction": rule.mean("clip/fraction"),
                 "response_length": rule.mean("response/length_mean", 0.25),
                 "tokens_per_second": rule.mean("throughput/tokens_per_second"),
@@ -166,7 +156,6 @@ def compare(
     plugins: Sequence[str | Path] = (),
     match: float | None = None,
     by_sign: bool = False,
-    skip_steps: int = 0,
     progress: Progress = lambda activity, done, total: None,
 ) -> Comparison:
     """Compare the rules of the runs in the given folders.
@@ -176,7 +165,6 @@ def compare(
         plugins: plugins of the rules that are neither bundled nor installed; the code that a run names is not loaded.
         match: clip fraction at which to compare length fairness, by replaying each run's own rule with scaled widths.
         by_sign: match negative and positive advantages separately.
-        skip_steps: number of initial steps to exclude from the fairness measures.
         progress: called to report progress.
 
     Raises:
@@ -198,10 +186,9 @@ def compare(
             try:
                 recorded = RecordedRun.read(run.path, plugins)
                 policy = recorded.own_rule
-                tables.append(replay(recorded, policy, skip_steps).table)
+                tables.append(replay(recorded, policy).table)
                 if match is not None:
-                    replayed = replay_matched(recorded, policy, match, by_sign=by_sign, skip_steps=skip_steps)
-                    matched[run.seed] = replayed.profile
+                    matched[run.seed] = replay_matched(recorded, policy, match, by_sign=by_sign).profile
             except UserError as error:
                 problems.setdefault(str(error), []).append(str(run.seed))
         notes += [f"{label}: no length error for seed {', '.join(seeds)}: {why}" for why, seeds in problems.items()]

@@ -225,7 +225,7 @@ def _open_sampler(
     language_model, tokenizer = load_named(model)
     has_template = tokenizer.chat_template is not None
     if model.chat_template and not has_template:
-        raise UserError(f"--chat-template: the tokenizer of {model.path!r} has no chat template; remove the option")
+        raise UserError(f"model.chat_template=true: the tokenizer of {model.path!r} has no chat template; remove the setting")
     named = model.model_copy(update={"chat_template": has_template if model.chat_template is None else model.chat_template})
     language_model = language_model.to(torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu")
     opening = Opening(named, rollout, Asked(prompts))

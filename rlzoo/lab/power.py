@@ -34,7 +34,6 @@ class Power:
     evaluation_error: float  # standard error of one run's accuracy due to sampling responses
     detects: float  # smallest true difference that is detected with probability `POWER`
     seeds_needed: Mapping[float, int | None]  # by difference
-    samples_needed: int  # samples per problem at which evaluation noise is at most half of the variance between seeds
     level: float = LEVEL
     power: float = POWER
 
@@ -69,8 +68,6 @@ def plan(config: RunConfig, num_rules: int, num_seeds: int, runs: Sequence[Finis
     error = response / math.sqrt(answers)
     pairs = num_rules * (num_rules - 1) // 2
     total_deviation = math.hypot(deviation, math.sqrt(2) * error)
-    # each run contributes half of the variance of a difference
-    needed = math.ceil(2 * response**2 / (deviation**2 / 2) / config.eval.num_problems) if deviation else 0
     return Power(
         num_seeds,
         pairs,
@@ -79,7 +76,6 @@ def plan(config: RunConfig, num_rules: int, num_seeds: int, runs: Sequence[Finis
         error,
         detectable(total_deviation, num_seeds, pairs),
         {difference: seeds_for(difference, total_deviation, pairs) for difference in DIFFERENCES},
-        max(1, needed),
     )
 
 

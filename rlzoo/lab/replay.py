@@ -44,12 +44,6 @@ class Replayed:
             return widths_as_text(self.policy)
         return f"A < 0: {widths_as_text(self.policy)}; A > 0: {widths_as_text(self.above)}"
 
-    @property
-    def measures(self) -> dict[str, float | None]:
-        """The measures that are compared across widths."""
-        measures = {name: getattr(self.profile, name) for name in ("clip_fraction", "lre_max", "lre_noise", "ess")}
-        return {**measures, "cosine": None if self.cosine is None else self.cosine.mean}
-
 
 def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replayed:
     """Apply a rule to all recorded updates in order; an adaptive rule adapts only to earlier updates.

@@ -42,14 +42,13 @@ def _scores(comparison: Comparison) -> ReportSection:
     for rule in comparison.rules:
         score, clipped, length = rule.score, rule.mean("clip/fraction"), rule.mean("response/length_mean", 0.25)
         seeds = (score.num_seeds, score.mean, score.mean_interval, rule.gain, score.iqm, score.iqm_interval)
-        rows.append([rule.label, *seeds, rule.sampling_share, clipped, length])
-    columns = ["rule", "seeds", "mean", "95%", "gain", "IQM", "95%", "sampling", "clip fraction", "response length"]
+        rows.append([rule.label, *seeds, clipped, length])
+    columns = ["rule", "seeds", "mean", "95%", "gain", "IQM", "95%", "clip fraction", "response length"]
     dots = [(rule.label, rule.score.iqm, rule.score.iqm_interval) for rule in comparison.rules]
     text = (
         "The 95% intervals are over seeds. The mean has a Student's t interval; IQM, the interquartile mean (arXiv "
         f"2108.13264), has the interval of a trimmed mean. Gain is the final {comparison.scored} minus the "
-        f"{comparison.scored} before the first update. Sampling is the share of the variance between seeds that is due to "
-        "sampling the evaluation responses."
+        f"{comparison.scored} before the first update."
     )
     figures, tables = [forest(dots, xlabel=comparison.score)], [Table(comparison.score, columns, rows)]
     return ReportSection("Scores", [*comparison.highlights, *comparison.notes, text], figures, tables)
@@ -142,8 +141,6 @@ def study_report(study: Study) -> str:
     sections = [_summary(study), _by_length(study)]
     if any(rule.cosine for rule in study.rules):
         sections.append(_cosine(study))
-    if study.sweep:
-        sections.append(_widths(study))
     return render(f"Replay of {run.path.name}", facts, sections)
 
 
@@ -194,15 +191,3 @@ def _cosine(study: Study) -> ReportSection:
     )
     table = Table("Over the updates whose weights were kept", ["rule", "cosine", "95%", "updates"], rows)
     return ReportSection("Cosine to the unclipped gradient", [text], [plot_by_length(series, ylabel="cosine")], [table])
-
-
-def _widths(study: Study) -> ReportSection:
-    names = {"clip_fraction": "clip fraction", "lre_max": "lre_max", "ess": "effective sample size"}
-    if any(rule.cosine for rule in study.rules):
-        names["cosine"] = "cosine to the unclipped gradient"
-    figures = []
-    for name, ylabel in names.items():
-        sweeps = study.sweep.items()
-        series = {label: Series(list(rules), [rule.measures[name] for rule in rules.values()]) for label, rules in sweeps}
-        figures.append(lines(series, xlabel="width, relative to the table above", ylabel=ylabel, log_x=True))
-    return ReportSection("By width", ["All widths of a rule are scaled by one factor."], figures)

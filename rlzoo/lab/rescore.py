@@ -39,7 +39,6 @@ def rescore(
     *,
     old: str | None = None,
     ref: str | None = None,
-    dtype: str = "float32",
     progress: Progress = lambda activity, done, total: None,
 ) -> list[Path]:
     """Write copies of rollout files with log-probs computed under other checkpoints.
@@ -51,7 +50,6 @@ def rescore(
             become one update on all responses. If there are no checkpoints, the recorded updates are kept.
         old: checkpoint for ``old_log_probs`` and ``old_entropy``, or `SAMPLER`; None keeps the recorded values.
         ref: checkpoint for ``ref_log_probs``; None keeps the recorded values.
-        dtype: data type of the weights, ``"float32"`` or ``"bfloat16"``.
         progress: called to report progress.
 
     Returns:
@@ -65,7 +63,7 @@ def rescore(
     steps = {file: RolloutFile.load(file) for file in files}
     _check(steps, output, models, old, ref)
     checkpoints = dict.fromkeys(name for name in (old, *models, ref) if name and name != SAMPLER)
-    scores = {name: _scores(name, steps, dtype, progress) for name in checkpoints}
+    scores = {name: _scores(name, steps, progress) for name in checkpoints}
     output.mkdir(parents=True, exist_ok=True)
     for file, step in steps.items():
         _rescored(step, {name: scores[name][file] for name in scores}, models, old, ref).save(output / file.name)
@@ -90,10 +88,10 @@ def _check(steps: Mapping[Path, RolloutFile], output: Path, models: Sequence[str
             )
 
 
-def _scores(name: str, steps: Mapping[Path, RolloutFile], dtype: str, progress: Progress) -> dict[Path, Scores]:
-    """Return the scores of one checkpoint for the tokens of every step, computed as the learner computes them."""
+def _scores(name: str, steps: Mapping[Path, RolloutFile], progress: Progress) -> dict[Path, Scores]:
+    """Return the scores of one checkpoint for the tokens of every step, computed as the learner computes them, in float32."""
     check_model(name)
-    model, _ = load_named(ModelConfig.model_validate({"path": name, "dtype": dtype}))
+    model, _ = load_named(ModelConfig.model_validate({"path": name, "dtype": "float32"}))
     accelerator, learner = make_accelerator(LaunchConfig(), LearnerConfig()), LearnerConfig()
     model.to(accelerator.device)
     vocabulary = model.get_input_embeddings().weight.shape[0]

@@ -1,26 +1,23 @@
-"""A replay study: applies rules to a run's rollouts at their own widths, at a matched clip fraction, or at several widths."""
+"""A replay study: applies rules to a run's rollouts at their own widths or at a matched clip fraction."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from rlzoo.core.errors import UserError
 from rlzoo.core.fairness import NUM_BINS
 from rlzoo.core.policy import ClipPolicy
 from rlzoo.lab.cosine import cosines, has_weights
 from rlzoo.lab.recorded import RecordedRun
-from rlzoo.lab.replay import Replayed, replay, replay_matched, widths_of
+from rlzoo.lab.replay import Replayed, replay, replay_matched
 from rlzoo.measure.profile import labels
 from rlzoo.measure.report import Row, Table
 from rlzoo.measure.turns import TurnProfile
-
-FACTORS = tuple(2.0**power for power in range(-4, 5))  # widths of a sweep, relative to the rule's own width
 
 Progress = Callable[[str, int, int], None]
 """Called with the current activity, the number of finished items and the total number."""
@@ -34,7 +31,6 @@ class Study:
     rules: tuple[Replayed, ...]
     match: float | None
     skip_steps: int
-    sweep: Mapping[str, Mapping[float, Replayed]]  # by policy and width factor
     by_sign: bool = False  # whether each sign of the advantage was matched separately
 
     def as_dict(self) -> dict[str, Any]:
@@ -51,10 +47,6 @@ class Study:
             }
             for rule in self.rules
         ]
-        sweep = {
-            label: [{"factor": factor, "widths": widths_of(rule.policy), **rule.measures} for factor, rule in rules.items()]
-            for label, rules in self.sweep.items()
-        }
         return plain(
             {
                 "run": str(self.run.path),
@@ -64,19 +56,19 @@ class Study:
                 "matched_by_sign": self.by_sign,
                 "skip_steps": self.skip_steps,
                 "rules": rules,
-                "sweep": sweep,
             }
         )
 
     def tables(self) -> Iterator[Table]:
-        """Yield tables of what each rule clipped: in total, by length, for episodes by turn, and by width."""
+        """Yield tables of what each rule clipped: in total, by length and for episodes by turn."""
         totals: list[Row] = []
         errors: list[Row] = []
         for rule in self.rules:
             profile, judged = rule.profile, rule.table.judged()
             by_sign = [float(judged.clipped[judged.advantage * sign > 0].mean()) for sign in (-1, 1)]
             error = (profile.lre_max, profile.lre_max_interval, profile.lre_noise)
-            totals.append([rule.label, profile.clip_fraction, *by_sign, *error, profile.ess, rule.measures["cosine"]])
+            cosine = None if rule.cosine is None else rule.cosine.mean
+            totals.append([rule.label, profile.clip_fraction, *by_sign, *error, profile.ess, cosine])
             corrected = profile.lre.conditional.max.corrected if profile.lre else None
             errors.append([rule.label, profile.lre_max, corrected, *profile.other_errors])
         columns = ["rule", "clipped", "A < 0", "A > 0", "lre_max", "95 %", "noise", "ess", "cosine"]
@@ -97,9 +89,6 @@ class Study:
                     error = (worst.value, worst.interval, worst.noise) if worst else (None, None, None)
                     rows.append([label, *evenness.fraction, *error])
                 yield Table(f"clip fraction by {kind}", ["rule", *bins, "lre_max", "95 %", "noise"], rows)
-        for label, by_width in self.sweep.items():
-            rows = [[f"{factor:g}", *rule.measures.values()] for factor, rule in by_width.items()]
-            yield Table(f"{label} by width", ["factor", "clip fraction", "lre_max", "noise", "ess", "cosine"], rows)
 
 
 def study(
@@ -109,7 +98,6 @@ def study(
     match: float | None = None,
     by_sign: bool = False,
     skip_steps: int = 0,
-    sweep_width: bool = False,
     with_cosine: bool = True,
     progress: Progress = lambda activity, done, total: None,
 ) -> Study:
@@ -119,9 +107,8 @@ def study(
         run: the recording.
         policies: the rules with their settings; names must differ.
         match: clip fraction to match by scaling the rules' widths; a rule without a width stays unchanged and gets a note.
-        by_sign: match negative and positive advantages separately. Width sweeps and cosines are then unavailable.
+        by_sign: match negative and positive advantages separately. Cosines are then unavailable.
         skip_steps: number of initial steps to exclude from the results.
-        sweep_width: for every rule with a width, also replay the rule with its width multiplied by each of `FACTORS`.
         with_cosine: also measure the cosine between each rule's gradient and the unclipped gradient, if the run kept weights.
         progress: called to report progress.
     """
@@ -135,26 +122,11 @@ def study(
             if match is None:
                 raise
             rules.append(replace(replay(run, policy, skip_steps), note=str(error)))
-
-    def with_cosines(replayed: Mapping[Any, Replayed]) -> dict[Any, Replayed]:
-        if by_sign or not with_cosine or not has_weights(run):
-            return dict(replayed)
-        states = {str(key): rule.states for key, rule in replayed.items()}
+    if with_cosine and not by_sign and has_weights(run):
+        states = {rule.label: rule.states for rule in rules}
         measured = cosines(run, states, rules[0].profile.edges, lambda done, total: progress("cosine", done, total))
-        return {key: replace(rule, cosine=measured[str(key)]) for key, rule in replayed.items()}
-
-    sweep: dict[str, dict[float, Replayed]] = {}
-    for number, rule in enumerate(rules):
-        if not sweep_width or by_sign or not rule.policy.width_fields() or rule.policy.is_adaptive:
-            continue
-        progress("replaying widths", number, len(rules))
-        scaled: dict[float, Replayed] = {}
-        for factor in FACTORS:
-            with suppress(ValidationError):  # a scaled width may be out of its field's bounds
-                scaled[factor] = replay(run, rule.policy.scaled(factor), skip_steps)
-        sweep[rule.label] = with_cosines(scaled)
-    by_label = with_cosines({rule.label: rule for rule in rules})
-    return Study(run, tuple(by_label.values()), match, skip_steps, sweep, by_sign)
+        rules = [replace(rule, cosine=measured[rule.label]) for rule in rules]
+    return Study(run, tuple(rules), match, skip_steps, by_sign)
 
 
 def plain(value: Any) -> dict[str, Any]:

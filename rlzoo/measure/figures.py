@@ -34,17 +34,15 @@ class Series:
     raw: Sequence[float] | None = None  # ``y`` before smoothing, plotted as dots
 
 
-def lines(series: Mapping[str, Series], *, xlabel: str, ylabel: str, title: str = "", log_x: bool = False) -> Figure:
+def lines(series: Mapping[str, Series], *, xlabel: str, ylabel: str) -> Figure:
     """Plot curves, with bands between their ``low`` and ``high`` values."""
-    figure, axes = _canvas(title, xlabel, ylabel)
-    for (label, points), look in zip(series.items(), _looks(series, marker=log_x), strict=True):
+    figure, axes = _canvas("", xlabel, ylabel)
+    for (label, points), look in zip(series.items(), _looks(series, marker=False), strict=True):
         axes.plot(points.x, np.array(points.y, dtype=float), label=_literal(label), **look)
         if points.raw is not None:
             axes.plot(points.x, np.array(points.raw, dtype=float), ".", color=look["color"], markersize=3, alpha=0.5)
         if points.low is not None and points.high is not None:
             axes.fill_between(points.x, points.low, points.high, color=look["color"], alpha=0.15, linewidth=0)
-    if log_x:
-        _set_log_x(axes)
     _legend(figure, axes)
     return figure
 

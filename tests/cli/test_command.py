@@ -1,8 +1,6 @@
-"""A mistake on the command line is one line with a suggestion, and the shell completes names."""
+"""A mistake on the command line is one line with a suggestion."""
 
 import pytest
-
-from rlzoo.cli import complete
 
 
 @pytest.mark.parametrize(
@@ -57,12 +55,6 @@ def test_another_rule_is_refused_when_a_run_is_resumed(refused, trained):
         "--resume: clip.name was 'fspo' and would be 'gspo'; undo this, pass --allow-changed to resume with the change, or "
         "start a new run with another --output"
     )
-
-
-def test_the_shell_completes_policies_and_configs():
-    assert complete.policies("fspo") == ["fspo", "fspo-adaptive", "fspo-turn"]
-    assert "fspo,gspo" in complete.policies("fspo,gs")
-    assert complete.configs("arith") == ["arithmetic"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-QUICK = ("--suite", "arithmetic", "--k", "4", "--max-new-tokens", "64", "--batch-size", "4")
+QUICK = ("--suite", "arithmetic", "--k", "4", "--max-new-tokens", "64", "--set", "rollout.batch_size=4")
 
 
 def test_eval_prints_tables_and_the_same_command_only_reads_them(rlzoo, tmp_path):
@@ -69,8 +69,8 @@ def test_a_mistake_is_told_in_one_line(refused, tmp_path):
     assert refused("eval", "embedded", *QUICK, "--temperature", "0") == (
         "rollout.temperature=0.0: input should be greater than 0"
     )
-    assert refused("eval", "embedded", *QUICK, "--chat-template") == (
-        "--chat-template: the tokenizer of 'embedded' has no chat template; remove the option"
+    assert refused("eval", "embedded", *QUICK, "--set", "model.chat_template=true") == (
+        "model.chat_template=true: the tokenizer of 'embedded' has no chat template; remove the setting"
     )
     assert refused("eval", "embedded", *QUICK, "--set", "learner.lr=1") == (
         "--set learner.lr: an evaluation has only the sections model and rollout"

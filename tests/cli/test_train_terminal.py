@@ -83,6 +83,7 @@ def test_ctrl_c_on_a_small_terminal_without_colours(on_a_terminal):
     assert "Traceback" not in screen.text
     assert any(re.fullmatch(r"\d+ of 500 steps in \d:\d\d:\d\d", line) for line in lines)
     assert not any(re.search(r"\d/500 .* left", line) for line in lines)
+    assert [line for line in lines if line][-1] == "resume with: rlzoo train --resume --output out"
     assert not any(code[:1] in "349" and len(code) > 1 for style in screen.styles for code in style.split(";"))
 
 
