@@ -30,7 +30,7 @@ from rlzoo.training.loop import steps as train_steps
 from rlzoo.training.run import Run
 
 WAYS: tuple[Way, ...] = ("generate", "rows", "fused")
-PARTS = {"memory": "keep_freed_memory", "onednn": "is_slow_with_mkl", "packing": "_is_packed_by_mkl"}
+PARTS = {"memory": "keep_freed_memory", "onednn": "is_slow_with_mkl"}
 SIZES = (512, 1024, 2048, 4096, 16384)
 TURNS = 5
 
@@ -95,7 +95,7 @@ def cost(name: str) -> None:
     for _ in range(TURNS + 1):
         for number in rows:
             ids = torch.randint(sizes.vocab_size, (number, 64))
-            inputs = ModelInputs(ids, None, torch.arange(64).expand(number, -1) < 63)
+            inputs = ModelInputs(ids, None, None, torch.arange(64).expand(number, -1) < 63)
             started = time.perf_counter()
             log_probs, _ = run.learner.model(inputs)
             log_probs.sum().backward()

@@ -46,6 +46,7 @@ WIDE = {"width_low": 0.05, "width_high": 0.05, "width_ceiling": 0.15}
 OTHER_WAYS: dict[str, dict[str, Any]] = {
     "micro-batches": {"max_tokens_per_micro_batch": 64},
     "packing": {"packing": True},
+    "padding": {"padding_side": "left"},
 }
 
 

@@ -132,9 +132,10 @@ def _log_ratios(rule: Rule, mask: Tensor, rng: torch.Generator) -> Tensor:
 
 def make_learner(rule: str, model: Any, clip: dict[str, Any] | None = None, **settings: Any) -> Learner:
     """Return a learner with a copy of the model."""
+    padding = settings.pop("padding_side", "right")
     policy = load_zoo()[rule](**(clip or {}))
     config = LearnerConfig(lr=1e-3, **settings)
-    return Learner(copy.deepcopy(model), policy, config, pad_id=0, max_length=512, num_updates=10)
+    return Learner(copy.deepcopy(model), policy, config, pad_id=0, max_length=512, num_updates=10, padding_side=padding)
 
 
 def off_policy(learner: Learner, data: Data) -> ScoredBatch:

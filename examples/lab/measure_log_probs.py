@@ -34,7 +34,8 @@ def measure(model_path: str, rows: int, tokens: int, chunked: bool, part: str) -
     input_ids = torch.randint(0, vocabulary, (rows, tokens + 1))
     predicts = torch.ones(rows, tokens + 1, dtype=torch.bool)
     predicts[:, -1] = False
-    batch = ModelInputs(input_ids, torch.arange(tokens + 1).expand(rows, -1), predicts)
+    ones = torch.ones_like(input_ids)
+    batch = ModelInputs(input_ids, ones, torch.arange(tokens + 1).expand(rows, -1), predicts)
     head = model.get_output_embeddings()
     hidden = torch.randn(rows * tokens, head.weight.shape[1], requires_grad=True)
     targets = input_ids[:, 1:].flatten()

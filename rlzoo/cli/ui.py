@@ -1,8 +1,9 @@
-"""`rlzoo ui`: starts MLflow's UI, which only this machine can reach."""
+"""`rlzoo ui`: starts MLflow's UI, by default reachable only from this machine."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import ipaddress
 import os
 import shlex
 import socket
@@ -17,10 +18,19 @@ from rlzoo.config.redaction import redact
 from rlzoo.core.errors import UserError
 
 HOST = "127.0.0.1"
+ANY_HOST = {"0.0.0.0": HOST, "::": "::1"}  # hosts that mean all addresses, and an address that a browser can open
 
 
-def ui(port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 5000) -> None:
-    """Start MLflow's UI for the store that `rlzoo train` writes to; only this machine can reach it.
+def ui(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 5000,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; if other machines can reach it, --allow-remote is required.")
+    ] = HOST,
+    allow_remote: Annotated[
+        bool, typer.Option("--allow-remote", help="Allow other machines to connect; MLflow has no authentication.")
+    ] = False,
+) -> None:
+    """Start MLflow's UI for the store that `rlzoo train` writes to; by default, only this machine can reach it.
 
     The command prints the address of a saved view, which shows the rules of the latest experiment side by side.
     """
@@ -36,7 +46,21 @@ def ui(port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen 
             f"{without_password(uri)} does not exist: no run has been tracked here yet; train first (rlzoo train --clip fspo), "
             "or change to the folder that contains your runs"
         )
-    with suppress(OSError), socket.create_connection((HOST, port), timeout=1):
+    is_local = _is_local(host)
+    if not is_local and not allow_remote:
+        raise UserError(
+            f"--host {host!r} can be reached from other machines, and MLflow has no authentication; use a tunnel "
+            f"(ssh -L) to {HOST}, or add --allow-remote"
+        )
+    if not is_local:
+        print(
+            f"warning: anyone who can reach this machine at {host!r} can read, change and delete every run without a password. "
+            "MLflow accepts localhost and private addresses as host; allow others with MLFLOW_SERVER_ALLOWED_HOSTS.",
+            file=sys.stderr,
+            flush=True,
+        )
+    name = ANY_HOST.get(host, host)
+    with suppress(OSError), socket.create_connection((name, port), timeout=1):
         raise UserError(f"port {port} is taken; choose another with --port")
     print(f"Starting MLflow on {redact(uri)} (Ctrl-C stops it) ...", flush=True)
     # pass the store in the environment, since every user of this machine can read command lines
@@ -50,12 +74,20 @@ def ui(port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen 
             "some of the runs, or use: rlzoo compare RUNS",
             flush=True,
         )
-    address = f"http://{HOST}:{port}"
+    address = f"http://{f'[{name}]' if ':' in name else name}:{port}"
     page = address if experiment is None else f"{address}{view_path(experiment)}"
     # by default, MLflow starts four workers and a job queue, each of which imports MLflow; a single user needs one worker
-    command = [sys.executable, "-P", "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
+    command = [sys.executable, "-P", "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
     # by default, uvicorn imports the app from the working directory first
     folder = str(importlib.metadata.distribution("mlflow").locate_file("."))
     command += ["--uvicorn-opts", shlex.join(["--app-dir", folder, "--log-level", "error"])]
     print(f"In about ten seconds, open {page}", flush=True)
     os.execve(sys.executable, command, environment)  # the server needs none of the libraries imported here
+
+
+def _is_local(host: str) -> bool:
+    """Return whether only this machine can reach a host; a name other than localhost may stand for any address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

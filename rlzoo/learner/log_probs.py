@@ -70,7 +70,12 @@ class ResponseLogProbs(nn.Module):
             Two float32 ``(N,)`` tensors, row by row: differentiable log-probabilities in nats, and the statistic. Entropies are
             in nats and carry a gradient if ``entropy_gradient`` is set; collision probabilities never carry one.
         """
-        arguments = {"input_ids": inputs.input_ids, "position_ids": inputs.position_ids, "use_cache": False}
+        arguments = {
+            "input_ids": inputs.input_ids,
+            "attention_mask": inputs.attention_mask,
+            "position_ids": inputs.position_ids,
+            "use_cache": False,
+        }
         targets = inputs.input_ids.roll(-1, dims=1)[inputs.predicts]
         if self.chunked:
             hidden = self.language_model.base_model(**arguments).last_hidden_state[inputs.predicts]

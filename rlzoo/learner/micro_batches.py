@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,16 +25,19 @@ if TYPE_CHECKING:
     from rlzoo.learner.batch import Batch
     from rlzoo.rollout.kept import KeptSets
 
+PaddingSide = Literal["left", "right"]
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
     """Inputs of one forward pass: R rows padded to S tokens, or rows packed into one row of S tokens.
 
-    For a prompt (5, 6) with the response (7, 1), padded to 5 tokens, the row of ``input_ids`` is 5, 6, 7, 1, 0. The row
+    For a prompt (5, 6) with the response (7, 1), right-padded to 5 tokens, the row of ``input_ids`` is 5, 6, 7, 1, 0. The row
     of ``predicts`` is False, True, True, False, False, because positions 1 and 2 predict the response.
     """
 
     input_ids: Tensor  # (R, S)
+    attention_mask: Tensor | None  # (R, S) 1 on tokens, 0 on padding; None if causal attention needs no mask
     position_ids: Tensor | None  # (R, S) positions, counted from 0 at each row's first token; None for the default positions
     predicts: Tensor  # (R, S) bool: positions whose next token the model chose
     kept: KeptSets | None = None  # one set of kept tokens per True position of `predicts`; None for the whole vocabulary
@@ -45,12 +48,19 @@ class ModelInputs:
         return replace(self, **{name: tensor.to(device) for name, tensor in tensors if tensor is not None})
 
 
-def padded(batch: Batch, rows: Tensor, pad_id: int) -> ModelInputs:
-    """Pad rows on the right to the longest row's length; this needs no attention mask, because attention is causal."""
-    input_ids = pad_sequence([batch.sequences[row] for row in rows.tolist()], batch_first=True, padding_value=pad_id)
-    starts = torch.arange(len(rows)) * input_ids.shape[1]
+def padded(batch: Batch, rows: Tensor, pad_id: int, padding_side: PaddingSide = "right") -> ModelInputs:
+    """Pad rows to the longest row's length; right padding needs no attention mask, because attention is causal."""
+    sequences = [batch.sequences[row] for row in rows.tolist()]
+    sizes = torch.tensor([sequence.numel() for sequence in sequences])
+    input_ids = pad_sequence(sequences, batch_first=True, padding_value=pad_id, padding_side=padding_side)
+    width = input_ids.shape[1]
+    starts = torch.arange(len(rows)) * width + (width - sizes if padding_side == "left" else 0)
     predicts = _predicts(batch, rows, starts, input_ids.numel()).view_as(input_ids)
-    return ModelInputs(input_ids, None, predicts, batch.kept_of(rows))
+    if padding_side == "right":
+        return ModelInputs(input_ids, None, None, predicts, batch.kept_of(rows))
+    attention_mask = (torch.arange(width) >= width - sizes[:, None]).long()
+    position_ids = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
+    return ModelInputs(input_ids, attention_mask, position_ids, predicts, batch.kept_of(rows))
 
 
 def packed(batch: Batch, rows: Tensor) -> ModelInputs:
@@ -59,7 +69,7 @@ def packed(batch: Batch, rows: Tensor) -> ModelInputs:
     sizes = torch.tensor([sequence.numel() for sequence in sequences])
     positions = torch.cat([torch.arange(size) for size in sizes.tolist()])
     predicts = _predicts(batch, rows, sizes.cumsum(0) - sizes, int(sizes.sum()))
-    return ModelInputs(torch.cat(sequences)[None], positions[None], predicts[None], batch.kept_of(rows))
+    return ModelInputs(torch.cat(sequences)[None], None, positions[None], predicts[None], batch.kept_of(rows))
 
 
 def _predicts(batch: Batch, rows: Tensor, starts: Tensor, number: int) -> Tensor:
@@ -92,7 +102,15 @@ class MicroBatches:
     Each process holds the whole batch.
     """
 
-    def __init__(self, accelerator: Accelerator, model: PreTrainedModel, config: LearnerConfig, *, pad_id: int) -> None:
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        model: PreTrainedModel,
+        config: LearnerConfig,
+        *,
+        pad_id: int,
+        padding_side: PaddingSide = "right",
+    ) -> None:
         is_cpu, sizes = accelerator.device.type == "cpu", model.config.get_text_config()
         depth = (getattr(sizes, "num_hidden_layers", None) or 12) * (getattr(sizes, "hidden_size", None) or 768)
         self.accelerator = accelerator
@@ -105,6 +123,7 @@ class MicroBatches:
         self.packing, self.autocasts = config.packing, config.autocast == "bfloat16"
         self.switch = rotary_switch(model)
         self.keeps_lengths_apart = False  # set if the model gives rows of uneven length other log-probs together than alone
+        self.padding_side: PaddingSide = padding_side
 
     def of(self, batch: Batch, rows: Tensor, *, learns: bool = False) -> list[MicroBatch]:
         """Return this process's micro-batches, followed by idle micro-batches until every process has the same number.
@@ -130,7 +149,7 @@ class MicroBatches:
 
     def forward(self, model: nn.Module, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Compute differentiable log-probs and the entropies ``(R, T)`` for the given rows, with 0 outside the mask."""
-        inputs = packed(batch, rows) if self.packing else padded(batch, rows, self.pad_id)
+        inputs = packed(batch, rows) if self.packing else padded(batch, rows, self.pad_id, self.padding_side)
         log_probs, entropy = model(inputs.to(self.accelerator.device))
         return batch.scatter(rows, log_probs), batch.scatter(rows, entropy)
 

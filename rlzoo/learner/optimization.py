@@ -323,7 +323,7 @@ def freeze_unused(accelerator: Accelerator, module: ResponseLogProbs) -> None:
 
     token = torch.zeros(1, 1, dtype=torch.long, device=module.language_model.device)
     try:
-        log_probs, _ = module(ModelInputs(token, None, torch.ones_like(token, dtype=torch.bool)))
+        log_probs, _ = module(ModelInputs(token, None, None, torch.ones_like(token, dtype=torch.bool)))
     except Exception as error:  # the model's code can cause any exception
         model = module.language_model
         raise UserError(

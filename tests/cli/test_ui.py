@@ -1,4 +1,4 @@
-"""MLflow's UI is only reachable from this machine, and its own checks stay on."""
+"""MLflow's UI is only reachable from this machine unless configured otherwise, and its own checks stay on."""
 
 import json
 import os
@@ -129,9 +129,9 @@ def stays(monkeypatch):
 def started(capsys):
     """Start the UI; returns the command that would run, with its environment. ``page`` is the address that was printed."""
 
-    def run():
+    def run(host, **options):
         with pytest.raises(Started) as start:
-            ui.ui(5986)
+            ui.ui(5986, host, **options)
         command, environment = start.value.args
         assert command[1:4] == ["-P", "-m", "mlflow"]
         run.said = capsys.readouterr()
@@ -142,24 +142,47 @@ def started(capsys):
 
 
 def test_mlflows_queue_of_jobs_is_left_out_unless_asked_for(started, monkeypatch):
-    assert started()[1]["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] == "false"
+    assert started("127.0.0.1")[1]["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] == "false"
     monkeypatch.setenv("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "true")
-    assert started()[1]["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] == "true"
+    assert started("127.0.0.1")[1]["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] == "true"
 
 
-def test_the_server_listens_on_loopback_and_ignores_the_working_directory(started):
-    command, _ = started()
-    assert command[:-1] == ["server", "--host", "127.0.0.1", "--port", "5986", "--workers", "1", "--uvicorn-opts"]
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "localhost", "::1"])
+def test_every_way_to_say_this_machine_is_taken(started, host):
+    if ":" in host and not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    command, _ = started(host)
+    assert command[:-1] == ["server", "--host", host, "--port", "5986", "--workers", "1", "--uvicorn-opts"]
     assert command[-1].startswith("--app-dir ")
     assert command[-1].endswith(" --log-level error")
     assert re.match(r"Starting MLflow on sqlite:///.* \(Ctrl-C stops it\) \.\.\.\n", started.said.out)
-    assert (started.said.err, started.page) == ("", "http://127.0.0.1:5986")
+    assert (started.said.err, started.page) == ("", f"http://{'[::1]' if host == '::1' else host}:5986")
+
+
+REMOTE = ["0.0.0.0", "::", "", "192.0.2.1", "fe80::1", "mine.example"]
+
+
+@pytest.mark.parametrize("host", REMOTE)
+def test_an_address_that_others_reach_is_refused_unless_it_is_allowed(refused, host):
+    line = refused("ui", "--host", host, "--port", "5986")
+    assert line == (
+        f"--host {host!r} can be reached from other machines, and MLflow has no authentication; use a tunnel (ssh -L) to "
+        "127.0.0.1, or add --allow-remote"
+    )
+
+
+def test_an_open_server_warns(started):
+    command, environment = started("0.0.0.0", allow_remote=True)
+    assert started.page == "http://127.0.0.1:5986"  # which a browser can open
+    assert command[:5] == ["server", "--host", "0.0.0.0", "--port", "5986"]
+    assert "can read, change and delete every run without a password" in started.said.err
+    assert "MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE" not in environment
 
 
 def test_a_password_in_the_stores_address_is_neither_shown_nor_on_the_command_line(started, monkeypatch, own_store):
     address = f"sqlite:///file:{own_store}/mlflow.db?uri=true&password=hunter2"  # SQLite ignores unknown parameters
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
-    command, environment = started()
+    command, environment = started("127.0.0.1")
     assert "hunter2" not in " ".join([*command, *started.said])
     assert environment["MLFLOW_BACKEND_STORE_URI"] == address
 
@@ -188,7 +211,7 @@ def test_the_address_opens_the_saved_view_of_the_newest_run(started, own_store):
     client = MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
     for name in ("old", "new"):
         client.create_run(experiment_id(client, name))
-    started()
+    started("127.0.0.1")
     newest = client.get_experiment_by_name("new")
     assert started.page == f"http://127.0.0.1:5986{view_path(newest.experiment_id)}"
     assert json.loads(newest.tags[f"mlflow.sharedViewState.{KEY}"])["name"] == NAME
@@ -208,10 +231,10 @@ def test_runs_that_the_view_should_not_average_are_named(started, own_store):
     track(steps=40, task__reward="None", seed=1, clip__name="gspo")
     track(steps=7, seed=0, status="FAILED")  # neither this run nor a report is in the view
     track(steps=8, rule=REPORT)
-    started()
+    started("127.0.0.1")
     assert "differ" not in started.said.out
     track(steps=3, task__reward="mine:short", seed=0, clip__name="fspo")
-    started()
+    started("127.0.0.1")
     said = started.said.out.splitlines()[1]
     assert said.startswith("The view averages runs that differ in steps, task.reward, so its charts do not")
 

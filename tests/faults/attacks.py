@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.faults.harness import DONE, REFUSED, VARIANTS, Attack, Case, Command, attack, resumable, says_finished
 
-EVALUATE = ("eval", "{run}", "--suite", "arithmetic", "--limit", "6", "--k", "2", "--max-new-tokens", "8", "--set", "rollout.batch_size=4",
+EVALUATE = ("eval", "{run}", "--suite", "arithmetic", "--limit", "6", "--k", "2", "--max-new-tokens", "8", "--batch-size", "4",
             "--no-mlflow", "--output", "{box}/evaluation")  # fmt: skip
 REPLAY = ("replay", "{run}", "--clip", "gspo,grpo", "--report", "{box}/replay.html")
 COMPARE = ("compare", "{run}", "--report", "{box}/compare.html")
@@ -941,6 +941,8 @@ COMMANDS = [
     attack("sync of a folder that is missing", lambda case: None, then=("sync", "{box}/missing"), expect=REFUSED),
     attack("sync of a file", lambda case: case.plant("file"), then=("sync", "{box}/file"), expect=REFUSED),
     attack("sync of a tracked run", lambda case: None, on="mlflow", then=("sync", "{run}"), expect=DONE),
+    attack("ui for everybody", lambda case: None, then=("ui", "--host", "0.0.0.0"), expect=REFUSED),
+    attack("ui at no address", lambda case: None, then=("ui", "--host", "no.such.host.invalid"), expect=REFUSED),
     attack("ui with its checks switched off", lambda case: None, then=("ui",), environment=(("MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE", "true"),), expect=REFUSED),
     attack("calibrate over a file of the user's", lambda case: case.plant("mine.yaml"), then=("calibrate", "--clip", "fspo", "--output", "{box}/mine.yaml"), expect=REFUSED),
     attack("a sweep in a run directory", lambda case: None, then=(*SWEEP[:8], "{run}", *SWEEP[9:]), expect=REFUSED),

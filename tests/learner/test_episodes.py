@@ -57,7 +57,9 @@ def off_policy(model, policy, groups):
     return ScoredBatch.of(scored, old_log_probs=old), current
 
 
-@pytest.mark.parametrize("settings", [{}, {"max_tokens_per_micro_batch": 40}, {"packing": True}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"max_tokens_per_micro_batch": 40}, {"padding_side": "left"}, {"packing": True}], ids=str
+)
 @pytest.mark.parametrize("policy", RULES, ids=lambda policy: policy.name)
 def test_the_gradient_of_played_episodes_equals_the_float64_oracle(model, groups, policy, settings):
     batch, current = off_policy(model, policy, groups)

@@ -92,7 +92,7 @@ def test_without_the_kept_sets_the_ratio_to_the_sampler_is_off(model, groups):
     assert float(without.exp().mean()) < 0.97
 
 
-SETTINGS = [{}, {"max_tokens_per_micro_batch": 1}, {"max_tokens_per_micro_batch": 60}]
+SETTINGS = [{}, {"max_tokens_per_micro_batch": 1}, {"max_tokens_per_micro_batch": 60}, {"padding_side": "left"}]
 SETTINGS += [{"packing": True}, {"packing": True, "max_tokens_per_micro_batch": 60}]
 
 

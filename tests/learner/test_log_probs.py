@@ -17,7 +17,8 @@ def batch():
     input_ids = torch.randint(2, VOCABULARY, (5, 12), generator=rng)
     predicts = torch.zeros(5, 12, dtype=torch.bool)
     predicts[:, 3:11] = True
-    return ModelInputs(input_ids, torch.arange(12).expand(5, -1), predicts)
+    ones = torch.ones_like(input_ids)
+    return ModelInputs(input_ids, ones, torch.arange(12).expand(5, -1), predicts)
 
 
 def plain(model, temperature=1.0):

@@ -58,7 +58,7 @@ def squared_norm(probs, token):
     return float((torch.nn.functional.one_hot(token, len(probs)) - probs).square().sum())
 
 
-@pytest.mark.parametrize("settings", [{}, {"max_tokens_per_micro_batch": 40}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"max_tokens_per_micro_batch": 40}, {"padding_side": "left"}], ids=str)
 def test_every_advantage_equals_that_from_the_whole_logits(model, batch, settings):
     got = make_learner(model, OTB, **settings).score(batch).advantages
     torch.testing.assert_close(got, expected_advantages(model, batch, squared_norm), rtol=1e-4, atol=1e-5)

@@ -53,6 +53,7 @@ CUTS = {
     "small micro-batches": {"max_tokens_per_micro_batch": 40},
     "large micro-batches": {"max_tokens_per_micro_batch": 4096},
     "packed": {"max_tokens_per_micro_batch": 256, "packing": True},
+    "padded on the left": {"max_tokens_per_micro_batch": 256, "padding_side": "left"},
 }
 
 

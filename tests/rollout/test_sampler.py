@@ -94,13 +94,14 @@ def test_a_batch_lays_rollouts_out_and_the_trainer_agrees_with_the_sampler():
     assert batch.group_ids.tolist() == [0, 0, 1, 1, 2, 2]
     assert batch.lengths.tolist() == [len(rollout.response_ids) for rollout in rollouts]
     rows = torch.arange(6)
-    with torch.no_grad():
-        flat, _ = ResponseLogProbs(draw.model)(padded(batch, rows, 0))
-    scattered = batch.scatter(rows, flat)
-    torch.testing.assert_close(scattered, batch.rollout_log_probs, atol=1e-4, rtol=0)
-    for row in range(6):
-        expected = plain_log_probs(draw.model, batch.sequences[row], int(batch.lengths[row]))
-        torch.testing.assert_close(scattered[row, : len(expected)], expected.detach(), atol=1e-4, rtol=0)
+    for side in ("left", "right"):
+        with torch.no_grad():
+            flat, _ = ResponseLogProbs(draw.model)(padded(batch, rows, 0, side))
+        scattered = batch.scatter(rows, flat)
+        torch.testing.assert_close(scattered, batch.rollout_log_probs, atol=1e-4, rtol=0)
+        for row in range(6):
+            expected = plain_log_probs(draw.model, batch.sequences[row], int(batch.lengths[row]))
+            torch.testing.assert_close(scattered[row, : len(expected)], expected.detach(), atol=1e-4, rtol=0)
 
 
 def test_micro_batches_hold_every_row_once_within_the_token_budget():
