@@ -50,7 +50,7 @@ def beside_the_model(case: str | None = None) -> dict[str, float]:
     from rlzoo.training.after_step import AfterStep
     from rlzoo.training.mlflow_run import upload_of
     from rlzoo.training.run import Run
-    from rlzoo.training.signals import StopRequest
+    from rlzoo.training.stopping import StopRequest
 
     places = timed()
     clocks = {name: Clock() for name in places}

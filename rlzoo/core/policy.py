@@ -18,7 +18,7 @@ from rlzoo.core.errors import did_you_mean
 from rlzoo.core.fairness import bin_index
 from rlzoo.core.reductions import Reduction
 from rlzoo.core.settings import Settings
-from rlzoo.core.types import ClipInputs, ClipResult
+from rlzoo.core.types import NEEDS, ClipInputs, ClipResult
 
 Scope = Literal["token", "sequence", "batch"]
 """``token``: a per-token objective, computed for each row independently. ``sequence``: a per-response objective, with
@@ -167,11 +167,6 @@ class ClipPolicy(Settings, ABC):
             name for name, field in cls.model_fields.items() if any(isinstance(mark, Width) for mark in field.metadata)
         )
 
-
-NEEDS = (
-    "group_ids", "turn_ids", "old_entropy", "ref_log_probs", "rewards", "token_ids", "finished", "max_length", "progress",
-)  # fmt: skip
-"""The fields of `ClipInputs` that a policy may list in its `needs`."""
 
 OVERRIDABLE = frozenset({"scaled", "targeting", "updated", "model_config", "model_post_init"})
 """Attributes of `ClipPolicy` that a subclass may override, in addition to class variables and Python's own methods."""

@@ -17,6 +17,9 @@ class ClipInputs:
     The engine fills the fields below ``seed`` only for rules that name them in `ClipPolicy.needs`; otherwise they are None.
     These fields carry no gradient. Values at masked positions are arbitrary, and a rule must ignore them.
 
+    A new optional input is a field here, a field or property of the same name in a batch of `rlzoo.learner.batch`, which the
+    learner reads, and an example of its values in `rlzoo.testing.data`, which the laws use.
+
     Example:
         Two responses have 3 and 2 tokens, and advantages +1 and -1:
 
@@ -46,6 +49,11 @@ class ClipInputs:
     finished: Tensor | None = None  # (B, 1) bool; False if cut off at a limit
     max_length: int | None = None  # the run's maximum number of model tokens in a response
     progress: float | None = None  # in [0, 1): the share of the run's updates that precede this one
+
+
+_NAMES = tuple(ClipInputs.__dataclass_fields__)
+NEEDS = _NAMES[_NAMES.index("seed") + 1 :]
+"""The optional inputs, below ``seed``, that a policy may list in its `needs`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ def check_supported(policy: ClipPolicy, trainer: str, provided: Iterable[str] = 
     Args:
         policy: the rule.
         trainer: name of the trainer, for error messages.
-        provided: fields of `ClipInputs` listed in `rlzoo.core.policy.NEEDS` that the integration can fill.
+        provided: fields of `ClipInputs` listed in `rlzoo.core.types.NEEDS` that the integration can fill.
 
     Raises:
         UserError: the rule needs something that the trainer does not provide; the message says what.

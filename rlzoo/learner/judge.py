@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
@@ -72,7 +73,9 @@ def judgement(
     """
     with torch.enable_grad():
         leaf = replace(inputs, log_probs=inputs.log_probs.detach().requires_grad_())
-        result = judge(policy, leaf)
+        with watched(policy, leaf):
+            result = policy(leaf)
+        check_result(policy, leaf, result)
         weighted = _weighted(policy, result.objective, weights)
         objective = reduce_objective(weighted, inputs.response_mask, policy.reduction, counts, max_length)
         gradient = gradient_of(policy, objective, leaf, result)
@@ -125,18 +128,39 @@ def judge(policy: ClipPolicy, inputs: ClipInputs) -> ClipResult:
     Raises:
         PolicyError: the policy raised an exception, changed its inputs, or returned a result that breaks the contract.
     """
+    with watched(policy, inputs):
+        result = policy(inputs)
+    check_result(policy, inputs, result)
+    return result
+
+
+@contextmanager
+def watched(policy: ClipPolicy, inputs: ClipInputs) -> Iterator[None]:
+    """Raise a `PolicyError` if the rule raises an exception or changes its inputs inside the block.
+
+    Raises:
+        PolicyError: the rule raised an exception or changed its inputs.
+    """
     values = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
     before = {name: value._version for name, value in values.items() if isinstance(value, Tensor)}
     try:
-        result = policy(inputs)
+        yield
     except Exception as error:
         raise PolicyError(policy.name, f"raised {_located(error)}") from error
     changed = [name for name, version in before.items() if values[name]._version != version]
     if changed:
         raise PolicyError(policy.name, f"modified its input {changed[0]}; work on a copy")
-    if problem := _form_problem(policy, inputs, result):
+
+
+def check_result(policy: ClipPolicy, inputs: ClipInputs, result: ClipResult) -> None:
+    """Check the shapes and types of a rule's result.
+
+    Raises:
+        PolicyError: the result breaks the contract.
+    """
+    problem = _form_problem(policy, inputs, result)
+    if problem:
         raise PolicyError(policy.name, problem)
-    return result
 
 
 def gradient_of(policy: ClipPolicy, total: Tensor, inputs: ClipInputs, result: ClipResult) -> Tensor:

@@ -27,9 +27,9 @@ from rlzoo.core.advantages import AdvantageEstimator, AdvantageInputs
 from rlzoo.core.corrections import Correction, CorrectionInputs
 from rlzoo.core.errors import RunError, UserError
 from rlzoo.core.fairness import bin_edges
-from rlzoo.core.policy import NEEDS, ClipPolicy
+from rlzoo.core.policy import ClipPolicy
 from rlzoo.core.reductions import StepCounts, kl_estimate, reduce_objective
-from rlzoo.core.types import ClipInputs
+from rlzoo.core.types import NEEDS, ClipInputs
 from rlzoo.core.zoo import load_zoo
 from rlzoo.learner.adapter_check import check_adapter
 from rlzoo.learner.batch import AdvantageBatch, Batch, ScoredBatch

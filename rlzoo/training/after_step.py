@@ -15,7 +15,7 @@ from rlzoo.journal.state import RunState
 from rlzoo.journal.tracking.tracker import Tracker
 from rlzoo.learner.learner import Update
 from rlzoo.training.run import Run
-from rlzoo.training.signals import StopRequest
+from rlzoo.training.stopping import StopRequest
 
 FEWEST_NORMS = 10
 """Number of earlier gradient norms required for spike detection."""

@@ -24,7 +24,7 @@ from rlzoo.training.loop import steps
 from rlzoo.training.metrics import run_metrics
 from rlzoo.training.mlflow_run import upload_of
 from rlzoo.training.run import Run
-from rlzoo.training.signals import StopRequest, requested_stop
+from rlzoo.training.stopping import StopRequest, requested_stop
 
 logger = logging.getLogger("rlzoo")
 

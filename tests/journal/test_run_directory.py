@@ -27,7 +27,6 @@ from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.runs import find_runs
 from rlzoo.support.atomic import temporary_path
 from rlzoo.support.lock import Lock
-from rlzoo.training import signals
 from tests.training.short import lines, quick, resumes_after, without_times
 
 pytestmark = pytest.mark.usefixtures("interrupts")
@@ -83,7 +82,7 @@ def refuses(run, *parts, **settings):
 
 
 def test_ctrl_c_twice_in_two_different_steps_leaves_what_can_be_resumed(whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(signals, "ONE_PRESS", -1.0)
+    monkeypatch.setattr(stopping, "ONE_PRESS", -1.0)
     folder = tmp_path / "run"
 
     def at(number):

@@ -7,7 +7,7 @@ import torch
 from rlzoo_grpo import GRPO
 
 from rlzoo import UserError, hookimpl, ops
-from rlzoo.core.policy import NEEDS
+from rlzoo.core.types import NEEDS
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import clip_fraction, replay
 from tests.quick import quick_run

@@ -9,7 +9,8 @@ from rlzoo_grpo import GRPO
 
 from rlzoo import ClipPolicy, ClipResult, RunConfig, UserError, ops
 from rlzoo.core.errors import PolicyError
-from rlzoo.core.policy import NEEDS, contract_problem
+from rlzoo.core.policy import contract_problem
+from rlzoo.core.types import NEEDS
 from tests.learner.test_learner import make_learner, relative_error, step_gradient
 from tests.off_policy import make_model, off_policy_batch, scored
 

@@ -126,7 +126,7 @@ def test_ranks_that_cannot_be_reached_end_the_run_in_one_line(monkeypatch):
         taken.bind(("localhost", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        for name, value in {**TWO, "RANK": "0", "LOCAL_RANK": "0", "MASTER_PORT": port}.items():
+        for name, value in {**TWO, "RANK": "0", "LOCAL_RANK": "0", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"}.items():
             monkeypatch.setenv(name, value)
         with pytest.raises(RunError, match=rf"the other ranks cannot be reached \(rank 0 of 2, at localhost:{port}\)"):
             make_accelerator(LaunchConfig(), LearnerConfig())

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import rlzoo
 from rlzoo.core.errors import RunError
-from rlzoo.training import signals
+from rlzoo.training import stopping
 from tests.training.short import QUICK, lines, quick, resumes_after, without_times
 
 pytestmark = pytest.mark.usefixtures("interrupts")
@@ -57,7 +57,7 @@ def test_a_signal_ends_the_run_after_the_step_and_nothing_is_lost(number, error,
 
 
 def test_a_second_signal_ends_it_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(signals, "ONE_PRESS", -1.0)
+    monkeypatch.setattr(stopping, "ONE_PRESS", -1.0)
     reached = []
 
     def stop():
@@ -261,7 +261,7 @@ def test_it_says_what_it_does(caplog):
     caplog.set_level(logging.INFO, "rlzoo")
 
     def stopped():
-        with signals.requested_stop() as stop:
+        with stopping.requested_stop() as stop:
             os.kill(os.getpid(), signal.SIGTERM)
             stop.end("over")
 
