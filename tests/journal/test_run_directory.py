@@ -27,6 +27,7 @@ from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.runs import find_runs
 from rlzoo.support.atomic import temporary_path
 from rlzoo.support.lock import Lock
+from rlzoo.training import stopping
 from tests.training.short import lines, quick, resumes_after, without_times
 
 pytestmark = pytest.mark.usefixtures("interrupts")
