@@ -83,7 +83,7 @@ KNOWN = {"id": "PYSEC-2026-1", "fix_versions": ["1.1"], "aliases": ["CVE-2026-1"
 SKIPPED = {"name": "b", "skip_reason": "Dependency not found on PyPI and could not be audited: b (1.0)"}
 
 
-def test_a_report_is_good_news_only_if_the_service_knew_every_package():
+def test_a_report_passes_only_if_the_service_knew_every_package():
     assert judge({"dependencies": [package("a"), package("b")]}, "") == (FINE, ["2 packages, no known vulnerability"])
     code, lines = judge({"dependencies": [package("a"), SKIPPED]}, "No known vulnerabilities found")
     assert code == NOT_ASKED

@@ -64,7 +64,7 @@ def test_the_experiment_is_mlflows_variable_if_it_is_set(monkeypatch, variable, 
 @pytest.mark.parametrize(
     ("shown", "gpus", "expected"), [("2,5", 2, ["2", "5"]), (None, 3, ["0", "1", "2"]), ("GPU-ab", 1, ["GPU-ab"])]
 )
-def test_a_sweep_takes_the_gpus_that_are_shown_to_it(monkeypatch, shown, gpus, expected):
+def test_a_sweep_uses_the_visible_gpus(monkeypatch, shown, gpus, expected):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if shown is not None:

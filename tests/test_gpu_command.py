@@ -28,7 +28,7 @@ def command(folder, *options):
 
 
 @pytest.mark.long
-def test_two_rows_are_run_and_written_and_not_run_again(tmp_path):
+def test_two_rows_are_run_once_and_written(tmp_path):
     done = command(tmp_path, "--only", "gradient-fspo-float32,log-probs-vllm-float32")
     assert done.returncode == 0, done.stdout + done.stderr
     report = read(tmp_path / "gpu.json")
@@ -56,7 +56,7 @@ def raises(error):
     return run
 
 
-def test_whatever_happens_in_a_case_is_a_row_and_only_checks_decide_the_exit_code():
+def test_every_case_gives_a_row_and_only_checks_determine_the_exit_code():
     failed = outcome(lambda setting: Outcome("error 2", passed=False))
     broken = outcome(raises(ZeroDivisionError("by zero")))
     missing = outcome(raises(AbsentError("no library")))

@@ -31,7 +31,7 @@ def files():
         yield from (Path(folder, name) for name in names)
 
 
-def test_no_file_asks_for_the_other_project():
+def test_no_file_requests_the_other_project():
     requests = []
     for file in files():
         if file == Path(__file__):

@@ -103,7 +103,7 @@ def test_log_ratio_is_zero_at_masked_positions_with_any_content(batch, poison, p
 @SETTINGS
 @given(batch=BATCHES)
 @example(batch=EXTREME)
-def test_log_ratio_against_the_sampler_is_the_one_against_old_where_it_reported_nothing(batch):
+def test_log_ratio_to_the_sampler_falls_back_to_the_old_log_probs(batch):
     inputs = batch.inputs()
     assert inputs.rollout_log_probs is None or ops.log_ratio(inputs, "rollout").ge(ops.log_ratio(inputs)).all()
     if inputs.rollout_log_probs is None:
@@ -125,7 +125,7 @@ def test_mean_times_length_is_the_sum(batch):
 @SETTINGS
 @given(batch=BATCHES, padding=st.sampled_from(["left", "scattered"]), poison=st.sampled_from(POISONS))
 @example(batch=EXTREME, padding="left", poison=float("nan"))
-def test_where_the_padding_is_changes_no_sum(batch, padding, poison):
+def test_the_padding_side_changes_no_sum(batch, padding, poison):
     right, other = batch.inputs(), batch.inputs(padding, fill=poison)
     for values in ("log_probs", "old_log_probs"):
         first, second = getattr(right, values), getattr(other, values)
@@ -203,7 +203,7 @@ def test_the_clamp_equals_the_textbook_clip_of_the_ratio(batch, low, high, ceili
 @SETTINGS
 @given(batch=BATCHES, low=WIDTHS, high=WIDTHS, ceiling=st.none() | WIDTHS)
 @example(batch=EXTREME, low=0.2, high=0.2, ceiling=1.0)
-def test_a_log_ratio_is_clipped_only_on_the_side_its_advantage_pushes_to(batch, low, high, ceiling):
+def test_a_log_ratio_is_clipped_only_in_the_direction_of_its_advantage(batch, low, high, ceiling):
     _, band, log_ratio, advantages, clamped, clipped, _, (gradient, _) = surrogates(batch, low, high, ceiling)
     assert not clipped[advantages == 0].any()
     assert (log_ratio[clipped & (advantages > 0)] > band.high).all()
@@ -231,7 +231,7 @@ def test_without_a_band_nothing_is_clipped(batch):
     clip_low=st.floats(0.0, 0.999), clip_high=st.floats(0.0, 100.0), dual_clip=st.none() | st.floats(1.001, 1e6)
 )  # the bounds of the policies' own fields
 @example(clip_low=3e-4, clip_high=4e-4, dual_clip=None)
-def test_ratio_band_has_its_edges_where_the_ratio_has_them(clip_low, clip_high, dual_clip):
+def test_the_edges_of_a_ratio_band_are_those_of_the_ratio(clip_low, clip_high, dual_clip):
     band = ops.ratio_band(clip_low, clip_high, dual_clip, like=torch.zeros(1))
     assert band.low.dtype == torch.float32
     assert math.isclose(math.exp(band.low), 1 - clip_low, rel_tol=1e-6)

@@ -76,7 +76,7 @@ APART = {"openenv", "verifiers", "vllm", "dev"}
 """Extras that `all` omits; the comment in pyproject.toml says why."""
 
 
-def test_all_brings_every_extra_that_can_be_installed_beside_the_others():
+def test_the_all_extra_includes_every_compatible_extra():
     extras = PROJECT["optional-dependencies"]
     (requirement,) = extras["all"]
     assert re.fullmatch(r"rlzoo-llm\[.+\]", requirement)

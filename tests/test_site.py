@@ -14,7 +14,7 @@ from tests.zygote import shadowing
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def test_the_navigation_names_every_page_once_and_none_that_is_missing():
+def test_the_navigation_lists_every_existing_page_exactly_once():
     named = pages.navigation()
     there = [pages.home(source) for source in pages.sources() if source.suffix == ".md"]
     assert sorted(named) == sorted(there)  # a page named twice would appear twice
@@ -43,7 +43,7 @@ def test_a_linked_file_is_shown_verbatim(tmp_path):
     assert (ROOT / "configs" / "smollm2-text.yaml").read_text(encoding="utf-8").rstrip() in shown
 
 
-def test_links_in_code_are_no_links_and_comments_do_not_reach_the_site():
+def test_links_in_code_are_unchanged_and_comments_are_removed_from_the_site():
     text = "<!-- generated: x -->\n[a](../../SECURITY.md#reporting)\n\n```\n[b](../../SECURITY.md)\n<!-- kept -->\n```\n"
     expected = "\n[a](../security.md#reporting)\n\n```\n[b](../../SECURITY.md)\n<!-- kept -->\n```\n"
     assert pages.rewritten(Path("docs/how-to/vllm.md"), text) == expected
@@ -101,7 +101,7 @@ def test_a_wrong_link_of_the_built_site_is_reported(tmp_path, html, problem):
     assert not problem or problem in found[0]
 
 
-def test_a_folder_without_pages_is_no_site(tmp_path):
+def test_a_folder_without_pages_is_not_a_site(tmp_path):
     assert list(links.site_problems(tmp_path)) == [f"no pages in {tmp_path}"]
 
 
@@ -130,7 +130,7 @@ PAGE = textwrap.dedent("""\
     """)
 
 
-def test_marked_blocks_run_in_order_in_one_folder_and_others_do_not(tmp_path, capsys):
+def test_only_marked_blocks_run_in_order_in_one_folder(tmp_path, capsys):
     page = tmp_path / "page.md"
     page.write_text(PAGE)
     assert runnable.run_page(page)
@@ -197,7 +197,7 @@ def test_every_example_is_run_or_states_its_needs(monkeypatch):
     assert {"custom_reward.py", "gone.py"} <= set(examples.unnamed())
 
 
-def test_commands_in_how_tos_are_run_as_written_or_short(tmp_path, monkeypatch):
+def test_commands_in_how_tos_run_as_written_or_shortened(tmp_path, monkeypatch):
     command = tmp_path / "rlzoo"
     command.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/given\n')
     command.chmod(0o755)

@@ -39,7 +39,7 @@ def test_a_rule_is_checked_with_only_the_core_and_the_laws(tmp_path):
 
 
 @pytest.mark.long
-def test_everything_runs_without_the_speed_for_cpus(tmp_path):
+def test_everything_runs_without_the_cpu_optimizations(tmp_path):
     copy = shutil.copytree(ROOT / "rlzoo", tmp_path / "rlzoo", ignore=shutil.ignore_patterns("__pycache__"))
     for folder in ("plugins", "configs"):
         (tmp_path / folder).symlink_to(ROOT / folder)

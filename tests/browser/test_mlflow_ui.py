@@ -126,7 +126,7 @@ def test_the_saved_view_shows_which_rule_is_best_and_which_is_most_even(page, ad
     keep(page, "view")
 
 
-def test_a_rule_has_the_colour_that_reports_give_it(page, address):
+def test_a_rule_has_the_same_colour_as_in_reports(page, address):
     page.goto(f"{address}{view_path('1')}", wait_until="domcontentloaded")
     expect(page.get_by_text("Group: fspo").first).to_be_visible(timeout=SLOW)
     for rule in ("fspo", "gspo"):
@@ -172,7 +172,7 @@ def test_the_chart_view_shows_reward_clip_fraction_and_fairness_of_every_run(pag
     keep(page, "charts")
 
 
-def test_a_runs_page_says_what_it_is_and_what_was_typed(run_page):
+def test_a_run_page_shows_the_description_and_the_typed_command(run_page):
     page = run_page()
     expect(page.get_by_text("fspo on arithmetic, model embedded, seed 0").first).to_be_visible(timeout=SLOW)
     if (more := page.get_by_text("Show more", exact=True).first).is_visible():
@@ -182,13 +182,13 @@ def test_a_runs_page_says_what_it_is_and_what_was_typed(run_page):
     keep(page, "run")
 
 
-def test_the_machines_load_has_charts_of_its_own(run_page):
+def test_system_metrics_have_separate_charts(run_page):
     page = run_page("system-metrics")
     expect(page.get_by_text("cpu_utilization_percentage").first).to_be_visible(timeout=SLOW)
     expect(page.locator(".js-plotly-plot").first).to_be_visible(timeout=SLOW)
 
 
-def test_figures_are_pictures(run_page):
+def test_figures_are_shown_as_images(run_page):
     page = run_page("artifacts/clip_by_length/step-000004.png")
     page.reload(wait_until="domcontentloaded")  # the page keeps showing the previous file
     expect(page.locator("img[src^='blob:']").first).to_be_visible(timeout=SLOW)

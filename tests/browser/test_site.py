@@ -86,7 +86,7 @@ def search(page, address):
     return results
 
 
-def test_what_a_reader_searches_is_among_the_first_two_results(search):
+def test_typical_searches_find_their_page_in_the_first_two_results(search):
     found = {words: search(words)[:2] for words in SEARCHES}
     assert {words: first for words, first in found.items() if SEARCHES[words] not in first} == {}
 
@@ -95,7 +95,7 @@ def test_learning_rate_finds_the_setting_first(search):
     assert search("learning rate")[0] == SEARCHES["learning rate"]
 
 
-def test_no_page_scrolls_sideways_on_a_phone_and_none_loads_anything_from_elsewhere(browser, address):
+def test_pages_fit_a_phone_screen_and_load_no_external_resources(browser, address):
     page = browser.new_page(viewport={"width": PHONE, "height": 844})
     requested = []
     page.on("request", lambda request: requested.append(request.url))

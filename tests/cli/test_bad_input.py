@@ -21,7 +21,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_a_wrong_setting_is_named_with_what_is_allowed(refused, setting):
+def test_an_invalid_setting_is_reported_with_the_allowed_values(refused, setting):
     assert refused("train", "--set", setting).startswith(SETTINGS[setting])
 
 
@@ -53,7 +53,7 @@ def test_a_wrong_setting_is_named_with_what_is_allowed(refused, setting):
         ),
     ],
 )
-def test_what_does_not_exist_or_does_not_fit_together_is_refused(refused, words, line):
+def test_missing_or_incompatible_inputs_are_refused(refused, words, line):
     assert refused("train", *words).startswith(line)
 
 
@@ -75,7 +75,7 @@ def test_malformed_config_file(refused, tmp_path):
     ],
     ids=["a bad line", "no such column", "empty", "no such file"],
 )
-def test_a_data_file_that_cannot_be_used_is_named_with_the_reason(refused, tmp_path, text, words):
+def test_an_unusable_data_file_is_reported_with_the_reason(refused, tmp_path, text, words):
     file = tmp_path / "questions.jsonl"
     if text is not None:
         file.write_text(text)
@@ -89,5 +89,5 @@ def test_output_directory_that_cannot_be_written(refused, tmp_path):
     assert line == f"output directory '{tmp_path / 'file' / 'run'}' cannot be written: Not a directory"
 
 
-def test_reward_that_is_not_there(refused):
+def test_missing_reward_function(refused):
     assert "no_such_module" in refused("train", "--set", "task.reward=no_such_module:grade")

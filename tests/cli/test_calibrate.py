@@ -19,7 +19,7 @@ def test_calibrate_writes_a_config_that_trains(rlzoo, tmp_path):
     assert yaml.safe_load(out)["clip"]["clip_high"] == settings["clip_high"]
 
 
-def test_calibrate_says_when_the_share_was_not_met(rlzoo, tmp_path):
+def test_calibrate_reports_when_the_target_clip_fraction_was_not_reached(rlzoo, tmp_path):
     arguments = ["--clip", "rloo", "--set", "clip.clip_high=20", "--set", "clip.clip_low=0.9", "--pilots", "1", "--steps", "1"]
     code, out, _ = rlzoo("calibrate", *arguments, *QUICK, "--output", tmp_path / "rloo.yaml")
     assert code == 1

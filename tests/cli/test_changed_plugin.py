@@ -44,7 +44,7 @@ def test_an_unchanged_plugin_resumes(rlzoo, run):
     assert len((path / "metrics.jsonl").read_text().splitlines()) == 3
 
 
-def test_a_changed_plugin_is_refused_and_named(rlzoo, run):
+def test_a_changed_plugin_is_refused_and_reported(rlzoo, run):
     path, file = run
     before = (path / "metrics.jsonl").read_text()
     file.write_text(file.read_text().replace("0.25", "0.125"))
@@ -62,7 +62,7 @@ def test_a_changed_plugin_is_refused_and_named(rlzoo, run):
         train(config, resume=True)
 
 
-def test_a_changed_plugin_is_named_and_taken_if_that_is_allowed(rlzoo, run, caplog):
+def test_a_changed_plugin_is_reported_and_accepted_if_allowed(rlzoo, run, caplog):
     path, file = run
     file.write_text(file.read_text() + "# longer\n")
     with caplog.at_level(logging.WARNING, logger="rlzoo"):

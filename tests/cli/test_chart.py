@@ -23,7 +23,7 @@ def drawn(profile, encoding="utf-8", width=80):
     return stream.read().splitlines()
 
 
-def test_every_bin_has_a_row_with_its_lengths_share_and_interval(profile):
+def test_every_bin_has_a_row_with_its_lengths_fraction_and_interval(profile):
     title, *rows = drawn(profile)
     assert title.strip() == "clip fraction by response length, all steps"
     assert len(rows) == sum(count > 0 for count in profile.both.count)
@@ -41,11 +41,11 @@ def test_bars_are_in_proportion(profile):
         assert end == pytest.approx(40 * share / longest, abs=0.51)
 
 
-def test_a_terminal_without_line_drawing_gets_plain_signs(profile):
+def test_a_terminal_without_line_drawing_gets_ascii_characters(profile):
     assert "".join(drawn(profile, "ascii")).isascii()
 
 
-def test_bins_share_no_length(profile):
+def test_bins_do_not_overlap(profile):
     # a bin up to 13.67 tokens contains 13 but not 14, which begins the next bin
     edges = (9.0, 13.67, *(20.0 + k for k in range(len(profile.edges) - 2)))
     rows = drawn(dataclasses.replace(profile, edges=edges))[1:]
@@ -53,7 +53,7 @@ def test_bins_share_no_length(profile):
     assert rows[1].split()[0] == "14-20"
 
 
-def test_words_name_the_lengths_that_were_clipped_more_or_less_often_beyond_noise(profile):
+def test_the_summary_lists_lengths_whose_clip_rate_differs_significantly(profile):
     sides = dataclasses.replace(
         profile.both,
         fraction=(0.05, 0.1, 0.1, 0.1, 0.1, 0.22),

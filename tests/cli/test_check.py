@@ -33,7 +33,7 @@ def test_check_prints_the_portrait_beside_that_of_grpo(rlzoo):
     assert ["grpo", "A>0", "0.5", "0.8", "1", "0", "0"] in lines
 
 
-def test_check_tells_which_laws_are_opted_out_of_and_why(rlzoo):
+def test_check_reports_laws_that_are_opted_out_of_and_why(rlzoo):
     exempt = load_zoo()["kl-cov"].exempt
     code, out, _ = rlzoo("clips", "check", "kl-cov")
     assert code == 0
@@ -59,7 +59,7 @@ def test_check_of_a_broken_policy_shows_law_statement_and_smallest_input(rlzoo, 
     assert lines[place + 3] == f"{len(LAWS) - 1} kept, 1 broken, 0 opted out"
 
 
-def test_check_as_json_holds_the_same(rlzoo, plugin):
+def test_check_as_json_has_the_same_content(rlzoo, plugin):
     file = plugin(SOUND, REVERSED, returned="Plain, Reversed")
     code, out, _ = rlzoo("clips", "check", file, "--json")
     assert code == 1
@@ -77,7 +77,7 @@ def test_check_as_json_holds_the_same(rlzoo, plugin):
     assert len(failed["inputs"]["advantages"]) == len(failed["inputs"]["response_mask"]) == 1
 
 
-def test_a_policy_that_raises_fails_the_law_with_what_it_raised(rlzoo, plugin):
+def test_a_policy_that_raises_fails_the_law_with_its_exception(rlzoo, plugin):
     raising = SOUND.replace("log_ratio = ops.log_ratio(inputs)", "raise ValueError('no such [tensor]')")
     code, out, err = rlzoo("clips", "check", plugin(raising, returned="Plain"))
     assert (code, err) == (1, "")
@@ -85,7 +85,7 @@ def test_a_policy_that_raises_fails_the_law_with_what_it_raised(rlzoo, plugin):
     assert laws_of(out)["settings_are_complete"] == "pass"  # it does not call the policy
 
 
-def test_check_refuses_what_is_not_there(refused, plugin, tmp_path):
+def test_check_refuses_an_unknown_policy(refused, plugin, tmp_path):
     assert refused("clips", "check", "gsop").endswith("; did you mean 'gspo'?")
     missing = tmp_path / "none.py"
     assert refused("clips", "check", missing).startswith(f"plugin '{missing}' does not exist; specify a .py file")

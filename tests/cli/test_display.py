@@ -15,7 +15,7 @@ LONG = "clip is inert: nothing was clipped for 10 steps; narrow clip.width_low, 
 STOPPED = "stopped after step 3 of 40; resume with: rlzoo train --resume --output runs/fspo-arithmetic-0-20261122-054750"
 
 
-def test_in_a_file_a_line_is_a_line():
+def test_lines_written_to_a_file_are_not_wrapped():
     file = io.StringIO()
     Plain(file=file, width=20).print(LONG)
     assert file.getvalue() == f"{LONG}\n"
@@ -30,28 +30,28 @@ def test_brackets_numbers_and_colons_are_text():
 @pytest.mark.parametrize(
     "text", ["a\x1b[2Jb", "\x1b]0;title\x07", "over\rwritten", "\x9b31m", "\u202eturned", "a\u200bb", "\ud800", "\t"]
 )
-def test_control_characters_become_escapes(text):
+def test_control_characters_are_escaped(text):
     shown = printable(text)
     assert shown.isprintable()
     assert "\\" in shown
     assert printable("grüße 数学 ∑") == "grüße 数学 ∑"
 
 
-def test_a_pipe_is_no_screen_whatever_is_said_of_colours(monkeypatch):
+def test_a_pipe_is_not_a_screen_even_with_force_color(monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     reader, writer = os.pipe()
     with os.fdopen(reader), os.fdopen(writer, "w") as file:
         assert not Plain(file=file).is_screen
 
 
-def test_a_terminal_that_cannot_draw_is_no_screen(a_terminal, monkeypatch):
+def test_a_dumb_terminal_is_not_a_screen(a_terminal, monkeypatch):
     a_terminal(60, 20)
     assert Plain().is_screen
     monkeypatch.setenv("TERM", "dumb")
     assert not Plain().is_screen
 
 
-def test_what_is_printed_and_logged_stands_above_the_bars(a_terminal, monkeypatch):
+def test_printed_and_logged_lines_appear_above_the_bars(a_terminal, monkeypatch):
     screen = a_terminal(60, 20)
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     show_log(logging.INFO)
@@ -82,7 +82,7 @@ def test_what_is_printed_and_logged_stands_above_the_bars(a_terminal, monkeypatc
     assert screen.is_cursor_shown
 
 
-def test_a_warning_cannot_steer_the_terminal(a_terminal, monkeypatch):
+def test_a_warning_cannot_send_terminal_control_sequences(a_terminal, monkeypatch):
     screen = a_terminal(60, 20)
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     show_log(logging.INFO)
@@ -91,7 +91,7 @@ def test_a_warning_cannot_steer_the_terminal(a_terminal, monkeypatch):
     assert screen.text == r"the server said \x1b[2J\x1b[Hnothing\u202e"
 
 
-def test_bars_are_gone_when_what_they_counted_is_done(a_terminal):
+def test_transient_bars_disappear_when_their_work_is_done(a_terminal):
     screen = a_terminal(60, 20)
     with Bars(Plain(stderr=True), transient=True) as bars:
         bars.reach("matching", 1, 4)
@@ -112,7 +112,7 @@ def test_quiet_bars_are_not_drawn(a_terminal):
     assert not any("matching" in frame for frame in screen.frames)
 
 
-def test_colours_are_those_of_the_terminal(a_terminal, monkeypatch):
+def test_colours_come_from_the_terminal_palette(a_terminal, monkeypatch):
     screen = a_terminal(60, 20)
     monkeypatch.setenv("COLORTERM", "truecolor")
     with Bars(Plain()) as bars:

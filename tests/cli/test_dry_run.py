@@ -47,7 +47,7 @@ def test_the_configuration_is_on_stdout_and_the_plan_on_stderr(rlzoo):
         assert word in err
 
 
-def test_the_plan_counts_the_questions_and_warns_of_too_few_to_evaluate_on(rlzoo):
+def test_the_plan_counts_questions_and_warns_if_too_few_are_held_out(rlzoo):
     few = settings("task.operand_max=3", "task.num_operands_max=2", "eval.num_problems=9")  # 9 sums, one of them held out
     code, _, err = rlzoo("train", "--clip", "gspo", "--dry-run", *few)
     assert code == 0
@@ -57,7 +57,7 @@ def test_the_plan_counts_the_questions_and_warns_of_too_few_to_evaluate_on(rlzoo
     ]
 
 
-def test_as_json_configuration_and_plan_are_one_document(rlzoo):
+def test_json_output_holds_configuration_and_plan_in_one_document(rlzoo):
     code, out, err = rlzoo("train", "--clip", "rloo", "--dry-run", "--json", *SMALL)
     document = json.loads(out)
     assert (code, err) == (0, "")
@@ -84,7 +84,7 @@ def test_a_dry_run_is_quick(rlzoo):
     assert time.process_time() - started < 2
 
 
-def test_devices_are_for_dry_runs(refused):
+def test_devices_requires_dry_run(refused):
     assert refused("train", "--devices", "8xH100") == "--devices needs --dry-run"
     assert refused("train", "--dry-run", "--devices", "many").startswith(
         "--devices 'many': expected a value such as 8xH100 or 2x24GB; names: "
@@ -97,7 +97,7 @@ def test_more_processes_than_devices_are_refused(refused):
     )
 
 
-def test_processes_of_a_launcher_count(refused, monkeypatch):
+def test_processes_of_a_launcher_are_counted(refused, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "5")
     assert "fewer than the 5 processes" in refused("train", "--dry-run", *settings("rollout.num_prompts=4"))
 
@@ -169,7 +169,7 @@ def test_a_model_that_cannot_fit_is_refused(rlzoo, model):
     assert "learner.lora.rank=32, or plan for more devices, such as --devices 8xH100" in line
 
 
-def test_a_cpu_is_shared_by_its_processes(rlzoo, monkeypatch):
+def test_processes_on_a_cpu_share_its_memory(rlzoo, monkeypatch):
     import psutil
 
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=60_000_000, available=60_000_000))
@@ -185,7 +185,7 @@ def test_vllm_without_room_for_weights_and_a_response_is_refused(rlzoo, model):
     assert line.startswith("rollout.vllm.gpu_memory_utilization=0.2: 16.0 GB cannot hold vLLM's weights (16.1 GB)")
 
 
-def test_an_unknown_shape_is_said_and_the_rest_planned(rlzoo):
+def test_an_unknown_model_shape_is_reported_and_the_rest_is_planned(rlzoo):
     code, out, err = rlzoo("train", "--dry-run", *settings("model.path=nobody/nothing"))
     assert code == 0
     assert yaml.safe_load(out)["model"]["path"] == "nobody/nothing"
@@ -193,7 +193,7 @@ def test_an_unknown_shape_is_said_and_the_rest_planned(rlzoo):
     assert "160 optimizer steps in all" in err
 
 
-def test_the_plan_of_a_game_counts_what_the_environment_writes(rlzoo):
+def test_the_plan_of_a_game_counts_environment_tokens(rlzoo):
     code, out, err = rlzoo("train", "--config", "guess", "--dry-run", "--json", "--devices", "1x24GB")
     assert code == 0, err
     plan = json.loads(out)["plan"]
@@ -202,7 +202,7 @@ def test_the_plan_of_a_game_counts_what_the_environment_writes(rlzoo):
     assert plan["micro_batch"]["tokens"] == plan["micro_batch"]["rows"] * (12 + 208 + 15 * 8)
 
 
-def test_a_template_describes_tools_before_the_first_message():
+def test_the_plan_counts_tool_descriptions_in_the_prompt():
     settings_of_a_task = [
         "task.name=tools",
         "task.problems.name=arithmetic",

@@ -37,7 +37,7 @@ def test_eval_without_mlflow_and_without_an_output(rlzoo, monkeypatch, tmp_path)
 
 
 @pytest.mark.long
-def test_ctrl_c_leaves_what_is_done_and_the_same_command_goes_on(rlzoo, zygote, tmp_path):
+def test_eval_interrupted_by_ctrl_c_is_resumed_by_the_same_command(rlzoo, zygote, tmp_path):
     arguments = ["eval", "embedded", *QUICK, "--limit", "24", "--no-mlflow"]
     folder = tmp_path / "stopped"
     lines = folder / "completions" / "arithmetic.jsonl"
@@ -59,7 +59,7 @@ def test_ctrl_c_leaves_what_is_done_and_the_same_command_goes_on(rlzoo, zygote, 
     assert lines.read_bytes() == (tmp_path / "whole" / "completions" / "arithmetic.jsonl").read_bytes()
 
 
-def test_a_mistake_is_told_in_one_line(refused, tmp_path):
+def test_an_error_is_reported_in_one_line(refused, tmp_path):
     line = refused("eval", "embedded", "--suite", "aritmetic")
     assert line.startswith("unknown suite 'aritmetic' (allowed: gsm8k, math500, amc23, aime24, aime25, arithmetic)")
     assert line.endswith("; did you mean 'arithmetic'?")
@@ -87,7 +87,7 @@ def test_questions_that_the_tokenizer_cannot_read_are_refused(refused, tmp_path)
     assert line.startswith("suite 'words' cannot be used with model 'embedded': the prompt ")
 
 
-def test_a_directory_of_something_else_is_refused(refused, tmp_path):
+def test_an_unrelated_output_directory_is_refused(refused, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("steps: 1\n")
     assert refused("eval", "embedded", *QUICK, "--output", tmp_path / "run") == (
@@ -97,6 +97,6 @@ def test_a_directory_of_something_else_is_refused(refused, tmp_path):
     assert "cannot be written: Not a directory" in refused("eval", "embedded", *QUICK, "--output", tmp_path / "file" / "mine")
 
 
-def test_a_model_that_two_words_name_is_refused(refused):
+def test_a_model_that_is_given_twice_is_refused(refused):
     told = refused("eval", "embedded", *QUICK, "--set", "model.path=smollm2")
     assert told == "--set model.path: MODEL already sets it to 'embedded'; use only one of the two"

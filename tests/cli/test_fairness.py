@@ -10,7 +10,7 @@ from rlzoo.journal.rollout_file import RolloutFile
 from rlzoo.lab.recorded import RecordedRun
 
 
-def test_fairness_prints_drift_and_what_the_own_rule_clipped(rlzoo, trained):
+def test_fairness_prints_drift_and_clipping_of_the_run_rule(rlzoo, trained):
     code, out, _ = rlzoo("fairness", trained.path)
     assert code == 0
     assert "trained with fspo" in out.splitlines()[0]
@@ -36,7 +36,7 @@ def test_fairness_of_one_step_is_that_of_its_file(rlzoo, trained):
 @pytest.mark.parametrize(
     "command", [["fairness"], ["replay", "--clip", "fspo"], ["rescore", "--output", "new", "--model", "embedded"]]
 )
-def test_what_is_no_recording_is_refused_by_its_name(rlzoo, tmp_path, command):
+def test_a_file_that_is_not_a_recording_is_refused_by_name(rlzoo, tmp_path, command):
     name, *options = command
     for path, reason in ((tmp_path / "nothing", "does not exist"), (tmp_path, "neither a run directory nor a folder")):
         code, _, error = rlzoo(name, path, *options)
@@ -62,7 +62,7 @@ def test_a_run_is_rescored_and_judged(rlzoo, trained, tmp_path):
     assert not (tmp_path / "again" / "replay.html").exists()
 
 
-def test_settings_of_the_own_rule_change_one_by_one(rlzoo, trained):
+def test_individual_settings_of_the_run_rule_can_be_overridden(rlzoo, trained):
     """The run was trained with both widths at .015; settings that are not given keep their recorded values."""
     for path in (trained.path, trained.path / "rollouts"):
         _, out, _ = rlzoo("replay", path, "--clip", "fspo", "--set", "clip.width_low=0.05", "--json", "--no-cosine")
@@ -70,7 +70,7 @@ def test_settings_of_the_own_rule_change_one_by_one(rlzoo, trained):
         assert (settings["width_low"], settings["width_high"]) == (0.05, 0.015)
 
 
-def test_nothing_left_is_one_line(rlzoo, trained):
+def test_a_replay_with_no_steps_left_is_refused_in_one_line(rlzoo, trained):
     code, _, error = rlzoo("replay", trained.path / "rollouts", "--clip", "fspo", "--skip-steps", "99")
     assert code == 2
     assert "after step 99" in error
@@ -100,7 +100,7 @@ def rlzoo_clip_policies():
 """
 
 
-def test_a_file_has_the_settings_of_a_plugins_rule(rlzoo, trained, tmp_path):
+def test_a_rollout_file_restores_the_settings_of_a_plugin_rule(rlzoo, trained, tmp_path):
     (tmp_path / "flat.py").write_text(FLAT)
     step = RolloutFile.load(trained.path / "rollouts" / "000002.safetensors")
     dataclasses.replace(step, rule={"name": "flat", "width": 0.05}).save(tmp_path / "000002.safetensors")

@@ -22,7 +22,7 @@ def short_model(tmp_path):
     return str(tmp_path / "short")
 
 
-def test_every_way_into_a_run_is_refused_by_the_same_question(tmp_path, rlzoo, short_model):
+def test_every_entry_point_refuses_with_the_same_check(tmp_path, rlzoo, short_model):
     settings = [f"model.path={short_model}", "rollout.max_new_tokens=40", *QUICK]
     config = RunConfig.compose(clip="grpo", overrides=settings, steps=1, output=tmp_path / "run")
     with pytest.raises(UserError, match=r"rollout.max_new_tokens=40: .* accepts at most 16") as refused:
@@ -47,14 +47,14 @@ def test_every_way_into_a_run_is_refused_by_the_same_question(tmp_path, rlzoo, s
     assert not (tmp_path / "run").exists()
 
 
-def test_a_sweep_asks_about_all_its_runs_before_the_first_one_starts(tmp_path):
+def test_a_sweep_checks_all_runs_before_it_starts_the_first(tmp_path):
     too_few = ["rollout.num_prompts=1", "launch.processes=2"]
     with pytest.raises(UserError, match="fewer than the 2 processes"):
         Sweep(tmp_path / "race", ("grpo", "fspo"), (0,), overrides=tuple(too_few))
     assert not (tmp_path / "race").exists()
 
 
-def test_a_question_that_fails_closes_the_sampler(tmp_path, monkeypatch):
+def test_a_failed_admission_check_closes_the_sampler(tmp_path, monkeypatch):
     closed = []
 
     def refuse(admission):
@@ -69,7 +69,7 @@ def test_a_question_that_fails_closes_the_sampler(tmp_path, monkeypatch):
     assert closed == [True]
 
 
-def test_a_run_that_may_not_fit_starts_with_a_warning_and_is_refused_by_a_plan(tmp_path, monkeypatch, caplog, rlzoo):
+def test_a_run_that_may_not_fit_warns_in_train_and_is_refused_in_a_dry_run(tmp_path, monkeypatch, caplog, rlzoo):
     monkeypatch.setattr("rlzoo.gate.devices.total_memory", lambda: 10_000_000)
     config = RunConfig.compose(clip="grpo", overrides=QUICK, steps=1, output=tmp_path / "run")
     assert isinstance(enter(config, config.task), Admission)

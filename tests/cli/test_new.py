@@ -23,7 +23,7 @@ OURS = f"rlzoo-llm {version('rlzoo-llm')}"
 
 
 @pytest.mark.parametrize("name", ["My-Rule", "my_rule", "1-rule", "my--rule", "my-", "my rule", "../my-rule", ""])
-def test_new_refuses_a_name_that_is_none(refused, name):
+def test_new_refuses_an_invalid_name(refused, name):
     assert refused("clips", "new", name) == (
         f"name {name!r}: expected lower-case words of letters and digits, joined by hyphens, such as 'my-rule'"
     )
@@ -87,7 +87,7 @@ def test_a_new_distribution_has_a_module_a_test_a_page_and_packaging(written):
     assert not any("$" in (written / file).read_text() for file in files)
 
 
-def test_a_new_policy_keeps_every_law_as_it_is(written):
+def test_a_new_policy_keeps_every_law_unmodified(written):
     (entry,) = load_zoo([written / "rlzoo_my_rule.py"]).asked_for()
     assert entry.kind.name == "my-rule"
     assert {outcome.law: outcome.status for outcome in testing.check(entry.kind())} == dict.fromkeys(LAWS, "pass")
@@ -98,7 +98,7 @@ def test_a_new_distribution_passes_its_own_tests(written):
     assert f"{len(LAWS) + 1} passed" in out
 
 
-def test_a_new_distribution_is_formatted_and_free_of_mistakes(written):
+def test_a_new_distribution_passes_formatter_and_linter(written):
     run_in(written, "-m", "ruff", "format", "--check", *STYLE)
     run_in(written, "-m", "ruff", "check", "--select", "E,F,W", *STYLE)
 
@@ -155,7 +155,7 @@ def test_train_refuses_a_plugin_whose_policy_has_a_name_that_is_taken(refused, p
     assert line == f"rule 'plain' cannot be used: {taken} (plugin '{second}')"
 
 
-def test_train_refuses_settings_that_the_plugins_policy_has_not(refused, plugin):
+def test_train_refuses_unknown_settings_of_a_plugin_policy(refused, plugin):
     file = plugin(SOUND, returned="Plain")
     named = ("train", "--plugin", file, "--clip", "plain")
     assert refused(*named, "--set", "clip.width=2") == "clip.width=2: input should be less than 1"

@@ -44,13 +44,13 @@ def install_theirs(package):
         (package / folder / "__init__.py").write_text("")
 
 
-def test_a_folder_with_rlzoos_files_alone_says_nothing(package):
+def test_an_unmodified_installation_prints_no_warning(package):
     done = run(package, "--version")
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("words", [["--version"], ["doctor"], ["train", "--clip", "fspo"]])
-def test_an_init_of_the_other_project_is_refused_in_one_line(package, words):
+def test_an_overwritten_init_is_refused_in_one_line(package, words):
     install_theirs(package)
     done = run(package, *words)
     assert (done.returncode, done.stdout) == (2, "")
@@ -59,14 +59,14 @@ def test_an_init_of_the_other_project_is_refused_in_one_line(package, words):
     )
 
 
-def test_an_init_that_was_removed_with_the_other_project_is_refused_in_one_line(package):
+def test_a_removed_init_is_refused_in_one_line(package):
     (package / "__init__.py").unlink()
     done = run(package, "clips", "list")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert done.stderr.startswith(f"rlzoo: {package}/__init__.py was replaced or removed by another project")
 
 
-def test_files_of_the_other_project_beside_an_init_of_ours_are_named_and_the_command_runs(package):
+def test_foreign_files_next_to_an_intact_init_are_reported_and_the_command_runs(package):
     install_theirs(package)
     shutil.copy(ROOT / "rlzoo" / "__init__.py", package)
     line = f"{package} also contains files of another project, 'rlzoo' on the package index: {REPAIR}"

@@ -20,10 +20,10 @@ def announced(rlzoo, caplog):
     return run
 
 
-def test_a_run_names_the_plugins_from_outside(announced, plugin):
+def test_a_run_lists_the_external_plugins_that_it_loads(announced, plugin):
     file = plugin(SOUND, returned="Plain")
     assert announced("--clip", "plain", "--plugin", file) == [f"plugin loaded: {file} (plain)"]
 
 
-def test_a_run_without_any_says_nothing(announced):
+def test_a_run_without_external_plugins_lists_none(announced):
     assert announced("--clip", "fspo") == []

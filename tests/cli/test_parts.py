@@ -17,7 +17,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_installed_is_listed_and_shown(rlzoo, kind):
+def test_installed_parts_are_listed_and_shown(rlzoo, kind):
     name, _, key = KINDS[kind]
     code, out, err = rlzoo(kind, "list", "--json")
     assert (code, err) == (0, "")
@@ -34,20 +34,20 @@ def test_what_is_installed_is_listed_and_shown(rlzoo, kind):
         assert setting["name"] in shown
 
 
-def test_an_alias_is_shown_as_what_it_stands_for(rlzoo):
+def test_an_alias_is_shown_as_its_target(rlzoo):
     assert rlzoo("advantages", "show", "pass@8")[1].startswith("pass_at_k  ")
     assert "pass_at_k  also pass@2, pass@4" in rlzoo("advantages", "list")[1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_name_that_is_not_there_is_refused(refused, kind):
+def test_an_unknown_name_is_refused(refused, kind):
     line = refused(kind, "show", "icepob" if kind == "corrections" else "group_mena")
     assert line.startswith("unknown ")
     assert "did you mean" in line
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_part_is_held_to_its_laws(rlzoo, kind, tmp_path, monkeypatch):
+def test_a_part_is_checked_against_its_laws(rlzoo, kind, tmp_path, monkeypatch):
     name, laws, _ = KINDS[kind]
     (tmp_path / name).mkdir()  # a run directory with that name is not a plugin
     monkeypatch.chdir(tmp_path)
@@ -57,7 +57,7 @@ def test_a_part_is_held_to_its_laws(rlzoo, kind, tmp_path, monkeypatch):
     assert [law["law"] for law in report["laws"]] == [law.name for law in laws]
 
 
-def test_a_part_that_breaks_a_law_is_named_with_what_was_seen(rlzoo, tmp_path):
+def test_a_part_that_breaks_a_law_is_reported_with_the_observed_value(rlzoo, tmp_path):
     file = tmp_path / "wrong.py"
     file.write_text(
         "import torch\nfrom rlzoo import Correction, hookimpl\n"

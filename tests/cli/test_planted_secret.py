@@ -63,7 +63,7 @@ def leaks(folder, *texts):
     return [(name, secret) for name, content in places for secret in spellings if secret.encode() in content]
 
 
-def test_the_search_finds_what_is_there(tmp_path):
+def test_the_secret_search_finds_planted_secrets(tmp_path):
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "file").write_bytes(b"\0x" + IN_AN_ADDRESS.replace("/", "%2F").encode() + b"x")
     assert len(leaks(tmp_path)) == 1
@@ -102,7 +102,7 @@ def test_no_secret_is_written_sent_or_printed(finished):
 
 
 @pytest.mark.long
-def test_a_run_is_gone_on_with_when_its_secrets_are_given_again(train, finished, plugin_file):
+def test_a_run_resumes_when_its_secrets_are_given_again(train, finished, plugin_file):
     folder, _ = finished
     done = train(folder, "--resume", "--steps", "2", settings=SECRETS[:1])
     assert done.returncode == 2
@@ -135,7 +135,7 @@ def test_a_dry_run_prints_no_secret(train, tmp_path, plugin_file):
         pytest.param(f"postgresql://me:{OF_THE_STORE}@127.0.0.1:9/db?password={OF_THE_STORE}", marks=pytest.mark.long),
     ],
 )
-def test_a_store_that_cannot_be_reached_is_told_of_without_its_password(train, tmp_path, store):
+def test_an_unreachable_store_is_reported_without_its_password(train, tmp_path, store):
     done = train(tmp_path, "--clip", "fspo", "--steps", "1", settings=QUICK, store=store)
     assert done.returncode == 0, done.stderr
     assert "MLflow did not receive everything" in done.stderr

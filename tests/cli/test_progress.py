@@ -35,7 +35,7 @@ def drawn(screen, rows, **more):
 
 
 @pytest.mark.parametrize("size", [(120, 40), (80, 24), (60, 20), (60, 5), (40, 10)])
-def test_the_view_stays_in_place_and_leaves_the_curves(trained, a_terminal, size):
+def test_the_live_view_updates_in_place_and_leaves_the_curves(trained, a_terminal, size):
     screen = a_terminal(*size)
     rows = trained.metrics
     lines = drawn(screen, rows)
@@ -54,7 +54,7 @@ def test_the_view_stays_in_place_and_leaves_the_curves(trained, a_terminal, size
         assert sum(bool(is_bar(line)) for line in frame) <= 1
 
 
-def test_nothing_stays_of_a_run_that_did_not_begin(a_terminal):
+def test_a_run_that_fails_to_start_leaves_nothing_on_screen(a_terminal):
     screen = a_terminal(80, 24)
     with Screen(Plain(), TITLE, 40) as display:  # a run may fail here, for example because its directory is in use
         display.refresh()
@@ -66,7 +66,7 @@ def test_nothing_stays_of_a_run_that_did_not_begin(a_terminal):
     assert screen.text == "the end"
 
 
-def test_a_run_that_goes_on_shows_what_it_came_to_before(trained, a_terminal):
+def test_a_resumed_run_shows_its_earlier_curves(trained, a_terminal):
     screen = a_terminal(80, 24)
     first, *_, last = [row["response/length_mean"] for row in trained.metrics if "response/length_mean" in row]
     with Screen(Plain(), TITLE, 4, trained.path) as display:
@@ -78,7 +78,7 @@ def test_a_run_that_goes_on_shows_what_it_came_to_before(trained, a_terminal):
     assert len(line.split()[2]) == 4
 
 
-def test_the_time_left_is_known_from_the_first_step_on_however_long_it_takes(a_terminal):
+def test_the_remaining_time_is_shown_from_the_first_step(a_terminal):
     a_terminal(80, 24)
     with Screen(Plain(), TITLE, 11) as display:
         display.show(0, {})
@@ -88,7 +88,7 @@ def test_the_time_left_is_known_from_the_first_step_on_however_long_it_takes(a_t
         assert task.time_remaining == pytest.approx(10 * 90, rel=0.05)
 
 
-def test_a_new_pilot_begins_with_new_curves(a_terminal):
+def test_a_new_pilot_starts_with_empty_curves(a_terminal):
     screen = a_terminal(80, 24)
     with Screen(Plain(), TITLE, 1) as display:
         for reward in (0.25, 0.75):
@@ -99,7 +99,7 @@ def test_a_new_pilot_begins_with_new_curves(a_terminal):
     assert screen.text.split("\n")[-2].split() == ["reward", "▁", "0.750", "→", "0.750"]
 
 
-def test_a_title_cannot_steer_the_terminal(a_terminal):
+def test_a_title_cannot_send_terminal_control_sequences(a_terminal):
     screen = a_terminal(80, 24)
     with Screen(Plain(), "model \x1b[2Jbad", 1) as display:
         display.show(0, {})
@@ -107,7 +107,7 @@ def test_a_title_cannot_steer_the_terminal(a_terminal):
     assert screen.text.split("\n")[0] == r"model \x1b[2Jbad"
 
 
-def test_elsewhere_a_step_is_a_line(trained):
+def test_without_a_terminal_each_step_is_one_line(trained):
     file = io.StringIO()
     with shown(Plain(file=file), TITLE, 4) as view:
         for step, metrics in enumerate(trained.metrics):
@@ -132,7 +132,7 @@ def test_json_lines_are_the_rows_of_the_run(trained):
     assert read == [{"step": step, **row} for step, row in enumerate(rows)]
 
 
-def test_a_quiet_run_shows_nothing_and_json_is_no_view(trained, a_terminal):
+def test_quiet_and_json_runs_show_no_live_view(trained, a_terminal):
     screen = a_terminal(80, 24)
     with shown(Plain(), TITLE, 4, is_quiet=True) as view:
         view.step(1, trained.metrics[1])

@@ -60,7 +60,7 @@ def test_a_setting_that_a_replay_does_not_use_is_refused(refused, run):
         assert told == "--set clip=grpo: --clip already sets clip to fspo; use only one of the two"
 
 
-def test_a_rule_that_cannot_be_matched_stays_as_it_is_with_the_reason(rlzoo, run):
+def test_a_rule_that_cannot_be_matched_is_unchanged_and_the_reason_reported(rlzoo, run):
     code, out, _ = rlzoo("replay", run, "--clip", "fspo,gpg", "--match-clip-fraction", "0.1", "--no-cosine")
     assert code == 0
     assert "gpg: rule 'gpg' has no width that could be scaled to match a clip fraction" in out
@@ -86,7 +86,7 @@ def test_tables_fit_into_eighty_columns(rlzoo, run, monkeypatch, capfd):
     assert max(map(len, lines)) <= 80
 
 
-def test_replay_refuses_what_it_cannot_read(refused, run, tmp_path):
+def test_replay_refuses_unreadable_input(refused, run, tmp_path):
     assert "is neither a run directory nor a folder with rollout files" in refused("replay", tmp_path, "--clip", "fspo")
     assert "unknown rule 'fsop'" in refused("replay", run, "--clip", "fsop")
     assert "expected comma-separated rules" in refused("replay", run, "--clip", ",")

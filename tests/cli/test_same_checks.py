@@ -87,7 +87,7 @@ def test_training_and_dry_run_refuse_with_the_same_line(refused, here, overrides
 
 
 @pytest.mark.parametrize("name", ["offload without DeepSpeed", "no PEFT", "an output that is taken"])
-def test_training_from_python_refuses_it_too(here, monkeypatch, name):
+def test_training_from_python_refuses_with_the_same_line(here, monkeypatch, name):
     monkeypatch.chdir(here)
     overrides, line = REFUSED[name]
     config = RunConfig.compose(clip="grpo", overrides=["tracking.mlflow=false", *overrides], steps=1)
@@ -103,7 +103,7 @@ def test_training_from_python_refuses_it_too(here, monkeypatch, name):
         ("ACCELERATE_USE_DEEPSPEED", "the launcher's configuration asks for DeepSpeed"),
     ],
 )
-def test_what_a_launcher_asks_for_is_refused_by_both(refused, monkeypatch, asked, line):
+def test_unsupported_launcher_variables_are_refused_by_train_and_dry_run(refused, monkeypatch, asked, line):
     monkeypatch.setenv(asked, "true")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert refused(*RUN, "--dry-run") == refused(*RUN)

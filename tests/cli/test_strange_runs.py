@@ -35,7 +35,7 @@ STRANGE = {"litter": litter, "no rollouts": lambda run: shutil.rmtree(run / "rol
 
 
 @pytest.mark.parametrize("strange", STRANGE)
-def test_every_command_that_reads_runs_ignores_or_refuses_it_in_one_line(strange, finished, tmp_path, monkeypatch, capfd):
+def test_commands_that_read_runs_ignore_or_refuse_a_damaged_run_in_one_line(strange, finished, tmp_path, monkeypatch, capfd):
     run = shutil.copytree(finished, tmp_path / "run")
     STRANGE[strange](run)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{finished.parent}/mlflow.db")
@@ -71,7 +71,7 @@ def test_output_that_nobody_reads_does_not_end_a_run(zygote, tmp_path):
     assert [row["step"] for row in lines(tmp_path / "run" / "metrics.jsonl")] == [0, 1]
 
 
-def test_a_disk_that_is_full_for_the_output_alone_ends_nothing():
+def test_a_full_disk_for_the_output_raises_no_error():
     with Path("/dev/full").open("w") as full:
         stream = Lasting(full)
         for _ in range(2):

@@ -87,7 +87,7 @@ def test_ctrl_c_on_a_small_terminal_without_colours(on_a_terminal):
     assert not any(code[:1] in "349" and len(code) > 1 for style in screen.styles for code in style.split(";"))
 
 
-def test_a_mistake_leaves_nothing_but_its_line(on_a_terminal, tmp_path):
+def test_an_error_prints_one_line_only(on_a_terminal, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "file").write_text("in the way")
     code, screen = on_a_terminal(60, 20, "train", "--output", "out", *QUICK)
@@ -98,7 +98,7 @@ def test_a_mistake_leaves_nothing_but_its_line(on_a_terminal, tmp_path):
     assert all(len(line) <= 60 for line in screen.text.split("\n"))
 
 
-def test_quiet_leaves_the_result(rlzoo):
+def test_quiet_prints_only_the_result(rlzoo):
     code, out, err = rlzoo("train", "--quiet", "--steps", "1", "--output", "out", *QUICK, *ALONE)
     assert code == 0, err
     accuracy, directory = out.splitlines()
@@ -106,7 +106,7 @@ def test_quiet_leaves_the_result(rlzoo):
     assert directory == "run directory out"
 
 
-def test_a_custom_reward_is_no_accuracy_and_comparable_runs_are_named(rlzoo, tmp_path):
+def test_a_custom_reward_is_not_called_accuracy_and_comparable_runs_are_listed(rlzoo, tmp_path):
     folder = tmp_path / "here"
     (folder / "reward_by_length.py").write_text("def short(problem, response):\n    return -0.01 * len(response)\n")
     more = [*QUICK, *ALONE, "--steps", "1", "--set", "task.reward=reward_by_length:short"]
@@ -120,7 +120,7 @@ def test_a_custom_reward_is_no_accuracy_and_comparable_runs_are_named(rlzoo, tmp
     assert out.splitlines()[-1] == "compare the finished runs in runs: rlzoo compare runs"
 
 
-def test_json_is_the_rows_and_the_result_and_nothing_else(rlzoo, tmp_path):
+def test_json_output_holds_only_the_rows_and_the_result(rlzoo, tmp_path):
     code, out, err = rlzoo("train", "--json", "--steps", "2", "--output", "out", *QUICK)
     assert code == 0, err
     *rows, last = map(json.loads, out.splitlines())
@@ -131,14 +131,14 @@ def test_json_is_the_rows_and_the_result_and_nothing_else(rlzoo, tmp_path):
     assert len(result["mlflow_run"]) == 32
 
 
-def test_quiet_json_is_the_result_alone(rlzoo):
+def test_quiet_json_output_holds_only_the_result(rlzoo):
     code, out, err = rlzoo("train", "--json", "--quiet", "--steps", "1", "--output", "out", *QUICK, *ALONE)
     assert code == 0, err
     assert json.loads(out)["result"]["run"] == "out"
 
 
 @pytest.mark.long
-def test_on_two_processes_one_speaks_as_it_was_asked_to(tmp_path, zygote):
+def test_with_two_processes_only_rank_0_prints_in_the_requested_format(tmp_path, zygote):
     inert = [f"--set={key}" for key in ("learner.num_minibatches=1", "learner.num_epochs=1", "tracking.mlflow=false")]
     words = ["train", "--json", "--processes", "2", "--steps", "1", *QUICK, *inert, "--output", "out"]
     unread = tmp_path / "accelerate" / "default_config.yaml"  # a configuration of Accelerate that rlzoo does not read
@@ -152,7 +152,7 @@ def test_on_two_processes_one_speaks_as_it_was_asked_to(tmp_path, zygote):
     assert last["result"]["run"] == "out"
 
 
-def test_the_processes_of_a_launcher_are_asked_the_same(rlzoo, monkeypatch):
+def test_a_launcher_passes_its_output_options_to_its_processes(rlzoo, monkeypatch):
     asked = []
     launcher = "torch.distributed.launcher.api.elastic_launch"
     monkeypatch.setattr(launcher, lambda how, program: lambda *words: asked.append(words))
@@ -173,7 +173,7 @@ from rlzoo.cli.main import main; main()
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["trian"], ["train", "--stepz", "3"]])
-def test_help_and_mistakes_in_typing_wait_for_no_library(arguments):
+def test_help_and_typing_errors_import_no_heavy_library(arguments):
     done = subprocess.run([sys.executable, "-c", IMPORTED, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == (0 if "--help" in arguments else 2)
     assert done.stderr.splitlines()[-1] == "[]"

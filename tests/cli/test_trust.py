@@ -64,7 +64,7 @@ def test_commands_that_only_read_a_run_load_no_code_that_it_names(rlzoo, sent, s
         assert not marker.exists(), name
 
 
-def test_a_row_says_why_its_columns_are_missing_and_a_named_plugin_fills_them(rlzoo, sent, spy):
+def test_missing_columns_are_explained_and_filled_once_the_plugin_is_given(rlzoo, sent, spy):
     file, marker = spy
     run = sent(plugins=[str(file)], clip={"name": "plain", "width": 0.25})
     why = "unknown rule 'plain'; see `rlzoo clips list`; to use a plugin that you trust, add --plugin FILE"
@@ -83,12 +83,12 @@ def test_a_row_says_why_its_columns_are_missing_and_a_named_plugin_fills_them(rl
     assert rule["settings"]["width"] == 0.25
 
 
-def test_a_plugin_that_cannot_be_used_is_an_error_of_a_comparison(refused, sent, tmp_path):
+def test_an_unusable_plugin_is_an_error_in_a_comparison(refused, sent, tmp_path):
     (tmp_path / "broken.py").write_text("1 / 0\n")
     assert "ZeroDivisionError" in refused("compare", sent(), "--plugin", tmp_path / "broken.py")
 
 
-def test_a_correction_that_is_not_known_is_said_instead_of_left_out(rlzoo, sent):
+def test_an_unknown_correction_is_reported(rlzoo, sent):
     run = sent(correction={"name": "mine"})
     reason = "was trained with another correction: unknown correction 'mine'"
     code, out, _ = rlzoo("compare", run)
@@ -112,7 +112,7 @@ def test_a_link_in_a_run_directory_creates_no_file_elsewhere(refused, sent, tmp_
         assert not (tmp_path / "profile").exists()
 
 
-def test_python_reads_a_run_as_data_unless_its_code_is_asked_for(sent, spy):
+def test_the_python_api_reads_a_run_as_data_unless_code_is_allowed(sent, spy):
     from rlzoo.lab.recorded import RecordedRun
 
     file, marker = spy

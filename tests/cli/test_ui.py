@@ -75,7 +75,7 @@ def test_ui_serves_the_store_on_loopback_only(server):
     assert f"00000000:{int(PORT):04X} 00000000:0000 0A" not in listening
 
 
-def test_mlflow_answers_to_no_name_but_this_machines(server):
+def test_mlflow_rejects_foreign_host_headers(server):
     path = "/api/2.0/mlflow/experiments/get?experiment_id=0"
     assert answer(path)[0] == 200
     status, body = answer(path, host="evil.example")  # an attacker can make this name resolve to this machine
@@ -89,14 +89,14 @@ def test_another_sites_page_cannot_change_the_store(server):
     assert (status, b"Cross-origin request blocked" in body) == (403, True)
 
 
-def test_the_stores_address_is_on_no_command_line(server):
+def test_the_store_address_is_not_on_a_command_line(server):
     assert b"mlflow" in Path(f"/proc/{server.pid}/cmdline").read_bytes()
     group = [entry for entry in Path("/proc").iterdir() if entry.name.isdigit() and in_group(entry, server.pid)]
     assert group
     assert not [entry for entry in group if b"sqlite" in (entry / "cmdline").read_bytes()]
 
 
-def test_the_first_lines_on_the_screen_say_which_store_and_which_address(server):
+def test_the_first_lines_of_output_show_the_store_and_the_address(server):
     answer("/api/2.0/mlflow/experiments/get?experiment_id=0")
     assert server.screen.read_text().splitlines()[:2] == [
         f"Starting MLflow on sqlite:///{server.screen.parent}/mlflow.db (Ctrl-C stops it) ...",
@@ -141,14 +141,14 @@ def started(capsys):
     return run
 
 
-def test_mlflows_queue_of_jobs_is_left_out_unless_asked_for(started, monkeypatch):
+def test_the_job_queue_of_mlflow_is_off_by_default(started, monkeypatch):
     assert started("127.0.0.1")[1]["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] == "false"
     monkeypatch.setenv("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "true")
     assert started("127.0.0.1")[1]["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] == "true"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "localhost", "::1"])
-def test_every_way_to_say_this_machine_is_taken(started, host):
+def test_every_loopback_name_is_accepted(started, host):
     if ":" in host and not socket.has_ipv6:
         pytest.skip("no IPv6 here")
     command, _ = started(host)
@@ -163,7 +163,7 @@ REMOTE = ["0.0.0.0", "::", "", "192.0.2.1", "fe80::1", "mine.example"]
 
 
 @pytest.mark.parametrize("host", REMOTE)
-def test_an_address_that_others_reach_is_refused_unless_it_is_allowed(refused, host):
+def test_a_non_loopback_address_is_refused_unless_allowed(refused, host):
     line = refused("ui", "--host", host, "--port", "5986")
     assert line == (
         f"--host {host!r} can be reached from other machines, and MLflow has no authentication; use a tunnel (ssh -L) to "
@@ -171,7 +171,7 @@ def test_an_address_that_others_reach_is_refused_unless_it_is_allowed(refused, h
     )
 
 
-def test_an_open_server_warns(started):
+def test_a_server_on_a_public_address_warns(started):
     command, environment = started("0.0.0.0", allow_remote=True)
     assert started.page == "http://127.0.0.1:5986"  # which a browser can open
     assert command[:5] == ["server", "--host", "0.0.0.0", "--port", "5986"]
@@ -179,7 +179,7 @@ def test_an_open_server_warns(started):
     assert "MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE" not in environment
 
 
-def test_a_password_in_the_stores_address_is_neither_shown_nor_on_the_command_line(started, monkeypatch, own_store):
+def test_a_password_in_the_store_address_is_neither_shown_nor_on_a_command_line(started, monkeypatch, own_store):
     address = f"sqlite:///file:{own_store}/mlflow.db?uri=true&password=hunter2"  # SQLite ignores unknown parameters
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
     command, environment = started("127.0.0.1")
@@ -188,7 +188,7 @@ def test_a_password_in_the_stores_address_is_neither_shown_nor_on_the_command_li
 
 
 @pytest.mark.parametrize("kind", ["damaged", "of another version"])
-def test_a_store_that_cannot_be_opened_is_one_line_and_no_server_starts(rlzoo, own_store, kind):
+def test_an_unusable_store_is_reported_in_one_line_and_no_server_starts(rlzoo, own_store, kind):
     if kind == "damaged":
         (own_store / "mlflow.db").write_text("not a database\n" * 100)
     else:
@@ -201,7 +201,7 @@ def test_a_store_that_cannot_be_opened_is_one_line_and_no_server_starts(rlzoo, o
     assert err.count("\n") == 1
 
 
-def test_without_a_store_it_says_what_to_do_and_makes_none(refused, monkeypatch, tmp_path):
+def test_without_a_store_ui_says_how_to_train_and_creates_none(refused, monkeypatch, tmp_path):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/none/mlflow.db")
     assert "no run has been tracked here yet; train first (rlzoo train --clip fspo)" in refused("ui")
     assert not (tmp_path / "none").exists()
@@ -217,7 +217,7 @@ def test_the_address_opens_the_saved_view_of_the_newest_run(started, own_store):
     assert json.loads(newest.tags[f"mlflow.sharedViewState.{KEY}"])["name"] == NAME
 
 
-def test_runs_that_the_view_should_not_average_are_named(started, own_store):
+def test_runs_that_the_view_should_not_average_are_listed(started, own_store):
     client = MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
     experiment = experiment_id(client, "mine")
 
@@ -253,7 +253,7 @@ def test_a_server_is_opened_in_a_browser(refused, monkeypatch):
     assert refused("ui") == said
 
 
-def test_ui_says_when_its_port_is_taken(refused):
+def test_ui_reports_a_port_that_is_in_use(refused):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -31,20 +31,20 @@ SETTINGS = [word for setting in [*QUICK, "task.reward=own_reward_of_here:short"]
 
 
 @pytest.mark.long
-def test_the_worker_of_a_run_imports_no_module_of_the_working_directory_unasked(folder):
+def test_grading_workers_import_no_module_from_the_working_directory(folder):
     few = ["--set", "rollout.num_prompts=2", "--set", "rollout.max_new_tokens=8"]
     rlzoo(folder, "train", "--clip", "fspo", "--steps", "1", "--output", "run", *SETTINGS, *few)
 
 
 @pytest.mark.long
-def test_no_command_imports_a_module_of_the_working_directory_unasked(folder):
+def test_commands_import_no_module_from_the_working_directory(folder):
     # the run of a sweep is its own process, with a worker for the reward
     rlzoo(folder, "sweep", "--clip", "fspo", "--seeds", "1", "--steps", "1", "--output", "sweep", *SETTINGS)
     (run,) = (file.parent for file in folder.glob("sweep/*/metrics.jsonl"))
     rlzoo(folder, "replay", str(run), "--clip", "gspo")
 
 
-def test_python_m_looks_into_the_working_directory_last(tmp_path):
+def test_python_m_searches_the_working_directory_last(tmp_path):
     (tmp_path / "numpy.py").write_text("raise SystemExit('numpy of the working directory')\n")
     command = [sys.executable, "-m", "rlzoo", "train", "--dry-run"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -19,7 +19,7 @@ def write(path, text):
     return path
 
 
-def test_later_sources_win(tmp_path):
+def test_later_sources_override_earlier_ones(tmp_path):
     first = write(tmp_path / "first.yaml", "learner: {lr: 0.1, weight_decay: 0.1}\nsteps: 7\n")
     second = write(tmp_path / "second.yaml", "learner: {lr: 0.2}\n")
     config = RunConfig.compose([first, second], overrides=["learner.lr=0.3"], clip="grpo")
@@ -28,7 +28,7 @@ def test_later_sources_win(tmp_path):
     assert RunConfig.compose([first], steps=9).steps == 9
 
 
-def test_default_run_lies_under_everything_that_names_no_model(tmp_path):
+def test_the_default_run_is_the_base_of_configs_without_a_model(tmp_path):
     assert RunConfig.compose().model.path == "embedded"
     overlay = RunConfig.compose(["dapo"])
     assert (overlay.clip.name, overlay.clip.clip_high, overlay.eval.num_problems) == ("grpo", 0.28, 1000)
@@ -55,7 +55,7 @@ def test_choosing_a_policy_drops_the_settings_of_another():
     assert config.clip.reduction == "sequence_mean"
 
 
-def test_config_yaml_gives_the_run_again(tmp_path):
+def test_config_yaml_round_trips(tmp_path):
     for name in ("fspo", "gspo", "grpo", "rloo"):
         config = RunConfig.compose(clip=name, seed=3, overrides=["learner.lr=1e-5", "task.num_operands_max=5"])
         file = write(tmp_path / f"{name}.yaml", config.to_yaml())
@@ -63,7 +63,7 @@ def test_config_yaml_gives_the_run_again(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["[q_proj, mlp.up_proj]", "v_proj", r".*\.(k|v)_proj", "all-linear"])
-def test_targets_of_an_adapter_survive_config_yaml(tmp_path, text):
+def test_adapter_targets_round_trip_through_config_yaml(tmp_path, text):
     config = RunConfig.compose(clip="fspo", overrides=["learner.lora.rank=2", f"learner.lora.target={text}"])
     assert config.learner.lora.target == tuple(text.strip("[]").split(", "))
     file = write(tmp_path / "config.yaml", config.to_yaml())
@@ -80,7 +80,7 @@ def leaves(settings, path=()):
 
 # a paper's recipe states every value with its source
 @pytest.mark.parametrize("name", [name for name in config_names() if not name.startswith("paper/")])
-def test_a_shipped_config_holds_only_what_differs_from_the_defaults(name):
+def test_a_shipped_config_contains_only_non_default_values(name):
     settings = read_config(name)
     usual = RunConfig(clip=settings["clip"]["name"]).model_dump(mode="json")
     repeated = []
@@ -110,13 +110,13 @@ def test_a_reduction_that_does_not_suit_a_rule_is_refused_before_the_run(name):
         assert reduce_objective(rule(inputs).objective, inputs.response_mask, reduction, counts, longest).isfinite()
 
 
-def test_python_and_yaml_say_the_same():
+def test_python_and_yaml_configs_are_equivalent():
     config = RunConfig(clip="fspo", task={"name": "arithmetic", "num_operands_max": 5}, steps=3)
     assert config.clip == load_zoo()["fspo"]()
     assert yaml.safe_load(config.to_yaml())["task"]["num_operands_max"] == 5
 
 
-def test_python_mistakes_are_value_errors():
+def test_errors_in_python_configs_are_value_errors():
     with pytest.raises(ValueError, match="unknown rule 'fsop'"):
         RunConfig(clip="fsop")
     with pytest.raises(UserError, match=r"per_clip must map the names of rules"):
@@ -247,7 +247,7 @@ def test_overrides_must_not_contradict_options():
     assert RunConfig.compose(overrides=["seed=5", "clip.name=grpo"], seed=5, clip="grpo", steps=3).seed == 5
 
 
-def test_overrides_before_and_after_a_name_are_settings_of_the_final_part():
+def test_overrides_apply_to_the_final_part_in_any_order():
     for overrides in (["task.digits=1", "task.name=recurrence"], ["task.digits=1", "task=recurrence"]):
         for order in (overrides, overrides[::-1]):
             task = RunConfig.compose(clip="fspo", overrides=order).task

@@ -54,7 +54,7 @@ def test_the_recipes_are_found_by_their_names():
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_value_says_where_it_is_from(name):
+def test_every_value_states_its_source(name):
     file = next(path for folder in config_folders() if (path := folder / f"{name}.yaml").is_file())
     lines = [line for line in file.read_text().splitlines() if line.strip() and not line.lstrip().startswith("#")]
     values = [line for line in lines if not re.fullmatch(r"\s*[\w-]+:", line)]  # the other lines open a section
@@ -80,14 +80,14 @@ def test_every_recipe_composes_for_every_rule_and_fits_its_machine(name, rule, d
     assert not list(shortages(Plan(config, architecture, devices, prompts, 8, is_here=False)))
 
 
-def test_the_recipes_differ_in_the_model_and_its_sharding_alone():
+def test_recipes_differ_only_in_model_and_sharding():
     small, large = (read_config(name) for name in RECIPES)
     assert small.pop("model") != large.pop("model")
     assert (small["launch"].pop("deepspeed"), large["launch"].pop("deepspeed")) == ("zero2", "zero3")
     assert small == large
 
 
-def test_dapos_layout_is_read_and_its_frame_taken_off(data):
+def test_the_dapo_layout_is_read_and_its_prompt_wrapper_removed(data):
     task = RunConfig.compose(["paper/qwen3-1.7b"], overrides=data).task
     problems = task.train_problems(0, 39)
     assert {problem.question for problem in problems} == {f"What is {n} + {n}?" for n in range(40) if n != 1}  # 1 is held out
@@ -95,7 +95,7 @@ def test_dapos_layout_is_read_and_its_frame_taken_off(data):
     assert task.prompt(problems[0]).endswith("\n\nPlease reason step by step, and put your final answer within \\boxed{}.")
 
 
-def test_dapos_layout_is_read_as_a_data_set_in_which_questions_repeat(tmp_path, monkeypatch):
+def test_the_dapo_layout_is_read_with_repeated_questions(tmp_path, monkeypatch):
     pytest.importorskip("math_verify")
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")

@@ -50,24 +50,24 @@ def no_secrets(monkeypatch):
             monkeypatch.delenv(name)
 
 
-def test_the_examples_hold():
+def test_the_doctest_examples_pass():
     assert doctest.testmod(rlzoo.config.redaction).failed == 0
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
-def test_user_and_password_leave_an_address(address):
+def test_user_and_password_are_removed_from_an_address(address):
     assert redact(address) == ADDRESSES[address]
     assert redact(redact(address)) == redact(address)
     assert without_userinfo(address) == ADDRESSES[address].replace(f"{REDACTED}@", "")
 
 
 @pytest.mark.parametrize("token", SHAPES)
-def test_a_token_is_known_by_its_shape(token):
+def test_a_token_is_recognised_by_its_format(token):
     assert redact(f"told ({token}): no") == f"told ({REDACTED}): no"
 
 
 @pytest.mark.parametrize("text", HARMLESS)
-def test_what_is_no_secret_stays(text):
+def test_text_without_secrets_is_unchanged(text):
     assert redact(text) == text
 
 
@@ -86,11 +86,11 @@ def test_what_is_no_secret_stays(text):
         ('{"token_secret": "abc"}', f'{{"token_secret": {REDACTED}}}'),
     ],
 )
-def test_a_value_is_known_by_its_name(text, rest):
+def test_a_secret_value_is_recognised_by_its_name(text, rest):
     assert redact(text) == rest
 
 
-def test_settings_lose_what_is_named_secret_at_any_depth_and_keep_the_rest():
+def test_secret_settings_are_redacted_at_any_depth():
     settings = {
         "judge": {"api_key": "abc", "auth_token": "", "url": "http://a:b@c", "HF_TOKEN": "x", "credentials": {"user": "me"}},
         "task": {"reward": {"tokenSecret": "x", "db_pass": "x", "PGPASSWORD": "x", "eos_token_id": 2, "num_pass": 3}},
@@ -145,7 +145,7 @@ def test_settings_lose_what_is_named_secret_at_any_depth_and_keep_the_rest():
     ],
     ids=lambda text: text if text.isupper() else "",  # pytest puts ids into the environment
 )
-def test_a_secret_of_the_environment_is_known_wherever_it_stands(monkeypatch, name, value):
+def test_a_secret_from_the_environment_is_redacted_anywhere(monkeypatch, name, value):
     assert "planted-value" in redact("x planted-value y")
     monkeypatch.setenv(name, value)
     assert redact("x planted-value y") == f"x {REDACTED} y"
@@ -162,13 +162,13 @@ def test_a_secret_of_the_environment_is_known_wherever_it_stands(monkeypatch, na
         ("SSH_AUTH_SOCK", "/run/planted"),
     ],
 )
-def test_what_is_short_or_named_otherwise_is_no_secret_of_the_environment(monkeypatch, name, value):
+def test_short_or_otherwise_named_variables_are_not_secrets(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     assert redact(f"x {value} y") == f"x {value} y"
 
 
 @pytest.mark.parametrize("unit", ["x", "x.", "a://b:", "a://", "k='", "Bearer ", "password", "a_1"])
-def test_a_long_text_takes_time_in_proportion_to_its_length(monkeypatch, unit):
+def test_redaction_takes_linear_time(monkeypatch, unit):
     text = unit * (60_000 // len(unit))
     monkeypatch.setenv("LONG", text)
     began = time.process_time()
@@ -185,24 +185,24 @@ def test_a_long_text_takes_time_in_proportion_to_its_length(monkeypatch, unit):
         ("a://b:c://me:hunter2@host", f"a://{REDACTED}@host"),
     ],
 )
-def test_what_looks_like_the_start_of_a_secret_hides_no_later_one(text, rest):
+def test_a_partial_match_does_not_hide_a_later_secret(text, rest):
     assert redact(text) == rest
 
 
-def test_the_longer_of_two_secrets_goes_first(monkeypatch):
+def test_the_longer_of_two_overlapping_secrets_is_redacted_first(monkeypatch):
     monkeypatch.setenv("A_TOKEN", "abcdef")
     monkeypatch.setenv("B_TOKEN", "abcdefghi")
     assert redact("abcdefghi") == REDACTED
 
 
-def test_what_was_left_out_comes_back_from_what_is_given():
+def test_redacted_settings_are_restored_from_the_given_ones():
     given = {"width": 1, "judge": {"api_key": "abc", "url": "http://a:b@c"}, "keys": ["k"]}
     written = redact_settings(given | {"width": 2, "keys": ["ghp_abcdefghijklmnopqrstuvwxyz012345"]})
     assert with_secrets_of(given, written) == given | {"width": 2}
     assert with_secrets_of({}, {"api_key": REDACTED}) == {"api_key": REDACTED}
 
 
-def test_our_log_holds_no_secret(caplog):
+def test_the_log_contains_no_secret(caplog):
     logger = logging.getLogger("rlzoo")
     assert any(isinstance(item, RedactingFilter) for item in logger.filters)
     with caplog.at_level(logging.INFO, logger="rlzoo"):

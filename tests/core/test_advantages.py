@@ -80,6 +80,6 @@ def test_equal_returns_give_exactly_zero():
     assert with_kl("batch_norm", torch.ones(1), torch.ones(1, 1), lone, 0.1).tolist() == [[0.0]]
 
 
-def test_estimators_that_compare_groups_have_no_values_per_token():
+def test_group_estimators_refuse_per_token_rewards():
     with pytest.raises(UserError, match="'group_norm' does not accept per-token rewards, but this run has them"):
         with_kl("group_norm", *ragged_kl(), 0.1)

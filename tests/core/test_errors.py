@@ -11,6 +11,6 @@ def test_a_refusal_is_one_line_of_bounded_length():
     assert long.endswith(" end")
 
 
-def test_what_was_given_is_shown_as_python_writes_it_but_short():
+def test_given_values_are_shown_as_a_shortened_repr():
     assert [shown(value) for value in ("fast", 1.5, None, ["a"])] == ["'fast'", "1.5", "None", "['a']"]
     assert len(shown("9" * 10**6)) == 200

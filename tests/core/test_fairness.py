@@ -38,14 +38,14 @@ def test_the_largest_error_and_the_mean_one_differ():
     assert mean.tolist() == pytest.approx([1 / 3, 0.375])
 
 
-def test_lre_is_zero_when_every_length_is_clipped_alike_and_nan_when_all_is():
+def test_lre_is_zero_under_equal_clipping_and_nan_when_everything_is_clipped():
     count = torch.tensor([10.0, 20.0, 30.0])
     assert float(errors(count, count / 2)[0]) == pytest.approx(0.0, abs=1e-12)
     assert float(errors(count, 0 * count)[0]) == 0.0  # exactly
     assert errors(count, count)[0].isnan()
 
 
-def test_empty_bins_count_for_nothing():
+def test_empty_bins_are_ignored():
     # one bin holds everything: whatever is clipped, the mix of lengths cannot change
     worst, mean = errors(torch.tensor([0.0, 4.0, 0.0]), torch.tensor([0.0, 1.0, 0.0]))
     assert (float(worst), float(mean)) == pytest.approx((0.0, 0.0), abs=1e-12)

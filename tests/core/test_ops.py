@@ -19,7 +19,7 @@ def test_log_space_clamp_stays_finite_where_the_textbook_form_does_not():
     assert log_ratio.grad.item() == 0
 
 
-def test_limit_of_twenty_holds_for_every_sign_and_is_not_a_clip():
+def test_the_limit_of_twenty_applies_to_both_signs_and_is_not_a_clip():
     log_ratio = torch.tensor([[30.0], [30.0], [-30.0], [25.0]])
     advantages = torch.tensor([[-1.0], [0.0], [1.0], [1.0]])
     clamped, clipped = ops.clamp_by_advantage(log_ratio, advantages, ClipBand(torch.tensor(-0.1), torch.tensor(0.1)))
@@ -27,7 +27,7 @@ def test_limit_of_twenty_holds_for_every_sign_and_is_not_a_clip():
     assert clipped.flatten().tolist() == [False, False, False, True]
 
 
-def test_masked_positions_reach_neither_value_nor_gradient():
+def test_masked_positions_affect_neither_value_nor_gradient():
     log_probs = torch.tensor([[-1.0, float("nan"), -2.0]], requires_grad=True)
     old = torch.tensor([[-1.5, float("inf"), -2.0]])
     mask = torch.tensor([[True, False, True]])

@@ -94,7 +94,7 @@ def test_estimators_are_frozen_and_bounded():
 
 
 @pytest.mark.parametrize("component", ESTIMATORS, ids=repr)
-def test_too_small_a_group_is_zero_or_refused(component):
+def test_a_group_that_is_too_small_gives_zero_or_is_refused(component):
     mask = torch.ones(1, 2, dtype=torch.bool)
     ones, zeros = torch.ones(1, 1), torch.zeros(1, 2, dtype=torch.long)
     inputs = AdvantageInputs(

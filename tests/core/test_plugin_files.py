@@ -51,13 +51,13 @@ def test_a_run_inside_a_package_copies_the_package_and_nothing_else(package):
         assert files_below(run.path / "plugins" / "package") == set(FILES)
 
 
-def test_of_another_folder_only_its_modules_belong_to_the_plugin(package):
+def test_only_the_modules_of_a_plain_folder_belong_to_the_plugin(package):
     (package / "__init__.py").unlink()
     (package / "broken.py").symlink_to(package / "nowhere")
     assert set(plugin_files(package)) == {"rule.py"}
 
 
-def test_each_of_several_plugins_with_one_name_has_its_copy(tmp_path):
+def test_plugins_with_equal_names_have_separate_copies(tmp_path):
     paths = [write(tmp_path / folder, {"flat.py": f"WIDTH = {folder!r}\n"}) / "flat.py" for folder in "abc"]
     folders = [write(tmp_path / folder / "flat", {"__init__.py": f"WIDTH = {folder!r}\n"}) for folder in "ab"]
     assert [*copy_names(paths).values()] == ["flat.py", "flat-2.py", "flat-3.py"]

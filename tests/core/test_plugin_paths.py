@@ -53,7 +53,7 @@ def test_the_same_file_named_twice_is_one_plugin(flat, tmp_path, monkeypatch):
         assert RunConfig.compose(clip="flat", plugins=[flat, other]).plugins == (str(flat),)
 
 
-def test_a_name_comes_before_a_folder_of_that_name(tmp_path, monkeypatch):
+def test_a_name_takes_precedence_over_a_folder_of_that_name(tmp_path, monkeypatch):
     (tmp_path / "grpo").mkdir()
     (tmp_path / "grpo" / "flat.py").write_text(FLAT)
     monkeypatch.chdir(tmp_path)
@@ -82,7 +82,7 @@ def test_a_file_and_the_folder_it_is_in_are_one_plugin(flat, tmp_path):
         assert {"flat", "second"} <= set(load_zoo(paths))
 
 
-def test_relative_plugins_of_a_config_are_kept_whole(flat, tmp_path, monkeypatch):
+def test_relative_plugin_paths_of_a_config_become_absolute(flat, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text("plugins: [flat.py]\nclip: flat\n")
     assert RunConfig.compose(["mine.yaml"]).plugins == (str(flat),)
@@ -122,7 +122,7 @@ def test_a_working_copy_replaces_the_installed_distribution(working_copy, caplog
     assert RunConfig.compose(clip="flat", plugins=[working_copy]).clip.paper == "working copy"
 
 
-def test_what_rlzoo_plugins_leaves_out_may_be_asked_for_by_path(working_copy, monkeypatch):
+def test_a_plugin_excluded_by_rlzoo_plugins_can_be_loaded_by_path(working_copy, monkeypatch):
     monkeypatch.setenv("RLZOO_PLUGINS", "")
     zoo = load_zoo([working_copy])
     assert zoo["flat"].paper == "working copy"
@@ -137,7 +137,7 @@ def test_a_file_in_another_project_replaces_nothing(working_copy, flat):
     assert RunConfig.compose(clip="grpo", plugins=[flat]).clip.name == "grpo"
 
 
-def test_the_folder_of_a_distribution_is_refused_with_what_to_name(tmp_path):
+def test_the_folder_of_a_distribution_is_refused_with_the_path_to_use(tmp_path):
     (tmp_path / "pyproject.toml").write_text("[project]\n")
     with pytest.raises(UserError, match="is the folder of a distribution; specify its"):
         load_zoo([tmp_path])
@@ -159,7 +159,7 @@ def run(flat, tmp_path):
     return tmp_path / "run"
 
 
-def test_a_run_whose_plugin_has_been_installed_since_uses_its_own(working_copy, tmp_path):
+def test_a_run_keeps_its_plugin_copy_after_the_plugin_is_installed(working_copy, tmp_path):
     config = RunConfig.compose(clip="flat", plugins=[working_copy], output=tmp_path / "run")
     RunDirectory.create(tmp_path / "run", config.to_yaml(), config.plugins, run_facts(config)).close()
     working_copy.unlink()
@@ -169,7 +169,7 @@ def test_a_run_whose_plugin_has_been_installed_since_uses_its_own(working_copy, 
     check_unchanged(config, run_facts(config))
 
 
-def test_a_changed_plugin_is_used_by_a_resumed_run_and_its_copy_by_what_reads_the_run(run, flat):
+def test_resuming_uses_the_changed_plugin_and_reading_uses_the_copy(run, flat):
     flat.write_text(SOURCE.format(paper="changed"))
     config = RunConfig.compose([run / "config.yaml"])
     assert config.clip.paper == "changed"

@@ -81,7 +81,7 @@ def test_allowed_attributes_may_be_overridden(written, line):
     assert RunConfig.compose(clip="p", plugins=[written(line)]).clip.name == "p"
 
 
-def test_a_narrowed_name_refuses_the_others(written):
+def test_a_narrowed_advantage_field_refuses_other_names(written):
     file = written("advantage: Literal['raw', 'batch_norm'] = 'raw'")
     with pytest.raises(UserError, match=r"clip\.advantage='group_norm': input should be 'raw' or 'batch_norm'"):
         RunConfig.compose(clip="p", plugins=[file], overrides=["clip.advantage=group_norm"])

@@ -55,7 +55,7 @@ def test_bundled_policies_are_found_by_entry_point_and_sorted():
     assert zoo.problems == []
 
 
-def test_a_third_party_policy_joins_them(install):
+def test_a_third_party_policy_is_found(install):
     install("third-party", "third", SOUND)
     zoo = load_zoo()
     assert zoo.entries["free"].source == "third-party 1.2"
@@ -109,7 +109,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("source", "reason"), BROKEN.values(), ids=list(BROKEN))
-def test_a_broken_plugin_is_named_and_left_out_and_the_others_load(install, caplog, source, reason):
+def test_a_broken_plugin_is_reported_and_the_others_load(install, caplog, source, reason):
     install("third-party", "third", source)
     install("sound-party", "sound", PLUGIN.format(kind="Sound", name="sound", returned="[Sound]"))
     bundled = {"fspo", "grpo", "gspo", "rloo"}
@@ -127,14 +127,14 @@ def test_a_broken_plugin_is_named_and_left_out_and_the_others_load(install, capl
     assert "plugin 'third' from third-party 1.2" in str(refusal.value)
 
 
-def test_asking_for_what_a_broken_plugin_would_have_brought_is_an_error_that_says_why(install):
+def test_using_a_policy_of_a_broken_plugin_is_an_error_with_the_reason(install):
     install("third-party", "third", SOUND.replace('"token"', '"word"'))
     reason = r"'free' cannot be used: it has scope 'word'.* \(plugin 'third' from third-party 1\.2\)"
     with pytest.raises(UserError, match=reason):
         RunConfig.compose(clip="free")
 
 
-def test_two_outside_plugins_with_one_name_are_both_left_out(install):
+def test_two_external_plugins_with_the_same_policy_name_are_both_skipped(install):
     for party in ("first", "second", "third"):
         install(f"{party}-party", party, SOUND)
     zoo = load_zoo()
@@ -164,7 +164,7 @@ def test_rlzoo_plugins_restricts_what_is_loaded(install, monkeypatch, value, exp
     assert "fspo" in zoo
 
 
-def test_a_name_in_rlzoo_plugins_that_is_not_installed_is_told(install, monkeypatch, caplog):
+def test_an_uninstalled_name_in_rlzoo_plugins_is_reported(install, monkeypatch, caplog):
     monkeypatch.setenv("RLZOO_PLUGINS", "no-such")
     with caplog.at_level(logging.WARNING, logger="rlzoo"):
         load_zoo()
@@ -179,7 +179,7 @@ def test_a_restricted_plugin_is_not_even_imported(install, monkeypatch, caplog):
     assert caplog.text == ""
 
 
-def test_asking_for_what_is_excluded_says_how_to_allow_it(install, monkeypatch):
+def test_using_an_excluded_policy_reports_how_to_allow_it(install, monkeypatch):
     install("third-party", "third", SOUND)
     monkeypatch.setenv("RLZOO_PLUGINS", "")
     zoo = load_zoo()
@@ -194,7 +194,7 @@ def test_asking_for_what_is_excluded_says_how_to_allow_it(install, monkeypatch):
     assert "RLZOO_PLUGINS" not in str(refusal.value)
 
 
-def test_what_comes_from_outside_is_told_by_source(install, tmp_path):
+def test_external_policies_are_listed_by_source(install, tmp_path):
     assert load_zoo().outside() == {}
     install("third-party", "third", SOUND)
     file = tmp_path / "mine.py"
@@ -258,7 +258,7 @@ def test_a_run_config_keeps_its_plugins(tmp_path):
     assert config.plugins == (str(file),)
 
 
-def test_a_config_given_as_a_policy_is_told_apart():
+def test_a_config_given_as_a_policy_is_refused_with_a_hint():
     with pytest.raises(UserError, match="clip='dapo' is a config, not a rule: use --config dapo"):
         RunConfig.compose(clip="dapo")
 
@@ -316,7 +316,7 @@ def test_a_plugin_may_bring_estimators_corrections_and_tasks(install, caplog):
     assert RunConfig.compose(clip="fspo", overrides=settings).estimator.factor == 5.0
 
 
-def test_a_policy_whose_estimator_is_not_there_is_left_out(install, tmp_path):
+def test_a_policy_with_an_unknown_estimator_is_skipped(install, tmp_path):
     source = SOUND.replace("    def __call__", "    advantage: Advantage = 'twice'\n    def __call__")
     install("third-party", "third", source.replace("import ClipPolicy", "import Advantage, ClipPolicy"))
     install("fourth-party", "fourth", (tmp_path / "third_party.py").read_text().replace('"free"', '"freed"'))
@@ -328,13 +328,13 @@ def test_a_policy_whose_estimator_is_not_there_is_left_out(install, tmp_path):
     assert load_zoo()["free"]().advantage == "twice"
 
 
-def test_an_estimator_that_asks_for_what_there_is_not_is_left_out(install):
+def test_an_estimator_with_an_unknown_need_is_skipped(install):
     install("third-party", "third", PARTS.replace('"twice", "none", False', '"twice", "none", False\n    needs = {"critic"}'))
     with pytest.raises(UserError, match=r"'twice' cannot be used: it needs 'critic', which is not an optional input"):
         load_zoo().advantages["twice"]
 
 
-def test_an_estimator_that_a_run_cannot_serve_is_refused():
+def test_an_estimator_whose_needs_the_task_does_not_provide_is_refused():
     for name, missing in (("gigpo", "state_ids"), ("process", "token_rewards")):
         with pytest.raises(UserError, match=f"advantage {name!r} needs {missing}, which task 'arithmetic' does not provide"):
             RunConfig.compose(clip="grpo", overrides=[f"clip.advantage={name}"])
@@ -373,7 +373,7 @@ def test_an_entry_point_that_names_no_module_is_left_out(install, tmp_path, capl
     ("metadata_file", "source"),
     [(None, "unknown distribution"), (b"", "unknown distribution"), (b"Name: third-party\n", "third-party")],
 )
-def test_a_damaged_distribution_is_named_and_left_out(install, tmp_path, caplog, metadata_file, source):
+def test_a_damaged_distribution_is_reported_and_skipped(install, tmp_path, caplog, metadata_file, source):
     install("third-party", "third", "1 / 0")
     info = tmp_path / "third_party-1.2.dist-info"
     (info / "METADATA").unlink()

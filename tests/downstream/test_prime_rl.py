@@ -108,7 +108,7 @@ def test_weights_multiply_the_objective():
     assert prime_rl.loss(half, "fspo").loss.item() == pytest.approx(prime_rl.loss(whole, "fspo").loss.item() / 2)
 
 
-def test_a_sample_without_tokens_has_a_loss_to_go_back_from():
+def test_a_sample_without_tokens_has_a_differentiable_loss():
     for rule in ("grpo", "fspo"):
         inputs = sample(loss_mask=torch.zeros(7, dtype=torch.bool))
         loss, metrics = prime_rl.loss(inputs, rule)
@@ -162,7 +162,7 @@ def for_prime_rl(name):
 
 
 @pytest.mark.parametrize("name", TAKEN)
-def test_the_gradient_is_our_learners(name):
+def test_the_gradient_equals_that_of_the_rlzoo_learner(name):
     model, policy = make_model(), for_prime_rl(name)
     batch = off_policy_batch(model, policy)
     num_tokens = int(batch.response_mask.sum())
@@ -181,7 +181,7 @@ def test_the_inputs_have_the_fields_of_prime_rls():
 
 @needs_checkout
 @pytest.mark.parametrize("name", TAKEN)
-def test_the_gradient_through_prime_rls_compute_loss_is_our_learners(name):
+def test_the_gradient_through_prime_rl_equals_that_of_the_rlzoo_learner(name):
     from prime_rl.configs.trainer import CustomLossConfig
 
     model, policy = make_model(), for_prime_rl(name)
@@ -202,7 +202,7 @@ def test_the_gradient_through_prime_rls_compute_loss_is_our_learners(name):
     assert len(metrics["clip/fraction"]) == 15  # the advantages of three of 18 samples are 0
 
 
-def test_the_settings_of_the_page_make_a_rule():
+def test_the_settings_on_the_page_create_a_rule():
     settings = tomllib.loads(page_block("prime-rl.md", "toml"))["trainer"]["loss"]
     module, _, name = settings["import_path"].rpartition(".")
     loss = getattr(importlib.import_module(module), name)

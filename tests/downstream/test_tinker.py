@@ -82,13 +82,13 @@ def narrow(policy):
     return policy.scaled(0.1) if policy.ratio_to_sampler else policy
 
 
-def test_rules_of_turns_and_of_groups_are_taken():
+def test_turn_and_group_rules_are_supported():
     assert {"fspo", "grpo", "m2po", "fspo-turn", "gvpo", "real"} <= set(TAKEN)
     assert {"fspo-adaptive", "top-entropy"}.isdisjoint(TAKEN)
 
 
 @pytest.mark.parametrize("name", [name for name in TAKEN if name not in DRAWS])
-def test_the_gradient_through_tinkers_client_is_our_learners(name):
+def test_the_gradient_through_tinker_equals_that_of_the_rlzoo_learner(name):
     model, policy = make_model(), narrow(ZOO[name]())
     batch = off_policy_batch(model, policy)
     trained = fresh(model)
@@ -98,7 +98,7 @@ def test_the_gradient_through_tinkers_client_is_our_learners(name):
 
 
 @pytest.mark.parametrize("reduction", ["token_mean", "sequence_mean", "sequence_mean_token_sum", "constant_length"])
-def test_the_reduction_is_the_rules(reduction):
+def test_the_reduction_is_that_of_the_rule(reduction):
     model, policy = make_model(), ZOO["grpo"](reduction=reduction)
     batch = off_policy_batch(model, policy)
     trained = fresh(model)
@@ -184,7 +184,7 @@ def test_data_without_a_key_or_with_uneven_values_are_rejected():
         loss_fn("fspo")(uneven, logprobs)
 
 
-def test_the_block_of_the_page_makes_a_step():
+def test_the_code_on_the_page_takes_a_step():
     # without tinker-cookbook, whose two functions it imports; the client receives their output
     text = page_block("tinker.md").replace(
         "from tinker_cookbook.rl.data_processing import assemble_training_data, compute_advantages\n", ""
@@ -204,7 +204,7 @@ def test_the_block_of_the_page_makes_a_step():
     assert done[1].learning_rate == 1e-5
 
 
-def test_the_signatures_are_tinkers():
+def test_the_signatures_match_those_of_tinker():
     parameters = inspect.signature(TrainingClient.forward_backward_custom).parameters
     assert list(parameters)[:3] == ["self", "data", "loss_fn"]
     assert list(inspect.signature(loss_fn("grpo")).parameters) == ["data", "logprobs"]

@@ -130,7 +130,7 @@ def test_an_adapter_is_trained_and_its_base_is_the_reference(tmp_path):
     torch.testing.assert_close(step.ref_log_probs, step.old_log_probs, atol=1e-5, rtol=0)
 
 
-def test_an_adaptive_rule_changes_after_every_step_and_a_checkpoint_keeps_it(tmp_path, monkeypatch):
+def test_an_adaptive_rule_is_updated_every_step_and_saved_in_checkpoints(tmp_path, monkeypatch):
     settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
     trainer = ClipPolicyTrainer(policy="fspo-adaptive", **arguments(tmp_path, **settings))
     seen, update = [], ours.updated
@@ -233,7 +233,7 @@ def of_the_learner(model, policy, batch, **settings):
 
 
 @pytest.mark.parametrize("name", list(ZOO))
-def test_the_gradient_is_the_learners(name, model, trainers):
+def test_the_gradient_equals_that_of_the_learner(name, model, trainers):
     policy = narrow(ZOO[name]())
     batch = off_policy_batch(model, policy)
     batch = dataclasses.replace(batch, ref_log_probs=batch.old_log_probs)
@@ -275,7 +275,7 @@ def assert_same(one, other, tolerance=1e-5):
 
 
 @pytest.mark.parametrize("loss_type", REDUCTIONS)
-def test_grpo_is_trls_own(loss_type, model, tmp_path):
+def test_grpo_equals_the_grpo_of_trl(loss_type, model, tmp_path):
     batch = off_policy_batch(model, ZOO["grpo"]())
     batch = dataclasses.replace(batch, ref_log_probs=batch.old_log_probs + 0.2)
     theirs, mine = like_trl(tmp_path, model, loss_type)
@@ -302,7 +302,7 @@ def test_grpo_is_trls_own(loss_type, model, tmp_path):
 
 
 @pytest.mark.parametrize("corrected", [True, False])
-def test_the_kl_is_the_learners_and_the_entropy_bonus_is_the_float64_one(corrected, model, tmp_path):
+def test_the_kl_matches_the_learner_and_the_entropy_bonus_matches_float64(corrected, model, tmp_path):
     policy = ZOO["fspo"]()
     batch = off_policy_batch(model, policy)
     old = batch.old_log_probs
@@ -328,7 +328,7 @@ def test_the_kl_is_the_learners_and_the_entropy_bonus_is_the_float64_one(correct
 
 
 @pytest.mark.parametrize("by_token", [False, True])
-def test_the_correction_for_vllm_is_trls_own(by_token, model, tmp_path):
+def test_the_vllm_correction_equals_that_of_trl(by_token, model, tmp_path):
     batch = off_policy_batch(model, ZOO["grpo"]())
     rng = torch.Generator().manual_seed(0)
     ratio = 0.5 + torch.rand(batch.response_mask.shape if by_token else (len(batch), 1), generator=rng)
@@ -359,7 +359,7 @@ def test_the_correction_for_vllm_is_trls_own(by_token, model, tmp_path):
     assert_same(step_of(mine, weighted_passes(batch)), (loss, expected))
 
 
-def test_a_token_that_vllm_did_not_score_counts_as_on_the_old_model(model, trainers):
+def test_a_token_that_vllm_did_not_score_uses_the_old_log_prob(model, trainers):
     seen = []
 
     class Seeing(ZOO["grpo"]):
@@ -381,7 +381,7 @@ def test_a_token_that_vllm_did_not_score_counts_as_on_the_old_model(model, train
     assert torch.equal(seen[0].rollout_log_probs[:, 1:], (batch.old_log_probs - 1)[:, 1:])
 
 
-def test_a_large_log_ratio_gives_numbers(model, trainers):
+def test_a_large_log_ratio_gives_finite_values(model, trainers):
     # TRL's own rule gives NaN here, because it takes exp before it clamps
     batch = off_policy_batch(model, ZOO["grpo"]())
     batch.old_log_probs[0, 0] = -200.0
@@ -389,7 +389,7 @@ def test_a_large_log_ratio_gives_numbers(model, trainers):
     assert gradient.isfinite().all()
 
 
-def test_the_router_loss_is_trls(tmp_path):
+def test_the_router_loss_equals_that_of_trl(tmp_path):
     torch.manual_seed(0)
     config = Qwen3MoeConfig(
         vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, moe_intermediate_size=32, num_hidden_layers=2,
@@ -408,7 +408,7 @@ def test_the_router_loss_is_trls(tmp_path):
     assert_same(without, step_of(theirs, micro_batches(batch, 2)))
 
 
-def test_the_counts_are_of_the_whole_step(tmp_path):
+def test_the_counts_cover_the_whole_step(tmp_path):
     trainer = ClipPolicyTrainer(policy="grpo", **arguments(tmp_path))
     trainer.current_gradient_accumulation_steps = 2
     trainer.model.train()
@@ -461,7 +461,7 @@ def test_evaluation_has_a_loss_and_no_clip_metrics(tmp_path):
     assert [file.name for file in (tmp_path / "rollouts").iterdir()] == ["000001.safetensors"]
 
 
-def test_one_step_for_each_generation_is_warned_of(tmp_path, caplog):
+def test_one_step_per_generation_warns(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "rlzoo"):
         ClipPolicyTrainer(policy="fspo", **arguments(tmp_path, steps_per_generation=2))
     assert "the ratio is always 1, so no rule clips anything; set num_iterations=2" in caplog.text
@@ -627,7 +627,7 @@ def log_probs_of_reference(sequence, length):
     return log_probs.gather(-1, sequence[1:, None])[-length:, 0]
 
 
-def test_a_run_with_trls_own_loss_is_recorded_and_not_changed(tmp_path):
+def test_recording_does_not_change_a_run_with_the_loss_of_trl(tmp_path):
     weights = []
     for folder in (None, tmp_path / "rollouts"):
         trainer = GRPOTrainer(**arguments(tmp_path, max_steps=3, steps_per_generation=2, num_iterations=2))
@@ -642,7 +642,7 @@ def test_a_run_with_trls_own_loss_is_recorded_and_not_changed(tmp_path):
     assert [step.rule for step in steps] == [{}, {}]
 
 
-def test_one_update_for_each_generation_has_its_own_pass_as_old_log_probs(tmp_path):
+def test_with_one_update_per_generation_old_log_probs_equal_log_probs(tmp_path):
     trainer = GRPOTrainer(**arguments(tmp_path, max_steps=1, steps_per_generation=2))
     record(trainer, tmp_path / "rollouts").train()
     step = RolloutFile.load(tmp_path / "rollouts" / "000001.safetensors")
@@ -670,7 +670,7 @@ def test_a_folder_with_files_is_refused_and_a_resumed_run_continues_in_its_folde
         ClipPolicyTrainer(policy="fspo", record_to=tmp_path / "file", **arguments(tmp_path)).train()
 
 
-def test_turns_of_the_model_and_the_samplers_log_probs_reach_the_rule_and_the_file(tmp_path):
+def test_turns_and_sampler_log_probs_reach_the_rule_and_the_file(tmp_path):
     # a custom sampler: three tokens of the model, two of an environment, four of the model
     given, seen = {}, []
 
@@ -709,7 +709,7 @@ def test_turns_of_the_model_and_the_samplers_log_probs_reach_the_rule_and_the_fi
         torch.testing.assert_close(inputs.rollout_log_probs, given["log_probs"][rows])
 
 
-def test_the_script_and_the_lines_of_the_page_train_and_record(tmp_path, monkeypatch):
+def test_the_code_on_the_page_trains_and_records(tmp_path, monkeypatch):
     root = Path(__file__).parents[2]
     command = [sys.executable, "-W", "ignore", root / "examples" / "trl_fspo.py", "--steps", "4"]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
@@ -729,7 +729,7 @@ def test_the_script_and_the_lines_of_the_page_train_and_record(tmp_path, monkeyp
 # Two processes
 
 
-def test_two_processes_have_the_gradient_of_one(model, tmp_path):
+def test_two_processes_have_the_gradient_of_one_process(model, tmp_path):
     policies = ["grpo", "fspo"]
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0", "--standalone",

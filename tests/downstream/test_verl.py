@@ -61,7 +61,7 @@ def through_verl(name, inputs, mode, weights=None, **info):
     return loss.item(), gradient.double(), metrics
 
 
-def test_every_rule_without_needs_and_those_of_turns_are_taken():
+def test_rules_without_needs_and_turn_rules_are_supported():
     assert {"fspo", "grpo", "gspo", "m2po", "fspo-turn", "turn-ratio"} <= set(TAKEN)
     assert {"fspo-adaptive", "gvpo", "top-entropy"}.isdisjoint(TAKEN)
 
@@ -146,14 +146,14 @@ def test_advantages_that_differ_within_a_response_are_refused_for_a_rule_per_res
         through_verl("rlzoo:fspo", uneven, "seq-mean-token-mean")
 
 
-def test_names_without_the_prefix_are_verls_own():
+def test_names_without_the_prefix_belong_to_verl():
     with pytest.raises(ValueError, match="Unsupported loss mode: fspo"):
         get_policy_loss_fn("fspo")
     with pytest.raises(ValueError, match="Unknown advantage estimator"):
         get_adv_estimator_fn("group_norm")
 
 
-def test_a_rule_from_outside_the_tree():
+def test_an_external_rule_is_supported():
     outside = type("Outside", (ZOO["sapo"],), {"name": "outside", "__module__": __name__})()
     inputs = inputs_of(outside)
     log_probs = inputs.log_probs.detach().clone().requires_grad_()
@@ -170,7 +170,7 @@ def test_a_rule_from_outside_the_tree():
     [{}, {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_USE_EXTERNAL_MODULES": "rlzoo.integrations.verl"}],
     ids=["entry point", "VERL_USE_EXTERNAL_MODULES"],
 )
-def test_verl_finds_the_losses_without_an_import_of_ours(settings, tmp_path):
+def test_verl_finds_the_losses_without_importing_rlzoo(settings, tmp_path):
     code = "from verl.trainer.ppo.core_algos import get_policy_loss_fn as get; print(get('rlzoo:fspo').__module__)"
     environment = {**os.environ, **settings}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False,
@@ -220,7 +220,7 @@ def worker_backward(model, name, policy, batch, num_micro_batches):
 
 
 @pytest.mark.parametrize("name", [name for name in TAKEN if name not in DRAWS])
-def test_the_gradient_through_verls_worker_loss_is_our_learners(name):
+def test_the_gradient_through_verl_equals_that_of_the_rlzoo_learner(name):
     model = make_model()
     policy = ZOO[name]()
     policy = policy.scaled(0.1) if policy.ratio_to_sampler else policy
@@ -280,7 +280,7 @@ def test_two_optimizer_steps_through_verls_worker_loss():
     assert rows[1]["actor/pg_loss"] < rows[0]["actor/pg_loss"]
 
 
-def test_clip_counts_by_length_are_those_of_the_step():
+def test_clip_counts_by_length_cover_the_step():
     # responses of 3, 70 and 300 tokens: the first two bins and the third; a log-ratio of 1 on the first token
     mask = torch.arange(300) < torch.tensor([3, 70, 300, 2])[:, None]
     old = torch.zeros(mask.shape)
@@ -308,7 +308,7 @@ def outcome_rewards(rewards, lengths, width=8):
 
 
 @pytest.mark.parametrize("name", ["group_norm", "group_mean", "leave_one_out", "max_rl", "pass@2", "batch_norm", "raw"])
-def test_an_estimator_equals_ours(name):
+def test_an_estimator_equals_that_of_rlzoo(name):
     token_rewards, mask = outcome_rewards(OUTCOMES, [3, 8, 1, 5, 2, 8])
     got, returns = get_adv_estimator_fn(f"rlzoo:{name}")(
         token_level_rewards=token_rewards, response_mask=mask.long(), config=None, index=UIDS
@@ -319,7 +319,7 @@ def test_an_estimator_equals_ours(name):
     assert torch.equal(returns, got)
 
 
-def test_estimators_equal_verls_own():
+def test_estimators_equal_those_of_verl():
     token_rewards, mask = outcome_rewards(OUTCOMES, [3, 8, 1, 5, 2, 8])
     for mine, theirs_ in (("group_norm", "grpo"), ("leave_one_out", "rloo")):
         given = {"token_level_rewards": token_rewards, "response_mask": mask.long(), "index": UIDS, "config": None}
@@ -327,7 +327,7 @@ def test_estimators_equal_verls_own():
         torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
 
 
-def test_token_rewards_reach_estimators_that_take_them_and_are_added_up_for_others():
+def test_token_rewards_are_passed_on_or_summed_as_the_estimator_requires():
     # the second response earns 0.5 in its first turn, and 1 on an environment's token after its second turn
     mask = torch.tensor([[1, 1, 1, 0], [1, 0, 1, 0]])
     paid = torch.tensor([[0.0, 0, 2, 0], [0.5, 0, 0, 1.0]])
@@ -354,7 +354,7 @@ def test_an_estimator_that_cannot_estimate_is_refused(name, index, message):
         get_adv_estimator_fn(f"rlzoo:{name}")(token_level_rewards=token_rewards, response_mask=mask, config=None, index=index)
 
 
-def test_verls_trainer_takes_an_estimator_of_ours():
+def test_the_trainer_of_verl_accepts_an_rlzoo_estimator():
     from verl import DataProto
     from verl.trainer.ppo.ray_trainer import compute_advantage
 
@@ -366,12 +366,12 @@ def test_verls_trainer_takes_an_estimator_of_ours():
     torch.testing.assert_close(done.batch["advantages"], torch.where(mask, expected[:, None], 0.0))
 
 
-def test_the_block_of_the_page_runs(capsys):
+def test_the_code_on_the_page_runs(capsys):
     exec(page_block("verl.md"), {})
     assert "actor/pg_clipfrac" in capsys.readouterr().out
 
 
-def test_the_width_of_a_batch_is_no_constant():
+def test_constant_length_does_not_use_the_batch_width():
     policy = ZOO["grpo"](reduction="constant_length")
     inputs = inputs_of(policy)
     got = through_verl("rlzoo:grpo", inputs, "seq-mean-token-sum-norm", loss_scale_factor=100)

@@ -17,7 +17,7 @@ def attacked(tmp_path_factory, zygote):
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("attack", [attack for attack in ATTACKS if EVERYTHING or attack.quick], ids=lambda attack: attack.name)
-def test_nothing_is_lost(attacked, attack):
+def test_an_attack_loses_no_data(attacked, attack):
     attacked.judge(attack)
 
 

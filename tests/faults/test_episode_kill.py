@@ -34,7 +34,7 @@ def command(folder, marker, *more):
 
 
 @pytest.mark.long
-def test_a_run_that_is_killed_in_an_episode_resumes_bit_for_bit(tmp_path):
+def test_a_run_killed_during_an_episode_resumes_bit_for_bit(tmp_path):
     marker = tmp_path / "killed"
     assert command(tmp_path / "killed-run", marker).returncode == -9
     assert marker.exists(), "the environment killed the run, in the second turn of an episode of step 3"

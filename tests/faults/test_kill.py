@@ -166,7 +166,7 @@ def whole(tmp_path_factory, zygote):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("case", list(CASES) if KILLS > 5 else ["fspo-adaptive"])
 @pytest.mark.long
-def test_a_run_killed_again_and_again_is_the_run_that_never_was(case, whole, zygote, tmp_path, monkeypatch):
+def test_a_repeatedly_killed_run_equals_an_uninterrupted_run(case, whole, zygote, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder, store = tmp_path / f"{case}-killed", tmp_path / "mlflow.db"
     # nox -s faults uses new interpreters, which are also killed during imports
@@ -178,7 +178,7 @@ def test_a_run_killed_again_and_again_is_the_run_that_never_was(case, whole, zyg
 
 @pytest.mark.timeout(3600)
 @pytest.mark.skipif(KILLS <= 5, reason="in nox -s faults only: each start takes 15 seconds")
-def test_two_processes_killed_are_the_two_that_never_were(whole, tmp_path, monkeypatch):
+def test_a_repeatedly_killed_two_process_run_equals_an_uninterrupted_one(whole, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder, store = tmp_path / "two-killed", tmp_path / "mlflow.db"
     moments = run_killed(folder, store, "ahead", kills=max(2, KILLS // 6), seed=2, processes=2)

@@ -57,7 +57,7 @@ def stop(process):
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("comes_back", ["during the run", "after the run"])
-def test_a_server_that_goes_down_is_told_everything_once(tmp_path, comes_back):
+def test_a_server_that_restarts_receives_every_record_once(tmp_path, comes_back):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

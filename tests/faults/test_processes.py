@@ -58,7 +58,7 @@ def test_one_process_that_dies_ends_the_others_within_a_minute(running, rank):
 
 
 @pytest.mark.timeout(600)
-def test_a_launcher_that_is_killed_takes_its_processes_with_it(running):
+def test_killing_the_launcher_ends_its_processes(running):
     process, ranks, _, _ = running
     process.kill()
     gone, alive = psutil.wait_procs(ranks.values(), timeout=20)
@@ -67,7 +67,7 @@ def test_a_launcher_that_is_killed_takes_its_processes_with_it(running):
 
 
 @pytest.mark.timeout(600)
-def test_sigterm_to_the_launcher_ends_all_after_the_step_and_they_go_on(running):
+def test_sigterm_to_the_launcher_stops_after_the_step_and_the_run_resumes(running):
     process, _, folder, log = running
     process.terminate()
     assert process.wait(timeout=60) == 143

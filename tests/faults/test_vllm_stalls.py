@@ -78,7 +78,7 @@ ODD = {
 
 @pytest.mark.parametrize("wrong", ODD if EVERYTHING else ["a byte now and then", "no JSON"])
 @pytest.mark.parametrize("times", [2, 10_000] if EVERYTHING else [2])
-def test_weights_that_a_server_does_not_take(server, tmp_path, wrong, times):
+def test_weights_that_a_server_fails_to_load(server, tmp_path, wrong, times):
     plain = dict(server.by_path)
 
     def spoil(step, metrics):

@@ -34,7 +34,7 @@ def compose(file):
 
 
 @held_to_the_law("config files", 0.45, content=spoiled_bytes(TEXTS))
-def test_spoiled_config_files(tmp_path_factory, content):
+def test_corrupted_config_files(tmp_path_factory, content):
     file = tmp_path_factory.getbasetemp() / "config.yaml"
     file.write_bytes(content)
     SURFACE.check(lambda: compose(file), str(file), *NAMES)
@@ -48,7 +48,7 @@ def test_configs_with_other_values(tmp_path_factory, tree):
 
 
 @held_to_the_law("config files", 0.05, text=FROM_NOTHING)
-def test_config_files_from_nothing(tmp_path_factory, text):
+def test_generated_config_files(tmp_path_factory, text):
     file = tmp_path_factory.getbasetemp() / "config.yaml"
     file.write_text(text, encoding="utf-8", errors="surrogatepass")
     SURFACE.check(lambda: compose(file), str(file), *NAMES)

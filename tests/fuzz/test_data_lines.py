@@ -52,7 +52,7 @@ def read(file):
 
 
 @held_to_the_law("data lines", 0.5, content=spoiled_bytes(FILES))
-def test_spoiled_data_files(tmp_path_factory, content):
+def test_corrupted_data_files(tmp_path_factory, content):
     file = tmp_path_factory.getbasetemp() / "questions.jsonl"
     file.write_bytes(content)
     SURFACE.check(lambda: read(file), str(file))
@@ -66,7 +66,7 @@ def test_rows_with_other_values(tmp_path_factory, tree):
 
 
 @held_to_the_law("data lines", 0.02, trees=st.lists(spoiled_trees(ROWS), min_size=5, max_size=10))
-def test_tasks_on_spoiled_files(tmp_path_factory, trees):
+def test_tasks_on_corrupted_files(tmp_path_factory, trees):
     file = tmp_path_factory.getbasetemp() / "questions.jsonl"
     file.write_text("\n".join(map(json.dumps, [*ROWS, *trees])), encoding="utf-8")
 

@@ -44,7 +44,7 @@ def begin(tmp_path_factory):
 
 
 @held_to_the_law("evaluation directories", 0.4, content=spoiled_bytes([b"".join(LINES)]))
-def test_spoiled_completions(tmp_path_factory, content):
+def test_corrupted_completions(tmp_path_factory, content):
     folder = begin(tmp_path_factory)
     (folder / "completions" / "mine.jsonl").write_bytes(content)
     SURFACE.check(lambda: go_on(folder), str(folder))
@@ -58,7 +58,7 @@ def test_completions_with_other_values(tmp_path_factory, tree):
 
 
 @held_to_the_law("evaluation directories", 0.2, data=st.data(), name=st.sampled_from(["settings.yaml", "results.json"]))
-def test_spoiled_settings_and_results(tmp_path_factory, data, name):
+def test_corrupted_settings_and_results(tmp_path_factory, data, name):
     folder = begin(tmp_path_factory)
     (folder / "results.json").write_text('{"suites": {}}')
     file = folder / name

@@ -51,7 +51,7 @@ def compose(*overrides):
 
 
 @held_to_the_law("overrides", 0.5, text=spoiled_bytes([text.encode() for text in REAL]))
-def test_spoiled_overrides(text):
+def test_corrupted_overrides(text):
     override = text.decode(errors="surrogateescape")  # as Python decodes its arguments
     SURFACE.check(lambda: compose(override), *_names(override))
 
@@ -63,7 +63,7 @@ def test_any_value_for_any_key(key, value, second):
 
 
 @held_to_the_law("overrides", 0.2, text=st.text(max_size=60) | st.sampled_from(ODD_TEXTS), value=st.text(max_size=20))
-def test_overrides_from_nothing(text, value):
+def test_generated_overrides(text, value):
     SURFACE.check(lambda: parse_overrides([f"{text}={value}", text]), *_names(text))
 
 

@@ -111,14 +111,14 @@ def test_rollouts_with_other_tensors(one_step, zoo, changes):
 
 
 @held_to_the_law("recorded rollouts", 0.2, data=st.data())
-def test_spoiled_rollout_files(one_step, data):
+def test_corrupted_rollout_files(one_step, data):
     file = one_step / "rollouts" / "000002.safetensors"
     with holding(file, data.draw(spoiled_bytes([file.read_bytes()]))):
         SURFACE.check(lambda: read(one_step), str(one_step))
 
 
 @held_to_the_law("recorded rollouts", 0.15, data=st.data(), size=st.sampled_from([None, 0, 1, 10**6, 2**40, 2**63, 2**64 - 1]))
-def test_spoiled_headers_of_rollout_files(one_step, data, size):
+def test_corrupted_headers_of_rollout_files(one_step, data, size):
     file = one_step / "rollouts" / "000002.safetensors"
     good = file.read_bytes()
     end = 8 + struct.unpack("<Q", good[:8])[0]
@@ -130,7 +130,7 @@ def test_spoiled_headers_of_rollout_files(one_step, data, size):
 @held_to_the_law(
     "recorded rollouts", 0.02, data=st.data(), name=st.sampled_from(["000002-0", "000002-3", "x", "1-2-3", "2-", "٣-0", "-"])
 )
-def test_spoiled_weights_for_the_cosine(one_step, data, name):
+def test_corrupted_weights_for_the_cosine(one_step, data, name):
     kept = one_step / "replay" / "000002-0.safetensors"
     good = kept.read_bytes()
     file = kept.with_stem(name)

@@ -82,14 +82,14 @@ def restored(folder):
 @held_to_the_law(
     "run directories", 0.25, data=st.data(), name=st.sampled_from(["config.yaml", "metrics.jsonl", "summary.json"])
 )
-def test_spoiled_files_are_compared(scores, data, name):
+def test_comparing_runs_with_corrupted_files(scores, data, name):
     file = scores / name
     with holding(file, data.draw(spoiled_bytes([file.read_bytes()]))):
         SURFACE.check(lambda: compare(scores), str(scores))
 
 
 @held_to_the_law("run directories", 0.3, data=st.data(), name=st.sampled_from(["config.yaml", "summary.json"]))
-def test_files_with_other_values_are_compared(scores, data, name):
+def test_comparing_runs_with_changed_values(scores, data, name):
     file = scores / name
     good = file.read_bytes()
     if name == "config.yaml":
@@ -102,7 +102,7 @@ def test_files_with_other_values_are_compared(scores, data, name):
 
 @pytest.mark.filterwarnings("default")  # a figure's font lacks a glyph
 @held_to_the_law("run directories", 0.05, data=st.data())
-def test_two_runs_of_which_one_is_spoiled(scores, tmp_path_factory, data):
+def test_comparing_a_corrupted_run_with_an_intact_one(scores, tmp_path_factory, data):
     folder = tmp_path_factory.getbasetemp() / "two"
     shutil.rmtree(folder, ignore_errors=True)
     for seed in (0, 1):
@@ -124,7 +124,7 @@ def test_names_of_run_directories(scores, name):
 
 
 @held_to_the_law("run directories", 0.15, data=st.data(), name=st.sampled_from(["config.yaml", "metrics.jsonl", "rollouts/x"]))
-def test_spoiled_runs_are_resumed(run, data, name):
+def test_resuming_corrupted_runs(run, data, name):
     restore = restored(run)
     file = run / name
     if name == "rollouts/x":
@@ -145,7 +145,7 @@ def test_spoiled_runs_are_resumed(run, data, name):
 
 
 @held_to_the_law("run directories", 0.1, data=st.data())
-def test_spoiled_states_are_resumed(run, data):
+def test_resuming_corrupted_states(run, data):
     restore = restored(run)
     checkpoint = run / "checkpoints" / "step-000002"
     file = checkpoint / "state" / "state.json"
@@ -159,7 +159,7 @@ def test_spoiled_states_are_resumed(run, data):
 
 
 @held_to_the_law("run directories", 0.05, data=st.data())
-def test_spoiled_manifests(run, data):
+def test_corrupted_manifests(run, data):
     checkpoint = run / "checkpoints" / "step-000001"
     file = checkpoint / "manifest.json"
     with holding(file, data.draw(spoiled_json(file.read_bytes()))):
@@ -167,7 +167,7 @@ def test_spoiled_manifests(run, data):
 
 
 @held_to_the_law("run directories", 0.05, data=st.data(), name=st.sampled_from(["record.json", "sent.json"]))
-def test_spoiled_records_of_tracking(run, data, name):
+def test_corrupted_tracking_records(run, data, name):
     (file,) = run.glob(f"*/{name}")
     with holding(file, data.draw(spoiled_json(file.read_bytes()))):
         SURFACE.check(lambda: (Upload.read(run), uploaded_to(run), run_id_of(run)), str(run))

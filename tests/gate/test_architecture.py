@@ -25,7 +25,7 @@ SIZES = {
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama", "gpt2", "gemma2", "gemma3_text", "mixtral"])
-def test_a_copy_without_memory_counts_what_a_real_model_has_and_keeps(tmp_path, kind, tied):
+def test_the_meta_device_copy_counts_the_memory_of_a_real_model(tmp_path, kind, tied):
     config = AutoConfig.for_model(kind, **SIZES, tie_word_embeddings=tied)
     config.save_pretrained(tmp_path)
     architecture, model = (
@@ -43,7 +43,7 @@ def test_a_copy_without_memory_counts_what_a_real_model_has_and_keeps(tmp_path, 
     assert forward.cache == sum(layer.keys.nbytes + layer.values.nbytes for layer in output.past_key_values.layers)
 
 
-def test_the_models_of_the_papers_have_the_parameters_of_their_cards():
+def test_paper_models_have_the_parameter_counts_of_their_model_cards():
     # model cards: 1.7 and 8.2 billion, without embeddings 1.4 and 6.95 billion
     small, large = (find_architecture(f"Qwen/Qwen3-{size}-Base") for size in ("1.7B", "8B"))
     assert small.num_parameters == pytest.approx(1.72e9, rel=0.01)
@@ -59,7 +59,7 @@ def test_the_shipped_model_is_found_with_its_tokenizer():
     assert find_architecture("smollm2").num_parameters == 134_515_008  # counted by transformers in its weights
 
 
-def test_a_model_that_is_not_here_or_has_its_own_code_is_unknown(tmp_path):
+def test_a_model_that_is_absent_or_has_custom_code_is_unknown(tmp_path):
     assert find_architecture("nobody/nothing") is None  # tests have no hub
     assert model_file("nobody/nothing", "tokenizer.json", download=False) is None
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "its_own"}))

@@ -109,7 +109,7 @@ def refusal(config):
         "task.template='Now: {question}'", "clip.clip_high=0.3", "learner.kl_coef=0.01",
     ],
 )  # fmt: skip
-def test_a_setting_that_was_edited_in_the_config_of_a_run_is_named(tmp_path, setting):
+def test_an_edited_setting_in_the_config_of_a_run_is_reported(tmp_path, setting):
     started(tmp_path / "run")
     key, _, value = setting.partition("=")
     file = tmp_path / "run" / "config.yaml"
@@ -124,7 +124,7 @@ def test_a_setting_that_was_edited_in_the_config_of_a_run_is_named(tmp_path, set
     assert f"{key} was {was!r} and would be {section[name]!r}" in line
 
 
-def test_another_rule_with_the_same_settings_is_named(tmp_path):
+def test_another_rule_with_the_same_settings_is_reported(tmp_path):
     started(tmp_path / "run", "clip.clip_low=0.2", "clip.clip_high=0.2")
     file = tmp_path / "run" / "config.yaml"
     content = yaml.safe_load(file.read_text())
@@ -142,7 +142,7 @@ def test_the_settings_that_may_change_are_reported_and_accepted(tmp_path):
 
 
 @pytest.mark.parametrize("changed", ["task.py", "marks.py", "rows.txt", "__init__.py"])
-def test_an_edited_file_of_the_users_task_is_named(project, tmp_path, changed):
+def test_an_edited_file_of_a_custom_task_is_reported(project, tmp_path, changed):
     config = started(tmp_path / "run", f"task.name={project.name}.task:Doubling")
     assert check_unchanged(config, run_facts(config)) == []
     with (project / changed).open("a") as file:
@@ -151,13 +151,13 @@ def test_an_edited_file_of_the_users_task_is_named(project, tmp_path, changed):
 
 
 @pytest.mark.parametrize("changed", ["reward.py", "marks.py"])
-def test_an_edited_reward_or_module_that_it_imports_in_a_function_is_named(project, tmp_path, changed):
+def test_an_edited_reward_or_lazily_imported_module_is_reported(project, tmp_path, changed):
     config = started(tmp_path / "run", f"task.reward={project.name}.reward:score")
     edit(project / changed, "FULL", "1 * FULL" if changed == "reward.py" else "HALF = FULL")
     assert f"file {changed} has changed since the run started" in refusal(config)
 
 
-def test_an_edited_environment_is_named(project, tmp_path):
+def test_an_edited_environment_is_reported(project, tmp_path):
     (project / "game.py").write_text("class Game:\n    def reset(self, problem, seed): ...\n    def step(self, message): ...\n")
     config = started(tmp_path / "run", "task.name=environment", f"task.environment={project.name}.game:Game", clip="rloo")
     edit(project / "game.py", "...", "return 1")
@@ -165,7 +165,7 @@ def test_an_edited_environment_is_named(project, tmp_path):
 
 
 @pytest.mark.parametrize("changed", ["train", "eval"])
-def test_an_edited_row_of_a_data_file_is_named(tmp_path, changed):
+def test_an_edited_row_of_a_data_file_is_reported(tmp_path, changed):
     pytest.importorskip("math_verify")
     for name, first in (("train", 0), ("eval", 5000)):
         rows = [{"question": f"{n} + 1?", "answer": str(n + 1)} for n in range(first, first + 600)]
@@ -189,7 +189,7 @@ def plugin(tmp_path):
 
 
 @pytest.mark.parametrize("changed", ["calm.py", "table.json"])
-def test_an_edited_plugin_or_file_that_it_reads_is_named(plugin, tmp_path, changed):
+def test_an_edited_plugin_or_a_file_that_it_reads_is_reported(plugin, tmp_path, changed):
     config = started(tmp_path / "run", clip="calm", plugins=[plugin])
     with plugin.with_name(changed).open("a") as file:
         file.write(" ")
@@ -212,7 +212,7 @@ def model_folder(folder):
         ("model.safetensors", None, None, "model weights"),
     ],
 )
-def test_an_edited_base_model_is_named_and_a_copy_is_the_same(tmp_path, name, before, after, key):
+def test_an_edited_base_model_is_reported_and_a_copy_is_accepted(tmp_path, name, before, after, key):
     def facts(folder):
         return model_facts(*load_named(RunConfig.compose(clip="grpo", overrides=[f"model.path={folder}"]).model))
 
@@ -231,7 +231,7 @@ def test_an_edited_base_model_is_named_and_a_copy_is_the_same(tmp_path, name, be
     assert facts(model_folder(tmp_path / "copy")) == original
 
 
-def test_a_run_resumes_with_what_has_changed_only_if_that_is_allowed(tmp_path):
+def test_a_changed_run_resumes_only_if_allowed(tmp_path):
     folder = model_folder(tmp_path / "model")
     first = rlzoo.train(quick(tmp_path / "run", steps=1, overrides=["tracking.mlflow=false", f"model.path={folder}"]))
     (folder / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
@@ -249,7 +249,7 @@ def test_a_run_resumes_with_what_has_changed_only_if_that_is_allowed(tmp_path):
         rlzoo.train(RunConfig.compose([first.path / "config.yaml"], steps=3), resume=True)
 
 
-def test_a_moved_run_whose_plugin_is_gone_resumes_with_its_copy(plugin, tmp_path):
+def test_a_moved_run_without_its_plugin_resumes_with_the_copy(plugin, tmp_path):
     plugin.write_text(plugin.read_text().replace('json.loads((Path(__file__).parent / "table.json").read_text())', "[]"))
     first = rlzoo.train(quick(tmp_path / "run", clip="calm", plugins=[plugin], steps=1, overrides=["tracking.mlflow=false"]))
     plugin.unlink()
@@ -267,7 +267,7 @@ def test_an_adaptive_rule_keeps_its_settings(tmp_path):
         check_unchanged(changed, run_facts(changed), allow_changed=True)
 
 
-def test_a_changed_run_is_another_run_in_mlflow(tmp_path, monkeypatch):
+def test_a_changed_run_is_a_new_run_in_mlflow(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'store.db'}")
     first = rlzoo.train(quick(tmp_path / "run", steps=1))
     record = Upload.read(first.path)

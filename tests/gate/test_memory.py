@@ -77,7 +77,7 @@ def test_states_are_worked_by_hand():
     assert two.step["gradients"] == 172 * 6 + 40 * 4
 
 
-def test_zero_spreads_states_over_processes():
+def test_zero_shards_states_over_processes():
     # a full copy is 172 * 2 bytes in bfloat16; DeepSpeed adds a copy and both moments in float32, 172 * 12 bytes over 4
     two = plan("model.dtype=bfloat16", "launch.deepspeed=zero2", architecture=TINY, devices="4xH100", processes=4).memory
     assert (*states(two)[:3], two.step["gradients"]) == (344, 172, 344, 86 + 80)
@@ -91,7 +91,7 @@ def test_zero_spreads_states_over_processes():
     assert states(away)[:3] == (344, 0, 0)
 
 
-def test_fsdp_spreads_everything_and_has_no_second_copy_of_the_weights():
+def test_fsdp_shards_everything_without_a_second_copy_of_the_weights():
     # over 4 processes: float32 shards of 172 * 4 bytes and both moments; 44 gathered weights outside of the layer and 128 in
     # it, and the layer's float32 gradient, which is reduced
     sharded = ["launch.fsdp=true", "model.dtype=bfloat16"]
@@ -161,7 +161,7 @@ EPISODES = ["task.name=guess", "rollout.max_turns=3", "rollout.max_turn_tokens=2
 EPISODES += ["learner.max_tokens_per_micro_batch=32"]
 
 
-def test_what_an_environment_writes_is_part_of_a_row():
+def test_environment_tokens_are_part_of_a_row():
     # a prompt of 3, 5 model tokens, and 4 environment tokens between its three turns: 3 + 5 + 2 * 4 = 16
     assert micro_batch(config(*EPISODES), TINY, 3, 1) == PassShape(2, 16, 5)
     # in three turns of one token, the model writes three: 3 + 3 + 8
@@ -170,7 +170,7 @@ def test_what_an_environment_writes_is_part_of_a_row():
     assert micro_batch(config(*EPISODES[1:]), TINY, 3, 1) == PassShape(4, 8, 5)
 
 
-def test_an_episode_ends_where_the_context_does():
+def test_an_episode_ends_at_the_context_limit():
     flood = [*EPISODES, "rollout.max_observation_tokens=1024"]
     assert micro_batch(config(*flood), TINY, 3, 1) == PassShape(1, 32, 5)
     vllm = ["rollout.engine=vllm", "rollout.vllm.max_model_len=20"]
@@ -216,7 +216,7 @@ def test_disk_of_a_checkpoint_with_deepspeed_is_worked_by_hand():
         ["learner.lora.rank=16", "learner.lora.target=q_proj"],
     ],
 )
-def test_what_saves_memory_is_planned_with_less(less):
+def test_memory_saving_settings_reduce_the_planned_memory(less):
     base = ["model.dtype=bfloat16", "rollout.max_new_tokens=2000", "learner.max_tokens_per_micro_batch=4096"]
     assert learning(*base, *less) < learning(*base)
 
@@ -229,7 +229,7 @@ def test_a_low_rank_update_has_its_own_parameters():
     assert trained_parameters(TINY, config("learner.lora.rank=2", r"learner.lora.target=.*\.(q_proj|down_proj)")) == 16 + 20
 
 
-def test_vllm_takes_its_share_and_gives_it_back_if_it_sleeps():
+def test_vllm_reserves_its_memory_and_releases_it_in_sleep_mode():
     asleep = plan("rollout.engine=vllm", "rollout.vllm.gpu_memory_utilization=0.5").memory
     assert asleep.sampler == 40e9
     awake = plan("rollout.engine=vllm", "rollout.vllm.gpu_memory_utilization=0.5", "rollout.vllm.sleep=false").memory
@@ -244,7 +244,7 @@ def test_generate_under_zero_3_has_a_copy_of_the_weights():
     assert three.sampler - two.sampler == LARGE.num_parameters * 4
 
 
-def test_a_sampler_that_samples_ahead_has_its_own_weights_and_works_beside_the_learner():
+def test_sampling_ahead_needs_separate_weights_and_runs_concurrently():
     here, ahead, queue = (plan(f"rollout.max_staleness={k}", architecture=TINY, devices=CPU).memory for k in (0, 1, 3))
     assert ahead.sampler - here.sampler == 172 * 4
     assert ahead.learning == {**here.learning, "sampler": ahead.sampler}
@@ -267,7 +267,7 @@ def test_parts_add_up_to_the_peak():
     assert held.peak == max(sum(held.learning.values()), sum(held.sampling.values()))
 
 
-def test_a_file_of_deepspeeds_settings_is_read(tmp_path):
+def test_a_deepspeed_config_file_is_read(tmp_path):
     file = tmp_path / "ds.json"
     file.write_text('{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "reduce_bucket_size": "auto"}}')
     assert Sharding.of(config(f"launch.deepspeed={file}").launch, 4) == Sharding(4, 3, offloads_optimizer=True)
@@ -279,7 +279,7 @@ def test_a_file_of_deepspeeds_settings_is_read(tmp_path):
         Sharding.of(config("launch.deepspeed=zero4").launch, 4)
 
 
-def test_devices_are_read_from_a_text():
+def test_devices_are_parsed_from_a_string():
     assert parse_devices("8xh100") == Devices("H100", 8, 80 * 10**9)
     assert parse_devices("2x24GB") == Devices("24 GB", 2, 24 * 10**9)
     for wrong in ("8", "xH100", "0xH100", "8xH", "8x24", "8xH1O0", "2x.GB"):

@@ -100,7 +100,7 @@ def ask(prompts=QUESTIONS, template=None, *, after="", model=None, **rollout):
         (["1+1=", "2+3=<end>"], None, "'2.3=<end>': its prompt ends with the end token '<end>'.*task.template"),
     ],
 )
-def test_a_prompt_that_asks_nothing_is_refused(prompts, template, message):
+def test_a_template_that_drops_or_closes_the_question_is_refused(prompts, template, message):
     with pytest.raises(UserError, match=message):
         ask(prompts, template)
 
@@ -119,14 +119,14 @@ def test_a_prompt_without_tokens_is_refused():
     assert encode_prompt(byte_tokenizer(after="<end>"), "", False) == (2,)
 
 
-def test_tokens_that_a_tokenizer_puts_behind_a_text_are_left_out(caplog):
+def test_tokens_that_a_tokenizer_appends_are_removed(caplog):
     made, question = byte_tokenizer(after="<end>"), "<start>3<end>4"
     assert encode_prompt(made, question, False) == tuple(made(question)["input_ids"][:-1])
     ask(after="<end>")
     assert "the tokenizer puts '<end>' behind every text" in caplog.text
 
 
-def test_the_templates_end_of_turn_ends_responses(caplog):
+def test_the_end_of_turn_token_of_the_template_ends_responses(caplog):
     with caplog.at_level(logging.WARNING, "rlzoo"):
         assert ask(template=CHAT).end_ids == {1, 3}
         assert "ends turns with '<turn>'" in caplog.text
@@ -137,7 +137,7 @@ def test_the_templates_end_of_turn_ends_responses(caplog):
         assert not caplog.records
 
 
-def test_a_token_without_a_row_in_the_embedding_is_refused():
+def test_a_token_outside_the_embedding_is_refused():
     with pytest.raises(UserError, match=r"'1\+1=': the embedding has no row for the token .* of 20"):
         ask(["1+1="], model=llama(rows=20))
     with pytest.raises(UserError, match=r"no row for an end token \(rows \[1, 999\] of 1\)"):
@@ -201,7 +201,7 @@ SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
         (BloomForCausalLM, BloomConfig(vocab_size=9, hidden_size=16, n_layer=1, n_head=2, seq_length=24), None),
     ],
 )
-def test_every_model_says_how_long_a_row_may_be(kind, config, limit):
+def test_the_context_length_of_every_architecture_is_read(kind, config, limit):
     model = kind(config).eval()
     assert context_length(model) == limit
     ids = torch.full((1, 25), 5)
@@ -214,7 +214,7 @@ def test_every_model_says_how_long_a_row_may_be(kind, config, limit):
             model(ids)
 
 
-def test_characters_without_a_token_are_named_with_their_question(tokenizer):
+def test_characters_without_a_token_are_reported_with_their_question(tokenizer):
     with pytest.raises(UserError) as caught:
         Asked.of(Sums(), needed=100, held_out=0).encode(tokenizer, chat_template=False)
     message = str(caught.value)
@@ -225,7 +225,7 @@ def test_characters_without_a_token_are_named_with_their_question(tokenizer):
     Asked.of(Sums(), needed=2, held_out=0).encode(tokenizer, chat_template=False)  # the run does not reach it
 
 
-def test_a_run_with_such_a_question_is_refused_before_anything_is_written(tmp_path):
+def test_a_question_that_cannot_be_encoded_is_refused_before_writing(tmp_path):
     settings = [f"task.name={__name__}:Sums", *QUICK]
     config = rlzoo.RunConfig.compose(clip="fspo", overrides=settings, steps=1, output=tmp_path / "run")
     with pytest.raises(UserError, match="five"):
@@ -233,7 +233,7 @@ def test_a_run_with_such_a_question_is_refused_before_anything_is_written(tmp_pa
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_says_how_many_questions_train_and_are_held_out(tmp_path, monkeypatch):
+def test_a_run_reports_the_number_of_training_and_held_out_questions(tmp_path, monkeypatch):
     (tmp_path / "any_reward.py").write_text("def pay(problem, response):\n    return 0.0\n")
     monkeypatch.syspath_prepend(tmp_path)
     rows = {"train": [f"{n}+1" for n in range(12)], "eval": ["1+2", "1+3", "1+4", "3+1"]}

@@ -55,7 +55,7 @@ def test_a_converted_dump_with_an_update_is_replayed(convert):
     assert found.profile.clip_fraction == pytest.approx(1 / 2 / 3)
 
 
-def test_what_the_trainer_did_not_learn_from_is_left_out(convert):
+def test_samples_and_tokens_without_a_loss_are_left_out(convert):
     first, second, third = nemo_rl_rows()
     second |= {"sample_loss_mask": [0.0], "generation_logprobs": [[0, 0, 9.0, 0, 0, 0]]}
     third |= {"token_loss_mask": [[0] * 6]}

@@ -22,7 +22,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_a_sealed_folder_is_whole_and_may_be_added_to(folder):
+def test_a_sealed_folder_is_intact_and_accepts_new_files(folder):
     assert damage(folder) is None
     (folder / "notes").write_text("later")
     assert damage(folder) is None
@@ -32,14 +32,14 @@ def test_a_sealed_folder_is_whole_and_may_be_added_to(folder):
 
 
 @pytest.mark.parametrize("place", [0, 128_000, 255_999])
-def test_one_changed_bit_is_seen(folder, place):
+def test_one_flipped_bit_is_detected(folder, place):
     content = bytearray((folder / "weights").read_bytes())
     content[place] ^= 1
     (folder / "weights").write_bytes(content)
     assert damage(folder) == "weights was changed"
 
 
-def test_what_is_cut_or_gone_is_named(folder):
+def test_truncated_and_missing_files_are_reported(folder):
     (folder / "state" / "state.json").write_text("{")
     assert damage(folder) == "state/state.json was changed"
     (folder / "state" / "state.json").unlink()
@@ -47,7 +47,7 @@ def test_what_is_cut_or_gone_is_named(folder):
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff"])
-def test_a_manifest_that_cannot_be_followed_is_damage(folder, content):
+def test_an_invalid_or_missing_manifest_counts_as_damage(folder, content):
     (folder / "manifest.json").write_bytes(content)
     assert damage(folder)
     (folder / "manifest.json").unlink()
@@ -55,7 +55,7 @@ def test_a_manifest_that_cannot_be_followed_is_damage(folder, content):
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "state/optimizer.safetensors", "state/state.json", "manifest.json"])
-def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(file, tmp_path, caplog):
+def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one(file, tmp_path, caplog):
     whole = rlzoo.train(config("fspo", tmp_path / "run"))
     damaged = whole.path / "checkpoints" / "step-000004" / file
     damaged.write_bytes(damaged.read_bytes()[:-7])  # as after a loss of power
@@ -66,7 +66,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(file, tmp_path, 
     assert damage(damaged.parents[file.count("/")]) is None  # written again
 
 
-def test_a_run_without_a_whole_checkpoint_is_refused(tmp_path):
+def test_a_run_without_an_intact_checkpoint_is_refused(tmp_path):
     whole = rlzoo.train(config("fspo", tmp_path / "run"))
     for checkpoint in (whole.path / "checkpoints").iterdir():
         (checkpoint / "model.safetensors").unlink()
@@ -74,7 +74,7 @@ def test_a_run_without_a_whole_checkpoint_is_refused(tmp_path):
         rlzoo.train(config("fspo", tmp_path / "run"), resume=True)
 
 
-def test_a_sealed_file_that_must_not_be_read_is_not_called_damaged(tmp_path):
+def test_an_unreadable_sealed_file_is_not_reported_as_damaged(tmp_path):
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"weights")
     seal(tmp_path)

@@ -82,7 +82,7 @@ def refuses(run, *parts, **settings):
 # stopped runs
 
 
-def test_ctrl_c_twice_in_two_different_steps_leaves_what_can_be_resumed(whole, tmp_path, monkeypatch):
+def test_ctrl_c_twice_in_two_different_steps_leaves_a_resumable_run(whole, tmp_path, monkeypatch):
     monkeypatch.setattr(stopping, "ONE_PRESS", -1.0)
     folder = tmp_path / "run"
 
@@ -123,7 +123,7 @@ def test_an_error_in_every_step_leaves_the_last_checkpoint(run, whole, monkeypat
     assert without_times(resume(run, after=2).metrics) == without_times(whole.metrics)
 
 
-def test_a_step_that_failed_before_it_learned_anything_asks_its_questions_again(whole, tmp_path, monkeypatch):
+def test_a_step_that_failed_before_its_update_reuses_its_questions(whole, tmp_path, monkeypatch):
     from rlzoo.training import loop
 
     made, calls = loop.collate, []
@@ -167,7 +167,7 @@ def test_nothing_that_rlzoo_did_not_write_is_counted_or_deleted(run):
     assert [state.step for state, _ in own_checkpoints(run, 99)] == [6, 8]
 
 
-def test_a_name_that_is_taken_is_freed_without_a_loss(run, caplog):
+def test_a_foreign_file_with_a_checkpoint_name_is_moved_aside(run, caplog):
     checkpoints = run / "checkpoints"
     (checkpoints / "step-000006").write_text("mine")
     (checkpoints / ".step-000006.part").write_text("mine")
@@ -180,7 +180,7 @@ def test_a_name_that_is_taken_is_freed_without_a_loss(run, caplog):
     assert "renamed to step-000008.aside-1" in caplog.text
 
 
-def test_rotation_looks_at_no_step_after_the_newest(run):
+def test_rotation_ignores_steps_after_the_newest(run):
     rotate(run, 2, keep=1, scores={})
     assert names(run) == ["step-000002", "step-000004"]
     rotate(run, 4, keep=1, scores={})
@@ -188,7 +188,7 @@ def test_rotation_looks_at_no_step_after_the_newest(run):
 
 
 @pytest.mark.parametrize("moment", ["before the damaged one is removed", "while it is removed"])
-def test_a_kill_while_a_checkpoint_is_written_again_loses_none(run, whole, moment):
+def test_a_kill_while_a_checkpoint_is_rewritten_loses_no_checkpoint(run, whole, moment):
     newest = run / "checkpoints" / "step-000004"
     shutil.copytree(newest, temporary_path(newest, identity(run)))
     (newest / "notes.txt").write_text("mine")
@@ -228,7 +228,7 @@ def killed_at(monkeypatch, call, moment):
 
 
 @pytest.mark.parametrize("mine", [(), ("notes.txt", "state/notes.txt", "tokenizer.model")], ids=["", "a user's files"])
-def test_a_kill_while_a_checkpoint_is_removed_leaves_neither_part_of_it_nor_less_of_a_users_files(run, monkeypatch, mine):
+def test_a_kill_while_a_checkpoint_is_removed_leaves_only_user_files(run, monkeypatch, mine):
     for name in mine:  # added later, one with a name that a checkpoint may contain
         (run / "checkpoints" / "step-000002" / name).write_text("mine")
     newest = tree(run / "checkpoints" / "step-000004")
@@ -250,14 +250,14 @@ def test_a_kill_while_a_checkpoint_is_removed_leaves_neither_part_of_it_nor_less
 # resuming never destroys
 
 
-def test_a_run_whose_checkpoints_are_gone_is_refused_and_stays(run):
+def test_a_run_without_its_checkpoints_is_refused_and_unchanged(run):
     shutil.rmtree(run / "checkpoints")
     (run / "checkpoints").mkdir()
     assert "start another run with another --output" in refuses(run, "has steps up to 4, but its checkpoints/ has no")
     refuses(run, "has steps up to 4, but its checkpoints/ has no checkpoint", steps=8)
 
 
-def test_a_run_without_a_step_starts(run, whole, caplog):
+def test_a_run_without_a_step_starts_from_the_beginning(run, whole, caplog):
     shutil.rmtree(run / "checkpoints")
     shutil.rmtree(run / "rollouts")
     file = run / "metrics.jsonl"
@@ -272,7 +272,7 @@ def test_a_run_without_a_step_starts(run, whole, caplog):
 TEMPORARY = ("checkpoints/.step-000006.part/weights", "rollouts/.000005.jsonl.part", ".metrics.jsonl.part")
 
 
-def test_a_users_files_with_names_of_temporary_files_stay(run):
+def test_user_files_with_temporary_names_are_kept(run):
     for name in TEMPORARY:
         (run / name).parent.mkdir(parents=True, exist_ok=True)
         (run / name).write_text("mine")
@@ -283,7 +283,7 @@ def test_a_users_files_with_names_of_temporary_files_stay(run):
 FOLDERS = ("checkpoints/step-000005", "rollouts/000005.safetensors", "replay/000005-0.safetensors")
 
 
-def test_what_a_killed_process_left_of_this_run_is_removed(run):
+def test_temporary_files_of_a_killed_process_are_removed(run):
     names = ("rollouts/000005.jsonl", "metrics.jsonl", "figures/clip_by_length/step-000005.png", "figures/lre.png")
     folders, left = ([temporary_path(run / name, identity(run)) for name in part] for part in (FOLDERS, names))
     for folder in folders:
@@ -300,7 +300,7 @@ def test_what_a_killed_process_left_of_this_run_is_removed(run):
     assert not [path for path in set(run.rglob("*")) - before if "aside" in path.name or ".tmp" in path.name]
 
 
-def test_a_run_whose_checkpoints_hold_weights_alone_is_refused_and_stays(run):
+def test_a_run_with_weights_only_checkpoints_is_refused_and_unchanged(run):
     for folder in (run / "checkpoints").iterdir():
         shutil.rmtree(folder / "state")
     refuses(run, "no checkpoint to resume from")
@@ -314,13 +314,13 @@ def test_metrics_that_end_before_the_checkpoint_are_refused(run, rows):
     refuses(run, "the checkpoint is from step 4", "metrics.jsonl' " + ("has only" if rows else "is missing or empty"))
 
 
-def test_a_last_row_without_its_newline_counts(run, whole):
+def test_a_last_row_without_a_newline_is_read(run, whole):
     file = run / "metrics.jsonl"
     file.write_text(file.read_text().rstrip("\n"))
     assert without_times(resume(run).metrics) == without_times(whole.metrics)
 
 
-def test_what_is_after_the_checkpoint_is_kept_and_written_again(run, whole, caplog):
+def test_steps_after_the_checkpoint_are_archived_and_repeated(run, whole, caplog):
     newest = run / "checkpoints" / "step-000004" / "model.safetensors"
     newest.write_bytes(newest.read_bytes()[:-7])
     before = tree(run / "rollouts")
@@ -370,7 +370,7 @@ def litter(run):
     (run / "checkpoints" / "step-000099-mine").mkdir()
 
 
-def test_litter_is_ignored_by_what_reads_runs(run):
+def test_commands_that_read_runs_ignore_unrelated_files(run):
     expected = len(RecordedRun.read(run).updates)
     litter(run)
     assert len(RecordedRun.read(run).updates) == expected
@@ -383,7 +383,7 @@ def test_litter_is_ignored_by_what_reads_runs(run):
         assert all((folder / name).read_text() == "mine" for folder in (run, run / "rollouts", run / "checkpoints"))
 
 
-def test_a_missing_folder_of_rollouts_is_made_again(run):
+def test_a_missing_rollout_folder_is_recreated(run):
     shutil.rmtree(run / "rollouts")
     assert len(find_runs([run])[0]) == 1
     with pytest.raises(UserError, match="no recorded rollouts"):
@@ -451,7 +451,7 @@ def test_a_half_created_directory_with_a_users_file_is_refused(tmp_path):
         RunDirectory.create(tmp_path / "run", "steps: 1\n")
 
 
-def test_runs_that_start_in_the_same_second_have_directories_of_their_own(tmp_path):
+def test_runs_that_start_in_the_same_second_have_separate_directories(tmp_path):
     settings = config(tmp_path)
     assert len({usual_output(settings) for _ in range(100)}) == 100
 
@@ -489,7 +489,7 @@ def test_an_output_that_cannot_be_a_directory_is_refused_and_leaves_nothing(kind
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_name_of_the_longest_kind_works_and_one_with_a_space_is_quoted(tmp_path, caplog):
+def test_the_longest_name_works_and_a_name_with_a_space_is_quoted(tmp_path, caplog):
     path = tmp_path / (f"a run {'x' * 255}"[:255])
     with pytest.raises(KeyboardInterrupt):
         rlzoo.train(config(path), lambda step, metrics: os.kill(os.getpid(), signal.SIGINT) if step == 1 else None)
@@ -540,7 +540,7 @@ def fails_for_space(act, *parts):
 
 
 @pytest.mark.parametrize("size", [0, 60])
-def test_a_disk_that_is_full_at_the_start_is_one_line(disk, tmp_path, size):
+def test_a_disk_that_is_full_at_the_start_is_reported_in_one_line(disk, tmp_path, size):
     disk.fill(size)
     fails_for_space(lambda: rlzoo.train(config(tmp_path / "run")), "once that is fixed, run the same command again")
     disk.free()
@@ -551,11 +551,11 @@ def test_a_disk_that_is_full_at_the_start_is_one_line(disk, tmp_path, size):
     ("size", "where"),
     [(1_000, "rollouts/000002.jsonl"), (6_000, "rollouts/000002.safetensors"), (200_000, "checkpoints/step-000002)")],
 )
-def test_a_disk_that_fills_in_a_run_is_one_line_and_the_run_resumes(disk, whole, tmp_path, size, where):
+def test_a_disk_that_fills_during_a_run_is_reported_and_the_run_resumes(disk, whole, tmp_path, size, where):
     check_a_disk_that_fills(disk, whole, tmp_path / "run", size, where, full_after=1, resumed_after=0)
 
 
-def test_a_disk_without_room_for_a_checkpoint_is_seen_before_the_first_step(disk, whole, tmp_path):
+def test_a_disk_without_room_for_a_checkpoint_fails_before_the_first_step(disk, whole, tmp_path):
     where = "checkpoints/step-000000)"
     check_a_disk_that_fills(disk, whole, tmp_path / "run", 200_000, where, full_after=0, resumed_after=None)
 
@@ -573,7 +573,7 @@ def check_a_disk_that_fills(disk, whole, folder, size, where, *, full_after, res
     assert without_times(result.metrics) == without_times(whole.metrics)
 
 
-def test_a_disk_that_is_full_when_a_run_is_resumed_is_one_line_and_changes_nothing(disk, run, whole):
+def test_a_disk_that_is_full_on_resume_is_reported_and_changes_nothing(disk, run, whole):
     shutil.rmtree(run / "checkpoints" / "step-000004")
     before = tree(run)
     disk.fill(10)
@@ -586,7 +586,7 @@ def test_a_disk_that_is_full_when_a_run_is_resumed_is_one_line_and_changes_nothi
     assert without_times(resume(run, after=2).metrics) == without_times(whole.metrics)
 
 
-def test_a_disk_that_is_full_at_the_end_is_one_line(disk, run, whole):
+def test_a_disk_that_is_full_at_the_end_is_reported_in_one_line(disk, run, whole):
     disk.fill(10)
     fails_for_space(lambda: resume(run), "needed")
     disk.free()

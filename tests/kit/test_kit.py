@@ -101,11 +101,11 @@ def test_each_law_on_behaviour_catches_a_mutant(caught):
         ("unknown-law", "names_are_known"),
     ],
 )
-def test_the_law_that_explains_a_defect_is_the_first_one_broken(caught, mutant, law):
+def test_the_law_that_explains_a_defect_fails_first(caught, mutant, law):
     assert caught[mutant][0] == law
 
 
-def test_a_ratio_to_the_sampler_that_is_not_declared_is_pointed_out():
+def test_an_undeclared_ratio_to_the_sampler_is_reported():
     class ToTheSampler(Token):
         name = "to-the-sampler"
 
@@ -118,7 +118,7 @@ def test_a_ratio_to_the_sampler_that_is_not_declared_is_pointed_out():
         law(ToTheSampler())
 
 
-def test_feedback_that_pushes_the_wrong_way_is_pointed_out():
+def test_feedback_in_the_wrong_direction_is_reported():
     class PushesOn(Adaptive):
         name = "pushes-on"
 
@@ -193,7 +193,7 @@ def test_an_error_is_reported_with_its_line_and_the_missing_need():
     assert outcome.detail == f"AttributeError: module 'rlzoo.core.ops' has no attribute 'clipped' (test_kit.py line {line})"
 
 
-def test_another_default_of_a_common_field_keeps_its_description():
+def test_a_changed_default_of_a_common_field_keeps_its_description():
     class Summed(Token):
         name = "summed"
         reduction: Reduction = "token_mean"

@@ -45,7 +45,7 @@ def folder(tmp_path_factory, trained):
     return folder
 
 
-def test_runs_are_found_at_any_depth_and_unfinished_ones_are_told(folder):
+def test_runs_are_found_at_any_depth_and_unfinished_ones_are_reported(folder):
     records, notes = find_runs([folder, folder / "fspo-0"])
     assert sorted((record.policy, record.seed) for record in records) == [("fspo", 0), ("fspo", 1), ("grpo", 0), ("grpo", 1)]
     assert notes == [f"skipped because it is not finished: {folder / 'fspo-2'}"]
@@ -77,7 +77,7 @@ def test_scores_fairness_and_costs_are_those_of_the_runs(folder, trained):
     assert json.loads(json.dumps(result.as_dict(), allow_nan=False))["contenders"][0]["runs"][0]["finished"]
 
 
-def test_runs_of_one_policy_that_differ_are_told_apart(folder, tmp_path, trained):
+def test_runs_of_one_policy_with_different_settings_are_distinguished(folder, tmp_path, trained):
     fast = variant(trained.path, tmp_path / "fast", learner__lr=1e-3, seed=0)
     groups = labelled(find_runs([folder / "fspo-0", fast, folder / "grpo-0"])[0])
     assert sorted(groups) == ["fspo learner.lr=0.0003", "fspo learner.lr=0.001", "grpo"]
@@ -89,7 +89,7 @@ def test_the_same_policy_and_seed_twice_is_refused(folder, tmp_path, trained):
         compare([folder, again])
 
 
-def test_runs_of_different_tasks_are_called_not_comparable(folder, tmp_path, trained):
+def test_runs_of_different_tasks_are_reported_as_not_comparable(folder, tmp_path, trained):
     other = variant(trained.path, tmp_path / "other", rollout__num_prompts=99, task__num_operands_max=3, seed=5)
     _, *notes = compare([folder, other]).notes
     assert notes == [
@@ -98,7 +98,7 @@ def test_runs_of_different_tasks_are_called_not_comparable(folder, tmp_path, tra
     ]
 
 
-def test_what_is_tracked_and_what_older_runs_did_not_have_makes_no_variant(folder, tmp_path, trained):
+def test_tracking_settings_and_missing_settings_make_no_variant(folder, tmp_path, trained):
     tracked = variant(trained.path, tmp_path / "tracked", tracking__mlflow=True, checkpoint__keep=7, seed=5)
     older = variant(trained.path, tmp_path / "older", seed=6)
     settings = yaml.safe_load((older / "config.yaml").read_text())
@@ -109,7 +109,7 @@ def test_what_is_tracked_and_what_older_runs_did_not_have_makes_no_variant(folde
     assert [note for note in result.notes if "skipped" not in note] == []
 
 
-def test_a_run_named_in_two_ways_is_one_run(folder, monkeypatch):
+def test_a_run_given_by_two_paths_is_counted_once(folder, monkeypatch):
     monkeypatch.chdir(folder)
     assert len(find_runs([Path("fspo-0"), folder / "fspo-0", folder / "deeper" / ".." / "fspo-0"])[0]) == 1
 
@@ -128,7 +128,7 @@ def test_the_score_is_accuracy_only_where_every_run_has_it(folder, tmp_path):
     assert grpo.score.mean == rows[-1]["reward/mean"]
 
 
-def test_a_run_without_its_last_steps_is_not_finished_whatever_its_summary_says(folder, tmp_path, trained):
+def test_a_run_without_its_last_steps_is_unfinished_despite_its_summary(folder, tmp_path, trained):
     short = variant(trained.path, tmp_path / "short", steps=80)
     none = variant(trained.path, tmp_path / "none")
     (none / "summary.json").write_text("null")
@@ -176,7 +176,7 @@ def test_a_damaged_run_is_left_out_with_a_note(folder, tmp_path, trained):
         compare([tmp_path / "torn"])
 
 
-def test_a_setting_of_any_length_makes_a_label_of_some(tmp_path, trained):
+def test_a_long_setting_gives_a_label_of_bounded_length(tmp_path, trained):
     long = variant(trained.path, tmp_path / "long", task__template="{question}" + "?" * 5000)
     groups = labelled(find_runs([trained.path, long])[0])
     assert max(map(len, groups)) < 120
@@ -192,7 +192,7 @@ def highlights(*rules, notes=()):
     return Comparison(rules, tuple(pairs), "eval/accuracy", 0.1, notes).highlights
 
 
-def test_the_most_even_rule_is_named_with_the_rules_that_it_is_shown_to_beat():
+def test_the_most_even_rule_is_reported_with_the_rules_it_significantly_beats():
     flat, even = rule("flat", [0.11, 0.13, 0.12, 0.14, 0.12]), rule("even", [0.02, 0.03, 0.02, 0.04, 0.02])
     near = rule("near", [0.021, 0.029, 0.022, 0.039, 0.02])
     assert highlights(flat, even)[1] == "Most even at clip fraction 0.1: even, lre 0.026 (more even than flat; noise 0.020)."
@@ -248,7 +248,7 @@ def test_other_data_under_the_same_name_is_a_difference(tmp_path, trained):
     assert notes == ["the policy is not the only difference: file rows.jsonl differs between the runs (aa, bb)"]
 
 
-def test_null_stands_for_the_minibatches_that_the_rule_gives(folder, tmp_path, trained):
+def test_a_null_minibatch_setting_equals_the_choice_of_the_rule(folder, tmp_path, trained):
     explicit = variant(trained.path, tmp_path / "explicit", learner__minibatch_by="responses", seed=5)
     records, _ = find_runs([folder, explicit])
     assert other_differences([record.settings for record in records]) == []

@@ -77,7 +77,7 @@ def test_the_cosine_is_that_of_plain_autograd(recorded):
         assert found[name].mean < 0.999, "nothing was clipped"
 
 
-def test_a_rule_that_clips_nothing_and_weighs_by_the_ratio_points_along(recorded):
+def test_a_rule_that_weighs_by_the_ratio_without_clipping_has_cosine_1(recorded):
     wide = load_zoo()["rloo"](clip_low=0.999, clip_high=100.0)
     found = cosines(recorded, {"wide": [wide] * len(recorded.updates)}, (0, 1, 2, 3, 4, 5, 100))
     assert found["wide"].mean == pytest.approx(1.0, abs=1e-4)

@@ -56,7 +56,7 @@ def test_the_results_follow_from_the_completions(whole):
 
 
 @pytest.mark.parametrize("stop_at", [2, 4])
-def test_an_evaluation_that_was_stopped_goes_on_to_the_same_bytes(tmp_path, whole, stop_at):
+def test_a_resumed_evaluation_writes_the_same_bytes(tmp_path, whole, stop_at):
     def report(suite, done, total, so_far):
         if done == stop_at:
             raise KeyboardInterrupt
@@ -84,7 +84,7 @@ def test_one_process_at_a_time_writes_to_an_evaluation(tmp_path, whole):
     assert completions(tmp_path / "eval") == completions(whole.path)
 
 
-def test_an_evaluation_that_began_meanwhile_keeps_its_settings(tmp_path):
+def test_a_concurrently_started_evaluation_keeps_its_settings(tmp_path):
     first, second = config().settings(), config(seed=1).settings()
     EvaluationDirectory(tmp_path / "eval").check(second)  # there is nothing yet
     lock = EvaluationDirectory(tmp_path / "eval").create(first)
@@ -129,7 +129,7 @@ def test_a_checkpoint_without_its_training_state_is_evaluated(tmp_path, checkpoi
 
 
 @pytest.mark.parametrize("lines", [0, 1, 3])  # a batch is two problems
-def test_a_line_that_was_cut_by_a_kill_is_made_again(tmp_path, whole, lines):
+def test_a_truncated_line_is_generated_again(tmp_path, whole, lines):
     everything = completions(whole.path).splitlines(keepends=True)
     folder = tmp_path / "eval"
     (folder / "completions").mkdir(parents=True)
@@ -142,12 +142,12 @@ def test_a_line_that_was_cut_by_a_kill_is_made_again(tmp_path, whole, lines):
     assert seen == sorted({lines, *range(lines // 2 * 2 + 2, 7, 2)})
 
 
-def test_every_row_draws_its_own_numbers_whatever_the_batch(tmp_path, whole):
+def test_every_row_draws_the_same_numbers_in_any_batch(tmp_path, whole):
     evaluate(config("rollout.batch_size=16"), tmp_path / "eval")
     assert completions(tmp_path / "eval") == completions(whole.path)
 
 
-def test_more_problems_can_be_added_and_fewer_asked_for(tmp_path, whole):
+def test_more_problems_can_be_added_and_fewer_requested(tmp_path, whole):
     folder = tmp_path / "eval"
     evaluate(config(limit=4), folder)
     evaluate(config(), folder)
@@ -208,7 +208,7 @@ def test_settings_are_written_and_hold_what_decides_a_completion(whole):
     assert "num_prompts" not in settings["rollout"]
 
 
-def test_results_are_logged_once_by_names_that_mlflow_takes(tmp_path, whole):
+def test_results_are_logged_once_under_names_that_mlflow_accepts(tmp_path, whole):
     first = evaluate(config(limit=2), tmp_path / "eval", experiment="evaluations")
     again = evaluate(config(limit=2), tmp_path / "eval", experiment="evaluations")
     assert again.mlflow_run_id == first.mlflow_run_id
@@ -227,12 +227,12 @@ def test_results_are_logged_once_by_names_that_mlflow_takes(tmp_path, whole):
     assert run.data.tags["kind"] == "evaluation"
 
 
-def test_a_run_directory_stands_for_its_last_checkpoint(trained, tmp_path):
+def test_a_run_directory_resolves_to_its_last_checkpoint(trained, tmp_path):
     result = evaluate(config(model=str(trained.path), limit=2), tmp_path / "eval")
     assert result.config.model.path == str(trained.path / "checkpoints" / "step-000004")
 
 
-def test_a_damaged_line_of_completions_is_named(tmp_path):
+def test_a_damaged_line_of_completions_is_reported(tmp_path):
     directory, problems = EvaluationDirectory(tmp_path), [Problem("1+1?", "2")]
     directory.create({})
     for line in (b"\xff\n", b"[" * 5000 + b"\n", b'{"question": "1+1?", "answer": "2", "completions": [{"response": 1}]}\n'):

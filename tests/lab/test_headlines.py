@@ -52,7 +52,7 @@ def test_pooled_fspo_is_less_even_than_gspo_on_the_rollouts_of_learners_that_sum
     assert gap(runs, "fspo", "gspo", "conditional", "by sign", AVERAGING)[2] < 0
 
 
-def test_only_the_adaptive_band_cannot_be_told_from_flat(runs):
+def test_only_the_adaptive_band_is_indistinguishable_from_flat(runs):
     found = [row for row in runs if row["matched"] == "by sign"]
     for rule in ("fspo", "gspo", "rloo"):
         assert all(float(row["conditional_low"]) > 0 for row in found if row["rule"] == rule)
@@ -244,7 +244,7 @@ def test_responses_that_gave_the_gradient_move_with_their_advantage():
         assert np.polyfit(np.log(lengths), np.log(means), 1)[0] == pytest.approx(power, abs=0.01)
 
 
-def test_the_fit_is_what_the_windows_give():
+def test_the_fit_follows_from_the_recorded_windows():
     from examples.lab.length_law_fit import SPLITS, Fit
     from examples.lab.length_law_fit import read as windows_of
 

@@ -27,7 +27,7 @@ def recorded(run):
     return RolloutFile.load(run / "rollouts" / "000001.safetensors")
 
 
-def test_recorded_old_log_probs_are_the_samplers(recorded):
+def test_recorded_old_log_probs_equal_those_of_the_sampler(recorded):
     assert (recorded.kept_ids.dtype, recorded.kept_sizes.dtype) == (torch.int32, torch.int32)
     assert int((recorded.kept_sizes > 1).sum()) > 20
     torch.testing.assert_close(recorded.old_log_probs, recorded.rollout_log_probs, atol=1e-5, rtol=0)

@@ -49,7 +49,7 @@ def test_the_fit_finds_both_variances(many, split):
     assert fit.crossover == pytest.approx((SIGMA / TAU) ** 2, rel=0.25)
 
 
-def test_at_lengths_that_were_left_out_the_law_predicts_and_a_part_of_it_does_not(many):
+def test_only_the_complete_law_predicts_held_out_lengths(many):
     fit, chosen = fitted(many, "beyond")
     left_out = many.lengths[~chosen]
     errors = {model: error(fit.variance(model, left_out), many.variances()[~chosen]) for model in MODELS}
@@ -63,7 +63,7 @@ def test_independent_tokens_have_no_common_part():
 
 
 @pytest.mark.long
-def test_a_band_is_as_wide_as_a_tenth_and_even_only_with_the_right_power(many):
+def test_a_band_clips_a_tenth_evenly_only_with_the_right_power(many):
     constant, straight = (clipped(many, width(many, power), power) for power in (0.0, 1.0))
     assert constant.mean() == pytest.approx(0.1, abs=0.005)
     assert straight.mean() == pytest.approx(0.1, abs=0.005)
@@ -73,7 +73,7 @@ def test_a_band_is_as_wide_as_a_tenth_and_even_only_with_the_right_power(many):
     assert clipped(alone, width(alone, 0.5), 0.5) == pytest.approx([0.1] * len(LENGTHS), abs=0.025)
 
 
-def test_the_interval_of_sigma_holds_it():
+def test_the_interval_of_sigma_has_its_coverage():
     held = []
     for seed in range(40):
         windows, rng = drawn(24, 100 + seed), np.random.default_rng(seed)
@@ -118,7 +118,7 @@ def test_token_variances_are_summed_over_the_texts_that_reach_a_position():
     assert summed_token_variances(rows, np.array([1.0, 2.0, 3.0])) == pytest.approx([4.0, 4.0 + 13.0, 4.0 + 13.0 + 2.0])
 
 
-def test_a_resample_has_as_many_texts_of_every_length():
+def test_a_resample_keeps_the_number_of_texts_of_each_length():
     windows = Windows(np.arange(5), np.array([16.0, 16.0, 32.0, 32.0, 32.0]), np.arange(5.0))
     resampled = stratified(windows, np.random.default_rng(0))
     assert sorted(resampled.length) == sorted(windows.length)

@@ -30,7 +30,7 @@ def test_an_encoder_is_refused(tmp_path):
     assert "(confirmed" in row.remarks[0]
 
 
-def test_log_probs_that_differ_are_off(tmp_path, monkeypatch):
+def test_differing_log_probs_are_reported_as_off(tmp_path, monkeypatch):
     draw = HFSampler.draw
 
     def wrong(self, rows, draws):

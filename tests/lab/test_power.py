@@ -44,7 +44,7 @@ def test_finished_runs_give_the_deviation_of_paired_differences():
         plan(config(num_problems=100), 2, 5, records[:4])
 
 
-def test_what_has_no_power_is_refused():
+def test_a_plan_without_power_is_refused():
     with pytest.raises(UserError, match="--power needs an evaluation, but eval"):
         plan(config(num_problems=0), 2, 5)
     with pytest.raises(UserError, match="it needs at least 2 rules and 2 seeds, not 1 and 5"):

@@ -69,7 +69,7 @@ def test_a_corrected_run_is_replayed_with_its_mismatch_weights(tmp_path):
     assert cosines(run, {"own": own.states}, own.profile.edges)["own"].mean == pytest.approx(1.0, abs=1e-4)
 
 
-def test_a_weight_for_each_token_cannot_be_given_to_a_rule_of_responses(recorded):
+def test_per_token_weights_are_refused_for_a_response_rule(recorded):
     weights = torch.ones_like(recorded.updates[0].inputs.log_probs)
     run = dataclasses.replace(recorded, updates=(dataclasses.replace(recorded.updates[0], weights=weights),))
     replay(run, load_zoo()["grpo"]())
@@ -87,7 +87,7 @@ def test_a_rule_whose_ratio_is_to_the_sampler_is_not_corrected_again(recorded):
 
 
 @pytest.mark.parametrize("clip", ["grpo", "clip-cov"])  # per token; and one that draws at random with the step's seed
-def test_so_does_a_rule_of_another_scope(tmp_path, clip):
+def test_replaying_a_rule_of_another_scope_gives_the_metrics_it_logged(tmp_path, clip):
     trained = quick_run(tmp_path / clip, clip, "clip.clip_low=0.01", "clip.clip_high=0.01", steps=2)
     run = RecordedRun.read(trained.path)
     for step, profile in by_step(run, run.own_rule).items():
@@ -95,7 +95,7 @@ def test_so_does_a_rule_of_another_scope(tmp_path, clip):
         assert profile.clip_fraction > 0
 
 
-def test_an_adaptive_rule_ends_as_it_did_in_the_run(trained_adaptive):
+def test_a_replayed_adaptive_rule_ends_in_the_state_of_the_run(trained_adaptive):
     run = RecordedRun.read(trained_adaptive.path)
     last = replay(run, run.own_rule).states[-1]
     saved = json.loads((trained_adaptive.path / "checkpoints" / "step-000004" / "clip.json").read_text())
@@ -136,7 +136,7 @@ def test_every_rule_with_a_width_is_matched(recorded, name):
     assert found == pytest.approx(0.1, abs=0.1 if adaptive else 0.01)
 
 
-def test_a_rule_without_a_width_or_with_a_share_out_of_reach_says_so(recorded):
+def test_a_rule_that_cannot_reach_the_share_is_reported(recorded):
     with pytest.raises(UserError, match="'gpg' has no width"):
         match_clip_fraction(recorded, load_zoo()["gpg"](), 0.1)
     # the first of four updates has ratio 1, so at most about three quarters are clipped
@@ -166,7 +166,7 @@ def test_a_sequence_rule_cannot_read_advantages_per_token(tmp_path):
         replay(run, load_zoo()["fspo"]())
 
 
-def test_what_is_not_a_run_is_refused(tmp_path, trained):
+def test_a_folder_without_a_run_is_refused(tmp_path, trained):
     with pytest.raises(UserError, match="is neither a run directory nor a folder with rollout files"):
         RecordedRun.read(tmp_path)
     (tmp_path / "config.yaml").write_text((trained.path / "config.yaml").read_text())
@@ -174,7 +174,7 @@ def test_what_is_not_a_run_is_refused(tmp_path, trained):
         RecordedRun.read(tmp_path)
 
 
-def test_recorded_rows_are_laid_out_as_they_were(recorded):
+def test_recorded_rows_keep_their_layout(recorded):
     update = recorded.updates[0]
     lengths = update.inputs.response_mask.sum(-1)
     assert [
@@ -187,7 +187,7 @@ def test_recorded_rows_are_laid_out_as_they_were(recorded):
 
 
 @pytest.mark.parametrize("name", ["fspo", "gspo", "grpo", "rloo"])
-def test_matched_by_sign_either_sign_clips_the_share_and_no_row_is_lost(recorded, name):
+def test_matching_by_sign_clips_the_share_for_both_signs_and_keeps_all_rows(recorded, name):
     policy, target = load_zoo()[name](), 0.2
     matched = replay_matched(recorded, policy, target, by_sign=True)
     rows, whole = matched.table.judged(), replay(recorded, policy).table.judged()
@@ -201,7 +201,7 @@ def test_matched_by_sign_either_sign_clips_the_share_and_no_row_is_lost(recorded
         assert sorted(rows.clipped[side].tolist()) == sorted(alone.clipped[of_side].tolist())
 
 
-def test_a_rule_that_adapts_to_a_share_is_matched_by_sign_as_it_is(recorded):
+def test_an_adaptive_rule_is_matched_by_sign_unchanged(recorded):
     policy = load_zoo()["fspo-adaptive"]()
     matched = replay_matched(recorded, policy, 0.3, by_sign=True)
     assert matched.above is None

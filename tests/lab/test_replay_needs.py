@@ -58,7 +58,7 @@ def watched(tmp_path_factory):
     return RecordedRun.read(run.path), [inputs for inputs in Watching.seen if len(inputs.log_probs) == 12][::2]
 
 
-def test_a_recording_gives_what_the_rule_of_the_run_read(watched):
+def test_a_recording_provides_the_inputs_of_the_run_rule(watched):
     run, seen = watched
     assert len(seen) == len(run.updates) == 8
     for update, inputs in zip(run.updates, seen, strict=True):
@@ -74,7 +74,7 @@ def test_a_recording_gives_what_the_rule_of_the_run_read(watched):
     assert replay(run, Grouped()).profile.clip_fraction == pytest.approx(replay(run, GRPO()).profile.clip_fraction)
 
 
-def test_what_was_not_recorded_is_refused(recorded):
+def test_an_input_that_was_not_recorded_is_refused(recorded):
     assert replay(recorded, Modest()).table.length.numel() == recorded.num_responses
     with pytest.raises(
         UserError, match=r"entropic needs old_entropy, which .* did not record; replay a run whose rule also needs it"

@@ -61,7 +61,7 @@ def test_the_log_probs_are_those_of_the_checkpoint(run, tmp_path, temperature):
         assert torch.equal(getattr(made, name), getattr(source, name)), name
 
 
-def test_the_checkpoint_that_a_batch_was_sampled_from_gives_its_old_log_probs(run, tmp_path):
+def test_the_sampling_checkpoint_gives_the_old_log_probs(run, tmp_path):
     rescore([run], tmp_path / "new", old=str(run / "checkpoints" / "step-000002"))
     made, source = (RolloutFile.load(folder / "000003.safetensors") for folder in (tmp_path / "new", run / "rollouts"))
     torch.testing.assert_close(made.old_log_probs, source.old_log_probs, atol=1e-4, rtol=0)
@@ -87,7 +87,7 @@ def test_a_dump_with_only_the_samplers_log_probs_is_replayed_at_two_distances(ru
     assert 0 < replay(found, load_zoo()["fspo"]()).profile.clip_fraction < 1
 
 
-def test_what_cannot_be_rescored_is_refused_and_nothing_is_written(run, tmp_path):
+def test_an_input_that_cannot_be_rescored_is_refused_before_writing(run, tmp_path):
     output = tmp_path / "new"
     with pytest.raises(UserError, match="nothing to compute: specify checkpoints"):
         rescore([run], output)

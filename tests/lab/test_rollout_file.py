@@ -68,7 +68,7 @@ def content(file):
 
 
 @pytest.mark.parametrize("problem", CHANGES)
-def test_what_is_wrong_with_a_file_is_said(run, problem):
+def test_a_problem_with_a_file_is_reported(run, problem):
     file = run / "rollouts" / "000002.safetensors"
     tensors, metadata = content(file)
     CHANGES[problem](tensors)
@@ -80,7 +80,7 @@ def test_what_is_wrong_with_a_file_is_said(run, problem):
 
 
 @pytest.mark.parametrize("problem", METADATA)
-def test_what_is_wrong_with_the_metadata_is_said(run, problem):
+def test_a_problem_with_the_metadata_is_reported(run, problem):
     file = run / "rollouts" / "000002.safetensors"
     tensors, metadata = content(file)
     facts = json.loads(metadata["rlzoo_rollouts"]) | METADATA[problem]
@@ -113,7 +113,7 @@ def test_equal_steps_give_equal_files(run, tmp_path):
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
 
 
-def test_a_torn_recording_is_refused(run):
+def test_a_truncated_recording_is_refused(run):
     file = run / "rollouts" / "000002.safetensors"
     content = file.read_bytes()
     file.write_bytes(content[: len(content) // 2])
@@ -121,13 +121,13 @@ def test_a_torn_recording_is_refused(run):
         RecordedRun.read(run)
 
 
-def test_a_run_whose_config_is_spoiled_is_refused_by_its_name(run):
+def test_a_run_with_a_corrupted_config_is_refused_by_name(run):
     (run / "config.yaml").write_text("clip: fspo\nlearner: 3\n")
     with pytest.raises(UserError, match=r"/run' has a config.yaml that is not a valid run configuration: learner=3"):
         RecordedRun.read(run, own_code=True)
 
 
-def test_what_is_saved_is_loaded(run, tmp_path):
+def test_a_rollout_file_round_trips(run, tmp_path):
     step = RolloutFile.load(run / "rollouts" / "000002.safetensors")
     step.save(tmp_path / "again.safetensors")
     again = RolloutFile.load(tmp_path / "again.safetensors")
@@ -143,7 +143,7 @@ def test_what_is_saved_is_loaded(run, tmp_path):
         assert torch.equal(first.log_probs, second.log_probs)
 
 
-def test_the_files_of_a_run_are_replayed_as_the_run_is(run, trained):
+def test_replaying_the_files_of_a_run_equals_replaying_the_run(run, trained):
     """Outside their run directory, one by one or as a folder, the same files give the same numbers."""
     whole, files = RecordedRun.read(trained.path), sorted((run / "rollouts").glob("*.safetensors"))
     for paths in ([run / "rollouts"], files[::-1]):
@@ -181,7 +181,7 @@ def test_padded_tensors_become_a_step():
     torch.testing.assert_close(step.updates[0].log_probs, torch.cat([step.old_log_probs[6:], step.old_log_probs[4:6]]))
 
 
-def test_the_replay_of_a_file_is_what_is_worked_by_hand(tmp_path):
+def test_the_replay_of_a_file_worked_by_hand(tmp_path):
     """Sums of log-ratios 1.5, -0.5, 0, 0; advantages R - mean: .5, -.5, -1.5, 1.5; rloo's band is e^S in .8 to 1.2."""
     padded().save(tmp_path / "000007.safetensors")
     run = RecordedRun.read(tmp_path)
@@ -204,7 +204,7 @@ def test_gaps_in_the_mask_begin_turns(tmp_path):
     assert second.inputs.response_mask.sum(-1).tolist() == [2, 1]
 
 
-def test_a_file_without_updates_or_old_log_probs_says_what_computes_them(tmp_path):
+def test_a_file_without_updates_or_old_log_probs_reports_how_to_compute_them(tmp_path):
     file, step = tmp_path / "000007.safetensors", padded()
     dataclasses.replace(step, updates=()).save(file)
     with pytest.raises(UserError, match="no recorded updates to replay; `rlzoo rescore` computes"):
@@ -217,7 +217,7 @@ def test_a_file_without_updates_or_old_log_probs_says_what_computes_them(tmp_pat
         RecordedRun.read(file)
 
 
-def test_a_prompt_that_minibatches_split_is_seen(tmp_path):
+def test_a_prompt_that_minibatches_split_is_detected(tmp_path):
     file, step = tmp_path / "000007.safetensors", padded()
     rows = [torch.tensor([0, 2]), torch.tensor([1, 3])]
     flat = torch.split(step.old_log_probs, step.lengths.tolist())
@@ -226,7 +226,7 @@ def test_a_prompt_that_minibatches_split_is_seen(tmp_path):
     assert RecordedRun.read(file).splits_prompts
 
 
-def test_numpy_alone_writes_a_file(tmp_path):
+def test_a_file_can_be_written_with_numpy_only(tmp_path):
     """With int32 IDs, a uint8 mask and float64 log-probs."""
     step = padded()
     tensors = {name: getattr(step, name).numpy() for name in (*REQUIRED, *OPTIONAL) if getattr(step, name) is not None}

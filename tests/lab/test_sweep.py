@@ -80,7 +80,7 @@ def test_children_are_nested_under_one_run_with_names_and_tags(swept):
         assert child.data.metrics["lre_at_0.1"] >= 0
 
 
-def test_the_comparison_is_printed_and_two_runs_make_no_winner(swept):
+def test_the_comparison_is_printed_and_two_runs_have_no_winner(swept):
     folder, _, printed = swept
     assert printed.startswith(f"2 runs in {folder.name}\n")
     assert "fspo" in printed
@@ -88,7 +88,7 @@ def test_the_comparison_is_printed_and_two_runs_make_no_winner(swept):
 
 
 @pytest.mark.long
-def test_started_again_finished_runs_are_not_redone_and_more_can_be_added(run, swept):
+def test_a_restarted_sweep_keeps_finished_runs_and_accepts_more(run, swept):
     folder, store, _ = swept
     before = (folder / "fspo-0" / "summary.json").stat().st_mtime_ns
     parent = (folder / "sweep.json").read_text()
@@ -100,7 +100,7 @@ def test_started_again_finished_runs_are_not_redone_and_more_can_be_added(run, s
     assert (folder / "sweep.json").read_text() == parent
 
 
-def test_a_finished_run_of_another_configuration_is_not_taken_for_this_one(run, swept):
+def test_a_finished_run_of_another_configuration_is_not_reused(run, swept):
     folder, store, _ = swept
     answer = run(command("race", "--set", "learner.lr=5e-5"), folder.parent, store)
     assert answer.returncode == 2
@@ -108,7 +108,7 @@ def test_a_finished_run_of_another_configuration_is_not_taken_for_this_one(run, 
 
 
 @pytest.mark.long
-def test_a_run_that_fails_is_named_and_the_others_finish(run, tmp_path):
+def test_a_failed_run_is_reported_and_the_others_finish(run, tmp_path):
     plugin = tmp_path / "faulty.py"
     plugin.write_text(
         "from rlzoo import ClipPolicy, hookimpl\n"
@@ -129,7 +129,7 @@ def test_a_run_that_fails_is_named_and_the_others_finish(run, tmp_path):
     assert json.loads((tmp_path / "race" / "grpo-0" / "summary.json").read_text())["finished"]
 
 
-def test_a_half_created_run_is_begun_anew_and_one_that_is_deleted_meanwhile_is_named(run, tmp_path):
+def test_a_half_created_run_restarts_and_a_deleted_run_is_reported(run, tmp_path):
     new = tmp_path / "race" / "grpo-0"
     (new / "checkpoints").mkdir(parents=True)
     (new / "run.json").write_text('{"id": "0123456789abcdef"}\n')
@@ -155,7 +155,7 @@ def test_a_half_created_run_is_begun_anew_and_one_that_is_deleted_meanwhile_is_n
 
 
 @pytest.mark.long
-def test_stopped_by_a_signal_it_stops_its_children_and_goes_on_later(run, zygote, tmp_path):
+def test_a_signalled_sweep_stops_its_children_and_resumes_later(run, zygote, tmp_path):
     store = f"sqlite:///{tmp_path}/mlflow.db"
     environment = os.environ | {"MLFLOW_TRACKING_URI": store}
     arguments = command("race", clip="grpo", steps=30, held_out=0)
@@ -194,7 +194,7 @@ def test_a_grid_that_cannot_be_read_is_refused(tmp_path, wrong):
         Sweep(tmp_path, ("grpo",), (0,), grid=(wrong,))
 
 
-def test_a_mistake_in_any_run_is_told_before_the_first_starts(tmp_path):
+def test_an_error_in_any_run_is_reported_before_the_first_starts(tmp_path):
     with pytest.raises(UserError, match="unknown rule 'gspoo'"):
         Sweep(tmp_path, ("grpo", "gspoo"), (0,))
     with pytest.raises(UserError, match=r"learner\.lr"):
@@ -211,7 +211,7 @@ def test_seeds_are_a_number_or_a_list():
             parse_seeds(wrong)
 
 
-def test_without_a_gpu_the_cores_are_shared_out():
+def test_without_a_gpu_the_cores_are_divided_among_runs():
     number = len(os.sched_getaffinity(0))
     assert [place["OMP_NUM_THREADS"] for place in slots(None)] == ["1"] * number
     assert [place["OMP_NUM_THREADS"] for place in slots(1)] == [str(number)]
@@ -231,7 +231,7 @@ def test_without_a_gpu_the_cores_are_shared_out():
         (["task.name=recurrence,guess"], {"overrides": ("task.digits=1",)}, "unknown key 'task.digits'"),
     ],
 )
-def test_runs_are_not_named_by_values_that_they_do_not_have(tmp_path, grid, options, message):
+def test_values_that_a_run_would_not_use_are_refused_in_a_grid(tmp_path, grid, options, message):
     with pytest.raises(UserError, match=re.escape(message)):
         Sweep(tmp_path, ("grpo",), (0,), grid=tuple(grid), **options)
 
@@ -249,7 +249,7 @@ def test_steps_are_an_axis_unless_an_option_sets_them(tmp_path):
     assert sweep.num_compared == 2
 
 
-def test_a_sweep_in_the_home_folder_is_there(tmp_path, monkeypatch):
+def test_the_home_folder_is_expanded_in_the_path_of_a_sweep(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (child,) = Sweep(Path("~/race"), ("grpo",), (0,)).children
     assert child.path == child.config.output == tmp_path / "race" / "grpo-0"
@@ -259,7 +259,7 @@ def small_sweep(folder):
     return Sweep(folder, ("fspo",), (0,), overrides=QUICK)
 
 
-def test_a_run_whose_reward_was_edited_is_not_taken_for_this_one(tmp_path, monkeypatch):
+def test_a_run_with_an_edited_reward_is_not_reused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     reward = tmp_path / "swept_reward.py"
@@ -274,7 +274,7 @@ def test_a_run_whose_reward_was_edited_is_not_taken_for_this_one(tmp_path, monke
 
 
 @pytest.mark.parametrize("lost", ["unknown", "deleted"])
-def test_a_sweep_whose_common_run_is_gone_gets_a_new_one(tmp_path, capsys, lost):
+def test_a_sweep_whose_parent_run_was_deleted_gets_a_new_one(tmp_path, capsys, lost):
     client = mlflow.MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
     former = "f" * 32
     if lost == "deleted":
@@ -302,7 +302,7 @@ def test_a_sweep_does_not_wait_for_a_store_that_is_down(tmp_path, monkeypatch, c
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"mlflow_run_id": 3}'])
-def test_a_file_without_the_id_of_a_common_run_is_not_overwritten(tmp_path, content):
+def test_a_sweep_file_without_a_parent_run_id_is_not_overwritten(tmp_path, content):
     (tmp_path / "sweep.json").write_text(content)
     with pytest.raises(UserError, match=r"sweep.json' contains no MLflow run ID; remove it"):
         parent_of(small_sweep(tmp_path))

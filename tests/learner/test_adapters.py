@@ -35,7 +35,7 @@ def test_packed_rows_have_the_gradient_of_padded_ones(model, policy):
         assert value == pytest.approx(objective, rel=1e-5)
 
 
-def test_a_packed_micro_batch_holds_up_to_its_tokens(model, fspo):
+def test_a_packed_micro_batch_respects_its_token_limit(model, fspo):
     batch = off_policy_batch(model, fspo)
     lengths = [len(sequence) for sequence in batch.sequences]
     pieces = cut(lengths, torch.arange(18), 100, packing=True)
@@ -44,14 +44,14 @@ def test_a_packed_micro_batch_holds_up_to_its_tokens(model, fspo):
     assert len(pieces) < len(cut(lengths, torch.arange(18), 100))
 
 
-def test_gradient_checkpointing_leaves_the_gradient_as_it_is(model, policy):
+def test_gradient_checkpointing_does_not_change_the_gradient(model, policy):
     batch = off_policy_batch(model, policy)
     plain, _ = step_gradient(model, policy, batch)
     checkpointed, _ = step_gradient(model, policy, batch, gradient_checkpointing=True)
     assert relative_error(checkpointed, plain) < 1e-5
 
 
-def test_lora_trains_the_low_rank_update_alone_and_weights_are_whole(model, fspo):
+def test_lora_trains_only_the_low_rank_update_and_exports_merged_weights(model, fspo):
     batch = off_policy_batch(model, fspo)
     learner = make_learner(model, fspo, lora={"rank": 4}, lr=1e-2)
     take_step(learner, batch)
@@ -156,7 +156,7 @@ def test_adapted_experts_are_merged_under_their_own_names(name, target, fspo):
     check_merged(learner, plain)
 
 
-def test_an_embedding_and_a_head_of_their_own_can_be_adapted(fspo):
+def test_an_untied_embedding_and_head_can_be_adapted(fspo):
     plain = make_model()
     plain.lm_head.weight = torch.nn.Parameter(plain.lm_head.weight.detach().clone())
     plain.config.tie_word_embeddings = False
@@ -245,7 +245,7 @@ def test_targets_are_names_or_a_pattern(model, fspo, target, number):
         ("mlp", r"target=\['mlp'\]: Target module Qwen3MLP.* is not supported"),
     ],
 )
-def test_modules_that_are_not_there_are_named(model, fspo, target, problem):
+def test_missing_target_modules_are_reported(model, fspo, target, problem):
     with pytest.raises(UserError, match=f"learner.lora.{problem}") as caught:
         make_learner(model, fspo, lora={"rank": 4, "target": target})
     assert "\n" not in str(caught.value)

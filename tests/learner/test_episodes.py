@@ -73,7 +73,7 @@ def test_the_gradient_of_played_episodes_equals_the_float64_oracle(model, groups
 
 
 @pytest.mark.parametrize("policy", RULES, ids=lambda policy: policy.name)
-def test_one_token_of_the_environment_in_the_mask_is_noticed(model, groups, policy):
+def test_one_environment_token_in_the_mask_is_detected(model, groups, policy):
     batch, _ = off_policy(model, policy, groups)
     _, expected = oracle_step(model, policy, batch)
     row = next(row for row in range(len(batch)) if batch.turn_ids[row].max() > 0 and batch.advantages[row, 0] != 0)
@@ -84,7 +84,7 @@ def test_one_token_of_the_environment_in_the_mask_is_noticed(model, groups, poli
     assert relative_error(gradient.double(), expected) > 1e-3
 
 
-def test_an_episode_that_did_not_begin_teaches_nothing_and_harms_nothing(model):
+def test_an_episode_that_did_not_start_does_not_affect_training(model):
     groups = played(model, Counting, [Problem("good", ""), Problem("no start", ""), Problem("raise", "")])
     policy = GRPO(advantage="raw")
     batch, _ = off_policy(model, policy, groups)
@@ -124,7 +124,7 @@ def test_turns_are_measured(model, groups):
     assert sorted(table.turns.tolist()) == sorted(len(rollouts[row].turns) for row in rows.tolist())
 
 
-def test_clip_fractions_by_number_of_turns_are_those_of_the_episodes_in_each_bin(model, groups):
+def test_clip_fractions_by_number_of_turns_cover_the_episodes_of_each_bin(model, groups):
     learner = make_learner(model, GRPO(clip_low=1e-4, clip_high=1e-4), lr=0.05, num_epochs=4)
     _, updates = learner.update(learner.score(collate(groups)))
     rows = updates[-1].minibatch.table.judged()
@@ -141,7 +141,7 @@ def test_clip_fractions_by_number_of_turns_are_those_of_the_episodes_in_each_bin
     assert found == len(rows.turns)
 
 
-def test_rewards_and_lengths_by_number_of_turns_are_those_of_the_episodes_in_each_bin(groups):
+def test_rewards_and_lengths_by_number_of_turns_cover_the_episodes_of_each_bin(groups):
     metrics = episode_metrics(groups)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     edges = [0, *(metrics[f"env/num_turns_bin_{k}_edge"] for k in range(6))]

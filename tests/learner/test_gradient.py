@@ -37,7 +37,7 @@ def weights_of(learner):
 
 
 @pytest.mark.parametrize("name", ["grpo", "fspo", "m2po"])  # scopes token, sequence, batch
-def test_the_first_step_gives_its_rows_old_log_probs(model, name):
+def test_the_first_update_provides_the_old_log_probs_of_its_rows(model, name):
     policy = load_zoo()[name]()
     batch = off_policy_batch(model, policy)
     plain = make_learner(model, policy, num_minibatches=3)
@@ -67,7 +67,7 @@ def test_one_update_per_batch_takes_one_pass(model):
 
 
 @pytest.mark.parametrize("cause", ["reward", "mismatch"])
-def test_what_needs_the_old_log_probs_before_the_first_step_gets_them(model, cause):
+def test_old_log_probs_are_computed_first_if_something_needs_them(model, cause):
     policy = load_zoo()["grpo"](advantage="batch_norm")
     batch = off_policy_batch(model, policy)
     learner = make_learner(model, policy, num_minibatches=1, reward=RewardConfig(kl_coef=0.01 if cause == "reward" else 0))
@@ -108,7 +108,7 @@ class PenalisedAtOnce(Penalised):
     scope = "batch"
 
 
-def test_a_rule_with_a_gradient_where_the_advantage_is_zero_keeps_it(model):
+def test_a_rule_with_a_gradient_at_advantage_zero_keeps_it(model):
     batch = off_policy_batch(model, load_zoo()["grpo"]())
     # J = mean over responses of the mean over tokens of r (A - .3), so dJ/dlog_probs = r (A - .3) / (B L), in float64
     mask, lengths = batch.response_mask, batch.lengths[:, None]
@@ -151,7 +151,7 @@ KL_SLOPES = {
 
 @pytest.mark.parametrize("estimator", KL_SLOPES)
 @pytest.mark.parametrize("name", ["grpo", "m2po"])  # judged per micro-batch, and all at once
-def test_the_gradient_of_the_kl_is_the_float64_one(model, name, estimator):
+def test_the_gradient_of_the_kl_equals_the_float64_gradient(model, name, estimator):
     policy = load_zoo()[name]()
     batch = off_policy_batch(model, policy)
     old = batch.old_log_probs.double()
@@ -169,7 +169,7 @@ def test_the_gradient_of_the_kl_is_the_float64_one(model, name, estimator):
 
 
 @pytest.mark.parametrize("name", ["grpo", "fspo", "m2po"])
-def test_the_gradient_of_the_entropy_bonus_is_the_float64_one(model, name):
+def test_the_gradient_of_the_entropy_bonus_equals_the_float64_gradient(model, name):
     policy = load_zoo()[name]()
     batch = off_policy_batch(model, policy)
     without, _ = step_gradient(model, policy, batch)

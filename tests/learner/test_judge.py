@@ -117,7 +117,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("kind", FAULTS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("scope", ["sequence", "batch"])
-def test_each_fault_is_named_and_the_weights_stay(kind, scope):
+def test_every_fault_is_reported_and_the_weights_are_unchanged(kind, scope):
     policy = type(kind.__name__, (kind,), {"scope": scope, "__doc__": kind.__doc__, "__module__": __name__})()
     model = make_model()
     batch = off_policy_batch(model, Sound2())

@@ -67,7 +67,7 @@ def dense(model, groups, width):
     return torch.stack(log_probs), torch.stack(entropies)
 
 
-def test_the_learners_old_log_probs_are_the_samplers(model, groups):
+def test_the_old_log_probs_of_the_learner_equal_those_of_the_sampler(model, groups):
     learner = make_learner(model, load_zoo()["grpo"](), num_minibatches=1)
     batch = learner.score(collate(groups))
     old, entropy = learner.micro_batches.log_probs(learner.model, batch)
@@ -116,7 +116,7 @@ def expected(model, groups):
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_the_gradient_is_the_float64_one_for_every_split(model, expected, settings):
+def test_the_gradient_equals_the_float64_gradient_for_every_split(model, expected, settings):
     batch, gradient = expected
     got, _ = step_gradient(model, load_zoo()["grpo"](), batch, **settings)
     assert relative_error(got.double(), gradient) < 1e-5
@@ -124,7 +124,7 @@ def test_the_gradient_is_the_float64_one_for_every_split(model, expected, settin
 
 @pytest.mark.parametrize("chunked", [True, False])
 @pytest.mark.parametrize("chunk", [1, 7, 10_000])
-def test_chunks_change_no_value_and_no_gradient(monkeypatch, model, groups, chunk, chunked):
+def test_chunking_changes_neither_values_nor_gradients(monkeypatch, model, groups, chunk, chunked):
     monkeypatch.setattr(model_module, "LOGITS_PER_CHUNK", chunk * VOCABULARY)
     batch = collate(groups)
     module, precise = ResponseLogProbs(copy.deepcopy(model), entropy_gradient=True), copy.deepcopy(model).double()

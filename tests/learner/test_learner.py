@@ -108,7 +108,7 @@ def test_gradient_equals_the_oracle_where_advantages_differ_by_token(model, redu
     assert relative_error(gradient.double(), expected) < 1e-5
 
 
-def test_a_step_with_advantages_by_token_does_not_depend_on_how_it_is_cut(model):
+def test_a_step_with_token_advantages_does_not_depend_on_the_micro_batches(model):
     batch = with_token_advantages(off_policy_batch(model, GRPO()))
     whole, objective = step_gradient(model, GRPO(), batch, max_tokens_per_micro_batch=100_000)
     order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(5))
@@ -166,7 +166,7 @@ def test_the_whole_step_path_gives_the_same_gradient(model, policy):
     assert got_objective == pytest.approx(objective, rel=1e-5)
 
 
-def test_a_response_that_is_nothing_but_masked_counts_for_nothing(model, policy):
+def test_a_fully_masked_response_is_not_counted(model, policy):
     # the last row's response is emptied; N is then 17 responses, and the gradient of other rows grows by 18/17
     batch = off_policy_batch(model, policy)
     mask = batch.response_mask.clone()
@@ -201,7 +201,7 @@ def test_kl_to_the_starting_model_is_zero_at_first_and_pulls_back_later(model):
     assert updates[1].minibatch.table.kl_sum.sum() > 0
 
 
-def test_an_update_with_nothing_to_learn_leaves_the_weights(model, policy):
+def test_an_update_without_a_signal_does_not_change_the_weights(model, policy):
     batch = off_policy_batch(model, policy)
     idle = dataclasses.replace(batch, advantages=torch.zeros_like(batch.advantages))
     learner = make_learner(model, policy, num_minibatches=2)
@@ -308,7 +308,7 @@ def test_tokens_that_the_reference_never_generates_leave_a_finite_update():
     assert 0 < update.grad_norm < 1e3
 
 
-def test_what_no_text_reaches_is_frozen_and_experts_without_tokens_are_not():
+def test_parameters_unreachable_from_text_are_frozen_but_idle_experts_are_not():
     learner = make_learner(with_unused_parts(make_model()), GRPO())
     frozen = [name for name, parameter in learner.language_model.named_parameters() if not parameter.requires_grad]
     assert frozen == ["tower.weight", "tower.bias"]

@@ -78,7 +78,7 @@ def test_a_model_that_caps_its_logits_takes_the_plain_path():
     torch.testing.assert_close(wrapped(batch())[0], plain(model)[0], atol=1e-5, rtol=0)
 
 
-def test_our_own_architecture_is_chunked():
+def test_the_embedded_architecture_is_chunked():
     assert ResponseLogProbs(make_model()).chunked
 
 

@@ -40,7 +40,7 @@ def test_num_minibatches_that_does_not_divide_the_responses(model, number, sizes
     assert learner.scheduler.get_last_lr() == [0.0]
 
 
-def test_fewer_responses_than_minibatches_leave_the_schedule_where_it_should_end(model):
+def test_fewer_responses_than_minibatches_complete_the_schedule(model):
     updates, learner = updates_of(model, GRPO(), 3, 4, schedule="linear")
     assert [len(update.minibatch.rows) for update in updates] == [1, 1, 1]
     assert learner.scheduler.get_last_lr() == [0.0]
@@ -72,7 +72,7 @@ def test_a_batch_without_any_advantage_advances_the_learning_rate(tmp_path, monk
 
 
 @pytest.mark.parametrize(("processes", "rows"), [(1, 3), (2, 2)])
-def test_the_planner_reckons_with_the_largest_minibatch(processes, rows):
+def test_the_planner_uses_the_largest_minibatch(processes, rows):
     shape = ["rollout.num_prompts=5", "rollout.group_size=2", "learner.num_minibatches=4"]  # 3, 3, 2, 2 responses
     assert rows_per_step(RunConfig.compose(clip="grpo", overrides=shape), processes) == rows
 
@@ -90,7 +90,7 @@ def test_a_minibatch_without_advantages_keeps_the_penalty_of_a_rule_that_learns_
     assert not torch.equal(before, after)
 
 
-def test_a_rule_that_learns_without_advantages_has_one_gradient_however_its_rows_are_cut(model):
+def test_a_rule_without_advantages_has_one_gradient_for_any_micro_batches(model):
     batch = off_policy_batch(model, OPMD())
     advantages = batch.advantages.clone()
     advantages[::2] = 0
@@ -100,7 +100,7 @@ def test_a_rule_that_learns_without_advantages_has_one_gradient_however_its_rows
     assert relative_error(cut, whole) < 1e-5
 
 
-def test_momentum_alone_moves_no_weights(model):
+def test_momentum_alone_does_not_change_the_weights(model):
     # kl-cov penalises none of several equal covariances, and without advantages all are 0: it has no gradient
     batch = off_policy_batch(model, KLCov())
     idle = dataclasses.replace(batch, advantages=torch.zeros_like(batch.advantages))
@@ -112,7 +112,7 @@ def test_momentum_alone_moves_no_weights(model):
     assert all(torch.equal(old, new) for old, new in zip(before, learner.model.parameters(), strict=True))
 
 
-def test_a_run_learns_from_a_batch_without_advantages_where_the_rule_does(tmp_path, monkeypatch):
+def test_a_run_learns_from_a_batch_without_advantages_if_the_rule_does(tmp_path, monkeypatch):
     (tmp_path / "pay_none.py").write_text("def pay(problem, response):\n    return 0.0\n")
     monkeypatch.chdir(tmp_path)
     overrides = ["task.reward=pay_none:pay", "eval.num_problems=0", "tracking.mlflow=false"]

@@ -22,7 +22,7 @@ def weights(name, **settings):
     return weigh(correction(name, **settings), LOG_RATIO, MASK)
 
 
-def test_no_correction_is_none():
+def test_the_correction_is_none_by_default():
     assert RunConfig.compose(clip="fspo").correction is None
     assert RunConfig.compose(clip="fspo", overrides=["correction=none"]).correction is None
 
@@ -40,7 +40,7 @@ def test_masking_drops_above_and_icepop_on_both_sides():
     torch.testing.assert_close(weights("icepop", low=0.5, high=1.3), icepop, atol=1e-4, rtol=0)
 
 
-def test_the_sum_and_the_mean_of_a_response_are_told_apart():
+def test_pooling_distinguishes_the_sum_and_the_mean_of_a_response():
     # sums .6 and -.9; means .15 and -.9
     total = torch.tensor([[math.exp(0.6)], [math.exp(-0.9)]])
     torch.testing.assert_close(weights("tis", pool="sum", high=9.0), total)
@@ -123,7 +123,7 @@ def test_weights_multiply_what_each_response_or_token_adds_to_the_gradient(model
     assert relative_error(without, expected) > 1e-2
 
 
-def test_metrics_say_what_was_kept_by_length(model):
+def test_metrics_report_the_kept_fraction_by_length(model):
     policy = load_zoo()["fspo"]()
     batch = weighed(mismatched(model, policy), correction("length_fair", width=0.3))
     metrics = mismatch_metrics(batch)
@@ -157,6 +157,6 @@ def test_a_rule_of_whole_responses_refuses_a_weight_per_token():
         (["correction=tis", "correction.high=-1"], r"correction.high=-1: input should be greater than 0"),
     ],
 )
-def test_a_correction_that_cannot_be_is_refused(overrides, line):
+def test_an_invalid_correction_is_refused(overrides, line):
     with pytest.raises(UserError, match=line):
         RunConfig.compose(clip="grpo", overrides=overrides)

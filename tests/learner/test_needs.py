@@ -126,7 +126,7 @@ def test_minibatches_by_prompts_hold_whole_groups(model, batch):
     assert drawn == {(0,), (1,), (2,)}
 
 
-def test_a_rule_that_compares_a_group_has_one_gradient_however_its_rows_are_cut(model, batch):
+def test_a_group_rule_has_one_gradient_for_any_micro_batches(model, batch):
     whole, objective = step_gradient(model, CentredInGroups(), batch)
     for size in (40, 100):
         gradient, value = step_gradient(model, CentredInGroups(), batch, max_tokens_per_micro_batch=size)
@@ -212,7 +212,7 @@ def test_metrics_of_another_form_are_refused(model, batch, metrics, problem):
         make_learner(model, Odd()).accumulate(batch, torch.arange(len(batch)))
 
 
-def test_metrics_that_come_and_go_are_refused(model, batch):
+def test_metrics_that_only_some_rows_have_are_refused(model, batch):
     class Odd(GRPO):
         name = "odd"
 

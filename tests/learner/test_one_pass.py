@@ -63,7 +63,7 @@ def test_the_old_log_probs_of_the_first_minibatch_take_no_pass_of_their_own():
     assert (done.old_log_probs[done.response_mask] != 0).all()
 
 
-def test_at_ratio_1_a_response_weighs_what_its_tokens_that_are_not_dropped_are_of_all():
+def test_at_ratio_1_the_weight_of_a_response_is_its_fraction_of_kept_tokens():
     torch.manual_seed(0)
     mask = torch.arange(12) < torch.tensor([12, 9, 7, 4])[:, None]
     log_probs = torch.where(mask, -3 * torch.rand(4, 12), 0.0)
@@ -74,7 +74,7 @@ def test_at_ratio_1_a_response_weighs_what_its_tokens_that_are_not_dropped_are_o
     torch.testing.assert_close(table_of(rule, inputs).weight, 1 - dropped / mask.sum(-1))
 
 
-def test_four_calls_lead_from_the_loop_to_the_rule():
+def test_the_rule_is_four_calls_below_the_training_loop():
     found = []
 
     class Looking(GRPO):

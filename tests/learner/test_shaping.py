@@ -157,7 +157,7 @@ def test_kl_in_the_reward_equals_the_explicit_loops_from_the_weights(model, filt
     assert update.minibatch.table.kl_sum.abs().max() == 0  # the KL is in the reward, not in the loss
 
 
-def test_raw_returns_are_less_the_kl_to_the_end(model):
+def test_raw_returns_subtract_the_remaining_kl(model):
     settings, policy = RewardConfig(kl_coef=0.3), GRPO(advantage="raw")
     batch, _ = learn(model, off_policy(model, policy, settings), settings, policy)
     token_kl = (batch.old_log_probs - batch.ref_log_probs).double().numpy()
@@ -165,7 +165,7 @@ def test_raw_returns_are_less_the_kl_to_the_end(model):
     np.testing.assert_allclose(batch.advantages.numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_reinforce_pp_gradient_equals_the_oracle_whatever_the_micro_batches(model):
+def test_reinforce_pp_gradient_equals_the_oracle_for_any_micro_batches(model):
     settings = RewardConfig(kl_coef=0.3)
     start = off_policy(model, REINFORCE_PP, settings)
     learned, _ = learn(model, start, settings)
@@ -189,7 +189,7 @@ def test_one_reference_serves_the_reward_and_the_loss(model):
     assert make_learner(model, REINFORCE_PP).reference is None
 
 
-def test_equal_rewards_at_the_start_teach_nothing_and_move_nothing(model):
+def test_equal_rewards_at_the_start_do_not_change_the_weights(model):
     # the model is its own reference, so every k1 is 0 and all returns are equal
     settings = RewardConfig(kl_coef=0.3)
     start = off_policy(model, REINFORCE_PP, settings)

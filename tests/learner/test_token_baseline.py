@@ -66,7 +66,7 @@ def test_every_advantage_equals_that_from_the_whole_logits(model, batch, setting
     assert (got - others).abs().max() > 0.01, "the weights matter on this data"
 
 
-def test_entropies_are_as_before_and_old_log_probs_are_kept(model, batch):
+def test_entropies_and_old_log_probs_are_unchanged(model, batch):
     learner, plain = make_learner(model, OTB), make_learner(model, GRPO())
     start = learner.score(batch)
     torch.testing.assert_close(start.old_log_probs, plain.log_probs(batch))
@@ -77,7 +77,7 @@ def test_entropies_are_as_before_and_old_log_probs_are_kept(model, batch):
     assert all(update.grad_norm > 0 for update in updates)
 
 
-def test_kl_in_the_reward_is_paid_at_its_tokens(model, batch):
+def test_kl_in_the_reward_is_charged_per_token(model, batch):
     learner = make_learner(model, OTB, reward=RewardConfig(kl_coef=0.1))
     with torch.no_grad():
         for weight in learner.language_model.parameters():

@@ -59,7 +59,7 @@ CUTS = {
 
 @pytest.mark.parametrize("policy", [Wide(), WideStep()], ids=lambda policy: policy.name)
 @pytest.mark.parametrize("cut", CUTS)
-def test_a_rule_that_reads_the_width_has_one_gradient_however_the_step_is_cut(model, policy, cut):
+def test_a_rule_that_reads_the_width_has_one_gradient_for_any_micro_batches(model, policy, cut):
     Wide.seen.clear()
     expected, expected_fraction = one_step(model, Wide(), max_tokens_per_micro_batch=256)
     gradient, fraction = one_step(model, policy, **CUTS[cut])
@@ -90,7 +90,7 @@ def rlzoo_clip_policies():
 """
 
 
-def test_replay_judges_in_the_width_of_the_run(tmp_path):
+def test_replay_uses_the_width_of_the_run(tmp_path):
     (tmp_path / "wide.py").write_text(PLUGIN)
     overrides = ["tracking.mlflow=false", "eval.num_problems=0", "learner.max_tokens_per_micro_batch=100"]
     config = quick(tmp_path / "run", clip="wide", steps=5, overrides=overrides, plugins=[tmp_path / "wide.py"])

@@ -34,7 +34,7 @@ def test_an_alarm_needs_patience_and_is_raised_once(name):
     assert monitor.raised == [name]
 
 
-def test_every_alarm_is_tried_above():
+def test_every_alarm_has_a_test_case():
     assert {alarm.name for alarm in ALARMS} == set(WRONG)
 
 
@@ -51,7 +51,7 @@ def test_a_rule_that_never_cuts_is_not_called_inert():
     assert not any(monitor.after_step(1, [], {"clip/fraction": 0.0}) for _ in range(30))
 
 
-def test_a_run_warns_and_says_so_afterwards(tmp_path, caplog):
+def test_alarms_are_logged_during_the_run_and_kept_in_the_summary(tmp_path, caplog):
     caplog.set_level(logging.WARNING, logger="rlzoo")
     trained = quick_run(
         tmp_path / "run", "fspo", "clip.width_low=1e-6", "clip.width_high=1e-6", "clip.width_ceiling=1e-6", steps=3

@@ -95,7 +95,7 @@ def test_equal_lengths_share_one_bin():
     assert bins[1].estimates == {}
 
 
-def test_problems_that_are_all_alike_have_wilsons_interval():
+def test_identical_problems_have_the_wilson_interval():
     low, high = wilson(np.array([0.0]), np.array([5]))
     assert bootstrap_mean(np.zeros(5), np.full(5, 16.0)) == (low[0], high[0])
     assert high[0] > 0.4  # five problems without a right response do not show that all are unsolvable
@@ -107,7 +107,7 @@ def test_problems_without_a_value_are_left_out_of_an_interval():
     assert bootstrap_mean(sums, counts) == bootstrap_mean(sums[kept], counts[kept])
 
 
-def test_the_interval_of_a_mean_holds_the_truth_as_often_as_it_says():
+def test_the_interval_of_a_mean_has_its_nominal_coverage():
     # problems of any difficulty, four responses each; the true mean is .5
     rng = np.random.default_rng(0)
     held = 0

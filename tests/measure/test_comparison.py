@@ -42,7 +42,7 @@ def test_the_probability_of_improvement_is_a_mean_over_pairs():
     assert 0 <= low < pair.probability_of_improvement < high <= 1
 
 
-def test_where_nothing_varies_there_is_no_interval():
+def test_constant_values_have_no_interval():
     for scores in ([0.5], [0.5, 0.5, 0.5]):
         assert (estimate(scores).mean_interval, estimate(scores).iqm_interval) == (None, None)
     (pair,) = differences({"a": by_seed([0.5] * 5), "b": by_seed([0.5] * 5)})
@@ -50,7 +50,7 @@ def test_where_nothing_varies_there_is_no_interval():
     assert pair.verdict == "no difference shown"
 
 
-def test_the_same_difference_with_every_seed_is_one():
+def test_a_difference_that_is_equal_for_every_seed_has_a_verdict():
     scores = {"a": by_seed([0.2, 0.3, 0.4, 0.5, 0.6]), "b": by_seed([0.1, 0.2, 0.3, 0.4, 0.5])}
     (pair,) = differences(scores)
     assert (pair.mean, pair.interval) == (pytest.approx(0.1), None)
@@ -65,7 +65,7 @@ DRAWS = {
 
 @pytest.mark.parametrize("num_seeds", [5, 8, 12, 20])
 @pytest.mark.parametrize(("name", "truth", "least"), [("normal", 0.0, 0.94), ("log-normal", np.exp(1 / 8), 0.90)])
-def test_intervals_hold_as_often_as_the_docstring_says(name, truth, least, num_seeds):
+def test_intervals_have_the_documented_coverage(name, truth, least, num_seeds):
     rng = np.random.default_rng(0)
     draws = DRAWS[name](rng, (1000, num_seeds))
     center = iqm(DRAWS[name](rng, (20_000, num_seeds))).mean()
@@ -79,7 +79,7 @@ def test_intervals_hold_as_often_as_the_docstring_says(name, truth, least, num_s
 
 @pytest.mark.parametrize("num_seeds", [5, 12])
 @pytest.mark.parametrize("shift", [0.0, 1.5, 3.0])
-def test_the_interval_of_the_probability_of_improvement_holds(shift, num_seeds):
+def test_the_interval_of_the_probability_of_improvement_has_its_coverage(shift, num_seeds):
     rng, truth, held = np.random.default_rng(3), stats.norm.cdf(shift / 2**0.5), 0
     for first, second in rng.normal(size=(400, 2, num_seeds)):
         (pair,) = differences({"a": by_seed(first + shift), "b": by_seed(second)})
@@ -103,7 +103,7 @@ def test_the_interval_of_the_interquartile_mean_by_hand():
 
 
 @pytest.mark.parametrize(("num_seeds", "num_pairs"), [(5, 1), (5, 6), (12, 3)])
-def test_a_detectable_difference_is_found_as_often_as_it_says(num_seeds, num_pairs):
+def test_a_detectable_difference_is_found_with_the_stated_power(num_seeds, num_pairs):
     rng = np.random.default_rng(4)
     gaps = 0.02 * rng.normal(size=(4000, num_seeds)) + detectable(0.02, num_seeds, num_pairs)
     found = np.mean(stats.ttest_1samp(gaps, 0.0, axis=1).pvalue <= LEVEL / num_pairs)

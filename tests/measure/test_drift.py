@@ -34,7 +34,7 @@ def test_the_numbers_of_two_lengths_are_those_worked_by_hand():
 
 
 @pytest.mark.parametrize(("together", "exponent"), [(False, 0.5), (True, 1.0)])
-def test_the_exponent_tells_whether_tokens_move_together(together, exponent):
+def test_the_exponent_distinguishes_common_from_independent_drift(together, exponent):
     rng = torch.Generator().manual_seed(0)
     lengths = [400, *torch.randint(4, 400, (3999,), generator=rng).tolist()]
     noise = torch.randn(4000, 1 if together else 400, generator=rng).expand(4000, 400)

@@ -28,7 +28,7 @@ def test_twenty_four_series_differ_in_colour_marker_or_style():
     assert len(looks) == 24
 
 
-def test_a_profile_stands_on_a_logarithmic_axis_with_its_intervals():
+def test_a_profile_has_a_logarithmic_axis_and_its_intervals():
     figure = plot_by_length({"one": Series((10, 20), (0.1, 0.2), (0.05, 0.1), (0.2, 0.4))})
     (axes,) = figure.axes
     assert axes.get_xscale() == "log"
@@ -65,7 +65,7 @@ def test_a_name_of_any_length_leaves_room_for_the_data():
         assert axes.get_position().width > 1 / 3
 
 
-def test_the_same_figure_gives_the_same_bytes_and_ids_of_its_own():
+def test_equal_figures_have_equal_bytes_and_different_figures_have_different_ids():
     first, again = (svg(plot_by_length(RAGGED)) for _ in range(2))
     other = svg(plot_by_length(many(2)))
     assert first == again
@@ -76,7 +76,7 @@ def test_the_same_figure_gives_the_same_bytes_and_ids_of_its_own():
         assert text.startswith("<svg")
 
 
-def test_a_profile_stands_on_zero_even_where_intervals_reach_it():
+def test_the_value_axis_of_a_profile_starts_at_zero():
     (axes,) = plot_by_length({"one": Series((9, 160), (0.0, 0.3), (0.0, 0.2), (0.02, 0.4))}).axes
     assert axes.get_ylim()[0] == 0
     (axes,) = plot_by_length({"one": Series((9, 160), (-0.5, 0.3))}).axes
@@ -105,7 +105,7 @@ def test_drawn_twice_one_figure_gives_the_same_bytes():
     assert svg(figure) == svg(figure)
 
 
-def test_labels_that_look_like_references_and_axes_with_dollars_are_shown_as_they_are():
+def test_labels_like_references_and_axes_with_dollar_signs_are_shown_literally():
     text = svg(lines({'id="x" url(#a)': Series((1, 2), (1, 2))}, xlabel=r"$\foo$", ylabel="y"))
     assert '>id="x" url(#a)<' in text
     assert r">$\foo$<" in text

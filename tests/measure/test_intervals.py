@@ -20,7 +20,7 @@ SHARES = {
 
 
 @pytest.mark.parametrize(("successes", "trials"), [(0, 10), (3, 10), (10, 10), (7, 1000)])
-def test_wilson_is_scipys(successes, trials):
+def test_the_wilson_interval_equals_that_of_scipy(successes, trials):
     expected = stats.binomtest(successes, trials).proportion_ci(method="wilson")
     low, high = wilson(np.array([successes]), np.array([trials]))
     assert (low[0], high[0]) == pytest.approx((expected.low, expected.high), abs=1e-12)
@@ -32,7 +32,7 @@ def test_wilson_without_trials_is_nan():
 
 
 @pytest.mark.parametrize("number", [2, 7, 50])
-def test_the_bootstrap_of_a_mean_is_scipys(number):
+def test_the_bootstrap_interval_of_a_mean_equals_that_of_scipy(number):
     rng = np.random.default_rng(number)
     sums, counts = rng.random(number), rng.integers(1, 5, number)
     expected = stats.bootstrap(
@@ -67,7 +67,7 @@ def truth_of(name, epochs):
 
 @pytest.mark.parametrize("epochs", [1, 4])
 @pytest.mark.parametrize("num_prompts", [24, 240])
-def test_intervals_by_length_hold_the_truth_where_responses_share_a_prompt_and_epochs_repeat_them(num_prompts, epochs):
+def test_intervals_by_length_have_coverage_with_shared_prompts_and_epochs(num_prompts, epochs):
     rng, held, independent = np.random.default_rng(0), [], []
     for name, fractions in SHARES.items():
         share, _ = truth_of(name, epochs)
@@ -91,7 +91,7 @@ def test_rows_that_are_independent_have_nearly_wilsons_interval():
 
 
 @pytest.mark.parametrize("epochs", [1, 4])
-def test_the_interval_of_lre_holds_the_truth_and_both_estimates(epochs):
+def test_the_interval_of_lre_covers_the_true_value_and_both_estimates(epochs):
     rng, held = np.random.default_rng(1), []
     for name, num_prompts in itertools.product(SHARES, [24, 240]):
         _, truth = truth_of(name, epochs)
@@ -119,7 +119,7 @@ error as often as it lowers it; the correction must not change these."""
 
 @pytest.mark.parametrize("num_prompts", [24, 480])
 @pytest.mark.parametrize("name", ["rising", "short ones cut", "a little uneven"])
-def test_the_corrected_lre_has_next_to_no_bias(name, num_prompts):
+def test_the_corrected_lre_has_almost_no_bias(name, num_prompts):
     _, (truth, _) = truth_of(name, 4)
     values, corrected, noise = measured(name, num_prompts)
     assert abs(corrected.mean() - truth) < 0.25 * noise
@@ -127,7 +127,7 @@ def test_the_corrected_lre_has_next_to_no_bias(name, num_prompts):
 
 
 @pytest.mark.parametrize("num_prompts", [24, 480])
-def test_the_corrected_lre_is_0_half_of_the_time_where_every_length_is_clipped_alike(num_prompts):
+def test_the_corrected_lre_is_0_half_of_the_time_under_equal_clipping(num_prompts):
     # the true error is 0 and no estimate is below it; one with the right median is 0 half of the time, with a mean above 0
     values, corrected, noise = measured("every length alike", num_prompts)
     assert np.mean(corrected == 0) == pytest.approx(0.5, abs=0.1)
@@ -137,7 +137,7 @@ def test_the_corrected_lre_is_0_half_of_the_time_where_every_length_is_clipped_a
 
 @pytest.mark.parametrize("epochs", [1, 4])
 @pytest.mark.parametrize("num_prompts", [24, 240])
-def test_the_noise_floor_is_the_lre_of_whole_prompts_that_are_clipped_alike(num_prompts, epochs):
+def test_the_noise_floor_is_the_lre_of_prompts_under_equal_clipping(num_prompts, epochs):
     rng = np.random.default_rng(3)
     found = [Clusters.of(*drawn(rng, [0.1] * 6, num_prompts, epochs)).reweighting().total.max for _ in range(150)]
     # the standard error of the mean of 150 such values is about 3%
@@ -184,14 +184,14 @@ def parts_of(epochs):
     return {part: [float(v) for v in length_reweighting_error(getattr(weights, part), weights.share)] for part in PARTS}
 
 
-def test_a_rule_that_is_uneven_by_sign_is_seen_in_its_parts():
+def test_unevenness_by_sign_is_visible_in_the_parts():
     parts = parts_of(1)
     assert parts["conditional"][0] < 0.02 < min(parts["composition"][0], parts["total"][0])
 
 
 @pytest.mark.parametrize("epochs", [1, 4])
 @pytest.mark.parametrize("num_prompts", [24, 240])
-def test_the_intervals_of_every_part_hold_the_truth(num_prompts, epochs):
+def test_the_intervals_of_every_part_cover_the_true_value(num_prompts, epochs):
     rng, held = np.random.default_rng(11), {part: [] for part in PARTS}
     for _ in range(150):
         found = Clusters.of(*drawn_by_sign(rng, num_prompts, epochs, RISK)).reweighting()

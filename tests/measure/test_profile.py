@@ -38,7 +38,7 @@ def test_a_weight_is_the_ratio_that_reaches_the_gradient():
     assert rows(GSPO(), [2e-4], [1.0]).weight.tolist() == pytest.approx([math.exp(2e-4)], rel=1e-6)
 
 
-def test_a_rule_that_caps_or_turns_the_gradient_is_weighed_as_it_does():
+def test_a_rule_that_caps_or_reverses_the_gradient_has_the_matching_weight():
     # CISPO's ceiling is 5: a ratio of exp(2) = 7.39 keeps the weight 5, although it counts as clipped
     capped = rows(CISPO(), [2.0], [1.0])
     assert (capped.clipped.tolist(), capped.weight.tolist()) == ([1.0], pytest.approx([5.0], rel=1e-5))
@@ -122,13 +122,13 @@ def test_spread_is_that_of_the_rows_that_moved():
     assert profile.standardised[0] == pytest.approx(-1.0, rel=1e-4)
 
 
-def test_updates_that_moved_nothing_say_nothing_of_spread():
+def test_updates_without_movement_have_no_spread():
     profile = LengthProfile.of(rows(FSPO(), [0.0] * 6, [1.0] * 6))
     assert all(math.isnan(value) for value in (*profile.sigma_root, *profile.standardised, profile.drift))
     assert not any("standardised" in name for name in profile.metrics())
 
 
-def test_signs_are_told_apart_and_add_up():
+def test_counts_are_separate_for_each_sign_and_sum_to_the_total():
     profile = LengthProfile.of(rows(FSPO(), [0.02, 0.02, -0.02, -0.02], [1.0, -1.0, 1.0, -1.0]))
     both, below, above = profile.both, profile.below, profile.above
     assert (sum(both.count), sum(below.count), sum(above.count)) == (4, 2, 2)
@@ -140,7 +140,7 @@ def test_rows_without_an_advantage_have_no_profile():
     assert LengthProfile.of(rows(FSPO(), [0.1], [0.0])) is None
 
 
-def test_a_prompt_is_the_same_in_every_epoch_and_another_in_every_step_and_run():
+def test_prompt_ids_are_equal_across_epochs_and_differ_across_steps_and_runs():
     steps = [group_keys(step, torch.tensor([0, 0, 1, 1])) for step in (1, 1, 123_456_789)]
     whole = ResponseTable.concat([rows(FSPO(), [0.0] * 4, [1.0] * 4, groups=group.tolist()) for group in steps])
     assert len(whole.group.unique()) == 4
@@ -174,7 +174,7 @@ def test_epochs_over_the_same_responses_narrow_no_interval_of_the_metrics():
     assert sum(width(metrics, name) > width(independent, name) for name in bins) >= 5, "responses to one prompt are alike"
 
 
-def test_mlflow_is_spared_the_intervals_of_every_bin():
+def test_intervals_of_individual_bins_are_not_sent_to_mlflow():
     metrics = LengthProfile.of(rows(FSPO(), [0.01] * 6, [1.0] * 6, [2, 4, 6, 8, 10, 12])).metrics()
     assert "clip/fraction_length_bin_0_ci_low" in metrics
     assert "clip/fraction_length_bin_0_ci_low" not in curves(metrics, "curated")

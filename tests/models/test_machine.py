@@ -27,7 +27,7 @@ def write(tmp_path, monkeypatch):
     return write
 
 
-def test_without_limits_everything_may_be_used(write, tmp_path):
+def test_without_limits_all_memory_is_available(write, tmp_path):
     assert (cores(tmp_path), total_memory(tmp_path)) == (32, psutil.virtual_memory().total)  # no cgroups at all
     free = write("0::/", {"cpu.max": "max 100000", "memory.max": "max", "memory.current": str(5 * MB)})
     assert (cores(free), total_memory(free)) == (32, psutil.virtual_memory().total)

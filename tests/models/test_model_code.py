@@ -57,7 +57,7 @@ def with_code(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("part", ["AutoConfig", "AutoModelForCausalLM", "AutoTokenizer"])
-def test_a_models_own_code_runs_only_if_it_is_asked_for_by_name(with_code, caplog, part):
+def test_custom_model_code_runs_only_if_it_is_allowed_by_name(with_code, caplog, part):
     folder, trap = with_code(part)
     load_pretrained(str(folder))  # with transformers' classes
     assert not trap.exists()
@@ -68,7 +68,7 @@ def test_a_models_own_code_runs_only_if_it_is_asked_for_by_name(with_code, caplo
 
 
 @pytest.mark.parametrize("part", ["AutoConfig", "AutoModelForCausalLM", "AutoTokenizer"])
-def test_a_models_own_code_belongs_to_its_checkpoints(with_code, tmp_path, part):
+def test_custom_model_code_is_saved_with_checkpoints(with_code, tmp_path, part):
     folder, _ = with_code(part)
     settings = [f"model.path={folder}", "model.trust_remote_code=true", "checkpoint.keep=1", "checkpoint.every=1"]
     run = rlzoo.train(quick(tmp_path / "run", steps=2, overrides=[*settings, "tracking.mlflow=false", "eval.num_problems=0"]))
@@ -78,7 +78,7 @@ def test_a_models_own_code_belongs_to_its_checkpoints(with_code, tmp_path, part)
     assert (checkpoint / code).exists()
 
 
-def test_trust_in_a_models_code_is_off_everywhere_it_is_not_named():
+def test_trust_in_custom_model_code_is_off_by_default():
     assert ModelConfig().trust_remote_code is False
     for name in config_names():
         assert "trust_remote_code" not in str(read_config(name))

@@ -37,7 +37,7 @@ def test_weights_have_the_dtype_asked_for(tmp_path):
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
 
 
-def test_attention_is_the_one_asked_for(tmp_path):
+def test_the_requested_attention_is_used(tmp_path):
     folder = str(save(tmp_path))
     eager, _ = load_pretrained(folder, attn_implementation="eager")
     usual, _ = load_pretrained(folder)
@@ -68,7 +68,7 @@ def test_training_mode_has_no_dropout(tmp_path):
         assert getattr(model.config, "attention_dropout", 0) == 0
 
 
-def test_padding_is_on_the_left_and_always_there(tmp_path):
+def test_a_padding_token_always_exists_and_padding_is_on_the_left(tmp_path):
     _, tokenizer = load_pretrained(str(save(tmp_path / "without")))
     assert (tokenizer.padding_side, tokenizer.pad_token) == ("left", "<end>")
     both = tiny_tokenizer(eos_token="<end>", pad_token="<pad>", padding_side="right")
@@ -80,7 +80,7 @@ def test_padding_is_on_the_left_and_always_there(tmp_path):
     refuses(save(tmp_path / "neither", tokenizer=tiny_tokenizer(unk_token="!")), "neither an end nor a padding token")
 
 
-def test_a_response_ends_at_any_of_the_models_and_the_tokenizers_ends():
+def test_a_response_ends_at_any_end_token_of_the_model_or_tokenizer():
     class Silent:
         eos_token_id = None
 
@@ -152,7 +152,7 @@ def test_a_folder_must_hold_a_whole_model(tmp_path):
     refuses(no_tokenizer, "contains no model that can be loaded", "tokenizer")
 
 
-def test_missing_tensors_are_refused_not_made_up(tmp_path):
+def test_missing_tensors_are_refused_rather_than_initialized(tmp_path):
     save(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     del tensors["model.norm.weight"]
@@ -160,7 +160,7 @@ def test_missing_tensors_are_refused_not_made_up(tmp_path):
     refuses(tmp_path, "the weights lack 1 tensors, such as model.norm.weight")
 
 
-def test_a_hub_model_out_of_reach_is_one_line(monkeypatch):
+def test_an_unreachable_hub_model_is_reported_in_one_line(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     refuses(
         "no-such-org/no-such-model", "model.path='no-such-org/no-such-model': cannot be loaded", pretrained.ALLOWED, "OSError: "
@@ -172,7 +172,7 @@ def test_the_embedded_model_is_part_of_the_package():
     assert eos_token_ids(model, tokenizer)
 
 
-def test_attention_makes_no_plan_for_every_new_length():
+def test_cudnn_attention_is_disabled_to_avoid_a_plan_per_length():
     torch.backends.cuda.enable_cudnn_sdp(True)
     load_pretrained("embedded")
     assert not torch.backends.cuda.cudnn_sdp_enabled()

@@ -63,7 +63,7 @@ def is_not_finite(_, states):
         (is_not_finite, "has logits that are not finite"),
     ],
 )
-def test_a_model_that_is_no_function_of_its_row_is_refused(change, problem, dtype):
+def test_a_model_whose_output_is_not_a_causal_function_of_its_row_is_refused(change, problem, dtype):
     with pytest.raises(UserError, match=rf"model.path: Changed {problem}"):
         Probe.of(with_forward(change).to(dtype))
 
@@ -114,7 +114,7 @@ def test_a_model_that_mixes_rows_of_one_pass_is_refused():
         learner(together(llama(), lambda states: states - 0.5 * states.mean(dim=0, keepdim=True) * (len(states) > 1)))
 
 
-def test_lengths_are_kept_apart_where_padding_moves_log_probs(caplog):
+def test_micro_batches_hold_one_length_if_padding_changes_log_probs(caplog):
     model = llama()
     # the model looks at the last position of its input, which is another row's length
     model.model.embed_tokens.register_forward_hook(lambda _, ids, states: states * (1 + (ids[0] == 1).any(-1)[:, None, None]))
@@ -143,7 +143,7 @@ def phimoe():
     return PhimoeForCausalLM(PhimoeConfig(**sizes, num_local_experts=4, num_experts_per_tok=2, eos_token_id=0)).eval()
 
 
-def test_checkpointing_turns_on_no_random_numbers_and_recomputes_activations():
+def test_checkpointing_enables_no_dropout_and_recomputes_activations():
     made = learner(phimoe(), gradient_checkpointing=True)  # refused if the experts were sampled
     calls = []
     made.language_model.model.layers[0].input_layernorm.register_forward_hook(lambda *_: calls.append(1))

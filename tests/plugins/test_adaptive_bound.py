@@ -144,14 +144,14 @@ def test_errors_add_up_to_the_change_of_the_offset(draw):
 
 
 @pytest.mark.parametrize(("draw", "number"), [(one_sided, 1), (alike_at_first, 2)])
-def test_so_they_do_with_empty_cells_and_from_every_change_of_the_number_of_knots_to_the_next(draw, number):
+def test_errors_add_up_with_empty_cells_and_between_changes_of_the_knots(draw, number):
     found, _ = stretches(ADAPTIVE(), 100, draw)
     assert len(found) == number
     for stretch in found:
         assert_identity(stretch)
 
 
-def test_moving_knots_take_their_offsets_along():
+def test_moving_knots_keep_their_offsets():
     policy = ADAPTIVE(rate=0.0, lengths=(16.0, 64.0), offsets_low=(0.5, -0.5), offsets_high=(1.0, 2.0))
     length = torch.tensor([32.0, 256.0])
     after = policy.updated(ClipStats.of(torch.tensor([32.0, 100.0, 256.0]), length, torch.ones(2), torch.zeros(2), length))
@@ -190,7 +190,7 @@ def test_the_bound_holds_while_spread_and_lengths_drift(draw):
         assert abs(error) < 0.01
 
 
-def test_lengths_that_grow_sixteenfold_stay_level_while_they_grow():
+def test_clip_rates_stay_level_while_lengths_grow_sixteenfold():
     _, rows = drifting(lengthening)
     rows = rows[20 * 128 : 200 * 128]
     edges = bin_edges(rows[:, 0].float()).double()
@@ -250,7 +250,7 @@ def test_with_two_knots_an_adversary_drives_them_apart_no_faster_than_the_root_o
     assert (offsets**2).sum() > updates / 4  # the growth with the square root is real
 
 
-def test_a_sign_that_no_band_can_clip_ends_at_the_limit_and_the_identity_counts_what_it_took():
+def test_a_sign_that_cannot_be_clipped_ends_at_the_limit_and_the_identity_holds():
     def never_upwards(number, rng):
         length, total, advantage = sampled(0.5, 0.2, 0.0, rng)
         return length, -total.abs(), advantage  # A > 0 is only clipped above 0

@@ -123,7 +123,7 @@ def test_the_square_root_is_fspo(widths, seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_band_that_does_not_grow_is_rloos(seed):
+def test_a_constant_band_equals_rloo(seed):
     policy = load_zoo()["alpha-band"](alpha=0.0, width_high=math.log(1.2), width_low=-math.log(0.8), width_ceiling=None)
     inputs = off_policy_inputs(load_zoo()["rloo"](), seed=seed)
     assert_same(policy, load_zoo()["rloo"](), inputs)
@@ -131,7 +131,7 @@ def test_a_band_that_does_not_grow_is_rloos(seed):
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("clip_low", "clip_high"), [(3e-4, 4e-4), (0.01, 0.02)])
-def test_a_band_that_grows_with_the_length_clips_like_gspo_but_weights_by_the_response_ratio(clip_low, clip_high, seed):
+def test_a_linear_band_clips_like_gspo_but_weights_by_the_response_ratio(clip_low, clip_high, seed):
     gspo = load_zoo()["gspo"](clip_low=clip_low, clip_high=clip_high)
     widths = {"width_high": math.log(1 + clip_high), "width_low": -math.log(1 - clip_low), "width_ceiling": None}
     inputs = off_policy_inputs(gspo, seed=seed)
@@ -148,7 +148,7 @@ def test_a_band_that_grows_with_the_length_clips_like_gspo_but_weights_by_the_re
     assert torch.equal(slope == 0, mean_slope == 0)
 
 
-def test_longer_responses_may_move_further_as_the_power_says():
+def test_the_allowed_movement_grows_with_the_given_power_of_the_length():
     # at width 0.03 a sum of 0.1 is inside from L^alpha = 3.33 on: alpha 1/2 at 16 tokens (4), not at 9 (3)
     for length, clipped in ((9, True), (16, False)):
         result = load_zoo()["alpha-band"]()(response([0.1 / length] * length, 1.0))

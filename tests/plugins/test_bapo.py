@@ -86,7 +86,7 @@ def test_hand_worked_step():
     assert result.clipped.flatten().tolist() == [True, False]
 
 
-def test_the_search_stays_ends_and_is_settled_by_the_kind_of_tokens():
+def test_the_search_ends_at_the_edges_determined_by_the_signs_of_the_tokens():
     policy = load_zoo()["bapo"]()
     assert found(policy, step([1.5, 0.5], [1.0, 1.0])) == pytest.approx([0.6, 1.2, 1.0])  # no bad token: the band does not move
     # no good token: both edges move to their ends
@@ -105,7 +105,7 @@ def test_tokens_count_by_the_probability_with_which_they_were_sampled():
     assert found(load_zoo()["bapo"](share=0.4), inputs)[:2] == pytest.approx([0.9, 3.0])
 
 
-def test_the_grid_ends_at_the_last_number():
+def test_the_grid_includes_its_upper_end():
     assert grid(1.2, 3.0, 0.05)[-1] == 3.0
     assert len(grid(1.2, 3.0, 0.05)) == 37
     assert len(grid(0.6, 0.9, 0.02)) == 16

@@ -54,7 +54,7 @@ def test_hand_worked_tokens():
     assert result.clipped.tolist() == [[False, False, True], [True, False, False]]
 
 
-def test_without_betas_it_is_grpo_s_gradient():
+def test_without_betas_the_gradient_is_that_of_grpo():
     policy = load_zoo()["ce-gppo"](beta_low=0.0, beta_high=0.0)
     inputs = inputs_for(policy, seed=2)
     (ours, gradient), (theirs, expected) = evaluate(policy, inputs), evaluate(load_zoo()["grpo"](), inputs)

@@ -160,7 +160,7 @@ def test_a_width_of_4_above_is_an_absolute_cap_of_5_whatever_the_sign_of_the_adv
         torch.testing.assert_close(absolute_slope[here], 5.0 * inputs.advantages[here], rtol=1e-6, atol=1e-6)
 
 
-def test_the_weight_is_a_constant():
+def test_the_weight_is_not_differentiated():
     # J = w A log pi with w = 2 and A = 1: the slope is 2, not 2 + 2 log pi as if the ratio were differentiated too
     _, slope = evaluate(load_zoo()["cispo"](), tokens([math.log(2)], [1.0]))
     assert slope.item() == pytest.approx(2.0, rel=1e-6)

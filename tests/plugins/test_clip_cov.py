@@ -189,7 +189,7 @@ def test_another_seed_gives_another_draw():
             assert (draws[first] != draws[second]).any()
 
 
-def test_over_the_seeds_every_candidate_is_drawn_as_often():
+def test_across_seeds_all_candidates_are_drawn_equally_often():
     # one of 4 in 400 draws gives 100 each; four standard deviations sqrt(400 * 1/4 * 3/4) = 8.7 are 35
     policy = load_zoo()["clip-cov"](cov_low=0.3, cov_high=2.0)
     counts = sum(policy(step(seed=seed)).clipped.flatten().int() for seed in range(400))
@@ -197,7 +197,7 @@ def test_over_the_seeds_every_candidate_is_drawn_as_often():
     assert ((counts - 100).abs() <= 35).all()
 
 
-def test_means_are_over_every_response_token_and_over_nothing_else():
+def test_means_are_over_response_tokens_only():
     # the third token is masked and NaN; if its row's A counted for it, the mean of A would not be 0
     hole = torch.tensor([[torch.nan], [torch.nan]])
     whole = step()

@@ -61,7 +61,7 @@ def test_hand_worked_response():
     assert result.clipped.tolist() == [[False, False, False, True]]
 
 
-def test_a_token_s_gradient_leaves_its_prefix_alone():
+def test_the_gradient_of_a_token_does_not_reach_its_prefix():
     # the objective of the last token alone: its derivative by the tokens before it is 0
     old = torch.full((1, 3), -1.0)
     leaf = (old + 0.01).requires_grad_()

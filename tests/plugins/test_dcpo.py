@@ -45,7 +45,7 @@ def test_edges_worked_by_hand():
     assert gradient.item() == 0
 
 
-def test_a_rare_token_keeps_the_gradient_that_one_band_for_all_takes():
+def test_a_rare_token_keeps_a_gradient_that_a_fixed_band_would_clip():
     inputs = one_token(0.01, 2.0, 1.0)  # high = 1/2 + 1/2 sqrt(81) = 5
     assert evaluate(load_zoo()["dcpo"](), inputs)[1].item() == pytest.approx(2.0, rel=1e-5)
     assert evaluate(load_zoo()["grpo"](), inputs)[1].item() == 0

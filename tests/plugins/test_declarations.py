@@ -57,7 +57,7 @@ def test_a_rule_declares_that_its_ratio_is_to_the_sampler(name):
 
 
 @pytest.mark.parametrize("name", sorted(RATIO_TO_SAMPLER))
-def test_a_ratio_to_the_sampler_is_not_corrected_for_the_sampler_again(name):
+def test_a_ratio_to_the_sampler_is_not_corrected_twice(name):
     with pytest.raises(UserError, match=rf"correction='tis': the ratio of {name} is already relative to the sampler"):
         RunConfig.compose(clip=name, overrides=["correction=tis"])
     assert RunConfig.compose(clip=name).correction is None

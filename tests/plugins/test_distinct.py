@@ -34,7 +34,7 @@ def gradient(policy, reduction, spread):
 
 @pytest.mark.parametrize("spread", SPREADS)
 @pytest.mark.parametrize("name", SAME)
-def test_a_name_that_does_not_count_has_the_gradient_of_an_older_rule(name, spread):
+def test_a_name_that_is_not_counted_has_the_gradient_of_an_older_rule(name, spread):
     settings, reduction, older, older_settings, older_reduction = SAME[name]
     got = gradient(load_zoo()[name](**settings), reduction, spread)
     expected = gradient(load_zoo()[older](**older_settings), older_reduction, spread)
@@ -43,7 +43,7 @@ def test_a_name_that_does_not_count_has_the_gradient_of_an_older_rule(name, spre
     assert expected.any()
 
 
-def test_no_two_names_that_count_have_the_same_gradient():
+def test_no_two_counted_names_have_the_same_gradient():
     rules = {name: policy() for name, policy in load_zoo().items() if name not in SAME}
     inputs = off_policy_inputs(rules["fspo-adaptive"])  # it equals FSPO until its first update
     rules["fspo-adaptive"] = rules["fspo-adaptive"].updated(clip_stats(inputs, evaluate(rules["fspo-adaptive"], inputs)[0]))
@@ -54,7 +54,7 @@ def test_no_two_names_that_count_have_the_same_gradient():
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/reference/comparison.md"])
-def test_the_texts_give_the_number_of_rules_and_names(page):
+def test_the_pages_state_the_number_of_rules_and_names(page):
     numbers = re.findall(r"(\d+)(?:\s+distinct\s+rules)?\s+under\s+(\d+)\s+names", (ROOT / page).read_text())
     assert numbers
     assert set(numbers) == {(str(len(load_zoo()) - len(SAME)), str(len(load_zoo())))}

@@ -156,7 +156,7 @@ def test_a_likely_token_is_dropped_after_a_change_of_ratio_that_grpo_keeps():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_only_the_rollout_is_compared_with(name):
+def test_the_divergence_uses_only_the_rollout_log_probs(name):
     # rollout 0.4, old 0.6, now 0.6: dropped with A = 1, although nothing moved since old; now 0.4: ratio 1, not 2/3
     result, slope = evaluate(load_zoo()[name](), tokens([0.6, 0.4], [0.4, 0.4], [1.0, 1.0], old=[0.6, 0.6]))
     assert result.clipped.flatten().tolist() == [True, False]
@@ -164,7 +164,7 @@ def test_only_the_rollout_is_compared_with(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_without_a_report_from_the_sampler_old_takes_its_place(name):
+def test_without_sampler_log_probs_the_old_ones_are_used(name):
     policy = load_zoo()[name]()
     inputs = inputs_for(policy, seed=1, widen=2.0)
     silent, silent_slope = evaluate(policy, dataclasses.replace(inputs, rollout_log_probs=None))
@@ -188,7 +188,7 @@ def test_certain_tokens_stay_finite(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_flows_through_the_divergence_and_drops_are_by_token(name):
+def test_the_divergence_has_no_gradient_and_drops_are_per_token(name):
     # a response of 0.5 to 0.55 (kept, ratio 1.1) and 0.4 to 0.6 (dropped): the first keeps its full slope of 1.1
     log_probs, rollout = torch.tensor([[0.55, 0.6]]).log(), torch.tensor([[0.5, 0.4]]).log()
     inputs = ClipInputs(log_probs, rollout, torch.tensor([[1.0]]), torch.ones(1, 2, dtype=torch.bool), rollout)

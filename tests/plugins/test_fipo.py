@@ -71,7 +71,7 @@ def test_hand_worked_response():
     assert result.metrics["future_weight"][mask].tolist() == pytest.approx([1.1536897, 1.1, 1.2], rel=1e-5)
 
 
-def test_a_bad_token_above_the_dual_clip_is_capped_and_not_in_the_future():
+def test_a_negative_token_above_the_dual_clip_is_capped_and_excluded_from_the_future():
     # ratios 1.1 and 20, A = -1, half-life 1: the second is left out of F, so f = 1.1 for the first; the second is 10 x 1
     old = torch.full((1, 2), -5.0)
     now = old + torch.tensor([[1.1, 20.0]]).log()

@@ -92,7 +92,7 @@ def test_rloo_clips_long_responses_and_gspo_short_ones():
     assert gspo[-1] == pytest.approx(0.055, abs=0.015)
 
 
-def test_default_widths_are_the_papers():
+def test_default_widths_are_those_of_the_paper():
     assert (GSPO().clip_low, GSPO().clip_high) == (3e-4, 4e-4)
     assert (FSPO().width_low, FSPO().width_high, FSPO().drift, FSPO().width_ceiling) == (0.03, 0.03, 0.0, 0.09)
     assert (RLOO().advantage, RLOO().reduction) == ("leave_one_out", "sequence_mean")

@@ -104,7 +104,7 @@ def test_every_length_and_sign_is_clipped_at_the_target(exponent, scale, drift):
     assert_level(settled)
 
 
-def test_so_it_is_for_a_law_that_is_no_power_of_the_length():
+def test_every_length_is_clipped_equally_if_the_spread_is_not_a_power_of_the_length():
     def draw(_, rng):
         length, _, advantage = sampled(0.5, 0.2, 0.0, rng)
         middle = ((length.log() - math.log(63)) / math.log(6.3)).square()  # 0 in the middle, 1 at both ends
@@ -124,12 +124,12 @@ def test_the_knots_follow_when_responses_grow():
     assert_level(torch.cat(rows[250:]), limits=(0, 80, 400, 2000))
 
 
-def test_another_target_is_reached_too():
+def test_another_target_is_reached():
     _, rows = trained(ADAPTIVE(target_clip_fraction=0.25), 200, lambda _, rng: sampled(0.7, 0.1, 0.0, rng))
     assert float(torch.cat(rows[100:])[:, 2].mean()) == pytest.approx(0.25, abs=0.015)
 
 
-def test_updates_at_ratio_one_leave_it_as_it_began():
+def test_updates_at_ratio_one_do_not_change_the_initial_state():
     length, advantage = torch.tensor([10.0, 20.0, 40.0]), torch.tensor([1.0, -1.0, 1.0])
     stats = ClipStats.of(bin_edges(length), length, advantage, torch.zeros(3), torch.zeros(3))
     assert ADAPTIVE().updated(stats) == ADAPTIVE()
@@ -158,14 +158,14 @@ def test_an_update_narrows_a_band_that_clips_too_little_and_widens_one_that_clip
     assert after.offsets_low == (0.0, 0.0)
 
 
-def test_lengths_that_were_equal_at_first_get_their_own_knots_later():
+def test_initially_equal_lengths_get_separate_knots_later():
     policy = ADAPTIVE(lengths=(16.0,), offsets_low=(0.5,), offsets_high=(-0.5,), rate=0.0)
     length = torch.tensor([16.0, 64.0])
     after = policy.updated(ClipStats.of(torch.tensor([16.0, 32.0, 64.0]), length, torch.ones(2), torch.zeros(2), length))
     assert (after.lengths, after.offsets_low, after.offsets_high) == ((16.0, 64.0), (0.5, 0.5), (-0.5, -0.5))
 
 
-def test_nothing_to_learn_from_changes_nothing():
+def test_an_empty_update_changes_nothing():
     none = torch.zeros(0)
     nothing = ClipStats.of(torch.tensor([1.0, 2.0, 3.0]), none, none, none, none)
     for policy in (ADAPTIVE(), ADAPTIVE(**STATE)):

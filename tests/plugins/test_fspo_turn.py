@@ -85,7 +85,7 @@ def test_responses_of_one_turn_have_the_clip_and_the_gradient_of_fspo():
     torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-7)
 
 
-def test_on_the_old_policy_the_gradient_is_that_of_fspo_whatever_the_turns():
+def test_at_ratio_one_the_gradient_is_that_of_fspo_for_any_turns():
     inputs = responses_of_one_turn()
     turns = torch.where(inputs.response_mask, torch.arange(12)[None] // 3, -1)
     still = ClipInputs(inputs.old_log_probs, inputs.old_log_probs, inputs.advantages, inputs.response_mask, turn_ids=turns)

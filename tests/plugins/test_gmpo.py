@@ -90,7 +90,7 @@ def test_the_mean_is_exponentiated_and_limited_not_the_tokens(log_ratios, object
 
 
 @pytest.mark.parametrize("widen", [1.0, 6.0])
-def test_a_cut_token_stops_and_the_others_of_its_response_share_one_gradient(widen):
+def test_a_clipped_token_has_no_gradient_and_the_others_share_one(widen):
     policy = load_zoo()["gmpo"]()
     inputs = inputs_for(policy, seed=3, widen=widen)
     result, slope = evaluate(policy, inputs)
@@ -105,7 +105,7 @@ def test_a_cut_token_stops_and_the_others_of_its_response_share_one_gradient(wid
     assert mixed > 3
 
 
-def test_a_cut_token_can_go_no_further_and_an_uncut_one_can():
+def test_moving_a_clipped_token_gains_nothing_but_an_unclipped_one_does():
     # log-ratios 0.6 and 0.2, A = 1: 0.6 may become 6 at no gain; 0.2 becoming 0.4 moves the mean from 0.3 to 0.4
     policy = load_zoo()["gmpo"]()
     values = [policy(response(pair, 1.0)).objective.item() for pair in ([0.6, 0.2], [6.0, 0.2], [0.6, 0.4])]

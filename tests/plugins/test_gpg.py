@@ -37,7 +37,7 @@ def test_hand_worked_response():
     assert not result.clipped.any()
 
 
-def test_the_gradient_is_the_advantage_whatever_the_old_policy():
+def test_the_gradient_is_the_advantage_for_any_old_policy():
     policy = load_zoo()["gpg"]()
     inputs = inputs_for(policy, seed=3)
     expected = torch.where(inputs.response_mask, inputs.advantages, 0.0)

@@ -93,7 +93,7 @@ def test_with_one_advantage_a_response_the_mean_over_its_tokens_is_gspo(settings
     assert whole.clipped.any()
 
 
-def test_a_tokens_advantage_moves_that_token_alone():
+def test_a_token_advantage_affects_only_that_token():
     inputs = response([0.02, -0.01, 0.03], [1.0, 1.0, 1.0])
     _, before = evaluate(load_zoo()["gspo-token"](**WIDE), inputs)
     _, after = evaluate(load_zoo()["gspo-token"](**WIDE), response([0.02, -0.01, 0.03], [1.0, 4.0, 1.0]))

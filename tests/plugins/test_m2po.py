@@ -85,7 +85,7 @@ test_equals_the_closed_form = closed_form_test("m2po", m2po, CASES, by_token=Tru
 
 @pytest.mark.parametrize("budget", [0.005, 0.04, 0.2])
 @pytest.mark.parametrize("seed", range(4))
-def test_it_cuts_what_the_authors_code_cuts(seed, budget):
+def test_it_clips_the_same_tokens_as_the_code_of_the_authors(seed, budget):
     policy = load_zoo()["m2po"](threshold=budget)
     inputs = inputs_for(policy, seed=seed, widen=1.5)
     log_probs, old, _, advantages, mask = arrays_of(inputs)
@@ -99,7 +99,7 @@ def test_it_cuts_what_the_authors_code_cuts(seed, budget):
     assert expected.any()
 
 
-def test_the_capped_second_moment_cuts_more_than_that_of_the_kept_tokens():
+def test_the_capped_second_moment_clips_more_than_that_of_the_kept_tokens():
     # Squares 1/64, 1/16 and 1/4. Capped at 1/16 their mean is 0.046875: within 0.08, and not within 0.04, although the mean of
     # the first two alone is 0.039.
     inputs = step([[0.125, 0.25, 0.5]], [1.0])
@@ -165,7 +165,7 @@ def test_nothing_is_clipped_under_the_threshold():
     np.testing.assert_allclose(gradient.numpy(), free.numpy(), rtol=2e-5, atol=1e-6)
 
 
-def test_permuted_rows_get_the_permuted_answer():
+def test_permuted_rows_give_permuted_results():
     policy = load_zoo()["m2po"]()
     inputs = inputs_for(policy, seed=4)
     order = torch.randperm(len(inputs.advantages), generator=torch.Generator().manual_seed(0))
@@ -178,7 +178,7 @@ def test_permuted_rows_get_the_permuted_answer():
     assert torch.equal(moved_gradient, gradient[order])
 
 
-def test_another_response_can_clip_a_token_here():
+def test_other_responses_can_change_whether_a_token_is_clipped():
     # The mean is over the step. 0.25 (0.0625) alone is above 0.04; with three of 0.125 (0.015625) the mean is 0.02734375.
     policy = load_zoo()["m2po"]()
     assert policy(step([[0.25, 0.0, 0.0]], [1.0])).clipped.tolist() == [[True, False, False]]

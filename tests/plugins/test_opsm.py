@@ -86,7 +86,7 @@ def test_hand_worked_responses(log_probs, old_log_probs, rollout_log_probs, adva
 
 
 @pytest.mark.parametrize(("delta", "widen"), [(0.5, 6.0), (0.02, 1.0)])
-def test_a_dropped_response_has_no_gradient_and_with_a_positive_advantage_it_is_ppos(delta, widen):
+def test_a_dropped_response_has_no_gradient_and_a_positive_one_equals_ppo(delta, widen):
     policy = load_zoo()["opsm"](delta=delta)
     inputs = inputs_for(policy, seed=1, widen=widen)
     dropped = dropped_rows(inputs, delta)
@@ -107,7 +107,7 @@ def test_a_dropped_response_has_no_gradient_and_with_a_positive_advantage_it_is_
 
 
 @pytest.mark.parametrize(("delta", "widen"), [(0.5, 6.0), (0.02, 1.0)])
-def test_responses_that_are_not_dropped_are_ppos(delta, widen):
+def test_responses_that_are_not_dropped_equal_ppo(delta, widen):
     policy = load_zoo()["opsm"](delta=delta)
     inputs = inputs_for(policy, seed=2, widen=widen)
     kept = ~dropped_rows(inputs, delta)
@@ -120,7 +120,7 @@ def test_responses_that_are_not_dropped_are_ppos(delta, widen):
     assert torch.equal(result.clipped[kept][mask], token.clipped[kept][mask])
 
 
-def test_without_a_report_from_the_sampler_old_takes_its_place():
+def test_without_sampler_log_probs_the_old_ones_are_used():
     policy = load_zoo()["opsm"](delta=0.02)
     inputs = inputs_for(policy, seed=1)
     silent, silent_slope = evaluate(policy, dataclasses.replace(inputs, rollout_log_probs=None))

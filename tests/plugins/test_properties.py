@@ -81,7 +81,7 @@ def test_the_content_of_padding_never_matters(name, batch, poison, padding):
 @SETTINGS
 @given(batch=BATCHES, padding=st.sampled_from(["left", "scattered"]))
 @example(batch=EXTREME, padding="left")
-def test_where_the_padding_is_never_matters(name, batch, padding):
+def test_the_padding_side_never_matters(name, batch, padding):
     right, other = inputs_of(name, batch), inputs_of(name, batch, padding)
     assert_same(evaluate(ZOO[name](), right), evaluate(ZOO[name](), other), right, other)
 
@@ -98,7 +98,7 @@ def test_covariance_rules_select_no_token_if_all_advantages_are_equal(name):
 @SETTINGS
 @given(batch=BATCHES, poison=st.sampled_from(POISONS))
 @example(batch=EXTREME, poison=float("nan"))
-def test_advantages_that_differ_by_token_keep_all_of_it(name, batch, poison):
+def test_token_advantages_keep_every_property(name, batch, poison):
     policy, batch = ZOO[name](), dataclasses.replace(batch, by_token=True)
     inputs, other = inputs_of(name, batch), inputs_of(name, batch, "left", fill=poison)
     first, second = evaluate(policy, inputs), evaluate(policy, other)

@@ -53,7 +53,7 @@ def test_hand_worked_step():
     assert not result.clipped.any()
 
 
-def test_a_weight_settles_once_the_response_is_on_its_side():
+def test_the_weight_vanishes_once_a_response_is_on_the_right_side():
     weights = [evaluate(load_zoo()["real"](), step([s, 0.0], [1.0, 0.0], [0, 0]))[1][0].sum().item() for s in (-5, -1, 0, 1, 5)]
     assert weights == sorted(weights, reverse=True)
     assert weights[0] == pytest.approx(2 / 0.5, rel=1e-3)  # 1 / tau, in a group of two

@@ -84,7 +84,7 @@ def test_hand_worked_tokens(side, good, bad):
     torch.testing.assert_close(weighted, gradient * ratios)
 
 
-def test_one_side_with_importance_is_grpo_s_gradient():
+def test_the_one_sided_rule_with_importance_has_the_gradient_of_grpo():
     policy = load_zoo()["rec"](importance=True)
     inputs = inputs_for(policy, seed=2)
     (ours, gradient), (theirs, expected) = evaluate(policy, inputs), evaluate(load_zoo()["grpo"](), inputs)

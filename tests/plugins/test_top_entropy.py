@@ -60,7 +60,7 @@ def test_hand_worked_step():
     assert result.metrics["entropy_threshold"].tolist() == [[1.5], [1.5]]
 
 
-def test_all_of_the_tokens_are_grpo_and_so_are_equal_entropies():
+def test_selecting_all_tokens_or_equal_entropies_gives_grpo():
     inputs = inputs_for(load_zoo()["top-entropy"](), seed=2)
     expected, expected_gradient = evaluate(load_zoo()["grpo"](clip_high=0.28), inputs)
     equal = dataclasses.replace(inputs, old_entropy=torch.ones_like(inputs.old_entropy))

@@ -46,7 +46,7 @@ def test_hand_worked_turns():
     assert result.clipped.tolist() == [[False, False, False, True, True]]
 
 
-def test_two_turns_side_by_side_stay_apart():
+def test_two_adjacent_turns_have_separate_ratios():
     old = torch.full((1, 2), -2.0)
     mask, turns = torch.ones(1, 2, dtype=torch.bool), torch.tensor([[0, 1]])
     inputs = ClipInputs(old + torch.tensor([[0.5, -0.5]]), old, torch.tensor([[1.0]]), mask, turn_ids=turns)

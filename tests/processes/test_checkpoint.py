@@ -34,7 +34,7 @@ def train(*arguments):
 
 
 @pytest.mark.parametrize("stage", ["zero2", "zero3"])
-def test_a_planted_command_is_not_run_and_a_whole_checkpoint_is_gone_on_from(tmp_path, stage):
+def test_a_planted_command_is_not_run_and_an_intact_checkpoint_is_used(tmp_path, stage):
     run, trap = tmp_path / "run", tmp_path / "trap"
     done = train("--clip", "fspo", "--steps", "1", "--deepspeed", stage, "--output", run)
     assert done.returncode == 0, done.stderr
@@ -59,7 +59,7 @@ def test_a_planted_command_is_not_run_and_a_whole_checkpoint_is_gone_on_from(tmp
     assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 2
 
 
-def test_the_planted_command_would_run(tmp_path):
+def test_the_planted_command_runs_under_an_unsafe_load(tmp_path):
     torch.save(Planted(tmp_path / "trap"), tmp_path / "file.pt")
     torch.load(Path(tmp_path / "file.pt"), weights_only=False)
     assert (tmp_path / "trap").is_dir()

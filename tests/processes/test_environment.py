@@ -102,7 +102,7 @@ def test_impossible_and_unsupported_launches_are_refused(monkeypatch, variables,
 
 
 @pytest.mark.parametrize(("settings", "precision"), [({}, "highest"), ({"tf32": True}, "high")])
-def test_the_settings_decide_about_tf32(settings, precision):
+def test_the_settings_determine_tf32(settings, precision):
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("medium")  # as a user's program or torch's environment variable may have done
@@ -121,7 +121,7 @@ def test_a_real_launch_and_no_launch_pass(monkeypatch):
     check_launcher(LaunchConfig(deepspeed="zero2"))
 
 
-def test_ranks_that_cannot_be_reached_end_the_run_in_one_line(monkeypatch):
+def test_unreachable_ranks_end_the_run_in_one_line(monkeypatch):
     with socket.socket() as taken:  # so that rank 0 cannot listen at this port
         taken.bind(("localhost", 0))
         taken.listen()

@@ -140,7 +140,7 @@ in_two = pytest.mark.parametrize(
 
 
 @in_two
-def test_a_whole_run_on_two_processes_is_that_of_one(train, one_process, tmp_path, options):
+def test_a_whole_run_on_two_processes_equals_that_of_one(train, one_process, tmp_path, options):
     done = train(kind_of(options), tmp_path / "run", "--processes", "2", *options)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("step 2/2") == 1  # only one process prints
@@ -205,7 +205,7 @@ def one_player(request, train, tmp_path_factory):
 
 
 @in_two
-def test_two_processes_play_the_episodes_of_one_and_learn_the_same(train, one_player, tmp_path, options):
+def test_two_processes_play_and_learn_the_same_as_one_process(train, one_player, tmp_path, options):
     more, overrides, one = one_player
     kind = kind_of(options)
     done = train(kind, tmp_path / "run", "--processes", "2", *more, *options, overrides=overrides)
@@ -250,7 +250,7 @@ def test_episodes_that_fail_on_one_process_alone_end_neither(zygote, tmp_path):
     assert "8 of 28 environments failed; the last failure: ValueError: reset returned no text" in done.stderr
 
 
-def test_two_processes_where_one_was_started_are_one_clear_line(zygote, tmp_path):
+def test_two_processes_when_one_was_started_is_reported_in_one_line(zygote, tmp_path):
     told = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     words = ["train", "--processes", "2", "--output", "run"]
     done = zygote.run(*words, folder=tmp_path, environment={**environment("ddp"), **told})
@@ -269,7 +269,7 @@ def test_two_processes_where_one_was_started_are_one_clear_line(zygote, tmp_path
         ),
     ],
 )
-def test_what_a_launcher_would_leave_out_is_refused(zygote, tmp_path, asked, line):
+def test_unsupported_launcher_settings_are_refused(zygote, tmp_path, asked, line):
     told = {**environment("ddp"), asked: "true"}
     words = ["train", "--output", "run", "--set", "tracking.mlflow=false"]
     done = zygote.run(*words, folder=tmp_path, environment=told)
@@ -299,7 +299,7 @@ def test_rows_are_dealt_evenly_by_length():
     assert [len(share) for share in deal(torch.tensor([3]), lengths, 3)] == [1, 0, 0]
 
 
-def test_what_the_learner_decides_is_refused_in_deepspeeds_settings(tmp_path):
+def test_deepspeed_settings_that_the_learner_determines_are_refused(tmp_path):
     pytest.importorskip("deepspeed")
     file = tmp_path / "ds.json"
     file.write_text(json.dumps({"zero_optimization": {"stage": 1}, "optimizer": {"type": "Adam"}}))
@@ -331,7 +331,7 @@ mixed_precision: "no"
 
 
 @pytest.mark.long
-def test_two_launchers_with_a_config_file_are_one_run(one_process, tmp_path):
+def test_two_launchers_with_a_config_file_form_one_run(one_process, tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -353,7 +353,7 @@ def test_two_launchers_with_a_config_file_are_one_run(one_process, tmp_path):
 
 
 @pytest.mark.long
-def test_two_processes_with_a_queue_sample_and_learn_what_one_does(train, tmp_path):
+def test_two_processes_with_a_queue_equal_one_process(train, tmp_path):
     """Background threads of both processes sample the batches of later steps, with copies of earlier weights."""
     overrides = [*QUICK, "rollout.max_staleness=2", "eval.every=2"]
     for name, options in (("one", ()), ("two", ("--processes", "2"))):

@@ -89,7 +89,7 @@ def test_loss_and_gradient_equal_verl(name, settings, loss_mode, config):
     policy = rule(name, settings)
     for seed in range(4):
         inputs = without_rollout(shared_inputs(policy, seed))
-        if name == "clip-cov":  # see test_clip_cov_of_verl_spends_its_draws_on_tokens_without_advantage
+        if name == "clip-cov":  # see test_clip_cov_of_verl_also_draws_tokens_without_advantage
             inputs = dataclasses.replace(inputs, advantages=torch.where(inputs.advantages == 0, 0.3, inputs.advantages))
         if name not in NEVER_CUT:
             assert (0 if name == "kl-cov" else 0.1) < clipped_share(policy, inputs) < 0.45
@@ -129,7 +129,7 @@ def test_the_four_reductions_equal_agg_loss(reduction):
 # Differences: each test states one, and checks that there is no other on its data.
 
 
-def test_vanilla_has_a_dual_clip_of_3_unless_told_otherwise():
+def test_vanilla_has_a_dual_clip_of_3_by_default():
     # ratio 4, A = -1: verl cuts, GRPO and PPO do not
     one = torch.ones(1, 1)
     inputs = ClipInputs(-one + math.log(4), -one, -one, one.bool())
@@ -139,7 +139,7 @@ def test_vanilla_has_a_dual_clip_of_3_unless_told_otherwise():
 
 
 @pytest.mark.parametrize(("name", "loss_mode"), [("dppo-tv", "dppo_tv"), ("dppo-kl", "dppo_kl")])
-def test_dppo_of_verl_caps_its_weight_at_3_unless_told_otherwise(name, loss_mode):
+def test_dppo_of_verl_caps_its_weight_at_3_by_default(name, loss_mode):
     # a rare token from 0.001 to 0.004: within both trust regions, ratio 4; its weight is 3 in verl, whose code intends 20
     one = torch.ones(1, 1)
     inputs = ClipInputs(one * math.log(0.004), one * math.log(0.001), one, one.bool())
@@ -149,7 +149,7 @@ def test_dppo_of_verl_caps_its_weight_at_3_unless_told_otherwise(name, loss_mode
     assert -ours(rule(name, {"reduction": reduction}), inputs)[1].item() == pytest.approx(4)
 
 
-def test_geo_mean_of_verl_counts_responses_without_tokens_and_knows_no_step():
+def test_geo_mean_of_verl_counts_empty_responses_and_ignores_the_step():
     policy = rule("gmpo", {})
     inputs = shared_inputs(policy)
     mask = inputs.response_mask.clone()
@@ -189,7 +189,7 @@ def test_sapo_and_geo_mean_of_verl_ignore_loss_agg_mode():
         assert len(losses) == 1
 
 
-def test_clip_cov_of_verl_spends_its_draws_on_tokens_without_advantage():
+def test_clip_cov_of_verl_also_draws_tokens_without_advantage():
     # mean A = 1 over these tokens; the tokens of the second response have A = 0 and cov = (0 - 1)(log pi - mean)
     log_probs = torch.tensor([[-2.0, -2.0], [-4.0, -4.0]])
     inputs = ClipInputs(log_probs, log_probs, torch.tensor([[2.0], [0.0]]), torch.ones(2, 2, dtype=torch.bool))

@@ -38,7 +38,7 @@ def test_groups_of_equal_rewards_are_replaced_within_the_bound(texts, extra, kep
     assert (batch.num_rounds, batch.num_dropped) == (num_rounds, num_dropped)
 
 
-def test_the_sampling_error_of_an_evaluation_leaves_the_problems_out():
+def test_the_sampling_error_excludes_the_variance_between_problems():
     # two problems with the rewards 1, 0 and 1, 1: variances 1/2 and 0, of their means 1/4 and 0, of the mean of both 1/16
     assert sampled_mean(torch.tensor([[1.0, 0.0], [1.0, 1.0]]).double()) == {"eval/accuracy": 0.75, "eval/accuracy_se": 0.25}
     # one response each: the variance of all rewards, 1/4, over four
@@ -48,7 +48,7 @@ def test_the_sampling_error_of_an_evaluation_leaves_the_problems_out():
     assert ragged == pytest.approx({"eval/accuracy": 0.5, "eval/accuracy_se": ((0.5 / 2 + 0.5 / 3) / 4) ** 0.5})
 
 
-def test_the_sampling_error_is_what_repetitions_show():
+def test_the_sampling_error_matches_repeated_evaluations():
     rng = torch.Generator().manual_seed(0)
     chance = torch.rand(50, 1, generator=rng).double()
     drawn = (torch.rand(2000, 50, 4, generator=rng) < chance).double()

@@ -47,7 +47,7 @@ MODELS = {"qwen3": make_model, "qwen2": qwen2, "llama": llama, "gpt2": gpt2}
 @pytest.mark.parametrize(
     ("name", "way"), [*((name, "rows") for name in MODELS), *((name, "fused") for name in MODELS if name != "gpt2")]
 )
-def test_decode_draws_what_generate_draws(name, way, attention):
+def test_decode_draws_the_same_tokens_as_generate(name, way, attention):
     torch.manual_seed(0)
     model = MODELS[name]().eval()
     model.set_attn_implementation(attention)
@@ -63,7 +63,7 @@ def test_decode_draws_what_generate_draws(name, way, attention):
             torch.testing.assert_close(torch.tensor(a.rollout_log_probs), torch.tensor(b.rollout_log_probs), atol=1e-5, rtol=0)
 
 
-def test_a_prompt_is_computed_once_and_a_response_that_ended_never_again():
+def test_a_prompt_is_computed_once_and_an_ended_response_not_at_all():
     model = make_model().eval()
     sizes = []
 
@@ -84,7 +84,7 @@ def test_a_prompt_is_computed_once_and_a_response_that_ended_never_again():
     assert (ended.argmax(dim=1)[finished] + 1 == lengths[finished]).all()
 
 
-def test_rows_that_go_on_keep_their_cache_when_others_leave():
+def test_remaining_rows_keep_their_cache_when_others_end():
     layer = RowLayer(torch.tensor([2, 3]), room=6)
     states = torch.arange(10.0).view(2, 1, 1, 5).repeat(1, 1, 2, 1)  # two prompts of two columns
     layer.update(states, -states)

@@ -45,7 +45,7 @@ def play(kind=HFSampler, model=None, way=None, limits=WIDE, game=Words, problems
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize(("name", "way"), [("qwen3", "fused"), ("qwen3", "rows"), ("llama", "fused"), ("gpt2", "rows")])
-def test_caches_that_are_kept_change_no_episode(name, way, attention):
+def test_cache_reuse_does_not_change_episodes(name, way, attention):
     torch.manual_seed(0)
     model = MODELS[name]().eval()
     model.set_attn_implementation(attention)
@@ -81,7 +81,7 @@ def test_the_matrices_are_joined_once_for_all_turns(monkeypatch):
 
 
 @pytest.mark.parametrize("batch_size", [1, 5, 256])
-def test_an_episode_does_not_depend_on_those_beside_it(batch_size):
+def test_an_episode_does_not_depend_on_the_rest_of_its_batch(batch_size):
     whole = play()
     cut = play(batch_size=batch_size)
     assert [rollout.response_ids for rollout in cut] == [rollout.response_ids for rollout in whole]
@@ -100,7 +100,7 @@ def test_episodes_reach_the_limit_of_a_model_whose_attention_has_as_many_columns
     assert 24 < max(lengths) <= 32
 
 
-def test_reported_log_probs_are_those_of_one_pass_over_the_episode():
+def test_reported_log_probs_equal_those_of_one_pass_over_the_episode():
     model = make_model().eval()
     for rollout in play(model=model):
         sequence = torch.tensor(rollout.prompt_ids + rollout.response_ids)
@@ -115,7 +115,7 @@ def test_reported_log_probs_are_those_of_one_pass_over_the_episode():
         assert (reported[~chosen] == 0).all()
 
 
-def test_the_batch_has_a_hole_where_the_environment_wrote():
+def test_environment_tokens_are_masked_in_the_batch():
     rollouts = play()
     batch = collate([RolloutGroup(PROBLEMS[0], tuple(rollouts))])
     assert (~batch.response_mask & (batch.turn_ids >= 0)).sum() == 0
@@ -135,7 +135,7 @@ def test_the_batch_has_a_hole_where_the_environment_wrote():
     assert (~batch.response_mask[:, :10]).any(), "there are holes"
 
 
-def test_what_the_model_wrote_stays_as_it_was_drawn():
+def test_generated_tokens_are_kept_unchanged():
     # "a" and "b" are merged into one token wherever they are adjacent
     inner = Tokenizer(models.BPE(vocab={"a": 2, "b": 3, "ab": 4, "<end>": 1, "<pad>": 0}, merges=[("a", "b")]))
     merging = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>", pad_token="<pad>")
@@ -174,7 +174,7 @@ def dialogue(template):
     return Dialogue(made, frozenset({1}), chat_template=True), made
 
 
-def test_what_follows_a_turn_is_what_the_chat_template_renders_there():
+def test_the_tokens_after_a_turn_are_those_of_the_chat_template():
     talk, made = dialogue(CHATML)
     first, answer = [{"role": "user", "content": "guess"}], [{"role": "user", "content": "higher"}]
     begun, behind = talk.begin(first), talk.after_turn(first, answer)
@@ -232,7 +232,7 @@ def test_a_chat_template_that_changes_earlier_text_is_refused(template):
     [({"turns": 2}, False, 2), ({"tokens": 4}, False, 4), ({"context": 30}, False, None), ({}, True, None)],
     ids=str,
 )
-def test_a_limit_ends_an_episode_unfinished(change, finished, turns):
+def test_an_episode_that_reaches_a_limit_is_unfinished(change, finished, turns):
     limits = dataclasses.replace(WIDE, **change)
     endless = partial(Words, turns=1 if finished else 10_000)
     rollouts = play(limits=limits, game=endless)
@@ -244,7 +244,7 @@ def test_a_limit_ends_an_episode_unfinished(change, finished, turns):
         assert rollout.spans[-1][1] == len(rollout.response_ids), "nothing is kept behind the last turn"
 
 
-def test_an_observation_that_is_too_long_costs_its_episode():
+def test_an_observation_that_is_too_long_fails_only_its_episode():
     rollouts = play(game=partial(Words, turns=9, least=1, most=9), limits=dataclasses.replace(WIDE, observation_tokens=6))
     failed = [rollout for rollout in rollouts if rollout.failure]
     assert 0 < len(failed) < len(rollouts)
@@ -253,7 +253,7 @@ def test_an_observation_that_is_too_long_costs_its_episode():
         assert (rollout.finished, rollout.reward) == (False, None)
 
 
-def test_an_episode_that_does_not_begin_has_no_tokens_and_harms_nothing():
+def test_an_episode_that_does_not_start_has_no_tokens_and_is_harmless():
     problems = [Problem("good", ""), Problem("no start", ""), Problem("raise", "")] * 2
     rollouts = play(game=Counting, problems=problems)
     assert [len(rollout.turns) for rollout in rollouts] != [0] * 6

@@ -28,6 +28,6 @@ def test_a_template_is_rendered_as_the_tokenizer_would(tokenizer):
     ("template", "reason"),
     [("{{ raise_exception('no system message') }}", "no system message"), ("{% for %}", "TemplateSyntaxError")],
 )
-def test_a_template_that_fails_is_one_line(tokenizer, template, reason):
+def test_a_template_error_is_reported_in_one_line(tokenizer, template, reason):
     with pytest.raises(UserError, match=rf"^the model's chat template fails for the prompt '1\+1=': .*{reason}"):
         templated(tokenizer, template)

@@ -104,7 +104,7 @@ def test_a_run_with_a_queue_and_dynamic_sampling_resumes_bit_for_bit(tmp_path):
     assert all(last[0][name].equal(last[1][name]) for name in last[1])
 
 
-def test_dynamic_sampling_replaces_groups_with_the_newest_weights_and_asks_nothing_twice(tmp_path):
+def test_dynamic_sampling_uses_the_newest_weights_and_repeats_no_question(tmp_path):
     settings = config(tmp_path / "run", "rollout.dynamic_sampling=1", "eval.num_problems=0", "rollout.group_size=2")
     result = rlzoo.train(settings)
     rounds = [int(row["rollout/rounds"]) for row in result.metrics[1:]]
@@ -137,7 +137,7 @@ def test_a_rollback_drops_what_the_discarded_weights_sampled(tmp_path, monkeypat
     assert not any(one & other for one, other in itertools.combinations(questions, 2))
 
 
-def test_a_batch_that_fails_ends_the_run_once_when_it_is_needed_and_can_be_sampled_again(tmp_path, monkeypatch, caplog):
+def test_a_failed_batch_ends_the_run_once_when_needed_and_can_be_resampled(tmp_path, monkeypatch, caplog):
     draw, calls = HFSampler.draw, []
 
     def failing(self, rows, draws):
@@ -162,7 +162,7 @@ def test_a_batch_that_fails_ends_the_run_once_when_it_is_needed_and_can_be_sampl
     assert set(step.policy_versions.tolist()) == {step.learner_version}  # sampled by the weights that it was resumed with
 
 
-def test_a_signal_stops_the_run_and_it_resumes_as_if_it_had_not(queued, tmp_path):
+def test_a_run_stopped_by_a_signal_resumes_as_if_uninterrupted(queued, tmp_path):
     settings = ("eval.every=4", "checkpoint.every=4", "checkpoint.keep_for_replay=1", "learner.lr=1e-3")
 
     def interrupt(step, metrics):
@@ -189,7 +189,7 @@ def test_a_queue_weights_stale_responses_unless_that_is_switched_off(caplog):
     assert correction("grpo", "rollout.max_staleness=1", "correction=tis") == ("tis", "token")
 
 
-def test_the_correction_of_a_queue_survives_being_written_down(tmp_path):
+def test_the_correction_of_a_queue_round_trips_through_yaml(tmp_path):
     for name, overrides in (("on", ()), ("off", ("correction=none",))):
         run = RunConfig.compose(clip="grpo", overrides=["rollout.max_staleness=4", *overrides])
         (tmp_path / f"{name}.yaml").write_text(run.to_yaml())

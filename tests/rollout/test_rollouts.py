@@ -30,7 +30,7 @@ def test_every_batch_but_the_first_is_one_step_old(ahead):
     assert [row["rollout/staleness"] for row in ahead.metrics[1:]] == [0.0, 4.0, 4.0]
 
 
-def test_the_weights_that_sampled_are_those_it_says(ahead):
+def test_a_batch_was_sampled_with_the_recorded_policy_version(ahead):
     model, _ = load_pretrained("embedded")
     step = recorded(ahead, 2)
     sequences = step.token_ids.split(step.sequence_lengths.tolist())
@@ -43,7 +43,7 @@ def test_the_weights_that_sampled_are_those_it_says(ahead):
     assert ahead.metrics[2]["mismatch/log_ratio_abs_max"] > 1e-3
 
 
-def test_without_it_the_first_batch_is_the_same_and_the_second_is_not(ahead, tmp_path):
+def test_sampling_ahead_changes_only_batches_after_the_first(ahead, tmp_path):
     plain = run(tmp_path / "plain")
     assert torch.equal(recorded(plain, 1).token_ids, recorded(ahead, 1).token_ids)
     assert lines(plain.path / "rollouts" / "000002.jsonl")[0]["policy_version"] == 4

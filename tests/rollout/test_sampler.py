@@ -41,7 +41,7 @@ PROMPTS = ["w5 w6", "w7 w8 w9 w10 w11", "w12"]
 
 @pytest.mark.parametrize("temperature", [1.0, 1.7])
 @pytest.mark.parametrize("pad", ["<pad>", "<end>"])
-def test_reported_log_probs_are_the_models(pad, temperature):
+def test_reported_log_probs_equal_those_of_the_model(pad, temperature):
     draw = sampler(pad)
     for rollout in draw.sample(PROMPTS, 4, seed=3, temperature=temperature):
         sequence = torch.tensor(rollout.prompt_ids + rollout.response_ids)
@@ -64,7 +64,7 @@ def test_the_first_end_token_is_kept_also_where_it_is_the_padding(pad):
         assert "<end>" not in rollout.text
 
 
-def test_a_seed_gives_the_same_responses_and_leaves_the_global_state_alone():
+def test_a_seed_gives_the_same_responses_and_keeps_the_global_random_state():
     draw = sampler()
     torch.manual_seed(7)
     before = torch.random.get_rng_state()
@@ -80,13 +80,13 @@ def test_sampling_is_from_the_whole_distribution():
     assert len({rollout.response_ids[0] for rollout in rollouts}) > 90
 
 
-def test_responses_of_one_prompt_stand_together_and_carry_the_policy_version():
+def test_responses_of_one_prompt_are_adjacent_and_have_the_policy_version():
     rollouts = sampler().sample(PROMPTS, 2, seed=0, policy_version=5)
     assert [rollout.prompt_ids for rollout in rollouts] == [ids for ids in ((5, 6), (7, 8, 9, 10, 11), (12,)) for _ in range(2)]
     assert {rollout.policy_version for rollout in rollouts} == {5}
 
 
-def test_a_batch_lays_rollouts_out_and_the_trainer_agrees_with_the_sampler():
+def test_a_batch_contains_the_rollouts_and_trainer_and_sampler_agree():
     draw = sampler("<pad>")
     rollouts = draw.sample(PROMPTS, 2, seed=1)
     groups = [RolloutGroup(Problem("q", "a"), tuple(rollouts[index : index + 2])) for index in (0, 2, 4)]
@@ -153,7 +153,7 @@ def test_chat_template_wraps_the_prompt():
     assert encode_prompt(words, "w5 w6", chat_template=True) == (90, 5, 6, 91)
 
 
-def test_a_row_draws_the_same_whatever_stands_beside_it():
+def test_a_row_draws_the_same_tokens_in_any_batch():
     whole = sampler().sample(PROMPTS, 4, seed=3)
     assert tokens(sampler(batch_size=5).sample(PROMPTS, 4, seed=3)) == tokens(whole)
     assert tokens(sampler().sample(PROMPTS[1:], 4, seed=3, first_row=4)) == tokens(whole[4:])
@@ -189,7 +189,7 @@ def test_the_copy_of_a_model_keeps_its_data_type_and_has_no_gradient():
     assert all(each.requires_grad for each in trained.parameters())
 
 
-def test_what_a_model_ships_with_does_not_change_what_is_sampled():
+def test_the_generation_config_of_a_model_does_not_affect_sampling():
     plain, opinionated = sampler(), sampler()
     shipped = GenerationConfig(do_sample=True, temperature=0.3, top_k=3, top_p=0.5, repetition_penalty=5.0, eos_token_id=7)
     opinionated.model.generation_config = shipped
@@ -197,7 +197,7 @@ def test_what_a_model_ships_with_does_not_change_what_is_sampled():
     assert opinionated.model.generation_config is shipped
 
 
-def test_the_text_keeps_special_tokens_but_those_that_begin_end_or_pad_it():
+def test_the_text_omits_only_start_end_and_padding_tokens():
     model, special = make_model(), tokenizer("<pad>")
     special.add_special_tokens({"additional_special_tokens": ["w20", "w21"], "bos_token": "w30"})
     read = HFSampler(model, special, end_ids=frozenset({END, 40}), max_new_tokens=12)

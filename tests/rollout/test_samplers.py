@@ -47,7 +47,7 @@ def test_an_end_token_that_cannot_be_drawn_is_left_out():
     assert found.end_ids == {1, size - 1}
 
 
-def test_without_vllm_the_refusal_says_what_to_install(monkeypatch):
+def test_without_vllm_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)  # as if it were not installed
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert refusal().startswith("rollout.engine='vllm': vLLM cannot be imported: ")
@@ -59,18 +59,18 @@ def test_temperatures_that_vllm_does_not_take_are_refused_at_the_start(key):
     assert refusal(f"{key}=2.5") == f"{key}=2.5: vLLM accepts 0.01 to 2; for other temperatures, set rollout.engine=hf"
 
 
-def test_an_address_is_an_address():
+def test_an_invalid_server_address_is_refused():
     with pytest.raises(UserError, match=r"rollout.vllm.server='127.0.0.1:8000'"):
         sampler("rollout.vllm.server=127.0.0.1:8000")
 
 
-def test_the_seed_of_a_response_is_its_own():
+def test_every_response_has_a_distinct_seed():
     seeds = {request_seed(seed, row) for seed in range(20) for row in range(20)}
     assert len(seeds) == 400
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-def test_tied_embeddings_are_given_twice_and_others_once():
+def test_tied_embeddings_are_sent_twice_and_other_weights_once():
     names = [name for name, _ in vllm_weights(MODEL.named_parameters(), MODEL.config, 16)]  # these omit the tied head
     assert names[-1] == "lm_head.weight"
     assert names[:-1] == [name for name, _ in MODEL.named_parameters()]
@@ -108,7 +108,7 @@ def server():
         yield server
 
 
-def test_a_server_that_fits_is_taken_and_its_folder_removed(server, tmp_path):
+def test_a_compatible_server_is_accepted_and_its_folder_removed(server, tmp_path):
     fitting = sampler("rollout.engine=vllm", f"rollout.vllm.server={server.address}/")
     assert fitting.max_model_len == 256
     fitting.update_weights(MODEL.state_dict().items())
@@ -122,7 +122,7 @@ def test_a_server_that_fits_is_taken_and_its_folder_removed(server, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_server_that_is_not_there_is_refused():
+def test_an_unreachable_server_is_refused():
     assert "the server failed to respond to /v1/models" in refusal("rollout.vllm.server=http://127.0.0.1:9")
     assert "start it as described in docs/how-to/vllm.md" in refusal("rollout.vllm.server=http://127.0.0.1:9")
 
@@ -157,7 +157,7 @@ def test_a_server_that_samples_something_else_is_refused(server):
     assert refused("/server_info", config(), "rollout.vllm.max_model_len=300").startswith("accepts 256 tokens, fewer than")
 
 
-def test_a_server_with_too_little_room_is_refused(server):
+def test_a_server_with_too_short_a_context_is_refused(server):
     line = refusal(f"rollout.vllm.server={server.address}", "rollout.max_new_tokens=256")
     assert line.startswith(
         "rollout.max_new_tokens=256: with a prompt, this exceeds vLLM's limit of 256 tokens; lower it, or raise"
@@ -187,7 +187,7 @@ def test_weights_that_do_not_arrive_are_an_error_and_leave_nothing(server, tmp_p
     assert not list(tmp_path.iterdir())
 
 
-def test_a_server_on_another_machine_needs_a_folder_that_both_see():
+def test_a_server_on_another_machine_needs_a_shared_folder():
     # rejected before anything is sent to that address, which is unused
     line = refusal("rollout.vllm.server=http://192.0.2.1:8000")
     assert line.endswith("is on another machine; set rollout.vllm.sync_folder to a folder that both machines share")

@@ -92,7 +92,7 @@ def test_first_tokens_of_a_large_vocabulary_follow_the_truncated_distribution():
 
 @pytest.mark.parametrize("way", ["fused", "rows", "generate"])
 @pytest.mark.parametrize("truncation", TRUNCATIONS, ids=str)
-def test_every_way_reports_the_truncated_log_probs_and_the_kept_sets(truncation, way):
+def test_every_sampling_path_reports_truncated_log_probs_and_kept_sets(truncation, way):
     draw = sampler("<pad>", way=way, batch_size=7)
     rollouts = draw.sample(PROMPTS, 4, seed=3, temperature=1.4, truncation=truncation)
     assert {len(rollout.response_ids) for rollout in rollouts} != {12} or truncation.top_p < 0.1  # some end earlier

@@ -56,7 +56,7 @@ def sampler(server):
 
 @pytest.mark.parametrize("kind", ["sampler", "in_flight"])
 @pytest.mark.parametrize("failures", [["close"], ["error", "error"]])
-def test_a_batch_is_drawn_again_from_a_server_that_failed(kind, failures, server, request, caplog):
+def test_a_batch_is_retried_on_a_server_that_failed(kind, failures, server, request, caplog):
     sampler = request.getfixturevalue(kind)
     server.failures = [None, None, *failures]
     rollouts = sampler.sample(["3+5="] * 6, 2, seed=1)
@@ -91,14 +91,14 @@ def test_weights_that_changed_during_a_batch_end_the_run(kind, failure, server, 
         sampler.sample(["3+5="] * 6, 2, seed=1)
 
 
-def test_the_smallest_step_of_another_run_is_noticed(server, sampler):
+def test_the_smallest_update_of_another_run_is_detected(server, sampler):
     name = next(iter(server.loads[0]))
     server.loads.append({**server.loads[0], name: server.loads[0][name] + 1e-6})
     with pytest.raises(RunError, match=LOST):
         sampler.sample(["3+5="], 1, seed=1)
 
 
-def test_weights_that_changed_in_flight_are_noticed_before_the_next_ones(server, in_flight):
+def test_foreign_weights_in_flight_are_detected_before_the_next_update(server, in_flight):
     weights = in_flight.model.state_dict().items()
     server.holds.set()
     with ThreadPoolExecutor(1) as pool:
@@ -116,7 +116,7 @@ def test_weights_that_changed_in_flight_are_noticed_before_the_next_ones(server,
 @pytest.mark.parametrize(
     ("noise", "is_change"), [([0.03, -0.02, 0.04], False), ([0.3, -0.2, 0.4], True), ([0.03, 0.03, 0.03], True)]
 )
-def test_rounding_is_no_change_but_an_answer_that_repeats_is(noise, is_change, server):
+def test_rounding_is_accepted_but_a_consistent_difference_is_a_change(noise, is_change, server):
     # tolerance in bfloat16: 12 / 128 = 0.09375
     server.by_path["/server_info"][1]["vllm_config"]["model_config"]["dtype"] = "torch.bfloat16"
     with closing(with_weights(sampling_from(server.address))) as sampler:
@@ -125,7 +125,7 @@ def test_rounding_is_no_change_but_an_answer_that_repeats_is(noise, is_change, s
             sampler.sample(["3+5="], 1, seed=1)
 
 
-def test_a_server_that_stays_away_ends_in_one_line(server, sampler):
+def test_a_server_that_stays_down_ends_the_run_in_one_line(server, sampler):
     server.failures = ["error"] * 1000
     with pytest.raises(
         RunError,
@@ -134,7 +134,7 @@ def test_a_server_that_stays_away_ends_in_one_line(server, sampler):
         sampler.sample(["3+5="], 1, seed=1)
 
 
-def test_what_the_server_refuses_is_not_asked_again(server, sampler):
+def test_requests_that_the_server_refuses_are_not_retried(server, sampler):
     server.failures = ["refuse"] * 1000
     with pytest.raises(UserError, match=r"returned status 400 for .*too long"):
         sampler.sample(["3+5="], 1, seed=1)
@@ -147,7 +147,7 @@ def in_flight(server):
         yield sampler
 
 
-def test_weights_that_change_in_flight_are_those_of_the_tokens_that_follow(server, in_flight):
+def test_weights_updated_in_flight_apply_to_the_following_tokens(server, in_flight):
     server.aborted.clear()
     server.holds.set()
     weights = in_flight.model.state_dict().items()
@@ -168,7 +168,7 @@ def test_weights_that_change_in_flight_are_those_of_the_tokens_that_follow(serve
     assert all(len(rollout.rollout_log_probs) == len(rollout.response_ids) == rollout.length for rollout in rollouts)
 
 
-def test_a_server_that_stays_away_in_flight_ends_in_one_line(server, in_flight):
+def test_a_server_that_stays_down_in_flight_ends_the_run_in_one_line(server, in_flight):
     server.failures = ["error"] * 1000
     with ThreadPoolExecutor(2) as pool:
         batches = [pool.submit(in_flight.sample, ["3+5="], 1, seed=seed) for seed in (1, 2)]
@@ -189,7 +189,7 @@ def test_weights_change_in_flight_only_on_a_server_behind_a_queue(override):
 
 
 @pytest.mark.parametrize("failures", [["error"] * 100_000, ["restart"]], ids=["stays away", "restarts"])
-def test_a_run_whose_server_stays_away_or_restarts_can_be_resumed(failures, server, tmp_path):
+def test_a_run_whose_server_stays_down_or_restarts_can_be_resumed(failures, server, tmp_path):
     def config(steps=3):
         overrides = [
             "rollout.engine=vllm", f"rollout.vllm.server={server.address}", "tracking.mlflow=false", "eval.num_problems=0",
@@ -218,21 +218,21 @@ def test_a_run_whose_server_stays_away_or_restarts_can_be_resumed(failures, serv
 @pytest.mark.parametrize(
     "attack", [hostile.endless_body, hostile.claimed_size, hostile.dripping_body, hostile.not_json, hostile.other_json]
 )
-def test_a_server_that_is_not_vllm_is_one_line(attack, tmp_path, monkeypatch):
+def test_a_server_that_is_not_vllm_is_reported_in_one_line(attack, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     refused = pytest.raises(UserError, match=r"rollout.vllm.server='http://127.0.0.1:\d+': ")
     with hostile.serving(attack) as address, refused:
         sampling_from(address, timeout=1.0)
 
 
-def test_a_folder_that_cannot_be_written_is_named_with_its_setting(server, tmp_path):
+def test_an_unwritable_folder_is_reported_with_its_setting(server, tmp_path):
     (tmp_path / "file").touch()
     sampler = sampling_from(server.address, sync_folder=str(tmp_path / "file"))
     with closing(sampler), pytest.raises(UserError, match=r"rollout.vllm.sync_folder='.*file': Not a directory: .* free"):
         with_weights(sampler)
 
 
-def test_a_users_files_beside_the_weights_stay(server, tmp_path):
+def test_user_files_next_to_the_weights_are_kept(server, tmp_path):
     (tmp_path / "mine").write_text("mine")
     with_weights(sampling_from(server.address, sync_folder=str(tmp_path))).close()
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]

@@ -65,7 +65,7 @@ def test_prompts_are_sampled_together_only_where_the_model_permits_it(make, way,
     is_the_models(draws, draws.sample([*PROMPTS, LONG], 2, seed=3))
 
 
-def test_a_model_that_no_way_reproduces_is_refused():
+def test_a_model_that_no_sampling_path_reproduces_is_refused():
     class Mixing(LlamaForCausalLM):
         def forward(self, *args, **kwargs):
             output = super().forward(*args, **kwargs)

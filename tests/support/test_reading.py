@@ -54,7 +54,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("kind", UNREADABLE)
-def test_a_file_without_permissions_is_not_to_be_removed(tmp_path, kind):
+def test_the_error_for_an_unreadable_file_does_not_suggest_removing_it(tmp_path, kind):
     write, read = UNREADABLE[kind]
     file = write(tmp_path)
     read(file)

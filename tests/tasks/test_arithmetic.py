@@ -25,7 +25,7 @@ def test_seeds_do_not_share_a_shifted_order():
     assert len(set(one) & set(two)) < 10  # short sums repeat, long ones do not
 
 
-def test_training_never_meets_a_held_out_question():
+def test_training_never_uses_a_held_out_question():
     # two numbers up to 9 give 81 questions, so 3000 draws would include every held-out one if they could
     task = arithmetic(num_operands_max=2)
     held_out = set(task.held_out_problems(1000))
@@ -66,7 +66,7 @@ def test_the_integer_after_the_last_marker_is_the_answer(response):
         "#٢٣", "#²³", "#２３", "#8,17,23", "#--23", "#0x17", "#" + "9" * 5000,
     ],
 )  # fmt: skip
-def test_anything_else_earns_nothing(response):
+def test_any_other_response_has_reward_0(response):
     assert grade(response) == 0.0
 
 

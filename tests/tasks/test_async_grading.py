@@ -44,13 +44,13 @@ def calls(*what):
     return [(each,) for each in what]
 
 
-def test_rewards_are_in_the_order_of_the_calls_whatever_ends_first(make):
+def test_rewards_are_in_the_order_of_the_calls(make):
     seconds = [0.3, 0.0, 0.2, 0.1]
     started = make().grade(calls(*(f"sleep {each}" for each in seconds)))
     assert started == seconds
 
 
-def test_as_many_calls_as_allowed_run_at_once_and_no_more(make):
+def test_the_concurrency_limit_is_reached_and_not_exceeded(make):
     grader = make(concurrency=8)
     begin = time.perf_counter()
     most = grader.grade(calls(*["count"] * 24))
@@ -59,7 +59,7 @@ def test_as_many_calls_as_allowed_run_at_once_and_no_more(make):
     assert 0.3 <= seconds < 2.4, "three rounds of 0.1 s, not one and not 24"
 
 
-def test_blocking_calls_in_threads_run_at_once_too(make):
+def test_blocking_calls_run_concurrently_in_threads(make):
     begin = time.perf_counter()
     assert make(concurrency=16).grade(calls(*["brief 0.5"] * 16)) == [0.5] * 16
     assert time.perf_counter() - begin < 8 * 0.5
@@ -86,7 +86,7 @@ def test_a_call_that_cannot_be_cancelled_is_killed_with_the_process(make, kind, 
     assert grader.grade(calls("is 3")) == [3.0]
 
 
-def test_a_crash_fails_what_had_not_ended(make):
+def test_a_crash_fails_the_unfinished_calls(make):
     grader = make()
     assert grader.grade(calls("is 1", "hang", "crash")) == [1.0, None, None]
     assert grader.num_failures == 2
@@ -110,13 +110,13 @@ def test_other_failures_give_no_grade_at_once_with_their_reason(make, what, fail
     assert re.fullmatch(r".*slow_rewards\.py:\d+\)", place) or what == "text"  # only the function's own errors have one
 
 
-def test_a_busy_or_unreachable_server_is_asked_again(make):
+def test_requests_to_a_busy_or_unreachable_server_are_retried(make):
     grader = make()
     assert grader.grade(calls("busy 2", "down 1")) == [3.0, 2.0]
     assert grader.num_failures == 0
 
 
-def test_a_server_that_stays_busy_fails_when_the_time_is_over(make):
+def test_a_server_that_stays_busy_fails_at_the_timeout(make):
     grader = make(timeout=0.8)
     assert grader.grade(calls("busy 99")) == [None]
     said = "took longer than 0.8 s; the last attempt failed with HTTPError: HTTP Error 503: busy ("
@@ -153,7 +153,7 @@ def nested():
         (ValueError(), False),
     ],
 )
-def test_only_errors_that_may_pass_are_tried_again(error, again):
+def test_only_transient_errors_are_retried(error, again):
     assert is_transient(error) is again
 
 
@@ -263,7 +263,7 @@ def server(monkeypatch):
     server.server_close()
 
 
-def test_the_judge_of_the_examples_on_a_real_server(judge_module, server):
+def test_the_example_judge_works_with_a_real_server(judge_module, server):
     answers = ["right", "busy", "broken", "garbage", "echo", "html", "secret", "right", *(f"a{number}" for number in range(24))]
     with build_task({"name": "arithmetic", "reward": "judge_reward:judge", "timeout": 60, "reward_concurrency": 16}) as task:
         problems = [Problem("1+1", "2")] * len(answers)

@@ -62,7 +62,7 @@ def test_a_crashing_call_gives_no_grade_and_the_next_is_graded(grader):
     assert grader.num_failures == 3
 
 
-def test_a_worker_that_leaves_politely_counts_as_a_crash_at_once(grader):
+def test_a_worker_that_exits_with_code_0_counts_as_a_crash_at_once(grader):
     assert grader.grade([("leave",), ("0.5",)]) == [None, 0.5]
     assert grader.num_failures == 1
     assert grader.last_failure == "the worker process exited with code 0"
@@ -107,7 +107,7 @@ def test_a_script_needs_no_main_guard(tmp_path):
     assert (done.stdout, done.returncode) == ("[1.0]\n", 0)
 
 
-def test_a_start_that_fails_is_one_line():
+def test_a_failed_start_is_reported_in_one_line():
     grader = Grader(act, fail_to_start, timeout=1)
     with pytest.raises(
         UserError, match=r"^the grading worker cannot start: KeyError: 'nothing here' \(.*test_grading.py:\d+\)$"
@@ -210,7 +210,7 @@ def clock(monkeypatch):
         timer.cancel()
 
 
-def test_a_clock_that_is_put_forward_while_a_call_is_at_work_takes_no_grade(clock):
+def test_a_clock_set_forward_during_a_call_does_not_time_it_out(clock):
     grader = Grader(act, ready, timeout=60)
     try:
         assert grader.grade([("1",)]) == [1.0]  # the worker has started
@@ -221,7 +221,7 @@ def test_a_clock_that_is_put_forward_while_a_call_is_at_work_takes_no_grade(cloc
         grader.close()
 
 
-def test_a_clock_that_is_put_back_while_a_call_is_at_work_does_not_extend_its_limit(grader, clock):
+def test_a_clock_set_back_during_a_call_does_not_extend_its_limit(grader, clock):
     assert grader.grade([("1",)]) == [1.0]
     clock(-3600, after=0.3)
     begin = time.monotonic()

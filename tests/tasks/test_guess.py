@@ -59,12 +59,12 @@ def test_a_game_ends_when_its_turns_are_used_up():
         ("-5", None),
     ],
 )
-def test_a_guess_is_the_number_alone_or_behind_the_colon(message, guess):
+def test_a_guess_is_a_bare_number_or_follows_a_colon(message, guess):
     assert read_guess(message) == guess
 
 
 @pytest.mark.parametrize("message", ["9" * 10_000, "1:2:3", "٣٧", "\ud800:7", "\0", ":" * 10_000])
-def test_whatever_the_model_writes_costs_its_turn_and_no_more(message):
+def test_invalid_text_uses_only_one_turn(message):
     assert game(37).step(message)[1:3] == (-0.05, False)
 
 
@@ -87,7 +87,7 @@ def test_halving_the_range_finds_every_number_up_to_999_in_ten_turns():
     assert 0.7 < sum(rewards) / len(rewards) < 0.85
 
 
-def test_a_problem_begins_every_response_alike_and_hides_the_same_number():
+def test_every_response_to_a_problem_has_the_same_start_and_hidden_number():
     task = build_task({"name": "guess", "seed": 3})
     (problem,) = task.train_problems(17, 1)
     assert task.train_problems(17, 1) == [problem]
@@ -108,7 +108,7 @@ def test_held_out_games_are_never_trained_on():
     assert (len(trained | kept), 0 < len(kept) < games / 4) == (games, True)
 
 
-def test_settings_are_checked_and_written_down():
+def test_settings_are_validated_and_serialized():
     task = build_task({"name": "guess", "turns": 8, "highest": 99})
     assert (task.name, task.workers, task.host.timeout) == ("guess", 0, 5.0)
     for wrong in ({"turns": 0}, {"highest": 19}, {"cost": -0.1}):
@@ -124,7 +124,7 @@ def test_the_shipped_model_is_small():
     assert load_pretrained("embedded-guess")[0].num_parameters() < 250_000
 
 
-def test_the_shipped_model_knows_the_game_and_plays_it_badly():
+def test_the_shipped_model_knows_the_rules_but_plays_badly():
     config = RunConfig.compose(["guess"])
     model, tokenizer = load_pretrained(config.model.path)
     sampler = HFSampler(model, tokenizer, end_ids=eos_token_ids(model, tokenizer), max_new_tokens=208)

@@ -54,7 +54,7 @@ def test_without_the_limit_the_same_answer_gets_the_memory():
         grader.close()
 
 
-def test_the_process_that_trains_has_no_limit_from_it():
+def test_the_training_process_has_no_memory_limit():
     before = resource.getrlimit(resource.RLIMIT_DATA)
     grader = Grader(has_the_limit, ready, timeout=60, memory=MEMORY)
     try:
@@ -64,7 +64,7 @@ def test_the_process_that_trains_has_no_limit_from_it():
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
-def test_a_limit_that_is_lower_already_stays():
+def test_an_existing_lower_limit_is_kept():
     script = (
         "import resource; from rlzoo.support.worker_main import limit_memory;"
         "resource.setrlimit(resource.RLIMIT_DATA, (2**28, 2**29)); limit_memory(2**30);"

@@ -149,7 +149,7 @@ def math():
     grader.close()
 
 
-def test_an_answer_of_thousands_of_characters_is_no_answer(math):
+def test_an_answer_of_thousands_of_characters_is_rejected(math):
     problem = Problem("1/2 + 1/3?", "\\frac{5}{6}")
     math.grade([problem], ["\\boxed{1}"])  # the worker starts before the clock
     begin = time.perf_counter()
@@ -159,12 +159,12 @@ def test_an_answer_of_thousands_of_characters_is_no_answer(math):
     assert time.perf_counter() - begin < 10
 
 
-def test_a_worker_has_no_more_memory_than_it_may(math):
+def test_a_worker_stays_within_its_memory_limit(math):
     problem = Problem("?", "1")
     assert math.grade([problem, problem], ["\\boxed{2^{20000000000}}", "\\boxed{2-1}"]) == [0.0, 1.0]
 
 
-def test_no_answer_pays_for_what_is_imported_at_the_first():
+def test_the_first_answer_imports_no_module():
     script = (
         "import sys\nfrom rlzoo.tasks import math_grading\n"
         "math_grading.start()\nbefore = set(sys.modules)\nassert math_grading.score('4', '2+2', True) == 1.0\n"
@@ -173,7 +173,7 @@ def test_no_answer_pays_for_what_is_imported_at_the_first():
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_references_and_what_was_written_in_the_file_earn_the_reward(tmp_path):
+def test_references_and_their_text_in_the_file_earn_the_reward(tmp_path):
     cases = {  # the text in the file: right answers, and wrong ones
         "so\n#### 2,500": (["2,500", "2500", "2500.0", "2.5 \\times 10^3"], ["2, 500", "2", "500"]),
         "#### 3,400 pages": (["3,400 pages", "3400 pages"], ["3 pages", "400"]),

@@ -68,7 +68,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_usual_layouts_are_read_whatever_holds_them(tmp_path, layout):
+def test_the_usual_layouts_are_read_from_every_file_format(tmp_path, layout):
     table = pytest.importorskip("pyarrow").Table.from_pylist([LAYOUTS[layout]])
     pytest.importorskip("pyarrow.parquet").write_table(table, tmp_path / "rows.parquet")
     write(tmp_path / "rows.jsonl", [LAYOUTS[layout]])
@@ -77,7 +77,7 @@ def test_the_usual_layouts_are_read_whatever_holds_them(tmp_path, layout):
         assert read_problems(str(tmp_path / name), "train", None) == [Problem("1 + 2?", "3")], name
 
 
-def test_a_layout_is_read_from_a_data_set_too(tmp_path, monkeypatch):
+def test_a_layout_is_read_from_a_data_set(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -91,7 +91,7 @@ def test_a_layout_is_read_from_a_data_set_too(tmp_path, monkeypatch):
     assert "no column with the question (columns found: text, label; allowed: " in str(caught.value)
 
 
-def test_a_parquet_file_that_is_none_or_lacks_a_column_is_told_of(tmp_path):
+def test_an_invalid_or_incomplete_parquet_file_is_reported(tmp_path):
     pytest.importorskip("pyarrow")
     file = tmp_path / "rows.parquet"
     assert error_of(file).startswith(f"{str(file)!r} is not a file")
@@ -103,7 +103,7 @@ def test_a_parquet_file_that_is_none_or_lacks_a_column_is_told_of(tmp_path):
     assert error_of(file) == f"{file}: no column with the question (columns found: text, answer; {ALLOWED})"
 
 
-def test_each_mistake_in_a_file_is_told_with_its_place(tmp_path, gsm8k):
+def test_every_error_in_a_file_is_reported_with_its_location(tmp_path, gsm8k):
     file = tmp_path / "bad.jsonl"
     good = json.dumps(GSM8K[0]) + "\n\n"  # the blank line counts, so the next row is on line 3
 
@@ -133,7 +133,7 @@ def test_each_mistake_in_a_file_is_told_with_its_place(tmp_path, gsm8k):
     assert message('{"question": "q", "answer": "hm\\n####"}') == "the answer is empty"
 
 
-def test_each_unusable_file_is_told_in_one_line(tmp_path, gsm8k, monkeypatch):
+def test_every_unusable_file_is_reported_in_one_line(tmp_path, gsm8k, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert error_of("none.jsonl") == f"'none.jsonl' is not a file (working directory: {tmp_path})"
     assert error_of(gsm8k, eval_path="none.jsonl") == f"'none.jsonl' is not a file (working directory: {tmp_path})"
@@ -170,14 +170,14 @@ def test_a_data_set_is_read_by_its_splits(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "row", ['{"question": "\\ud800", "answer": "1"}', "[" * 5000, '{"question": "q", "answer": NaN}', "9" * 5000]
 )
-def test_a_line_that_is_no_text_or_number_is_named(tmp_path, row):
+def test_a_line_that_is_neither_text_nor_number_is_reported(tmp_path, row):
     file = tmp_path / "questions.jsonl"
     file.write_text('{"question": "1 + 1?", "answer": "2"}\n' + row + "\n")
     with pytest.raises(UserError, match=r"questions.jsonl line 2: (not JSON: |the answer is nan)"):
         read_problems(str(file), "train", None)
 
 
-def test_names_of_files_that_cannot_be_are_refused():
+def test_invalid_file_names_are_refused():
     for name in ("a" * 5000 + ".jsonl", "a\0.jsonl", "a" * 5000 + ".parquet", "a\0.parquet"):
         with pytest.raises(UserError, match=r"cannot be read|File name too long"):
             read_problems(name, "train", None)
@@ -229,14 +229,14 @@ def test_a_reference_loses_only_commas_between_thousands(written, reference):
         ("-1e3", "-1000"),
     ],
 )
-def test_a_number_is_written_out_with_all_its_digits(tmp_path, number, reference):
+def test_a_number_is_converted_to_text_with_all_its_digits(tmp_path, number, reference):
     file = tmp_path / "numbers.jsonl"
     rows = (f'{{"question": "a", "answer": {number}}}', f'{{"question": "b", "reward_model": {{"ground_truth": {number}}}}}')
     file.write_text("\n".join(rows))
     assert [problem.answer for problem in read_problems(str(file), "train", None)] == [reference, reference]
 
 
-def test_a_number_that_cannot_be_written_out_is_refused(tmp_path):
+def test_a_number_that_cannot_be_converted_to_text_is_refused(tmp_path):
     file = tmp_path / "numbers.jsonl"
     for number, shown in (("-Infinity", "-inf"), ("1e999999999", "1E+999999999"), ("1e-9999999999999999999999", "NaN")):
         file.write_text(f'{{"question": "a", "answer": {number}}}')
@@ -263,7 +263,7 @@ def narrow_table():
     )
 
 
-def test_narrow_floats_and_decimals_of_a_table_are_written_as_they_were_stored(tmp_path, monkeypatch):
+def test_narrow_floats_and_decimals_of_a_table_keep_their_stored_digits(tmp_path, monkeypatch):
     pytest.importorskip("pyarrow.parquet").write_table(narrow_table(), tmp_path / "rows.parquet")
     answers = ["0.2", "0.000001", "0.7", "0.3", "3.75"]
     assert [problem.answer for problem in read_problems(str(tmp_path / "rows.parquet"), "train", None)] == answers
@@ -306,7 +306,7 @@ def test_different_answers_to_a_question_are_refused_with_both_lines(tmp_path, m
     assert "'1,200' and '1200'" in error_of(file, reward="zero_reward:zero")  # the user's function may distinguish them
 
 
-def test_an_own_reward_reads_references_as_they_are_written(tmp_path, monkeypatch):
+def test_a_custom_reward_receives_references_unchanged(tmp_path, monkeypatch):
     (tmp_path / "text_reward.py").write_text("def same(problem, response):\n    return float(response == problem.answer)\n")
     monkeypatch.syspath_prepend(tmp_path)
     rows = [("a", "so\n#### 1,200"), ("b", "red, green"), ("c", "\\boxed{2, 3}"), ("d", 5e-5)]
@@ -317,7 +317,7 @@ def test_an_own_reward_reads_references_as_they_are_written(tmp_path, monkeypatc
     assert answers == {"a": "1,200", "b": "red, green", "c": "2, 3", "d": "0.00005"}
 
 
-def test_a_question_is_held_out_whatever_its_white_space(tmp_path):
+def test_held_out_questions_are_matched_ignoring_white_space(tmp_path):
     rows = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(40)]
     spaced = [{**row, "question": f" {row['question']}\n".replace(" + ", "\u00a0+\t")} for row in rows]
     one, other = (math_file(write(tmp_path / f"{name}.jsonl", lines)) for name, lines in (("one", rows), ("other", spaced)))

@@ -27,7 +27,7 @@ def error_of(dataset, /, **settings):
     return message
 
 
-def test_training_never_meets_a_held_out_question():
+def test_training_never_uses_a_held_out_question():
     # one digit and two terms give few questions, so 1000 draws would include held-out ones if they could
     task = gym("chain_sum", options={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1})
     held_out = {problem.question for problem in task.held_out_problems(500)}
@@ -48,7 +48,7 @@ def test_options_reach_the_dataset():
     assert len(expression.split("=")[0].split()) == 5  # three terms and two signs
 
 
-def test_a_superset_of_the_answer_earns_nothing_though_the_scorer_pays_for_it(chain_sum):
+def test_a_superset_of_the_answer_has_reward_0_despite_the_scorer(chain_sum):
     import reasoning_gym
 
     (problem,) = chain_sum.train_problems(0, 1)
@@ -61,12 +61,12 @@ def test_a_superset_of_the_answer_earns_nothing_though_the_scorer_pays_for_it(ch
     assert chain_sum.grade([problem] * 4, responses) == [0.0, 0.0, 1.0, 1.0]
 
 
-def test_a_response_without_an_answer_earns_nothing(chain_sum):
+def test_a_response_without_an_answer_has_reward_0(chain_sum):
     problems = chain_sum.train_problems(0, 3)
     assert chain_sum.grade(problems, ["", "<answer></answer>", "I cannot say"]) == [0.0, 0.0, 0.0]
 
 
-def test_a_scorer_that_pays_for_any_text_is_not_believed():
+def test_a_scorer_that_rewards_any_text_is_overridden():
     with gym("game_of_life_halting") as task:
         problems = task.train_problems(0, 6)
         assert {problem.answer for problem in problems} == {"True", "False"}
@@ -89,7 +89,7 @@ def test_the_default_template_asks_for_answer_tags(chain_sum):
     assert "<answer></answer>" in prompt
 
 
-def test_each_mistake_is_told_in_one_line():
+def test_every_error_is_reported_in_one_line():
     assert error_of("chain_summ") == "unknown reasoning-gym dataset 'chain_summ' (106 are available); did you mean 'chain_sum'?"
     assert error_of("chain_sum", options={"max_term": 4}) == "unknown key 'task.options.max_term'; did you mean 'max_terms'?"
     assert error_of("chain_sum", options={"zzz": 4}) == (

@@ -23,7 +23,7 @@ def test_a_solution_worked_by_hand():
     assert list(worked_terms("002i0099,001i9990,")) == ["000#0009"]  # 9*9990+99 = 90009
 
 
-def test_training_never_meets_a_held_out_question():
+def test_training_never_uses_a_held_out_question():
     # one digit, one multiplier and one step give 100 questions, so 3000 draws would include every held-out one if they could
     task = recurrence(digits=1, multiplier_max=1, steps_max=1)
     held_out, train = set(task.held_out_problems(1000)), set(task.train_problems(0, 3000))
@@ -44,7 +44,7 @@ def test_what_follows_the_last_marker_is_the_answer(response):
 
 
 @pytest.mark.parametrize("response", ["", "56", "#", "#57", "#056", "#56,", "#56 ", "#56#", "#٥٦"])
-def test_anything_else_earns_nothing(response):
+def test_any_other_response_has_reward_0(response):
     assert recurrence().grade([FIFTY_SIX], [response]) == [0.0]
 
 

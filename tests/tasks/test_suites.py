@@ -48,7 +48,7 @@ def test_problems_are_the_first_in_the_order_of_the_file(tmp_path):
     )
 
 
-def test_a_local_copy_goes_by_either_name(tmp_path):
+def test_a_local_copy_is_found_under_either_name(tmp_path):
     write(tmp_path / "gsm8k_test.jsonl")
     assert len(SUITES["gsm8k"].problems(tmp_path, None)) == 3
     write(tmp_path / "gsm8k.jsonl", ROWS[:1])  # the suite's own name first
@@ -62,7 +62,7 @@ def test_any_file_of_the_folder_is_a_suite_of_mathematics(tmp_path):
     assert suite.template == SUITES["math500"].template
 
 
-def test_mistakes_are_told_in_one_line(tmp_path):
+def test_errors_are_reported_in_one_line(tmp_path):
     allowed = "gsm8k, math500, amc23, aime24, aime25, arithmetic"
     assert error_of(find_suite, "math50", None) == f"unknown suite 'math50' (allowed: {allowed}); did you mean 'math500'?"
     assert "or NAME.jsonl in --data" in error_of(find_suite, "mine", tmp_path)
@@ -130,7 +130,7 @@ def test_an_answer_that_hangs_equals_no_other():
         ("18", "18\\$", 1.0),
     ],
 )
-def test_what_math_verify_stumbles_over(grader, reference, answer, reward):
+def test_inputs_that_are_difficult_for_math_verify(grader, reference, answer, reward):
     assert grader.grade([Problem("q", reference)], [f"\\boxed{{{answer}}}"]) == [reward]
 
 

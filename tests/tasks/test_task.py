@@ -62,7 +62,7 @@ def test_a_task_without_a_name_is_an_error():
     assert error_of(seed=1) == f"task.name is missing (allowed: {NAMES})"
 
 
-def test_an_unknown_setting_is_told_the_closest():
+def test_an_unknown_setting_gets_the_closest_name():
     assert error_of(name="arithmetic", operand_maxx=5) == "unknown key 'task.operand_maxx'; did you mean 'task.operand_max'?"
     message = error_of(name="arithmetic", zzz=5)
     assert message.startswith("unknown key 'task.zzz' (allowed: template, reward, timeout, reward_concurrency, seed, ")
@@ -121,7 +121,7 @@ def test_a_task_is_frozen():
         task.seed = 3
 
 
-def test_a_reward_of_the_users_own_is_found_in_the_current_directory(reward_module):
+def test_a_custom_reward_is_found_in_the_current_directory(reward_module):
     reward_module("own_reward_a", "def length(problem, response):\n    return len(response) - int(problem.answer)\n")
     with build_task({"name": "arithmetic", "reward": "own_reward_a:length"}) as task:
         # 4 characters - 8 = -4; no characters - 17 = -17
@@ -164,7 +164,7 @@ def function():
 """
 
 
-def test_a_task_of_the_users_own_is_a_class_and_its_dump_leads_back_to_it(reward_module):
+def test_a_custom_task_is_a_class_and_its_dump_builds_an_equal_task(reward_module):
     reward_module("own_task_a", OWN_TASK)
     task = build_task({"name": "own_task_a:Echo", "width": 3, "seed": 1})
     assert task.name == "own_task_a:Echo"
@@ -179,7 +179,7 @@ def test_a_task_of_the_users_own_is_a_class_and_its_dump_leads_back_to_it(reward
     assert derived.prompt(Problem("1+2", "3")) == "sum: 1+2="
 
 
-def test_each_mistake_in_a_task_of_the_users_own_is_told(reward_module, tmp_path):
+def test_every_error_in_a_custom_task_is_reported(reward_module, tmp_path):
     reward_module("own_task_b", OWN_TASK)
     start = "task.name='own_task_b:"
     assert error_of(name="own_task_b:Ecco") == f"{start}Ecco': own_task_b has no 'Ecco'; did you mean 'Echo'?"
@@ -210,11 +210,11 @@ def test_a_reward_must_look_like_module_and_function(reference):
         ("/home/me/own.py:f", "run rlzoo in the folder of the file, and write own:f"),
     ],
 )
-def test_the_path_of_a_reward_is_answered_with_its_module(reference, advice):
+def test_a_reward_given_as_a_path_gets_a_hint_with_its_module(reference, advice):
     assert error_of(name="arithmetic", reward=reference) == f"task.reward={reference!r}: {FORM}; {advice}"
 
 
-def test_each_mistake_in_a_reward_shows_when_the_task_is_built(reward_module, tmp_path):
+def test_every_error_in_a_reward_is_reported_when_the_task_is_built(reward_module, tmp_path):
     reward_module("own_reward_b", "exact = 3\ndef matches(problem):\n    return 1\n")
     reward_module("own_reward_c", "def broken(:\n")
     start = "task.reward='own_reward_{}: "
@@ -252,7 +252,7 @@ def test_true_and_numpy_numbers_are_rewards(reward_module):
         assert task.grade([Problem("3+5", "8")] * 2, ["x", ""]) == [0.5, 1.0]
 
 
-def test_a_reward_that_hangs_or_crashes_gives_no_grade_and_leaves_the_others(reward_module):
+def test_a_reward_that_hangs_or_crashes_fails_only_its_response(reward_module):
     code = """
     import os, time
     def f(problem, response):
@@ -282,7 +282,7 @@ def test_a_reward_that_hangs_or_crashes_gives_no_grade_and_leaves_the_others(rew
         ("math_file", "math_verify", "math-verify"),
     ],
 )
-def test_a_missing_extra_is_told_how_to_install(monkeypatch, name, library, extra):
+def test_a_missing_extra_is_reported_with_its_install_command(monkeypatch, name, library, extra):
     monkeypatch.setitem(sys.modules, library, None)  # Python itself records None for a module that cannot be imported
     assert error_of(name=name) == f"{library} is not installed: pip install 'rlzoo-llm[{extra}]'"
 
@@ -305,7 +305,7 @@ def test_one_question_in_eight_is_held_out():
     assert abs(share - 1 / 8) < 0.02
 
 
-def test_white_space_does_not_decide_what_is_held_out():
+def test_white_space_does_not_affect_the_held_out_split():
     questions = [f"{a} plus {b}" for a in range(20) for b in range(20)]
     assert [is_held_out(f"\n {question}\t".replace(" plus ", "\u2003plus\n")) for question in questions] == [
         is_held_out(question) for question in questions

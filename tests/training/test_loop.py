@@ -37,7 +37,7 @@ def run(tmp_path_factory, empty_store):
     return folder, result, seen
 
 
-def test_metrics_are_on_disk_and_reported_as_they_come(run):
+def test_metrics_are_written_and_reported_immediately(run):
     _, result, seen = run
     rows = lines(result.path / "metrics.jsonl")
     assert [row["step"] for row in rows] == [step for step, _ in seen] == [0, 1, 2]
@@ -87,7 +87,7 @@ def test_every_step_compares_the_sampler_with_the_learner(run):
 
 
 @pytest.mark.parametrize(("factor", "precision", "ends"), [(2.0, "float32", True), (1.0, "bfloat16", False)])
-def test_a_sampler_with_the_weights_but_not_the_log_probs_of_the_learner_ends_the_run(factor, precision, ends, tmp_path):
+def test_a_sampler_with_equal_weights_but_different_log_probs_ends_the_run(factor, precision, ends, tmp_path):
     config = quick(tmp_path / "out", overrides=["tracking.mlflow=false", f"model.dtype={precision}"], steps=1)
     run = Run(enter(config, config.task))
     head = run.model.get_output_embeddings()
@@ -177,7 +177,7 @@ def test_seeds_differ_in_data(tmp_path):
     assert questions[0] != questions[1]
 
 
-def test_a_batch_without_a_signal_skips_the_update_and_goes_on(tmp_path, monkeypatch):
+def test_a_batch_without_a_signal_skips_the_update_and_continues(tmp_path, monkeypatch):
     (tmp_path / "generous.py").write_text("def pay(problem, response):\n    return 1.0\n")
     monkeypatch.chdir(tmp_path)
     overrides = ["task.reward=generous:pay", "tracking.mlflow=false"]
@@ -190,7 +190,7 @@ def test_a_batch_without_a_signal_skips_the_update_and_goes_on(tmp_path, monkeyp
     assert all(torch.equal(a, b) for a, b in zip(saved.parameters(), shipped.parameters(), strict=True))
 
 
-def test_a_penalty_on_length_reaches_the_advantages_and_leaves_the_reward(tmp_path):
+def test_a_length_penalty_changes_the_advantages_but_not_the_reward(tmp_path):
     overrides = ["reward.overlong_buffer=0.9", "reward.overlong_penalty=0.5", "tracking.mlflow=false"]
     result = rlzoo.train(quick(tmp_path / "out", clip="grpo", steps=1, overrides=overrides))
     texts, tensors = (
@@ -220,7 +220,7 @@ def test_kl_in_the_reward_trains_and_is_recorded_token_by_token(tmp_path):
     assert float(tensors["advantages"].std()) == pytest.approx(1.0, abs=1e-4)
 
 
-def test_one_update_per_rollout_says_that_the_clip_is_inert(tmp_path, caplog):
+def test_one_update_per_rollout_warns_that_the_clip_is_inert(tmp_path, caplog):
     overrides = ["learner.num_minibatches=1", "tracking.mlflow=false"]
     with caplog.at_level(logging.WARNING, "rlzoo"):
         result = rlzoo.train(quick(tmp_path / "out", steps=1, overrides=overrides))
@@ -241,7 +241,7 @@ def test_checkpoints_rotate(tmp_path):
     assert sorted(path.name for path in (result.path / "checkpoints").iterdir()) == ["step-000003", "step-000004"]
 
 
-def test_an_interrupted_run_keeps_what_it_has(tmp_path):
+def test_an_interrupted_run_keeps_its_results(tmp_path):
     def stop(step, metrics):
         if step == 2:
             raise KeyboardInterrupt

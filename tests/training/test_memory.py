@@ -13,7 +13,7 @@ from tests.training.short import lines, quick
 TINY = ["rollout.num_prompts=2", "rollout.group_size=2", "rollout.max_new_tokens=4", "eval.num_problems=0"]
 
 
-def test_a_run_keeps_the_metrics_of_its_last_steps_only_and_returns_all(tmp_path):
+def test_a_run_keeps_recent_metrics_in_memory_and_returns_all(tmp_path):
     rows, references = [], []
 
     def observe(step, metrics):
@@ -28,7 +28,7 @@ def test_a_run_keeps_the_metrics_of_its_last_steps_only_and_returns_all(tmp_path
     assert [row["step"] for row in lines(tmp_path / "run" / "metrics.jsonl")] == list(range(steps + 1))
 
 
-def test_tensors_of_ever_new_sizes_leave_no_types_behind(tmp_path):
+def test_tensors_of_new_sizes_do_not_leak_types(tmp_path):
     def write(size):
         write_tensors(tmp_path / "file.safetensors", {"x": torch.zeros(size), "y": torch.ones(size) > 0}, "key")
 
@@ -39,7 +39,7 @@ def test_tensors_of_ever_new_sizes_leave_no_types_behind(tmp_path):
     assert len(ctypes._pointer_type_cache) == before
 
 
-def test_tensors_of_every_type_and_layout_are_written_as_they_are(tmp_path):
+def test_tensors_of_every_type_and_layout_are_written_unchanged(tmp_path):
     from safetensors.torch import load_file
 
     square = torch.arange(6.0).reshape(2, 3)

@@ -32,7 +32,7 @@ def table(policy, log_ratios=LOG_RATIOS, advantages=ADVANTAGES, entropy=0.5, **m
     return measured(policy, inputs, torch.full_like(old, entropy), **more)
 
 
-def test_cuts_are_counted_by_side_over_responses_with_a_signal():
+def test_clips_are_counted_by_side_over_responses_with_a_signal():
     metrics = clip_metrics(table(FSPO()), with_kl=False)
     assert metrics["clip/fraction"] == pytest.approx(3 / 5)
     assert metrics["clip/fraction_high"] == pytest.approx(1 / 5)
@@ -51,7 +51,7 @@ def test_ratio_metrics_are_over_all_tokens():
     assert metrics["ratio/log_ratio_min"] == pytest.approx(-0.02, rel=1e-4)
 
 
-def test_effective_weights_are_zero_where_cut():
+def test_effective_weights_are_zero_for_clipped_tokens():
     # weights exp(.08) and exp(0) flow, three are cut: (1.08329 + 1)^2 / (5 (1.17351 + 1))
     assert clip_metrics(table(FSPO()), with_kl=False)["fairness/ess"] == pytest.approx(0.39934, rel=1e-3)
 
@@ -81,7 +81,7 @@ def test_a_response_with_advantages_by_token_counts_if_any_token_has_one():
     assert rows.clip_stats(torch.tensor([1.0, 9.0])).num_responses.tolist() == [[2, 0]]  # summed: 0 and -1.5
 
 
-def test_rows_beyond_the_exponent_limit_are_counted_apart():
+def test_rows_beyond_the_exponent_limit_are_counted_separately():
     metrics = clip_metrics(table(FSPO(width_ceiling=None), [6.0], [-1.0]), with_kl=False)  # S = 24 > 20, no ceiling
     assert (metrics["clip/fraction"], metrics["clip/fraction_limited"]) == (0.0, 1.0)
 

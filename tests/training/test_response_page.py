@@ -59,7 +59,7 @@ def completion(tokens, **changed):
     return ShownResponse(tokens=tokens, **given | changed)
 
 
-def test_colours_are_those_of_the_values():
+def test_colours_match_the_values():
     for level, edge in enumerate(EDGES, start=1):
         assert shade(edge) == f"p{level}"
         assert shade(-edge) == f"n{level}"
@@ -78,7 +78,7 @@ def test_the_ceiling_of_a_dual_clip_is_next_to_the_band():
         assert page.count("-0.2 to 0.2, ceiling 0.6") == shown
 
 
-def test_tokens_are_coloured_marked_and_shown_as_they_are():
+def test_tokens_are_coloured_marked_and_shown_literally():
     tokens = [Token("a\nb", 0.05), Token(" ", -0.4, clipped=True), Token("obs"), Token("<eos>", 0.0, special=True)]
     page = Page(render("t", {}, [completion(tokens, length=3)]))
     assert page.tokens == [
@@ -92,7 +92,7 @@ def test_the_decision_is_in_words(marks, decision):
     assert completion([Token("a", 0.0, clipped=bool(mark)) for mark in marks]).decision == decision
 
 
-def test_nothing_given_is_taken_for_markup_and_only_the_pages_script_may_run():
+def test_given_text_is_escaped_and_only_the_script_of_the_page_may_run():
     text = render(EVIL, {EVIL: EVIL}, [completion([Token(EVIL, 0.1)], question=EVIL, answer=EVIL)])
     assert text.count("<script") == 1
     assert "\x1b" not in text
@@ -131,7 +131,7 @@ def test_a_character_is_shown_at_the_token_that_completes_it(bytewise):
     assert token_texts(bytewise, bytewise.encode("aé")) == ["a", PARTIAL, "é"]
 
 
-def test_bytes_that_are_no_text_do_no_harm(bytewise):
+def test_bytes_that_are_not_valid_text_are_harmless(bytewise):
     first, *rest = bytewise.encode("日")
     for ids in (
         [],

@@ -38,7 +38,7 @@ def drop_operands(overrides):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_going_on_from_a_checkpoint_gives_the_uninterrupted_run(name, tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_run(name, tmp_path):
     whole = rlzoo.train(config(name, tmp_path / "whole"))
     stopped = config(name, tmp_path / "stopped")
     seen = []
@@ -64,7 +64,7 @@ def test_going_on_from_a_checkpoint_gives_the_uninterrupted_run(name, tmp_path):
         assert all(torch.equal(got[key], expected[key]) for key in expected)
 
 
-def test_without_a_run_there_is_nothing_to_go_on_with(tmp_path):
+def test_resuming_without_a_run_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"--resume: .* is not a run directory: it has no config.yaml"):
         rlzoo.train(config("fspo", tmp_path), resume=True)
 
@@ -85,7 +85,7 @@ def test_a_run_stopped_before_its_first_periodic_checkpoint_resumes_from_that_of
     assert [row["step"] for row in lines(result.path / "metrics.jsonl")] == [0, 1, 2, 3, 4]
 
 
-def test_a_line_that_was_cut_off_is_forgotten(tmp_path):
+def test_a_truncated_metrics_line_is_discarded(tmp_path):
     whole = rlzoo.train(config("fspo", tmp_path / "run"))
     rows = (whole.path / "metrics.jsonl").read_text().splitlines()
     (whole.path / "metrics.jsonl").write_text("\n".join(rows[:4]) + "\n" + rows[4][:100])
@@ -95,7 +95,7 @@ def test_a_line_that_was_cut_off_is_forgotten(tmp_path):
     assert without_times(again.metrics) == without_times(whole.metrics)
 
 
-def test_what_is_summed_up_over_steps_goes_on_too(tmp_path):
+def test_state_accumulated_over_steps_is_resumed(tmp_path):
     narrow = ["clip.width_low=1e-6", "clip.width_high=1e-6", "clip.width_ceiling=1e-6"]  # the third step warns about it
 
     def settings(name):
@@ -113,7 +113,7 @@ def test_what_is_summed_up_over_steps_goes_on_too(tmp_path):
     assert summaries[0]["metrics"] == summaries[1]["metrics"]
 
 
-def test_a_run_does_not_go_on_with_other_data(tmp_path):
+def test_a_run_does_not_resume_with_different_data(tmp_path):
     pytest.importorskip("math_verify")
     data = tmp_path / "sums.jsonl"
     rows = [{"question": f"{a}+{b}=", "answer": f"#### {a + b}"} for a in range(1, 9) for b in range(1, 9)]
@@ -140,7 +140,7 @@ def test_the_checkpoint_with_the_best_evaluation_is_kept(tmp_path):
     assert kept == [f"step-00000{best}", "step-000004"]
 
 
-def test_mlflow_goes_on_with_the_same_run(tmp_path):
+def test_a_resumed_run_continues_the_same_mlflow_run(tmp_path):
     import mlflow
 
     first = rlzoo.train(quick(tmp_path / "run", steps=2))
@@ -152,7 +152,7 @@ def test_mlflow_goes_on_with_the_same_run(tmp_path):
     assert [point.step for point in history] == [1, 2, 3]
 
 
-def test_an_unfinished_checkpoint_is_not_gone_on_from(tmp_path):
+def test_an_incomplete_checkpoint_is_not_resumed_from(tmp_path):
     result = rlzoo.train(config("fspo", tmp_path / "run"))
     newest = result.path / "checkpoints" / "step-000004"
     shutil.copytree(newest, temporary_path(newest.with_name("step-000006"), identity(result.path)))
@@ -163,7 +163,7 @@ def test_an_unfinished_checkpoint_is_not_gone_on_from(tmp_path):
     assert without_times(again.metrics) == without_times(result.metrics)
 
 
-def test_a_state_or_metrics_that_are_damaged_are_named(tmp_path):
+def test_damaged_state_or_metrics_are_reported(tmp_path):
     (tmp_path / "state.json").write_text('{"step": "two"}')
     with pytest.raises(UserError, match=r"state.json' is not a valid run state: step: input should be a valid integer"):
         RunState.read(tmp_path)
@@ -176,7 +176,7 @@ def test_a_state_or_metrics_that_are_damaged_are_named(tmp_path):
     run.close()
 
 
-def test_a_run_that_skipped_updates_resumes_where_its_learning_rate_was(tmp_path):
+def test_a_run_that_skipped_updates_resumes_with_its_learning_rate(tmp_path):
     settings = ["rollout.num_prompts=2", "rollout.group_size=2", "rollout.max_new_tokens=8", "learner.schedule=linear",
                 "tracking.mlflow=false", "eval.num_problems=0", "checkpoint.every=2"]  # fmt: skip
 

@@ -71,13 +71,13 @@ def test_a_second_signal_ends_it_at_once(tmp_path, monkeypatch):
     assert reached == ["the first"]
 
 
-def test_a_signal_in_the_last_step_does_not_keep_the_run_from_finishing(tmp_path):
+def test_a_run_finishes_despite_a_signal_in_its_last_step(tmp_path):
     result = rlzoo.train(config(tmp_path), at_step(4, lambda: os.kill(os.getpid(), signal.SIGTERM)))
     assert json.loads((result.path / "summary.json").read_text())["finished"] is True
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_scheduler_reads_that_the_command_was_stopped(number, code, zygote, tmp_path):
+def test_a_stopped_command_exits_with_128_plus_the_signal_number(number, code, zygote, tmp_path):
     settings = [word for override in [*QUICK, *OVERRIDES] for word in ("--set", override)]
     words = ["train", "--clip", "fspo", "--steps", "500", "--output", tmp_path / "run", *settings]
     output, errors = tmp_path / "output", tmp_path / "errors"
@@ -116,7 +116,7 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(whole, tmp_path):
     assert without_times(result.metrics) == without_times(whole.metrics)
 
 
-def test_a_checkpoint_that_does_not_fit_stops_the_run_and_spoils_none(whole, tmp_path, caplog):
+def test_a_checkpoint_that_does_not_fit_stops_the_run_and_damages_no_other(whole, tmp_path, caplog):
     every_two = quick(tmp_path / "run", steps=4, overrides=[*OVERRIDES, "checkpoint.every=2"])
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -155,7 +155,7 @@ def test_gradients_that_stay_infinite_end_the_run(tmp_path):
     assert [row.get("learner/nonfinite") for row in rows] == [None, 1.0]  # four updates of the first step
 
 
-def test_a_spike_of_the_gradient_rolls_the_weights_back(tmp_path, caplog):
+def test_a_gradient_spike_rolls_back_the_weights(tmp_path, caplog):
     def config(name, steps):
         overrides = [*OVERRIDES, "checkpoint.every=5", "checkpoint.keep=9", "learner.rollback_above=1.0"]
         return quick(
@@ -180,7 +180,7 @@ def test_a_spike_of_the_gradient_rolls_the_weights_back(tmp_path, caplog):
     assert asked[0] != asked[1] or newest + 1 == spike, "it goes on with other data"
 
 
-def test_a_run_that_was_stopped_before_a_spike_is_the_one_that_was_not(tmp_path):
+def test_a_run_resumed_before_a_spike_equals_an_uninterrupted_run(tmp_path):
     def config(name):
         overrides = ["tracking.mlflow=false", "eval.num_problems=0", "checkpoint.every=5", "checkpoint.keep=1"]
         return quick(tmp_path / name, steps=16, overrides=[*overrides, "learner.rollback_above=1.0"])
@@ -199,7 +199,7 @@ def test_a_run_that_was_stopped_before_a_spike_is_the_one_that_was_not(tmp_path)
         assert all(got[name].equal(expected[name]) for name in expected)
 
 
-def test_a_run_that_is_stopped_at_a_spike_while_it_samples_ahead_can_be_resumed(tmp_path):
+def test_a_run_stopped_at_a_spike_while_sampling_ahead_can_be_resumed(tmp_path):
     def config(name):
         overrides = ["tracking.mlflow=false", "eval.num_problems=0", "checkpoint.every=5", "checkpoint.keep=1"]
         overrides += ["learner.rollback_above=1.0", "rollout.max_staleness=1"]
@@ -237,7 +237,7 @@ def rewarded(folder, monkeypatch, name, failing):
     return quick(folder / "run", steps=2, overrides=overrides)
 
 
-def test_a_reward_that_hangs_and_crashes_now_and_then_is_survived(tmp_path, monkeypatch):
+def test_a_reward_that_occasionally_hangs_or_crashes_is_tolerated(tmp_path, monkeypatch):
     result = rlzoo.train(rewarded(tmp_path, monkeypatch, "unsteady_reward", failing=2))
     rows = lines(result.path / "metrics.jsonl")
     assert [row["step"] for row in rows] == [0, 1, 2]
@@ -257,7 +257,7 @@ def test_a_reward_that_mostly_fails_ends_the_run_with_its_reason(tmp_path, monke
         rlzoo.train(rewarded(tmp_path, monkeypatch, "broken_reward", failing=10))
 
 
-def test_it_says_what_it_does(caplog):
+def test_stopping_is_logged(caplog):
     caplog.set_level(logging.INFO, "rlzoo")
 
     def stopped():

@@ -79,7 +79,7 @@ def decided(pair):
     pair.sync()
 
 
-def test_greedy_episodes_are_those_of_transformers(decided):
+def test_greedy_episodes_equal_those_of_transformers(decided):
     theirs = play(decided.transformers, temperature=GREEDY)
     ours = play(decided.sampler, temperature=GREEDY)
     assert max(len(rollout.turns) for rollout in ours) > 6
@@ -93,7 +93,7 @@ def test_greedy_episodes_are_those_of_transformers(decided):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_log_probs_of_turns_are_those_of_one_pass_over_the_episode(pair, temperature):
+def test_log_probs_of_turns_equal_those_of_one_pass_over_the_episode(pair, temperature):
     rollouts = play(pair.sampler, temperature=temperature)
     assert len({rollout.response_ids for rollout in rollouts}) > 20
     for rollout in rollouts:
@@ -103,7 +103,7 @@ def test_log_probs_of_turns_are_those_of_one_pass_over_the_episode(pair, tempera
         assert (reported[~own] == 0).all()
 
 
-def test_a_turn_finds_the_turns_before_it_in_the_cache(pair):
+def test_a_turn_reuses_the_cache_of_earlier_turns(pair):
     pair.sync()  # this empties the cache
     rng = torch.Generator().manual_seed(0)
     contexts = {row: tuple(torch.randint(2, 42, (100 + 20 * row,), generator=rng).tolist()) for row in range(4)}
@@ -134,13 +134,13 @@ def test_a_turn_ends_at_its_end_token_or_at_its_limit_and_then_the_episode_is_ov
             assert (end - start, rollout.finished) == (7, False)
 
 
-def test_an_episode_does_not_depend_on_those_beside_it(pair):
+def test_an_episode_does_not_depend_on_the_rest_of_its_batch(pair):
     whole = play(pair.sampler, games=6)
     again = play(pair.sampler, games=3)
     assert [rollout.response_ids for rollout in again] == [rollout.response_ids for rollout in whole[:6]]
 
 
-def test_an_episode_ends_where_vllm_has_no_more_room(pair):
+def test_an_episode_ends_at_the_context_limit_of_vllm(pair):
     pair.sampler.max_model_len, given = 90, pair.sampler.max_model_len
     try:
         assert pair.sampler.context == 90

@@ -24,7 +24,7 @@ def test_log_probs_are_those_of_the_distribution_sampled_from(pair, temperature)
     assert pair.difference(rollouts, temperature + 0.1) > 1e-3
 
 
-def test_the_end_token_belongs_to_the_response_and_the_rest_is_cut_off_at_the_limit(pair):
+def test_the_end_token_is_part_of_the_response_and_the_limit_truncates_it(pair):
     rollouts = pair.sampler.sample(PROMPTS, 30, seed=0, temperature=2.0)
     finished = [rollout for rollout in rollouts if rollout.finished]
     assert 0 < len(finished) < len(rollouts)
@@ -36,7 +36,7 @@ def test_the_end_token_belongs_to_the_response_and_the_rest_is_cut_off_at_the_li
         assert rollout.text == pair.tokenizer.decode(rollout.response_ids, skip_special_tokens=True)
 
 
-def test_a_seed_gives_the_same_responses_and_each_row_draws_its_own(pair):
+def test_a_seed_gives_the_same_responses_and_rows_draw_independently(pair):
     whole = pair.sampler.sample(PROMPTS, 8, seed=3, temperature=2.0)
     assert tokens(pair.sampler.sample(PROMPTS, 8, seed=3, temperature=2.0)) == tokens(whole)
     assert tokens(pair.sampler.sample(PROMPTS, 8, seed=4, temperature=2.0)) != tokens(whole)
@@ -45,7 +45,7 @@ def test_a_seed_gives_the_same_responses_and_each_row_draws_its_own(pair):
     assert len(set(tokens(whole[:8]))) > 2  # eight draws from one prompt
 
 
-def test_responses_of_one_prompt_stand_together_and_carry_the_policy_version(pair):
+def test_responses_of_one_prompt_are_adjacent_and_have_the_policy_version(pair):
     rollouts = pair.sampler.sample(PROMPTS, 2, seed=0, policy_version=5)
     encoded = [tuple(pair.tokenizer(prompt)["input_ids"]) for prompt in PROMPTS]
     assert [rollout.prompt_ids for rollout in rollouts] == [ids for ids in encoded for _ in range(2)]
@@ -64,7 +64,7 @@ def test_draws_follow_the_whole_distribution(pair):
     assert expected.sort().values[:-2].sum() > 0.1
 
 
-def test_global_random_states_and_threads_are_left_alone(pair):
+def test_global_random_states_and_threads_are_unchanged(pair):
     torch.manual_seed(7)
     before = torch.random.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     pair.sampler.sample(PROMPTS, 4, seed=3)

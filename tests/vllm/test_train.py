@@ -77,7 +77,7 @@ def test_a_run_in_process(tmp_path, overrides):
     check(train(tmp_path, *overrides))
 
 
-def test_runs_against_a_server_start_from_their_own_weights(tmp_path, embedded_server):
+def test_runs_against_a_server_start_from_their_initial_weights(tmp_path, embedded_server):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     server = check(train(tmp_path / "one", f"rollout.vllm.server={embedded_server}"))
@@ -87,7 +87,7 @@ def test_runs_against_a_server_start_from_their_own_weights(tmp_path, embedded_s
 
 
 @pytest.mark.parametrize("key", ["rollout.vllm.dtype=bfloat16", "rollout.vllm.max_model_len=300", f"model.path={EMBEDDED}"])
-def test_a_server_that_does_not_fit_is_one_line(tmp_path, embedded_server, key):
+def test_an_incompatible_server_is_reported_in_one_line(tmp_path, embedded_server, key):
     command = [sys.executable, "-m", "rlzoo", "train", "--clip", "grpo", "--set", "rollout.engine=vllm", "--set", key]
     command += ["--set", f"rollout.vllm.server={embedded_server}"]
     answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -99,7 +99,7 @@ def test_a_server_that_does_not_fit_is_one_line(tmp_path, embedded_server, key):
 
 
 @pytest.mark.parametrize("where", ["in process", "server"])
-def test_two_processes_sample_what_one_does(tmp_path, where, request):
+def test_two_processes_sample_the_same_as_one_process(tmp_path, where, request):
     server = [] if where == "in process" else [f"rollout.vllm.server={request.getfixturevalue('embedded_server')}"]
     runs = []
     for name, options in (("one", ()), ("two", ("--processes", "2"))):
@@ -118,7 +118,7 @@ def test_two_processes_sample_what_one_does(tmp_path, where, request):
 
 
 @pytest.mark.parametrize("where", ["in process", "server"])
-def test_one_batch_ahead_is_sampled_by_the_weights_before(tmp_path, where, request):
+def test_one_batch_ahead_is_sampled_with_the_previous_weights(tmp_path, where, request):
     server = [] if where == "in process" else [f"rollout.vllm.server={request.getfixturevalue('embedded_server')}"]
     run = train(tmp_path, "rollout.max_staleness=1", *server)
     rows = [json.loads(line) for line in (run / "rollouts" / "000002.jsonl").read_text().splitlines()]
@@ -157,7 +157,7 @@ def test_a_run_on_episodes(tmp_path, where, request):
 
 
 @pytest.mark.parametrize("where", ["in process", "server"])
-def test_two_processes_play_the_episodes_of_one(tmp_path, where, request):
+def test_two_processes_play_the_same_episodes_as_one_process(tmp_path, where, request):
     server = [] if where == "in process" else [f"rollout.vllm.server={request.getfixturevalue('playing_server')}"]
     runs = []
     for name, options in (("one", ()), ("two", ("--processes", "2"))):

@@ -21,7 +21,7 @@ PROMPTS = ["3+5+9=", LONG]
 CLOSE, FAR = 1e-4, 1e-2
 
 
-def test_perturbed_weights_arrive(pair):
+def test_perturbed_weights_reach_the_sampler(pair):
     assert pair.difference(pair.sampler.sample(PROMPTS, 4, seed=1)) < CLOSE
     pair.perturb()
     assert pair.difference(pair.sampler.sample(PROMPTS, 4, seed=1)) > FAR
@@ -31,7 +31,7 @@ def test_perturbed_weights_arrive(pair):
         assert pair.difference(rollouts, temperature) < CLOSE
 
 
-def test_what_is_cached_of_a_prompt_is_forgotten(pair):
+def test_the_prompt_cache_is_cleared_on_a_weight_update(pair):
     assert len(pair.tokenizer(LONG)["input_ids"]) == 191
     pair.sync()
     pair.sampler.sample([LONG], 2, seed=1)
@@ -40,7 +40,7 @@ def test_what_is_cached_of_a_prompt_is_forgotten(pair):
     assert pair.difference(pair.sampler.sample([LONG], 2, seed=1)) < CLOSE
 
 
-def test_every_tensor_counts(pair):
+def test_every_tensor_affects_the_log_probs(pair):
     """Change one tensor at a time, so that none is masked by the others."""
     for name, tensor in pair.model.named_parameters():
         with torch.no_grad():
@@ -82,7 +82,7 @@ def largest_difference(learner, batch):
     return float((learner.log_probs(batch) - batch.rollout_log_probs).abs().max())
 
 
-def test_nothing_is_sampled_before_the_first_weights(pair):
+def test_sampling_is_refused_before_the_first_weights(pair):
     pair.sampler.has_weights = False
     with pytest.raises(AssertionError, match="update_weights must be called before sampling"):
         pair.sampler.sample(PROMPTS, 1, seed=0)

@@ -18,7 +18,7 @@ def test_a_description_has_the_commands_that_resume_and_replay_the_run():
     assert "rlzoo replay /runs/mine --clip" in text
 
 
-def test_a_long_command_is_cut_to_what_mlflow_takes(monkeypatch):
+def test_a_long_command_is_truncated_to_the_limit_of_mlflow(monkeypatch):
     monkeypatch.setenv(COMMAND, "rlzoo " + "c" * 9000)
     assert len(describe_run("a", RUN)) < 8000
 
@@ -33,19 +33,19 @@ def test_a_long_command_is_cut_to_what_mlflow_takes(monkeypatch):
         ([""], "python", "python"),
     ],
 )  # fmt: skip
-def test_the_command_is_the_one_that_was_typed(monkeypatch, argv, command, source):
+def test_the_command_is_recorded_as_typed(monkeypatch, argv, command, source):
     monkeypatch.delenv(COMMAND, raising=False)
     monkeypatch.setattr(sys, "argv", argv)
     assert typed_command() == command
     assert source_name() == source
 
 
-def test_launched_processes_tell_the_launchers_command(monkeypatch):
+def test_launched_processes_record_the_command_of_the_launcher(monkeypatch):
     monkeypatch.setenv(COMMAND, "rlzoo train --processes 2")
     assert typed_command() == "rlzoo train --processes 2"
 
 
-def test_words_of_a_command_that_are_secret_are_left_out():
+def test_secret_arguments_of_a_command_are_left_out():
     words = [
         "--set",
         "clip.api_key=two words",

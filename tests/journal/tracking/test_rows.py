@@ -20,7 +20,7 @@ CONTRACT = [
 
 
 @pytest.mark.parametrize("name", CONTRACT)
-def test_a_metric_that_others_rely_on_is_sent(name):
+def test_a_metric_that_other_code_relies_on_is_sent(name):
     assert is_curated(name)
 
 
@@ -30,7 +30,7 @@ def test_the_metrics_to_watch_with_a_policy_are_sent(name):
         assert is_curated(re.sub(r"<k>", "0", metric)), metric
 
 
-def test_ends_of_intervals_quantiles_and_most_of_what_is_by_length_are_not_curves():
+def test_interval_bounds_quantiles_and_most_metrics_by_length_are_not_curves():
     row = dict.fromkeys(
         [
             "step", "time/clock", "reward/mean", "clip/fraction_length_bin_0", "clip/fraction_length_bin_0_ci_low",
@@ -83,7 +83,7 @@ def test_every_name_becomes_one_that_mlflow_accepts(name):
     assert client.get_run(run_id).data.metrics == {accepted_name(name): 0.5, "reward/mean": 0.25}
 
 
-def test_two_names_never_become_one_and_good_names_are_kept():
+def test_mapped_names_stay_distinct_and_valid_names_are_unchanged():
     assert len({accepted_name(name) for name in NAMES}) == len(NAMES)
     for name in ("reward/mean", "clip/fraction:0.1 to 0.2", "a-b_c.d", "x" * 250):
         assert accepted_name(name) == name

@@ -33,7 +33,7 @@ def error_of(sending):
 
 
 @pytest.mark.parametrize("attack", hostile.ATTACKS, ids=lambda attack: attack.__name__)
-def test_a_hostile_server_ends_in_one_line_and_takes_no_time(attack, directory, monkeypatch):
+def test_a_hostile_server_is_reported_in_one_line_without_delay(attack, directory, monkeypatch):
     monkeypatch.setattr(store_module, "LONGEST_EXCHANGE", 1.0)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     started = time.monotonic()
@@ -45,7 +45,7 @@ def test_a_hostile_server_ends_in_one_line_and_takes_no_time(attack, directory, 
     assert len(line) < 400
 
 
-def test_the_end_of_a_run_does_not_wait_for_a_dripping_server(directory, caplog, monkeypatch):
+def test_the_end_of_a_run_does_not_wait_for_a_slow_server(directory, caplog, monkeypatch):
     monkeypatch.setattr(tracker_module, "LONGEST_END", 3.0)
     monkeypatch.setattr(tracker_module, "QUIET_END", 1.0)
     usual = tracking_uri()
@@ -73,7 +73,7 @@ sys.exit(follow.main())
 
 
 @pytest.mark.long
-def test_a_follower_whose_run_was_killed_gives_a_dripping_server_up(directory, monkeypatch):
+def test_the_follower_of_a_killed_run_gives_up_on_a_slow_server(directory, monkeypatch):
     with hostile.serving(hostile.dripping_headers) as address:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
         command = [sys.executable, "-c", FOLLOW]
@@ -83,7 +83,7 @@ def test_a_follower_whose_run_was_killed_gives_a_dripping_server_up(directory, m
             assert process.wait(30) == -signal.SIGALRM
 
 
-def test_rows_whose_answer_was_lost_are_not_sent_again(directory, monkeypatch):
+def test_rows_whose_response_was_lost_are_not_sent_twice(directory, monkeypatch):
     whole, calls = mlflow.MlflowClient.log_batch, []
 
     def loses_the_answer(self, run_id, metrics=(), **others):
@@ -102,7 +102,7 @@ def test_rows_whose_answer_was_lost_are_not_sent_again(directory, monkeypatch):
     assert [point[0] for point in history(directory)] == [0, 1, 2]
 
 
-def test_a_store_that_was_deleted_is_sent_everything_anew(directory):
+def test_a_store_that_was_deleted_is_filled_again(directory):
     end(directory)
     Uploaded(Upload.read(directory).id, "0" * 32, files={"config.yaml": [1, 1]}).write(directory, tracking_uri())
     assert send(directory).num_rows == 3
@@ -110,7 +110,7 @@ def test_a_store_that_was_deleted_is_sent_everything_anew(directory):
     assert {"config.yaml", "metrics.jsonl"} <= {item.path for item in store().list_artifacts(run_id_of(directory))}
 
 
-def test_a_database_that_is_deleted_in_mid_run_is_an_error_and_not_a_loss(directory, own_store, zygote, capfd):
+def test_a_database_deleted_during_a_run_is_reported_and_nothing_is_lost(directory, own_store, zygote, capfd):
     with bounded_store():
         sending = Sync(directory, tracking_uri())
         sending.send(is_over=False)
@@ -133,7 +133,7 @@ STRANGE = [
 
 
 @pytest.mark.parametrize("uri", STRANGE, ids=range(len(STRANGE)))
-def test_a_strange_tracking_uri_is_one_line(uri, directory, monkeypatch, tmp_path):
+def test_an_invalid_tracking_uri_is_reported_in_one_line(uri, directory, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     sending = Sync(directory, uri)
@@ -145,7 +145,7 @@ def test_a_strange_tracking_uri_is_one_line(uri, directory, monkeypatch, tmp_pat
     assert Uploaded.read(directory, uri).trouble == line
 
 
-def test_an_environment_that_asks_for_asynchronous_logging_loses_no_error(directory, monkeypatch):
+def test_asynchronous_logging_loses_no_error(directory, monkeypatch):
     def full(*arguments, **options):
         raise mlflow.MlflowException("disk is full")
 
@@ -174,7 +174,7 @@ def test_names_that_mlflow_refuses_are_replaced_with_one_warning(directory, capl
 
 
 @pytest.mark.parametrize("kind", ["run", "experiment"])
-def test_what_was_deleted_in_mlflow_is_named_with_the_command_that_restores_it(directory, kind):
+def test_a_deleted_mlflow_run_is_reported_with_the_command_to_restore_it(directory, kind):
     send(directory, is_over=False)
     run = store().get_run(run_id_of(directory))
     if kind == "run":
@@ -188,7 +188,7 @@ def test_what_was_deleted_in_mlflow_is_named_with_the_command_that_restores_it(d
         send(directory)
 
 
-def test_a_file_that_is_no_store_is_one_line_at_once(tmp_path, monkeypatch):
+def test_a_file_that_is_not_a_store_is_reported_at_once_in_one_line(tmp_path, monkeypatch):
     (tmp_path / "mlflow.db").write_text("not a database\n" * 100)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     started = time.monotonic()
@@ -207,7 +207,7 @@ Sync(Path(sys.argv[1]), sys.argv[2]).send(is_over=True)
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_runs_that_begin_at_once_share_a_new_store_even_if_its_creation_was_killed(tmp_path):
+def test_concurrent_runs_share_a_new_store_even_if_its_creation_was_killed(tmp_path):
     uri = f"sqlite:///{tmp_path}/new/mlflow.db"
     folders = [tmp_path / str(number) for number in range(4)]
     for folder in folders:

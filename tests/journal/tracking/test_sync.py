@@ -43,7 +43,7 @@ def test_nothing_outside_the_directory_is_sent(directory):
     assert names == ["clip", "config.yaml"]
 
 
-def test_a_second_time_nothing_is_sent(directory):
+def test_a_second_upload_sends_nothing(directory):
     end(directory)
     first, second = send(directory), send(directory)
     assert (first.num_rows, first.num_files) == (3, 3)
@@ -53,7 +53,7 @@ def test_a_second_time_nothing_is_sent(directory):
 
 
 @pytest.mark.parametrize("known", ["nothing", "the run"])
-def test_what_was_sent_and_not_written_down_is_not_sent_again(directory, known):
+def test_uploads_that_were_not_recorded_are_not_sent_twice(directory, known):
     send(directory, is_over=False)
     run_id = run_id_of(directory)
     if known == "nothing":
@@ -78,7 +78,7 @@ def test_a_description_that_a_user_edited_is_kept(directory, known):
     assert told(directory).data.tags[NOTE] == "my conclusion"
 
 
-def test_a_line_that_is_being_written_waits(directory):
+def test_an_incomplete_line_is_sent_once_it_is_complete(directory):
     sync = send(directory, is_over=False)
     with (directory / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "reward')
@@ -90,7 +90,7 @@ def test_a_line_that_is_being_written_waits(directory):
     assert history(directory) == [*THREE_STEPS, (3, 0.3, 1003500)]
 
 
-def test_a_run_that_goes_on_is_the_same_run(directory):
+def test_a_resumed_run_keeps_its_mlflow_run(directory):
     end(directory)
     send(directory)
     end(directory, status="RUNNING", ended=None, step=0, metrics={})
@@ -104,7 +104,7 @@ def test_a_run_that_goes_on_is_the_same_run(directory):
     assert [point[0] for point in history(directory, "reward")] == [2, 3]
 
 
-def test_steps_that_are_done_anew_are_not_shown_twice(directory):
+def test_repeated_steps_are_not_shown_twice(directory):
     send(directory, is_over=False)
     rows = (directory / "metrics.jsonl").read_text().splitlines()[:2]  # like a run that resumes from step 1
     (directory / "metrics.jsonl").write_text("".join(f"{row}\n" for row in rows))
@@ -114,12 +114,12 @@ def test_steps_that_are_done_anew_are_not_shown_twice(directory):
     assert [point[0] for point in history(directory)] == [0, 1, 2, 3]
 
 
-def test_a_run_whose_process_is_gone_was_killed(directory):
+def test_a_run_without_a_process_is_marked_as_killed(directory):
     send(directory)
     assert store().get_run(run_id_of(directory)).info.status == "KILLED"
 
 
-def test_a_run_that_still_goes_on_is_not_ended_by_hand(directory):
+def test_syncing_a_live_run_does_not_end_it(directory):
     lock = Lock(directory)
     sync([directory])  # raises if MLflow did not get everything
     assert store().get_run(run_id_of(directory)).info.status == "RUNNING"
@@ -136,7 +136,7 @@ def test_more_metrics_than_one_call_takes(directory):
     assert [point[0] for point in history(directory, "many/59")] == list(range(3, 50))
 
 
-def test_a_store_that_fails_half_way_is_told_the_rest(directory, monkeypatch):
+def test_an_interrupted_upload_is_completed_later(directory, monkeypatch):
     whole, calls = mlflow.MlflowClient.log_batch, []
 
     def fails(self, run_id, metrics=(), **others):
@@ -158,7 +158,7 @@ def test_a_store_that_fails_half_way_is_told_the_rest(directory, monkeypatch):
     assert [point[0] for point in history(directory)] == list(range(50))
 
 
-def test_a_store_that_is_not_there_yet(directory, tmp_path, monkeypatch):
+def test_an_unwritable_store_is_an_error_and_a_missing_store_is_created(directory, tmp_path, monkeypatch):
     # a location that nobody can write to
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:////proc/{tmp_path.name}/mlflow.db")
     with pytest.raises(Exception, match=r"unable to open database|No such file|nonexistent"):
@@ -168,7 +168,7 @@ def test_a_store_that_is_not_there_yet(directory, tmp_path, monkeypatch):
     assert history(directory) == THREE_STEPS
 
 
-def test_each_store_is_told_everything(directory, empty_store, tmp_path, monkeypatch):
+def test_every_store_receives_all_records(directory, empty_store, tmp_path, monkeypatch):
     send(directory)
     first = run_id_of(directory)
     shutil.copy(empty_store, tmp_path / "other.db")
@@ -178,14 +178,14 @@ def test_each_store_is_told_everything(directory, empty_store, tmp_path, monkeyp
     assert history(directory) == THREE_STEPS
 
 
-def test_a_password_is_not_written_down(directory):
+def test_a_password_is_not_stored(directory):
     assert without_password("https://me:secret@host:5000/path") == "https://host:5000/path"
     Uploaded("id", "run").write(directory, "https://me:secret@host:5000")
     assert "secret" not in (directory / "tracking" / "sent.json").read_text()
     assert Uploaded.read(directory, "https://me:other@host:5000").run_id is None, "of another record"
 
 
-def test_damaged_records_are_named(tmp_path):
+def test_damaged_records_are_reported(tmp_path):
     Upload.new("mine", "run", tags={}, params={}).write(tmp_path)
     file = tmp_path / FOLDER / "record.json"
     for content in (b"{", b"[1]", b'{"id": 1}', b"\xff"):
@@ -195,7 +195,7 @@ def test_damaged_records_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b'{"sqlite:///x.db": {"id": 3}}'])
-def test_a_damaged_note_of_what_was_sent_does_no_harm(directory, content):
+def test_a_damaged_upload_record_is_harmless(directory, content):
     run_id = send(directory, is_over=False).uploaded.run_id
     (directory / FOLDER / "sent.json").write_bytes(content)
     assert run_id_of(directory) is None
@@ -205,7 +205,7 @@ def test_a_damaged_note_of_what_was_sent_does_no_harm(directory, content):
     assert history(directory) == [*THREE_STEPS, (3, 0.3, 1003500)]
 
 
-def test_the_environment_names_store_and_experiment(directory, empty_store, tmp_path, monkeypatch):
+def test_the_environment_sets_store_and_experiment(directory, empty_store, tmp_path, monkeypatch):
     shutil.copy(empty_store, tmp_path / "named.db")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/named.db")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "named")

@@ -34,7 +34,7 @@ def tracked(directory, work=lambda tracker: None):
     return tracker
 
 
-def test_a_run_is_followed_while_it_goes_on(directory):
+def test_a_run_is_uploaded_while_it_is_running(directory):
     (directory / "tracking" / "record.json").unlink()
 
     def work(tracker):
@@ -65,7 +65,7 @@ def test_mlflow_measures_the_machine_while_a_run_is_tracked(directory, monkeypat
 
 
 @pytest.mark.parametrize(("error", "expected"), [(ValueError, "FAILED"), (KeyboardInterrupt, "KILLED"), (SystemExit, "KILLED")])
-def test_the_way_a_run_ends_is_told(directory, error, expected):
+def test_the_final_status_of_a_run_is_sent(directory, error, expected):
     def work(tracker):
         raise error
 
@@ -75,7 +75,7 @@ def test_the_way_a_run_ends_is_told(directory, error, expected):
     assert [point[0] for point in history(directory)] == [0, 1, 2]
 
 
-def test_a_run_that_does_not_begin_leaves_nothing(monkeypatch, tmp_path):
+def test_a_run_that_does_not_start_creates_no_store(monkeypatch, tmp_path):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/none.db")
     with pytest.raises(ValueError, match="no such model"), Tracker(is_on=True):
         raise ValueError("no such model")
@@ -95,7 +95,7 @@ with Tracker(is_on=True) as tracker:
 
 
 @pytest.mark.parametrize("when", ["at once", "later"])
-def test_a_run_that_is_killed_is_told_of_to_the_end(directory, when):
+def test_a_killed_run_is_uploaded_completely(directory, when):
     with subprocess.Popen([sys.executable, "-c", RUN, str(directory)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "begun\n"
         if when == "later":
@@ -105,7 +105,7 @@ def test_a_run_that_is_killed_is_told_of_to_the_end(directory, when):
     assert [point[0] for point in history(directory)] == [0, 1, 2]
 
 
-def test_a_run_whose_follower_is_killed_goes_on(directory, caplog):
+def test_a_run_continues_if_its_follower_is_killed(directory, caplog):
     def work(tracker):
         until(lambda: run_id_of(directory) and [point[0] for point in history(directory)] == [0, 1, 2])
         os.kill(tracker._process.pid, signal.SIGKILL)
@@ -117,7 +117,7 @@ def test_a_run_whose_follower_is_killed_goes_on(directory, caplog):
     assert f"rlzoo sync {directory}" in caplog.text
 
 
-def test_a_follower_that_dies_before_it_has_begun_costs_the_run_nothing(directory, caplog):
+def test_a_follower_that_dies_on_start_does_not_affect_the_run(directory, caplog):
     with Tracker(is_on=True) as tracker:
         os.kill(tracker._process.pid, signal.SIGKILL)
         tracker._process.wait()
@@ -127,7 +127,7 @@ def test_a_follower_that_dies_before_it_has_begun_costs_the_run_nothing(director
     assert f"rlzoo sync {directory}" in line
 
 
-def test_a_follower_that_cannot_import_mlflow_says_so_in_one_line(directory, tmp_path, monkeypatch, capfd, caplog):
+def test_a_follower_that_cannot_import_mlflow_reports_it_in_one_line(directory, tmp_path, monkeypatch, capfd, caplog):
     (tmp_path / "broken" / "mlflow").mkdir(parents=True)
     (tmp_path / "broken" / "mlflow" / "__init__.py").write_text("raise RuntimeError('no home directory')\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "broken"), *sys.path]))
@@ -137,7 +137,7 @@ def test_a_follower_that_cannot_import_mlflow_says_so_in_one_line(directory, tmp
 
 
 @pytest.mark.long
-def test_a_store_that_cannot_be_reached_is_told_of_once_and_left_for_later(directory, zygote, caplog, monkeypatch):
+def test_an_unreachable_store_is_reported_once_and_retried_later(directory, zygote, caplog, monkeypatch):
     usual = tracking_uri()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -180,7 +180,7 @@ class Flaky:
         self.reports.append(trouble)
 
 
-def test_tries_come_less_often_while_the_store_is_down(monkeypatch):
+def test_retries_back_off_while_the_store_is_down(monkeypatch):
     pauses = []
 
     def is_over(seconds):

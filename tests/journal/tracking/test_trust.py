@@ -59,7 +59,7 @@ def password(monkeypatch, tmp_path):
     return f"Basic {b64encode(b'ada:lovelace').decode()}"
 
 
-def test_credentials_go_to_no_address_that_only_a_run_directory_names(directory, password, monkeypatch):
+def test_credentials_are_not_sent_to_an_address_from_a_run_directory(directory, password, monkeypatch):
     with tracking_server() as (address, received):
         Uploaded(Upload.read(directory).id, "a" * 32).write(directory, address)
         with pytest.raises(UserError, match=rf"credentials, set MLFLOW_TRACKING_URI={address}$"):
@@ -72,7 +72,7 @@ def test_credentials_go_to_no_address_that_only_a_run_directory_names(directory,
         assert {"config.yaml", "metrics.jsonl", "clip/step-2.png"} <= uploads
 
 
-def test_a_directory_does_not_choose_a_database_either(directory, password, tmp_path):
+def test_a_run_directory_does_not_choose_the_database(directory, password, tmp_path):
     theirs = tmp_path / "theirs" / "mlflow.db"
     Uploaded(Upload.read(directory).id, "a" * 32).write(directory, f"sqlite:///{theirs}")
     with pytest.raises(UserError, match="to confirm this address"):
@@ -81,7 +81,7 @@ def test_a_directory_does_not_choose_a_database_either(directory, password, tmp_
 
 
 @pytest.mark.parametrize("form", ["{path}", "file://{path}", "file:{path}", "//host{path}", "runs:/../..{path}"])
-def test_a_server_names_no_path_of_this_machine(directory, tmp_path, monkeypatch, caplog, form):
+def test_a_server_cannot_choose_a_local_path(directory, tmp_path, monkeypatch, caplog, form):
     mine = tmp_path / "mine" / "config.yaml"
     mine.parent.mkdir()
     mine.write_text("precious\n")
@@ -130,5 +130,5 @@ def test_files_go_to_the_server_itself_or_to_an_object_store(location, is_allowe
             artifact_repository(location, "https://me:secret@host:5000")
 
 
-def test_files_of_a_local_database_stay_where_it_keeps_them(tmp_path):
+def test_files_of_a_local_database_stay_in_its_artifact_folder(tmp_path):
     assert artifact_repository(str(tmp_path / "artifacts"), tracking_uri()).artifact_dir == str(tmp_path / "artifacts")

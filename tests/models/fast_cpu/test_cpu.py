@@ -58,7 +58,7 @@ def test_onednn_gives_the_value_and_the_gradients_of_float64(
         assert relative_error(mine, theirs) < 1e-6
 
 
-def test_only_what_needs_a_gradient_gets_one() -> None:
+def test_only_tensors_that_require_a_gradient_get_one() -> None:
     layer = onednn_layer(256, 256)
     layer.weight.requires_grad_(False)
     states = torch.randn(4, 256, requires_grad=True)
@@ -75,13 +75,13 @@ def test_a_model_may_change_the_result_in_place() -> None:
     assert states.grad is not None
 
 
-def test_rows_laid_out_by_columns_give_the_same() -> None:
+def test_column_major_rows_give_the_same_result() -> None:
     layer = onednn_layer(256, 300)
     states = torch.randn(256, 9).t()
     assert torch.allclose(layer(states), layer(states.contiguous()), rtol=0, atol=1e-6)
 
 
-def test_bfloat16_autocast_and_no_rows_are_left_to_torch() -> None:
+def test_bfloat16_autocast_and_empty_inputs_fall_back_to_torch() -> None:
     layer = onednn_layer(256, 300)
     with torch.autocast("cpu", torch.bfloat16):
         assert layer(torch.randn(4, 256)).dtype == torch.bfloat16
@@ -105,7 +105,7 @@ def test_a_product_is_that_of_float64_for_any_number_of_rows(dtype: torch.dtype,
             assert relative_error(found, exact) < (1e-6 if dtype == torch.float32 else 1e-2)
 
 
-def test_a_model_keeps_names_weights_and_gradients_and_loads_as_before(tmp_path: object) -> None:
+def test_a_prepared_model_keeps_its_names_weights_gradients_and_loading(tmp_path: object) -> None:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=300,
@@ -137,14 +137,14 @@ def test_a_model_keeps_names_weights_and_gradients_and_loads_as_before(tmp_path:
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(again.parameters(), plain.parameters(), strict=True))
 
 
-def test_a_model_elsewhere_is_left_alone() -> None:
+def test_a_model_on_another_device_is_unchanged() -> None:
     with torch.device("meta"):
         model = LlamaForCausalLM(LlamaConfig(vocab_size=300, hidden_size=256, num_hidden_layers=1))
     prepare_cpu(model)
     assert type(model.lm_head) is nn.Linear
 
 
-def test_a_model_that_goes_to_a_gpu_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_moves_to_a_gpu_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     model = LlamaForCausalLM(LlamaConfig(vocab_size=300, hidden_size=256, intermediate_size=256, num_hidden_layers=1))
@@ -175,7 +175,7 @@ print(held.hblkhd - before.hblkhd, held.arena - before.arena, freed.fordblks)
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs mallinfo2 of glibc 2.33")
-def test_freed_memory_is_used_again_without_the_kernel() -> None:
+def test_freed_memory_is_reused_without_system_calls() -> None:
     """Read the C library's own counts. The kernel's page faults would depend on the size of its pages."""
     counts = {}
     for how in ("keep", "as it is"):

@@ -56,14 +56,14 @@ def gelu():
     ],
     ids=["qwen3", "qwen2", "gelu", "yarn", "dynamic", "gpt2", "sliding", "alibi"],
 )
-def test_the_quickest_way_is_chosen_by_the_models_make(make, way):
+def test_the_fastest_sampling_path_is_chosen_for_the_architecture(make, way):
     draws = HFSampler(make(), tokenizer("<pad>"), end_ids=frozenset({END}), max_new_tokens=12)
     assert draws.way == way
 
 
 @pytest.mark.parametrize("make", [make_model, qwen2, gelu, lambda: rope("yarn")], ids=["qwen3", "qwen2", "gelu", "yarn"])
 @pytest.mark.parametrize("joined_bytes", [0, 2**30])
-def test_log_probs_are_the_models_own(make, joined_bytes, monkeypatch):
+def test_log_probs_equal_those_of_the_model(make, joined_bytes, monkeypatch):
     monkeypatch.setattr(fused, "JOINED_BYTES", joined_bytes)
     torch.manual_seed(0)
     model = make().eval()
@@ -72,7 +72,7 @@ def test_log_probs_are_the_models_own(make, joined_bytes, monkeypatch):
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "gpt2"])
-def test_in_bfloat16_it_is_as_near_as_the_model_is_to_itself(name):
+def test_the_bfloat16_error_is_no_larger_than_that_of_the_model(name):
     torch.manual_seed(0)
     model = MODELS[name]()
     exact = model.eval()
@@ -88,7 +88,7 @@ def test_in_bfloat16_it_is_as_near_as_the_model_is_to_itself(name):
     assert float((ours.log_probs - reference)[same].abs().max()) < 3 * spread
 
 
-def test_under_autocast_it_computes_in_its_type():
+def test_autocast_determines_the_computation_dtype():
     model = make_model().eval()
     exact = sampled(model, fuses=True)
     with torch.autocast("cpu", torch.bfloat16):

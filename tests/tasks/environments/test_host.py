@@ -47,7 +47,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_an_episode_that_fails_costs_no_other(bad):
+def test_a_failed_episode_does_not_affect_others(bad):
     problems = ["good", "good", bad, "good", "good", "good"]
     paid, failures = played(Counting, problems, workers=2, timeout=1.0 if bad == "hang" else 20.0)
     assert re.fullmatch(BAD[bad], failures[2])
@@ -56,12 +56,12 @@ def test_an_episode_that_fails_costs_no_other(bad):
     assert paid[2] == ([] if bad == "no start" else [1.0])
 
 
-def test_an_environment_that_cannot_be_made_is_named_in_one_line():
+def test_an_environment_that_cannot_be_created_is_reported_in_one_line():
     with pytest.raises(UserError, match=r"^the environment cannot start: boards is not installed: pip install boards$"):
         played(Unavailable, ["good"], workers=1)
 
 
-def test_an_episode_that_cannot_be_played_again_fails_when_its_worker_was_lost():
+def test_an_episode_that_cannot_be_replayed_fails_if_its_worker_dies():
     paid, failures = played(Careless, ["good", "crash", "good"], workers=1)
     # the second crashes in its second turn, after the first has taken its own and before the third
     assert [len(each) for each in paid] == [2, 1, 1]
@@ -91,13 +91,13 @@ def test_an_episode_that_cannot_be_played_again_fails_when_its_worker_was_lost()
     ],
 )
 @pytest.mark.parametrize("workers", [0, 1])
-def test_what_an_environment_may_not_answer_is_named(what, problem, workers):
+def test_an_invalid_observation_is_reported(what, problem, workers):
     _, failures = played(Odd, [what, "good"], workers)
     assert problem in failures[0]
     assert failures[1] == ""
 
 
-def test_workers_and_no_workers_play_the_same_episodes():
+def test_episodes_are_the_same_with_and_without_workers():
     kind = partial(Words, turns=4)
     results = []
     for workers in (0, 1, 3):
@@ -110,7 +110,7 @@ def test_workers_and_no_workers_play_the_same_episodes():
     assert results[0][1][0][1] == 0.2
 
 
-def test_an_answer_is_checked_and_a_text_is_a_message_of_the_user():
+def test_observations_are_validated_and_text_becomes_a_user_message():
     seen = Observation.checked("higher", 1, 0, {"found": True, "note": "a", "bad": float("inf")})
     assert seen.messages == ({"role": "user", "content": "higher"},)
     assert (seen.reward, seen.done, dict(seen.numbers)) == (1.0, False, {"found": 1.0})
@@ -128,7 +128,7 @@ def test_an_answer_is_checked_and_a_text_is_a_message_of_the_user():
         ("tests.tasks.environments.games:os", "expected a class or a function, got an object of type module"),
     ],
 )
-def test_what_is_no_environment_is_refused_in_one_line(environment, problem):
+def test_an_object_that_is_not_an_environment_is_refused_in_one_line(environment, problem):
     with pytest.raises(UserError, match=r"^task.environment=") as told:
         RunConfig.compose(clip="grpo", overrides=["task.name=environment", f"task.environment={environment}"])
     assert problem in str(told.value)

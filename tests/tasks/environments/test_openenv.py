@@ -66,7 +66,7 @@ def test_one_seed_gives_one_episode(server):
     assert played(OpenEnv(server), 3, moves) == played(OpenEnv(server), 3, moves)
 
 
-def test_the_servers_hints_lead_to_its_number(server):
+def test_the_hints_of_the_server_lead_to_its_number(server):
     seen = played(OpenEnv(server), 3, ["5", "2", "4"])  # random.Random(3).randint(1, 9) is 4
     assert seen == [
         "Guess my number between 1 and 9. Answer with one digit.",
@@ -76,7 +76,7 @@ def test_the_servers_hints_lead_to_its_number(server):
     ]
 
 
-def test_sessions_side_by_side_do_not_mix(server):
+def test_concurrent_sessions_are_independent(server):
     one, other = OpenEnv(server), OpenEnv(server)
     one.reset(EPISODE, 3)
     other.reset(EPISODE, 3)
@@ -84,7 +84,7 @@ def test_sessions_side_by_side_do_not_mix(server):
     other.close()
 
 
-def test_what_does_not_fit_the_server_is_refused(server):
+def test_settings_that_do_not_match_the_server_are_refused(server):
     with pytest.raises(UserError, match="no field 'word' \\(fields: message\\)"):
         OpenEnv(server, action="word")
     with pytest.raises(UserError, match="has text"):
@@ -96,7 +96,7 @@ def test_what_does_not_fit_the_server_is_refused(server):
 
 
 @pytest.mark.environments
-def test_the_page_trains(server, tmp_path, model):
+def test_the_example_on_the_page_trains(server, tmp_path, model):
     path, rows = train("OpenEnv", tmp_path, model, changed=[("http://127.0.0.1:8000", server)])
     check_training(path, rows)
     for step in (1, 2):

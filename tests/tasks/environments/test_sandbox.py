@@ -18,7 +18,7 @@ PYTHON = "rlzoo_sandbox:python"
 SETTINGS = {"name": "tools", "problems": {"name": "arithmetic"}, "tools": [PYTHON]}
 
 
-def test_what_a_program_prints_comes_back():
+def test_the_output_of_a_program_is_returned():
     assert python("print(sum(i * i for i in range(10)))") == "285"
     assert (
         python("import math, json, fractions\nprint(json.dumps([math.comb(5, 2), 'ä']), fractions.Fraction(3, 6))")
@@ -27,21 +27,21 @@ def test_what_a_program_prints_comes_back():
     assert python("pass") == ""
 
 
-def test_a_program_that_fails_gives_what_it_printed_and_its_traceback():
+def test_a_failing_program_returns_its_output_and_traceback():
     text = python("print('first')\n1/0")
     assert text.startswith("first\nTraceback (most recent call last):")
     assert text.endswith("ZeroDivisionError: division by zero")
     assert python("1 +").endswith("SyntaxError: invalid syntax")
 
 
-def test_the_same_program_gives_the_same_answer_at_any_time():
+def test_the_same_program_always_gives_the_same_output():
     numbers = "random.random(), os.urandom(4), time.time(), uuid.uuid4(), hash('a'), id(object())"
     program = f"import random, os, time, uuid\nprint({numbers})"
     assert len({python(program) for _ in range(2)}) == 1
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "/etc/hostname", "/proc/self/environ", "/root/.bashrc", "/", ".", "/dev/null"])
-def test_no_file_of_the_machine_is_there(path):
+def test_no_file_of_the_host_is_visible(path):
     for attack in ("open({0!r}).read()", "import os; os.stat({0!r})", "import os; os.listdir({0!r})"):
         last = python(attack.format(path)).splitlines()[-1]
         assert "Error: [Errno" in last, last
@@ -56,7 +56,7 @@ def test_no_file_can_be_written(tmp_path):
     assert [*tmp_path.iterdir()] == []
 
 
-def test_the_environment_and_the_arguments_are_not_the_machines(monkeypatch):
+def test_the_environment_and_the_arguments_of_the_host_are_hidden(monkeypatch):
     monkeypatch.setenv("SECRET_TOKEN", "hunter2")
     assert python("import os, sys\nprint(dict(os.environ), sys.argv, sys.platform)") == "{} ['-c'] wasi"
 
@@ -91,17 +91,17 @@ def test_no_process_and_no_thread_can_be_started(attack):
         "import _ctypes",
     ],
 )
-def test_what_runs_it_cannot_be_reached(attack):
+def test_a_program_cannot_access_its_interpreter_host(attack):
     assert "Error" in python(attack).splitlines()[-1]
 
 
-def test_a_gigabyte_is_refused_and_the_program_may_go_on():
+def test_a_gigabyte_allocation_is_refused_and_the_program_may_continue():
     program = "try:\n    x = bytearray(2**30)\nexcept MemoryError:\n    print('no')\nprint(len(bytearray(100 * 2**20)))"
     assert python(program) == f"no\n{100 * 2**20}"
     assert python("x = []\nwhile True: x.append('a' * 10**6)").endswith("MemoryError")
 
 
-def test_an_endless_loop_is_stopped_and_what_was_printed_is_kept():
+def test_an_endless_loop_is_stopped_and_its_output_kept():
     text = python("print('begun')\nwhile True:\n    try:\n        while True: pass\n    except BaseException: pass")
     assert text == "begun\n(the program was stopped: it took more than 10,000,000,000 steps)"
 
@@ -113,7 +113,7 @@ def few_steps(monkeypatch):
 
 
 @pytest.mark.parametrize("slow", ["9 ** 9 ** 9", "sum(range(10**12))", "import re; re.match('(a+)+b', 'a' * 64)"])
-def test_one_long_instruction_of_python_is_stopped_too(slow, few_steps):
+def test_one_long_python_instruction_is_stopped(slow, few_steps):
     text = python(slow)
     assert text == "(the program was stopped: it took more than 1,000,000,000 steps)"
 
@@ -127,7 +127,7 @@ def test_a_program_cannot_sleep():
     assert python("import time; time.sleep(3600)").endswith("OSError: [Errno 58] Not supported")
 
 
-def test_of_much_output_the_beginning_and_the_end_come_back():
+def test_long_output_is_returned_with_its_beginning_and_end():
     text = python("print('a' * 1000)\nprint('b' * 998 + '.')")
     assert text == "a" * 400 + "\n(1,201 bytes are left out)\n" + "b" * 398 + "."
 
@@ -135,7 +135,7 @@ def test_of_much_output_the_beginning_and_the_end_come_back():
 @pytest.mark.parametrize(
     "flood", ["print('x' * 10**6)", "while True: print('xxx')", "import os\nwhile True: os.write(2, b'x' * 999)"]
 )
-def test_a_megabyte_of_output_is_cut(flood):
+def test_a_megabyte_of_output_is_truncated(flood):
     text = python(flood)
     assert text.endswith("\n(the program was stopped: it printed more than 20,000 bytes)")
     assert len(text) < 1000
@@ -144,13 +144,13 @@ def test_a_megabyte_of_output_is_cut(flood):
 @pytest.mark.parametrize(
     "depth", ["def f(): f()\nf()", "import sys; sys.setrecursionlimit(10**9)\ndef f(): f()\nf()", "eval('(' * 10_000)"]
 )
-def test_recursion_without_end_stays_within(depth, few_steps):
+def test_endless_recursion_is_contained(depth, few_steps):
     text = python(depth)
     assert "Error" in text or "was stopped" in text
     assert python("print(1)") == "1"
 
 
-def test_a_program_that_breaks_its_interpreter_ends_alone():
+def test_a_program_that_crashes_its_interpreter_does_not_affect_others():
     assert "was stopped" in python("import signal; signal.raise_signal(11)")
     assert python("import os; os._exit(7)") == python("import sys; sys.exit(7)") == ""
     assert python("print(1)") == "1"
@@ -162,7 +162,7 @@ def test_a_program_that_no_argument_can_hold_is_refused():
             python(program)
 
 
-def test_it_runs_in_a_worker_within_its_limits_beside_other_episodes():
+def test_the_sandbox_runs_in_a_worker_with_other_episodes():
     with build_task({**SETTINGS, "workers": 1}) as task:
         numbers, _ = task.host.begin([Problem("1+1", "2")] * 2, [0, 0])
         call = '<tool_call>{"name": "python", "arguments": {"code": "print(2**64)"}}</tool_call>'
@@ -174,7 +174,7 @@ def run_and_say_who(code):
     return python(code) + f" {os.getpid()}"
 
 
-def test_the_process_that_runs_a_program_survives_every_one_of_them():
+def test_the_sandbox_process_survives_every_program():
     worker = Worker(run_and_say_who, sandbox.prepare, 4 * 2**30)
     attacks = [
         "x = [0] * 10**9",

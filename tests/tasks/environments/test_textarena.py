@@ -39,7 +39,7 @@ def test_another_seed_gives_another_game():
     assert len({str(played("GuessTheNumber-v0", seed, ["[5]", "[7]", "[3]"])) for seed in range(8)}) > 1
 
 
-def test_episodes_side_by_side_are_as_alone():
+def test_concurrent_episodes_equal_separate_ones():
     moves = GAMES["Blackjack-v0"]  # cards are drawn at every move, from the generator that all games share
     alone = played("Blackjack-v0", 3, moves)
     state = random.getstate()
@@ -86,7 +86,7 @@ def test_a_game_that_cannot_be_played_is_refused(game, said, monkeypatch, tmp_pa
 
 
 @pytest.mark.environments
-def test_the_page_trains(tmp_path, model):
+def test_the_example_on_the_page_trains(tmp_path, model):
     path, rows = train("TextArena", tmp_path, model)
     check_training(path, rows)
     for step, row in enumerate(rows, 1):  # a game ends when the number is found, or after two invalid moves in a row

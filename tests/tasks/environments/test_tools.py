@@ -123,11 +123,11 @@ def test_a_call_that_cannot_be_made_is_answered_with_the_reason(message, said):
     assert errors == 1
 
 
-def test_a_tool_that_raises_says_so_to_the_model_and_the_episode_goes_on():
+def test_a_tool_error_is_reported_to_the_model_and_the_episode_continues():
     assert answer_to(call("calculator", expression="1/0"), calculator) == ("error: ZeroDivisionError: division by zero", 1)
 
 
-def test_what_a_tool_returns_becomes_text():
+def test_the_result_of_a_tool_is_converted_to_text():
     def pairs() -> dict:
         return {"a": [1, 2.5, None], "b": {1}}
 
@@ -141,7 +141,7 @@ def test_calls_beyond_the_limit_of_a_turn_are_not_made():
     assert info["tool_errors"] == 2
 
 
-def test_a_call_in_the_thoughts_is_not_made():
+def test_a_call_inside_think_tags_is_not_made():
     assert find_calls(f"<think>{call('add', first=1)}</think>2") == []
     assert [parse_call(text) for text in find_calls(f"<think>?</think>{call('add', first=1)}")] == [("add", {"first": 1})]
 
@@ -210,7 +210,7 @@ def made(tmp_path, monkeypatch):
         task.close()
 
 
-def test_the_answer_is_graded_by_the_task_that_asked(made):
+def test_the_answer_is_graded_by_the_underlying_task(made):
     task = made(CALCULATOR, workers=0, seed=3)
     right, wrong = problems = task.train_problems(0, 2)
     assert problems == build_task({"name": "arithmetic", "seed": 3}).train_problems(0, 2)
@@ -225,7 +225,7 @@ def test_the_answer_is_graded_by_the_task_that_asked(made):
     assert build_task({"name": task.name, **task.model_dump(mode="json")}) == task
 
 
-def test_a_copy_with_a_seed_asks_in_that_order_and_grades_with_the_same_workers(made):
+def test_a_copy_with_another_seed_reorders_questions_and_shares_the_workers(made):
     task = made(CALCULATOR, workers=0, problems={"name": "arithmetic", "reward": f"{__name__}:length"})
     seeded = task.model_copy(update={"seed": 5})
     assert seeded.train_problems(0, 3) == build_task({"name": "arithmetic", "seed": 5}).train_problems(0, 3)
@@ -237,7 +237,7 @@ def length(problem, response):
     return len(response)
 
 
-def test_a_tool_that_hangs_crashes_or_floods_costs_its_episode_and_no_other(made):
+def test_a_tool_that_hangs_crashes_or_floods_fails_only_its_episode(made):
     task = made("hang", "crash", "flood", "search", timeout=2.0)
     problems = task.train_problems(0, 4)
     numbers, _ = task.host.begin(problems, [0] * 4)
@@ -271,7 +271,7 @@ def test_a_tool_that_hangs_crashes_or_floods_costs_its_episode_and_no_other(made
         ([], {}, "task.tools"),
     ],
 )
-def test_a_mistake_is_one_line_before_anything_starts(made, tools, settings, said):
+def test_an_error_is_reported_in_one_line_before_anything_starts(made, tools, settings, said):
     with pytest.raises(UserError) as caught:
         made(*tools, **settings)
     assert said in str(caught.value)
@@ -301,7 +301,7 @@ def test_a_run_with_tools_is_graded_as_one_without(rlzoo, tmp_path, caplog):  # 
     assert rows[1]["reward/mean"] == sum(each["reward"] for each in rollouts) / len(rollouts) > 0
 
 
-def test_a_mistake_in_the_tools_is_one_line_of_the_command(rlzoo):  # noqa: F811
+def test_an_error_in_the_tools_is_reported_in_one_line_by_the_command(rlzoo):  # noqa: F811
     code, _, err = rlzoo(*SMALL, "--set", "task.tools=[rlzoo.tasks.environments.tools:calculater]")
     assert code == 2
     assert err.count("\n") == 1
@@ -381,7 +381,7 @@ def test_a_template_with_tools_explains_them_itself():
     assert behind == ANSWERED
 
 
-def test_a_template_whose_calls_are_written_otherwise_is_not_asked_to_explain_them():
+def test_a_template_with_another_call_format_does_not_describe_the_tools():
     template = CHATML_WITH_TOOLS.replace("<tool_call>", "[CALL]").replace("</tool_call>", "[/CALL]")
     begin, behind = put(template, ASK, "42", "43")
     assert begin.startswith("<|im_start|>system\nYou may call functions")
@@ -402,13 +402,13 @@ def test_a_template_that_refuses_system_messages_gets_the_tools_with_the_questio
     assert begin.endswith("</tool_call>\n\n6*7?<|im_end|>\n<|im_start|>assistant\n")
 
 
-def test_without_a_chat_template_only_the_question_is_put():
+def test_without_a_chat_template_the_prompt_is_only_the_question():
     begin, behind = put(None, ASK, "42", "43")
     assert begin == "6*7?"
     assert behind == "\n<tool_response>\n42\n</tool_response>\n<tool_response>\n43\n</tool_response>\n"
 
 
-def test_messages_between_answers_keep_them_apart():
+def test_a_message_between_tool_results_keeps_them_separate():
     tool, user = {"role": "tool", "content": "1"}, {"role": "user", "content": "go on"}
     roles = [
         (each["role"], each["content"].count("<tool_response>"))

@@ -29,7 +29,7 @@ def config(output, game, *more, clip="fspo", steps=2):
     return RunConfig.compose(clip=clip, overrides=overrides, steps=steps, output=output)
 
 
-def test_environments_that_raise_hang_and_flood_cost_their_episodes_and_the_run_says_so(tmp_path, caplog):
+def test_environments_that_raise_hang_or_flood_fail_their_episodes_and_are_reported(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, logger="rlzoo"):
         result = rlzoo.train(config(tmp_path / "run", "Unruly", "task.timeout=0.5", "reward.max_failed=0.9"))
     rows = lines(tmp_path / "run" / "rollouts" / "000001.jsonl")
@@ -48,7 +48,7 @@ def test_environments_that_raise_hang_and_flood_cost_their_episodes_and_the_run_
     assert result.metrics[2]["learner/skipped"] == 0
 
 
-def test_what_the_tokenizer_cannot_write_costs_its_episode_and_no_other(tmp_path, caplog):
+def test_text_that_cannot_be_encoded_fails_only_its_episode(tmp_path, caplog):
     result = rlzoo.train(config(tmp_path / "run", "Unspeakable", "task.workers=0", "reward.max_failed=0.9"))
     rows = lines(tmp_path / "run" / "rollouts" / "000001.jsonl")
     kinds = {index: ["", "", "reset returned 'what is", "step returned", "no text"][index % 5] for index in range(4, 12)}
@@ -61,7 +61,7 @@ def test_what_the_tokenizer_cannot_write_costs_its_episode_and_no_other(tmp_path
     assert len(result.metrics) == 3, "both steps were taken"
 
 
-def test_a_reset_that_ignores_its_seed_is_noticed_once(tmp_path, caplog):
+def test_a_reset_that_ignores_its_seed_is_reported_once(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, logger="rlzoo"):
         rlzoo.train(config(tmp_path / "run", "Whimsical", "task.workers=0"))
     assert sum("must derive all randomness from its seed" in record.message for record in caplog.records) == 1
@@ -83,7 +83,7 @@ def test_estimators_of_turns_and_tokens_train_on_episodes(tmp_path, clip, more):
     assert row["response"].startswith("environment: ")
 
 
-def test_recorded_episodes_are_judged_as_they_were(tmp_path):
+def test_recorded_episodes_are_replayed_with_the_same_decisions(tmp_path):
     settings = ["task.workers=0", "learner.lr=1e-3", "learner.num_minibatches=1", "learner.num_epochs=2"]
     result = rlzoo.train(config(tmp_path / "run", "Chain", *settings, clip="grpo"))
     recorded = RecordedRun.read(tmp_path / "run")

@@ -48,7 +48,7 @@ def test_a_right_first_answer_ends_the_episode(folder, seed, answer):
     assert environment.step(answer) == ([], 1.0, True, {"turns": 1.0})
 
 
-def test_episodes_side_by_side_do_not_mix(folder):
+def test_concurrent_episodes_are_independent(folder):
     first, second = Verifiers("sums"), Verifiers("sums")
     first.reset(EPISODE, 0)
     second.reset(EPISODE, 1)
@@ -58,7 +58,7 @@ def test_episodes_side_by_side_do_not_mix(folder):
     assert first.step("three") == ([], 0.0, True, {"turns": 2.0})
 
 
-def test_an_episode_may_be_left(folder):
+def test_an_episode_can_be_abandoned(folder):
     environment = Verifiers("sums")
     environment.reset(EPISODE, 0)
     environment.close()
@@ -80,13 +80,13 @@ def test_what_needs_more_than_text_is_refused(folder, hook, said):
 
 
 @pytest.mark.parametrize(("name", "said"), [("", "missing"), ("nowhere", "cannot load it")])
-def test_a_taskset_that_is_not_there_is_refused(name, said):
+def test_a_missing_taskset_is_refused(name, said):
     with pytest.raises(UserError, match=said):
         Verifiers(name)
 
 
 @pytest.mark.environments
-def test_the_page_trains(tmp_path, model):
+def test_the_example_on_the_page_trains(tmp_path, model):
     write_file("verifiers", tmp_path)
     path, rows = train("verifiers", tmp_path, model)
     check_training(path, rows)
