@@ -68,20 +68,20 @@ class Run:
 
     def _reopen(self, path: Path) -> tuple[RunDirectory, Path | None]:
         """Open the run directory, and return the state to resume from; all processes raise the main one's error."""
-        found: Path | Exception | None = None
+        state: Path | Exception | None = None
         with ExitStack() as failed:
             if self.is_main:
                 try:
                     directory = RunDirectory.resume(path)
                     failed.callback(directory.close)
-                    found = newest_state(path)
+                    state = newest_state(path)
                 except (UserError, OSError) as error:
-                    found = error
-            found = gather(self.accelerator, [found])[0]
-            if isinstance(found, Exception):
-                raise found
+                    state = error
+            state = gather(self.accelerator, [state])[0]
+            if isinstance(state, Exception):
+                raise state
             failed.pop_all()
-        return (directory if self.is_main else RunDirectory(path, is_writer=False)), found
+        return (directory if self.is_main else RunDirectory(path, is_writer=False)), state
 
     def _restore(self, folder: Path | None) -> None:
         """Restore the state from a checkpoint, or start at step 0 if there is none."""

@@ -107,10 +107,10 @@ def _run(run: Run, tracker: Tracker, stop: StopRequest, observer: Observer | Non
     finally:
         run.leave()
     profile = run.monitor.profile()
-    whole = run_metrics(list(run.accuracies.values()), run.recent, profile)
+    totals = run_metrics(list(run.accuracies.values()), run.recent, profile)
     seconds = {"seconds": round(run.seconds, 3)}
-    run.directory.summarise({**run.summary(finished=True), **seconds, "metrics": whole})
+    run.directory.summarise({**run.summary(finished=True), **seconds, "metrics": totals})
     speeds = [row[SPEED] for row in run.recent if SPEED in row]
     speed = {"tokens_per_second": round(fmean(speeds))} if speeds else {}  # not in the summary, which must be reproducible
-    tracker.conclude(config.steps, whole | speed, {"warnings": ", ".join(run.monitor.raised)})
+    tracker.conclude(config.steps, totals | speed, {"warnings": ", ".join(run.monitor.raised)})
     return RunResult(run.directory.path, profile)
