@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -90,6 +91,8 @@ class Architecture:
         named, autocasts = config.model, config.learner.autocast == "bfloat16"
         flashes = (named.attn_implementation or "").startswith("flash")  # keeps what PyTorch's own flash attention keeps
         mode = FakeTensorMode()  # tensors have shapes and types, but no memory
+        # otherwise it logs a traceback if an operation fails
+        logging.getLogger(FakeTensorMode.__module__).setLevel(logging.CRITICAL)
         with mode:
             model = _build(shape, named.dtype, None if flashes else named.attn_implementation)
         decoder, layers, bounds = model.get_decoder(), _layers(model), list[int]()

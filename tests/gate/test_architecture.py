@@ -1,6 +1,7 @@
 """The shape of a model: its number of parameters matches the real model, and it is found without weights."""
 
 import json
+import logging
 
 import pytest
 import torch
@@ -74,3 +75,15 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "qwen3", "hidden_size": "wide"}')
     with pytest.raises(UserError, match=r"config.json does not describe a model: "):
         find_architecture(str(tmp_path))
+
+
+def test_a_pass_that_cannot_be_computed_prints_nothing(tmp_path, monkeypatch):
+    sizes = {"num_layers": 2, "hidden_size": 24, "num_heads": 6, "max_position_embeddings": 16, "vocab_size": 101}
+    config = AutoConfig.for_model("gpt_neo", **sizes, attention_types=[[["global", "local"], 1]])
+    config.save_pretrained(tmp_path)
+    records = []
+    monkeypatch.setattr(logging.getLogger("torch._subclasses.fake_tensor"), "handlers", [handler := logging.Handler()])
+    monkeypatch.setattr(handler, "emit", records.append)
+    with pytest.raises(RuntimeError):
+        find_architecture(str(tmp_path)).forward(RunConfig(clip="grpo", learner={"packing": True}), 4, 16)
+    assert records == []
