@@ -48,7 +48,7 @@ def load_mlflow() -> None:
 def bounded_store() -> Iterator[None]:
     """End the block with a `RunError` after `LONGEST_EXCHANGE` seconds, for a server that sends one byte per second.
 
-    MLflow's time limit starts anew with every byte. Outside the main thread, it is the only limit.
+    MLflow's time limit restarts with every byte. Outside the main thread, it is the only limit.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
