@@ -318,19 +318,38 @@ def freeze_unused(accelerator: Accelerator, module: ResponseLogProbs) -> None:
     """Freeze what only other inputs than texts use, such as a vision tower, and let steps differ in the experts that they use.
 
     Otherwise, DDP would wait for gradients that never come, and DeepSpeed would decay weights that never learn.
-    """
-    from accelerate.utils import DistributedDataParallelKwargs
 
-    token = torch.zeros(1, 1, dtype=torch.long, device=module.language_model.device)
+    Raises:
+        UserError: The model cannot make a training pass, or DeepSpeed cannot train it in several processes.
+    """
+    from accelerate.utils import DistributedDataParallelKwargs, DistributedType
+
+    model, length = module.language_model, 16
+    various = torch.arange(length, device=model.device)[None] % model.get_input_embeddings().num_embeddings
     try:
-        log_probs, _ = module(ModelInputs(token, None, None, torch.ones_like(token, dtype=torch.bool)))
+        with_one_token, with_various = (_used(module, tokens) for tokens in (torch.zeros_like(various), various))
     except Exception as error:  # the model's code can cause any exception
-        model = module.language_model
         raise UserError(
             f"model.path: a training pass of {type(model).__name__} in {model.dtype} with attention "
             f"{model.config._attn_implementation!r} fails ({one_line(error)}); set another model.dtype or "
             "model.attn_implementation, or choose another model"
         ) from error
+    text_model = set(model.get_decoder().parameters())
+    for parameter in set(module.parameters()) - with_one_token - with_various - text_model:
+        parameter.requires_grad_(False)
+    if with_one_token != with_various and accelerator.distributed_type is DistributedType.DEEPSPEED:
+        if accelerator.num_processes > 1:  # they add up gradients in the order in which these come
+            raise UserError(
+                f"launch.deepspeed: the tokens determine which layers {type(model).__name__} uses, so DeepSpeed would add up "
+                "gradients of different layers if processes differ; use launch.fsdp=true"
+            )
+    if any(parameter.requires_grad for parameter in text_model - (with_one_token & with_various)):
+        accelerator.ddp_handler = DistributedDataParallelKwargs(find_unused_parameters=True)
+
+
+def _used(module: ResponseLogProbs, tokens: Tensor) -> set[nn.Parameter]:
+    """Return the trained parameters that the log-probs of tokens ``(B, T)`` depend on."""
+    log_probs, _ = module(ModelInputs(tokens, None, None, torch.ones_like(tokens, dtype=torch.bool)))
     nodes, used = {log_probs.grad_fn}, set[nn.Parameter]()
     remaining = list(nodes)
     while remaining:
@@ -339,11 +358,7 @@ def freeze_unused(accelerator: Accelerator, module: ResponseLogProbs) -> None:
         new = {earlier for earlier, _ in node.next_functions if earlier is not None} - nodes
         nodes |= new
         remaining += new
-    text_model = set(module.language_model.get_decoder().parameters())
-    for parameter in set(module.parameters()) - used - text_model:
-        parameter.requires_grad_(False)
-    if any(parameter.requires_grad for parameter in text_model - used):
-        accelerator.ddp_handler = DistributedDataParallelKwargs(find_unused_parameters=True)
+    return used
 
 
 def make_optimization(
