@@ -337,12 +337,12 @@ def freeze_unused(accelerator: Accelerator, module: ResponseLogProbs) -> None:
     text_model = set(model.get_decoder().parameters())
     for parameter in set(module.parameters()) - with_one_token - with_various - text_model:
         parameter.requires_grad_(False)
-    if with_one_token != with_various and accelerator.distributed_type is DistributedType.DEEPSPEED:
-        if accelerator.num_processes > 1:  # they add up gradients in the order in which these come
-            raise UserError(
-                f"launch.deepspeed: the tokens determine which layers {type(model).__name__} uses, so DeepSpeed would add up "
-                "gradients of different layers if processes differ; use launch.fsdp=true"
-            )
+    adds_in_order = accelerator.distributed_type is DistributedType.DEEPSPEED and accelerator.num_processes > 1
+    if adds_in_order and with_one_token != with_various:
+        raise UserError(
+            f"launch.deepspeed: the tokens determine which layers {type(model).__name__} uses, so DeepSpeed would add up "
+            "gradients of different layers if processes differ; use launch.fsdp=true"
+        )
     if any(parameter.requires_grad for parameter in text_model - (with_one_token & with_various)):
         accelerator.ddp_handler = DistributedDataParallelKwargs(find_unused_parameters=True)
 
