@@ -17,8 +17,9 @@ class ClipInputs:
     The engine fills the fields below ``seed`` only for rules that name them in `ClipPolicy.needs`; otherwise they are None.
     These fields carry no gradient. Values at masked positions are arbitrary, and a rule must ignore them.
 
-    A new optional input is a field here, a field or property of the same name in a batch of `rlzoo.learner.batch`, which the
-    learner reads, and an example of its values in `rlzoo.testing.data`, which the laws use.
+    A new optional input takes three files: a field here; a field or property of the same name of `Batch` in
+    `rlzoo.learner.batch`, filled by `collate` and read by `Learner.clip_inputs`, which looks inputs up by name; and in
+    `rlzoo.testing.data`, an example of its values in `optional_fields` and its name among the fields of its kind.
 
     Example:
         Two responses have 3 and 2 tokens, and advantages +1 and -1:
