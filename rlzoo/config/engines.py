@@ -39,6 +39,8 @@ class Engine:
 
     def check(self) -> None:
         """Raise UserError if the sampling settings do not fit together or exceed the engine's limits."""
+        if self.rollout.vllm.in_flight and not self.in_flight:
+            raise UserError("rollout.vllm.in_flight needs rollout.engine=vllm with a server (rollout.vllm.server)")
         top_p, top_k, largest = self.rollout.top_p, self.rollout.top_k, self.largest_top_k
         if largest is not None and ((top_k or 0) > largest or (top_p < 1 and top_k is None)):
             setting = f"top_p={top_p:g}" if top_k is None else f"top_k={top_k}"

@@ -18,7 +18,7 @@ from rlzoo.config.redaction import redact_settings
 from rlzoo.config.run_config import RunConfig
 from rlzoo.core.discovery import DISTRIBUTION, installed_plugins
 from rlzoo.core.errors import UserError
-from rlzoo.core.plugin_files import copy_names, plugin_files
+from rlzoo.core.plugin_files import OUTPUTS, copy_names, plugin_files
 from rlzoo.journal.state import read_fingerprint
 from rlzoo.journal.tracking.uploads import flatten
 from rlzoo.tasks.task import fingerprint, seeded, train_fingerprint
@@ -32,7 +32,6 @@ VERSION = "version of "  # a different version is reported, not refused
 MODEL = "model "  # facts about the loaded model, which a dry run does not load
 TRAIN_PROBLEMS = "training problems"
 
-OUTPUTS = (".log", ".md", ".rst", ".html", ".png", ".svg", ".pdf")  # files that code names in order to write them
 _REFERENCE = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")  # names the user's code, as module:name
 _BLOCK = 4096  # bytes of a weight that are summed, a multiple of 8
 
@@ -128,8 +127,9 @@ def _files(config: RunConfig, settings: Mapping[str, Any]) -> Iterator[tuple[str
     code: list[Path] = []
     for path, name in copy_names(config.plugins).items():
         for place, file in plugin_files(path).items():
-            yield f"plugin {name}/{place}" if path.is_dir() else f"plugin {name}", file
-            code.append(file)
+            if file.suffix not in OUTPUTS:
+                yield f"plugin {name}/{place}" if path.is_dir() else f"plugin {name}", file
+                code.append(file)
     values = [value for key, value in settings.items() if not key.startswith(FREE)]
     texts = {text for value in values for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)}
     yield from ((f"file {text}", path) for text in sorted(texts) if _is_file(path := Path(os.path.expanduser(text))))  # noqa: PTH111
