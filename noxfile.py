@@ -429,8 +429,9 @@ def release(session: nox.Session) -> None:
 def package(session: nox.Session) -> None:
     """Check that ``pip install .`` gives a working command with every bundled policy and config.
 
-    The commands of the how-tos and the examples that need no extra are run with only rlzoo's requirements importable. Training
-    commands run for two steps. `guides` does the same for the README and the tutorial.
+    The commands of the how-tos and one example for each part of rlzoo that examples import are run with only rlzoo's
+    requirements importable. Training commands run for two steps with few prompts. `guides` does the same for the README and the
+    tutorial, and `examples` for the other examples.
     """
     bin_folder = installed(session)
     python, env = str(bin_folder / "python"), {**BARE, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
@@ -457,10 +458,12 @@ def guides(session: nox.Session) -> None:
 
 @nox.session
 def examples(session: nox.Session) -> None:
-    """Run the examples of `package`, and the notebook; not part of continuous integration."""
+    """Run all examples that need no extra, and the notebook; not part of continuous integration. `package` runs some of them."""
+    python = str(installed(session) / "python")
+    session.run(python, str(ROOT / "tests" / "bare.py"), external=True)
+    session.run(python, "-m", "tests.examples", external=True, env=BARE)
     bin_folder = project(session)
     install(session, bin_folder, "nbclient>=0.10", "ipykernel>=6")
-    session.run(str(bin_folder / "python"), "-m", "tests.examples", external=True, env=OFFLINE)
     with session.chdir(session.create_tmp()):
         notebook = str(ROOT / "examples" / "replay_and_plot.ipynb")
         session.run(str(bin_folder / "jupyter-execute"), notebook, external=True, env=OFFLINE)

@@ -39,15 +39,36 @@ def empty_store(pytestconfig, tmp_path_factory):
     return kept
 
 
-@pytest.fixture(autouse=True)
-def own_store(empty_store, tmp_path_factory, monkeypatch):
+@pytest.fixture(scope="session")
+def unused_stores(empty_store, tmp_path_factory):
+    """Folders with a copy of the empty store that no test has changed; most tests leave theirs as it was."""
     logging.getLogger("alembic").setLevel(logging.ERROR)
-    store = tmp_path_factory.mktemp("mlflow")
-    shutil.copy(empty_store, store / "mlflow.db")
+    return []
+
+
+def state(store):
+    """Return the files of a store's folder with the inode, size and time of change of each."""
+    return {
+        file.name: (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        for file in os.scandir(store)
+        if (status := file.stat())
+    }
+
+
+@pytest.fixture(autouse=True)
+def own_store(empty_store, unused_stores, tmp_path_factory, monkeypatch):
+    if not unused_stores:
+        store = tmp_path_factory.mktemp("mlflow")
+        shutil.copy(empty_store, store / "mlflow.db")
+        unused_stores.append((store, state(store)))
+    store, before = unused_stores.pop()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{store}/mlflow.db")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     yield store
-    shutil.rmtree(store, ignore_errors=True)  # each takes a megabyte
+    if state(store) == before:
+        unused_stores.append((store, before))
+    else:
+        shutil.rmtree(store, ignore_errors=True)  # each takes a megabyte
 
 
 @pytest.fixture(scope="session")

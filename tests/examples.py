@@ -1,8 +1,8 @@
 """Runs the examples that need only rlzoo's requirements, each in an empty folder: ``python -m tests.examples``.
 
-``--jobs N`` runs N examples at once; ``--quick`` skips those that take a quarter of a minute or more. Examples that read a run
-get a short one, and the example that reads another trainer's dump a small one. All are forked from one process that has
-imported everything (`tests.zygote`).
+``--jobs N`` runs N examples at once; ``--quick`` runs only those of continuous integration. Examples that read a run get a
+short one, and the example that reads another trainer's dump a small one. All are forked from one process that has imported
+everything (`tests.zygote`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,17 @@ QUICK = {
     "convert_dump.py": "DUMPS rollouts --temperature 0.7",
     "custom_reward.py": "",
     "custom_task.py": "",
+    "lab/mismatch_by_length.py": "RUN",
+    "lab/pooled_fairness.py": "RUN --clip fspo,gspo",
+    "lab/tool_curve.py": "RUN tools.svg",
+    "quickstart.py": "",
+    "show_completions.py": "RUN --step 1 --number 2",
+}
+"""Examples of continuous integration, with their arguments; RUN is a run directory, DUMPS a folder with a dump, DOCS ``docs``.
+
+They are the examples outside of lab/, whose types mypy does not check, and one of lab/ for each way to read a run.
+"""
+SLOW = {
     "lab/adaptive_bound.py": "RUN",
     "lab/evenness.py": "RUN --skip-steps 2 --jobs 1",
     "lab/evenness_picture.py": "DOCS/explanation/which-rule-wins/evenness.csv evenness.svg",
@@ -36,16 +47,6 @@ QUICK = {
     "lab/interval_coverage.py": "RUN --steps 1 --windows 5",
     "lab/length_law.py": "--output law --quick",
     "lab/length_law_fit.py": "DOCS/explanation/which-rule-wins/length-law.csv",
-    "lab/mismatch_by_length.py": "RUN",
-    "lab/pooled_fairness.py": "RUN --clip fspo,gspo",
-    "lab/summarise_runs.py": "RUN",
-    "lab/tool_curve.py": "RUN tools.svg",
-    "quickstart.py": "",
-    "show_completions.py": "RUN --step 1 --number 2",
-    "write_rollouts.py": "000001.safetensors",
-}
-"""Examples that take seconds, with their arguments; RUN is a run directory, DUMPS a folder with a dump, DOCS ``docs``."""
-SLOW = {
     "lab/make_embedded_model.py": "--steps 20 --output model",
     "lab/make_guess_model.py": "--steps 20 --output model",
     "lab/make_long_model.py": "--steps 20 --output model",
@@ -54,9 +55,11 @@ SLOW = {
     "lab/measure_log_probs.py": "--model embedded --rows 2 --tokens 32",
     "lab/measure_planner.py": "--quick",
     "lab/measure_turns.py": "",
+    "lab/summarise_runs.py": "RUN",
     "lab/terminal_picture.py": "terminal.svg",
+    "write_rollouts.py": "000001.safetensors",
 }
-"""Examples that take longer."""
+"""Other examples, which `nox -s examples` runs in addition; docs/how-to/judge-rollouts.md runs write_rollouts.py too."""
 NEEDS = {
     "bench/": "TRL, and a machine that does nothing else: nox -s bench",
     "gpu/": "minutes even in small: nox -s gpu -- --device cpu --quick",

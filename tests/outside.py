@@ -14,6 +14,8 @@ from pathlib import Path
 
 from zygote import Zygote
 
+FEW = ["--set=rollout.num_prompts=4", "--set=eval.num_problems=4", "--set=tracking.mlflow=false"]
+
 
 def check_names(report: Path, plugins: list[str]) -> None:
     """Check that only the given wheel satisfies the plugins' requirements, and that `rlzoo` comes from no other source."""
@@ -36,7 +38,7 @@ def ran(named: str, zygote: Zygote) -> bool:
         return False
     for command in (
         ["clips", "check", name],
-        ["train", "--clip", name, "--steps", "2", "--output", f"run-{name}"],
+        ["train", "--clip", name, "--steps", "2", "--output", f"run-{name}", *FEW],
     ):
         done = zygote.run(*command, folder=Path.cwd())
         print(f"rlzoo {' '.join(command)}\n{done.stdout}{done.stderr}exit code {done.returncode}\n", flush=True)
