@@ -458,7 +458,7 @@ def guides(session: nox.Session) -> None:
 
 @nox.session
 def examples(session: nox.Session) -> None:
-    """Run all examples that need no extra, and the notebook; not part of continuous integration. `package` runs some of them."""
+    """Run all examples that need no extra, including those of `package`, and the notebook; not part of CI."""
     python = str(installed(session) / "python")
     session.run(python, str(ROOT / "tests" / "bare.py"), external=True)
     session.run(python, "-m", "tests.examples", external=True, env=BARE)

@@ -1,5 +1,6 @@
 """Fixtures: for every test, a separate MLflow store and no hub; and runs that many tests share."""
 
+import fcntl
 import gc
 import logging
 import os
@@ -28,14 +29,16 @@ def interrupts():
 def empty_store(pytestconfig, tmp_path_factory):
     """The file of an MLflow store without runs, kept between sessions, because creating its tables takes seconds."""
     kept = pytestconfig.cache.mkdir("rlzoo") / f"mlflow-{version('mlflow')}.db"
-    if not kept.exists():
-        from mlflow import MlflowClient
+    with kept.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one worker creates it, and the others wait
+        if not kept.exists():
+            from mlflow import MlflowClient
 
-        made = tmp_path_factory.mktemp("empty") / "mlflow.db"
-        MlflowClient(f"sqlite:///{made}").search_experiments()
-        beside = kept.with_name(f"{os.getpid()}.db")  # several workers may each create one
-        shutil.copy(made, beside)
-        beside.replace(kept)
+            created = tmp_path_factory.mktemp("empty") / "mlflow.db"
+            MlflowClient(f"sqlite:///{created}").search_experiments()
+            copy = kept.with_name(f"{os.getpid()}.db")
+            shutil.copy(created, copy)
+            copy.replace(kept)
     return kept
 
 
