@@ -29,22 +29,23 @@ QUICK = {
     "convert_dump.py": "DUMPS rollouts --temperature 0.7",
     "custom_reward.py": "",
     "custom_task.py": "",
+    "lab/adaptive_bound.py": "RUN",
+    "lab/evenness_picture.py": "DOCS/explanation/which-rule-wins/evenness.csv evenness.svg",
+    "lab/headlines.py": "DOCS/explanation/which-rule-wins",
+    "lab/interval_coverage.py": "RUN --steps 1 --windows 5",
     "lab/mismatch_by_length.py": "RUN",
     "lab/pooled_fairness.py": "RUN --clip fspo,gspo",
+    "lab/summarise_runs.py": "RUN",
     "lab/tool_curve.py": "RUN tools.svg",
     "quickstart.py": "",
     "show_completions.py": "RUN --step 1 --number 2",
 }
 """Examples of continuous integration, with their arguments; RUN is a run directory, DUMPS a folder with a dump, DOCS ``docs``.
 
-They are the examples outside of lab/, whose types mypy does not check, and one of lab/ for each way to read a run.
+Of each kind, they are those that take the least time.
 """
 SLOW = {
-    "lab/adaptive_bound.py": "RUN",
     "lab/evenness.py": "RUN --skip-steps 2 --jobs 1",
-    "lab/evenness_picture.py": "DOCS/explanation/which-rule-wins/evenness.csv evenness.svg",
-    "lab/headlines.py": "DOCS/explanation/which-rule-wins",
-    "lab/interval_coverage.py": "RUN --steps 1 --windows 5",
     "lab/length_law.py": "--output law --quick",
     "lab/length_law_fit.py": "DOCS/explanation/which-rule-wins/length-law.csv",
     "lab/make_embedded_model.py": "--steps 20 --output model",
@@ -55,11 +56,10 @@ SLOW = {
     "lab/measure_log_probs.py": "--model embedded --rows 2 --tokens 32",
     "lab/measure_planner.py": "--quick",
     "lab/measure_turns.py": "",
-    "lab/summarise_runs.py": "RUN",
     "lab/terminal_picture.py": "terminal.svg",
     "write_rollouts.py": "000001.safetensors",
 }
-"""Other examples, which `nox -s examples` runs in addition; docs/how-to/judge-rollouts.md runs write_rollouts.py too."""
+"""Other examples: `nox -s examples` runs them too. docs/how-to/judge-rollouts.md runs write_rollouts.py."""
 NEEDS = {
     "bench/": "TRL, and a machine that does nothing else: nox -s bench",
     "gpu/": "minutes even in small: nox -s gpu -- --device cpu --quick",
