@@ -81,14 +81,14 @@ class Sweep:
     def __post_init__(self) -> None:
         """Compose every child and ask about it, so that any mistake raises a `UserError` before the first one starts."""
         object.__setattr__(self, "children", tuple(self._children()))
+        if len({child.name for child in self.children}) < len(self.children):
+            raise UserError("--grid: two runs would have the same name; use distinct values of distinct settings")
         compared = [_compared_settings(child.config) for child in self.children]
         if repeated := [child.name for place, child in enumerate(self.children) if compared[place] in compared[:place]]:
             raise UserError(
                 f"--grid: the settings of the run {repeated[0]!r} are those of another one, apart from settings that a "
                 "comparison ignores; use distinct values of settings that change the training"
             )
-        if len({child.name for child in self.children}) < len(self.children):
-            raise UserError("--grid: two runs would have the same name; use distinct values of distinct settings")
         for child in (child for child in self.children if not child.is_finished):
             check_settings(child.config, Start.of(child.config, resume=child.is_begun))
 
