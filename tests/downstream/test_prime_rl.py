@@ -222,7 +222,7 @@ def test_dppo_with_prime_rls_settings_has_the_gradient_of_its_default_loss():
     batch = off_policy_batch(model, ZOO["grpo"]())
     gradients = []
     theirs = real().setup_rl_loss_fn(DefaultLossConfig(dppo_mask_low=0.01, dppo_mask_high=0.01, kl_tau=0.0))
-    for loss in (theirs, lambda inputs: prime_rl.loss(inputs, "dppo-tv", delta_low=0.01, delta_high=0.01)):
+    for loss in (theirs, lambda inputs: prime_rl.loss(inputs, "dppo-tv", delta_low=0.01, delta_high=0.01, ratio_cap=None)):
         trained = fresh(model)
         sum(loss(inputs).loss for inputs in samples(trained, batch)).backward()
         gradients.append(flat_gradient(trained))
