@@ -182,6 +182,7 @@ def test_the_inputs_have_the_fields_of_prime_rls():
 @needs_checkout
 @pytest.mark.parametrize("name", TAKEN)
 def test_the_gradient_through_prime_rl_equals_that_of_the_rlzoo_learner(name):
+    real()
     from prime_rl.configs.trainer import CustomLossConfig
 
     model, policy = make_model(), for_prime_rl(name)
@@ -216,6 +217,7 @@ def test_the_settings_on_the_page_create_a_rule():
 
 @needs_checkout
 def test_dppo_with_prime_rls_settings_has_the_gradient_of_its_default_loss():
+    real()
     from prime_rl.configs.trainer import DefaultLossConfig
 
     model = make_model()
