@@ -217,7 +217,7 @@ class GiGPO(AdvantageEstimator):
 
     Reference:
         GiGPO, arXiv 2505.10978, with a discount of 0.95, a weight of 1 and no division by the standard deviation, as in the
-        authors' code.
+        authors' code. As in the paper, the mean of R counts each response once; the authors' code counts it once per turn.
     """
 
     name, paper = "gigpo", "arXiv 2505.10978"

@@ -139,6 +139,14 @@ def test_turns_from_one_state_are_compared_worked_by_hand():
     torch.testing.assert_close(got, torch.tensor([[-0.5, 0.0], [0.5, 0.0]]))
 
 
+def test_the_mean_of_episodes_counts_an_episode_of_several_turns_once():
+    # three turns with R = 1 and one with R = 0: the mean over episodes is .5; over turns, it would be .75
+    mask, turns = torch.tensor([[True, True, True], [True, False, False]]), torch.tensor([[0, 1, 2], [0, 0, 0]])
+    rewards, groups, states = torch.tensor([1.0, 0.0]), torch.zeros(2, dtype=torch.long), torch.tensor([[1, 2, 3], [4, 0, 0]])
+    got = estimator("gigpo")(rewards, groups, torch.zeros(2, 3), mask, turn_ids=turns, state_ids=states)
+    torch.testing.assert_close(got[mask], torch.tensor([0.5, 0.5, 0.5, -0.5]))
+
+
 def test_trust_region_and_gate_worked_by_hand():
     mask = torch.tensor([[True, True], [True, True], [True, False]])
     log_ratio = torch.tensor([[0.5, 0.0], [0.03, -0.03], [0.1, 9.0]])
