@@ -70,8 +70,8 @@ the logits. $t$ and $s$ count the model's tokens.
 A_t = \log \pi_t^{T} - \log \pi_t^{\mathrm{old}}
 ```
 
-$\pi^T$ is the teacher, `model.reference`, and $\pi^{\mathrm{old}}$ the model before the first update. $A_t$ is clamped to $[-20, 20]$.
-Rewards are ignored, and later tokens do not count.
+$\pi^T$ is the teacher, `model.reference`, and $\pi^{\mathrm{old}}$ the model before the first update. $A_t$ is clamped to
+$[-20, 20]$. Rewards are ignored, and later tokens do not count.
 """,
     "pass_at_k": r"""
 ```math

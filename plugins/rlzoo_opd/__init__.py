@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
 from pydantic import Field
 
 from rlzoo import Advantage, ClipInputs, ClipPolicy, ClipResult, Reduction, hookimpl, ops
@@ -23,8 +22,7 @@ class OPD(ClipPolicy):
         The advantages are per token and from a teacher. There is no clip, and the mean is over all tokens.
 
     Reference:
-        On-Policy Distillation, Thinking Machines Lab, 2025 (thinkingmachines.ai/blog/on-policy-distillation). Its code takes
-        the sampler's log-probs for pi_old.
+        On-Policy Distillation, Thinking Machines Lab, 2025 (thinkingmachines.ai/blog/on-policy-distillation).
     """
 
     name = "opd"
@@ -41,9 +39,7 @@ class OPD(ClipPolicy):
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
         """Weight each token's advantage with its ratio, and return a ``(B, T)`` objective."""
-        log_ratio = ops.log_ratio(inputs)
-        objective = inputs.advantages.detach().float() * ops.limited_exp(log_ratio)
-        return ClipResult(objective, log_ratio.detach(), torch.zeros_like(log_ratio, dtype=torch.bool))
+        return ops.clipped_surrogate(ops.log_ratio(inputs), inputs.advantages, band=None)
 
 
 @hookimpl

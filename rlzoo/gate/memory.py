@@ -170,14 +170,13 @@ def weight_bytes(architecture: Architecture, config: RunConfig) -> int:
 
 def reference_bytes(architecture: Architecture, config: RunConfig) -> float:
     """Return the size of the reference model in bytes; one of unknown shape is assumed to be as large as the model."""
-    if not needs_reference(config.learner, config.reward, config.clip, config.estimator):
-        return 0.0
+    named, is_needed = config.model, needs_reference(config.learner, config.reward, config.clip, config.estimator)
     with naming_the_reference():
-        teacher = find_architecture(config.model.reference) if config.model.reference is not None else None
+        teacher = find_architecture(named.reference) if is_needed and named.reference is not None else None
     if teacher is None:
-        return float(weight_bytes(architecture, config))
-    named, stated = config.model.reference_dtype, getattr(teacher.config, "dtype", None)
-    return float(teacher.num_parameters * (BYTES[named] if named else stated.itemsize if stated else FLOAT))
+        return float(is_needed * weight_bytes(architecture, config))
+    dtype, stated = named.reference_dtype, getattr(teacher.config, "dtype", None)
+    return float(teacher.num_parameters * (BYTES[dtype] if dtype else stated.itemsize if stated else FLOAT))
 
 
 def trained_parameters(architecture: Architecture, config: RunConfig) -> int:

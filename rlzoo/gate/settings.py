@@ -84,17 +84,15 @@ def check_settings(config: RunConfig, start: Start) -> None:
         for problem in missing_libraries(config):
             raise UserError(problem)
     (check_model if start.here else local_model)(config.model.path)
-    reference, estimator = config.model.reference, config.estimator
-    if reference is None:
-        if "ref_log_probs" in estimator.needs:
-            advice = "set it to a model with the same tokenizer, or choose another clip.advantage"
-            raise UserError(f"model.reference=null: advantage {estimator.name!r} needs a teacher; {advice}")
-        return
-    if not needs_reference(config.learner, config.reward, config.clip, estimator):
-        advice = "set learner.kl_coef or reward.kl_coef, or choose a rule or an advantage that needs ref_log_probs"
-        raise UserError(f"model.reference={reference!r}: nothing in this run reads its log-probs; {advice}")
-    with naming_the_reference():
-        (check_model if start.here else local_model)(reference)
+    name, needs, reference = config.estimator.name, config.estimator.needs, config.model.reference
+    if reference is None and "ref_log_probs" in needs:
+        raise UserError(f"model.reference=null: advantage {name!r} needs a teacher; set it to a model with the same tokenizer")
+    if reference is not None:
+        if not needs_reference(config.learner, config.reward, config.clip, config.estimator):
+            advice = "set learner.kl_coef or reward.kl_coef, or choose a rule or an advantage that needs ref_log_probs"
+            raise UserError(f"model.reference={reference!r}: nothing in this run reads its log-probs; {advice}")
+        with naming_the_reference():
+            (check_model if start.here else local_model)(reference)
 
 
 def remarks(config: RunConfig) -> Iterator[tuple[int, str]]:

@@ -32,9 +32,7 @@ class Teacher:
     def __init__(self, model: PreTrainedModel, accelerator: Accelerator, config: RunConfig, longest: int | None) -> None:
         limit, self.num_tokens = context_length(model), min(embedding_rows(model), len(model.get_output_embeddings().weight))
         if longest is not None and limit is not None and longest > limit:
-            raise UserError(
-                f"model.reference: it accepts {limit} tokens, but rows may have {longest}; lower rollout.max_new_tokens"
-            )
+            raise UserError(f"model.reference: accepts {limit} tokens, rows may have {longest}; lower rollout.max_new_tokens")
         settings = config.learner.model_copy(update={"autocast": "none", "gradient_checkpointing": False})
         self._device, self._home = accelerator.device, "cpu" if config.model.reference_offload else accelerator.device
         self.module = ResponseLogProbs(model.to(self._device), config.rollout.temperature).eval()
@@ -47,8 +45,8 @@ class Teacher:
         """Compute the log-probs of all responses, ``(B, T)``; raises `RunError` if a row has a token that the model lacks."""
         ids = torch.cat([*batch.sequences, *([] if batch.kept is None else [batch.kept.ids])])
         if (largest := int(ids.max())) >= self.num_tokens:
-            lacks = f"it has no token {largest}, which the sampler drew or kept, but only those below {self.num_tokens}"
-            raise RunError(f"model.reference: {lacks}; choose a reference model with a larger head")
+            lacks = f"lacks token {largest}, which the sampler drew or kept; it has those below {self.num_tokens}"
+            raise RunError(f"model.reference: {lacks}; choose a model with a larger head")
         log_probs, _ = self._micro_batches.log_probs(self.module.to(self._device), batch)
         self.module.to(self._home)
         return log_probs

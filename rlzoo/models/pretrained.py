@@ -119,11 +119,7 @@ def naming_the_reference() -> Iterator[None]:
 
 
 def load_reference(settings: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """Load the model ``settings.reference``, frozen; its tokenizer must give every token the id that ``tokenizer`` gives it.
-
-    Raises:
-        UserError: the model cannot be loaded, or has another tokenizer.
-    """
+    """Load the frozen model ``settings.reference``; raises `UserError` if its tokenizer has other ids than ``tokenizer``."""
     update = {"path": settings.reference, "dtype": settings.reference_dtype or "auto"}
     model, other = load_named(settings.model_copy(update=update))
     ours, theirs = tokenizer.get_vocab(), other.get_vocab()

@@ -17,7 +17,11 @@ PLAIN = ["tracking.mlflow=false", "eval.num_problems=0"]
 @pytest.mark.parametrize(
     ("clip", "overrides", "message"),
     [
-        ("opd", [], r"model.reference=null: advantage 'reverse_kl' needs a teacher; set it to a model with the same tokenizer"),
+        (
+            "opd",
+            [],
+            r"model.reference=null: advantage 'reverse_kl' needs a teacher; set it to a model with the same tokenizer$",
+        ),
         ("grpo", ["clip.advantage=reverse_kl"], r"model.reference=null: advantage 'reverse_kl' needs a teacher"),
         ("grpo", ["model.reference=embedded"], r"model.reference='embedded': nothing in this run reads its log-probs"),
         ("opd", ["model.reference=./nowhere"], r"model.reference='./nowhere': no such folder"),
