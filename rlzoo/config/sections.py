@@ -27,9 +27,7 @@ class ModelConfig(Settings):
     trust_remote_code: bool = Field(
         False, description="run Python code that comes with the model; enable this only for a model whose files you have read"
     )
-    reference: NameOrPath | None = Field(
-        None, description="a reference model with the same tokenizer; null: the starting model"
-    )
+    reference: NameOrPath | None = Field(None, description="reference model with the same tokenizer; null: the starting model")
     reference_dtype: Literal["float32", "bfloat16"] | None = Field(
         None, description="data type of the weights of model.reference; null: that of its files"
     )
