@@ -56,7 +56,7 @@ from rlzoo.tasks import Task, build_task
 DEFAULT_RUN = "arithmetic"
 """The config that serves as the base if no config file sets a model."""
 
-SAME_CONTEST = ("task.", "model.", "eval.", "steps")
+SAME_CONTEST = ("task.", "model.path", "model.dtype", "model.chat_template", "eval.", "steps")
 """Prefixes of the settings that must be equal for the scores of runs to be comparable."""
 
 
@@ -246,7 +246,7 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _gives_the_estimator_what_it_needs(self) -> Self:
-        name, provided = self.estimator.name, {"turn_ids", "old_log_probs", "collision_probs"}
+        name, provided = self.estimator.name, {"turn_ids", "old_log_probs", "collision_probs", "ref_log_probs"}
         if self.task.host is not None:
             provided |= {"token_rewards", "state_ids"}
         if self.reward.kl_coef:

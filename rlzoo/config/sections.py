@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from rlzoo.config.engines import known_engine
+from rlzoo.core.advantages import AdvantageEstimator
 from rlzoo.core.policy import ClipPolicy
 from rlzoo.core.reductions import KLEstimator
 from rlzoo.core.settings import NameOrPath, Settings
@@ -26,6 +27,11 @@ class ModelConfig(Settings):
     trust_remote_code: bool = Field(
         False, description="run Python code that comes with the model; enable this only for a model whose files you have read"
     )
+    reference: NameOrPath | None = Field(None, description="reference model with the same tokenizer; null: the starting model")
+    reference_dtype: Literal["float32", "bfloat16"] | None = Field(
+        None, description="data type of the weights of model.reference; null: that of its files"
+    )
+    reference_offload: bool = Field(False, description="keep model.reference in CPU memory while it does not score responses")
 
 
 class VLLMConfig(Settings):
@@ -119,7 +125,7 @@ class RewardConfig(Settings):
         1.0, ge=0, le=1e6, description="length penalty at max_new_tokens, subtracted from the reward"
     )
     overlong_filtering: bool = Field(False, description="give responses that are cut off at max_new_tokens an advantage of 0")
-    kl_coef: float = Field(0.0, ge=0, le=100, description="weight of the per-token KL to the starting model in the reward")
+    kl_coef: float = Field(0.0, ge=0, le=100, description="weight of the per-token KL to the reference model in the reward")
     max_failed: float = Field(
         0.5,
         ge=0,
@@ -181,7 +187,7 @@ class LearnerConfig(Settings):
     )
     autocast: Literal["none", "bfloat16"] = Field("none", description="data type of matrix products")
     tf32: bool = Field(False, description="on a GPU, compute float32 matrix products in TF32, which keeps 10 bits")
-    kl_coef: float = Field(0.0, ge=0, le=100, description="weight of the KL to the starting model in the loss; 0: none")
+    kl_coef: float = Field(0.0, ge=0, le=100, description="weight of the KL to the reference model in the loss; 0: none")
     kl_estimator: KLEstimator = Field("k3", description="estimator of the per-token KL")
     entropy_coef: float = Field(0.0, ge=0, le=100, description="weight of the entropy bonus in the objective; 0: none")
     optimizer: Literal["adamw", "adamw_8bit"] = Field(
@@ -195,9 +201,9 @@ class LearnerConfig(Settings):
     lora: LoraConfig = Field(default_factory=LoraConfig, description="low-rank update")
 
 
-def needs_reference(learner: LearnerConfig, reward: RewardConfig, clip: ClipPolicy) -> bool:
-    """Whether the loss, the reward or the rule needs the log-probs of the starting model."""
-    return learner.kl_coef > 0 or reward.kl_coef > 0 or "ref_log_probs" in clip.needs
+def needs_reference(learner: LearnerConfig, reward: RewardConfig, *readers: ClipPolicy | AdvantageEstimator) -> bool:
+    """Whether the loss, the reward, the rule or the estimator needs the log-probs of the reference model."""
+    return learner.kl_coef > 0 or reward.kl_coef > 0 or any("ref_log_probs" in reader.needs for reader in readers)
 
 
 def minibatches_by_prompts(learner: LearnerConfig, clip: ClipPolicy) -> bool:

@@ -42,6 +42,7 @@ class AdvantageInputs:
     state_ids: Tensor | None = None  # (B, T) int64: environment state at the start of the token's turn
     old_log_probs: Tensor | None = None  # (B, T) under the model before the first update on the batch
     collision_probs: Tensor | None = None  # (B, T) sum of that model's squared probabilities over the vocabulary
+    ref_log_probs: Tensor | None = None  # (B, T) under the reference model, `model.reference`
 
     def select(self, rows: Tensor) -> AdvantageInputs:
         """Return the inputs of the given rows, ``(R,)`` int64."""
@@ -117,10 +118,10 @@ class AdvantageEstimator(Settings, ABC):
         """Return float64 advantages of shape ``(B, 1)`` or ``(B, T)``; floating-point inputs are float64 and detached."""
 
 
-NEEDS = ("turn_ids", "token_rewards", "state_ids", "old_log_probs", "collision_probs")
+NEEDS = ("turn_ids", "token_rewards", "state_ids", "old_log_probs", "collision_probs", "ref_log_probs")
 """The optional inputs to an estimator."""
 
-FLOATS = ("rewards", "token_rewards", "old_log_probs", "collision_probs")
+FLOATS = ("rewards", "token_rewards", "old_log_probs", "collision_probs", "ref_log_probs")
 
 
 def _in_float64(inputs: AdvantageInputs) -> AdvantageInputs:

@@ -60,8 +60,8 @@ def file_facts(config: RunConfig) -> dict[str, str]:
     return facts
 
 
-def model_facts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
-    """Return the facts about a model as it was loaded, before it is trained."""
+def model_facts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, role: str = "") -> dict[str, str]:
+    """Return the facts about a model as it was loaded, before it is trained; ``role`` distinguishes it from others."""
     configs = [config.to_diff_dict() for config in (model.config, model.generation_config) if config is not None]
     where_from = {"_name_or_path", "transformers_version", "_from_model_config"}
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -71,8 +71,8 @@ def model_facts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> d
         "chat template": tokenizer.chat_template,
     }
     texts = {key: json.dumps(value, sort_keys=True, default=str) for key, value in facts.items()}
-    hashes = {MODEL + key: hashlib.sha256(text.encode()).hexdigest() for key, text in texts.items()}
-    return hashes | {MODEL + "weights": _hash_weights(model.state_dict())}
+    hashes = {f"{MODEL}{role}{key}": hashlib.sha256(text.encode()).hexdigest() for key, text in texts.items()}
+    return hashes | {f"{MODEL}{role}weights": _hash_weights(model.state_dict())}
 
 
 def _hash_weights(weights: Mapping[str, Tensor]) -> str:

@@ -16,6 +16,7 @@ from rich.filesize import decimal
 
 from rlzoo.config.engines import engine_of
 from rlzoo.config.run_config import RunConfig
+from rlzoo.config.sections import needs_reference
 from rlzoo.core.errors import UserError
 from rlzoo.gate.devices import Devices
 from rlzoo.gate.launch import check_launch, check_launcher
@@ -23,7 +24,7 @@ from rlzoo.gate.memory import weight_bytes
 from rlzoo.gate.plan import Plan
 from rlzoo.journal.manifest import check_model
 from rlzoo.journal.run_directory import RunDirectory
-from rlzoo.models.pretrained import local_model
+from rlzoo.models.pretrained import local_model, naming_the_reference
 
 
 def usual_output(config: RunConfig) -> Path:
@@ -83,6 +84,15 @@ def check_settings(config: RunConfig, start: Start) -> None:
         for problem in missing_libraries(config):
             raise UserError(problem)
     (check_model if start.here else local_model)(config.model.path)
+    name, needs, reference = config.estimator.name, config.estimator.needs, config.model.reference
+    if reference is None and "ref_log_probs" in needs:
+        raise UserError(f"model.reference=null: advantage {name!r} needs a teacher; set it to a model with the same tokenizer")
+    if reference is not None:
+        if not needs_reference(config.learner, config.reward, config.clip, config.estimator):
+            advice = "set learner.kl_coef or reward.kl_coef, or choose a rule or an advantage that needs ref_log_probs"
+            raise UserError(f"model.reference={reference!r}: nothing in this run reads its log-probs; {advice}")
+        with naming_the_reference():
+            (check_model if start.here else local_model)(reference)
 
 
 def remarks(config: RunConfig) -> Iterator[tuple[int, str]]:
@@ -116,7 +126,7 @@ def missing_libraries(config: RunConfig) -> Iterator[str]:
         engine.library: (bool(engine.library), f"rollout.engine={config.rollout.engine!r}", engine.install),
         "peft": (learner.lora.rank > 0, f"learner.lora.rank={learner.lora.rank}", "'rlzoo-llm[lora]'"),
         "bitsandbytes": (learner.optimizer == "adamw_8bit", "learner.optimizer='adamw_8bit'", "bitsandbytes"),
-        "gguf": (config.model.path == "smollm2", "model.path='smollm2'", "'rlzoo-llm[gguf]'"),
+        "gguf": ("smollm2" in (config.model.path, config.model.reference), "model 'smollm2'", "'rlzoo-llm[gguf]'"),
     }
     for library, (is_wanted, setting, package) in wanted.items():
         if is_wanted and importlib.util.find_spec(library) is None:

@@ -161,13 +161,11 @@ def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 
 
 def reward_metrics(batch: AdvantageBatch, settings: RewardConfig) -> dict[str, float]:
-    """Compute the reward-shaping metrics of one step; empty if rewards are not shaped."""
+    """Compute the metrics of one step on shaped rewards and on the KL to the reference model, where there are any."""
     metrics: dict[str, float] = {}
     if settings.overlong_buffer > 0:
         metrics |= {"reward/shaped_mean": float(batch.rewards.double().nanmean())} if batch.graded.any() else {}
-    if settings.kl_coef > 0:
-        assert isinstance(batch, ScoredBatch), "the advantages depend on the old log-probs"
-        assert batch.ref_log_probs is not None, "the learner keeps a reference model if the reward includes a KL term"
+    if isinstance(batch, ScoredBatch) and batch.ref_log_probs is not None:
         kl = kl_estimate(batch.old_log_probs, batch.ref_log_probs, "k1")
         metrics["reward/kl"] = float(kl[batch.response_mask].double().mean())
     return metrics
