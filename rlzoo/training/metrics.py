@@ -59,6 +59,9 @@ def step_metrics(run: Run, sampled: Sampled, batch: AdvantageBatch, updates: Seq
     metrics |= update_metrics(updates, with_kl=config.learner.kl_coef > 0)
     metrics |= policy_settings(policy, config.clip)
     metrics |= mismatch_metrics(batch) if isinstance(batch, ScoredBatch) else {}
+    of_unknown = {"rollout_log_probs": "mismatch/", "finished": "response/truncated"}
+    names = tuple(prefix for tensor, prefix in of_unknown.items() if tensor in sampled.unknown)
+    metrics = {name: value for name, value in metrics.items() if not name.startswith(names)}
     metrics["reward/failed"] = sampled.failed
     if config.rollout.dynamic_sampling:
         metrics |= {"rollout/rounds": float(sampled.num_rounds), "rollout/dropped_groups": float(sampled.num_dropped)}
@@ -115,7 +118,8 @@ def episode_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
         turns_k = [rollout.turns[k] for rollout in rollouts if len(rollout.turns) > k]
         if turns_k:
             metrics[f"response/length_turn_{k + 1}"] = sum(turn.end - turn.start for turn in turns_k) / len(turns_k)
-        paid = [rollout.turns[k].reward for rollout in graded if len(rollout.turns) > k]
+        rewards_k = [rollout.turns[k].reward for rollout in graded if len(rollout.turns) > k]
+        paid = [reward for reward in rewards_k if reward is not None]
         if paid:
             metrics[f"reward/turn_{k + 1}"] = sum(paid) / len(paid)
     edges = bin_edges(turns)
