@@ -39,12 +39,6 @@ class Engine:
     def __init__(self, rollout: Any) -> None:
         self.rollout = rollout  # a `RolloutConfig`, which checks itself with its engine
 
-    @property
-    def staleness(self) -> str:
-        """How old responses may be, as in messages, if they are so old that they are corrected; empty if not."""
-        steps = self.rollout.max_staleness
-        return f"rollout.max_staleness={steps}: responses are up to {steps} steps old" if steps > 1 else ""
-
     def settled(self) -> Any:
         """Return the sampling settings with those that recorded batches determine; raise UserError if others were set."""
         return self.rollout

@@ -124,7 +124,7 @@ def _build_correction(value: object, info: ValidationInfo) -> Correction | None:
 
 def _usual_correction(clip: ClipPolicy | None, rollout: RolloutConfig | None) -> dict[str, Any] | None:
     """Return the settings of the correction that ``correction=auto`` selects; None if no correction is needed."""
-    if clip is None or rollout is None or not engine_of(rollout).staleness or clip.ratio_to_sampler:
+    if clip is None or rollout is None or clip.ratio_to_sampler or (rollout.max_staleness < 2 and rollout.recorded is None):
         return None
     return {"name": "tis", "pool": "token" if clip.scope == "token" else "sum"}
 
@@ -168,8 +168,7 @@ class RunConfig(Settings):
         validate_default=True,
         description="the correction for differences between sampler and trainer: its name, or its name and settings; none: no "
         "correction; auto: tis if rollout.max_staleness is above 1 or rollout.engine is recorded, and the rule's ratio is not "
-        "relative to the sampler, "
-        "otherwise none",
+        "relative to the sampler, otherwise none",
     )
     learner: LearnerConfig = Field(default_factory=LearnerConfig, description="how the model is updated")
     eval: EvalConfig = Field(default_factory=EvalConfig, description="held-out evaluation")
@@ -248,15 +247,10 @@ class RunConfig(Settings):
         """Return the advantage estimator that the policy uses."""
         return self.plugins.zoo.advantages.build("clip.advantage", self.clip.advantage)
 
-    @property
-    def num_sampled(self) -> int:
-        """Number of training problems whose responses are sampled."""
-        return self.steps * self.rollout.num_prompts if engine_of(self.rollout).recording is None else 0
-
     @model_validator(mode="after")
     def _gives_the_estimator_what_it_needs(self) -> Self:
         name, provided = self.estimator.name, {"turn_ids", "old_log_probs", "collision_probs"}
-        if self.task.host is not None and engine_of(self.rollout).recording is None:
+        if self.task.host is not None and self.rollout.recorded is None:
             provided |= {"token_rewards", "state_ids"}
         if self.reward.kl_coef:
             provided.add("token_rewards")

@@ -106,7 +106,7 @@ def _check_recording(config: RunConfig, recording: Recording) -> None:
 
 def remarks(config: RunConfig) -> Iterator[tuple[int, str]]:
     """Yield what a user should know about a run that can start, with logging levels."""
-    learner, staleness, correction = config.learner, engine_of(config.rollout).staleness, config.correction
+    learner, steps, correction = config.learner, config.rollout.max_staleness, config.correction
     if learner.num_minibatches * learner.num_epochs == 1:
         yield (
             logging.WARNING,
@@ -114,7 +114,7 @@ def remarks(config: RunConfig) -> Iterator[tuple[int, str]]:
         )
     if config.model.dtype == "bfloat16" and not (learner.master_weights or learner.lora.rank or config.launch.deepspeed):
         yield logging.INFO, "bfloat16 weights without float32 copies: updates below 0.4% of a weight are lost to rounding"
-    if not staleness:
+    if steps < 2 and config.rollout.recorded is None:
         return
     if correction is not None:
         pairs = correction.model_dump().items()
@@ -124,7 +124,9 @@ def remarks(config: RunConfig) -> Iterator[tuple[int, str]]:
         applied = f"the ratio of {config.clip.name} is relative to the sampler, so no correction is needed"
     else:
         applied = "no correction reweights them (correction=none)"
-    yield logging.INFO, f"{staleness}; {applied}"
+    age = f"rollout.max_staleness={steps}: responses are up to {steps} steps old"
+    age = age if config.rollout.recorded is None else "rollout.engine=recorded: the responses are those of the recorded sampler"
+    yield logging.INFO, f"{age}; {applied}"
 
 
 def missing_libraries(config: RunConfig) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -58,19 +58,15 @@ class Recording:
     """What a run has to know about the rollout files that it trains on."""
 
     files: tuple[Path, ...]  # in the order of their steps
-    largest: dict[str, Any]  # settings and sizes of `_sizes`, each from the file in which it is largest
+    largest: dict[str, Any]  # settings and sizes, each from the file in which it is largest
     absent: frozenset[str]  # tensors that a file lacks
     models: frozenset[str]  # that generated the responses, if a file names one
     prompts: frozenset[int]  # hashes of their tokens
 
 
 @lru_cache(maxsize=4)
-def read_recording(path: str, files: tuple[tuple[Path, int, int], ...]) -> Recording:
-    """Read the rollout files of one run; they are read again if one of their times or sizes has changed.
-
-    Raises:
-        UserError: a file cannot be read, or they are not those of one run.
-    """
+def _recording(path: str, files: tuple[tuple[Path, int, int], ...]) -> Recording:
+    """Read files, again if one of their times or sizes has changed; raise UserError if they are not those of one run."""
     by_step: dict[int, Path] = {}
     absent, models, prompts, largest = set[str](), set[str](), set[int](), dict[str, Any]()
     for file, *_ in files:
@@ -83,7 +79,7 @@ def read_recording(path: str, files: tuple[tuple[Path, int, int], ...]) -> Recor
         sizes = {
             "num_prompts": len(groups),
             "group_size": int(groups.max()),
-            "temperature": step.temperature,
+            "temperature": float(step.temperature),
             "max_new_tokens": max(step.max_length or 1, int(step.lengths.max())),
             "prompt": int(step.prompt_lengths.max()),  # tokens
             "row": int(step.sequence_lengths.max()),  # tokens of a prompt with its response
@@ -102,15 +98,13 @@ def read_recording(path: str, files: tuple[tuple[Path, int, int], ...]) -> Recor
 class Recorded(HF):
     """Samples evaluations with the model; batches come from rollout files."""
 
-    staleness = "rollout.engine=recorded: the responses are those of the recorded sampler"
-
     @property
     def recording(self) -> Recording | None:
         """See `rlzoo.config.engines.Engine`."""
         if (path := self.rollout.recorded) is None:
             return None
         stats = ((file, file.stat()) for file in rollout_files([Path(path)]))
-        return read_recording(path, tuple((file, stat.st_mtime_ns, stat.st_size) for file, stat in stats))
+        return _recording(path, tuple((file, stat.st_mtime_ns, stat.st_size) for file, stat in stats))
 
     def settled(self) -> Any:
         """See `Engine.settled`."""
@@ -119,8 +113,7 @@ class Recorded(HF):
             raise UserError("rollout.engine=recorded: set rollout.recorded to a run directory or a rollout file")
         names, kept = ("num_prompts", "group_size", "temperature", "max_new_tokens"), recording.largest["kept"]
         values = {name: recording.largest[name] for name in names} | {"dynamic_sampling": 0, "max_staleness": 0}
-        values |= {} if kept else {"top_p": 1.0}
-        values |= {} if 0 < kept <= (rollout.top_k or kept) else {"top_k": None}
+        values |= {} if 0 < kept <= (rollout.top_k or kept) else {"top_k": None, "top_p": 1.0}
         for name in sorted(rollout.model_fields_set & values.keys()):
             if (stated := getattr(rollout, name)) != values[name]:
                 raise UserError(f"rollout.{name}={stated}: it is {values[name]} for {rollout.recorded!r}; remove the setting")
@@ -179,21 +172,20 @@ def _turns(ids: Sequence[int], turn_ids: Tensor, text: Callable[[Sequence[int]],
 
 def batch_of(step: RolloutFile) -> Batch:
     """Return the responses of a step in the learner's layout; log-probs that the sampler did not report are NaN."""
-    turn_ids = _turn_ids(step)
-    batch = Batch(
+    turn_ids, reported = _turn_ids(step), step.rollout_log_probs
+    reported = torch.full_like(turn_ids[turn_ids >= 0], torch.nan, dtype=torch.float32) if reported is None else reported
+    return Batch(
         step=step.step,
         sequences=torch.split(step.token_ids, step.sequence_lengths.tolist()),
         prompt_lengths=step.prompt_lengths,
         response_mask=turn_ids >= 0,
         turn_ids=turn_ids,
-        rollout_log_probs=torch.zeros(turn_ids.shape).masked_fill(turn_ids >= 0, torch.nan),
+        rollout_log_probs=torch.zeros(turn_ids.shape).masked_scatter(turn_ids >= 0, reported),
         rewards=torch.zeros(len(step)) if step.rewards is None else step.rewards,
         group_ids=step.group_ids,
         finished=torch.ones(len(step), dtype=torch.bool) if step.finished is None else step.finished,
         kept=None if step.kept_ids is None or step.kept_sizes is None else KeptSets(step.kept_ids, step.kept_sizes),
     )
-    sampled = step.rollout_log_probs
-    return batch if sampled is None else replace(batch, rollout_log_probs=batch.scatter(torch.arange(len(step)), sampled))
 
 
 def _turn_ids(step: RolloutFile) -> Tensor:

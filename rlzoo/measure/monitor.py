@@ -88,9 +88,8 @@ class Monitor:
         self._tables: deque[ResponseTable] = deque(maxlen=WINDOW)
         widths = policy.width_fields()
         self._widths = " and ".join(f"clip.{name}" for name in widths) or "the band"
-        # the inert alarm does not apply to rules that never clip
-        silent = {"inert": not widths, "mismatch": expects_mismatch}
-        self._alarms = [alarm for alarm in ALARMS if not silent.get(alarm.name)]
+        silent = (not widths and "inert", expects_mismatch and "mismatch")  # a rule without a width never clips
+        self._alarms = [alarm for alarm in ALARMS if alarm.name not in silent]
         self._bad_steps: dict[str, int] = {}
         self.raised: list[str] = []  # names of alarms, in the order in which they were raised
 

@@ -58,10 +58,10 @@ def step_metrics(run: Run, sampled: Sampled, batch: AdvantageBatch, updates: Seq
     metrics = rollout_metrics(sampled.groups) | episode_metrics(sampled.groups) | reward_metrics(batch, config.reward)
     metrics |= update_metrics(updates, with_kl=config.learner.kl_coef > 0)
     metrics |= policy_settings(policy, config.clip)
-    metrics |= mismatch_metrics(batch) if isinstance(batch, ScoredBatch) else {}
-    of_unknown = {"rollout_log_probs": "mismatch/", "finished": "response/truncated"}
-    names = tuple(prefix for tensor, prefix in of_unknown.items() if tensor in sampled.unknown)
-    metrics = {name: value for name, value in metrics.items() if not name.startswith(names)}
+    if isinstance(batch, ScoredBatch) and "rollout_log_probs" not in sampled.unknown:
+        metrics |= mismatch_metrics(batch)
+    if "finished" in sampled.unknown:
+        del metrics["response/truncated"]
     metrics["reward/failed"] = sampled.failed
     if config.rollout.dynamic_sampling:
         metrics |= {"rollout/rounds": float(sampled.num_rounds), "rollout/dropped_groups": float(sampled.num_dropped)}

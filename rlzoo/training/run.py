@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from rlzoo.config.engines import engine_of
 from rlzoo.core.errors import UserError
 from rlzoo.gate.enter import Admission
 from rlzoo.journal.recorded import RecordedRollouts
@@ -42,10 +41,9 @@ class Run:
         config, path = self.config, self.config.output
         assert path is not None, "set at the gate"
         self.learner = admission.learner
-        self.is_recorded = engine_of(config.rollout).recording is not None
-        rollouts = RecordedRollouts if self.is_recorded else Rollouts
+        rollouts = RecordedRollouts if config.rollout.recorded else Rollouts
         self.rollouts = rollouts(config, self.task, admission.sampler, self.accelerator)
-        self.monitor = Monitor(config.clip, expects_mismatch=self.is_recorded)
+        self.monitor = Monitor(config.clip, expects_mismatch=config.rollout.recorded is not None)
         self.recent: deque[dict[str, float]] = deque(maxlen=WINDOW)  # metrics of the last steps; all are in metrics.jsonl
         self.accuracies: dict[int, float] = {}  # by step
         self.done = 0  # completed steps
@@ -144,7 +142,7 @@ class Run:
         Raises:
             RunError: the sampler reads the learner's weights, but computes other log-probs.
         """
-        if not (self.rollouts.sampler.needs_weights or self.is_recorded):
+        if not (self.rollouts.sampler.needs_weights or self.config.rollout.recorded):
             refuse_mismatch(self.config, batch)
         self.is_clean = False
         if self.is_due(self.attempted, self.config.checkpoint.keep_for_replay):

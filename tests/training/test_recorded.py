@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -21,10 +22,11 @@ from rlzoo.journal.rollout_file import RolloutFile, UpdateLogProbs
 from rlzoo.learner.batch import collate
 from rlzoo.models.pretrained import load_pretrained
 from rlzoo.tasks.problem import Problem
-from tests.training.short import QUICK, lines, resumes_after, without_times
+from tests.training.short import lines, resumes_after, without_times
 
 STEPS = 3
-COMMON = ["tracking.mlflow=false", "eval.num_problems=0", "task.num_operands_max=4"]
+COMMON = ["tracking.mlflow=false", "eval.num_problems=0", "learner.lr=1e-3"]
+SAMPLING = ["rollout.num_prompts=8", "rollout.group_size=4", "rollout.max_new_tokens=60"]
 DATA = ("token_ids", "sequence_lengths", "response_mask", "group_ids", "rewards", "turn_ids", "rollout_log_probs", "advantages")
 
 
@@ -37,14 +39,16 @@ def weights(run, step=STEPS):
     return load_file(run / "checkpoints" / f"step-{step:06d}" / "model.safetensors")
 
 
-def same(first, second):
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+def differing(first, second):
+    """Return the names of the tensors that are not equal, bit for bit."""
+    names = first.keys() | second.keys()
+    return [name for name in names if name not in first or name not in second or not torch.equal(first[name], second[name])]
 
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recorded") / "original"
-    overrides = [*QUICK, *COMMON, "rollout.top_p=0.95", "checkpoint.every=1", "checkpoint.keep=9"]
+    overrides = [*SAMPLING, *COMMON, "rollout.top_p=0.95", "checkpoint.every=1", "checkpoint.keep=9"]
     rlzoo.train(RunConfig.compose(clip="grpo", overrides=overrides, steps=STEPS, output=folder))
     return folder
 
@@ -62,11 +66,11 @@ def test_a_run_on_its_own_rollouts_is_the_run_itself(original, tmp_path):
     first, second = (lines(run / "metrics.jsonl") for run in (original, again.path))
     assert first[1]["learner/grad_norm"] > 0.01, "the test needs a gradient"
     assert without_times(second) == without_times(first)
-    assert same(weights(again.path), weights(original))
+    assert not differing(weights(again.path), weights(original))
     for step in range(1, STEPS + 1):
         files = [load_file(run / "rollouts" / f"{step:06d}.safetensors") for run in (original, again.path)]
         assert files[0].pop("policy_versions") is not None  # the versions are those of the other run
-        assert same(*files)
+        assert not differing(*files)
 
 
 def test_the_usual_correction_leaves_the_first_update_as_it_was(original, tmp_path):
@@ -75,7 +79,7 @@ def test_the_usual_correction_leaves_the_first_update_as_it_was(original, tmp_pa
     expected, row = lines(original / "metrics.jsonl")[1], lines(run.path / "metrics.jsonl")[1]
     assert row["learner/grad_norm"] == pytest.approx(expected["learner/grad_norm"], rel=1e-4)
     for name, weight in weights(original, 1).items():
-        torch.testing.assert_close(weights(run.path, 1)[name], weight, rtol=0, atol=2e-5)  # AdamW's first steps have size lr = 3e-4
+        torch.testing.assert_close(weights(run.path, 1)[name], weight, rtol=0, atol=5e-5)  # AdamW's steps have size lr = 1e-3
 
 
 def test_two_rules_train_on_equal_batches(original, other_rule):
@@ -116,8 +120,6 @@ def foreign(original, folder, **changes):
 
 def test_order_and_content_come_from_the_files(original, other_rule, tmp_path):
     """Steps are in order of the metadata, twice; recorded scores, advantages and log-probs of updates are not used."""
-    number = len(RolloutFile.load(original / "rollouts" / "000001.safetensors").response_mask.nonzero())
-    del number
     folder = tmp_path / "dump"
     folder.mkdir()
     for place, file in enumerate(sorted((original / "rollouts").glob("*.safetensors"))):
@@ -129,7 +131,7 @@ def test_order_and_content_come_from_the_files(original, other_rule, tmp_path):
         step.save(folder / f"{9 - place}.safetensors")
     overrides = ["rollout.recorded_epochs=2", "checkpoint.every=1", "checkpoint.keep=9", f"steps={STEPS + 1}"]
     run = rlzoo.train(composed(folder, *overrides, clip="gspo", steps=None, output=tmp_path / "run"))
-    assert same(weights(run.path), weights(other_rule))
+    assert not differing(weights(run.path), weights(other_rule))
     first, again = (load_file(run.path / "rollouts" / f"{step:06d}.safetensors") for step in (1, STEPS + 1))
     assert all(torch.equal(first[name], again[name]) for name in DATA)
     state = json.loads((run.path / "checkpoints" / f"step-{STEPS + 1:06d}" / "state" / "state.json").read_text())
@@ -153,12 +155,14 @@ rlzoo.train(rlzoo.RunConfig.compose([sys.argv[1]]), kill)
     file = recording / "rollouts" / "000003.safetensors"
     content = file.read_bytes()
     replace(RolloutFile.load(file), seed=12345).save(file)
-    with pytest.raises(UserError, match=r"^--resume: file .*/rollouts/000003\.safetensors has changed since the run started; .*"):
+    with pytest.raises(
+        UserError, match=r"^--resume: file .*/rollouts/000003\.safetensors has changed since the run started; .*"
+    ):
         rlzoo.train(config, resume=True)
     file.write_bytes(content)
     with resumes_after(1, output):
         rlzoo.train(config, resume=True)
-    assert same(weights(output), weights(other_rule))
+    assert not differing(weights(output), weights(other_rule))
     rows = (without_times(lines(run / "metrics.jsonl")) for run in (output, other_rule))
     assert next(rows) == next(rows)
 
@@ -173,7 +177,7 @@ def test_files_without_the_samplers_log_probs_or_ends_train_without_what_needs_t
         with pytest.raises(UserError, match=f"dump' has a file without {lacks}$"):
             check_settings(composed(folder, *overrides, clip=clip), Start(1))
     run = rlzoo.train(composed(folder, "correction=none", output=tmp_path / "run"))
-    assert same(weights(run.path), weights(original))
+    assert not differing(weights(run.path), weights(original))
     row = lines(run.path / "metrics.jsonl")[1]
     assert not [name for name in row if name.startswith("mismatch/") or name == "response/truncated"]
     assert not {"rollout_log_probs", "finished"} & load_file(run.path / "rollouts" / "000001.safetensors").keys()
@@ -183,13 +187,16 @@ def test_a_rule_whose_ratio_is_to_the_sampler_is_not_corrected(original):
     config = composed(original, clip="dppo-tv")
     assert config.correction is None
     check_settings(config, Start(1))
-    assert any("the responses are those of the recorded sampler; the ratio of dppo-tv is relative" in line for _, line in remarks(config))
+    assert any(
+        "the responses are those of the recorded sampler; the ratio of dppo-tv is relative" in line
+        for _, line in remarks(config)
+    )
 
 
 def test_settings_of_the_sampler_come_from_the_files(original):
     config = RunConfig.compose(clip="grpo", overrides=["rollout.engine=recorded", f"rollout.recorded={original}"], steps=2)
     settings = config.rollout
-    assert (settings.num_prompts, settings.group_size, settings.max_new_tokens, settings.temperature) == (8, 4, 20, 1.0)
+    assert (settings.num_prompts, settings.group_size, settings.max_new_tokens, settings.temperature) == (8, 4, 60, 1.0)
     assert RunConfig.model_validate(config.model_dump()).rollout == settings
 
 
@@ -197,12 +204,12 @@ REFUSED = {
     "rollout.num_prompts=9": "rollout.num_prompts=9: it is 8 for '.*'; remove the setting",
     "rollout.group_size=2": "rollout.group_size=2: it is 4 for '.*'; remove the setting",
     "rollout.temperature=0.5": "rollout.temperature=0.5: it is 1.0 for '.*'; remove the setting",
-    "rollout.max_new_tokens=80": "rollout.max_new_tokens=80: it is 20 for '.*'; remove the setting",
+    "rollout.max_new_tokens=80": "rollout.max_new_tokens=80: it is 60 for '.*'; remove the setting",
     "rollout.top_k=1": "rollout.top_k=1: it is None for '.*'; remove the setting",
     "rollout.dynamic_sampling=2": "rollout.dynamic_sampling=2: it is 0 for '.*'; remove the setting",
     "rollout.max_staleness=1": "rollout.max_staleness=1: it is 0 for '.*'; remove the setting",
     "reward.overlong_buffer=0.2": "reward.overlong_buffer=0.2: recorded rewards include any penalty; set it to 0",
-    "steps=4": r"steps=4: '.*' has 3 steps \(rollout.recorded_epochs=1\); set steps to at most 3, or raise rollout.recorded_epochs",
+    "steps=4": r"steps=4: '.*' has 3 steps \(rollout.recorded_epochs=1\); set steps to at most 3, or raise rollout.record",
     "rollout.recorded=nowhere": "'nowhere' does not exist; pass a run directory, rollout files, or a folder of rollout files",
     "rollout.recorded=null": "rollout.engine=recorded: set rollout.recorded to a run directory or a rollout file",
     "rollout.engine=hf": "rollout.recorded='.*': only rollout.engine=recorded reads it; set that too",
@@ -213,7 +220,7 @@ REFUSED = {
 def test_what_contradicts_the_files_is_refused_in_one_line(original, setting):
     with pytest.raises(UserError) as refusal:
         check_settings(composed(original, setting, steps=None if setting.startswith("steps") else 2), Start(1))
-    assert pytest.approx and __import__("re").search(REFUSED[setting], str(refusal.value))
+    assert re.search(REFUSED[setting], str(refusal.value))
     assert "\n" not in str(refusal.value)
 
 
@@ -245,12 +252,19 @@ def test_another_vocabulary_tokenizer_or_limit_and_answered_held_out_prompts_are
     assert admitted.longest == int(recorded.prompt_lengths.max())
     assert admitted.longest_row >= int(recorded.sequence_lengths.max())
     question = json.loads((original / "rollouts" / "000001.jsonl").read_text().splitlines()[0])["question"]
+    prompt = composed(original).task.prompt(Problem(question, ""))
     with pytest.raises(UserError, match=r"answer the held-out prompt .*; set eval.num_problems=0, or choose a task"):
-        admit(original, [question])
+        admit(original, [prompt])
     ids = torch.where(recorded.token_ids == recorded.token_ids.max(), 4096, recorded.token_ids)
     changes = {
-        r"have a token_id of 4096, and model 'embedded' at most \d+; set model.path": {"token_ids": ids, "kept_ids": None, "kept_sizes": None},
-        "are from model 'embedded-guess', and model 'embedded' has another tokenizer; set model.path": {"model": "embedded-guess"},
+        r"have a token_id of 4096, and model 'embedded' at most \d+; set model.path": {
+            "token_ids": ids,
+            "kept_ids": None,
+            "kept_sizes": None,
+        },
+        "are from model 'embedded-guess', and model 'embedded' has another tokenizer; set model.path": {
+            "model": "embedded-guess"
+        },
     }
     for number, (problem, values) in enumerate(changes.items()):
         replace(recorded, **values, updates=()).save(tmp_path / f"{number}.safetensors")
