@@ -318,9 +318,8 @@ class RunConfig(Settings):
         for file, layer in zip(map(user_path, configs), layers, strict=True):
             if layer.get("plugins") and file.is_file() and (file.parent / "run.json").is_file():
                 layer["plugins"] = plugins_of_run(file.parent, listed(layer["plugins"]), use_changed=use_changed_plugins)
-        is_based = any("model" in layer for layer in layers)
-        if not is_based:
-            layers.insert(0, read_config(DEFAULT_RUN))
+        base = [] if any("model" in layer for layer in layers) else [read_config(DEFAULT_RUN)]
+        layers = base + layers
         changed = parse_overrides(overrides)
         for key, value in {"clip": clip, **settings}.items():
             other = clip_name(changed) if key == "clip" else changed.get(key)
@@ -330,8 +329,8 @@ class RunConfig(Settings):
         settings = {key: value for key, value in settings.items() if value is not None}
         layers.append(merge(changed, settings, is_one_layer=True))
         sections = [layer.get("rollout") for layer in layers]
-        if not is_based and any(isinstance(section, Mapping) and section.get("recorded") for section in sections):
-            del layers[0]["rollout"]  # so that recorded rollouts contradict only what the user has set
+        if base and any(isinstance(section, Mapping) and section.get("recorded") for section in sections):
+            del base[0]["rollout"]  # so that recorded rollouts contradict only what the user has set
         name = clip or next((n for n in map(clip_name, reversed(layers)) if n), None)
         merged: dict[str, Any] = {}
         for layer in layers:

@@ -67,9 +67,7 @@ class RolloutConfig(Settings):
         "recorded: take batches from rollout.recorded instead, and sample only evaluations, as hf does",
     )
     recorded: NameOrPath | None = Field(
-        None,
-        min_length=1,
-        description="run directory, rollout file or folder of rollout files to train on, with rollout.engine=recorded",
+        None, description="run directory, rollout file or folder of rollout files to train on, with rollout.engine=recorded"
     )
     recorded_epochs: int = Field(1, ge=1, le=1_000_000, description="maximum number of passes over the recorded steps")
     num_prompts: int = Field(16, ge=1, le=65536, description="prompts per step")

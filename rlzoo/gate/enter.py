@@ -183,7 +183,7 @@ def enter(config: RunConfig, task: Task, *, resume: bool = False, allow_changed:
     Raises:
         UserError: the run cannot start; the message says what was given, what is allowed and what to do.
     """
-    needed = 0 if config.rollout.recorded else config.steps * config.rollout.num_prompts
+    needed = config.steps * config.rollout.num_prompts if config.rollout.recorded is None else 0
     admission = Admission(
         named=config.model,
         rollout=config.rollout,
@@ -211,7 +211,7 @@ def forecast(config: RunConfig, devices: Devices | None = None, *, resume: bool 
     """
     start = Start.of(config, resume=resume, devices=devices)
     check_settings(config, start)
-    needed = 0 if config.rollout.recorded else config.steps * config.rollout.num_prompts
+    needed = config.steps * config.rollout.num_prompts if config.rollout.recorded is None else 0
     asked = Asked.of(config.task, needed=needed, held_out=config.eval.num_problems)
     architecture, there = find_architecture(config.model.path), devices or this_machine()
     prompts = asked.estimate(config.model, config.rollout, architecture.max_length if architecture else None)

@@ -41,7 +41,7 @@ class Run:
         config, path = self.config, self.config.output
         assert path is not None, "set at the gate"
         self.learner = admission.learner
-        rollouts = RecordedRollouts if config.rollout.recorded else Rollouts
+        rollouts = Rollouts if config.rollout.recorded is None else RecordedRollouts
         self.rollouts = rollouts(config, self.task, admission.sampler, self.accelerator)
         self.monitor = Monitor(config.clip, expects_mismatch=config.rollout.recorded is not None)
         self.recent: deque[dict[str, float]] = deque(maxlen=WINDOW)  # metrics of the last steps; all are in metrics.jsonl
@@ -142,7 +142,7 @@ class Run:
         Raises:
             RunError: the sampler reads the learner's weights, but computes other log-probs.
         """
-        if not (self.rollouts.sampler.needs_weights or self.config.rollout.recorded):
+        if self.config.rollout.recorded is None and not self.rollouts.sampler.needs_weights:
             refuse_mismatch(self.config, batch)
         self.is_clean = False
         if self.is_due(self.attempted, self.config.checkpoint.keep_for_replay):
