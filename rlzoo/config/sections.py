@@ -69,9 +69,13 @@ class RolloutConfig(Settings):
 
     engine: Annotated[str, AfterValidator(known_engine)] = Field(
         "hf",
-        description="the sampler: rlzoo's decoding of the transformers model (hf), the model's generate method, or vLLM",
+        description="the sampler: rlzoo's decoding of the transformers model (hf), the model's generate method, or vLLM; "
+        "recorded: take batches from rollout.recorded instead, and sample only evaluations, as hf does",
     )
-
+    recorded: NameOrPath | None = Field(
+        None, description="run directory, rollout file or folder of rollout files to train on, with rollout.engine=recorded"
+    )
+    recorded_epochs: int = Field(1, ge=1, le=1_000_000, description="maximum number of passes over the recorded steps")
     num_prompts: int = Field(16, ge=1, le=65536, description="prompts per step")
     group_size: int = Field(8, ge=1, le=4096, description="responses per prompt")
     max_new_tokens: int = Field(

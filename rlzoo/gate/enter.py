@@ -191,10 +191,11 @@ def enter(config: RunConfig, task: Task, *, resume: bool = False, allow_changed:
     Raises:
         UserError: the run cannot start; the message says what was given, what is allowed and what to do.
     """
+    needed = config.steps * config.rollout.num_prompts if config.rollout.recorded is None else 0
     admission = Admission(
         named=config.model,
         rollout=config.rollout,
-        asked=Asked.of(task, needed=config.steps * config.rollout.num_prompts, held_out=config.eval.num_problems),
+        asked=Asked.of(task, needed=needed, held_out=config.eval.num_problems),
         own_weights=config.rollout.max_staleness > 0 or shards_weights(config.launch),
         config=config,
         task=task,
@@ -218,7 +219,8 @@ def forecast(config: RunConfig, devices: Devices | None = None, *, resume: bool 
     """
     start = Start.of(config, resume=resume, devices=devices)
     check_settings(config, start)
-    asked = Asked.of(config.task, needed=config.steps * config.rollout.num_prompts, held_out=config.eval.num_problems)
+    needed = config.steps * config.rollout.num_prompts if config.rollout.recorded is None else 0
+    asked = Asked.of(config.task, needed=needed, held_out=config.eval.num_problems)
     architecture, there = find_architecture(config.model.path), devices or this_machine()
     prompts = asked.estimate(config.model, config.rollout, architecture.max_length if architecture else None)
     return Plan(config, architecture, there, prompts, start.processes, start.here)

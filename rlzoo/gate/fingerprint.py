@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlzoo.config.engines import engine_of
 from rlzoo.config.redaction import redact_settings
 from rlzoo.config.run_config import RunConfig
 from rlzoo.core.discovery import DISTRIBUTION, installed_plugins
@@ -130,6 +131,8 @@ def _files(config: RunConfig, settings: Mapping[str, Any]) -> Iterator[tuple[str
             if file.suffix not in OUTPUTS:
                 yield f"plugin {name}/{place}" if path.is_dir() else f"plugin {name}", file
                 code.append(file)
+    recording = engine_of(config.rollout).recording
+    yield from ((f"file {file}", file) for file in (recording.files if recording else ()))
     values = [value for key, value in settings.items() if not key.startswith(FREE)]
     texts = {text for value in values for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)}
     yield from ((f"file {text}", path) for text in sorted(texts) if _is_file(path := Path(os.path.expanduser(text))))  # noqa: PTH111

@@ -138,8 +138,8 @@ def collate(groups: Sequence[RolloutGroup], step: int = 0) -> Batch:
         for turn in rollout.turns:
             states[row, turn.start : turn.end] = turn.state
         for turn in rollout.turns[:-1] if not rollout.failure else ():
-            paid[row, turn.end - 1] = turn.reward
-    played = any(rollout.turns for rollout in rollouts)
+            paid[row, turn.end - 1] = turn.reward or 0.0
+    played = any(turn.reward is not None for rollout in rollouts for turn in rollout.turns)
     return Batch(
         step=step,
         sequences=tuple(torch.tensor(rollout.prompt_ids + rollout.response_ids) for rollout in rollouts),
