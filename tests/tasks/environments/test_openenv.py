@@ -87,7 +87,7 @@ def test_concurrent_sessions_are_independent(server):
 def test_settings_that_do_not_match_the_server_are_refused(server):
     with pytest.raises(UserError, match="no field 'word' \\(fields: message\\)"):
         OpenEnv(server, action="word")
-    with pytest.raises(UserError, match="has text"):
+    with pytest.raises(UserError, match=r"no such field \(fields: text\)"):
         OpenEnv(server, observation="board").reset(EPISODE, 0)
     with pytest.raises(UserError, match=r"http://127\.0\.0\.1:8000"):
         OpenEnv("127.0.0.1:8000")
