@@ -16,10 +16,10 @@ PROJECT = "rlzoo"
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
-API_VERSION = (1, 1)
+API_VERSION = (1, 2)
 """Major and minor version of the plugin interface. Minor versions extend it; major versions may break plugins.
 
-A plugin declares the version it needs with ``RLZOO_API = "1.1"`` in the module that defines its hooks. The
+A plugin declares the version it needs with ``RLZOO_API = "1.2"`` in the module that defines its hooks. The
 plugin is not loaded if this version of rlzoo does not support that interface version.
 """
 
