@@ -87,8 +87,8 @@ BROKEN = {
     ),
     "takes an argument": (SOUND.replace("policies():", "policies(zoo):"), r"is not valid: .*zoo"),
     "has no hook": (SOUND.replace("@hookimpl\n", ""), r"has no hook: add '@hookimpl"),
-    "wants a newer interface": (NEWER, r"needs plugin interface 1.99, but this version of rlzoo has 1.1"),
-    "names no version": ('RLZOO_API = "new"\n' + SOUND, r"RLZOO_API = 'new' is not a version such as '1.1'"),
+    "wants a newer interface": (NEWER, r"needs plugin interface 1.99, but this version of rlzoo has 1.2"),
+    "names no version": ('RLZOO_API = "new"\n' + SOUND, r"RLZOO_API = 'new' is not a version such as '1.2'"),
     "takes a bundled name": (
         SOUND.replace('"free"', '"fspo"'),
         r"rule 'fspo' cannot be used: rlzoo-llm .* has the same name",
