@@ -156,9 +156,8 @@ def test_a_whole_run_on_two_processes_equals_that_of_one(train, one_process, tmp
 
 
 def test_two_processes_compare_the_same_named_rewards_as_one_process(train, tmp_path):
-    (tmp_path / "named_apart.py").write_text(
-        'def parts(problem, response):\n    return {"short": 1 - len(response) / 100, "right": float(problem.answer in response)}\n'
-    )
+    reward = '{"right": float(problem.answer in response), "short": 1 - len(response) / 100}'
+    (tmp_path / "named_apart.py").write_text(f"def parts(problem, response):\n    return {reward}\n")
     overrides = [*QUICK, "task.reward=named_apart:parts", "clip.advantage=gdpo", "reward.weights.short=0.5"]
     for name, options in (("one", ()), ("two", ("--processes", "2"))):
         done = train("ddp", tmp_path / name, *options, overrides=overrides)

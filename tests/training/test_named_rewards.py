@@ -22,7 +22,7 @@ calls = itertools.count()
 
 
 def parts(problem, response):
-    if len(response) % 7 == 0:
+    if sum(response.encode()) % 5 == 0:
         raise ValueError("no grade")
     right = response.rpartition("#")[2].strip() == problem.answer
     return {"short": 1 - len(response) / 100, "right": float(right)}
@@ -89,6 +89,7 @@ def test_named_rewards_are_in_every_record_and_survive_a_resume(run, tmp_path):
     with resumes_after(2, stopped.output):
         result = rlzoo.train(stopped, resume=True)
     assert without_times(result.metrics) == without_times(whole.metrics)
+    assert any(row["reward/failed"] > 0 for row in result.metrics[1:])
     for step in range(1, 5):
         name = f"rollouts/{step:06d}.safetensors"
         got, expected = (load_file(folder.path / name) for folder in (result, whole))
@@ -104,7 +105,6 @@ def assert_recorded(path, step, metrics):
     file, texts = RolloutFile.load(path / f"rollouts/{step:06d}.safetensors"), lines(path / f"rollouts/{step:06d}.jsonl")
     assert set(file.reward_parts) == {"right", "short"}
     graded = ~file.rewards.isnan()
-    assert 0 < int(graded.sum()) < len(file)
     parts = {name: values.double().numpy() for name, values in file.reward_parts.items()}
     np.testing.assert_allclose((parts["right"] + 0.5 * parts["short"])[graded], file.rewards[graded], rtol=1e-6)
     for name, values in parts.items():
