@@ -79,7 +79,7 @@ class GDPO(AdvantageEstimator):
         the batch is 0, because it is 0 over each group.
 
     Reference:
-        GDPO, arXiv 2601.05242. The standard deviation of S is over responses, as in the paper and TRL; verl's is over tokens.
+        GDPO, arXiv 2601.05242. The standard deviation of S is over responses, as in TRL; verl's is over tokens.
     """
 
     name, paper, takes_one = "gdpo", "arXiv 2601.05242", True

@@ -68,7 +68,7 @@ def test_advantages_equal_verl(ours, name, settings):
 
 
 def test_gdpo_equals_verl_apart_from_the_unit_of_the_last_step():
-    # verl whitens over tokens, so that long responses count more; the paper, TRL and rlzoo normalise over responses
+    # verl whitens over tokens, so that long responses count more; TRL and rlzoo normalise over responses
     for seed in range(4):
         inputs, rng = graded(seed, holes=False), torch.Generator().manual_seed(seed)
         mask, number = inputs.response_mask, len(inputs.rewards)

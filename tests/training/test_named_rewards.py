@@ -76,26 +76,26 @@ GDPO = ("clip.advantage=gdpo", "reward.weights.short=0.5", "reward.max_failed=0.
 
 
 def test_named_rewards_are_in_every_record_and_survive_a_resume(run, tmp_path):
-    settings = (*GDPO, "rollout.max_staleness=1", "checkpoint.every=2", "eval.num_problems=8")
-    whole = rlzoo.train(run("parts", *settings, steps=4, name="whole"))
-    stopped = run("parts", *settings, steps=4, name="stopped")
+    settings = (*GDPO, "rollout.max_staleness=1", "checkpoint.every=1", "eval.num_problems=8", "rollout.num_prompts=6")
+    whole = rlzoo.train(run("parts", *settings, steps=3, name="whole"))
+    stopped = run("parts", *settings, steps=3, name="stopped")
 
     def stop(step, metrics):
-        if step == 3:
+        if step == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         rlzoo.train(stopped, stop)
-    with resumes_after(2, stopped.output):
+    with resumes_after(1, stopped.output):
         result = rlzoo.train(stopped, resume=True)
     assert without_times(result.metrics) == without_times(whole.metrics)
     assert any(row["reward/failed"] > 0 for row in result.metrics[1:])
-    for step in range(1, 5):
+    for step in range(1, 4):
         name = f"rollouts/{step:06d}.safetensors"
         got, expected = (load_file(folder.path / name) for folder in (result, whole))
         assert all(torch.equal(got[key].nan_to_num(7.0), expected[key].nan_to_num(7.0)) for key in expected)
         assert_recorded(result.path, step, result.metrics[step])
-    evaluated = result.metrics[4]
+    evaluated = result.metrics[3]
     sums = evaluated["eval/parts/right"] + 0.5 * evaluated["eval/parts/short"]
     assert evaluated["eval/accuracy"] == pytest.approx(sums, rel=1e-9)
 
