@@ -80,7 +80,7 @@ def ci(session: nox.Session) -> None:
         python = project(session) / "python"
         # compile the libraries once; otherwise, each of the first processes that import them would do so
         session.run(str(python), "-c", "import tests.zygote as zygote; zygote.import_all()", external=True, env=OFFLINE)
-        tests(session)
+        run_tests(session, workers=2)  # the other sessions use the time in which tests wait
     finally:
         code = beside.wait()
         print(log.read_text(), flush=True)
@@ -123,9 +123,14 @@ def floors(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the test suite, three files at a time; arguments after ``--`` are passed to pytest instead."""
+    run_tests(session, workers=3)  # for two cores, because many tests wait
+
+
+def run_tests(session: nox.Session, workers: int) -> None:
+    """Run the test suite in some processes, each of which first takes half a minute to import everything."""
     pytest = str(project(session) / "pytest")
-    # three processes for two cores, because many tests wait; in alphabetical order, so that files with long tests are not last
-    order = ["-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"]
+    # in alphabetical order, so that files with long tests are not last
+    order = ["-n", str(workers), "--dist", "loadfile", "--no-loadscope-reorder"]
     usual = [*order, "--ignore=tests/browser", "-m", "not slow and not long and not deepspeed and not environments"]
     session.run(pytest, *(session.posargs or usual), external=True, env=OFFLINE)
 
@@ -425,12 +430,20 @@ def release(session: nox.Session) -> None:
     session.log("the workflow publish.yml then repeats these checks, and publishes once the environment pypi is approved")
 
 
+STARTS_PROCESSES = ("measure-fairness", "scale")
+"""How-tos with a sweep or a run in several processes, each of which takes most of a minute to import everything again.
+
+The tests run these commands; `guides` runs the pages.
+"""
+
+
 @nox.session
 def package(session: nox.Session) -> None:
     """Check that ``pip install .`` gives a working command with every bundled policy and config.
 
-    The commands of the how-tos and the examples that need no extra are run with only rlzoo's requirements importable. Training
-    commands run for two steps. `guides` does the same for the README and the tutorial.
+    The commands of most how-tos and the examples that take seconds are run with only rlzoo's requirements importable. Training
+    commands run for two steps with few prompts. `guides -- --steps 2 --fork` does this for all pages, and `examples` for all
+    examples.
     """
     bin_folder = installed(session)
     python, env = str(bin_folder / "python"), {**BARE, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
@@ -438,7 +451,7 @@ def package(session: nox.Session) -> None:
     with session.chdir(session.create_tmp()):
         session.run(python, str(ROOT / "tests" / "installed.py"), external=True, env=env)
     session.run(python, "-m", "tests.examples", "--quick", external=True, env=env)
-    pages = sorted(map(str, (ROOT / "docs" / "how-to").glob("*.md")))
+    pages = sorted(str(page) for page in (ROOT / "docs" / "how-to").glob("*.md") if page.stem not in STARTS_PROCESSES)
     session.run(python, "-m", "docs.scripts.runnable", "--steps", "2", "--fork", *pages, external=True, env=env)
 
 
@@ -457,10 +470,12 @@ def guides(session: nox.Session) -> None:
 
 @nox.session
 def examples(session: nox.Session) -> None:
-    """Run the examples of `package`, and the notebook; not part of continuous integration."""
+    """Run all examples that need no extra, including those of `package`, and the notebook; not part of CI."""
+    python = str(installed(session) / "python")
+    session.run(python, str(ROOT / "tests" / "bare.py"), external=True)
+    session.run(python, "-m", "tests.examples", external=True, env=BARE)
     bin_folder = project(session)
     install(session, bin_folder, "nbclient>=0.10", "ipykernel>=6")
-    session.run(str(bin_folder / "python"), "-m", "tests.examples", external=True, env=OFFLINE)
     with session.chdir(session.create_tmp()):
         notebook = str(ROOT / "examples" / "replay_and_plot.ipynb")
         session.run(str(bin_folder / "jupyter-execute"), notebook, external=True, env=OFFLINE)
@@ -470,7 +485,7 @@ def examples(session: nox.Session) -> None:
 def outside_plugin(session: nox.Session) -> None:
     """Test and train with plugin distributions from outside the repository, one of them new, and an installed rlzoo.
 
-    The packages that pip would install with them into an empty environment are resolved and checked, but not downloaded.
+    The distributions that they require are checked, too; `release` installs such a plugin into an empty environment.
     """
     bin_folder, tools = installed(session), packaging(session)
     folder = Path(session.create_tmp()).resolve()
@@ -479,18 +494,14 @@ def outside_plugin(session: nox.Session) -> None:
     with session.chdir(folder):
         session.run(str(bin_folder / "rlzoo"), "clips", "new", "my-rule", external=True, env=OFFLINE)
     plugins = {"soft-gate": ROOT / "examples" / "rlzoo-soft-gate", "my-rule": folder / "rlzoo-my-rule"}
-    for source in (ROOT, *plugins.values()):
+    for source in plugins.values():
         with session.chdir(source):
             session.run(
                 str(tools / "python"), "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder / "dist"), external=True
             )
-    wheels, report = [str(file) for file in sorted((folder / "dist").glob("*.whl"))], folder / "report.json"
-    install(session, bin_folder, "--dry-run", "--ignore-installed", "--report", str(report), *wheels)
-    install(session, bin_folder, *(wheel for wheel in wheels if "rlzoo_llm" not in wheel))
+    install(session, bin_folder, *map(str, sorted((folder / "dist").glob("*.whl"))))
     named = [f"{name}={plugin}" for name, plugin in plugins.items()]
     with session.chdir(folder):
-        session.run(
-            str(bin_folder / "python"), str(ROOT / "tests" / "outside.py"), str(report), *named, external=True, env=OFFLINE
-        )
+        session.run(str(bin_folder / "python"), str(ROOT / "tests" / "outside.py"), *named, external=True, env=OFFLINE)
     uninstall = [str(bin_folder / "python"), "-m", "pip", "uninstall", "-q", "-y", "rlzoo-soft-gate", "rlzoo-my-rule"]
     session.run(*uninstall, external=True)

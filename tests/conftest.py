@@ -1,5 +1,6 @@
 """Fixtures: for every test, a separate MLflow store and no hub; and runs that many tests share."""
 
+import fcntl
 import gc
 import logging
 import os
@@ -28,26 +29,49 @@ def interrupts():
 def empty_store(pytestconfig, tmp_path_factory):
     """The file of an MLflow store without runs, kept between sessions, because creating its tables takes seconds."""
     kept = pytestconfig.cache.mkdir("rlzoo") / f"mlflow-{version('mlflow')}.db"
-    if not kept.exists():
-        from mlflow import MlflowClient
+    with kept.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one worker creates it, and the others wait
+        if not kept.exists():
+            from mlflow import MlflowClient
 
-        made = tmp_path_factory.mktemp("empty") / "mlflow.db"
-        MlflowClient(f"sqlite:///{made}").search_experiments()
-        beside = kept.with_name(f"{os.getpid()}.db")  # several workers may each create one
-        shutil.copy(made, beside)
-        beside.replace(kept)
+            created = tmp_path_factory.mktemp("empty") / "mlflow.db"
+            MlflowClient(f"sqlite:///{created}").search_experiments()
+            copy = kept.with_name(f"{os.getpid()}.db")
+            shutil.copy(created, copy)
+            copy.replace(kept)
     return kept
 
 
-@pytest.fixture(autouse=True)
-def own_store(empty_store, tmp_path_factory, monkeypatch):
+@pytest.fixture(scope="session")
+def unused_stores(empty_store, tmp_path_factory):
+    """Folders with a copy of the empty store that no test has changed; most tests leave theirs as it was."""
     logging.getLogger("alembic").setLevel(logging.ERROR)
-    store = tmp_path_factory.mktemp("mlflow")
-    shutil.copy(empty_store, store / "mlflow.db")
+    return []
+
+
+def state(store):
+    """Return the files of a store's folder with the inode, size and time of change of each."""
+    return {
+        file.name: (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        for file in os.scandir(store)
+        if (status := file.stat())
+    }
+
+
+@pytest.fixture(autouse=True)
+def own_store(empty_store, unused_stores, tmp_path_factory, monkeypatch):
+    if not unused_stores:
+        store = tmp_path_factory.mktemp("mlflow")
+        shutil.copy(empty_store, store / "mlflow.db")
+        unused_stores.append((store, state(store)))
+    store, before = unused_stores.pop()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{store}/mlflow.db")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     yield store
-    shutil.rmtree(store, ignore_errors=True)  # each takes a megabyte
+    if state(store) == before:
+        unused_stores.append((store, before))
+    else:
+        shutil.rmtree(store, ignore_errors=True)  # each takes a megabyte
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,8 @@
 """Runs the examples that need only rlzoo's requirements, each in an empty folder: ``python -m tests.examples``.
 
-``--jobs N`` runs N examples at once; ``--quick`` skips those that take a quarter of a minute or more. Examples that read a run
-get a short one, and the example that reads another trainer's dump a small one. All are forked from one process that has
-imported everything (`tests.zygote`).
+``--jobs N`` runs N examples at once; ``--quick`` runs only those of continuous integration. Examples that read a run get a
+short one, and the example that reads another trainer's dump a small one. All are forked from one process that has imported
+everything (`tests.zygote`).
 """
 
 from __future__ import annotations
@@ -30,22 +30,24 @@ QUICK = {
     "custom_reward.py": "",
     "custom_task.py": "",
     "lab/adaptive_bound.py": "RUN",
-    "lab/evenness.py": "RUN --skip-steps 2 --jobs 1",
     "lab/evenness_picture.py": "DOCS/explanation/which-rule-wins/evenness.csv evenness.svg",
     "lab/headlines.py": "DOCS/explanation/which-rule-wins",
     "lab/interval_coverage.py": "RUN --steps 1 --windows 5",
-    "lab/length_law.py": "--output law --quick",
-    "lab/length_law_fit.py": "DOCS/explanation/which-rule-wins/length-law.csv",
     "lab/mismatch_by_length.py": "RUN",
     "lab/pooled_fairness.py": "RUN --clip fspo,gspo",
     "lab/summarise_runs.py": "RUN",
     "lab/tool_curve.py": "RUN tools.svg",
     "quickstart.py": "",
     "show_completions.py": "RUN --step 1 --number 2",
-    "write_rollouts.py": "000001.safetensors",
 }
-"""Examples that take seconds, with their arguments; RUN is a run directory, DUMPS a folder with a dump, DOCS ``docs``."""
+"""Examples of continuous integration, with their arguments; RUN is a run directory, DUMPS a folder with a dump, DOCS ``docs``.
+
+Of each kind, they are those that take the least time.
+"""
 SLOW = {
+    "lab/evenness.py": "RUN --skip-steps 2 --jobs 1",
+    "lab/length_law.py": "--output law --quick",
+    "lab/length_law_fit.py": "DOCS/explanation/which-rule-wins/length-law.csv",
     "lab/make_embedded_model.py": "--steps 20 --output model",
     "lab/make_guess_model.py": "--steps 20 --output model",
     "lab/make_long_model.py": "--steps 20 --output model",
@@ -55,8 +57,9 @@ SLOW = {
     "lab/measure_planner.py": "--quick",
     "lab/measure_turns.py": "",
     "lab/terminal_picture.py": "terminal.svg",
+    "write_rollouts.py": "000001.safetensors",
 }
-"""Examples that take longer."""
+"""Other examples: `nox -s examples` runs them too. docs/how-to/judge-rollouts.md runs write_rollouts.py."""
 NEEDS = {
     "bench/": "TRL, and a machine that does nothing else: nox -s bench",
     "gpu/": "minutes even in small: nox -s gpu -- --device cpu --quick",

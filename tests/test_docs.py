@@ -7,8 +7,6 @@ import inspect
 import json
 import pkgutil
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -32,10 +30,8 @@ def blocks(page, language):
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
-def test_generated_parts_are_up_to_date():
-    answer = subprocess.run(
-        [sys.executable, "-m", "docs.scripts.generate", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+def test_generated_parts_are_up_to_date(zygote):
+    answer = zygote.run("--check", folder=ROOT, script=ROOT / "docs" / "scripts" / "generate.py")
     assert answer.returncode == 0, f"run python -m docs.scripts.generate for: {answer.stdout}{answer.stderr}"
 
 
@@ -127,8 +123,9 @@ def test_examples_in_docstrings_hold(name):
     assert results.failed == 0
 
 
-def test_quickstart_runs():
-    answer = subprocess.run([sys.executable, ROOT / "examples" / "quickstart.py"], capture_output=True, text=True, check=True)
+def test_quickstart_runs(zygote, tmp_path):
+    answer = zygote.run(folder=tmp_path, script=ROOT / "examples" / "quickstart.py")
+    assert answer.returncode == 0, answer.stderr
     assert all(name in answer.stdout for name in load_zoo())
 
 

@@ -74,6 +74,14 @@ there is only one, $B_t = 0$. $p_{i,s}$ is the probability of the token before t
 probability of token $v$ in its place. Each term of $W$ is the squared norm of the gradient of $\log p_{i,s}$ with respect to
 the logits. $t$ and $s$ count the model's tokens.
 """,
+    "reverse_kl": r"""
+```math
+A_t = \log \pi_t^{T} - \log \pi_t^{\mathrm{old}}
+```
+
+$\pi^T$ is the teacher, `model.reference`, and $\pi^{\mathrm{old}}$ the model before the first update. $A_t$ is clamped to
+$[-20, 20]$. Rewards are ignored, and later tokens do not count.
+""",
     "pass_at_k": r"""
 ```math
 A_i = \frac{\mathop{\mathrm{mean}}_{K \ni i} M_K - \mathop{\mathrm{mean}}_{K} M_K}{\mathop{\mathrm{std}}_{K} M_K}, \qquad

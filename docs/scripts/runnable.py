@@ -65,7 +65,7 @@ FENCE = re.compile(
 )
 COMMANDS = ("", "bash", "console", "python", "sh")
 """Languages of blocks that a reader would run; other blocks contain output or data."""
-SHORT = "--set eval.num_problems=20 --set tracking.mlflow=false"
+SHORT = "--set eval.num_problems=20 --set rollout.num_prompts=4 --set tracking.mlflow=false"
 SHORTER = """rlzoo() {{
   local word before= words=()
   for word in "$@"; do
@@ -81,7 +81,8 @@ SHORTER = """rlzoo() {{
   command rlzoo "${{words[@]}}"
 }}
 """
-"""A shell function that replaces the command: runs have few steps and held-out problems, two rules, one seed and no MLflow.
+"""A shell function that replaces the command: runs have few steps, prompts and held-out problems, two rules, one seed and no
+MLflow.
 
 It does not change hidden commands, runs that are started from Python, ``--dry-run`` and ``--resume``.
 """

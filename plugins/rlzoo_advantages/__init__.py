@@ -248,7 +248,7 @@ class GiGPO(AdvantageEstimator):
 
     Reference:
         GiGPO, arXiv 2505.10978, with a discount of 0.95, a weight of 1 and no division by the standard deviation, as in the
-        authors' code.
+        authors' code. As in the paper, the mean of R counts each response once; the authors' code counts it once per turn.
     """
 
     name, paper = "gigpo", "arXiv 2505.10978"
@@ -325,10 +325,36 @@ class OptimalTokenBaseline(AdvantageEstimator):
         return returns - torch.where(number > 1, baseline, 0.0)
 
 
+class ReverseKL(AdvantageEstimator):
+    """Compares each token's log-prob under a teacher with that under the model; rewards are ignored.
+
+    Formula:
+        A_t = log pi_T - log pi_old, clamped to [-20, 20]
+
+    Where:
+        pi_T is the teacher, `model.reference`, and pi_old the model before the first update. Later tokens do not count.
+
+    Reference:
+        On-Policy Distillation, Thinking Machines Lab, 2025 (thinkingmachines.ai/blog/on-policy-distillation), without a clamp.
+    """
+
+    name, paper = "reverse_kl", "none"
+    needs: ClassVar = frozenset({"ref_log_probs", "old_log_probs"})
+    per_token, compares = True, False
+    exempt: ClassVar = {"equal_rewards_have_no_advantage": "the teacher is compared, not the rewards"}
+
+    def estimate(self, inputs: AdvantageInputs) -> Tensor:
+        """See `AdvantageEstimator.estimate`."""
+        assert inputs.ref_log_probs is not None, "guaranteed by needs"
+        assert inputs.old_log_probs is not None, "guaranteed by needs"
+        return (inputs.ref_log_probs - inputs.old_log_probs).clamp(-ops.LOG_RATIO_LIMIT, ops.LOG_RATIO_LIMIT)
+
+
 @hookimpl
 def rlzoo_advantages() -> list[type[AdvantageEstimator]]:
     """Return the advantage estimators that this plugin provides."""
-    return [GroupNorm, GroupMean, LeaveOneOut, GDPO, MaxRL, PassAtK, BatchNorm, Raw, Process, GiGPO, OptimalTokenBaseline]
+    compared = [GroupNorm, GroupMean, LeaveOneOut, GDPO, MaxRL, PassAtK, Process, GiGPO, OptimalTokenBaseline]
+    return [*compared, BatchNorm, Raw, ReverseKL]
 
 
 def _normalised(values: Tensor, group_ids: Tensor) -> Tensor:

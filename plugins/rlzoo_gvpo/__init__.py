@@ -48,7 +48,9 @@ class GVPO(ClipPolicy):
     advantage: Advantage = Field(
         "group_mean", description="how a group's rewards become advantages; the formula does not use them"
     )
-    reduction: Literal["sequence_mean", "sequence_mean_token_sum", "constant_length"] = "sequence_mean"
+    reduction: Literal["sequence_mean", "sequence_mean_token_sum", "constant_length"] = Field(
+        "sequence_mean", description="how the objective is reduced to a scalar"
+    )
     beta: float = Field(0.1, gt=0, le=1e6, description="weight of the KL penalty whose optimum is fitted")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:

@@ -50,7 +50,9 @@ class REAL(ClipPolicy):
     advantage: Advantage = Field(
         "group_mean", description="how a group's rewards become advantages; the formula does not use them"
     )
-    reduction: Literal["sequence_mean", "sequence_mean_token_sum", "constant_length"] = "sequence_mean"
+    reduction: Literal["sequence_mean", "sequence_mean_token_sum", "constant_length"] = Field(
+        "sequence_mean", description="how the objective is reduced to a scalar"
+    )
     tau: float = Field(0.5, ge=1e-3, le=1e3, description="temperature: mean log-ratio at which a weight starts to decrease")
     threshold: float = Field(0.5, ge=-1e6, le=1e6, description="responses with a larger reward are good, all others bad")
 

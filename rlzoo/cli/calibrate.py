@@ -55,7 +55,11 @@ def calibrate(
     title = f"pilots of {steps} steps: {run.clip.name} on {run.task.name}"
     with shown(console, title, steps, held_out_score(run), is_quiet=quiet) as view:
         best = find_width(run, target, max_pilots=pilots, on_pilot=report, observer=view.step)
-    path.write_text(overlay(best, run), encoding="utf-8")
+    try:
+        path.write_text(overlay(best, run), encoding="utf-8")
+    except OSError as error:  # do not lose the result of a long search
+        console.out(overlay(best, run), highlight=False)
+        raise UserError(f"--output {str(path)!r} cannot be written ({error.strerror}); the result is printed above") from error
     console.print(f"wrote {path}; use it with: rlzoo train --config {shlex.quote(str(path))}")
     if not best.is_met:
         console.print(

@@ -15,7 +15,7 @@ from typing import NoReturn
 from rlzoo.cli.exits import DONE, FAILED, INTERRUPTED, TERMINATED, USERS_MISTAKE
 from rlzoo.config.redaction import redact
 from rlzoo.core.errors import PolicyError, RunError, UserError
-from rlzoo.support.distribution import damage, leftovers
+from rlzoo.support.distribution import damage, damaged_entry_points, leftovers
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE)
 """Errors that are clear without a file name: the disk is full, or the reader of the output has closed it."""
@@ -45,6 +45,7 @@ def _end_at_once(signum: int, frame: FrameType | None) -> NoReturn:
 def main() -> NoReturn:
     """Run the command line and exit with 0 on success, 2 for a user error, 1 for any other error, 130 or 143 after a signal."""
     os.environ["PYTHONSAFEPATH"] = "1"  # child processes must not import from the working directory first
+    _open_closed_streams()
     signal.signal(signal.SIGTERM, _terminate)
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # sent when the terminal closes; ignored under nohup
         signal.signal(signal.SIGHUP, _terminate)
@@ -73,14 +74,33 @@ def main() -> NoReturn:
             _complain(": ".join(str(text) for text in (error.filename, error.strerror or error) if text is not None))
         sys.exit(FAILED)
     except Exception as error:
-        if hasattr(error, "format_message"):  # a mistake on the command line; typer's errors have no public names
-            from rlzoo.cli.usage import explain_usage
+        line = _explained(error)
+        if line is None:
+            _show_traceback()
+            sys.exit(FAILED)
+        if line:
+            _complain(line)
+        sys.exit(USERS_MISTAKE)
 
-            if line := explain_usage(error):
-                _complain(line)
-            sys.exit(USERS_MISTAKE)
-        _show_traceback()
-        sys.exit(FAILED)
+
+def _explained(error: Exception) -> str | None:
+    """Return the user's mistake behind an exception as a line, which is empty if there is nothing to say; otherwise None."""
+    if hasattr(error, "format_message"):  # a mistake on the command line; typer's errors have no public names
+        from rlzoo.cli.usage import explain_usage
+
+        return explain_usage(error)
+    return damaged_entry_points()
+
+
+def _open_closed_streams() -> None:
+    """Open closed standard streams (as with ``>&-``) on /dev/null, so that no other file gets their descriptors."""
+    for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # returns the lowest free descriptor, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(descriptor, mode, closefd=False, encoding="utf-8"))
 
 
 def _complain(text: str) -> None:

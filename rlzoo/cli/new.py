@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import keyword
 import shlex
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
+import rlzoo
 from rlzoo.cli.kinds import CLIPS, Kind
 from rlzoo.cli.options import loading
 from rlzoo.core.discovery import DISTRIBUTION
 from rlzoo.core.errors import UserError
 from rlzoo.support.distribution import version
+
+TAKEN = {*keyword.kwlist, *rlzoo.__all__, "Annotated", "ClassVar", "Field", "Tensor"}
+"""Class names that would clash with keywords or with imports in the generated module."""
 
 
 def write(kind: Kind, name: str, folder: Path) -> None:
@@ -33,6 +38,8 @@ def write(kind: Kind, name: str, folder: Path) -> None:
         raise UserError(f"name {registered!r} is taken by {shelf.entries[registered].source}; choose another")
     if find_spec(f"rlzoo_{short}"):
         raise UserError(f"name {name!r}: a module rlzoo_{short} is already installed; choose another")
+    if title in TAKEN:
+        raise UserError(f"name {name!r}: the class {title} would clash with a name that its module imports; choose another")
     words = {
         "name": name,
         "part": registered,

@@ -21,7 +21,7 @@ from rlzoo.measure.printable import printable
 
 SPEED = "throughput/tokens_per_second"
 WIDEST, NARROWEST = 40, 8  # characters of a sparkline
-SIGNS = "▁▂▃▄▅▆▇█"
+SIGNS, ASCII_SIGNS = "▁▂▃▄▅▆▇█", ".:-=+*#@"
 
 
 class View(NamedTuple):
@@ -79,14 +79,15 @@ class Curves:
         rows = [(shown.label, shown.number(values[0]), shown.number(values[-1]), values) for shown, values in measured]
         label, first, last = (max((len(row[column]) for row in rows), default=0) for column in range(3))
         width = min(WIDEST, max(NARROWEST, console.width - label - first - last - 7))
+        signs, arrow = (SIGNS, "→") if console.encoding.startswith("utf") else (ASCII_SIGNS, "->")
         for name, begin, now, values in rows:
-            line = Text(f"{name:<{label}}  {sparkline(values, width):<{width}}  ", no_wrap=True)
-            line.append(f"{begin:>{first}} → ", style="dim").append(f"{now:>{last}}", style="bold")
+            line = Text(f"{name:<{label}}  {sparkline(values, width, signs):<{width}}  ", no_wrap=True)
+            line.append(f"{begin:>{first}} {arrow} ", style="dim").append(f"{now:>{last}}", style="bold")
             line.truncate(console.width)
             yield line
 
 
-def sparkline(values: Sequence[float], width: int) -> str:
+def sparkline(values: Sequence[float], width: int, signs: str = SIGNS) -> str:
     """Draw values as a row of characters; each character shows the mean of roughly the same number of values.
 
     Example:
@@ -95,8 +96,8 @@ def sparkline(values: Sequence[float], width: int) -> str:
     """
     means = [chunk.mean() for chunk in np.array_split(values, min(width, len(values)))]
     low, high = min(means), max(means)
-    scale = (len(SIGNS) - 1) / (high - low) if high > low else 0.0
-    return "".join(SIGNS[round((mean - low) * scale)] for mean in means)
+    scale = (len(signs) - 1) / (high - low) if high > low else 0.0
+    return "".join(signs[round((mean - low) * scale)] for mean in means)
 
 
 class Screen(Bars):

@@ -18,6 +18,7 @@ from rlzoo.config.redaction import redact
 from rlzoo.core.errors import UserError
 
 HOST = "127.0.0.1"
+CHECKS_OFF = "MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE"
 ANY_HOST = {"0.0.0.0": HOST, "::": "::1"}  # hosts that mean all addresses, and an address that a browser can open
 
 
@@ -46,6 +47,8 @@ def ui(
             f"{without_password(uri)} does not exist: no run has been tracked here yet; train first (rlzoo train --clip fspo), "
             "or change to the folder that contains your runs"
         )
+    if os.environ.get(CHECKS_OFF, "").lower() not in ("", "0", "false", "f", "no", "n", "off"):
+        raise UserError(f"{CHECKS_OFF} is set, so MLflow would not check the host and origin of requests; unset it")
     is_local = _is_local(host)
     if not is_local and not allow_remote:
         raise UserError(

@@ -12,6 +12,7 @@ ENGINES = {
     "hf": "rlzoo.rollout.hf_engine:HF",
     "generate": "rlzoo.rollout.hf_engine:Generate",
     "vllm": "rlzoo.rollout.vllm_engine:VLLM",
+    "recorded": "rlzoo.journal.recorded:Recorded",
 }
 """The `Engine` class of each value of ``rollout.engine``. A new engine is one file and one line here."""
 
@@ -33,12 +34,21 @@ class Engine:
     max_length: int | None = None  # maximum number of tokens in prompt and response; None for the model's own limit
     device_share: float | None = 0.0  # share of a device's memory that it reserves; None if it samples with the trained model
     is_resident = False  # whether it keeps that memory while the learner works
+    recording: Any = None  # the `rlzoo.journal.recorded.Recording` that batches come from, if they are not sampled
 
     def __init__(self, rollout: Any) -> None:
         self.rollout = rollout  # a `RolloutConfig`, which checks itself with its engine
 
+    def settled(self) -> Any:
+        """Return the sampling settings with those that recorded batches determine; raise UserError if others were set."""
+        return self.rollout
+
     def check(self) -> None:
         """Raise UserError if the sampling settings do not fit together or exceed the engine's limits."""
+        if self.rollout.vllm.in_flight and not self.in_flight:
+            raise UserError("rollout.vllm.in_flight needs rollout.engine=vllm with a server (rollout.vllm.server)")
+        if self.rollout.recorded is not None and self.recording is None:
+            raise UserError(f"rollout.recorded={self.rollout.recorded!r}: only rollout.engine=recorded reads it; set that too")
         top_p, top_k, largest = self.rollout.top_p, self.rollout.top_k, self.largest_top_k
         if largest is not None and ((top_k or 0) > largest or (top_p < 1 and top_k is None)):
             setting = f"top_p={top_p:g}" if top_k is None else f"top_k={top_k}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     GetCoreSchemaHandler,
@@ -56,7 +57,7 @@ from rlzoo.tasks import Task, build_task
 DEFAULT_RUN = "arithmetic"
 """The config that serves as the base if no config file sets a model."""
 
-SAME_CONTEST = ("task.", "model.", "eval.", "steps")
+SAME_CONTEST = ("task.", "model.path", "model.dtype", "model.chat_template", "eval.", "steps")
 """Prefixes of the settings that must be equal for the scores of runs to be comparable."""
 
 
@@ -123,7 +124,7 @@ def _build_correction(value: object, info: ValidationInfo) -> Correction | None:
 
 def _usual_correction(clip: ClipPolicy | None, rollout: RolloutConfig | None) -> dict[str, Any] | None:
     """Return the settings of the correction that ``correction=auto`` selects; None if no correction is needed."""
-    if clip is None or rollout is None or rollout.max_staleness < 2 or clip.ratio_to_sampler:
+    if clip is None or rollout is None or clip.ratio_to_sampler or (rollout.max_staleness < 2 and rollout.recorded is None):
         return None
     return {"name": "tis", "pool": "token" if clip.scope == "token" else "sum"}
 
@@ -156,7 +157,9 @@ class RunConfig(Settings):
     task: Annotated[Task, BeforeValidator(_build_task), PlainSerializer(_dump_named)] = Field(
         "arithmetic", validate_default=True, description="the task: its name, or its name and settings"
     )
-    rollout: RolloutConfig = Field(default_factory=RolloutConfig, description="how responses are sampled")
+    rollout: Annotated[RolloutConfig, AfterValidator(lambda rollout: engine_of(rollout).settled())] = Field(
+        default_factory=RolloutConfig, description="how responses are sampled"
+    )
     reward: Annotated[RewardConfig, BeforeValidator(_reward_section)] = Field(
         default_factory=RewardConfig, description="how responses are rewarded"
     )
@@ -164,8 +167,8 @@ class RunConfig(Settings):
         "auto",
         validate_default=True,
         description="the correction for differences between sampler and trainer: its name, or its name and settings; none: no "
-        "correction; auto: tis if rollout.max_staleness is above 1 and the rule's ratio is not relative to the sampler, "
-        "otherwise none",
+        "correction; auto: tis if rollout.max_staleness is above 1 or rollout.engine is recorded, and the rule's ratio is not "
+        "relative to the sampler, otherwise none",
     )
     learner: LearnerConfig = Field(default_factory=LearnerConfig, description="how the model is updated")
     eval: EvalConfig = Field(default_factory=EvalConfig, description="held-out evaluation")
@@ -246,11 +249,10 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _gives_the_estimator_what_it_needs(self) -> Self:
-        name, provided = self.estimator.name, {"turn_ids", "old_log_probs", "collision_probs"}
-        if self.task.host is None:
-            provided.add("reward_parts")  # the first grades show whether there are any
-        else:
-            provided |= {"token_rewards", "state_ids"}
+        name, provided = self.estimator.name, {"turn_ids", "old_log_probs", "collision_probs", "ref_log_probs"}
+        if self.rollout.recorded is None:
+            # whether the rewards of a task have names is known from the first grades
+            provided |= {"reward_parts"} if self.task.host is None else {"token_rewards", "state_ids"}
         if self.reward.kl_coef:
             provided.add("token_rewards")
         if missing := sorted(self.estimator.needs - provided):
@@ -331,8 +333,8 @@ class RunConfig(Settings):
         for file, layer in zip(map(user_path, configs), layers, strict=True):
             if layer.get("plugins") and file.is_file() and (file.parent / "run.json").is_file():
                 layer["plugins"] = plugins_of_run(file.parent, listed(layer["plugins"]), use_changed=use_changed_plugins)
-        if not any("model" in layer for layer in layers):
-            layers.insert(0, read_config(DEFAULT_RUN))
+        base = [] if any("model" in layer for layer in layers) else [read_config(DEFAULT_RUN)]
+        layers = base + layers
         changed = parse_overrides(overrides)
         for key, value in {"clip": clip, **settings}.items():
             other = clip_name(changed) if key == "clip" else changed.get(key)
@@ -341,6 +343,9 @@ class RunConfig(Settings):
                 raise UserError(f"{key}={other}: {option} already sets {key} to {value}; use only one of the two")
         settings = {key: value for key, value in settings.items() if value is not None}
         layers.append(merge(changed, settings, is_one_layer=True))
+        sections = [layer.get("rollout") for layer in layers]
+        if base and any(isinstance(section, Mapping) and section.get("recorded") for section in sections):
+            del base[0]["rollout"]  # so that recorded rollouts contradict only what the user has set
         name = clip or next((n for n in map(clip_name, reversed(layers)) if n), None)
         merged: dict[str, Any] = {}
         for layer in layers:

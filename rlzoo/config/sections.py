@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from rlzoo.config.engines import known_engine
+from rlzoo.core.advantages import AdvantageEstimator
 from rlzoo.core.policy import ClipPolicy
 from rlzoo.core.reductions import KLEstimator
 from rlzoo.core.settings import NameOrPath, Settings
@@ -26,6 +27,11 @@ class ModelConfig(Settings):
     trust_remote_code: bool = Field(
         False, description="run Python code that comes with the model; enable this only for a model whose files you have read"
     )
+    reference: NameOrPath | None = Field(None, description="reference model with the same tokenizer; null: the starting model")
+    reference_dtype: Literal["float32", "bfloat16"] | None = Field(
+        None, description="data type of the weights of model.reference; null: that of its files"
+    )
+    reference_offload: bool = Field(False, description="keep model.reference in CPU memory while it does not score responses")
 
 
 class VLLMConfig(Settings):
@@ -63,9 +69,13 @@ class RolloutConfig(Settings):
 
     engine: Annotated[str, AfterValidator(known_engine)] = Field(
         "hf",
-        description="the sampler: rlzoo's decoding of the transformers model (hf), the model's generate method, or vLLM",
+        description="the sampler: rlzoo's decoding of the transformers model (hf), the model's generate method, or vLLM; "
+        "recorded: take batches from rollout.recorded instead, and sample only evaluations, as hf does",
     )
-
+    recorded: NameOrPath | None = Field(
+        None, description="run directory, rollout file or folder of rollout files to train on, with rollout.engine=recorded"
+    )
+    recorded_epochs: int = Field(1, ge=1, le=1_000_000, description="maximum number of passes over the recorded steps")
     num_prompts: int = Field(16, ge=1, le=65536, description="prompts per step")
     group_size: int = Field(8, ge=1, le=4096, description="responses per prompt")
     max_new_tokens: int = Field(
@@ -119,7 +129,7 @@ class RewardConfig(Settings):
         1.0, ge=0, le=1e6, description="length penalty at max_new_tokens, subtracted from the reward"
     )
     overlong_filtering: bool = Field(False, description="give responses that are cut off at max_new_tokens an advantage of 0")
-    kl_coef: float = Field(0.0, ge=0, le=100, description="weight of the per-token KL to the starting model in the reward")
+    kl_coef: float = Field(0.0, ge=0, le=100, description="weight of the per-token KL to the reference model in the reward")
     weights: dict[str, Annotated[float, Field(ge=-1e6, le=1e6)]] = Field(
         default_factory=dict, description="weights of named rewards, by name; 1 for a name that is not listed"
     )
@@ -184,7 +194,7 @@ class LearnerConfig(Settings):
     )
     autocast: Literal["none", "bfloat16"] = Field("none", description="data type of matrix products")
     tf32: bool = Field(False, description="on a GPU, compute float32 matrix products in TF32, which keeps 10 bits")
-    kl_coef: float = Field(0.0, ge=0, le=100, description="weight of the KL to the starting model in the loss; 0: none")
+    kl_coef: float = Field(0.0, ge=0, le=100, description="weight of the KL to the reference model in the loss; 0: none")
     kl_estimator: KLEstimator = Field("k3", description="estimator of the per-token KL")
     entropy_coef: float = Field(0.0, ge=0, le=100, description="weight of the entropy bonus in the objective; 0: none")
     optimizer: Literal["adamw", "adamw_8bit"] = Field(
@@ -198,9 +208,9 @@ class LearnerConfig(Settings):
     lora: LoraConfig = Field(default_factory=LoraConfig, description="low-rank update")
 
 
-def needs_reference(learner: LearnerConfig, reward: RewardConfig, clip: ClipPolicy) -> bool:
-    """Whether the loss, the reward or the rule needs the log-probs of the starting model."""
-    return learner.kl_coef > 0 or reward.kl_coef > 0 or "ref_log_probs" in clip.needs
+def needs_reference(learner: LearnerConfig, reward: RewardConfig, *readers: ClipPolicy | AdvantageEstimator) -> bool:
+    """Whether the loss, the reward, the rule or the estimator needs the log-probs of the reference model."""
+    return learner.kl_coef > 0 or reward.kl_coef > 0 or any("ref_log_probs" in reader.needs for reader in readers)
 
 
 def minibatches_by_prompts(learner: LearnerConfig, clip: ClipPolicy) -> bool:

@@ -42,6 +42,7 @@ class AdvantageInputs:
     state_ids: Tensor | None = None  # (B, T) int64: environment state at the start of the token's turn
     old_log_probs: Tensor | None = None  # (B, T) under the model before the first update on the batch
     collision_probs: Tensor | None = None  # (B, T) sum of that model's squared probabilities over the vocabulary
+    ref_log_probs: Tensor | None = None  # (B, T) under the reference model, `model.reference`
     reward_parts: Mapping[str, Tensor] | None = None  # (B, 1) each: the named rewards; `rewards` is their weighted sum
     reward_weights: Mapping[str, float] = field(default_factory=dict)  # weights of the named rewards; 1 for a missing name
 
@@ -125,7 +126,7 @@ class AdvantageEstimator(Settings, ABC):
         """Return float64 advantages of shape ``(B, 1)`` or ``(B, T)``; floating-point inputs are float64 and detached."""
 
 
-NEEDS = ("turn_ids", "token_rewards", "state_ids", "old_log_probs", "collision_probs", "reward_parts")
+NEEDS = ("turn_ids", "token_rewards", "state_ids", "old_log_probs", "collision_probs", "ref_log_probs", "reward_parts")
 """The optional inputs to an estimator."""
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 RUN = "run.json"  # marks a run directory
 SKIPPED = {"__pycache__", "mlruns", "mlflow.db"}
+OUTPUTS = (".log", ".md", ".rst", ".html", ".png", ".svg", ".pdf")  # files that code names in order to write them
 
 
 def plugin_files(path: Path) -> dict[str, Path]:
@@ -66,4 +67,5 @@ def plugins_of_run(run: Path, paths: Sequence[str], *, use_changed: bool) -> lis
 
 
 def _content(path: Path) -> dict[str, bytes]:
-    return {name if path.is_dir() else "": file.read_bytes() for name, file in plugin_files(path).items()}
+    files = {name: file for name, file in plugin_files(path).items() if file.suffix not in OUTPUTS}
+    return {name if path.is_dir() else "": file.read_bytes() for name, file in files.items()}

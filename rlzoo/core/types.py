@@ -44,7 +44,7 @@ class ClipInputs:
     group_ids: Tensor | None = None  # (B, 1) int64; responses to the same prompt share an ID and stay together
     turn_ids: Tensor | None = None  # (B, T) int64: 0, 1, ... on the model's tokens, -1 elsewhere
     old_entropy: Tensor | None = None  # (B, T) in nats, under the model at the start of the update
-    ref_log_probs: Tensor | None = None  # (B, T) under the model that the run started from
+    ref_log_probs: Tensor | None = None  # (B, T) under `model.reference`, by default the model that the run started from
     rewards: Tensor | None = None  # (B, 1) float32, before advantage estimation
     token_ids: Tensor | None = None  # (B, T) int64
     finished: Tensor | None = None  # (B, 1) bool; False if cut off at a limit

@@ -20,8 +20,9 @@ from rlzoo.gate.plan import Plan, Prompts
 from rlzoo.gate.settings import Start, check_settings, shortages, shown, usual_output
 from rlzoo.gate.tokens import Asked, Tokens, check_tokens, question_counts
 from rlzoo.learner.learner import Learner
+from rlzoo.learner.teacher import Teacher
 from rlzoo.models.machine import available_memory
-from rlzoo.models.pretrained import load_named
+from rlzoo.models.pretrained import load_named, load_reference, naming_the_reference
 from rlzoo.models.probe import Probe
 from rlzoo.models.processes import gather, make_accelerator, shards_weights
 from rlzoo.tasks.task import seeded
@@ -104,6 +105,7 @@ class Admission(Opening):
 
     accelerator: Accelerator = field(init=False)
     learner: Learner = field(init=False)
+    reference: PreTrainedModel | None = field(init=False, default=None)
     facts: dict[str, Any] = field(init=False)  # its fingerprint
     changes: list[tuple[int, str]] = field(init=False, default_factory=list)  # since a resumed run started, with logging levels
 
@@ -135,6 +137,10 @@ def model(run: Admission) -> None:
     if not shards_weights(run.config.launch):  # otherwise the weights are moved when they are sharded
         run.model.to(run.accelerator.device)
     run.facts = run_facts(run.config) | model_facts(run.model, run.tokenizer)
+    if run.config.model.reference is not None:
+        with naming_the_reference():
+            run.reference = load_reference(run.config.model, run.tokenizer)
+        run.facts |= model_facts(run.reference, run.tokenizer, "reference ")
     if run.resume:
         run.changes = _changes(run.accelerator, run.config, run.facts, run.allow_changed)
 
@@ -150,6 +156,7 @@ def room(run: Admission) -> None:
 def learner(run: Admission) -> None:
     """Does the learner compute what plain passes of the model give, and are merged weights the adapted model?"""
     config = run.config
+    teacher = run.reference and Teacher(run.reference, run.accelerator, config, run.tokens.longest_row)
     run.learner = Learner(
         run.model,
         config.clip,
@@ -164,6 +171,7 @@ def learner(run: Admission) -> None:
         accelerator=run.accelerator,
         launch=config.launch,
         probe=run.probe,
+        teacher=teacher,
     )
 
 
@@ -183,10 +191,11 @@ def enter(config: RunConfig, task: Task, *, resume: bool = False, allow_changed:
     Raises:
         UserError: the run cannot start; the message says what was given, what is allowed and what to do.
     """
+    needed = config.steps * config.rollout.num_prompts if config.rollout.recorded is None else 0
     admission = Admission(
         named=config.model,
         rollout=config.rollout,
-        asked=Asked.of(task, needed=config.steps * config.rollout.num_prompts, held_out=config.eval.num_problems),
+        asked=Asked.of(task, needed=needed, held_out=config.eval.num_problems),
         own_weights=config.rollout.max_staleness > 0 or shards_weights(config.launch),
         config=config,
         task=task,
@@ -210,7 +219,8 @@ def forecast(config: RunConfig, devices: Devices | None = None, *, resume: bool 
     """
     start = Start.of(config, resume=resume, devices=devices)
     check_settings(config, start)
-    asked = Asked.of(config.task, needed=config.steps * config.rollout.num_prompts, held_out=config.eval.num_problems)
+    needed = config.steps * config.rollout.num_prompts if config.rollout.recorded is None else 0
+    asked = Asked.of(config.task, needed=needed, held_out=config.eval.num_problems)
     architecture, there = find_architecture(config.model.path), devices or this_machine()
     prompts = asked.estimate(config.model, config.rollout, architecture.max_length if architecture else None)
     return Plan(config, architecture, there, prompts, start.processes, start.here)
@@ -226,12 +236,13 @@ def rehearse(plan: Plan, *, resume: bool = False, allow_changed: bool = False) -
         UserError: see `enter`.
     """
     config, size = plan.config, weights_on_this_machine(plan.config.model.path)
+    more = weights_on_this_machine(config.model.reference) if config.model.reference is not None else 0
     if not plan.is_here:
         unasked = "--devices plans for other devices"
-    elif size is None:
+    elif size is None or more is None:
         unasked = "its weights are not on this machine"
-    elif 4 * size > available_memory():
-        unasked = f"its weights ({shown(size)}) need most of the memory"
+    elif 4 * size + more > available_memory():
+        unasked = f"its weights ({shown(size + more)}) need most of the memory"
     else:
         with seeded(config.task, config.seed) as task:
             alone = config.model_copy(update={"launch": LaunchConfig()})

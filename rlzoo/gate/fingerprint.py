@@ -14,11 +14,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlzoo.config.engines import engine_of
 from rlzoo.config.redaction import redact_settings
 from rlzoo.config.run_config import RunConfig
 from rlzoo.core.discovery import DISTRIBUTION, installed_plugins
 from rlzoo.core.errors import UserError
-from rlzoo.core.plugin_files import copy_names, plugin_files
+from rlzoo.core.plugin_files import OUTPUTS, copy_names, plugin_files
 from rlzoo.journal.state import read_fingerprint
 from rlzoo.journal.tracking.uploads import flatten
 from rlzoo.tasks.task import fingerprint, seeded, train_fingerprint
@@ -32,7 +33,6 @@ VERSION = "version of "  # a different version is reported, not refused
 MODEL = "model "  # facts about the loaded model, which a dry run does not load
 TRAIN_PROBLEMS = "training problems"
 
-OUTPUTS = (".log", ".md", ".rst", ".html", ".png", ".svg", ".pdf")  # files that code names in order to write them
 _REFERENCE = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")  # names the user's code, as module:name
 _BLOCK = 4096  # bytes of a weight that are summed, a multiple of 8
 
@@ -61,8 +61,8 @@ def file_facts(config: RunConfig) -> dict[str, str]:
     return facts
 
 
-def model_facts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
-    """Return the facts about a model as it was loaded, before it is trained."""
+def model_facts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, role: str = "") -> dict[str, str]:
+    """Return the facts about a model as it was loaded, before it is trained; ``role`` distinguishes it from others."""
     configs = [config.to_diff_dict() for config in (model.config, model.generation_config) if config is not None]
     where_from = {"_name_or_path", "transformers_version", "_from_model_config"}
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -72,8 +72,8 @@ def model_facts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> d
         "chat template": tokenizer.chat_template,
     }
     texts = {key: json.dumps(value, sort_keys=True, default=str) for key, value in facts.items()}
-    hashes = {MODEL + key: hashlib.sha256(text.encode()).hexdigest() for key, text in texts.items()}
-    return hashes | {MODEL + "weights": _hash_weights(model.state_dict())}
+    hashes = {f"{MODEL}{role}{key}": hashlib.sha256(text.encode()).hexdigest() for key, text in texts.items()}
+    return hashes | {f"{MODEL}{role}weights": _hash_weights(model.state_dict())}
 
 
 def _hash_weights(weights: Mapping[str, Tensor]) -> str:
@@ -128,8 +128,11 @@ def _files(config: RunConfig, settings: Mapping[str, Any]) -> Iterator[tuple[str
     code: list[Path] = []
     for path, name in copy_names(config.plugins).items():
         for place, file in plugin_files(path).items():
-            yield f"plugin {name}/{place}" if path.is_dir() else f"plugin {name}", file
-            code.append(file)
+            if file.suffix not in OUTPUTS:
+                yield f"plugin {name}/{place}" if path.is_dir() else f"plugin {name}", file
+                code.append(file)
+    recording = engine_of(config.rollout).recording
+    yield from ((f"file {file}", file) for file in (recording.files if recording else ()))
     values = [value for key, value in settings.items() if not key.startswith(FREE)]
     texts = {text for value in values for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)}
     yield from ((f"file {text}", path) for text in sorted(texts) if _is_file(path := Path(os.path.expanduser(text))))  # noqa: PTH111

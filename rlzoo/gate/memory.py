@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from rlzoo.config.engines import engine_of
 from rlzoo.config.run_config import RunConfig
 from rlzoo.config.sections import LaunchConfig, needs_reference
-from rlzoo.gate.architecture import Architecture, Forward
+from rlzoo.gate.architecture import Architecture, Forward, find_architecture
 from rlzoo.gate.devices import Devices
 from rlzoo.learner.log_probs import logits_per_chunk
 from rlzoo.learner.micro_batches import max_tokens
+from rlzoo.models.pretrained import naming_the_reference
 from rlzoo.models.processes import zero_settings
 from rlzoo.rollout.episodes import Limits
 
@@ -71,6 +72,7 @@ class Memory:
     states: dict[str, float]  # always allocated
     step: dict[str, float]  # additional memory at the peak of an optimizer step
     sampler: float
+    offloaded: float = 0.0  # the reference model, if it is on the device only while it scores
 
     @property
     def learning(self) -> dict[str, float]:
@@ -85,7 +87,7 @@ class Memory:
     @property
     def peak(self) -> float:
         """Peak memory of the device in bytes."""
-        return max(sum(self.learning.values()), sum(self.sampling.values()))
+        return max(sum(self.learning.values()), sum(self.sampling.values()), sum(self.states.values()) + self.offloaded)
 
 
 def rows_per_step(config: RunConfig, processes: int) -> int:
@@ -136,11 +138,13 @@ def memory(
     if sharding.shards_weights:
         has_none = sharding.offloads_weights or (sharding.is_fsdp and keeps)  # FSDP2 keeps the master weights only
         weights = 0.0 if has_none else weights / processes
+    reference = reference_bytes(architecture, config)
+    offloaded = reference if config.model.reference and config.model.reference_offload and not devices.is_cpu else 0.0
     states = {
         "weights": weights,
         "master weights": on_device * trained * FLOAT if has_deepspeed or keeps else 0.0,
         "optimizer states": on_device * 2 * trained * _moment_bytes(config, has_deepspeed),
-        "reference model": float(one_copy) if needs_reference(config.learner, config.reward, config.clip) else 0.0,
+        "reference model": reference - offloaded,
         "communication buffers": _fsdp_buffers(architecture, element)
         if sharding.is_fsdp
         else _buffers(one_copy, adapter or trained * element, element, sharding),
@@ -156,12 +160,23 @@ def memory(
     sampler = _sampler(architecture, forward.cache / batch.rows, config, sharding, devices)
     if config.rollout.max_staleness or engine_of(config.rollout).is_resident:
         step["sampler"] = sampler  # the sampler samples ahead while the learner works, or keeps its memory
-    return Memory(states, step, sampler)
+    return Memory(states, step, sampler, offloaded)
 
 
 def weight_bytes(architecture: Architecture, config: RunConfig) -> int:
     """Return the size of one copy of the model's weights in bytes."""
     return architecture.num_parameters * BYTES[config.model.dtype]
+
+
+def reference_bytes(architecture: Architecture, config: RunConfig) -> float:
+    """Return the size of the reference model in bytes; one of unknown shape is assumed to be as large as the model."""
+    named, is_needed = config.model, needs_reference(config.learner, config.reward, config.clip, config.estimator)
+    with naming_the_reference():
+        teacher = find_architecture(named.reference) if is_needed and named.reference is not None else None
+    if teacher is None:
+        return float(is_needed * weight_bytes(architecture, config))
+    dtype, stated = named.reference_dtype, getattr(teacher.config, "dtype", None)
+    return float(teacher.num_parameters * (BYTES[dtype] if dtype else stated.itemsize if stated else FLOAT))
 
 
 def trained_parameters(architecture: Architecture, config: RunConfig) -> int:

@@ -16,14 +16,16 @@ from rich.filesize import decimal
 
 from rlzoo.config.engines import engine_of
 from rlzoo.config.run_config import RunConfig
+from rlzoo.config.sections import needs_reference
 from rlzoo.core.errors import UserError
 from rlzoo.gate.devices import Devices
 from rlzoo.gate.launch import check_launch, check_launcher
 from rlzoo.gate.memory import weight_bytes
 from rlzoo.gate.plan import Plan
 from rlzoo.journal.manifest import check_model
+from rlzoo.journal.recorded import Recording
 from rlzoo.journal.run_directory import RunDirectory
-from rlzoo.models.pretrained import local_model
+from rlzoo.models.pretrained import local_model, naming_the_reference
 
 
 def usual_output(config: RunConfig) -> Path:
@@ -72,6 +74,8 @@ def check_settings(config: RunConfig, start: Start) -> None:
             f"to sample; set it to at least {number}"
         )
     engine = engine_of(rollout)
+    if engine.recording:
+        _check_recording(config, engine.recording)
     if engine.is_remote and rollout.max_staleness > 1 and number > 1:
         raise UserError(
             f"rollout.max_staleness={rollout.max_staleness}: with a {engine.title} server, {number} processes would change its "
@@ -83,6 +87,31 @@ def check_settings(config: RunConfig, start: Start) -> None:
         for problem in missing_libraries(config):
             raise UserError(problem)
     (check_model if start.here else local_model)(config.model.path)
+    name, needs, reference = config.estimator.name, config.estimator.needs, config.model.reference
+    if reference is None and "ref_log_probs" in needs:
+        raise UserError(f"model.reference=null: advantage {name!r} needs a teacher; set it to a model with the same tokenizer")
+    if reference is not None:
+        if not needs_reference(config.learner, config.reward, config.clip, config.estimator):
+            advice = "set learner.kl_coef or reward.kl_coef, or choose a rule or an advantage that needs ref_log_probs"
+            raise UserError(f"model.reference={reference!r}: nothing in this run reads its log-probs; {advice}")
+        with naming_the_reference():
+            (check_model if start.here else local_model)(reference)
+
+
+def _check_recording(config: RunConfig, recording: Recording) -> None:
+    """Ask whether recorded rollouts are enough for a run and have what it needs."""
+    path, number, correction = config.rollout.recorded, len(recording.files), config.correction
+    if config.steps > (most := number * config.rollout.recorded_epochs):
+        passes = f"{path!r} has {number} steps (rollout.recorded_epochs={config.rollout.recorded_epochs})"
+        raise UserError(f"steps={config.steps}: {passes}; set steps to at most {most}, or raise rollout.recorded_epochs")
+    if buffer := config.reward.overlong_buffer:
+        raise UserError(f"reward.overlong_buffer={buffer:g}: recorded rewards include any penalty; set it to 0")
+    is_compared = correction is not None or config.clip.ratio_to_sampler
+    needed = {"rewards": True, "rollout_log_probs": is_compared, "finished": config.reward.overlong_filtering}
+    for name in sorted(recording.absent):
+        if needed[name] or name in config.clip.needs:
+            otherwise = ", or set correction=none" if name == "rollout_log_probs" and correction else ""
+            raise UserError(f"{path!r} has a file without {name}, which this run uses; record them{otherwise}")
 
 
 def remarks(config: RunConfig) -> Iterator[tuple[int, str]]:
@@ -95,7 +124,7 @@ def remarks(config: RunConfig) -> Iterator[tuple[int, str]]:
         )
     if config.model.dtype == "bfloat16" and not (learner.master_weights or learner.lora.rank or config.launch.deepspeed):
         yield logging.INFO, "bfloat16 weights without float32 copies: updates below 0.4% of a weight are lost to rounding"
-    if steps < 2:
+    if steps < 2 and config.rollout.recorded is None:
         return
     if correction is not None:
         pairs = correction.model_dump().items()
@@ -105,7 +134,9 @@ def remarks(config: RunConfig) -> Iterator[tuple[int, str]]:
         applied = f"the ratio of {config.clip.name} is relative to the sampler, so no correction is needed"
     else:
         applied = "no correction reweights them (correction=none)"
-    yield logging.INFO, f"rollout.max_staleness={steps}: responses are up to {steps} steps old; {applied}"
+    age = f"rollout.max_staleness={steps}: responses are up to {steps} steps old"
+    age = age if config.rollout.recorded is None else "rollout.engine=recorded: the responses are those of the recorded sampler"
+    yield logging.INFO, f"{age}; {applied}"
 
 
 def missing_libraries(config: RunConfig) -> Iterator[str]:
@@ -116,7 +147,7 @@ def missing_libraries(config: RunConfig) -> Iterator[str]:
         engine.library: (bool(engine.library), f"rollout.engine={config.rollout.engine!r}", engine.install),
         "peft": (learner.lora.rank > 0, f"learner.lora.rank={learner.lora.rank}", "'rlzoo-llm[lora]'"),
         "bitsandbytes": (learner.optimizer == "adamw_8bit", "learner.optimizer='adamw_8bit'", "bitsandbytes"),
-        "gguf": (config.model.path == "smollm2", "model.path='smollm2'", "'rlzoo-llm[gguf]'"),
+        "gguf": ("smollm2" in (config.model.path, config.model.reference), "model 'smollm2'", "'rlzoo-llm[gguf]'"),
     }
     for library, (is_wanted, setting, package) in wanted.items():
         if is_wanted and importlib.util.find_spec(library) is None:

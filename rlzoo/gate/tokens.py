@@ -9,7 +9,7 @@ import sys
 import unicodedata
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from rlzoo.config.sections import ModelConfig, RolloutConfig
+    from rlzoo.journal.recorded import Recording
     from rlzoo.tasks import Task
 
 logger = logging.getLogger("rlzoo")
@@ -37,6 +38,8 @@ _ENCODED = 256  # how many prompts are encoded in any case: those with the most 
 _COMPLETE = 16  # how many prompts are encoded as the model reads them: those whose texts have the most tokens
 _BYTES_PER_TOKEN = 2  # assumed without a tokenizer; lower than for English (4) or LaTeX (3), so that lengths are overestimated
 _TEMPLATE_TOKENS = 64  # allowance for a chat template's own tokens
+
+_SAME = "set model.path to the model that generated the responses, or to one with its tokenizer"
 
 GENERATED = 256
 """Number of problems whose prompts are checked before a run if the task generates an unlimited number of problems."""
@@ -73,13 +76,14 @@ class Asked:
         tokenizer = _local_tokenizer(model.path)
         if tokenizer is not None:
             complete = self.encode(tokenizer, chat_template=model.chat_template, room=_room(limit, rollout))[1]
-            prompts = Prompts(max(map(len, complete.values())), counted=True)
+            prompts = Prompts(max(map(len, complete.values()), default=0), counted=True)
         else:
             tools = -(-len(json.dumps(self.tools).encode()) // _BYTES_PER_TOKEN) if self.tools else 0
-            text = max(-(-len(prompt.encode()) // _BYTES_PER_TOKEN) for prompt in self.prompts)
+            text = max((-(-len(prompt.encode()) // _BYTES_PER_TOKEN) for prompt in self.prompts), default=0)
             prompts = Prompts(text + (_TEMPLATE_TOKENS + tools if model.chat_template else 0), counted=False)
         check_length(prompts, rollout, limit=limit, path=model.path)
-        return prompts
+        recording = engine_of(rollout).recording
+        return replace(prompts, longest=max(prompts.longest, recording.largest["prompt"] if recording else 0))
 
     def encode(
         self, tokenizer: PreTrainedTokenizerBase, *, chat_template: bool, room: float = math.inf
@@ -155,7 +159,29 @@ def check_tokens(
     check_length(Prompts(longest, counted=True), rollout, limit=limit, path=named.path)
     context = int(min(_room(limit, rollout) + rollout.max_new_tokens, sys.maxsize))
     row = Limits.of(rollout, context).longest(longest)[1] if asked.host else longest + rollout.max_new_tokens
+    if recording := engine_of(rollout).recording:
+        _check_recorded(model, tokenizer, recording, asked, named)
+        longest, row = max(longest, recording.largest["prompt"]), max(row, recording.largest["row"])
     return Tokens(end_ids, longest, row)
+
+
+def _check_recorded(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, recording: Recording, asked: Asked, named: ModelConfig
+) -> None:
+    """Ask whether recorded rollouts fit the model and its tokenizer, and whether the prompts of evaluations are others."""
+    path, trained = str(recording.files[0].parent), f"model {named.path!r}"
+    limits = {"token_id": embedding_rows(model) - 1, "row": context_length(model)}
+    for name, limit in limits.items():
+        if limit is not None and (size := recording.largest[name]) > limit:
+            raise UserError(f"the rollouts in {path!r} have a {name} of {size}, and {trained} at most {limit}; {_SAME}")
+    for other in sorted(recording.models):
+        before = _local_tokenizer(other)
+        if before is not None and before.get_vocab() != tokenizer.get_vocab():
+            raise UserError(f"the rollouts in {path!r} are from model {other!r}, and {trained} has another tokenizer; {_SAME}")
+    for prompt in () if asked.host else asked.prompts:  # the first messages of all episodes may be the same
+        if hash(encode_prompt(tokenizer, prompt, named.chat_template)) in recording.prompts:
+            answered = f"the rollouts in {path!r} answer the held-out prompt {shown(prompt)}"
+            raise UserError(f"{answered}; set eval.num_problems=0, or choose a task with other held-out problems")
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase, end_ids: frozenset[int]) -> int | None:

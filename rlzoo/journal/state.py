@@ -128,6 +128,7 @@ def newest_state(run: Path) -> Path | None:
 
 
 def _last_step(run: Path) -> int:
-    """Return the last step with metrics; 0 if there is none."""
+    """Return the last step with metrics or recorded rollouts; 0 if there is none."""
     file = run / "metrics.jsonl"
-    return max(0, file.read_bytes().count(b"\n") - 1) if file.is_file() else 0  # the first line is step 0
+    lines = file.read_bytes().count(b"\n") - 1 if file.is_file() else 0  # the first line is step 0
+    return max(lines, *(int(file.stem) for file in (run / "rollouts").glob("[0-9]*.safetensors") if file.stem.isdecimal()), 0)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
-from torch.nn.utils.rnn import pad_sequence
 
 from rlzoo.config.composition import read_config
 from rlzoo.config.run_config import RunConfig
@@ -24,9 +22,9 @@ from rlzoo.core.reductions import StepCounts
 from rlzoo.core.settings import user_path
 from rlzoo.core.types import ClipInputs
 from rlzoo.core.zoo import load_zoo
-from rlzoo.journal.rollout_file import RolloutFile, turns
+from rlzoo.journal.recorded import batch_of, rollout_files
+from rlzoo.journal.rollout_file import RolloutFile
 from rlzoo.learner.batch import Batch
-from rlzoo.rollout.kept import KeptSets
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,52 +112,6 @@ class RecordedRun:
         return str(first.rule["name"]) if first.rule else f"a rule of {first.writer or 'an unknown trainer'}"
 
 
-def rollout_files(paths: Sequence[Path]) -> list[Path]:
-    """Return the rollout files among the given paths, including those in run directories and other folders.
-
-    Args:
-        paths: files and folders. In a run directory, only ``rollouts`` is searched. In other folders, subfolders are ignored.
-
-    Raises:
-        UserError: a path does not exist, or a folder has no rollout file.
-    """
-    files: list[Path] = []
-    for path in map(user_path, paths):
-        if path.is_dir():
-            is_run = (path / "config.yaml").is_file()
-            folder = path / "rollouts" if is_run and (path / "rollouts").is_dir() else path
-            # skip hidden files such as macOS's ._000001.safetensors
-            in_folder = [file for file in sorted(folder.glob("*.safetensors")) if not file.name.startswith(".")]
-            if not in_folder:
-                problem = "has no recorded rollouts" if is_run else "is neither a run directory nor a folder with rollout files"
-                raise UserError(f"{str(path)!r} {problem} (*.safetensors)")
-            files += in_folder
-        elif path.exists():
-            files.append(path)
-        else:
-            raise UserError(f"{str(path)!r} does not exist; pass a run directory, rollout files, or a folder of rollout files")
-    return files
-
-
-def batch_of(step: RolloutFile) -> Batch:
-    """Return the responses of a step in the learner's layout."""
-    turn_ids = _turn_ids(step)
-    batch = Batch(
-        step=step.step,
-        sequences=torch.split(step.token_ids, step.sequence_lengths.tolist()),
-        prompt_lengths=step.prompt_lengths,
-        response_mask=turn_ids >= 0,
-        turn_ids=turn_ids,
-        rollout_log_probs=torch.zeros(turn_ids.shape),
-        rewards=torch.zeros(len(step)) if step.rewards is None else step.rewards,
-        group_ids=step.group_ids,
-        finished=torch.ones(len(step), dtype=torch.bool) if step.finished is None else step.finished,
-        kept=None if step.kept_ids is None or step.kept_sizes is None else KeptSets(step.kept_ids, step.kept_sizes),
-    )
-    sampled = step.rollout_log_probs
-    return batch if sampled is None else replace(batch, rollout_log_probs=batch.scatter(torch.arange(len(step)), sampled))
-
-
 def _config(run: Path) -> RunConfig:
     try:
         return RunConfig.compose([run / "config.yaml"], use_changed_plugins=False)
@@ -244,16 +196,6 @@ def _advantages(path: Path, step: RolloutFile, batch: Batch) -> Tensor:
     advantages = torch.zeros(len(step), 1)
     advantages[graded] = ops.group_centred(step.rewards[graded, None].double(), step.group_ids[graded, None]).float()
     return advantages
-
-
-def _turn_ids(step: RolloutFile) -> Tensor:
-    """Return the turn of each token after the prompt, ``(R, T)``; -1 for tokens that the model did not generate."""
-    rows = zip(torch.split(step.response_mask, step.sequence_lengths.tolist()), step.prompt_lengths.tolist(), strict=True)
-    mask = pad_sequence([row[start:] for row, start in rows], batch_first=True)
-    mask = mask if mask.shape[1] else pad(mask, (0, 1))  # no response has tokens
-    if step.turn_ids is not None:
-        return torch.full(mask.shape, -1).masked_scatter(mask, step.turn_ids)
-    return turns(mask)
 
 
 def _splits_prompts(step: RolloutFile) -> bool:

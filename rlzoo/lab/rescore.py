@@ -14,8 +14,8 @@ from rlzoo.core.errors import UserError
 from rlzoo.core.ops import LOG_RATIO_LIMIT
 from rlzoo.core.settings import user_path
 from rlzoo.journal.manifest import check_model
+from rlzoo.journal.recorded import batch_of, rollout_files
 from rlzoo.journal.rollout_file import RolloutFile, UpdateLogProbs
-from rlzoo.lab.recorded import batch_of, rollout_files
 from rlzoo.lab.study import Progress
 from rlzoo.learner.log_probs import ResponseLogProbs
 from rlzoo.learner.micro_batches import MicroBatches

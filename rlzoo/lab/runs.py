@@ -112,16 +112,20 @@ def changed_settings(before: Mapping[str, Any], asked: Mapping[str, Any]) -> lis
 
 
 def resolved_settings(config: Mapping[str, Any], zoo: Zoo) -> dict[str, Any]:
-    """Return a run's settings with dotted keys; null for ``learner.minibatch_by`` becomes the value that the rule decides.
+    """Return a run's settings with dotted keys, and the values that null stands for where the rule or a setting decides.
 
-    If the rule is unknown, this setting is left out. A field that takes a name or a mapping, such as ``correction``, stays one
-    value, so that every run has the same keys.
+    A setting that an unknown rule decides is left out. A field that takes a name or a mapping, such as ``correction``, stays
+    one value, so that every run has the same keys.
     """
     settings = flatten(config, section=RunConfig)
     if settings.get("learner.minibatch_by", "") is None:
         del settings["learner.minibatch_by"]
         for rule in (rule for name, rule in zoo.items() if name == settings.get("clip.name")):
             settings["learner.minibatch_by"] = "prompts" if "group_ids" in rule.needs else "responses"
+    usual = {"learner.lora.alpha": ("learner.lora.rank", 2.0), "rollout.max_turn_tokens": ("rollout.max_new_tokens", 1)}
+    for key, (other, factor) in usual.items():
+        if settings.get(key, "") is None and isinstance(settings.get(other), int):
+            settings[key] = factor * settings[other]
     return settings
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -21,7 +22,7 @@ from rlzoo.gate.fingerprint import file_facts
 from rlzoo.gate.settings import Start, check_settings
 from rlzoo.journal.state import read_fingerprint
 from rlzoo.journal.tracking.uploads import PARENT_RUN
-from rlzoo.lab.runs import changed_settings, read_mapping
+from rlzoo.lab.runs import REPETITION, changed_settings, read_mapping, resolved_settings
 from rlzoo.models.machine import LAUNCHED, available_memory, cores
 from rlzoo.support.parsing import parse_json, parse_yaml
 from rlzoo.support.reading import read_text
@@ -82,6 +83,12 @@ class Sweep:
         object.__setattr__(self, "children", tuple(self._children()))
         if len({child.name for child in self.children}) < len(self.children):
             raise UserError("--grid: two runs would have the same name; use distinct values of distinct settings")
+        compared = [_compared_settings(child.config) for child in self.children]
+        if repeated := [child.name for place, child in enumerate(self.children) if compared[place] in compared[:place]]:
+            raise UserError(
+                f"--grid: the settings of the run {repeated[0]!r} are those of another one, apart from settings that a "
+                "comparison ignores; use distinct values of settings that change the training"
+            )
         for child in (child for child in self.children if not child.is_finished):
             check_settings(child.config, Start.of(child.config, resume=child.is_begun))
 
@@ -107,6 +114,12 @@ class Sweep:
             if child.is_begun:
                 _check_same(child)
             yield child
+
+
+def _compared_settings(config: RunConfig) -> dict[str, Any]:
+    """Return the settings in which a comparison expects two runs of one sweep to differ."""
+    settings = resolved_settings(config.model_dump(mode="json"), config.plugins.zoo)
+    return {key: value for key, value in settings.items() if key == "seed" or not key.startswith(REPETITION)}
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:

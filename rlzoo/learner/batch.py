@@ -140,8 +140,8 @@ def collate(groups: Sequence[RolloutGroup], step: int = 0) -> Batch:
         for turn in rollout.turns:
             states[row, turn.start : turn.end] = turn.state
         for turn in rollout.turns[:-1] if not rollout.failure else ():
-            paid[row, turn.end - 1] = turn.reward
-    played = any(rollout.turns for rollout in rollouts)
+            paid[row, turn.end - 1] = turn.reward or 0.0
+    played = any(turn.reward is not None for rollout in rollouts for turn in rollout.turns)
     names = sorted({name for rollout in rollouts for name in rollout.reward_parts})
     parts = {name: torch.tensor([rollout.reward_parts.get(name, torch.nan) for rollout in rollouts]) for name in names}
     return Batch(

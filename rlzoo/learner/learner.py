@@ -40,6 +40,7 @@ from rlzoo.learner.minibatch import Minibatch, measure
 from rlzoo.learner.optimization import freeze_unused, make_optimization, make_scheduler, named_weights
 from rlzoo.learner.row_check import check_rows
 from rlzoo.learner.shaping import overlong_penalty, without_truncated
+from rlzoo.learner.teacher import Teacher
 from rlzoo.models.adapters import has_adapter, prepare_for_training, without_adapter
 from rlzoo.models.probe import Probe
 from rlzoo.models.processes import gather, make_accelerator
@@ -92,6 +93,7 @@ class Learner:
         accelerator: Accelerator | None = None,
         launch: LaunchConfig | None = None,
         probe: Probe | None = None,
+        teacher: Teacher | None = None,
     ) -> None:
         self.policy = policy
         self.config = config
@@ -99,7 +101,7 @@ class Learner:
         self.estimator = estimator or load_zoo().advantages.build("clip.advantage", policy.advantage)
         self.correction = correction
         self._scores_before_advantages = bool(
-            self.reward.kl_coef or self.estimator.needs & {"old_log_probs", "collision_probs"}
+            self.reward.kl_coef or self.estimator.needs & {"old_log_probs", "collision_probs", "ref_log_probs"}
         )
         self._is_regularized = config.kl_coef > 0 or config.entropy_coef > 0
         self._learns_without_advantages = policy.learns_without_advantages or self._is_regularized
@@ -118,8 +120,9 @@ class Learner:
         self.language_model = language_model
         module = ResponseLogProbs(language_model, temperature, entropy_gradient=config.entropy_coef > 0)
         self._module = module
+        self.teacher = teacher
         self.reference: ResponseLogProbs | None = None
-        if self.has_reference and not has_adapter(language_model):
+        if self.has_reference and teacher is None and not has_adapter(language_model):
             self.reference = copy.deepcopy(module).requires_grad_(False).to(self.accelerator.device)
         freeze_unused(self.accelerator, module)
         self.optimization = make_optimization(self.accelerator, module, config, fsdp=launch.fsdp)
@@ -129,8 +132,8 @@ class Learner:
 
     @property
     def has_reference(self) -> bool:
-        """Whether the run needs log-probs from the starting model."""
-        return needs_reference(self.config, self.reward, self.policy)
+        """Whether the run needs log-probs from the reference model: the teacher, or the starting model."""
+        return needs_reference(self.config, self.reward, self.policy, self.estimator)
 
     @property
     def progress(self) -> float:
@@ -201,8 +204,8 @@ class Learner:
             if self.reward.kl_coef:
                 assert ref_log_probs is not None, "has_reference"
                 signals["token_rewards"] = -self.reward.kl_coef * kl_estimate(old_log_probs, ref_log_probs, "k1")
-            if "old_log_probs" in self.estimator.needs:
-                signals["old_log_probs"] = old_log_probs
+            scores = {"old_log_probs": old_log_probs, "ref_log_probs": ref_log_probs}
+            signals |= {name: values for name, values in scores.items() if name in self.estimator.needs and values is not None}
             if "collision_probs" in self.estimator.needs:
                 signals["collision_probs"] = self.collision_probs(batch)
             advantages = self._advantages(batch, **signals)
@@ -260,7 +263,9 @@ class Learner:
             self._module.statistic = "entropy"
 
     def reference_log_probs(self, batch: Batch, micro_batches: Sequence[MicroBatch] | None = None) -> Tensor:
-        """Compute the log-probs from the starting model, ``(B, T)``, in the given micro-batches."""
+        """Compute the log-probs from the teacher, or from the starting model in the given micro-batches, ``(B, T)``."""
+        if self.teacher is not None:
+            return self.teacher.log_probs(batch)
         if self.reference is None:
             with without_adapter(self.language_model):
                 return self.micro_batches.log_probs(self.model, batch, micro_batches)[0]

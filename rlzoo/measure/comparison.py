@@ -66,7 +66,7 @@ def estimate(scores: Sequence[float]) -> Estimate:
     Coverage was measured on 2,000 draws with 5, 8, 12 and 20 seeds. For normal scores, it is 95, 94, 95 and 95% for the
     mean, and 92, 93, 94 and 94% for the interquartile mean. For log-normal scores, whose logarithm has a standard deviation
     of 1/2, it is 92, 92, 93 and 93% for the mean, and 90, 91, 93 and 94% for the interquartile mean.
-    ``pytest tests/measure/test_comparison.py -k intervals_hold`` repeats the simulation with 1,000 draws.
+    ``pytest tests/measure/test_comparison.py -k documented_coverage`` repeats the simulation with 1,000 draws.
     """
     values = np.array(scores, dtype=float)
     return Estimate(len(values), float(values.mean()), t_interval(values), float(iqm(values)), _trimmed_interval(values))

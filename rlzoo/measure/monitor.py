@@ -83,13 +83,13 @@ ALARMS = (
 class Monitor:
     """Keeps the response tables of the last `WINDOW` steps, and counts consecutive bad steps for each alarm."""
 
-    def __init__(self, policy: ClipPolicy) -> None:
+    def __init__(self, policy: ClipPolicy, *, expects_mismatch: bool = False) -> None:
         self._name = policy.name
         self._tables: deque[ResponseTable] = deque(maxlen=WINDOW)
         widths = policy.width_fields()
         self._widths = " and ".join(f"clip.{name}" for name in widths) or "the band"
-        # the inert alarm does not apply to rules that never clip
-        self._alarms = [alarm for alarm in ALARMS if widths or alarm.name != "inert"]
+        silent = (not widths and "inert", expects_mismatch and "mismatch")  # a rule without a width never clips
+        self._alarms = [alarm for alarm in ALARMS if alarm.name not in silent]
         self._bad_steps: dict[str, int] = {}
         self.raised: list[str] = []  # names of alarms, in the order in which they were raised
 

@@ -109,6 +109,26 @@ def load_named(settings: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeni
     return model, tokenizer
 
 
+@contextmanager
+def naming_the_reference() -> Iterator[None]:
+    """Inside the block, errors about the model name the setting ``model.reference`` instead of ``model.path``."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(str(error).replace("model.path", "model.reference")) from error
+
+
+def load_reference(settings: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """Load the frozen model ``settings.reference``; raises `UserError` if its tokenizer has other ids than ``tokenizer``."""
+    update = {"path": settings.reference, "dtype": settings.reference_dtype or "auto"}
+    model, other = load_named(settings.model_copy(update=update))
+    ours, theirs = tokenizer.get_vocab(), other.get_vocab()
+    for token, _ in sorted(ours.items() ^ theirs.items())[:1]:
+        ids = f"the token {token!r} has id {theirs.get(token)} there and {ours.get(token)} in the model's"
+        raise UserError(f"model.reference={settings.reference!r}: another tokenizer ({ids}); choose a model with the same one")
+    return model.eval().requires_grad_(False)
+
+
 def embedding_rows(model: PreTrainedModel) -> int:
     """Return the number of tokens that the model can read."""
     return int(model.get_input_embeddings().weight.shape[0])
@@ -160,7 +180,7 @@ def _from_pretrained(source: str, settings: ModelConfig, trust_remote_code: bool
     model, report = AutoModelForCausalLM.from_pretrained(
         source,
         config=config,
-        dtype=getattr(torch, settings.dtype),
+        dtype=settings.dtype,
         attn_implementation=settings.attn_implementation,
         trust_remote_code=trust_remote_code,
         output_loading_info=True,

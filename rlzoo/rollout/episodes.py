@@ -85,7 +85,7 @@ class Episode:
             text=text,
             finished=self.finished,
             policy_version=policy_version,
-            reward=None if self.failure else sum(turn.reward for turn in self.turns),
+            reward=None if self.failure else sum(turn.reward or 0.0 for turn in self.turns),
             turns=tuple(self.turns),
             opening="\n".join(str(message["content"]) for message in self.first),
             failure=self.failure,

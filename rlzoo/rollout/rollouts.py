@@ -7,7 +7,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,7 @@ class Sampled:
     num_dropped: int  # number of groups that were dropped because their rewards were equal
     failed: float = 0.0  # share of all sampled responses whose grading failed, or exhausted a built-in grader
     learner_version: int = 0  # optimizer steps taken before training on this batch
+    unknown: dict[str, Any] = field(default_factory=dict)  # tensors of a rollout file that a recording lacks, as None
 
 
 def collect(sample_round: Callable[[int], list[RolloutGroup]], num_groups: int, extra_rounds: int) -> Sampled:

@@ -23,7 +23,7 @@ class Turn:
     end: int  # index after the turn's last token
     text: str  # what the model wrote
     observation: str = ""  # the environment's reply
-    reward: float = 0.0  # reward for this turn
+    reward: float | None = 0.0  # reward for this turn; None if it is unknown, as in recorded rollouts
     state: int = 0  # identifies the environment's state at the start of the turn
 
 

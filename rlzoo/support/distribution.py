@@ -18,10 +18,25 @@ def version() -> str:
 
 def damage() -> str | None:
     """Return why rlzoo cannot work, or None; the other project may have replaced or removed its ``__init__.py``."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:  # torch's import would end the program
+        return "the current directory was deleted; change to another one"
     package = sys.modules["rlzoo"]
     if "load_zoo" not in getattr(package, "__all__", ()):
         file = Path(package.__path__[0], "__init__.py")
         return f"{file} was replaced or removed by another project, 'rlzoo' on the package index: {REPAIR}"
+    return None
+
+
+def damaged_entry_points() -> str | None:
+    """Return which distribution's entry points cannot be read, or None; torch and MLflow read them when they are imported."""
+    for distribution in metadata.distributions():
+        try:
+            _ = distribution.entry_points
+        except Exception as error:
+            folder = getattr(distribution, "_path", distribution.locate_file(""))
+            return f"the entry points in {folder} are damaged ({error}); reinstall or remove that package"
     return None
 
 

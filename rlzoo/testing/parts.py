@@ -54,6 +54,7 @@ def advantage_inputs(estimator: AdvantageEstimator, *, equal: bool = False) -> A
         states,
         torch.where(mask, probs.log(), 0.0),
         torch.where(mask, probs.square() + (1 - probs).square() / 2, 0.0),  # two other tokens share the remaining probability
+        torch.where(mask, probs.flip(1).log(), 0.0),
     )
     return with_rewards(inputs, rewards)
 

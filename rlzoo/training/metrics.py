@@ -58,7 +58,10 @@ def step_metrics(run: Run, sampled: Sampled, batch: AdvantageBatch, updates: Seq
     metrics = rollout_metrics(sampled.groups) | episode_metrics(sampled.groups) | reward_metrics(batch, config.reward)
     metrics |= update_metrics(updates, with_kl=config.learner.kl_coef > 0)
     metrics |= policy_settings(policy, config.clip)
-    metrics |= mismatch_metrics(batch) if isinstance(batch, ScoredBatch) else {}
+    if isinstance(batch, ScoredBatch) and "rollout_log_probs" not in sampled.unknown:
+        metrics |= mismatch_metrics(batch)
+    if "finished" in sampled.unknown:
+        del metrics["response/truncated"]
     metrics["reward/failed"] = sampled.failed
     if config.rollout.dynamic_sampling:
         metrics |= {"rollout/rounds": float(sampled.num_rounds), "rollout/dropped_groups": float(sampled.num_dropped)}
@@ -115,7 +118,8 @@ def episode_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
         turns_k = [rollout.turns[k] for rollout in rollouts if len(rollout.turns) > k]
         if turns_k:
             metrics[f"response/length_turn_{k + 1}"] = sum(turn.end - turn.start for turn in turns_k) / len(turns_k)
-        paid = [rollout.turns[k].reward for rollout in graded if len(rollout.turns) > k]
+        rewards_k = [rollout.turns[k].reward for rollout in graded if len(rollout.turns) > k]
+        paid = [reward for reward in rewards_k if reward is not None]
         if paid:
             metrics[f"reward/turn_{k + 1}"] = sum(paid) / len(paid)
     edges = bin_edges(turns)
@@ -165,13 +169,11 @@ def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 
 
 def reward_metrics(batch: AdvantageBatch, settings: RewardConfig) -> dict[str, float]:
-    """Compute the reward-shaping metrics of one step; empty if rewards are not shaped."""
+    """Compute the metrics of one step on shaped rewards and on the KL to the reference model, where there are any."""
     metrics: dict[str, float] = {}
     if settings.overlong_buffer > 0:
         metrics |= {"reward/shaped_mean": float(batch.rewards.double().nanmean())} if batch.graded.any() else {}
-    if settings.kl_coef > 0:
-        assert isinstance(batch, ScoredBatch), "the advantages depend on the old log-probs"
-        assert batch.ref_log_probs is not None, "the learner keeps a reference model if the reward includes a KL term"
+    if isinstance(batch, ScoredBatch) and batch.ref_log_probs is not None:
         kl = kl_estimate(batch.old_log_probs, batch.ref_log_probs, "k1")
         metrics["reward/kl"] = float(kl[batch.response_mask].double().mean())
     return metrics

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rlzoo.core.errors import UserError
 from rlzoo.gate.enter import Admission
+from rlzoo.journal.recorded import RecordedRollouts
 from rlzoo.journal.rollouts import rollout_file, transcripts
 from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.journal.state import RunState, newest_state
@@ -40,8 +41,9 @@ class Run:
         config, path = self.config, self.config.output
         assert path is not None, "set at the gate"
         self.learner = admission.learner
-        self.rollouts = Rollouts(config, self.task, admission.sampler, self.accelerator)
-        self.monitor = Monitor(config.clip)
+        rollouts = Rollouts if config.rollout.recorded is None else RecordedRollouts
+        self.rollouts = rollouts(config, self.task, admission.sampler, self.accelerator)
+        self.monitor = Monitor(config.clip, expects_mismatch=config.rollout.recorded is not None)
         self.recent: deque[dict[str, float]] = deque(maxlen=WINDOW)  # metrics of the last steps; all are in metrics.jsonl
         self.accuracies: dict[int, float] = {}  # by step
         self.done = 0  # completed steps
@@ -140,7 +142,7 @@ class Run:
         Raises:
             RunError: the sampler reads the learner's weights, but computes other log-probs.
         """
-        if not self.rollouts.sampler.needs_weights:
+        if self.config.rollout.recorded is None and not self.rollouts.sampler.needs_weights:
             refuse_mismatch(self.config, batch)
         self.is_clean = False
         if self.is_due(self.attempted, self.config.checkpoint.keep_for_replay):
@@ -164,7 +166,7 @@ class Run:
         if self.is_main:
             texts = transcripts(sampled.groups, batch, updates)
             step = rollout_file(self.config, batch, sampled.groups, updates, sampled.learner_version)
-            self.directory.save_rollouts(texts, step)
+            self.directory.save_rollouts(texts, replace(step, **sampled.unknown))
             tracking = self.config.tracking
             if tracking.mlflow and tracking.completions and updates and self.is_drawn(batch.step):
                 assert isinstance(batch, ScoredBatch), "the updates have made it one"

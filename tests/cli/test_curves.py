@@ -55,3 +55,13 @@ def test_non_finite_values_are_left_out():
     assert lines([{"reward/mean": math.nan}, {"reward/mean": math.inf}]) == []
     (line,) = lines([{"reward/mean": 1.0}, {"reward/mean": math.nan}])
     assert line.split()[-3:] == ["1.000", "→", "1.000"]
+
+
+def test_curves_use_only_ascii_characters_where_the_terminal_has_no_others():
+    ascii_only = Plain(file=io.TextIOWrapper(io.BytesIO(), encoding="ascii"), width=80)
+    curves = Curves()
+    for value in (0.0, 0.5, 1.0):
+        curves.add({"reward/mean": value})
+    (line,) = curves.lines(ascii_only)
+    assert line.plain.isascii()
+    assert line.plain.split() == ["reward", ".+@", "0.000", "->", "1.000"]

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -108,12 +106,10 @@ def test_the_dapo_layout_is_read_with_repeated_questions(tmp_path, monkeypatch):
     assert len({problem.question for problem in task.train_problems(0, 19)}) == 19
 
 
-def test_a_recipe_is_planned_from_the_command_line(data, tmp_path):
-    command = [sys.executable, "-m", "rlzoo", "train", "--config", "paper/qwen3-8b", "--clip", "gspo", "--dry-run", "--json"]
-    overrides = [word for pair in data for word in ("--set", pair)]
-    answer = subprocess.run(
-        [*command, "--devices", "8xH100", *overrides], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+def test_a_recipe_is_planned_from_the_command_line(data, zygote, tmp_path):
+    command = ["train", "--config", "paper/qwen3-8b", "--clip", "gspo", "--dry-run", "--json", "--devices", "8xH100"]
+    answer = zygote.run(*command, *(word for pair in data for word in ("--set", pair)), folder=tmp_path)
+    assert answer.returncode == 0, answer.stderr
     plan = json.loads(answer.stdout)["plan"]
     assert plan["parameters"] == 8_190_735_360
     assert (plan["processes"], plan["zero_stage"]) == (8, 3)

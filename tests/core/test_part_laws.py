@@ -1,5 +1,6 @@
 """Every advantage estimator and every correction obeys its laws, with all settings that change its form."""
 
+import dataclasses
 import math
 
 import pytest
@@ -99,6 +100,7 @@ def test_a_group_that_is_too_small_gives_zero_or_is_refused(component):
     ones, zeros = torch.ones(1, 1), torch.zeros(1, 2, dtype=torch.long)
     paid = torch.ones(1, 2) if component.takes_token_rewards else None
     inputs = AdvantageInputs(ones, zeros[:, :1], mask, zeros, paid, zeros, reward_parts={"all": ones})
+    inputs = dataclasses.replace(inputs, old_log_probs=-mask.float(), ref_log_probs=-2 * mask.float())
     if component.min_group_size == 1 or component.takes_one:
         assert component(inputs).isfinite().all()
     else:
@@ -136,6 +138,14 @@ def test_turns_from_one_state_are_compared_worked_by_hand():
     )
     # episodes 1 and 1: 0; first turns .5 and 1: -.25 and +.25, times 2
     torch.testing.assert_close(got, torch.tensor([[-0.5, 0.0], [0.5, 0.0]]))
+
+
+def test_the_mean_of_episodes_counts_an_episode_of_several_turns_once():
+    # three turns with R = 1 and one with R = 0: the mean over episodes is .5; over turns, it would be .75
+    mask, turns = torch.tensor([[True, True, True], [True, False, False]]), torch.tensor([[0, 1, 2], [0, 0, 0]])
+    rewards, groups, states = torch.tensor([1.0, 0.0]), torch.zeros(2, dtype=torch.long), torch.tensor([[1, 2, 3], [4, 0, 0]])
+    got = estimator("gigpo")(rewards, groups, torch.zeros(2, 3), mask, turn_ids=turns, state_ids=states)
+    torch.testing.assert_close(got[mask], torch.tensor([0.5, 0.5, 0.5, -0.5]))
 
 
 def test_trust_region_and_gate_worked_by_hand():

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.faults.harness import DONE, REFUSED, VARIANTS, Attack, Case, Command, attack, resumable, says_finished
 
-EVALUATE = ("eval", "{run}", "--suite", "arithmetic", "--limit", "6", "--k", "2", "--max-new-tokens", "8", "--batch-size", "4",
+EVALUATE = ("eval", "{run}", "--suite", "arithmetic", "--limit", "6", "--k", "2", "--max-new-tokens", "8", "--set", "rollout.batch_size=4",
             "--no-mlflow", "--output", "{box}/evaluation")  # fmt: skip
 REPLAY = ("replay", "{run}", "--clip", "gspo,grpo", "--report", "{box}/replay.html")
 COMPARE = ("compare", "{run}", "--report", "{box}/compare.html")

@@ -7,7 +7,7 @@ import pytest
 from transformers import LlamaConfig
 
 from rlzoo import RunConfig, UserError
-from rlzoo.gate.architecture import Architecture
+from rlzoo.gate.architecture import Architecture, find_architecture
 from rlzoo.gate.devices import Devices, parse_devices
 from rlzoo.gate.memory import PassShape, Sharding, activations, log_prob_bytes, micro_batch, trained_parameters
 from rlzoo.gate.plan import Plan, Prompts
@@ -75,6 +75,20 @@ def test_states_are_worked_by_hand():
     two = plan("model.dtype=bfloat16", architecture=TINY, devices="2xH100", processes=2).memory
     assert states(two) == (172 * 2, 172 * 4, 172 * 2 * 4, 0, 172 * 2)
     assert two.step["gradients"] == 172 * 6 + 40 * 4
+
+
+def test_a_teacher_is_counted_in_its_own_size():
+    # the shipped model is the teacher of a model of 172 parameters, in the float32 of its file or as the setting says
+    number, teacher = find_architecture("embedded").num_parameters, ["model.reference=embedded"]
+    held = plan(*teacher, architecture=TINY, clip="opd").memory
+    assert states(held)[3] == number * 4
+    assert states(plan(*teacher, "model.reference_dtype=bfloat16", architecture=TINY, clip="opd").memory)[3] == number * 2
+    # offloaded, it is on the device only while it scores: then nothing but the states is
+    away = plan(*teacher, "model.reference_offload=true", architecture=TINY, clip="opd").memory
+    assert (states(away)[3], away.offloaded) == (0, number * 4)
+    assert away.peak == max(sum(away.learning.values()), sum(away.sampling.values()), sum(away.states.values()) + number * 4)
+    on_cpu = plan(*teacher, "model.reference_offload=true", architecture=TINY, clip="opd", devices=CPU).memory
+    assert (states(on_cpu)[3], on_cpu.offloaded) == (number * 4, 0)
 
 
 def test_zero_shards_states_over_processes():

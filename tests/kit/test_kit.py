@@ -2,7 +2,6 @@
 
 import dataclasses
 import warnings
-from collections import Counter
 
 import pytest
 import torch
@@ -12,17 +11,18 @@ from tests.kit.correct import CORRECT, Adaptive, Token
 from tests.kit.mutants import MUTANTS
 
 
-def broken_laws(policy):
-    """Return the names of the laws that a policy breaks, in order."""
-    return [law.name for law in testing.LAWS if law.name not in policy.exempt and law.failure(policy) is not None]
+def breaks(kind, law):
+    """Return whether a rule breaks a law."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # other warnings about a broken rule
+        policy = kind()
+        return law.name not in policy.exempt and law.failure(policy) is not None
 
 
 @pytest.fixture(scope="module")
-def caught():
-    """The laws that each mutant breaks."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # other warnings about a broken rule
-        return {mutant.name: broken_laws(mutant()) for mutant in MUTANTS}
+def first_broken():
+    """The first law that each mutant breaks, None if it breaks none."""
+    return {mutant.name: next((law.name for law in testing.LAWS if breaks(mutant, law)), None) for mutant in MUTANTS}
 
 
 @pytest.mark.parametrize("rule", CORRECT, ids=lambda rule: rule.name)
@@ -31,15 +31,15 @@ def test_a_correct_rule_is_not_refused(rule):
     assert failed == {}
 
 
-def test_nineteen_of_twenty_mutants_are_caught(caught):
-    assert len(caught) == len(MUTANTS) >= 100
-    escaped = [name for name, laws in caught.items() if not laws]
-    assert len(escaped) <= len(caught) / 20, escaped
+def test_nineteen_of_twenty_mutants_are_caught(first_broken):
+    assert len(first_broken) == len(MUTANTS) >= 100
+    escaped = [name for name, law in first_broken.items() if law is None]
+    assert len(escaped) <= len(first_broken) / 20, escaped
 
 
-def test_each_law_on_behaviour_catches_a_mutant(caught):
-    number = Counter(law for laws in caught.values() for law in laws)
-    assert {law.name for law in testing.LAWS} - set(number) == set()
+def test_each_law_on_behaviour_catches_a_mutant(first_broken):
+    others = [law for law in testing.LAWS if law.name not in first_broken.values()]
+    assert [law.name for law in others if not any(breaks(mutant, law) for mutant in MUTANTS)] == []
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def test_each_law_on_behaviour_catches_a_mutant(caught):
         ("unknown-law", "names_are_known"),
     ],
 )
-def test_the_law_that_explains_a_defect_fails_first(caught, mutant, law):
-    assert caught[mutant][0] == law
+def test_the_law_that_explains_a_defect_fails_first(first_broken, mutant, law):
+    assert first_broken[mutant] == law
 
 
 def test_an_undeclared_ratio_to_the_sampler_is_reported():

@@ -73,7 +73,7 @@ def test_the_mix_of_signs_makes_a_third_or_more_of_the_pooled_error_of_fixed_ban
         assert fmean(float(row["composition"]) for row in rows) > fmean(float(row["total"]) for row in rows) / 3
 
 
-def test_no_exponent_of_the_band_is_above_another_and_norm_clipping_helps():
+def test_no_exponent_of_the_band_is_above_another_and_norm_clipping_helps_more_than_an_exponent():
     scores = {}
     for row in read("factorial.csv"):
         scores.setdefault(row["cell"], {})[int(row["seed"])] = float(row["accuracy"])
@@ -83,10 +83,16 @@ def test_no_exponent_of_the_band_is_above_another_and_norm_clipping_helps():
             ours, theirs = scores[f"{bands[first]}/{norm}"], scores[f"{bands[second]}/{norm}"]
             _, low, high = paired([ours[seed] - theirs[seed] for seed in range(12)])
             assert -bound < low < 0 < high < bound
-    gains = [
-        fmean(scores[f"{band}/always"][seed] - scores[f"{band}/never"][seed] for band in (*bands, "adaptive"))
-        for seed in range(12)
-    ]
+    gain = {
+        band: paired([scores[f"{band}/always"][seed] - scores[f"{band}/never"][seed] for seed in range(12)])
+        for band in (*bands, "adaptive")
+    }
+    assert {band for band, (_, low, _) in gain.items() if low < 0} == {"alpha-1", "adaptive"}
+    mean = {cell: fmean(by_seed.values()) for cell, by_seed in scores.items()}
+    for norm in ("always", "never"):
+        fixed = [mean[f"{band}/{norm}"] for band in bands]
+        assert max(fixed) - min(fixed) < 0.005 < 0.012 < min(fixed) - mean[f"adaptive/{norm}"]
+    gains = [fmean(scores[f"{band}/always"][seed] - scores[f"{band}/never"][seed] for band in gain) for seed in range(12)]
     assert paired(gains)[1] > 0
 
 

@@ -22,7 +22,7 @@ def binary_kl(p, q):
     return q * math.log(q / p) + (1.0 - q) * math.log(rest_q / rest_p)
 
 
-def dppo(divergence, log_probs, rollout_log_probs, advantages, mask, delta_low, delta_high):
+def dppo(divergence, log_probs, rollout_log_probs, advantages, mask, delta_low, delta_high, ratio_cap):
     rows, columns = mask.shape
     objective, derivative = np.zeros((rows, columns)), np.zeros((rows, columns))
     clipped = np.zeros((rows, columns), dtype=bool)
@@ -36,19 +36,18 @@ def dppo(divergence, log_probs, rollout_log_probs, advantages, mask, delta_low, 
             clipped[b, t] = (advantage > 0 and p > q and moved > delta_high) or (advantage < 0 and p < q and moved > delta_low)
             if clipped[b, t]:
                 continue
-            ratio = p / q
-            limited = min(max(ratio, math.exp(-20.0)), math.exp(20.0))
-            objective[b, t] = limited * advantage
-            derivative[b, t] = limited * advantage if limited == ratio else 0.0
+            weight = min(max(p / q, math.exp(-20.0)), ratio_cap or math.exp(20.0))
+            objective[b, t] = weight * advantage * log_probs[b, t]
+            derivative[b, t] = weight * advantage
     return ClosedForm(objective, derivative, clipped)
 
 
-def dppo_tv(log_probs, old_log_probs, rollout_log_probs, advantages, mask, *, delta_low=0.15, delta_high=0.15):
-    return dppo(total_variation, log_probs, rollout_log_probs, advantages, mask, delta_low, delta_high)
+def dppo_tv(log_probs, old_log_probs, rollout_log_probs, advantages, mask, *, delta_low=0.15, delta_high=0.15, ratio_cap=20.0):
+    return dppo(total_variation, log_probs, rollout_log_probs, advantages, mask, delta_low, delta_high, ratio_cap)
 
 
-def dppo_kl(log_probs, old_log_probs, rollout_log_probs, advantages, mask, *, delta_low=0.05, delta_high=0.05):
-    return dppo(binary_kl, log_probs, rollout_log_probs, advantages, mask, delta_low, delta_high)
+def dppo_kl(log_probs, old_log_probs, rollout_log_probs, advantages, mask, *, delta_low=0.05, delta_high=0.05, ratio_cap=20.0):
+    return dppo(binary_kl, log_probs, rollout_log_probs, advantages, mask, delta_low, delta_high, ratio_cap)
 
 
 NAMES = ["dppo-tv", "dppo-kl"]
@@ -57,8 +56,10 @@ over_settings = pytest.mark.parametrize(
     [
         ("dppo-tv", dppo_tv, {}),
         ("dppo-tv", dppo_tv, {"delta_low": 0.05, "delta_high": 0.1}),
+        ("dppo-tv", dppo_tv, {"ratio_cap": 1.5}),
         ("dppo-kl", dppo_kl, {}),
         ("dppo-kl", dppo_kl, {"delta_low": 0.01, "delta_high": 0.1}),
+        ("dppo-kl", dppo_kl, {"ratio_cap": None}),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
@@ -128,7 +129,7 @@ def test_hand_worked_tokens(q, p, advantage, total_variation_drops, kl_drops):
         result, slope = evaluate(load_zoo()[name](), tokens([p], [q], [advantage]))
         kept = 0.0 if dropped else p / q * advantage
         assert result.clipped.tolist() == [[dropped]], name
-        assert result.objective.item() == pytest.approx(kept, rel=1e-5), name
+        assert result.objective.item() == pytest.approx(kept * math.log(p), rel=1e-5), name
         assert slope.item() == pytest.approx(kept, rel=1e-5), name
 
 
@@ -198,10 +199,16 @@ def test_the_divergence_has_no_gradient_and_drops_are_per_token(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_beyond_the_limit_of_the_exponential_the_gradient_is_zero(name):
-    # log-ratio 30 from e^-31 to e^-1, A = -1: -e^20 = -485165195.4, no gradient, and that is not a drop
-    inputs = tokens([math.exp(-1)], [math.exp(-31)], [-1.0])
-    result, slope = evaluate(load_zoo()[name](), inputs)
-    assert result.objective.item() == pytest.approx(-485165195.4, rel=1e-5)
-    assert slope.item() == 0.0
-    assert not result.clipped.item()
+@pytest.mark.parametrize(
+    ("ratio_cap", "weights"),
+    # log-ratios from 0.0001 to 0.003 and from e^-31 to e^-1: ratios 30 and e^30, the second limited to e^20 = 485165195.4
+    [(20.0, [20.0, 20.0]), (25.0, [25.0, 25.0]), (40.0, [30.0, 40.0]), (None, [30.0, 485165195.4])],
+)
+def test_a_capped_token_keeps_its_gradient_weighted_by_the_cap(name, ratio_cap, weights):
+    # A < 0, and the probability rose: neither token is outside the trust region
+    inputs = tokens([0.003, math.exp(-1)], [0.0001, math.exp(-31)], [-1.0, -1.0])
+    result, slope = evaluate(load_zoo()[name](ratio_cap=ratio_cap), inputs)
+    assert slope.flatten().tolist() == pytest.approx([-weight for weight in weights], rel=1e-4)
+    expected = [-weights[0] * math.log(0.003), weights[1]]  # -w log(0.003) and -w * -1
+    assert result.objective.flatten().tolist() == pytest.approx(expected, rel=1e-4)
+    assert not result.clipped.any()

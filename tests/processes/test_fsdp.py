@@ -3,7 +3,6 @@
 import json
 import logging
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -18,19 +17,16 @@ from rlzoo.gate.launch import check_launch
 from rlzoo.models.processes import leave_process_group, make_accelerator
 from tests.off_policy import make_model, off_policy_batch
 from tests.processes.fsdp_worker import make_learner, updates, weights_of
-from tests.processes.test_processes import ROOT, environment
+from tests.processes.test_processes import ROOT, ranks
 
 ALONE = LaunchConfig(fsdp=True)
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory):
+def two(zygote, tmp_path_factory):
     """The folder in which two processes wrote checkpoints and weights."""
     folder = tmp_path_factory.mktemp("fsdp")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += ["-m", "tests.processes.fsdp_worker", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, env=environment("fsdp"), timeout=280, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    ranks(zygote, folder, folder=folder, script=ROOT / "tests" / "processes" / "fsdp_worker.py", kind="fsdp")
     return folder
 
 

@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 CASES = {
     **{rule: (rule, {}) for rule in RULES},
     "lora": ("fspo", {"lora": {"rank": 4}, "kl_coef": 0.1}),
+    "teacher": ("grpo", {"teacher": True, "kl_coef": 0.1}),
     "packed": ("gspo", {"packing": True, "gradient_checkpointing": True}),
     "unused": ("grpo", {"unused": True, "num_responses": 7}),
 }
@@ -45,8 +46,29 @@ def environment(kind):
     return {**os.environ, **told, "PYTHONPATH": str(ROOT), "PATH": path, "OMP_NUM_THREADS": "1"}
 
 
+def ranks(zygote, *words, folder, script=None, kind="ddp", timeout=280):
+    """Run the command or a script in two processes of one training group, as a launcher would, but forked from the zygote."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    group = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    logs, processes = [folder / f"rank-{rank}.log" for rank in range(2)], []
+    for rank, log in enumerate(logs):
+        variables = environment(kind) | group | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        files = (os.devnull, log, log)
+        processes.append(zygote.start(*words, folder=folder, files=files, environment=variables, script=script))
+    codes = [process.wait(timeout) for process in processes]
+    assert codes == [0, 0], [log.read_text() for log in logs]
+
+
+def results(folder, cases):
+    return {
+        name: (json.loads((folder / f"{name}.json").read_text()), load_file(folder / f"{name}.safetensors")) for name in cases
+    }
+
+
 def launched(kind, folder, cases, timeout=280):
-    """Run the worker in two processes; returns the results of each case."""
+    """Run the worker in two processes of Accelerate's launcher; returns the results of each case."""
     options = ["--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--main_process_port", "0"]
     plain = ["--mixed_precision", "no", "--dynamo_backend", "no"]
     launch = json.dumps({"processes": 2, **LAUNCHES[kind]})
@@ -56,9 +78,7 @@ def launched(kind, folder, cases, timeout=280):
         command, cwd=ROOT, env=environment(kind), timeout=timeout, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    return {
-        name: (json.loads((folder / f"{name}.json").read_text()), load_file(folder / f"{name}.safetensors")) for name in cases
-    }
+    return results(folder, cases)
 
 
 deepspeed = pytest.mark.deepspeed
@@ -66,12 +86,17 @@ SLOW = {"fsdp": pytest.mark.long, **dict.fromkeys(("zero2", "zero3", "offload"),
 
 
 @pytest.fixture(scope="module", params=["ddp", *(pytest.param(kind, marks=mark) for kind, mark in SLOW.items())])
-def two_processes(request, tmp_path_factory):
+def two_processes(request, zygote, tmp_path_factory):
     # DeepSpeed's optimizer for offloaded states rounds in another order, which shows in one case
     cases = dict(CASES) if request.param != "offload" else {"fspo": CASES["fspo"]}
     if "deepspeed" in LAUNCHES[request.param]:
         cases.pop("unused", None)
-    return launched(request.param, tmp_path_factory.mktemp(request.param), {**cases, "few": ("fspo", {"num_responses": 15})})
+    cases, folder = {**cases, "few": ("fspo", {"num_responses": 15})}, tmp_path_factory.mktemp(request.param)
+    if request.param != "ddp":
+        return launched(request.param, folder, cases)
+    launch = json.dumps({"processes": 2})
+    ranks(zygote, folder, launch, json.dumps(cases), folder=folder, script=ROOT / "tests" / "processes" / "worker.py")
+    return results(folder, cases)
 
 
 @pytest.mark.parametrize("case", [*CASES, "few"])
@@ -113,9 +138,13 @@ def train(zygote):
     return partial(_train, zygote)
 
 
-def _train(zygote, kind, folder, *options, overrides=QUICK):
+def words_of(folder, *options, overrides=QUICK, steps=2):
     settings = [part for override in overrides for part in ("--set", override)]
-    words = ["train", "--clip", "fspo", "--steps", "2", "--output", folder, *settings, *options]
+    return ["train", "--clip", "fspo", "--steps", steps, "--output", folder, *settings, *options]
+
+
+def _train(zygote, kind, folder, *options, overrides=QUICK):
+    words = words_of(folder, *options, overrides=overrides)
     told = {name: value for name, value in environment(kind).items() if name not in ON_A_CPU["ddp"]}
     return zygote.run(*words, folder=folder.parent, environment=told)
 
@@ -224,11 +253,14 @@ def one_player(request, train, tmp_path_factory):
 
 
 @in_two
-def test_two_processes_play_and_learn_the_same_as_one_process(train, one_player, tmp_path, options):
+def test_two_processes_play_and_learn_the_same_as_one_process(train, zygote, one_player, tmp_path, options):
     more, overrides, one = one_player
-    kind = kind_of(options)
-    done = train(kind, tmp_path / "run", "--processes", "2", *more, *options, overrides=overrides)
-    assert done.returncode == 0, done.stderr
+    several = ("--processes", "2", *more, *options)
+    if options:
+        done = train(kind_of(options), tmp_path / "run", *several, overrides=overrides)
+        assert done.returncode == 0, done.stderr
+    else:
+        ranks(zygote, *words_of(tmp_path / "run", *several, overrides=overrides), folder=tmp_path)
     assert_same_run(tmp_path / "run", one)
     rows = [json.loads(line) for line in (tmp_path / "run" / "rollouts" / "000001.jsonl").read_text().splitlines()]
     turns = [len(row["turns"]) for row in rows]
@@ -297,7 +329,7 @@ def test_unsupported_launcher_settings_are_refused(zygote, tmp_path, asked, line
 
 
 def test_a_process_that_dies_ends_the_other_within_a_minute(zygote, tmp_path):
-    words = ["train", "--processes", "2", "--output", "run", "--set", "tracking.mlflow=false"]
+    words = words_of("run", "--processes", "2", overrides=[*QUICK, "eval.num_problems=0"], steps=500)
     os.mkfifo(tmp_path / "output")
     files = (os.devnull, tmp_path / "output", tmp_path / "errors")
     run = zygote.start(*words, folder=tmp_path, files=files, environment=environment("ddp"))

@@ -10,9 +10,10 @@ from accelerate.state import AcceleratorState
 from safetensors.torch import save_file
 from torch import nn
 
-from rlzoo import load_zoo
+from rlzoo import RunConfig, load_zoo
 from rlzoo.config.sections import LaunchConfig, LearnerConfig
 from rlzoo.learner.learner import Learner
+from rlzoo.learner.teacher import Teacher
 from rlzoo.models.processes import leave_process_group, make_accelerator
 from tests.off_policy import PAD, make_model, off_policy_batch
 
@@ -41,7 +42,7 @@ def with_unused_parts(model):
     return model
 
 
-def three_updates(rule, launch, num_responses=18, unused=False, **settings):
+def three_updates(rule, launch, num_responses=18, unused=False, teacher=False, **settings):
     """Metrics of up to three updates, and the weights after them."""
     policy = load_zoo()[rule]()
     model = with_unused_parts(make_model()) if unused else make_model()
@@ -50,7 +51,10 @@ def three_updates(rule, launch, num_responses=18, unused=False, **settings):
     config = LearnerConfig(**settings)
     launch = LaunchConfig(**launch)
     accelerator = make_accelerator(launch, config)
-    learner = Learner(model, policy, config, pad_id=PAD, max_length=30, num_updates=10, accelerator=accelerator, launch=launch)
+    others = {"accelerator": accelerator, "launch": launch}
+    if teacher:
+        others["teacher"] = Teacher(make_model(seed=5).eval(), accelerator, RunConfig(clip=rule, learner=config), None)
+    learner = Learner(model, policy, config, pad_id=PAD, max_length=30, num_updates=10, **others)
     if learner.has_reference:
         batch = replace(batch, ref_log_probs=learner.reference_log_probs(batch))
     updates = []

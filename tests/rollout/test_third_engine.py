@@ -107,5 +107,5 @@ def test_a_run_trains_with_a_third_engine_that_follows_its_weights(server, tmp_p
 def test_a_third_engine_states_its_limits(server):
     with pytest.raises(UserError, match=r"rollout.temperature=3.0: the completions server accepts 0 to 2"):
         RunConfig.compose(clip="grpo", overrides=["rollout.engine=completions", "rollout.temperature=3"])
-    with pytest.raises(UserError, match=r"rollout.engine='another': input should be 'hf', .*'vllm', 'completions'"):
+    with pytest.raises(UserError, match=r"rollout.engine='another': input should be 'hf', .*'vllm', .*'completions'"):
         RunConfig.compose(clip="grpo", overrides=["rollout.engine=another"])

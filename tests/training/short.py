@@ -3,7 +3,10 @@
 import json
 from contextlib import contextmanager, suppress
 
+import torch
+
 from rlzoo import RunConfig
+from rlzoo.models.pretrained import load_pretrained
 
 QUICK = [
     "rollout.num_prompts=8",
@@ -19,6 +22,16 @@ def quick(output, *, clip="fspo", steps=2, overrides=(), **settings):
     is_other_task = "task" in settings or any(each.startswith(("task=", "task.name=")) for each in overrides)
     usual = [each for each in QUICK if not (is_other_task and each.startswith("task."))]
     return RunConfig.compose(clip=clip, overrides=[*usual, *overrides], steps=steps, output=output, **settings)
+
+
+def make_teacher(folder, scale=0.9):
+    """Save the shipped model with a scaled head, which makes it less certain, in bfloat16; returns the folder."""
+    model, tokenizer = load_pretrained("embedded", dtype="bfloat16")
+    with torch.no_grad():
+        model.model.norm.weight.mul_(scale)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 def lines(path):

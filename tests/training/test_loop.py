@@ -21,7 +21,7 @@ from rlzoo.journal.rollout_file import RolloutFile
 from rlzoo.journal.state import read_fingerprint
 from rlzoo.training.loop import steps
 from rlzoo.training.run import Run
-from tests.training.short import lines, quick, without_times
+from tests.training.short import lines, make_teacher, quick, without_times
 
 
 @pytest.fixture(scope="module")
@@ -158,9 +158,9 @@ def test_mlflow_has_parameters_metrics_tags_and_config(run):
 
 @pytest.mark.parametrize("clip", list(load_zoo()))
 def test_every_bundled_policy_trains(clip, tmp_path):
-    result = rlzoo.train(
-        quick(tmp_path / "out", clip=clip, overrides=["tracking.mlflow=false", "eval.num_problems=0"], steps=1)
-    )
+    overrides = ["tracking.mlflow=false", "eval.num_problems=0"]
+    overrides += [f"model.reference={make_teacher(tmp_path / 'teacher')}"] if clip == "opd" else []
+    result = rlzoo.train(quick(tmp_path / "out", clip=clip, overrides=overrides, steps=1))
     assert result.mlflow_run_id is None
     assert result.metrics[1]["learner/skipped"] < 1
     assert result.metrics[1]["learner/grad_norm"] > 0

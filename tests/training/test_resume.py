@@ -13,7 +13,7 @@ from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.journal.state import RunState, identity
 from rlzoo.support.atomic import temporary_path
 from tests.quick import QUICK
-from tests.training.short import lines, quick, resumes_after, without_times
+from tests.training.short import lines, make_teacher, quick, resumes_after, without_times
 
 CASES = {
     "fspo": (),
@@ -21,15 +21,17 @@ CASES = {
     "ahead": ("rollout.max_staleness=1", "rollout.top_p=0.9"),
     "ahead-and-dynamic": ("rollout.max_staleness=1", "rollout.dynamic_sampling=3", "eval.num_problems=0"),
     "bfloat16": ("model.dtype=bfloat16", "learner.schedule=linear", "eval.num_problems=0"),
+    "opd": ("rollout.max_staleness=1", "eval.num_problems=0"),
     "lora": ("learner.lora.rank=4", "learner.kl_coef=0.01", "learner.schedule=cosine"),
 }
 
 
 def config(name, folder, **settings):
-    clip = name if name.startswith("fspo") else "fspo"
-    return quick(
-        folder, clip=clip, steps=4, overrides=["tracking.mlflow=false", "checkpoint.every=2", *CASES[name]], **settings
-    )
+    clip = name if name.startswith(("fspo", "opd")) else "fspo"
+    overrides = ["tracking.mlflow=false", "checkpoint.every=2", *CASES[name]]
+    if name == "opd":
+        overrides.append(f"model.reference={make_teacher(folder.parent / 'teacher')}")
+    return quick(folder, clip=clip, steps=4, overrides=overrides, **settings)
 
 
 def drop_operands(overrides):

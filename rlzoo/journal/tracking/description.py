@@ -85,4 +85,6 @@ def _program(path: str) -> list[str]:
     file = Path(path)
     if "rlzoo" in (file.name, file.parent.name):
         return ["rlzoo"]
-    return ["python", path] if file.suffix == ".py" else ["python"]
+    if file.name == "__main__.py":
+        return ["python", "-m", file.parent.name]
+    return ["python", path] if file.suffix == ".py" else ["python"] if path in ("", "-c", "-m") else [file.name]
