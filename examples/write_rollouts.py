@@ -37,7 +37,7 @@ def write(file: str, step: int, responses: list[Response], minibatches: list[tup
     }
     for index, (rows, log_probs) in enumerate(minibatches):
         tensors |= {f"rows/{index}": np.array(rows), f"log_probs/{index}": joined(log_probs).astype(np.float32)}
-    save_file(tensors, file, {"rlzoo_rollouts": json.dumps({"version": 1, "step": step})})
+    save_file(tensors, file, {"rlzoo_rollouts": json.dumps({"version": 2, "step": step})})
 
 
 def joined(rows: Iterable[object]) -> np.ndarray:

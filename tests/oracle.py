@@ -235,6 +235,17 @@ def _members(group_ids: NDArray[np.int_], row: int) -> list[int]:
     return [i for i in range(len(group_ids)) if group_ids[i] == group_ids[row]]
 
 
+def gdpo(parts: dict[str, FloatArray], weights: dict[str, float], group_ids: NDArray[np.int_]) -> FloatArray:
+    """Weighted sum of the rewards normalised in their groups, minus its mean and over its std in the batch, (B, 1)."""
+    total = [0.0] * len(group_ids)
+    for name, values in parts.items():
+        normalised = group_norm(values, group_ids)
+        total = [total[b] + weights.get(name, 1.0) * float(normalised[b, 0]) for b in range(len(group_ids))]
+    mean = math.fsum(total) / len(total)
+    std = math.sqrt(math.fsum((value - mean) ** 2 for value in total) / (len(total) - 1))
+    return np.array([[(value - mean) / (std + 1e-6)] for value in total])
+
+
 def group_norm(rewards: FloatArray, group_ids: NDArray[np.int_], ddof: int = 1) -> FloatArray:
     """(R - mean) / (std + 1e-6) in the group, (B, 1); a group of equal rewards (or of one) gets 0."""
     advantages = np.zeros((len(rewards), 1))

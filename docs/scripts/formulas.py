@@ -13,6 +13,15 @@ A = \frac{R - \mathrm{mean}(R)}{\mathrm{std}(R) + 10^{-6}}
 
 The mean and the standard deviation (with $n - 1$) are taken over the batch.
 """,
+    "gdpo": r"""
+```math
+A = \frac{S}{\mathrm{std}(S) + 10^{-6}}, \qquad S = \sum_k w_k\, \frac{r_k - \mathrm{mean}(r_k)}{\mathrm{std}(r_k) + 10^{-6}}
+```
+
+$r_k$ is a named reward and $w_k$ is its weight. The mean and the standard deviation of $r_k$ are taken over the group, and the
+standard deviation of $S$ over the graded responses of the batch; both divide by $n - 1$. The mean of $S$ over the batch is 0,
+because it is 0 over each group.
+""",
     "gigpo": r"""
 ```math
 A_t = R - \bar{R} + w\,(G_k - \bar{G}_k), \qquad G_k = \sum_{j \ge k} \gamma^{\,j - k}\, r_j

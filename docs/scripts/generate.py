@@ -80,7 +80,7 @@ TOPICS = {
         "rollout.max_turn*",
         "rollout.max_obs*",
     ),
-    "Reward": ("reward.overlong_*", "reward.max_failed"),
+    "Reward": ("reward.weights", "reward.overlong_*", "reward.max_failed"),
     "Sampler and vLLM": (
         "rollout.engine",
         "rollout.recorded",

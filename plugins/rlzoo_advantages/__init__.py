@@ -13,6 +13,7 @@ from rlzoo import AdvantageEstimator, AdvantageInputs, hookimpl, ops
 
 STD_FLOOR = 1e-6
 WEIGHT_FLOOR = 1e-8
+ROUNDING = 1e-12  # relative, in float64
 
 
 class GroupNorm(AdvantageEstimator):
@@ -65,6 +66,36 @@ class LeaveOneOut(AdvantageEstimator):
         """See `AdvantageEstimator.estimate`."""
         count = ops.group_sum(torch.ones_like(inputs.rewards), inputs.group_ids)
         return ops.group_centred(inputs.rewards, inputs.group_ids) * count / (count - 1)
+
+
+class GDPO(AdvantageEstimator):
+    """Normalises each named reward within its group, adds them with their weights, and scales the sums of the batch.
+
+    Formula:
+        A = S / (std of S over the batch + 1e-6),    S = sum over the named rewards of weight * (r - mean) / (std + 1e-6)
+
+    Where:
+        The means and standard deviations of r are taken within the group, and every std divides by n - 1. The mean of S over
+        the batch is 0, because it is 0 over each group.
+
+    Reference:
+        GDPO, arXiv 2601.05242. The standard deviation of S is over responses, as in TRL; verl's is over tokens.
+    """
+
+    name, paper, takes_one = "gdpo", "arXiv 2601.05242", True
+    needs: ClassVar = frozenset({"reward_parts"})
+    exempt: ClassVar = {"prompts_are_independent": "the last standard deviation is taken over the whole batch"}
+
+    def estimate(self, inputs: AdvantageInputs) -> Tensor:
+        """See `AdvantageEstimator.estimate`."""
+        assert inputs.reward_parts is not None, "guaranteed by needs"
+        weights, parts = inputs.reward_weights, inputs.reward_parts.items()
+        terms = torch.stack([weights.get(name, 1.0) * _normalised(values, inputs.group_ids) for name, values in parts])
+        total = terms.sum(0)
+        # terms that cancel would leave a rounding error, which is not 0 and would count as a signal
+        total = torch.where(total.abs() > ROUNDING * terms.abs().sum(0), total, 0.0)
+        std = (total.square().sum() / max(len(total) - 1, 1)).sqrt()
+        return total / (std + STD_FLOOR)
 
 
 class MaxRL(AdvantageEstimator):
@@ -322,7 +353,8 @@ class ReverseKL(AdvantageEstimator):
 @hookimpl
 def rlzoo_advantages() -> list[type[AdvantageEstimator]]:
     """Return the advantage estimators that this plugin provides."""
-    return [GroupNorm, GroupMean, LeaveOneOut, MaxRL, PassAtK, BatchNorm, Raw, Process, GiGPO, OptimalTokenBaseline, ReverseKL]
+    compared = [GroupNorm, GroupMean, LeaveOneOut, GDPO, MaxRL, PassAtK, Process, GiGPO, OptimalTokenBaseline]
+    return [*compared, BatchNorm, Raw, ReverseKL]
 
 
 def _normalised(values: Tensor, group_ids: Tensor) -> Tensor:

@@ -250,8 +250,9 @@ class RunConfig(Settings):
     @model_validator(mode="after")
     def _gives_the_estimator_what_it_needs(self) -> Self:
         name, provided = self.estimator.name, {"turn_ids", "old_log_probs", "collision_probs", "ref_log_probs"}
-        if self.task.host is not None and self.rollout.recorded is None:
-            provided |= {"token_rewards", "state_ids"}
+        if self.rollout.recorded is None:
+            # whether the rewards of a task have names is known from the first grades
+            provided |= {"reward_parts"} if self.task.host is None else {"token_rewards", "state_ids"}
         if self.reward.kl_coef:
             provided.add("token_rewards")
         if missing := sorted(self.estimator.needs - provided):
@@ -263,6 +264,20 @@ class RunConfig(Settings):
             raise UserError(
                 f"clip.advantage={name!r}: its values differ between tokens, but {self.clip.name} accepts only one value per "
                 "response; choose another advantage, or a rule with scope token or batch"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _can_name_rewards(self) -> Self:
+        if self.reward.weights and self.task.host is not None:
+            raise UserError(
+                f"reward.weights={self.reward.weights}: task {self.task.name!r} has several turns, and their rewards have "
+                "no names; remove reward.weights"
+            )
+        if self.reward.overlong_buffer and "reward_parts" in self.estimator.needs:
+            raise UserError(
+                f"reward.overlong_buffer={self.reward.overlong_buffer}: the length penalty is none of the named rewards, "
+                f"which advantage {self.estimator.name!r} reads; return it as a named reward instead"
             )
         return self
 

@@ -130,6 +130,9 @@ class RewardConfig(Settings):
     )
     overlong_filtering: bool = Field(False, description="give responses that are cut off at max_new_tokens an advantage of 0")
     kl_coef: float = Field(0.0, ge=0, le=100, description="weight of the per-token KL to the reference model in the reward")
+    weights: dict[str, Annotated[float, Field(ge=-1e6, le=1e6)]] = Field(
+        default_factory=dict, description="weights of named rewards, by name; 1 for a name that is not listed"
+    )
     max_failed: float = Field(
         0.5,
         ge=0,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 import torch
@@ -43,11 +43,19 @@ class AdvantageInputs:
     old_log_probs: Tensor | None = None  # (B, T) under the model before the first update on the batch
     collision_probs: Tensor | None = None  # (B, T) sum of that model's squared probabilities over the vocabulary
     ref_log_probs: Tensor | None = None  # (B, T) under the reference model, `model.reference`
+    reward_parts: Mapping[str, Tensor] | None = None  # (B, 1) each: the named rewards; `rewards` is their weighted sum
+    reward_weights: Mapping[str, float] = field(default_factory=dict)  # weights of the named rewards; 1 for a missing name
 
     def select(self, rows: Tensor) -> AdvantageInputs:
         """Return the inputs of the given rows, ``(R,)`` int64."""
-        present = {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
-        return replace(self, **{name: value[rows] for name, value in present.items()})
+        return self.mapped(lambda values: values[rows])
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> AdvantageInputs:
+        """Return the inputs with ``change`` applied to each tensor."""
+        present = {column.name: getattr(self, column.name) for column in fields(self)}
+        tensors: dict[str, Any] = {name: change(value) for name, value in present.items() if isinstance(value, Tensor)}
+        parts = self.reward_parts and {name: change(value) for name, value in self.reward_parts.items()}
+        return replace(self, **tensors, reward_parts=parts)
 
     def returns(self) -> Tensor:
         """Compute each token's return, ``(B, T)``: the response's reward plus the token rewards from that token on."""
@@ -108,7 +116,7 @@ class AdvantageEstimator(Settings, ABC):
             raise UserError(f"advantage {self.name!r} needs {missing[0]}, which this run does not have")
         if inputs.token_rewards is not None and not self.takes_token_rewards:
             raise UserError(f"advantage {self.name!r} does not accept per-token rewards, but this run has them")
-        advantages = self.estimate(_in_float64(inputs)).detach()
+        advantages = self.estimate(inputs.mapped(_in_float64)).detach()
         if advantages.shape[-1] != 1:
             advantages = torch.where(inputs.response_mask, advantages, 0.0)
         return advantages.float()
@@ -118,12 +126,9 @@ class AdvantageEstimator(Settings, ABC):
         """Return float64 advantages of shape ``(B, 1)`` or ``(B, T)``; floating-point inputs are float64 and detached."""
 
 
-NEEDS = ("turn_ids", "token_rewards", "state_ids", "old_log_probs", "collision_probs", "ref_log_probs")
+NEEDS = ("turn_ids", "token_rewards", "state_ids", "old_log_probs", "collision_probs", "ref_log_probs", "reward_parts")
 """The optional inputs to an estimator."""
 
-FLOATS = ("rewards", "token_rewards", "old_log_probs", "collision_probs", "ref_log_probs")
 
-
-def _in_float64(inputs: AdvantageInputs) -> AdvantageInputs:
-    values = {name: getattr(inputs, name) for name in FLOATS}
-    return replace(inputs, **{name: value.detach().double() for name, value in values.items() if value is not None})
+def _in_float64(values: Tensor) -> Tensor:
+    return values.detach().double() if values.is_floating_point() else values

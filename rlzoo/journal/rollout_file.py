@@ -23,7 +23,8 @@ from rlzoo.support.atomic import write_tensors
 from rlzoo.support.parsing import UnreadableError, parse_json
 from rlzoo.support.reading import remedy
 
-FORMAT, VERSION = "rlzoo_rollouts", 1
+FORMAT, VERSION = "rlzoo_rollouts", 2
+PARTS = "reward_parts/"  # prefix of the tensors of named rewards
 PAGE = "docs/reference/rollout-files.md"
 PER_TOKEN = ("rollout_log_probs", "old_log_probs", "ref_log_probs", "old_entropy")  # float32, one value per chosen token
 REQUIRED = ("token_ids", "sequence_lengths", "response_mask", "group_ids")
@@ -74,6 +75,7 @@ class RolloutFile:
     response_mask: Tensor  # (N,) bool: True on tokens that the model chose
     group_ids: Tensor  # (R,) int64: responses to the same prompt share an ID
     rewards: Tensor | None = None  # (R,) float32; NaN for a response without a grade, which no rule sees
+    reward_parts: Mapping[str, Tensor] = field(default_factory=dict)  # (R,) float32 each: named rewards, NaN without a grade
     advantages: Tensor | None = None  # (R,) float32, or (M,) if credit differs by token
     turn_ids: Tensor | None = None  # (M,) int64: turns 0, 1, ...; if None, a new turn starts after every gap in the mask
     finished: Tensor | None = None  # (R,) bool; False if cut off at a limit
@@ -164,6 +166,7 @@ class RolloutFile:
                 values[name] = (
                     value.detach().cpu()[:, 0] if value.shape[1] == 1 != chosen.shape[1] else value.detach().cpu()[chosen]
                 )
+        parts = {name: part.detach().float().cpu() for name, part in values.pop("reward_parts", {}).items()}
         values = {
             name: value.detach().cpu().to(_data_types(name)[0]) if isinstance(value, Tensor) else value
             for name, value in values.items()
@@ -174,6 +177,7 @@ class RolloutFile:
             sequence_lengths=both.sum(1),
             response_mask=torch.cat([torch.zeros_like(before), chosen], 1)[both],
             group_ids=group_ids.long().cpu(),
+            reward_parts=parts,
             updates=tuple(
                 UpdateLogProbs(rows.long().cpu(), log_probs.detach().float().cpu()[chosen[rows.cpu()]])
                 for rows, log_probs in updates
@@ -196,6 +200,7 @@ class RolloutFile:
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {name: value for name in (*REQUIRED, *OPTIONAL) if (value := getattr(self, name)) is not None}
+        tensors |= {f"{PARTS}{name}": value for name, value in self.reward_parts.items()}
         for index, update in enumerate(self.updates):
             tensors |= {f"rows/{index}": update.rows, f"log_probs/{index}": update.log_probs}
         return {name: value.contiguous().clone() for name, value in tensors.items()}  # safetensors rejects shared memory
@@ -264,8 +269,8 @@ def _read_facts(text: str) -> dict[str, Any]:
         raise ValueError(f"metadata {FORMAT}={shown(text)}: {error}") from error
     if not isinstance(facts, dict):
         raise ValueError(f"metadata {FORMAT}={shown(text)} is not a JSON object")
-    if (number := facts.pop("version", None)) != VERSION:
-        raise ValueError(f"it has format version {shown(number)}, but only version {VERSION} is supported")
+    if (number := facts.pop("version", None)) not in (1, VERSION):  # version 2 adds named rewards
+        raise ValueError(f"it has format version {shown(number)}, but only versions 1 to {VERSION} are supported")
     if "step" not in facts:
         raise ValueError(f"metadata {FORMAT} has no step")
     if unknown := sorted(set(facts) - set(FACTS)):
@@ -279,6 +284,7 @@ def _read_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         if name not in tensors:
             raise ValueError(f"{name} is missing")
     values: dict[str, Any] = {name: _converted(name, tensors[name]) for name in (*REQUIRED, *OPTIONAL) if name in tensors}
+    parts = {name: _converted(name, tensor) for name, tensor in tensors.items() if name.startswith(PARTS)}
     updates: list[UpdateLogProbs] = []
     while f"rows/{len(updates)}" in tensors:
         index = len(updates)
@@ -287,9 +293,10 @@ def _read_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         rows, log_probs = (_converted(name, tensors[f"{name}/{index}"]) for name in ("rows", "log_probs"))
         updates.append(UpdateLogProbs(rows, log_probs))
     known = {*REQUIRED, *OPTIONAL, *(f"{name}/{index}" for name in ("rows", "log_probs") for index in range(len(updates)))}
-    if unknown := sorted(set(tensors) - known):
+    if unknown := sorted(set(tensors) - known - set(parts)):
         raise ValueError(f"{unknown[0]} is not part of the format, or an earlier update is missing")
-    return {**values, "updates": tuple(updates)}
+    named = {name.removeprefix(PARTS): part for name, part in parts.items()}
+    return {**values, "reward_parts": named, "updates": tuple(updates)}
 
 
 def _converted(name: str, tensor: Tensor) -> Tensor:
@@ -330,6 +337,9 @@ def _check(step: RolloutFile) -> None:
     by_response, by_token = {number: "responses"}, {num_chosen: "tokens that the model chose"}
     for name in ("group_ids", "rewards", "finished"):
         _check_length(step, name, by_response)
+    for name, part in step.reward_parts.items():
+        _require(tuple(part.shape) == (number,), f"{PARTS}{name} has shape {tuple(part.shape)}, not ({number},)")
+        _require(not bool(part.isinf().any()), f"{PARTS}{name} has a value that is not finite")
     for name in ("turn_ids", "kept_sizes", *PER_TOKEN):
         _check_length(step, name, by_token)
     for name in ("advantages", "policy_versions"):

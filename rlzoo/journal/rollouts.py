@@ -24,8 +24,8 @@ def rollout_file(
 ) -> RolloutFile:
     """Build the contents of a rollout file.
 
-    The rewards are the shaped rewards, from which the advantages were computed. The old log-probs are omitted if the step
-    failed before they were computed.
+    The rewards are the shaped rewards, from which the advantages were computed; the named rewards are as the task returned
+    them. The old log-probs are omitted if the step failed before they were computed.
     """
     mask, advantages = batch.response_mask, batch.advantages
     whole_rows = [torch.zeros(size, dtype=torch.bool) for size in batch.sizes]
@@ -40,6 +40,7 @@ def rollout_file(
         response_mask=torch.cat(whole_rows),
         group_ids=batch.group_ids,
         rewards=batch.rewards,
+        reward_parts=batch.reward_parts or {},
         advantages=advantages[:, 0] if advantages.shape[-1] == 1 else advantages[mask],
         turn_ids=batch.turn_ids[mask],
         finished=batch.finished,
@@ -83,6 +84,7 @@ def transcripts(groups: Sequence[RolloutGroup], batch: AdvantageBatch, updates: 
                 "response": rollout.transcript,
                 "length": rollout.length,
                 "reward": rollout.reward,
+                **({"reward_parts": dict(rollout.reward_parts)} if rollout.reward_parts else {}),
                 "advantage": advantages[row],
                 "clipped": clipped[row],
                 "finished": rollout.finished,

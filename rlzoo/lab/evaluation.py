@@ -277,7 +277,7 @@ def _complete(
         )
         texts = [rollout.text for rollout in rollouts]
         grades = grader.grade([problem for problem in batch for _ in range(k)], texts)
-        rewards = [grade or 0.0 for grade in grades]  # the graders of suites grade every answer
+        rewards = [grade if isinstance(grade, float) else 0.0 for grade in grades]  # the graders of suites grade every answer
         fresh = []
         for place, problem in enumerate(batch):
             rows = slice(place * k, (place + 1) * k)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
@@ -32,6 +32,8 @@ class Batch:
     rewards: Tensor  # (B,) float32; NaN without a grade
     group_ids: Tensor  # (B,) int64; responses to the same prompt share an id
     finished: Tensor  # (B,) bool; False if cut off at a limit
+    # (B,) float32 each: the named rewards, of which `rewards` is the weighted sum before shaping; None without names
+    reward_parts: Mapping[str, Tensor] | None = field(default=None, kw_only=True)
     # (B, T) rewards of all turns but the last, each at its turn's last token; included in `rewards`
     turn_rewards: Tensor | None = field(default=None, kw_only=True)
     state_ids: Tensor | None = field(default=None, kw_only=True)  # (B, T) int64: state at the start of the token's turn
@@ -140,6 +142,8 @@ def collate(groups: Sequence[RolloutGroup], step: int = 0) -> Batch:
         for turn in rollout.turns[:-1] if not rollout.failure else ():
             paid[row, turn.end - 1] = turn.reward or 0.0
     played = any(turn.reward is not None for rollout in rollouts for turn in rollout.turns)
+    names = sorted({name for rollout in rollouts for name in rollout.reward_parts})
+    parts = {name: torch.tensor([rollout.reward_parts.get(name, torch.nan) for rollout in rollouts]) for name in names}
     return Batch(
         step=step,
         sequences=tuple(torch.tensor(rollout.prompt_ids + rollout.response_ids) for rollout in rollouts),
@@ -152,6 +156,7 @@ def collate(groups: Sequence[RolloutGroup], step: int = 0) -> Batch:
         ),
         group_ids=torch.tensor([index for index, group in enumerate(groups) for _ in group.rollouts]),
         finished=torch.tensor([rollout.finished for rollout in rollouts]),
+        reward_parts=parts or None,
         turn_rewards=paid if played else None,
         state_ids=states if played else None,
         kept=_kept(rollouts, turn_ids >= 0) if any(rollout.kept is not None for rollout in rollouts) else None,

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -222,7 +222,7 @@ class Learner:
             correction_weights=weights,
         )
 
-    def _advantages(self, batch: Batch, **signals: Tensor) -> Tensor:
+    def _advantages(self, batch: Batch, **signals: Any) -> Tensor:
         """Estimate the advantages, ``(B, 1)``, or ``(B, T)`` with per-token credit; 0 for filtered responses.
 
         Responses without a grade are in no baseline, and have advantage 0, as do the others of a group that is then too small.
@@ -238,6 +238,9 @@ class Learner:
             paid = batch.turn_rewards
             rewards = rewards - paid.sum(-1, keepdim=True)
             signals["token_rewards"] = paid + signals["token_rewards"] if "token_rewards" in signals else paid
+        if "reward_parts" in self.estimator.needs and batch.reward_parts is not None:
+            signals["reward_weights"] = self.reward.weights
+            signals["reward_parts"] = {name: values[:, None] for name, values in batch.reward_parts.items()}
         inputs = AdvantageInputs(rewards, batch.group_ids[:, None], batch.response_mask, batch.turn_ids, **signals)
         number = ops.group_sum(batch.graded.float()[:, None], inputs.group_ids)[:, 0]
         rows = (batch.graded & ((number >= self.estimator.min_group_size) | self.estimator.takes_one)).nonzero()[:, 0]

@@ -42,6 +42,7 @@ class ShownResponse:
     length: int  # number of tokens that the model chose
     finished: bool
     reward: float
+    reward_parts: Mapping[str, float]  # named rewards, of which `reward` is the weighted sum; empty if there are none
     advantage: float
     clipped: int  # number of clipped tokens
     judged: float  # log-ratio that the rule judged

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from statistics import fmean
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rlzoo.config.run_config import RunConfig
-from rlzoo.core.errors import RunError, UserError
+from rlzoo.core.errors import RunError, UserError, did_you_mean
 from rlzoo.models.processes import gather
 from rlzoo.rollout.draws import Truncation
 from rlzoo.rollout.episodes import Limits, Player
@@ -23,7 +23,7 @@ from rlzoo.rollout.sampler import Sampler
 from rlzoo.rollout.seeds import EVALUATION, ROLLOUT, step_seed
 from rlzoo.rollout.types import QueuedBatch, Rollout, RolloutGroup
 from rlzoo.tasks import Task
-from rlzoo.tasks.grading import checked_reward
+from rlzoo.tasks.grading import checked_grade, checked_reward
 from rlzoo.tasks.problem import Problem
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ class Rollouts:
         self.player = None if task.host is None else Player(sampler, task.host, limits)
         self.held_out = task.held_out_problems(config.eval.num_problems) if config.eval.num_problems else []
         self.next_problem = 0  # number of training problems sampled so far, including dropped ones
+        self._names: list[str] | None = None  # names of the rewards; empty if they have none, None before the first grade
         self._failed: list[float] = []  # share of responses whose grading failed, for each round of a step
         self._queue: deque[Ahead] = deque()
         self._loaded = -1  # version of the sampler's weights, in optimizer steps; -1 if unknown
@@ -217,10 +218,13 @@ class Rollouts:
         how = {"seed": seed, "temperature": settings.temperature, "policy_version": version}
         rollouts = self._sample(self.held_out, settings.num_samples, **how)
         groups = self._graded(self.held_out, rollouts, settings.num_samples)
-        rewards = [[rollout.reward for rollout in group.rollouts if rollout.reward is not None] for group in groups]
+        answered = [group.graded for group in groups if group.graded]
         number = len(groups) * settings.num_samples
-        failed = {"eval/failed": (number - sum(map(len, rewards))) / number}
-        return failed | sampled_mean([torch.tensor(graded, dtype=torch.float64) for graded in rewards if graded])
+        means = {"eval/failed": (number - sum(map(len, answered))) / number}
+        for name in self._names or () if answered else ():
+            means[f"eval/parts/{name}"] = fmean(fmean(one.reward_parts[name] for one in graded) for graded in answered)
+        rewards = [torch.tensor([one.reward for one in graded], dtype=torch.float64) for graded in answered]
+        return means | sampled_mean(rewards)
 
     def close(self) -> None:
         """Stop background sampling and close the sampler."""
@@ -291,7 +295,34 @@ class Rollouts:
             for index, problem in enumerate(problems[start:end])
         ]
         self._check_failed(reasons, len(problems) * samples)
-        return gather(self.accelerator, groups)
+        return self._named(gather(self.accelerator, groups))
+
+    def _named(self, groups: list[RolloutGroup]) -> list[RolloutGroup]:
+        """Check that all grades have the same names, and return the groups with the names that the estimator compares."""
+        if self.player is not None:
+            return groups
+        task, weights, estimator = f"task {self.task.name!r}", self.config.reward.weights, self.config.estimator
+        is_needed = "reward_parts" in estimator.needs
+        for names in (list(one.reward_parts) for group in groups for one in group.graded):
+            if self._names is None:
+                if unknown := sorted(weights.keys() - set(names)):
+                    known = f"names: {', '.join(names)}" if names else "its rewards have no names"
+                    hint = did_you_mean(unknown[0], names)
+                    raise RunError(f"reward.weights={weights}: {task} has no reward named {unknown[0]!r} ({known}){hint}")
+                if is_needed and not names:
+                    raise RunError(
+                        f"advantage {estimator.name!r} needs named rewards, but {task} returned a number; return a mapping "
+                        "from names to numbers (task.reward), or choose another clip.advantage"
+                    )
+                self._names = names
+            if names != self._names:
+                first, other = (", ".join(each) or "no names" for each in (self._names, names))
+                raise RunError(
+                    f"{task} returned rewards with {first} for one response and with {other} for another; return the same "
+                    "names for every response"
+                )
+        compared = tuple(name for name in self._names or () if weights.get(name, 1.0))
+        return [replace(group, compared=compared) for group in groups] if is_needed else groups
 
     def _graded_here(self, asked: list[Problem], rollouts: list[Rollout]) -> tuple[list[Rollout], list[str]]:
         """Return the responses with rewards, and a reason for each response whose grading failed.
@@ -300,16 +331,19 @@ class Rollouts:
         """
         before = self._num_failed()
         rewards = self._rewards(asked, rollouts)
-        failed = max(self._num_failed() - before, rewards.count(None))
-        graded = [replace(rollout, reward=reward) for rollout, reward in zip(rollouts, rewards, strict=True)]
+        failed = max(self._num_failed() - before, [reward for reward, _ in rewards].count(None))
+        graded = [
+            replace(rollout, reward=reward, reward_parts=parts)
+            for rollout, (reward, parts) in zip(rollouts, rewards, strict=True)
+        ]
         return graded, [self.task.last_failure] * failed
 
-    def _rewards(self, asked: list[Problem], rollouts: list[Rollout]) -> list[float | None]:
-        """Return one reward per response; check for errors and invalid rewards, which a user-defined task may produce."""
+    def _rewards(self, asked: list[Problem], rollouts: list[Rollout]) -> list[tuple[float | None, dict[str, float]]]:
+        """Return one reward per response, with its named rewards; check for errors and invalid rewards of a user's task."""
         named = f"task {self.task.name!r}"
         try:
             answers = self.task.grade(asked, [rollout.text for rollout in rollouts])
-            rewards = [None if reward is None else checked_reward(reward) for reward in answers]
+            rewards = [self._weighted(answer) for answer in answers]
         except (UserError, RunError, MemoryError):
             raise
         except Exception as error:
@@ -319,6 +353,14 @@ class Rollouts:
         if len(rewards) != len(rollouts):
             raise RunError(f"{named} returned {len(rewards)} rewards for {len(rollouts)} responses")
         return rewards
+
+    def _weighted(self, grade: object) -> tuple[float | None, dict[str, float]]:
+        """Return a grade as one reward, the weighted sum of its named rewards if it has any, and the named rewards."""
+        if grade is None or not isinstance(grade := checked_grade(grade), Mapping):
+            return grade, {}
+        weights = self.config.reward.weights
+        parts = dict(sorted(grade.items()))
+        return checked_reward(sum(weights.get(name, 1.0) * part for name, part in parts.items())), parts
 
     def _num_failed(self) -> int:
         return sum(grader.num_failures for grader in self.task.graders)

@@ -49,6 +49,7 @@ class Rollout:
     finished: bool  # False if cut off at a limit
     policy_version: int  # version of the weights that sampled the first token, as a number of optimizer steps
     reward: float | None = None  # None if there is no grade, for example because the grader failed
+    reward_parts: Mapping[str, float] = field(default_factory=dict)  # named rewards, of which `reward` is the weighted sum
     turns: tuple[Turn, ...] = ()  # turns of an episode, in order; empty for a single-turn response
     opening: str = ""  # in an episode, the environment's first message
     failure: str = ""  # why the environment of an episode failed; empty if it did not
@@ -87,11 +88,18 @@ class RolloutGroup:
 
     problem: Problem
     rollouts: tuple[Rollout, ...]
+    compared: tuple[str, ...] = ()  # named rewards that the estimator compares; empty if it compares `Rollout.reward`
+
+    @property
+    def graded(self) -> list[Rollout]:
+        """The responses that have a grade."""
+        return [rollout for rollout in self.rollouts if rollout.reward is not None]
 
     @property
     def is_mixed(self) -> bool:
         """Whether the rewards differ; if not, comparing the responses gives no signal."""
-        return len({rollout.reward for rollout in self.rollouts} - {None}) > 1
+        names, graded = self.compared, self.graded
+        return len({tuple(one.reward_parts[name] for name in names) if names else one.reward for one in graded}) > 1
 
 
 @dataclass(frozen=True, slots=True)

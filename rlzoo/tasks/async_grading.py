@@ -14,15 +14,15 @@ from typing import Any
 
 from rlzoo.support.worker_main import reason
 from rlzoo.support.workers import Worker
-from rlzoo.tasks.grading import checked_reward
+from rlzoo.tasks.grading import Grade, checked_grade
 
 SPARE = 10.0  # a worker that sends no result is killed this many seconds after a call's time limit
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds between two attempts
 BUSY = (408, 425, 429)  # HTTP status codes, besides 5xx, after which a call is retried
 UNREACHABLE = (ConnectionError, TimeoutError, socket.gaierror, IncompleteRead)
 
-AsyncFunction = Callable[..., Awaitable[float]]
-Outcome = tuple[float | None, str, bool]
+AsyncFunction = Callable[..., Awaitable[Grade]]
+Outcome = tuple[Grade | None, str, bool]
 """Reward (None if the call failed), reason for the failure (empty if there is none), and whether the call timed out."""
 
 
@@ -44,13 +44,13 @@ class AsyncGrader(Worker):
         super().__init__(partial(_grade_all, load, timeout, concurrency), load)
         self.timeout = timeout
 
-    def grade(self, calls: Sequence[tuple[Any, ...]]) -> list[float | None]:
+    def grade(self, calls: Sequence[tuple[Any, ...]]) -> list[Grade | None]:
         """Return the function's value for each call, or None for a call that failed.
 
         Raises:
             UserError: no worker can be started.
         """
-        rewards: list[float | None] = [None] * len(calls)
+        rewards: list[Grade | None] = [None] * len(calls)
         # at least one running call ends within the limit, so a longer silence means that the function blocks the event loop
         outcomes, _ = self.call((list(calls),), self.timeout + SPARE, len(calls))
         for index, (reward, failure, _) in outcomes:
@@ -98,7 +98,7 @@ async def _outcome(function: AsyncFunction, call: tuple[Any, ...], timeout: floa
         async with asyncio.timeout(timeout):
             while True:
                 try:
-                    return checked_reward(await function(*call)), "", False
+                    return checked_grade(await function(*call)), "", False
                 except Exception as error:
                     if not is_transient(error):
                         return None, reason(error), False

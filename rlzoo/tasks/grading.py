@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, SupportsFloat
 
@@ -18,11 +19,18 @@ LARGEST_REWARD = 1e6
 """Largest magnitude of a reward. Sums and variances of larger rewards overflow, which makes metrics infinite or NaN."""
 
 
+NAME = re.compile(r"[\w-]{1,64}")
+"""The form of the name of a reward."""
+
+Grade = float | Mapping[str, float]
+"""A reward, or named rewards, of which the reward is a weighted sum."""
+
+
 class Grader(Worker):
     """A worker process that grades responses; see `Worker`."""
 
     def __init__(
-        self, function: Callable[..., float], start: Callable[[], object], timeout: float, memory: int | None = None
+        self, function: Callable[..., Grade], start: Callable[[], object], timeout: float, memory: int | None = None
     ) -> None:
         """Store the arguments; the first call starts the worker.
 
@@ -32,26 +40,39 @@ class Grader(Worker):
             timeout: time limit in seconds for one response, measured with the monotonic clock.
             memory: memory limit of the process in bytes; None for no limit.
         """
-        super().__init__(partial(_number, function), start, memory)
+        super().__init__(partial(_plain, function), start, memory)
         self.timeout = timeout
 
-    def grade(self, calls: Sequence[tuple[Any, ...]]) -> list[float | None]:
-        """Return the function's value for each call, or None for a call that hung or crashed.
+    def grade(self, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Return the function's value, a `Grade`, for each call, or None for a call that hung or crashed.
 
         Raises:
             UserError: no worker can be started.
         """
         answers = [self.call(call, self.timeout)[0] for call in calls]
-        return [float(reward[0]) if reward else None for reward in answers]
+        return [answer[0] if answer else None for answer in answers]
 
 
-def _number(function: Callable[..., float], *arguments: Any) -> float:
-    """Run in the worker: return the function's value as a plain number."""
-    return checked_reward(function(*arguments))
+def _plain(function: Callable[..., Grade], *arguments: Any) -> Grade:
+    """Run in the worker: return the function's value as a plain number, or as plain numbers by name."""
+    return checked_grade(function(*arguments))
 
 
-def checked_reward(value: object) -> float:
-    """Convert a reward to a float.
+def checked_grade(value: object) -> Grade:
+    """Convert a reward to a float, or a mapping from names to rewards to a dictionary of floats.
+
+    Raises:
+        ValueError: a name is not valid, or a reward is not; see `checked_reward`.
+    """
+    if not isinstance(value, Mapping):
+        return checked_reward(value)
+    if not value or not all(isinstance(name, str) and NAME.fullmatch(name) for name in value):
+        raise ValueError(f"the reward is {shown(value)}; a mapping needs names of 1 to 64 letters, digits, _ and -")
+    return {name: checked_reward(part, f"the reward {name!r}") for name, part in value.items()}
+
+
+def checked_reward(value: object, what: str = "the reward") -> float:
+    """Convert a reward to a float; ``what`` names it in an error.
 
     Raises:
         ValueError: the reward is not a finite number, or its magnitude is above `LARGEST_REWARD`.
@@ -63,9 +84,7 @@ def checked_reward(value: object) -> float:
         except (TypeError, ValueError, RuntimeError, OverflowError):
             number = math.nan
     if not math.isfinite(number):
-        raise ValueError(f"the reward is {shown(value)}, not a finite number")
+        raise ValueError(f"{what} is {shown(value)}, not a finite number")
     if abs(number) > LARGEST_REWARD:
-        raise ValueError(
-            f"the reward is {shown(value)}, outside the allowed range of -{LARGEST_REWARD:g} to {LARGEST_REWARD:g}"
-        )
+        raise ValueError(f"{what} is {shown(value)}, outside the allowed range of -{LARGEST_REWARD:g} to {LARGEST_REWARD:g}")
     return number

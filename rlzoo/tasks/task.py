@@ -16,7 +16,7 @@ from rlzoo.core.errors import UserError, did_you_mean, explain, shown
 from rlzoo.core.settings import Settings
 from rlzoo.support.workers import Worker
 from rlzoo.tasks.async_grading import AsyncGrader
-from rlzoo.tasks.grading import Grader
+from rlzoo.tasks.grading import Grade, Grader
 from rlzoo.tasks.problem import Problem
 from rlzoo.tasks.user_code import import_named, import_reward, reward_worker
 
@@ -91,7 +91,7 @@ class Task(Settings, ABC):
         """Return up to ``count`` distinct problems that are never used for training and do not depend on the seed."""
 
     @abstractmethod
-    def _grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> Sequence[float | None]:
+    def _grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> Sequence[Grade | None]:
         """Return one reward per response, computed by the task itself; None if there is no grade."""
 
     def prompt(self, problem: Problem) -> str:
@@ -102,10 +102,11 @@ class Task(Settings, ABC):
         """Return the initial prompt of each problem; a multi-turn task may return only the first few."""
         return [self.prompt(problem) for problem in problems]
 
-    def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> Sequence[float | None]:
+    def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> Sequence[Grade | None]:
         """Return one reward per response, from the user's function if set, else from the task; None if grading fails.
 
-        Such a response is in no baseline and has advantage 0. An answer that exhausts a built-in grader's time or memory is
+        A reward is a number, or a mapping from names to numbers, of which the run adds up the weighted values. A response
+        whose grading fails is in no baseline and has advantage 0. An answer that exhausts a built-in grader's time or memory is
         wrong instead.
 
         Args:

@@ -119,6 +119,8 @@ class AskingHost(Host):
         final = [number for number, observation in seen.items() if observation.done and not observation.failure]
         grades = self.task.grade([self._asked[number] for number in final], [messages[number] for number in final])
         for number, grade in zip(final, grades, strict=True):
+            if isinstance(grade, Mapping):
+                raise UserError(f"task {self.task.name!r} returned {shown(grade)}; the reward of an episode is one number")
             failure = f"grading failed: {self.task.last_failure}"
             seen[number] = replace(seen[number], **({"failure": failure} if grade is None else {"reward": grade}))
         return list(seen.values())

@@ -12,11 +12,11 @@ from typing import Any
 
 from rlzoo.core.errors import UserError, did_you_mean, shown
 from rlzoo.tasks.async_grading import AsyncGrader, is_coroutine_function
-from rlzoo.tasks.grading import Grader
+from rlzoo.tasks.grading import Grade, Grader
 from rlzoo.tasks.problem import Problem
 
 RewardFunction = Callable[[Problem, str], Any]
-"""Returns a number; if defined with ``async def``, the awaited result is a number."""
+"""Returns a number, or numbers by name; if defined with ``async def``, the awaited result."""
 
 
 def import_named(setting: str, reference: str, form: str) -> Any:
@@ -94,6 +94,6 @@ def reward_worker(reference: str, timeout: float, concurrency: int = 1) -> Grade
     return Grader(partial(_call, reference), start, timeout)
 
 
-def _call(reference: str, problem: Problem, response: str) -> float:
-    reward: float = import_reward(reference)(problem, response)
+def _call(reference: str, problem: Problem, response: str) -> Grade:
+    reward: Grade = import_reward(reference)(problem, response)
     return reward

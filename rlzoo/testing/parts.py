@@ -24,6 +24,12 @@ SIZE = 32
 # the examples
 
 
+def with_rewards(inputs: AdvantageInputs, rewards: Tensor) -> AdvantageInputs:
+    """Return the inputs with other rewards, and with two named rewards that add up to them and grow with them below 1."""
+    second = 0.1 * rewards**3
+    return replace(inputs, rewards=rewards, reward_parts={"first": rewards - second, "second": second})
+
+
 def advantage_inputs(estimator: AdvantageEstimator, *, equal: bool = False) -> AdvantageInputs:
     """Return three groups of ragged responses with one to three turns, and every field that an estimator may need."""
     rng = torch.Generator().manual_seed(0)
@@ -39,7 +45,7 @@ def advantage_inputs(estimator: AdvantageEstimator, *, equal: bool = False) -> A
         paid = torch.where(ends, 0.1 if equal else torch.randn(number, size, generator=rng), 0.0)
     states = torch.where(mask, torch.randint(0, 3, (number, size), generator=rng).gather(1, turns.clamp(min=0)), -1)
     probs = torch.rand(number, size, generator=rng) * 0.9 + 0.05
-    return AdvantageInputs(
+    inputs = AdvantageInputs(
         rewards,
         torch.arange(3).repeat_interleave(SIZE)[:, None],
         mask,
@@ -50,6 +56,7 @@ def advantage_inputs(estimator: AdvantageEstimator, *, equal: bool = False) -> A
         torch.where(mask, probs.square() + (1 - probs).square() / 2, 0.0),  # two other tokens share the remaining probability
         torch.where(mask, probs.flip(1).log(), 0.0),
     )
+    return with_rewards(inputs, rewards)
 
 
 def correction_inputs(correction: Correction, spread: float = 0.3) -> CorrectionInputs:
@@ -66,6 +73,13 @@ def correction_inputs(correction: Correction, spread: float = 0.3) -> Correction
 def example_inputs(component: Component) -> Inputs:
     """Return the inputs for an estimator or a correction."""
     return advantage_inputs(component) if isinstance(component, AdvantageEstimator) else correction_inputs(component)
+
+
+def tensors(inputs: Inputs) -> dict[str, Tensor]:
+    """Return the tensors of the inputs by name, including the named rewards."""
+    values = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
+    values |= values.get("reward_parts") or {}
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
 part_law = partial(law, example=example_inputs, shrinks=False)
@@ -93,9 +107,9 @@ def inputs_are_not_changed(component: Component, inputs: Any) -> None:
     """The inputs do not change, and the same inputs give the same result."""
     untouched = deepcopy(inputs)
     assert torch.equal(component(inputs), component(inputs)), "the same inputs gave different results"
-    for field in fields(inputs):
-        got, expected = getattr(inputs, field.name), getattr(untouched, field.name)
-        assert got is None or torch.equal(got, expected), f"{field.name} was changed"
+    before = tensors(untouched)
+    for name, value in tensors(inputs).items():
+        assert torch.equal(value, before[name]), f"{name} was changed"
 
 
 @part_law()
@@ -103,11 +117,10 @@ def masked_positions_are_ignored(component: Component, inputs: Any) -> None:
     """Neither the content of masked positions nor extra padding changes a result."""
     mask, expected = inputs.response_mask, component(inputs)
     fills = {torch.bool: False, torch.int64: -1, torch.float32: torch.nan}
-    values = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
     padded = {
         name: torch.nn.functional.pad(torch.where(mask, value, fill := fills[value.dtype]), (0, 3), value=fill)
-        for name, value in values.items()
-        if value is not None and value.shape[1] != 1
+        for name, value in tensors(inputs).items()
+        if value.shape[1] != 1
     }
     got = component(replace(inputs, **padded))[:, : expected.shape[-1]]
     if expected.shape[-1] != 1:
@@ -129,7 +142,7 @@ def advantages_have_the_form(estimator: AdvantageEstimator, inputs: AdvantageInp
 def equal_rewards_have_no_advantage(estimator: AdvantageEstimator, inputs: AdvantageInputs) -> None:
     """If all rewards are equal, including all per-step rewards, every advantage is exactly 0."""
     if "state_ids" in estimator.needs:
-        inputs = replace(inputs, rewards=torch.zeros_like(inputs.rewards))
+        inputs = with_rewards(inputs, torch.zeros_like(inputs.rewards))
     got = estimator(inputs)
     assert not got.any(), f"equal rewards have the advantage {got[got != 0][:1].tolist()}"
 
@@ -145,7 +158,7 @@ def advantages_follow_their_rows(estimator: AdvantageEstimator, inputs: Advantag
 def prompts_are_independent(estimator: AdvantageEstimator, inputs: AdvantageInputs) -> None:
     """The advantages of a prompt's responses do not depend on the responses to other prompts."""
     first = inputs.group_ids == 0
-    changed = replace(inputs, rewards=torch.where(first, inputs.rewards, 7 * inputs.rewards + 3))
+    changed = with_rewards(inputs, torch.where(first, inputs.rewards, 7 * inputs.rewards + 3))
     assert_close(estimator(changed)[:SIZE], estimator(inputs)[:SIZE], "advantages with changed rewards of another prompt")
 
 
@@ -155,7 +168,7 @@ def the_better_response_has_the_larger_advantage(estimator: AdvantageEstimator, 
     same = inputs.select(torch.zeros(SIZE, dtype=torch.long))
     paid = None if same.token_rewards is None else torch.zeros_like(same.token_rewards)
     rewards = torch.rand(SIZE, 1, generator=torch.Generator().manual_seed(2)).sort(0).values
-    got = estimator(replace(same, rewards=rewards, token_rewards=paid)).sum(-1)
+    got = estimator(with_rewards(replace(same, token_rewards=paid), rewards)).sum(-1)
     assert (got.diff() >= -1e-6).all(), "a better response has a smaller advantage"
 
 

@@ -155,6 +155,10 @@ def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     lengths = torch.tensor([rollout.length for rollout in rollouts], dtype=torch.float64)
     same = [not group.is_mixed for group in groups]
     graded = {"reward/mean": float(rewards.mean()), "reward/std": float(rewards.std(correction=0))} if len(rewards) else {}
+    names = sorted({name for rollout in rollouts for name in rollout.reward_parts})
+    for name in names:
+        parts = [rollout.reward_parts[name] for rollout in rollouts if rollout.reward is not None]
+        graded[f"reward/parts/{name}"] = fmean(parts)
     return graded | {
         "reward/zero_std_groups": sum(same) / len(same),
         "response/length_mean": float(lengths.mean()),

@@ -103,6 +103,7 @@ def _shown_response(
         length=rollout.length,
         finished=rollout.finished,
         reward=rollout.reward if rollout.reward is not None else math.nan,
+        reward_parts=rollout.reward_parts,
         advantage=float(ops.per_response(batch.advantages[row : row + 1], batch.response_mask[row : row + 1])),
         clipped=sum(clipped),
         judged=float(table.log_ratio[judged]),

@@ -39,6 +39,33 @@ def test_batch_norm_ignores_groups_and_raw_is_the_reward():
     assert estimator("raw")(rewards, groups).tolist() == [[1.0], [1.0], [0.0], [0.0]]
 
 
+def gdpo(parts, groups, weights=None):
+    columns = {name: torch.tensor(values)[:, None] for name, values in parts.items()}
+    rewards = torch.full((len(groups),), torch.nan)  # gdpo reads only the named rewards
+    return estimator("gdpo")(rewards, groups, reward_parts=columns, reward_weights=weights or {})[:, 0]
+
+
+def test_named_rewards_are_normalised_before_they_are_added():
+    # in the first group, right is 1 0 (std .7071) and short is 0 .1 (std .07071): both become +-.7071 and cancel
+    # in the second, right is equal and short is .3 .1: S = 0 0 .7071 -.7071, whose std is sqrt(1 / 3) = .57735
+    parts, groups = {"right": [1.0, 0.0, 1.0, 1.0], "short": [0.0, 0.1, 0.3, 0.1]}, torch.tensor([0, 0, 1, 1])
+    advantages = gdpo(parts, groups).tolist()
+    assert advantages == pytest.approx([0.0, 0.0, 1.22474, -1.22474], abs=1e-4)
+    # with weights 2 and 1, S = .7071 -.7071 .7071 -.7071, whose std is sqrt(2 / 3) = .81650
+    weighted = gdpo(parts, groups, {"right": 2.0}).tolist()
+    assert weighted == pytest.approx([0.86602, -0.86602, 0.86602, -0.86602], abs=1e-4)
+    assert gdpo(parts, groups, {"right": -3.0, "short": 0.0}).tolist() == pytest.approx([-1.22474, 1.22474, 0, 0], abs=1e-4)
+
+
+def test_named_rewards_that_cancel_give_exactly_zero():
+    # means and deviations of sevenths round differently
+    right = [1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.3, 0.9, 0.1]
+    groups = torch.tensor([0, 0, 0, 0, 0, 0, 0, 1, 1, 1])
+    advantages = gdpo({"right": right, "wrong": [0.7 - value for value in right], "other": [0.0] * 7 + [1.0, 0, 0]}, groups)
+    assert (advantages[:7] == 0).all()
+    assert (advantages[7:] != 0).all()
+
+
 def with_kl(name, rewards, token_kl, mask, weight):
     """Return advantages per token, with the KL of each token subtracted from its reward."""
     return estimator(name)(rewards, torch.zeros(len(rewards), dtype=torch.long), -weight * token_kl, mask)

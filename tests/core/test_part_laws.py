@@ -98,9 +98,8 @@ def test_estimators_are_frozen_and_bounded():
 def test_a_group_that_is_too_small_gives_zero_or_is_refused(component):
     mask = torch.ones(1, 2, dtype=torch.bool)
     ones, zeros = torch.ones(1, 1), torch.zeros(1, 2, dtype=torch.long)
-    inputs = AdvantageInputs(
-        ones, zeros[:, :1], mask, zeros, torch.ones(1, 2) if component.takes_token_rewards else None, zeros
-    )
+    paid = torch.ones(1, 2) if component.takes_token_rewards else None
+    inputs = AdvantageInputs(ones, zeros[:, :1], mask, zeros, paid, zeros, reward_parts={"all": ones})
     inputs = dataclasses.replace(inputs, old_log_probs=-mask.float(), ref_log_probs=-2 * mask.float())
     if component.min_group_size == 1 or component.takes_one:
         assert component(inputs).isfinite().all()

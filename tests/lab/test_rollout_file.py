@@ -50,7 +50,7 @@ METADATA = {
     "rule=3 is not a mapping with a rule's name": {"rule": 3},
     "writer=3 is not a string": {"writer": 3},
     "has the unknown key 'steps'": {"steps": 3},
-    "has format version 2, but only version 1 is supported": {"version": 2},
+    "has format version 3, but only versions 1 to 2 are supported": {"version": 3},
     "has format version None": {"version": None},
 }
 

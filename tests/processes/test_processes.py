@@ -184,6 +184,17 @@ def test_a_whole_run_on_two_processes_equals_that_of_one(train, one_process, tmp
     assert_same_run(tmp_path / "run", one_process)
 
 
+def test_two_processes_compare_the_same_named_rewards_as_one_process(train, tmp_path):
+    reward = '{"right": float(problem.answer in response), "short": 1 - len(response) / 100}'
+    (tmp_path / "named_apart.py").write_text(f"def parts(problem, response):\n    return {reward}\n")
+    overrides = [*QUICK, "task.reward=named_apart:parts", "clip.advantage=gdpo", "reward.weights.short=0.5"]
+    for name, options in (("one", ()), ("two", ("--processes", "2"))):
+        done = train("ddp", tmp_path / name, *options, overrides=overrides)
+        assert done.returncode == 0, done.stderr
+    assert_same_run(tmp_path / "two", tmp_path / "one")
+    assert "reward/parts/right" in metrics(tmp_path / "two")[1]
+
+
 def assert_same_run(ours, theirs):
     """Check that two runs of two steps have the same metrics, weights and responses."""
     for got, expected in zip(metrics(ours), metrics(theirs), strict=True):

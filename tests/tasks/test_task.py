@@ -246,6 +246,26 @@ def test_a_reward_must_return_a_finite_number(reward_module, returned):
         assert grader.last_failure.endswith(", not a finite number")
 
 
+@pytest.mark.parametrize(
+    ("returned", "problem"),
+    [
+        ("{}", "the reward is {}; a mapping needs names"),
+        ("{1: 0.5}", "the reward is {1: 0.5}; a mapping needs names"),
+        ("{'a b': 0.5}", "a mapping needs names of 1 to 64 letters, digits, _ and -"),
+        ("{'a': 1.0, 'b': None}", "the reward 'b' is None, not a finite number"),
+        ("{'a': 2e6}", "the reward 'a' is 2000000.0, outside the allowed range"),
+    ],
+)
+def test_named_rewards_have_plain_names_and_finite_values(reward_module, returned, problem):
+    name = f"own_reward_{sum(returned.encode())}"
+    reward_module(
+        name, f"import numpy\ndef f(problem, response):\n    return {returned} if response else {{'a': numpy.float32(0.5)}}\n"
+    )
+    with build_task({"name": "arithmetic", "reward": f"{name}:f"}) as task:
+        assert task.grade([Problem("3+5", "8")] * 2, ["8", ""]) == [None, {"a": 0.5}]
+        assert problem in task.last_failure
+
+
 def test_true_and_numpy_numbers_are_rewards(reward_module):
     reward_module("own_reward_d", "import numpy\ndef f(p, r):\n    return numpy.float32(0.5) if r else True\n")
     with build_task({"name": "arithmetic", "reward": "own_reward_d:f"}) as task:

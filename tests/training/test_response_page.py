@@ -48,6 +48,7 @@ def completion(tokens, **changed):
     clipped = sum(token.clipped for token in tokens)
     given = {"prompt": 1, "response": 2, "question": "1+1", "answer": "2", "hidden": 0, "finished": True, "reward": 1.0}
     given |= {
+        "reward_parts": {},
         "advantage": 0.5,
         "judged": 0.3,
         "band": (-0.2, 0.2),
