@@ -68,7 +68,8 @@ def test_the_batch_of_a_step_is_sampled_with_the_weights_of_the_schedule(queued)
         sizes = step.lengths.tolist()
         with torch.no_grad():
             rescored = torch.cat([plain_log_probs(model, *row) for row in zip(sequences, sizes, strict=True)])
-        assert float((rescored - step.rollout_log_probs).abs().max()) < 1e-5
+        # rounding reaches 1.6e-5 on some processors; other weights differ by more than 1e-3
+        assert float((rescored - step.rollout_log_probs).abs().max()) < 1e-4
         if number > 1:  # the step's own weights differ
             assert float((step.old_log_probs - step.rollout_log_probs).abs().max()) > 1e-3
 
