@@ -33,7 +33,7 @@ QUICK = {
     "lab/evenness.py": "RUN --skip-steps 2 --jobs 1",
     "lab/evenness_picture.py": "DOCS/explanation/which-rule-wins/evenness.csv evenness.svg",
     "lab/headlines.py": "DOCS/explanation/which-rule-wins",
-    "lab/interval_coverage.py": "RUN --steps 1 --windows 5",
+    "lab/interval_coverage.py": "--draws 2 --only mean@4",
     "lab/length_law.py": "--output law --quick",
     "lab/length_law_fit.py": "DOCS/explanation/which-rule-wins/length-law.csv",
     "lab/mismatch_by_length.py": "RUN",

@@ -64,6 +64,6 @@ def test_the_summary_lists_lengths_whose_clip_rate_differs_significantly(profile
     found = clip_in_words(dataclasses.replace(profile, both=sides, clip_fraction=0.1, edges=edges, lre=None))
     assert found == (
         "Clipped more often than the average response: 129-256 tokens (2.2 times). "
-        "Clipped less often than the average response: 1-8 tokens (0.5 times). Differences at other lengths are within noise."
+        "Clipped less often than the average response: 1-8 tokens (0.5 times). No difference was shown at other lengths."
     )
     assert clip_in_words(dataclasses.replace(profile, clip_fraction=0.0)) == "Nothing was clipped."
