@@ -276,7 +276,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="regular expression for the regimes to draw")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    tasks = [(regime, options.draws) for regime in (*REGIMES, *EVALUATIONS) if re.search(options.only, regime.name)]
+    regimes: list[Regime | Problems] = [*REGIMES, *EVALUATIONS]
+    tasks = [(regime, options.draws) for regime in regimes if re.search(options.only, regime.name)]
     table: list[dict[str, str]] = []
     with ProcessPoolExecutor(options.processes) as pool:
         for of_regime in pool.map(_job, tasks):

@@ -23,8 +23,8 @@ def log_comparison(comparison: Comparison, page: Path) -> None:
     """Log a comparison to the current MLflow store, for the runs that the store contains.
 
     Each run gets the metrics ``lre_at_<fraction>`` and ``lre_noise_at_<fraction>``; a rule that clips tokens or turns gets
-    ``lre_tokens_at_<fraction>`` and ``lre_noise_tokens_at_<fraction>`` (see `Comparison.highlights`). The report is stored as an
-    artifact of a separate run; repeating the comparison overwrites it.
+    ``lre_tokens_at_<fraction>`` and ``lre_noise_tokens_at_<fraction>`` (see `Comparison.highlights`). The report is stored as
+    an artifact of a separate run; repeating the comparison overwrites it.
     """
     runs = [(rule, run, run_id) for rule in comparison.rules for run in rule.runs if (run_id := run_id_of(run.path))]
     if not runs or is_missing(tracking_uri()):

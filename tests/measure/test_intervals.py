@@ -141,10 +141,10 @@ def test_the_noise_floor_of_independent_rows_is_that_of_six_normals():
 
 def test_nothing_clipped_bounds_the_length_error_by_what_could_have_been_missed():
     # Each bin has 100 rows of different prompts, without a clip. At most, one bin was clipped at the upper end of Jeffreys'
-    # interval for 0 of 100, and the five others not at all: c_k - c = 5/6 c_k. Student's t has 99 + 4 degrees of freedom.
+    # interval for 0 of 100, and the five others not at all: c_k - c = 5/6 c_k. Student's t has 99 degrees of freedom.
     rows = np.arange(600)
     nothing = Clusters.of(rows % 6, np.zeros(600), rows).reweighting().total.max
-    end = stats.beta.ppf(stats.norm.cdf(stats.t.ppf(0.975, 103)), 0.5, 100.5)
+    end = stats.beta.ppf(stats.norm.cdf(stats.t.ppf(0.975, 99)), 0.5, 100.5)
     assert (nothing.value, nothing.corrected, nothing.noise) == (0, 0, 0)
     assert nothing.interval == pytest.approx((0, 5 / 6 * end), rel=1e-9)
     assert end == pytest.approx(0.025, abs=0.001)
