@@ -19,8 +19,7 @@ from rlzoo.learner.on_policy import on_policy_gradient
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable, group_keys
 
-TOLERANCE = 0.1
-"""Largest difference from a clip fraction to match, as a share of it."""
+TOLERANCE = 0.1  # largest difference from a clip fraction to match, as a share of it
 
 
 @dataclass(frozen=True, slots=True)

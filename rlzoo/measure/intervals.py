@@ -143,16 +143,16 @@ def _length_error(weight: Array, accepted: float, share: Array, bins: Proportion
     drawn = np.random.default_rng(0).standard_normal((NUM_BINS, NUM_DRAWS // 2))
     normal = (vectors * np.sqrt(values.clip(0))) @ np.concatenate([drawn, -drawn], axis=1)
     noise = slope @ (normal * np.where(normal > 0, below[:, None], above[:, None])) / NormalDist().inv_cdf(1 - TAIL)
-    even = share @ bins.share
-    deviation = np.sqrt(even * (1 - even) / bins.effective)
-    alone = (share - np.eye(NUM_BINS)) @ (normal * np.nan_to_num(deviation)[:, None]) * (share > 0)[:, None] / (1 - even)
+    even, scaled = share @ bins.share, normal * np.nan_to_num(bins.effective**-0.5)[:, None]
+    alone = (share - np.eye(NUM_BINS)) @ scaled * (share > 0)[:, None] * np.sqrt(even / (1 - even))
+    symmetric = slope @ (scaled * np.sqrt(bins.share * (1 - bins.share))[:, None])  # for the median
 
     def error(forms: Array, measure: Callable[[Array], Array]) -> Reweighting:
         """Compute the error that is the largest of linear forms of ``w - 1``, ``(F, K)``."""
         gradient = forms @ slope
         reach = gradient * np.where(gradient > 0, above, below)
         high = float((forms @ (weight - 1) + np.sqrt(((reach @ bins.correlation) * reach).sum(1))).max())
-        return _reweighting(weight - 1, noise, measure, high, float(measure(alone).mean()))
+        return _reweighting(weight - 1, noise, symmetric, measure, high, float(measure(alone).mean()))
 
     one_bin, signs = np.eye(NUM_BINS), 1 - 2 * (np.arange(2**NUM_BINS)[:, None] >> np.arange(NUM_BINS) & 1)
     return LengthError(
@@ -198,14 +198,16 @@ class Reweighting:
     noise: float  # expected error with this many prompts if all lengths were clipped equally
 
 
-def _reweighting(deviation: Array, noise: Array, error: Callable[[Array], Array], high: float, expected: float) -> Reweighting:
+def _reweighting(
+    deviation: Array, tails: Array, symmetric: Array, error: Callable[[Array], Array], high: float, expected: float
+) -> Reweighting:
     """Compute an error with its interval from ``w - 1``, noise draws ``(K, n)``, and the upper end of the interval."""
-    value, alone = float(error(deviation)), error(noise)
+    value = float(error(deviation))
     shape = deviation[:, None] / value if value > 0 else deviation[:, None]
 
-    def at(chance: float) -> float:
+    def at(chance: float, noise: Array) -> float:
         """Return the true error for which the measured error is at most ``value`` with this probability; 0 if there is none."""
-        if value == 0 or np.mean(alone <= value) <= chance:
+        if value == 0 or np.mean(error(noise) <= value) <= chance:
             return 0.0
         low, middle, above = 0.0, 0.0, value
         for _ in range(14):
@@ -216,7 +218,7 @@ def _reweighting(deviation: Array, noise: Array, error: Callable[[Array], Array]
                 above = middle
         return middle
 
-    low, corrected = at(1 - TAIL), at(0.5)
+    low, corrected = at(1 - TAIL, tails), at(0.5, symmetric)
     return Reweighting(value, corrected, (min(low, corrected), max(value, high)), expected)
 
 

@@ -32,10 +32,7 @@ COLUMNS = (  # from left to right
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Result": ("accuracy", "lre_at_0.1", "lre_tokens_at_0.1"),
     "Clip fraction": ("clip_fraction", "clip_by_length_0", "clip_by_length_5"),
-    "Training": (
-        *("eval/accuracy", "reward/mean", "clip/fraction"),
-        *("learner/entropy", "response/length_mean"),
-    ),
+    "Training": (*("eval/accuracy", "reward/mean", "clip/fraction", "learner/entropy", "response/length_mean"),),
 }
 """The metrics of each section's charts: bars for whole-run metrics, lines for per-step metrics. MLflow cuts off long section
 names if its assistant is open."""
