@@ -330,6 +330,17 @@ def vllm(session: nox.Session) -> None:
 
 
 @nox.session
+def coverage(session: nox.Session) -> None:
+    """Measure how often the intervals contain the truth, and write docs/reference/coverage.md; takes a quarter of an hour.
+
+    Not part of continuous integration. Arguments after ``--`` are passed to the script instead, such as ``--draws 100``.
+    """
+    arguments = session.posargs or ["--write"]
+    command = [str(project(session) / "python"), "-m", "examples.lab.interval_coverage", *arguments]
+    session.run(*command, external=True, env=OFFLINE)
+
+
+@nox.session
 def models(session: nox.Session) -> None:
     """Compare log-probs with every type of causal language model in transformers; not part of continuous integration.
 

@@ -32,7 +32,7 @@ QUICK = {
     "lab/adaptive_bound.py": "RUN",
     "lab/evenness_picture.py": "DOCS/explanation/which-rule-wins/evenness.csv evenness.svg",
     "lab/headlines.py": "DOCS/explanation/which-rule-wins",
-    "lab/interval_coverage.py": "RUN --steps 1 --windows 5",
+    "lab/interval_coverage.py": "--draws 2 --only mean@4",
     "lab/mismatch_by_length.py": "RUN",
     "lab/pooled_fairness.py": "RUN --clip fspo,gspo",
     "lab/summarise_runs.py": "RUN",

@@ -45,10 +45,11 @@ def clip_in_words(profile: LengthProfile) -> str:
         more += [words] if low > average else []  # False for an empty bin, whose numbers are NaN
         less += [words] if high < average else []
     if not (more or less) or (error and error[0] == 0):  # one of six bins may differ by chance
-        return "All lengths were clipped equally often, within noise."
+        bound = f"; the length error may be as large as {error[1]:.2f}" if error else ""
+        return f"No difference between lengths was shown{bound}."
     sentences = [f"Clipped {word} often than the average response: {', '.join(bins)}."
              for word, bins in (("more", more), ("less", less)) if bins]  # fmt: skip
-    return " ".join([*sentences, "Differences at other lengths are within noise."])
+    return " ".join([*sentences, "No difference was shown at other lengths."])
 
 
 def interval_bar(ends: Sequence[int], signs: str) -> str:

@@ -75,7 +75,7 @@ def _print(console: Plain, result: Comparison) -> None:
     from rlzoo.measure.comparison import LEVEL, MIN_SEEDS
 
     console.print(f"score: {result.score}")
-    names = _numbered([rule.label for rule in result.rules])
+    names = _numbered(result.labels)
     for label, name in names.items():
         if name != label:
             console.print(f"{name}: {label.partition(' ')[2]}")

@@ -119,8 +119,7 @@ def policy_for(
 
 def _print(console: Plain, result: Study, with_cosine: bool) -> None:
     run = result.run
-    signs = " for each sign of the advantage" if result.by_sign else ""
-    matched = f", every rule at a clip fraction of {result.match}{signs}" if result.match else ""
+    matched = f", every rule at a clip fraction of {result.goal}" if result.match else ""
     steps = f" after step {result.skip_steps}" if result.skip_steps else ""
     console.print(f"{run.num_responses:,} recorded responses in {run.path}{steps}{matched}")
     for content in result.tables():

@@ -70,6 +70,7 @@ class Comparison:
     match: float | None
     notes: tuple[str, ...]
     by_sign: bool = False  # whether each sign of the advantage was matched separately
+    labels: tuple[str, ...] = ()  # in the order of the runs
 
     @property
     def scored(self) -> str:
@@ -188,7 +189,9 @@ def compare(
                 policy = recorded.own_rule
                 tables.append(replay(recorded, policy).table)
                 if match is not None:
-                    matched[run.seed] = replay_matched(recorded, policy, match, by_sign=by_sign).profile
+                    replayed = replay_matched(recorded, policy, match, by_sign=by_sign)
+                    matched[run.seed] = replayed.profile
+                    notes += [f"{label}, seed {run.seed}: {replayed.note}"] if replayed.note else []
             except UserError as error:
                 problems.setdefault(str(error), []).append(str(run.seed))
         notes += [f"{label}: no length error for seed {', '.join(seeds)}: {why}" for why, seeds in problems.items()]
@@ -198,7 +201,7 @@ def compare(
         rules.append(ComparedRule(label, tuple(runs), estimate(list(scored[label].values())), profile, matched, clips_parts))
     rules.sort(key=lambda rule: -rule.score.iqm)
     pairs = differences({rule.label: scored[rule.label] for rule in rules})
-    return Comparison(tuple(rules), tuple(pairs), metric, match, tuple(notes), by_sign)
+    return Comparison(tuple(rules), tuple(pairs), metric, match, tuple(notes), by_sign, tuple(groups))
 
 
 def labelled(runs: Sequence[FinishedRun]) -> dict[str, list[FinishedRun]]:

@@ -22,8 +22,9 @@ LONGEST_NAME = 250
 def log_comparison(comparison: Comparison, page: Path) -> None:
     """Log a comparison to the current MLflow store, for the runs that the store contains.
 
-    Each run gets the metrics ``lre_at_<fraction>`` and ``lre_noise_at_<fraction>``. The report is stored as an
-    artifact of a separate run; repeating the comparison overwrites it.
+    Each run gets the metrics ``lre_at_<fraction>`` and ``lre_noise_at_<fraction>``; a rule that clips tokens or turns gets
+    ``lre_tokens_at_<fraction>`` and ``lre_noise_tokens_at_<fraction>`` (see `Comparison.highlights`). The report is stored as
+    an artifact of a separate run; repeating the comparison overwrites it.
     """
     runs = [(rule, run, run_id) for rule in comparison.rules for run in rule.runs if (run_id := run_id_of(run.path))]
     if not runs or is_missing(tracking_uri()):
@@ -37,8 +38,9 @@ def log_comparison(comparison: Comparison, page: Path) -> None:
             stored.append(entry)
             profile = rule.matched.get(run.seed)
             if profile is not None and profile.lre_max is not None:
+                unit = "_tokens" if rule.clips_parts else ""
                 for name, value in (("lre", profile.lre_max), ("lre_noise", profile.lre_noise or 0.0)):
-                    client.log_metric(run_id, f"{name}_at_{comparison.match:g}", round(value, 4), synchronous=True)
+                    client.log_metric(run_id, f"{name}{unit}_at_{comparison.match:g}", round(value, 4), synchronous=True)
         if stored:
             report = _report_run(client, comparison, page, stored)
             note = "\n\n".join([*comparison.highlights, "The report is the artifact `compare.html`."])

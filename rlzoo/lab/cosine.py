@@ -22,7 +22,8 @@ from rlzoo.lab.recorded import RecordedRun, RecordedUpdate
 from rlzoo.learner.judge import judgement
 from rlzoo.learner.log_probs import ResponseLogProbs
 from rlzoo.learner.micro_batches import padded
-from rlzoo.measure.intervals import Interval, bootstrap
+from rlzoo.measure.comparison import t_interval
+from rlzoo.measure.intervals import Interval
 from rlzoo.models.pretrained import load_named
 
 SAME = 0.02  # nats; maximum difference between recorded log-probs and log-probs recomputed from kept weights
@@ -33,7 +34,7 @@ class Cosine:
     """The cosine for one rule, averaged over the updates whose weights were kept."""
 
     mean: float
-    # 95%, bootstrapped over rollout batches, because updates on the same batch share responses; None for fewer than two batches
+    # 95%, Student's t over rollout batches, because updates on the same batch share responses; None for fewer than two batches
     interval: Interval | None
     by_length: tuple[float, ...]  # for the responses of each length bin; NaN for an empty bin
     num_updates: int
@@ -140,4 +141,4 @@ def _summary(rows: Sequence[tuple[int, float, list[float]]]) -> Cosine:
     counted = (~np.isnan(bins)).sum(0)
     by_length = np.where(counted > 0, np.nansum(bins, axis=0) / np.maximum(counted, 1), np.nan)
     means = np.array([values[steps == step].mean() for step in np.unique(steps)])
-    return Cosine(float(values.mean()), bootstrap(means, np.ones_like(means)), tuple(by_length.tolist()), len(known))
+    return Cosine(float(values.mean()), t_interval(means), tuple(by_length.tolist()), len(known))

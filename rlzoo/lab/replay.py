@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from pydantic import ValidationError
@@ -19,6 +19,8 @@ from rlzoo.learner.on_policy import on_policy_gradient
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable, group_keys
 
+TOLERANCE = 0.1  # largest difference from a clip fraction to match, as a share of it
+
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
@@ -30,7 +32,7 @@ class Replayed:
     states: tuple[ClipPolicy, ...]  # before each update and after the last; they differ only if the rule is adaptive
     above: ClipPolicy | None = None  # the policy for A > 0 if each sign of the advantage has its own widths
     cosine: Cosine | None = None  # None if it was not measured
-    note: str = ""  # why the clip fraction was not matched
+    note: str = ""  # why the clip fraction was not matched, or how far it was missed
 
     @property
     def label(self) -> str:
@@ -91,7 +93,10 @@ def replay_matched(
         UserError: no width gives this share; the message says which shares are possible. Or for the reasons of `replay`.
     """
     if not by_sign or policy.targeting(target) is not None:
-        return replay(run, match_clip_fraction(run, policy, target, skip_steps), skip_steps)
+        replayed = replay(run, match_clip_fraction(run, policy, target, skip_steps), skip_steps)
+        reached, number = replayed.profile.clip_fraction, sum(replayed.profile.both.count)
+        is_missed = abs(reached - target) > max(TOLERANCE * target, 1 / number)
+        return replace(replayed, note=f"clips {reached:.3g} instead of {target}; {replayed.widths}") if is_missed else replayed
     sides = []
     for sign, condition in ((-1, "A < 0"), (1, "A > 0")):
         try:

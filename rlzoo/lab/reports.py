@@ -133,9 +133,7 @@ def study_report(study: Study) -> str:
         **({"task": run.config.task.name} if run.config else {}),
         "model": run.steps[0].model or "not recorded",
         "responses": str(run.num_responses),
-        "clip fraction": "as configured"
-        if study.match is None
-        else f"matched at {study.match}{' for each sign' if study.by_sign else ''}",
+        "clip fraction": "as configured" if study.match is None else f"matched at {study.goal}",
         "steps excluded": str(study.skip_steps),
     }
     sections = [_summary(study), _by_length(study)]

@@ -33,6 +33,13 @@ class Study:
     skip_steps: int
     by_sign: bool = False  # whether each sign of the advantage was matched separately
 
+    @property
+    def goal(self) -> str:
+        """The clip fraction to match, with the rules that miss it."""
+        missed = ", ".join(f"{rule.label} ({rule.profile.clip_fraction:.3g})" for rule in self.rules if rule.note)
+        signs = " for each sign of the advantage" if self.by_sign else ""
+        return f"{self.match}{signs}{f', except {missed}' if missed else ''}"
+
     def as_dict(self) -> dict[str, Any]:
         """Return the study as plain JSON; unknown numbers are null."""
         rules = [

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 
 from rlzoo.core.fairness import NUM_BINS, bin_edges, bin_index
-from rlzoo.measure.intervals import Array, Interval, bootstrap_mean
+from rlzoo.measure.intervals import Array, Interval, mean_interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def by_length(problems: Sequence[Completions]) -> list[LengthBin]:
 
 def _estimate(sums: Array, counts: Array) -> AtK:
     """Compute the mean over all problems from per-problem sums and counts."""
-    return AtK(float(sums.sum() / counts.sum()), bootstrap_mean(sums, counts))
+    return AtK(float(sums.sum() / counts.sum()), mean_interval(sums, counts))
 
 
 def _measures(problems: Sequence[Completions]) -> dict[str, Array]:

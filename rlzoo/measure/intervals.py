@@ -10,34 +10,65 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import stdtrit
+from scipy.special import betaincinv, ndtr, stdtrit
 
 from rlzoo.core.fairness import NUM_BINS, LengthWeights
 
 Array = NDArray[Any]
 
 CONFIDENCE = 0.95
-NUM_RESAMPLES = 2000
-PRIOR_DEGREES = 4.0  # weight of the pooled design effect relative to the design effect of a bin, in degrees of freedom
-NUM_DRAWS = 2000  # number of noise draws for a length reweighting error
+TAIL = (1 - CONFIDENCE) / 2
+PRIOR = 4.0  # weight of the pooled design effect, as a number of independent decisions
+NUM_DRAWS = 500  # number of noise draws for a length reweighting error
+CAUSES = ("conditional", "composition", "total")
 Interval = tuple[float, float]
 
 
-def wilson(successes: Array, trials: Array) -> tuple[Array, Array]:
-    """Compute Wilson's 95% score interval for a proportion, elementwise; NaN without trials.
+@dataclass(frozen=True, slots=True)
+class Proportions:
+    """Proportions that are estimated from the same prompts, with their 95% intervals; NaN for a bin without rows.
 
-    Args:
-        successes: counts of successes, or sums of values between 0 and 1, for which the interval is slightly too wide.
-        trials: number of independent trials.
+    The effective number of rows ``n`` of a proportion ``p`` is that of an independent sample with the same variance,
+    ``p (1 - p) / n``, where prompts are the observations (Korn and Graubard, Survey Methodology 24 (1998), 193). The design
+    effect, the quotient of the number of rows and ``n``, is shrunk towards that of all bins together (Smyth, Statistical
+    Applications in Genetics 3 (2004), 3). The interval is binomial, at the tail probability that the normal distribution gives
+    to a quantile of Student's t. If all rows agree, every prompt counts as one row.
     """
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return _wilson(successes / trials, trials, NormalDist().inv_cdf(0.5 + CONFIDENCE / 2))
 
+    share: Array  # (K,)
+    effective: Array  # (K,) effective number of rows
+    low: Array
+    high: Array
+    correlation: Array  # (K, K) between the estimates, shrunk towards 0
 
-def _wilson(share: Array, trials: Array, z: Array | float) -> tuple[Array, Array]:
-    middle = (share + z**2 / (2 * trials)) / (1 + z**2 / trials)
-    half = z / (1 + z**2 / trials) * np.sqrt(share * (1 - share) / trials + z**2 / (4 * trials**2))
-    return np.clip(middle - half, 0.0, 1.0), np.clip(middle + half, 0.0, 1.0)
+    @classmethod
+    def of(cls, count: Array, share: Array, influence: Array, extra: float = 0.5, unseen: float = 0.0) -> Proportions:
+        """Compute the intervals.
+
+        Args:
+            count: ``(m, K)`` number of rows by prompt and bin.
+            share: ``(K,)`` proportions.
+            influence: ``(m, K)`` influence of each prompt on the proportions.
+            extra: 1/2 for Jeffreys' interval, or 1 for Clopper and Pearson's, which is wider and holds for every proportion.
+            unseen: rows of a prompt that is assumed to differ completely, in case the variance comes from rare prompts.
+        """
+        number, prompts = count.sum(0), _effective_prompts(count)
+        residual = influence * number
+        square, simple = np.square(residual).sum(0), np.nan_to_num(number * share * (1 - share))
+        effect, correlation = number / np.where(number > 0, prompts, np.nan), np.eye(len(share))
+        if unseen or min(square.sum(), simple.sum()) > 1e-9:
+            pooled = (square.sum() + unseen**2) / (simple.sum() + unseen)
+            effect = (square + PRIOR * pooled**2) / (simple + PRIOR * pooled)
+            deviation = np.sqrt(square + pooled**2)
+            correlation = residual.T @ residual / np.outer(deviation, deviation)
+            np.fill_diagonal(correlation, 1.0)
+        tail = ndtr(-stdtrit(np.fmax(prompts - 1, 1.0), 1 - TAIL))
+        effective = np.where(number > 0, number / effect, np.nan)
+        clipped, kept = share * effective, (1 - share) * effective
+        low = np.where(share > 0, betaincinv(clipped + 1 - extra, kept + extra, tail), 0.0)
+        high = np.where(share < 1, 1 - betaincinv(kept + 1 - extra, clipped + extra, tail), 1.0)
+        empty = np.where(number > 0, 0.0, np.nan)
+        return cls(share, effective, np.fmin(low, share) + empty, np.fmax(high, share) + empty, correlation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,61 +105,59 @@ class Clusters:
         return cls(*by_prompt)
 
     def proportions(self) -> tuple[Array, Array]:
-        """Compute 95% intervals for each bin's clip fraction, ``(K,)`` low and high; NaN for an empty bin.
-
-        The method is Wilson's interval with an effective number of rows ``p (1 - p) / v`` and a quantile of Student's t, as for
-        clustered samples (Korn and Graubard, Survey Methodology 24 (1998), 193; Franco et al., Journal of Survey Statistics
-        and Methodology 7 (2019), 334). ``p`` is the clip fraction, and ``v`` is its variance, with prompts as observations.
-        With few prompts, a bin's design effect is shrunk towards the design effect of all bins together (Smyth, Statistical
-        Applications in Genetics 3 (2004), 3). In a bin with a fraction of 0 or 1, every prompt counts as one row.
-        """
+        """Compute 95% intervals for each bin's clip fraction, ``(K,)`` low and high; NaN for an empty bin."""
         count, clipped = self.count.sum(-1), self.clipped.sum(-1)
-        number = count.sum(0)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            share = clipped.sum(0) / number
-            prompts = _effective_prompts(count)
-            degrees = np.maximum(np.nan_to_num(prompts) - 1, 0.0)
-            simple = share * (1 - share) / number  # variance of independent rows
-            effect = np.square(_influence(count, clipped)).sum(0) / simple
-            known = (simple > 0) & (degrees > 0)
-            pooled = (degrees * effect)[known].sum() / degrees[known].sum()
-            effect = np.where(known, (degrees * effect + PRIOR_DEGREES * pooled) / (degrees + PRIOR_DEGREES), np.nan)
-            effective = np.where(effect > 0, number / np.maximum(effect, 1.0), prompts)
-            return _wilson(share, effective, _t_quantile(prompts))
+        with np.errstate(invalid="ignore"):
+            share = clipped.sum(0) / count.sum(0)
+        bins = Proportions.of(count, share, _influence(count, clipped), extra=1.0)
+        return bins.low, bins.high
 
     def reweighting(self) -> Decomposition | None:
         """Compute the length reweighting errors with a correction for noise; None if everything is clipped.
 
-        The influence of a prompt on a weight is twice the change in the weight when the prompt counts only half as much. It
-        lies between the infinitesimal jackknife, which is too small with few prompts, and the delete-one jackknife, which is
-        too large. It is close to the CR2 estimator of Bell and McCaffrey (Survey Methodology 28 (2002), 169).
+        ``1 - w_k a``, with ``a`` the overall acceptance, is the clip fraction of bin k to which a weight corresponds. The
+        influence of a prompt on it is twice its change when the prompt counts only half as much. That lies between the
+        infinitesimal jackknife, which is too small with few prompts, and the delete-one jackknife, which is too large. It is
+        close to the CR2 estimator of Bell and McCaffrey (Survey Methodology 28 (2002), 169).
         """
         count, clipped = self.count.sum(0), self.clipped.sum(0)
         if not (count - clipped).sum() > 0:
             return None
-        weights, halved = (
-            LengthWeights.of(torch.from_numpy(counts), torch.from_numpy(sums))
-            for counts, sums in ((count, clipped), (count - self.count / 2, clipped - self.clipped / 2))
-        )
-        quantile = _t_quantile(_effective_prompts(self.count.sum(-1)))
+        pairs = (count, clipped), (count - self.count / 2, clipped - self.clipped / 2)
+        accepted, halves = (1 - sums.sum((-2, -1)) / counts.sum((-2, -1)) for counts, sums in pairs)
+        weights, halved = (LengthWeights.of(torch.from_numpy(counts), torch.from_numpy(sums)) for counts, sums in pairs)
         errors = []
-        for cause in ("conditional", "composition", "total"):
-            weight = getattr(weights, cause)
-            influence = 2 * torch.nan_to_num(weight - getattr(halved, cause))
-            errors.append(_length_error((weight - 1).numpy(), influence.numpy(), weights.share.numpy(), quantile))
+        for cause in CAUSES:
+            weight = getattr(weights, cause).numpy()
+            influence = 2 * np.nan_to_num(weight * accepted - getattr(halved, cause).numpy() * halves[:, None])
+            bins = Proportions.of(self.count.sum(-1), (1 - weight * accepted).clip(0, 1), influence)
+            errors.append(_length_error(weight, accepted, weights.share.numpy(), bins))
         return Decomposition(*errors)
 
 
-def _length_error(deviation: Array, influence: Array, share: Array, quantile: Array) -> LengthError:
-    """Compute the errors from ``w - 1``, ``(K,)``, and each prompt's influence on ``w``, ``(m, K)``."""
-    signs = share * (1 - 2 * (np.arange(2**NUM_BINS)[:, None] >> np.arange(NUM_BINS) & 1))
-    worst = (np.abs(deviation) + quantile * np.sqrt(np.square(influence).sum(0))).max()
-    spread = np.sqrt(np.square(influence @ signs.T).sum(0))
-    mean_high = (signs @ deviation + quantile[share > 0].max() * spread).max()
-    noise = _draws(influence)
+def _length_error(weight: Array, accepted: float, share: Array, bins: Proportions) -> LengthError:
+    """Compute the errors from the weights and from the clip fractions to which they correspond."""
+    above, below = np.nan_to_num(bins.high - bins.share), np.nan_to_num(bins.share - bins.low)
+    slope = (np.outer(weight, share) - np.eye(NUM_BINS)) / accepted * (share > 0)[:, None]  # derivatives by clip fractions
+    values, vectors = np.linalg.eigh(bins.correlation)
+    drawn = np.random.default_rng(0).standard_normal((NUM_BINS, NUM_DRAWS // 2))
+    normal = (vectors * np.sqrt(values.clip(0))) @ np.concatenate([drawn, -drawn], axis=1)
+    noise = slope @ (normal * np.where(normal > 0, below[:, None], above[:, None])) / NormalDist().inv_cdf(1 - TAIL)
+    even, scaled = share @ bins.share, normal * np.nan_to_num(bins.effective**-0.5)[:, None]
+    alone = (share - np.eye(NUM_BINS)) @ scaled * (share > 0)[:, None] * np.sqrt(even / (1 - even))
+    symmetric = slope @ (scaled * np.sqrt(bins.share * (1 - bins.share))[:, None])  # for the median
+
+    def error(forms: Array, measure: Callable[[Array], Array]) -> Reweighting:
+        """Compute the error that is the largest of linear forms of ``w - 1``, ``(F, K)``."""
+        gradient = forms @ slope
+        reach = gradient * np.where(gradient > 0, above, below)
+        high = float((forms @ (weight - 1) + np.sqrt(((reach @ bins.correlation) * reach).sum(1))).max())
+        return _reweighting(weight - 1, noise, symmetric, measure, high, float(measure(alone).mean()))
+
+    one_bin, signs = np.eye(NUM_BINS), 1 - 2 * (np.arange(2**NUM_BINS)[:, None] >> np.arange(NUM_BINS) & 1)
     return LengthError(
-        _reweighting(deviation, noise, lambda values: np.abs(values).max(-1), float(worst)),
-        _reweighting(deviation, noise, lambda values: np.abs(values) @ share, float(mean_high)),
+        error(np.concatenate([one_bin, -one_bin]), lambda values: np.abs(values).max(0)),
+        error(signs * share, lambda values: share @ np.abs(values)),
     )
 
 
@@ -157,30 +186,31 @@ class Reweighting:
     error would be the median. The lower end of the interval is the true error for which the measured error would be the 97.5%
     quantile, or 0 if there is none (test inversion; Carpenter, Journal of the Royal Statistical Society B 61 (1999), 159).
     The error is the maximum of linear forms ``c (w - 1)``; the upper end of the interval is the largest of the forms' upper
-    ends, so the interval is valid whichever bin is worst. By construction, ``low <= corrected <= value <= high``, because the
-    probability of measuring a smaller value decreases as the true error grows (Anderson, Proceedings of the American
-    Mathematical Society 6 (1955), 170).
+    ends, so the interval is valid whichever bin is worst. The variance of a form comes from the intervals of the bins' clip
+    fractions, which are valid for rare events (Zou and Donner, Statistics in Medicine 27 (2008), 1693). By construction,
+    ``low <= corrected <= value <= high``, because the probability of measuring a smaller value decreases as the true error
+    grows (Anderson, Proceedings of the American Mathematical Society 6 (1955), 170).
     """
 
     value: float
     corrected: float
-    interval: Interval | None  # 95%; None if all prompts have the same values
+    interval: Interval  # 95%
     noise: float  # expected error with this many prompts if all lengths were clipped equally
 
 
-def _reweighting(deviation: Array, noise: Array, error: Callable[[Array], Array], high: float) -> Reweighting:
-    """Compute an error with its interval from ``w - 1``, noise draws ``(n, K)``, and the upper end of the interval."""
-    value, alone = float(error(deviation)), error(noise)
-    if not noise.any():
-        return Reweighting(value, value, None, 0.0)
-    shape = deviation / value if value > 0 else deviation
+def _reweighting(
+    deviation: Array, tails: Array, symmetric: Array, error: Callable[[Array], Array], high: float, expected: float
+) -> Reweighting:
+    """Compute an error with its interval from ``w - 1``, noise draws ``(K, n)``, and the upper end of the interval."""
+    value = float(error(deviation))
+    shape = deviation[:, None] / value if value > 0 else deviation[:, None]
 
-    def at(chance: float) -> float:
+    def at(chance: float, noise: Array) -> float:
         """Return the true error for which the measured error is at most ``value`` with this probability; 0 if there is none."""
-        if value == 0 or np.mean(alone <= value) <= chance:
+        if value == 0 or np.mean(error(noise) <= value) <= chance:
             return 0.0
         low, middle, above = 0.0, 0.0, value
-        for _ in range(20):
+        for _ in range(14):
             middle = (low + above) / 2
             if np.mean(error(middle * shape + noise) <= value) > chance:
                 low = middle
@@ -188,9 +218,8 @@ def _reweighting(deviation: Array, noise: Array, error: Callable[[Array], Array]
                 above = middle
         return middle
 
-    tail = (1 - CONFIDENCE) / 2
-    low, corrected = at(1 - tail), at(0.5)
-    return Reweighting(value, corrected, (min(low, corrected), max(value, high)), float(alone.mean()))
+    low, corrected = at(1 - TAIL, tails), at(0.5, symmetric)
+    return Reweighting(value, corrected, (min(low, corrected), max(value, high)), expected)
 
 
 def _influence(count: Array, total: Array) -> Array:
@@ -211,58 +240,14 @@ def _effective_prompts(count: Array) -> Array:
         return np.asarray(count.sum(0) ** 2 / np.square(count).sum(0))
 
 
-def _t_quantile(prompts: Array) -> Array:
-    degrees = np.maximum(np.nan_to_num(prompts, nan=2.0) - 1, 1.0)
-    return np.asarray(stdtrit(degrees, 0.5 + CONFIDENCE / 2))
-
-
-def _draws(influence: Array) -> Array:
-    """Draw normal noise ``(n, K)``, in antithetic pairs, with the covariance of the influences summed over prompts."""
-    values, vectors = np.linalg.eigh(influence.T @ influence)
-    values = np.where(values > 1e-12 * values[-1], values, 0.0)  # replace rounding errors with exact zeros
-    drawn = np.random.default_rng(0).standard_normal((NUM_DRAWS // 2, NUM_BINS)) * np.sqrt(values) @ vectors.T
-    return np.concatenate([drawn, -drawn])
-
-
-def bootstrap(sums: Array, counts: Array, seed: int = 0) -> Interval | None:
-    """Compute a 95% percentile bootstrap interval for ``sum(sums) / sum(counts)``, resampling the pairs ``(n,)`` of both.
-
-    Returns None for fewer than two pairs or if all resamples are equal.
-    """
-    from scipy import stats  # takes a second to import
-
-    if len(sums) < 2:
-        return None
-    result = stats.bootstrap(
-        (sums, counts),
-        lambda sums, counts, axis: sums.sum(axis) / counts.sum(axis),
-        paired=True,
-        vectorized=True,
-        n_resamples=NUM_RESAMPLES,
-        confidence_level=CONFIDENCE,
-        method="percentile",
-        rng=np.random.default_rng(seed),
-    )
-    if np.ptp(result.bootstrap_distribution) == 0:
-        return None
-    return float(result.confidence_interval.low), float(result.confidence_interval.high)
-
-
-def bootstrap_mean(sums: Array, counts: Array, seed: int = 0) -> Interval:
-    """Compute a 95% bootstrap interval for a mean over all problems, resampling whole problems.
-
-    If all problems have the same mean, for example because none was solved, the bootstrap interval would have zero width.
-    In that case, Wilson's interval with one trial per problem is returned instead.
+def mean_interval(sums: Array, counts: Array) -> Interval:
+    """Compute a 95% interval for a mean over all problems, with problems as observations; see `Proportions`.
 
     Args:
         sums: ``(n,)`` sum of each problem's values, which are between 0 and 1.
-        counts: ``(n,)`` number of values for each problem; problems without values are ignored.
-        seed: seed of the resampling.
+        counts: ``(n,)`` number of values for each problem, not all 0.
     """
-    sums, counts = sums[counts > 0], counts[counts > 0]
-    assert len(sums) > 0, "at least one problem has values"
-    means = sums / counts
-    if np.ptp(means) >= 1e-12 and (interval := bootstrap(sums, counts, seed)) is not None:
-        return interval
-    low, high = wilson(means[:1] * len(means), np.array([len(means)]))
-    return float(low[0]), float(high[0])
+    sums, counts = sums[counts > 0, None].astype(float), counts[counts > 0, None].astype(float)
+    problem = np.square(counts).sum() / counts.sum()
+    mean = Proportions.of(counts, sums.sum(0) / counts.sum(0), _influence(counts, sums), unseen=problem)
+    return float(mean.low[0]), float(mean.high[0])

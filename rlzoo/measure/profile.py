@@ -149,13 +149,12 @@ class LengthProfile:
         return {name: value for name, value in metrics.items() if value is not None and not math.isnan(value)}
 
 
-def error_metrics(name: str, error: LengthError) -> dict[str, float | None]:
+def error_metrics(name: str, error: LengthError) -> dict[str, float]:
     """Return a length reweighting error as metrics: the error, the corrected error and the ends of the interval."""
-    metrics: dict[str, float | None] = {}
+    metrics: dict[str, float] = {}
     for end, one in (("max", error.max), ("mean", error.mean)):
-        low, high = one.interval or (None, None)
         metrics |= {f"{name}_{end}": one.value, f"{name}_{end}_corrected": one.corrected}
-        metrics |= {f"{name}_{end}_ci_low": low, f"{name}_{end}_ci_high": high}
+        metrics |= dict(zip((f"{name}_{end}_ci_low", f"{name}_{end}_ci_high"), one.interval, strict=True))
     return metrics
 
 

@@ -64,6 +64,6 @@ class TurnProfile:
                 metrics |= {
                     name: value
                     for name, value in error_metrics(f"fairness/lre_{kind}", evenness.lre).items()
-                    if value is not None and not name.endswith("_corrected")
+                    if not name.endswith("_corrected")
                 }
         return {name: value for name, value in metrics.items() if not math.isnan(value)}

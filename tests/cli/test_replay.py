@@ -102,6 +102,16 @@ def test_the_clip_fraction_is_matched_for_either_sign(rlzoo, run):
         assert f"{name}: A < 0: " in out
 
 
+def test_a_rule_that_misses_the_clip_fraction_is_named(rlzoo, run):
+    code, out, _ = rlzoo("replay", run, "--clip", "fspo,fspo-adaptive", "--match-clip-fraction", "0.4")
+    assert code == 0
+    assert "every rule at a clip fraction of 0.4, except fspo-adaptive (0." in " ".join(out.split())
+    row = next(line.split() for line in out.splitlines() if line.startswith("fspo-adaptive "))
+    assert abs(float(row[1]) - 0.4) > 0.04
+    assert f"fspo-adaptive: clips 0{row[1]}"[:26] in out
+    assert " instead of 0.4; " in out
+
+
 def test_matching_by_sign_needs_a_clip_fraction(rlzoo, run):
     code, _, err = rlzoo("replay", run, "--clip", "fspo", "--match-by-sign")
     assert code == 2
