@@ -64,7 +64,7 @@ def loss(inputs: LossInputs, rule: str, **settings: Any) -> LossOutputs:
     if policy.scope == "sequence":
         advantages = one_per_response(advantages, mask, f"advantages for {policy.name}")
     if "ref_log_probs" in policy.needs and inputs.ref_logprobs is None:
-        raise UserError(f"{policy.name} needs ref_log_probs, which prime-rl provides only with the opd and opsd algorithms")
+        raise UserError(f"{policy.name} needs ref_log_probs, which prime-rl provides only with its algorithms for distillation")
     result = policy(
         ClipInputs(
             inputs.trainer_logprobs[None],

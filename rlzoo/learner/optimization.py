@@ -20,7 +20,7 @@ from rlzoo.config.sections import LearnerConfig
 from rlzoo.core.errors import UserError
 from rlzoo.learner.log_probs import ResponseLogProbs
 from rlzoo.learner.micro_batches import ModelInputs
-from rlzoo.models.pretrained import one_line
+from rlzoo.models.pretrained import embedding_rows, one_line
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -325,7 +325,7 @@ def freeze_unused(accelerator: Accelerator, module: ResponseLogProbs) -> None:
     from accelerate.utils import DistributedDataParallelKwargs, DistributedType
 
     model, length = module.language_model, 16
-    various = torch.arange(length, device=model.device)[None] % model.get_input_embeddings().num_embeddings
+    various = torch.arange(length, device=model.device)[None] % embedding_rows(model)
     try:
         with_one_token, with_various = (_used(module, tokens) for tokens in (torch.zeros_like(various), various))
     except Exception as error:  # the model's code can cause any exception

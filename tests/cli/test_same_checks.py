@@ -41,7 +41,7 @@ REFUSED = {
     "no vLLM": (["rollout.engine=vllm"], "rollout.engine='vllm': vllm is not installed: pip install 'rlzoo-llm[vllm]'"),
     "no PEFT": (["learner.lora.rank=4"], "learner.lora.rank=4: peft is not installed: pip install 'rlzoo-llm[lora]'"),
     "no bitsandbytes": (["learner.optimizer=adamw_8bit"], "learner.optimizer='adamw_8bit': bitsandbytes is not installed"),
-    "no gguf": (["model.path=smollm2"], "model.path='smollm2': gguf is not installed"),
+    "no gguf": (["model.path=smollm2"], "model 'smollm2': gguf is not installed"),
     "a process without a prompt": (
         ["launch.processes=5", "rollout.num_prompts=4"],
         "rollout.num_prompts=4: fewer than the 5 processes",

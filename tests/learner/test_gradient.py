@@ -173,7 +173,7 @@ def test_the_gradient_of_the_entropy_bonus_equals_the_float64_gradient(model, na
     policy = load_zoo()[name]()
     batch = off_policy_batch(model, policy)
     without, _ = step_gradient(model, policy, batch)
-    got, _ = step_gradient(model, policy, batch, entropy_coef=0.5, max_tokens_per_micro_batch=60)
+    got, _ = step_gradient(model, policy, batch, entropy_coef=2.0, max_tokens_per_micro_batch=60)
 
     mask, lengths = batch.response_mask, batch.lengths[:, None].double()
     per_token = 1 / (18 * lengths) if policy.reduction == "sequence_mean" else (1 / lengths.sum()).expand_as(lengths)
@@ -183,7 +183,7 @@ def test_the_gradient_of_the_entropy_bonus_equals_the_float64_gradient(model, na
         entropy = -(log_probs.exp() * log_probs).sum(-1)[int(batch.prompt_lengths[row]) - 1 : -1]
         (entropy[mask[row][: len(entropy)]].sum() * per_token[row]).sum().backward()
     expected = torch.cat([parameter.grad.flatten() for parameter in exact.parameters()])
-    assert relative_error(got.double() - without.double(), 0.5 * expected) < 1e-4
+    assert relative_error(got.double() - without.double(), 2 * expected) < 1e-4
 
 
 def test_rows_without_an_advantage_have_an_entropy_bonus(model):
