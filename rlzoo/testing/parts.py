@@ -67,6 +67,13 @@ def example_inputs(component: Component) -> Inputs:
     return advantage_inputs(component) if isinstance(component, AdvantageEstimator) else correction_inputs(component)
 
 
+def component_examples(component: Component) -> list[Inputs]:
+    """Return all the inputs on which an estimator or a correction is checked."""
+    if isinstance(component, AdvantageEstimator):
+        return [advantage_inputs(component, equal=equal) for equal in (False, True)]
+    return [correction_inputs(component, spread) for spread in (0.003, 0.3, 3.0)]
+
+
 part_law = partial(law, example=example_inputs, shrinks=False)
 
 

@@ -56,7 +56,7 @@ def test_check_of_a_broken_policy_shows_law_statement_and_smallest_input(rlzoo, 
     assert lines[place + 1] == "fails on"
     # one response of one token, its advantage rounded to a whole number
     assert lines[place + 2] in ("  A = -1: log-ratios +0", "  A = +1: log-ratios +0")
-    assert lines[place + 3] == f"{len(LAWS) - 1} kept, 1 broken, 0 opted out"
+    assert lines[place + 3 : place + 5] == [f"{len(LAWS) - 1} kept, 1 broken, 0 opted out", "no branch"]
 
 
 def test_check_as_json_has_the_same_content(rlzoo, plugin):
@@ -67,6 +67,7 @@ def test_check_as_json_has_the_same_content(rlzoo, plugin):
     assert (plain["policy"], reversed_["policy"]) == ("plain", "reversed")
     for report in (plain, reversed_):
         assert [law["law"] for law in report["laws"]] == LAWS
+        assert report["reached"] == "no branch"
         assert all(list(law) == ["law", "status", "detail", "inputs"] for law in report["laws"])
     assert {law["status"] for law in plain["laws"]} == {"pass"}
     (failed,) = [law for law in reversed_["laws"] if law["status"] == "fail"]
