@@ -80,7 +80,9 @@ def describe(policy: Any, inputs: ClipInputs) -> str:
     """Format inputs as one line per response, with every input that the rule reads; masked tokens are dashes."""
     from rlzoo.testing.check import inputs_read
 
-    lines, more = [], inputs_read(policy, inputs)
+    lines, more = [], dict[str, Any]()
+    with suppress(Exception):  # a rule that raises an error has no result to compare
+        more = inputs_read(policy, inputs)
     tensors = {f"; {name} ": values for name, values in more.items() if hasattr(values, "shape")}
     for row, mask in enumerate(inputs.response_mask[:SHOWN]):
 

@@ -6,7 +6,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -17,8 +17,8 @@ from rlzoo.core.advantages import AdvantageEstimator
 from rlzoo.core.corrections import Correction
 from rlzoo.core.policy import ClipPolicy
 from rlzoo.core.types import NEEDS, ClipInputs
-from rlzoo.testing.data import TOKEN_FIELDS, map_tensors, passed_branches
-from rlzoo.testing.laws import LAWS, Law, LawError, differs, first_line
+from rlzoo.testing.data import TOKEN_FIELDS, answer, map_tensors, passed_branches
+from rlzoo.testing.laws import LAWS, Law, LawError, first_line
 from rlzoo.testing.parts import ADVANTAGE_LAWS, CORRECTION_LAWS, component_examples
 from rlzoo.testing.reach import Branch, branches
 
@@ -59,11 +59,15 @@ def inputs_read(policy: Checked, inputs: ClipInputs) -> dict[str, Any]:
     """Return the inputs that can change a rule's result, besides log-ratios, advantages and the mask, by name."""
     names = [name for name in NEEDS if getattr(inputs, name) is not None]
     if isinstance(policy, ClipPolicy):
-        lower = map_tensors(inputs, lambda values: values - 0.5, ("log_probs", "old_log_probs", "rollout_log_probs"))
-        further = map_tensors(inputs, lambda values: values - 0.5, ("rollout_log_probs",))
-        others = {"old_log_probs": lower, "rollout_log_probs": further}
-        names = [name for name, other in others.items() if differs(policy, inputs, other)] + names
-    return {name: value for name in names if (value := getattr(inputs, name)) is not None}
+        result, log_ratio, old = answer(policy, inputs).objective, inputs.log_probs - inputs.old_log_probs, inputs.old_log_probs
+        levels = [
+            replace(inputs, log_probs=factor * old + log_ratio, old_log_probs=factor * old) for factor in (0.1, 0.5, 2, 8)
+        ]
+        others = {"old_log_probs": levels, "rollout_log_probs": [replace(inputs, rollout_log_probs=old - 1)]}
+        for name, changed in others.items():
+            if not all(torch.allclose(answer(policy, other).objective, result, 1e-3, 1e-5, True) for other in changed):
+                names.append(name)
+    return {name: value for name in sorted(names) if (value := getattr(inputs, name)) is not None}
 
 
 def parametrize_with_checks(policies: Sequence[Checked]) -> Callable[..., None]:

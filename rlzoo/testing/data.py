@@ -128,7 +128,7 @@ def wild_inputs(policy: ClipPolicy, seed: int, num_responses: int = 24, max_leng
     mask[0], mask[1:, 1] = True, False
     old = torch.where(uniform(shape) < 0.1, 0.0, -(1.5 * normal()).exp())
     moved, sampled = (torch.where(old + gap > 0, old - gap, old + gap) for gap in (size * normal(), 0.3 * normal()))
-    advantages = torch.where(torch.arange(num_responses)[:, None] % 6 == 0, 0.0, (1.0, 1.0, 5.0)[seed % 3] * normal()[:, :1])
+    advantages = torch.where(torch.arange(num_responses)[:, None] % 6 == 5, 0.0, (1.0, 1.0, 5.0)[seed % 3] * normal()[:, :1])
     place, values = mask.cumsum(dim=-1) - 1, optional_fields(ClipInputs(moved, old, advantages, mask))
     values["group_ids"] = (uniform(rows) < 0.3).long().cumsum(dim=0)
     values["turn_ids"] = torch.where(mask, ((uniform(shape) < 0.25) & mask & (place > 0)).long().cumsum(dim=-1), -1)
