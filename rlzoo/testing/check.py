@@ -52,7 +52,7 @@ def reached(component: Checked) -> list[Branch]:
     """Return the branches of a rule, an estimator or a correction, and how often the examples of its laws passed them."""
     if isinstance(component, ClipPolicy):
         return passed_branches(component)
-    return branches(component, component_examples(component))
+    return [branch for branch in branches(component, component_examples(component)) if not branch.masks]
 
 
 def inputs_read(policy: Checked, inputs: ClipInputs) -> dict[str, Any]:

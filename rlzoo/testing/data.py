@@ -159,7 +159,8 @@ def reaching_inputs(policy: ClipPolicy) -> list[ClipInputs]:
 
 def passed_branches(policy: ClipPolicy) -> list[Branch]:
     """Return the rule's branches, and how often the examples of the laws passed them."""
-    return branches(partial(answer, policy), [off_policy_inputs(policy), *reaching_inputs(policy)])
+    passed = branches(partial(answer, policy), [off_policy_inputs(policy), *reaching_inputs(policy)])
+    return [branch for branch in passed if not branch.masks]  # without those that only reproduce the response mask
 
 
 def filled(policy: ClipPolicy | type[ClipPolicy], inputs: ClipInputs) -> ClipInputs:

@@ -628,7 +628,7 @@ def gradients_follow_the_advantage(policy: ClipPolicy, inputs: ClipInputs) -> No
     """At any ratio, a gradient against the advantage counts as clipped, unless `learns_without_advantages` is set."""
     if policy.learns_without_advantages:  # a penalty may reverse the gradient without cutting it
         return
-    for factor in (1.0, 0.25, 4.0, 16.0):
+    for factor in (1.0, 0.05, 0.25, 4.0, 16.0):
         example = data.moved(inputs, factor)
         result, gradient = evaluate(policy, example)
         reversed_ = _relevant(result, example) & ~_tokens(result.clipped, example) & (gradient * example.advantages < 0)

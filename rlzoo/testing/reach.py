@@ -7,7 +7,7 @@ import math
 import sys
 import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ class Branch:
     is_exact: bool  # whether it compares with exact or infinite values, which no example may reach
     true: int = 0
     false: int = 0
-    is_mask: bool = True  # whether it has always been the response mask or the opposite
+    masks: set[bool] = field(default_factory=lambda: {True, False})  # True: it was always the mask; False: the opposite
 
     @property
     def reached(self) -> int:
@@ -52,7 +52,7 @@ class Watched(TorchFunctionMode):
 
 
 def branches(call: Callable[[Any], object], examples: Iterable[Any]) -> list[Branch]:
-    """Return the branches that a rule, an estimator or a correction passes on the examples, except those on the response mask.
+    """Return the branches that a rule, an estimator or a correction passes on the examples.
 
     Of the comparisons inside `ops`, only those of `ops.clamp_by_advantage` count.
     """
@@ -77,13 +77,13 @@ def branches(call: Callable[[Any], object], examples: Iterable[Any]) -> list[Bra
         values = result[mask] if of_rows is mask else result
         true = int(values.sum())
         branch.true, branch.false = branch.true + true, branch.false + values.numel() - true
-        branch.is_mask &= torch.equal(result, of_rows) or torch.equal(result, ~of_rows)
+        branch.masks &= {side for side in branch.masks if torch.equal(result, of_rows == side)}
 
     for example in examples:
         mask, rows = example.response_mask, example.response_mask.any(dim=-1, keepdim=True)
         with Watched(note):
             call(example)
-    return [branch for branch in seen.values() if not branch.is_mask]
+    return list(seen.values())
 
 
 def _is_infinite(value: Any) -> bool:
