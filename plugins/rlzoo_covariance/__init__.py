@@ -39,7 +39,10 @@ class ClipCov(ClipPolicy):
         "learner/entropy": "the rule should keep it high",
         "clip/fraction": "the share that grpo would clip, plus the dropped tokens",
     }
-    exempt: ClassVar = {"ratio_one_is_reinforce": "tokens are dropped at ratio 1 too"}
+    exempt: ClassVar = {
+        "ratio_one_is_reinforce": "tokens are dropped at ratio 1 too",
+        "only_cuts_outward": "tokens are dropped by their covariance, in whichever direction they moved",
+    }
 
     reduction: Reduction = Field("token_mean", description="how the objective is reduced to a scalar")
     clip_low: Annotated[float, Width()] = Field(0.2, gt=0, lt=1, description="the ratio stays above 1 - clip_low where A < 0")
@@ -57,7 +60,8 @@ class ClipCov(ClipPolicy):
         result = ops.clipped_surrogate(log_ratio, inputs.advantages, band)
         cov = covariance(inputs)
         candidates = (cov > self.cov_low) & (cov < self.cov_high) & (inputs.advantages != 0) & ~result.clipped
-        places = (candidates & inputs.response_mask).nonzero()
+        candidates = candidates & inputs.response_mask
+        places = candidates.nonzero()[cov[candidates].argsort()]  # in an order that does not depend on that of the rows
         rng = torch.Generator().manual_seed(inputs.seed)
         number = max(1, int(self.fraction * int(inputs.response_mask.sum())))
         chosen = places[torch.randperm(len(places), generator=rng)[:number].to(places.device)]

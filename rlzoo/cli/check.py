@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -15,10 +16,14 @@ from rlzoo.cli.portrait import COMPARED, as_dict, print_portraits
 from rlzoo.cli.tables import table
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from rlzoo.core.types import ClipInputs
     from rlzoo.testing import Outcome
+    from rlzoo.testing.reach import Branch
 
 STYLES = {"pass": "green", "fail": "bold red", "opted out": "dim"}
+NONE = "no branch"
 SHOWN = 8  # maximum number of rows and of tokens to print for a failing input
 
 
@@ -27,24 +32,21 @@ def check(kind: Kind, plugins: Sequence[Any], *, as_json: bool) -> list[dict[str
     with loading():
         from rlzoo import testing
         from rlzoo.core.zoo import load_zoo
-        from rlzoo.testing.check import laws_for
+        from rlzoo.testing.check import laws_for, reached
     console, reports = Plain(), list[dict[str, Any]]()
     for plugin in plugins:
-        outcomes = testing.check(plugin)
-        reports.append(
-            {"policy" if kind is CLIPS else "name": plugin.name, "laws": [_as_dict(outcome) for outcome in outcomes]}
-        )
+        outcomes, passed, portrait = testing.check(plugin), [], None
+        with suppress(Exception):  # a plugin that raises an error has already failed a law
+            passed = reached(plugin)
+            portrait = testing.portrait(plugin) if kind is CLIPS else None
+        laws, number = [_as_dict(outcome) for outcome in outcomes], min((branch.reached for branch in passed), default=NONE)
+        reports.append({"policy" if kind is CLIPS else "name": plugin.name, "laws": laws, "reached": number})
         if not as_json:
             _print(console, plugin, outcomes, {law.name: law.statement for law in laws_for(plugin)})
-        if kind is not CLIPS:
-            continue
-        try:
-            portrait = testing.portrait(plugin)
-        except Exception:  # a rule that raises an error has already failed a law
-            reports[-1]["portrait"] = None
-            continue
-        reports[-1]["portrait"] = as_dict(portrait)
-        if not as_json:
+            console.print(f"{_reach(passed)}\n")
+        if kind is CLIPS:
+            reports[-1]["portrait"] = portrait and as_dict(portrait)
+        if portrait and not as_json:
             beside = [] if plugin.name == COMPARED else [testing.portrait(load_zoo()[COMPARED]())]
             print_portraits(console, [portrait, *beside])
     return reports
@@ -60,21 +62,38 @@ def _print(console: Plain, plugin: Any, outcomes: list[Outcome], statements: dic
         if outcome.status == "fail":
             console.print(f"\n{outcome.law}: {statements[outcome.law]}", style="bold")
         if outcome.inputs is not None:
-            console.print(Text(f"fails on\n{describe(outcome.inputs)}"))
+            console.print(Text(f"fails on\n{describe(plugin, outcome.inputs)}"))
     count = Counter(outcome.status for outcome in outcomes)
-    console.print(f"{count['pass']} kept, {count['fail']} broken, {count['opted out']} opted out\n")
+    console.print(f"{count['pass']} kept, {count['fail']} broken, {count['opted out']} opted out")
 
 
-def describe(inputs: ClipInputs) -> str:
-    """Format inputs as one line per response, with advantages and log-ratios; masked tokens are dashes."""
-    lines = []
-    for row in range(min(len(inputs.log_probs), SHOWN)):
-        mask = inputs.response_mask[row].tolist()
-        ratios = (inputs.log_probs - inputs.old_log_probs)[row].tolist()
-        tokens = [f"{ratio:+.3g}" if shown else "-" for ratio, shown in zip(ratios, mask, strict=True)]
-        advantages = [f"{value:+.3g}" for value in inputs.advantages[row].tolist()]
-        lines.append(f"  A = {_cut(advantages)}: log-ratios {_cut(tokens)}")
-    return "\n".join(lines)
+def _reach(passed: list[Branch]) -> str:
+    """Return how often the examples reached the rule's branches, and which branches they did not reach."""
+    if not passed:
+        return NONE
+    unreached = [branch for branch in passed if not branch.reached]
+    lines = [f"not reached: {branch.where} is {'always' if branch.true else 'never'} true" for branch in unreached]
+    return "\n".join([f"{len(passed)} branches, each reached {min(branch.reached for branch in passed)} times or more", *lines])
+
+
+def describe(policy: Any, inputs: ClipInputs) -> str:
+    """Format inputs as one line per response, with every input that the rule reads; masked tokens are dashes."""
+    from rlzoo.testing.check import inputs_read
+
+    lines, more = [], dict[str, Any]()
+    with suppress(Exception):  # a rule that raises an error has no result to compare
+        more = inputs_read(policy, inputs)
+    tensors = {f"; {name} ": values for name, values in more.items() if hasattr(values, "shape")}
+    for row, mask in enumerate(inputs.response_mask[:SHOWN]):
+
+        def shown(values: Tensor, form: str, row: int = row, mask: Tensor = mask) -> str:
+            kept = mask.tolist() if values.shape[-1] == len(mask) else [True]
+            return _cut([format(value, form) if keep else "-" for value, keep in zip(values[row].tolist(), kept, strict=True)])
+
+        ratios = shown(inputs.log_probs - inputs.old_log_probs, "+.3g")
+        others = "".join(name + shown(values, ".3g") for name, values in tensors.items())
+        lines.append(f"  A = {shown(inputs.advantages, '+.3g')}: log-ratios {ratios}{others}")
+    return "\n".join(lines + [f"  {name} = {value}" for name, value in more.items() if not hasattr(value, "shape")])
 
 
 def _cut(words: list[str]) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cache, partial
 from typing import Any, ClassVar, Literal, Self, get_args
 
 import annotated_types
@@ -14,7 +15,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from rlzoo.core.advantages import Advantage
-from rlzoo.core.errors import did_you_mean
+from rlzoo.core.errors import PolicyError, did_you_mean
 from rlzoo.core.fairness import bin_index
 from rlzoo.core.reductions import Reduction
 from rlzoo.core.settings import Settings
@@ -166,6 +167,25 @@ class ClipPolicy(Settings, ABC):
         return tuple(
             name for name, field in cls.model_fields.items() if any(isinstance(mark, Width) for mark in field.metadata)
         )
+
+
+def limited_to_needs(policy: ClipPolicy, inputs: ClipInputs) -> ClipInputs:
+    """Return inputs on which reading an optional field that the rule does not name in `needs` raises a `PolicyError`."""
+    kind = _limited(policy.name, frozenset(policy.needs))
+    return kind(**{field.name: getattr(inputs, field.name) for field in fields(kind)})
+
+
+@cache
+def _limited(rule: str, needs: frozenset[str]) -> type[ClipInputs]:
+    def refuse(name: str, inputs: ClipInputs) -> None:
+        declared = ", ".join(map(repr, sorted({*needs, name})))
+        problem = f"reads inputs.{name}, but does not name it in `needs`; declare needs = frozenset({{{declared}}})"
+        raise PolicyError(rule, problem)
+
+    absent = {name: property(partial(refuse, name), lambda inputs, value: None) for name in NEEDS if name not in needs}
+    known = {name: field for name, field in ClipInputs.__dataclass_fields__.items() if name not in absent}
+    members = {"__slots__": (), "__dataclass_fields__": known, "__repr__": lambda inputs: f"ClipInputs({', '.join(known)})"}
+    return type("ClipInputs", (ClipInputs,), members | absent)
 
 
 OVERRIDABLE = frozenset({"scaled", "targeting", "updated", "model_config", "model_post_init"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -14,7 +15,8 @@ if TYPE_CHECKING:  # tasks and the command line import this module without impor
 class ClipInputs:
     """Inputs to a clip policy for B responses of up to T tokens; log-probabilities are in nats.
 
-    The engine fills the fields below ``seed`` only for rules that name them in `ClipPolicy.needs`; otherwise they are None.
+    The engine fills the fields below ``seed`` only for rules that name them in `ClipPolicy.needs`; for others, reading them is
+    an error.
     These fields carry no gradient. Values at masked positions are arbitrary, and a rule must ignore them.
 
     A new optional input takes three files: a field here; a field or property of the same name of `Batch` in
@@ -53,6 +55,8 @@ class ClipInputs:
 
 
 _NAMES = tuple(ClipInputs.__dataclass_fields__)
+METRIC = re.compile(r"[a-z][a-z0-9_]*")
+"""Pattern that names in `ClipResult.metrics` must match."""
 NEEDS = _NAMES[_NAMES.index("seed") + 1 :]
 """The optional inputs, below ``seed``, that a policy may list in its `needs`."""
 

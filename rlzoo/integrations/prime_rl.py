@@ -17,6 +17,7 @@ from rlzoo.core.types import ClipInputs
 from rlzoo.integrations.rules import LENGTH_EDGES, PREFIX, check_supported, one_per_response
 from rlzoo.integrations.rules import rule as make_rule
 from rlzoo.journal.rollout_file import turns
+from rlzoo.learner.judge import judge
 
 INSTEAD = {
     "reduction": "no reduction, because prime-rl divides by the number of tokens in the step",
@@ -65,17 +66,16 @@ def loss(inputs: LossInputs, rule: str, **settings: Any) -> LossOutputs:
         advantages = one_per_response(advantages, mask, f"advantages for {policy.name}")
     if "ref_log_probs" in policy.needs and inputs.ref_logprobs is None:
         raise UserError(f"{policy.name} needs ref_log_probs, which prime-rl provides only with its algorithms for distillation")
-    result = policy(
-        ClipInputs(
-            inputs.trainer_logprobs[None],
-            inputs.inference_logprobs[None],
-            advantages,
-            mask,
-            rollout_log_probs=inputs.inference_logprobs[None],
-            turn_ids=turns(mask) if "turn_ids" in policy.needs else None,
-            ref_log_probs=None if inputs.ref_logprobs is None else inputs.ref_logprobs[None],
-        )
+    rule_inputs = ClipInputs(
+        inputs.trainer_logprobs[None],
+        inputs.inference_logprobs[None],
+        advantages,
+        mask,
+        rollout_log_probs=inputs.inference_logprobs[None],
+        turn_ids=turns(mask) if "turn_ids" in policy.needs else None,
+        ref_log_probs=None if inputs.ref_logprobs is None else inputs.ref_logprobs[None],
     )
+    result = judge(policy, rule_inputs)
     objective, is_column = result.objective, is_per_response(result.objective, mask)
     if inputs.loss_weights is not None:
         weights = inputs.loss_weights.detach()[None]

@@ -16,6 +16,7 @@ from rlzoo.core.reductions import StepCounts, reduce_objective
 from rlzoo.core.types import ClipInputs, ClipResult
 from rlzoo.integrations.rules import check_supported, one_per_response, rule
 from rlzoo.journal.rollout_file import turns
+from rlzoo.learner.judge import judge
 
 KEYS = ("logprobs", "advantages", "mask")
 """The keys of ``Datum.loss_fn_inputs`` that are read, as named by tinker-cookbook."""
@@ -66,20 +67,19 @@ def loss_fn(
         advantages = columns["advantages"]
         if policy.scope != "token":
             advantages = one_per_response(advantages, mask, f"advantages for {policy.name}")
-        result = policy(
-            ClipInputs(
-                pad_sequence(logprobs, batch_first=True),
-                columns["logprobs"],
-                advantages,
-                mask,
-                rollout_log_probs=columns["logprobs"],
-                seed=int(torch.randint(2**31, ())),  # Tinker does not pass the step
-                turn_ids=turns(mask) if "turn_ids" in policy.needs else None,
-                group_ids=_column(data, group_ids, "group_ids", torch.int64),
-                rewards=_column(data, rewards, "rewards", torch.float32),
-                max_length=max_length,
-            )
+        rule_inputs = ClipInputs(
+            pad_sequence(logprobs, batch_first=True),
+            columns["logprobs"],
+            advantages,
+            mask,
+            rollout_log_probs=columns["logprobs"],
+            seed=int(torch.randint(2**31, ())),  # Tinker does not pass the step
+            turn_ids=turns(mask) if "turn_ids" in policy.needs else None,
+            group_ids=_column(data, group_ids, "group_ids", torch.int64),
+            rewards=_column(data, rewards, "rewards", torch.float32),
+            max_length=max_length,
         )
+        result = judge(policy, rule_inputs)
         total = reduce_objective(result.objective, mask, policy.reduction, StepCounts.of(mask), max_length)
         return -total, _metrics(result, advantages, mask)
 

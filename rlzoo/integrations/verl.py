@@ -22,6 +22,7 @@ from rlzoo.core.reductions import Reduction, StepCounts, is_per_response, reduce
 from rlzoo.core.types import ClipInputs
 from rlzoo.integrations.rules import PREFIX, check_supported, clipped_by_length, installed, one_per_response, parse, rule
 from rlzoo.journal.rollout_file import turns
+from rlzoo.learner.judge import judge
 
 REDUCTIONS: dict[str, Reduction] = {
     "token-mean": "token_mean",
@@ -82,16 +83,15 @@ def policy_loss(policy: ClipPolicy) -> Callable[..., tuple[Tensor, dict[str, Any
         if policy.scope == "sequence":
             advantages = one_per_response(advantages, mask, f"advantages for {policy.name}")
         counts, dp_size, horizon = _denominators(policy, mask, loss_agg_mode, config)
-        result = policy(
-            ClipInputs(
-                log_prob,
-                old_log_prob,
-                advantages,
-                mask,
-                seed=int(torch.randint(2**31, ())),  # verl does not pass the step
-                turn_ids=turns(mask) if "turn_ids" in policy.needs else None,
-            )
+        rule_inputs = ClipInputs(
+            log_prob,
+            old_log_prob,
+            advantages,
+            mask,
+            seed=int(torch.randint(2**31, ())),  # verl does not pass the step
+            turn_ids=turns(mask) if "turn_ids" in policy.needs else None,
         )
+        result = judge(policy, rule_inputs)
         objective, is_column = result.objective, is_per_response(result.objective, mask)
         if is_column and loss_agg_mode.startswith("token"):
             raise UserError(f"{policy.name} has a per-response objective: set actor.loss_agg_mode=seq-mean-token-mean")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,12 +12,9 @@ import torch
 from torch import Tensor
 
 from rlzoo.core.errors import PolicyError, UserError
-from rlzoo.core.policy import ClipPolicy, ClipStats
+from rlzoo.core.policy import ClipPolicy, ClipStats, limited_to_needs
 from rlzoo.core.reductions import StepCounts, reduce_objective
-from rlzoo.core.types import ClipBand, ClipInputs, ClipResult
-
-METRIC = re.compile(r"[a-z][a-z0-9_]*")
-"""Pattern that names in `ClipResult.metrics` must match."""
+from rlzoo.core.types import METRIC, ClipBand, ClipInputs, ClipResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +69,8 @@ def judgement(
     """
     with torch.enable_grad():
         leaf = replace(inputs, log_probs=inputs.log_probs.detach().requires_grad_())
-        with watched(policy, leaf):
-            result = policy(leaf)
+        with watched(policy, leaf) as limited:
+            result = policy(limited)
         check_result(policy, leaf, result)
         weighted = _weighted(policy, result.objective, weights)
         objective = reduce_objective(weighted, inputs.response_mask, policy.reduction, counts, max_length)
@@ -128,23 +124,25 @@ def judge(policy: ClipPolicy, inputs: ClipInputs) -> ClipResult:
     Raises:
         PolicyError: the policy raised an exception, changed its inputs, or returned a result that breaks the contract.
     """
-    with watched(policy, inputs):
-        result = policy(inputs)
+    with watched(policy, inputs) as limited:
+        result = policy(limited)
     check_result(policy, inputs, result)
     return result
 
 
 @contextmanager
-def watched(policy: ClipPolicy, inputs: ClipInputs) -> Iterator[None]:
-    """Raise a `PolicyError` if the rule raises an exception or changes its inputs inside the block.
+def watched(policy: ClipPolicy, inputs: ClipInputs) -> Iterator[ClipInputs]:
+    """Yield the inputs that the rule names in `needs`, and check what the rule does inside the block.
 
     Raises:
-        PolicyError: the rule raised an exception or changed its inputs.
+        PolicyError: the rule raised an exception, changed its inputs, or read an input that it does not name in `needs`.
     """
     values = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
     before = {name: value._version for name, value in values.items() if isinstance(value, Tensor)}
     try:
-        yield
+        yield limited_to_needs(policy, inputs)
+    except PolicyError:
+        raise
     except Exception as error:
         raise PolicyError(policy.name, f"raised {_located(error)}") from error
     changed = [name for name, version in before.items() if values[name]._version != version]

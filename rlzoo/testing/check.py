@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -17,10 +16,11 @@ import torch
 from rlzoo.core.advantages import AdvantageEstimator
 from rlzoo.core.corrections import Correction
 from rlzoo.core.policy import ClipPolicy
-from rlzoo.core.types import ClipInputs
-from rlzoo.testing.data import TOKEN_FIELDS, map_tensors, optional_fields, uniform_inputs
+from rlzoo.core.types import NEEDS, ClipInputs
+from rlzoo.testing.data import TOKEN_FIELDS, answer, map_tensors, passed_branches
 from rlzoo.testing.laws import LAWS, Law, LawError, first_line
-from rlzoo.testing.parts import ADVANTAGE_LAWS, CORRECTION_LAWS
+from rlzoo.testing.parts import ADVANTAGE_LAWS, CORRECTION_LAWS, component_examples
+from rlzoo.testing.reach import Branch, branches
 
 Checked = ClipPolicy | AdvantageEstimator | Correction
 MAX_TRIALS = 300  # maximum number of trials when shrinking; a trial takes about a millisecond
@@ -48,6 +48,28 @@ def check(policy: Checked) -> list[Outcome]:
     return [_outcome(policy, law) for law in laws_for(policy)]
 
 
+def reached(component: Checked) -> list[Branch]:
+    """Return the branches of a rule, an estimator or a correction, and how often the examples of its laws passed them."""
+    if isinstance(component, ClipPolicy):
+        return passed_branches(component)
+    return [branch for branch in branches(component, component_examples(component)) if not branch.masks]
+
+
+def inputs_read(policy: Checked, inputs: ClipInputs) -> dict[str, Any]:
+    """Return the inputs that can change a rule's result, besides log-ratios, advantages and the mask, by name."""
+    names = [name for name in NEEDS if getattr(inputs, name) is not None]
+    if isinstance(policy, ClipPolicy):
+        result, log_ratio, old = answer(policy, inputs).objective, inputs.log_probs - inputs.old_log_probs, inputs.old_log_probs
+        levels = [
+            replace(inputs, log_probs=factor * old + log_ratio, old_log_probs=factor * old) for factor in (0.1, 0.5, 2, 8)
+        ]
+        others = {"old_log_probs": levels, "rollout_log_probs": [replace(inputs, rollout_log_probs=old - 1)]}
+        for name, changed in others.items():
+            if not all(torch.allclose(answer(policy, other).objective, result, 1e-3, 1e-5, True) for other in changed):
+                names.append(name)
+    return {name: value for name in sorted(names) if (value := getattr(inputs, name)) is not None}
+
+
 def parametrize_with_checks(policies: Sequence[Checked]) -> Callable[..., None]:
     """Return a pytest test function with one case per policy and law, omitting the laws that a policy opts out of."""
     import pytest
@@ -65,18 +87,18 @@ def _outcome(policy: Checked, law: Law) -> Outcome:
     if law.name in policy.exempt:
         return Outcome(law.name, "opted out", policy.exempt[law.name])
     try:
-        inputs = law.example(policy)
-    except Exception as error:  # raising any exception fails the law
+        failures = ((inputs, law.failure(policy, inputs)) for inputs in law.examples(policy))
+        inputs, failure = next((pair for pair in failures if pair[1] is not None), (None, None))
+    except Exception as error:  # the examples call the policy; raising any exception fails the law
         return Outcome(law.name, "fail", _describe(error, policy))
-    failure = law.failure(policy, inputs)
     if failure is None:
         return Outcome(law.name, "pass")
-    if isinstance(failure, LawError):
-        return Outcome(law.name, "fail", _describe(failure, policy), failure.inputs)
-    if not law.shrinks:
-        return Outcome(law.name, "fail", _describe(failure, policy))
-    smallest = shrink(inputs, lambda candidate: _kind(law.failure(policy, candidate)) == _kind(failure))
-    return Outcome(law.name, "fail", _describe(law.failure(policy, smallest) or failure, policy), smallest)
+    shown = failure.inputs if isinstance(failure, LawError) else None
+    if law.shrinks and inputs is not None:
+        smallest = shrink(shown or inputs, lambda candidate: _kind(law.failure(policy, candidate)) == _kind(failure))
+        failure = law.failure(policy, smallest) or failure
+        shown = failure.inputs if isinstance(failure, LawError) else smallest
+    return Outcome(law.name, "fail", _describe(failure, policy), shown)
 
 
 def _describe(error: Exception, policy: Checked) -> str:
@@ -86,26 +108,7 @@ def _describe(error: Exception, policy: Checked) -> str:
     file = sys.modules[type(policy).__module__].__file__
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     where = f" ({Path(file).name} line {lines[-1]})" if file and lines else ""
-    missing = _read_without_need(policy) if isinstance(policy, ClipPolicy) else []
-    hint = f"; it reads {', '.join(missing)}, but does not name it in `needs`" if missing else ""
-    return f"{text}{where}{hint}"
-
-
-def _read_without_need(policy: ClipPolicy) -> list[str]:
-    """Return the optional inputs that a policy does not name in `needs`, but without which it raises an error."""
-
-    def raises(left_out: str | None = None) -> bool:
-        values: dict[str, Any] = {**optional_fields(plain), **({left_out: None} if left_out else {})}
-        try:
-            policy(dataclasses.replace(plain, **values))
-        except Exception:  # the policy may raise any exception
-            return True
-        return False
-
-    plain = uniform_inputs(policy, [0.0, 0.1], 4, 1.0)
-    if raises():  # the failure has another cause
-        return []
-    return [name for name in optional_fields(plain) if name not in policy.needs and raises(name)]
+    return f"{text}{where}"
 
 
 def _kind(error: Exception | None) -> str | None:

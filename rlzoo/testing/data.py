@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from rlzoo.core import ops
-from rlzoo.core.policy import ClipPolicy, ClipStats
+from rlzoo.core.policy import ClipPolicy, ClipStats, limited_to_needs
 from rlzoo.core.types import ClipInputs, ClipResult
+from rlzoo.testing.reach import Branch, branches
 
 TOKEN_FIELDS = ("log_probs", "old_log_probs", "rollout_log_probs", "old_entropy", "ref_log_probs")
 INTEGER_TOKEN_FIELDS = ("turn_ids", "token_ids")
@@ -28,8 +29,7 @@ def off_policy_inputs(policy: ClipPolicy, seed: int = 0, num_responses: int = 24
     A search with this policy finds the spread of the token log-ratios. For a policy that never clips, the spread is 0.1.
     """
     with_spread = partial(ragged_inputs, policy, seed=seed, num_responses=num_responses, max_length=max_length)
-    # not the policy itself, which may be mutable
-    key = (type(policy), repr(policy.model_dump()), seed, num_responses, max_length)
+    key = (*_key(policy), seed, num_responses, max_length)
     if key not in SPREADS:
         SPREADS[key] = _searched_spread(policy, with_spread)
     return with_spread(SPREADS[key])
@@ -51,8 +51,13 @@ def ragged_inputs(
     return filled(policy, ClipInputs(old_log_probs + spread * noise, old_log_probs, advantages, mask, rollout))
 
 
-SPREADS: dict[tuple[type[ClipPolicy], str, int, int, int], float] = {}
-"""Spreads by policy, cached because all laws start from the same inputs."""
+SPREADS: dict[tuple[Any, ...], float] = {}
+REACHING: dict[tuple[Any, ...], list[ClipInputs]] = {}
+"""Spreads and `reaching_inputs` by policy, cached because all laws start from the same inputs."""
+
+
+def _key(policy: ClipPolicy) -> tuple[Any, ...]:
+    return (type(policy), repr(policy.model_dump()))  # not the policy itself, which may be mutable
 
 
 def _searched_spread(policy: ClipPolicy, with_spread: Callable[[float], ClipInputs]) -> float:
@@ -83,7 +88,7 @@ def extreme_inputs(policy: ClipPolicy) -> ClipInputs:
     shift = torch.zeros(12, 4096)
     shift[0:3], shift[3:6] = 100.0, -100.0
     shift[6:9, 0], shift[9:12, 0] = 100.0, -100.0
-    old = torch.full_like(shift, -1.0)
+    old = -1 - shift.clamp(min=0)  # no log-prob is above 0
     advantages = torch.tensor([1.0, 0.0, -1.0]).repeat(4)[:, None]
     return filled(policy, ClipInputs(old + shift, old, advantages, torch.ones_like(shift, dtype=torch.bool), old))
 
@@ -100,7 +105,62 @@ def uniform_inputs(policy: ClipPolicy, log_ratios: Sequence[float], length: int,
     advantages = torch.full((len(log_ratios), 1), advantage)
     inputs = filled(policy, ClipInputs(old + shift, old, advantages, torch.ones_like(old, dtype=torch.bool), old))
     # a single group, so that per-group values are the same for all rows
-    return map_tensors(inputs, torch.zeros_like, ("group_ids",))
+    return map_tensors(map_tensors(inputs, torch.zeros_like, ("group_ids",)), torch.ones_like, ("finished",))
+
+
+def wild_inputs(policy: ClipPolicy, seed: int, num_responses: int = 24, max_length: int = 40) -> ClipInputs:
+    """Return ragged inputs with holes in which everything that a rule may read varies widely; most of it grows with the seed.
+
+    Token log-ratios spread by 0.03 to 3 nats, and token probabilities reach 0 and 1. The sampler differs from the trainer by up
+    to a nat. Groups have 1 to about 8 rows, turns have 1 to about 16 tokens, entropies are 0 to about 10 nats, and rewards are
+    -1 to 3.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    rows, shape, size = (num_responses, 1), (num_responses, max_length), (0.3, 3.0, 0.03)[seed % 3]
+
+    def normal() -> Tensor:
+        return torch.randn(shape, generator=rng)
+
+    def uniform(shape: tuple[int, int]) -> Tensor:
+        return torch.rand(shape, generator=rng)
+
+    mask = torch.arange(max_length) < 1 + uniform(rows) * max_length
+    mask[0], mask[1:, 1] = True, False
+    old = torch.where(uniform(shape) < 0.1, 0.0, -(1.5 * normal()).exp())
+    moved, sampled = (torch.where(old + gap > 0, old - gap, old + gap) for gap in (size * normal(), 0.3 * normal()))
+    advantages = torch.where(torch.arange(num_responses)[:, None] % 6 == 5, 0.0, (1.0, 1.0, 5.0)[seed % 3] * normal()[:, :1])
+    place, values = mask.cumsum(dim=-1) - 1, optional_fields(ClipInputs(moved, old, advantages, mask))
+    values["group_ids"] = (uniform(rows) < 0.3).long().cumsum(dim=0)
+    values["turn_ids"] = torch.where(mask, ((uniform(shape) < 0.25) & mask & (place > 0)).long().cumsum(dim=-1), -1)
+    values["old_entropy"] = torch.where(mask, normal().exp().floor() * uniform(shape), 0.0)
+    values["ref_log_probs"] = torch.where(uniform(shape) < 0.3, old, torch.where(mask, old - normal().abs(), 0.0))
+    values["rewards"] = torch.tensor([-1.0, 0.0, 0.5, 1.0, 3.0])[(5 * uniform(rows)).long()]
+    values["token_ids"] = torch.where(mask, (200 * uniform(shape)).long(), 0)
+    values["finished"], values["max_length"] = uniform(rows) < 0.5, (1 + seed % 2) * max_length
+    values["progress"] = (0.0, 0.5, 0.99)[seed % 3]
+    inputs = ClipInputs(moved, old, advantages, mask, old if seed % 3 == 2 else sampled)
+    return replace(inputs, **{name: values[name] for name in policy.needs})
+
+
+def reaching_inputs(policy: ClipPolicy) -> list[ClipInputs]:
+    """Return inputs on which the rule's comparisons take the values that they do not take on `off_policy_inputs`."""
+    if (key := _key(policy)) not in REACHING:
+        wild = (wild_inputs(policy, seed) for seed in range(9))
+        long, equal = wild_inputs(policy, 9, num_responses=3, max_length=4096), uniform_inputs(policy, [0.0, 0.0], 1, 1.0)
+        seen, REACHING[key] = set[tuple[str, str]](), []
+        for index, inputs in enumerate((off_policy_inputs(policy), *wild, long, equal)):
+            passed = branches(partial(answer, policy), [inputs])
+            sides = {(branch.where, side) for branch in passed for side in ("true", "false") if getattr(branch, side)}
+            if index == 1 or (index and sides - seen):
+                REACHING[key].append(inputs)
+            seen |= sides
+    return REACHING[key]
+
+
+def passed_branches(policy: ClipPolicy) -> list[Branch]:
+    """Return the rule's branches, and how often the examples of the laws passed them."""
+    passed = branches(partial(answer, policy), [off_policy_inputs(policy), *reaching_inputs(policy)])
+    return [branch for branch in passed if not branch.masks]  # without those that only reproduce the response mask
 
 
 def filled(policy: ClipPolicy | type[ClipPolicy], inputs: ClipInputs) -> ClipInputs:
@@ -143,7 +203,12 @@ def answer(policy: ClipPolicy, inputs: ClipInputs) -> ClipResult:
     Raises:
         AssertionError: the result is not a `ClipResult`, or has a shape that no scope allows.
     """
-    return _well_formed(policy(fresh(inputs)), inputs)
+    return _well_formed(call(policy, fresh(inputs)), inputs)
+
+
+def call(policy: ClipPolicy, inputs: ClipInputs) -> ClipResult:
+    """Return the policy's result; it can read only the inputs that it names in `needs`."""
+    return policy(limited_to_needs(policy, inputs))
 
 
 def _well_formed(result: ClipResult, inputs: ClipInputs) -> ClipResult:
@@ -169,7 +234,7 @@ def evaluate(policy: ClipPolicy, inputs: ClipInputs) -> tuple[ClipResult, Tensor
     """
     copies = fresh(inputs)
     log_probs = copies.log_probs.requires_grad_()
-    result = _well_formed(policy(copies), inputs)
+    result = _well_formed(call(policy, copies), inputs)
     assert result.objective.requires_grad, "the objective does not depend on log_probs: there is nothing to learn from"
     gradient = torch.autograd.grad(visible(result.objective, inputs).sum(), log_probs)[0]
     return result, gradient.float()

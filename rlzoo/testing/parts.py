@@ -82,6 +82,13 @@ def tensors(inputs: Inputs) -> dict[str, Tensor]:
     return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
+def component_examples(component: Component) -> list[Inputs]:
+    """Return all the inputs on which an estimator or a correction is checked."""
+    if isinstance(component, AdvantageEstimator):
+        return [advantage_inputs(component, equal=equal) for equal in (False, True)]
+    return [correction_inputs(component, spread) for spread in (0.003, 0.3, 3.0)]
+
+
 part_law = partial(law, example=example_inputs, shrinks=False)
 
 

@@ -1,6 +1,7 @@
 """`rlzoo clips check`: every law by name, and the smallest input that shows a failure."""
 
 import json
+import re
 import time
 
 from rlzoo import load_zoo, testing
@@ -48,6 +49,7 @@ def test_check_of_a_broken_policy_shows_law_statement_and_smallest_input(rlzoo, 
     assert (code, err) == (1, "")
     outcomes = laws_of(out)
     assert outcomes.pop("ratio_one_is_reinforce") == "fail  the gradient is not in the direction of the advantage"
+    assert outcomes.pop("gradients_follow_the_advantage").startswith("fail  the gradient is reversed")
     assert set(outcomes.values()) == {"pass"}
     lines = [line.rstrip() for line in out.splitlines()]
     place = lines.index(
@@ -56,7 +58,9 @@ def test_check_of_a_broken_policy_shows_law_statement_and_smallest_input(rlzoo, 
     assert lines[place + 1] == "fails on"
     # one response of one token, its advantage rounded to a whole number
     assert lines[place + 2] in ("  A = -1: log-ratios +0", "  A = +1: log-ratios +0")
-    assert lines[place + 3] == f"{len(LAWS) - 1} kept, 1 broken, 0 opted out"
+    assert f"{len(LAWS) - 2} kept, 2 broken, 0 opted out" in lines
+    reach = next(line for line in lines if "branches" in line)
+    assert re.fullmatch(r"\d+ branches, each reached [1-9]\d* times or more", reach)
 
 
 def test_check_as_json_has_the_same_content(rlzoo, plugin):
@@ -67,9 +71,10 @@ def test_check_as_json_has_the_same_content(rlzoo, plugin):
     assert (plain["policy"], reversed_["policy"]) == ("plain", "reversed")
     for report in (plain, reversed_):
         assert [law["law"] for law in report["laws"]] == LAWS
+        assert report["reached"] > 0
         assert all(list(law) == ["law", "status", "detail", "inputs"] for law in report["laws"])
     assert {law["status"] for law in plain["laws"]} == {"pass"}
-    (failed,) = [law for law in reversed_["laws"] if law["status"] == "fail"]
+    failed, _ = [law for law in reversed_["laws"] if law["status"] == "fail"]
     assert failed["law"] == "ratio_one_is_reinforce"
     assert failed["detail"] == "the gradient is not in the direction of the advantage"
     assert failed["inputs"]["log_probs"] == failed["inputs"]["old_log_probs"]

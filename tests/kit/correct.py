@@ -378,8 +378,274 @@ class Drawn(Token):
         return ClipResult(torch.where(spared, free.objective, cut.objective), log_ratio.detach(), cut.clipped & ~spared)
 
 
+class EntropyGate(Token):
+    """PPO's clip in a band that is twice as wide where the model was undecided."""
+
+    name = "entropy-gate"
+    needs = frozenset({"old_entropy"})
+    threshold: float = Field(0.7, ge=0, le=20, description="entropy above which the band is wider, in nats")
+
+    def __call__(self, inputs):
+        log_ratio = ops.log_ratio(inputs)
+        factor = torch.where(inputs.old_entropy > self.threshold, 2.0, 1.0)
+        return ops.clipped_surrogate(
+            log_ratio, inputs.advantages, ClipBand(low=-self.clip_low * factor, high=self.clip_high * factor)
+        )
+
+
+class RewardGate(Token):
+    """PPO's clip, with a ceiling that is lower for responses with a small reward."""
+
+    name = "reward-gate"
+    needs = frozenset({"rewards"})
+    least: float = Field(0.5, ge=-1e6, le=1e6, description="reward below which the ceiling is halved")
+
+    def __call__(self, inputs):
+        log_ratio = ops.log_ratio(inputs)
+        high = torch.where(inputs.rewards < self.least, self.clip_high / 2, self.clip_high)
+        low = torch.full_like(high, -self.clip_low)
+        return ops.clipped_surrogate(log_ratio, inputs.advantages, ClipBand(low=low, high=high))
+
+
+class TurnCut(ClipPolicy):
+    """Cuts the response if any of its turns moved too far in the direction of the advantage."""
+
+    name, paper, scope = "turn-cut", "none", "sequence"
+    needs = frozenset({"turn_ids"})
+    exempt: ClassVar = {"only_cuts_outward": "a single turn may move outward while the response moves inward"}
+
+    width: Annotated[float, Width()] = Field(0.3, gt=0, le=100, description="largest mean log-ratio of a turn")
+
+    def __call__(self, inputs):
+        token = ops.log_ratio(inputs)
+        log_ratio, side = ops.sequence_mean(token, inputs.response_mask), inputs.advantages.detach().sign()
+        far = ops.turn_mean(token.detach(), inputs.turn_ids) * side > self.width
+        clipped = (far & inputs.response_mask).any(-1, keepdim=True)
+        objective = torch.where(clipped, log_ratio.detach(), log_ratio).clamp(-20, 20).exp() * inputs.advantages.float()
+        return ClipResult(objective, log_ratio.detach(), clipped)
+
+
+class AnyTurn(Token):
+    """Drops every token of a response if any of its turns moved too far, whatever the direction."""
+
+    name = "any-turn"
+    needs = frozenset({"turn_ids"})
+    exempt: ClassVar = {"only_cuts_outward": "the cut does not depend on the direction"}
+
+    def __call__(self, inputs):
+        token = ops.log_ratio(inputs)
+        moved = ops.turn_mean(token.detach(), inputs.turn_ids)
+        far = ((moved > self.clip_high) | (moved < -self.clip_low)).any(-1, keepdim=True).expand_as(token)
+        objective = torch.where(far, 0.0, ops.limited_exp(token) * inputs.advantages.float())
+        return ClipResult(objective, token.detach(), far & (inputs.advantages != 0))
+
+
+class Annealed(ClipPolicy):
+    """A band that narrows while the run progresses."""
+
+    name, paper, scope = "annealed", "none", "token"
+    needs = frozenset({"progress"})
+
+    width: Annotated[float, Width()] = Field(0.3, gt=0, le=10, description="half-width of the band at the start")
+
+    def __call__(self, inputs):
+        log_ratio = ops.log_ratio(inputs)
+        edge = torch.full_like(log_ratio.detach(), self.width * (1 - 0.5 * inputs.progress))
+        return ops.clipped_surrogate(log_ratio, inputs.advantages, ClipBand(low=-edge, high=edge))
+
+
+class Tanh(ClipPolicy):
+    """A hyperbolic tangent of the log-ratio, which saturates in float32."""
+
+    name, paper, scope = "tanh", "none", "token"
+    exempt: ClassVar = {"clipped_means_no_gradient": "the gradient fades and is never cut"}
+
+    width: Annotated[float, Width()] = Field(0.1, gt=0, le=100, description="log-ratio at which the gradient has faded")
+
+    def __call__(self, inputs):
+        log_ratio = ops.log_ratio(inputs)
+        objective = inputs.advantages.detach().float() * self.width * torch.tanh(log_ratio / self.width)
+        return ClipResult(objective, log_ratio.detach(), torch.zeros_like(log_ratio, dtype=torch.bool))
+
+
+class TanhWithoutAnExemption(Tanh):
+    """The same as `Tanh`, with a fixed width and without opting out."""
+
+    name = "tanh-without-an-exemption"
+    exempt: ClassVar = {}
+    width: float = Field(0.5, gt=0, le=100, description="log-ratio at which the gradient has faded")
+
+
+class Hinge(ClipPolicy):
+    """A hinge on the log-ratio: linear up to a margin, and flat beyond it."""
+
+    name, paper, scope = "hinge", "none", "token"
+
+    margin: Annotated[float, Width()] = Field(0.2, gt=0, le=100, description="log-ratio at which the hinge bends")
+
+    def __call__(self, inputs):
+        log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
+        room = self.margin * advantages.abs() - advantages * log_ratio
+        clipped = (room < 0) & (advantages != 0)
+        return ClipResult(-torch.relu(room), log_ratio.detach(), clipped)
+
+
+class HardAndSoft(ClipPolicy):
+    """A hard edge where A > 0, and a weight that fades where A < 0."""
+
+    name, paper, scope = "hard-and-soft", "none", "token"
+    exempt: ClassVar = {"clipped_means_no_gradient": "the weight fades where A < 0"}
+
+    width: Annotated[float, Width()] = Field(0.2, gt=0, le=100, description="edge where A > 0, and scale of the decay")
+
+    def __call__(self, inputs):
+        log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
+        cut = (advantages > 0) & (log_ratio.detach() > self.width)
+        fading = (-(log_ratio.detach() / self.width).square()).exp()
+        weight = torch.where(cut, 0.0, torch.where(advantages < 0, fading, 1.0))
+        return ClipResult(weight * advantages * ops.log_probs(inputs), log_ratio.detach(), cut)
+
+
+class Ranked(ClipPolicy):
+    """Cuts the tenth of a response's tokens that moved furthest in the direction of the advantage."""
+
+    name, paper, scope = "ranked", "none", "token"
+
+    share: float = Field(0.9, gt=0, lt=1, description="share of the tokens that is kept")
+
+    def __call__(self, inputs):
+        log_ratio, mask = ops.log_ratio(inputs), inputs.response_mask
+        outward = log_ratio.detach() * inputs.advantages.detach().sign()
+        order = torch.where(mask, outward, torch.inf).sort(dim=-1).values
+        rank = torch.searchsorted(order, outward) / ops.lengths(mask)
+        cut = (rank >= self.share) & (outward > 0) & mask
+        objective = torch.where(cut, log_ratio.detach(), log_ratio).clamp(-20, 20).exp() * inputs.advantages.float()
+        return ClipResult(objective, log_ratio.detach(), cut)
+
+
+class Quantile(ClipPolicy):
+    """A band whose edge is a quantile of the step's log-ratios."""
+
+    name, paper, scope = "quantile", "none", "batch"
+
+    share: float = Field(0.8, gt=0, lt=1, description="quantile of the absolute log-ratios")
+
+    def __call__(self, inputs):
+        log_ratio = ops.log_ratio(inputs)
+        edge = log_ratio.detach().abs().masked_fill(~inputs.response_mask, torch.nan).flatten().nanquantile(self.share)
+        edge = torch.where(edge.isnan(), 0.0, edge)
+        return ops.clipped_surrogate(log_ratio, inputs.advantages, ClipBand(low=-edge, high=edge))
+
+
+class ByAdvantage(Mean):
+    """A band that is wider for larger advantages."""
+
+    name = "by-advantage"
+    exempt: ClassVar = {"advantages_scale_the_gradient": "the band grows with the advantage"}
+
+    def __call__(self, inputs):
+        log_ratio = ops.sequence_mean(ops.log_ratio(inputs), inputs.response_mask)
+        edge = self.width * (1 + inputs.advantages.detach().float().abs()).sqrt()
+        return ops.clipped_surrogate(log_ratio, inputs.advantages, ClipBand(low=-edge, high=edge))
+
+
+class LongAndShort(ClipPolicy):
+    """A band with one width for short responses and another one for long responses."""
+
+    name, paper, scope = "long-and-short", "none", "sequence"
+
+    short: Annotated[float, Width()] = Field(0.05, gt=0, le=10, description="half-width up to the limit")
+    long: Annotated[float, Width()] = Field(0.02, gt=0, le=10, description="half-width beyond the limit")
+    limit: int = Field(16, ge=1, le=1_000_000, description="number of tokens of the longest short response")
+
+    def __call__(self, inputs):
+        log_ratio = ops.sequence_mean(ops.log_ratio(inputs), inputs.response_mask)
+        edge = torch.where(ops.lengths(inputs.response_mask) > self.limit, self.long, self.short)
+        return ops.clipped_surrogate(log_ratio, inputs.advantages, ClipBand(low=-edge, high=edge))
+
+
+class Masked(Token):
+    """PPO's clip without the tokens whose probability differs too much between the trainer and the sampler."""
+
+    name = "masked"
+    ratio_to_sampler = True
+    factor: float = Field(2.0, gt=1, le=1e6, description="largest ratio between the two probabilities")
+
+    def __call__(self, inputs):
+        result = super().__call__(inputs)
+        gap = (ops.log_ratio(inputs, against="rollout") - ops.log_ratio(inputs)).detach()
+        dropped = (gap.exp() > self.factor) | (gap.exp() < 1 / self.factor)
+        objective = torch.where(dropped, 0.0, result.objective)
+        return ClipResult(objective, result.log_ratio, result.clipped | dropped & (inputs.advantages != 0))
+
+
+class Unfinished(Token):
+    """PPO's clip with half the width for responses that were cut off at a limit."""
+
+    name = "unfinished"
+    needs = frozenset({"finished", "max_length"})
+
+    def __call__(self, inputs):
+        log_ratio = ops.log_ratio(inputs)
+        share = ops.positions(inputs.response_mask) / inputs.max_length
+        factor = torch.where(inputs.finished, 1.0, 0.5) * (1 - 0.2 * share)
+        return ops.clipped_surrogate(
+            log_ratio, inputs.advantages, ClipBand(low=-self.clip_low * factor, high=self.clip_high * factor)
+        )
+
+
+class Anchored(Token):
+    """PPO's clip with a wider band where the old model is close to the reference."""
+
+    name = "anchored"
+    needs = frozenset({"ref_log_probs"})
+
+    def __call__(self, inputs):
+        log_ratio = ops.log_ratio(inputs)
+        drift = (ops.log_probs(inputs) - log_ratio).detach() - torch.where(inputs.response_mask, inputs.ref_log_probs, 0.0)
+        factor = torch.where(drift.abs() < 0.1, 2.0, 1.0)
+        return ops.clipped_surrogate(
+            log_ratio, inputs.advantages, ClipBand(low=-self.clip_low * factor, high=self.clip_high * factor)
+        )
+
+
+class Odds(ClipPolicy):
+    """Twice the logarithm of one plus the ratio, which never cuts; reports the largest ratio."""
+
+    name, paper, scope = "odds", "none", "token"
+    exempt: ClassVar = {"clipped_means_no_gradient": "nothing is ever cut"}
+
+    def __call__(self, inputs):
+        log_ratio = ops.log_ratio(inputs)
+        objective = 2 * inputs.advantages.detach().float() * torch.nn.functional.softplus(log_ratio)
+        largest = torch.where(inputs.response_mask, log_ratio.detach(), -torch.inf).amax(-1, keepdim=True)
+        largest = ops.limited_exp(largest)
+        return ClipResult(
+            objective, log_ratio.detach(), torch.zeros_like(inputs.response_mask), metrics={"largest_ratio": largest}
+        )
+
+
+class Binary(Token):
+    """Cuts tokens by the divergence between the probabilities of the token and of all others."""
+
+    name = "binary"
+    width: Annotated[float, Width()] = Field(0.02, gt=0, le=100, description="largest divergence in nats")
+    clip_low: float = Field(0.2, gt=0, lt=1, description="not used")
+    clip_high: float = Field(0.2, gt=0, le=100, description="not used")
+
+    def __call__(self, inputs):
+        log_ratio, now = ops.log_ratio(inputs), ops.log_probs(inputs).detach()
+        before = now - log_ratio.detach()
+        others = (1 - before.exp()) * (torch.log(1 - before.exp() + 1e-6) - torch.log(1 - now.exp() + 1e-6))
+        divergence = others - before.exp() * log_ratio.detach()
+        cut = (inputs.advantages * log_ratio.detach() > 0) & (divergence > self.width)
+        objective = torch.where(cut, 0.0, ops.limited_exp(log_ratio) * inputs.advantages.float())
+        return ClipResult(objective, log_ratio.detach(), cut)
+
+
 CORRECT = (
     Token, DualClip, Mean, Root, PlainGradient, LogRatioTimesAdvantage, Weighted, Parabola, Shared, GroupBand, Adaptive,
     Kind, Optional, OneSide, Soft, Textbook, Penalised, Undetached, ToTheSampler, Corrected, Gate, Turns, Prefix, Pooled,
-    Drawn,
+    Drawn, EntropyGate, RewardGate, TurnCut, AnyTurn, Annealed, Tanh, TanhWithoutAnExemption, Hinge, HardAndSoft, Ranked,
+    Quantile, ByAdvantage, LongAndShort, Masked, Unfinished, Anchored, Odds, Binary,
 )  # fmt: skip

@@ -424,7 +424,7 @@ def reported_though_nothing_happens(self, inputs):
 
 @mutant(Token)
 def crashes_without_rollout_log_probs(self, inputs):
-    drift = ops.sequence_mean(inputs.old_log_probs - inputs.rollout_log_probs, inputs.response_mask)
+    drift = ops.sequence_mean(inputs.old_log_probs.float() - inputs.rollout_log_probs.float(), inputs.response_mask)
     result = Token.__call__(self, inputs)
     return dataclasses.replace(result, objective=result.objective * drift.detach().float().clamp(-1, 1).exp())
 
@@ -908,3 +908,247 @@ class CountsInPlaceOfShares(Adaptive):
     def updated(self, stats):
         error = float(stats.num_clipped.sum()) - self.target
         return self.replace(width=min(max(self.width * (1 + 0.01 * error), 1e-3), 1.0))
+
+
+# defects that need wider inputs: other scales, lengths, groups, turns, rewards, entropies, or a sampler that differs
+
+
+@mutant(Token)
+def metric_only_if_something_is_clipped(self, inputs):
+    result = Token.__call__(self, inputs)
+    metrics = {"cut": result.clipped.float()} if bool(result.clipped.any()) else {}
+    return dataclasses.replace(result, metrics=metrics)
+
+
+@mutant(Token)
+def metric_only_if_an_advantage_is_negative(self, inputs):
+    result = Token.__call__(self, inputs)
+    below = (inputs.advantages < 0).float()
+    return dataclasses.replace(result, metrics={"below": below} if below.any() else {})
+
+
+@mutant(Token)
+def metric_with_a_capital(self, inputs):
+    result = Token.__call__(self, inputs)
+    return dataclasses.replace(result, metrics={"Share cut": result.clipped.float()})
+
+
+@mutant(Token)
+def entropy_without_a_need(self, inputs):
+    log_ratio = ops.log_ratio(inputs)
+    if inputs.old_entropy is None:
+        return ppo(self, log_ratio, inputs)
+    return surrogate(log_ratio, inputs, 0.1 + inputs.old_entropy)
+
+
+@mutant(Token)
+def progress_without_a_need(self, inputs):
+    scale = 1 - (getattr(inputs, "progress", None) or 0.0) / 2
+    band = ops.ratio_band(self.clip_low * scale, self.clip_high * scale, None, like=inputs.log_probs)
+    return ops.clipped_surrogate(ops.log_ratio(inputs), inputs.advantages, band)
+
+
+@mutant(correct.Turns)
+def finished_without_a_need(self, inputs):
+    result = correct.Turns.__call__(self, dataclasses.replace(inputs, advantages=inputs.advantages))
+    return result if inputs.finished is None else dataclasses.replace(result, objective=result.objective * inputs.finished)
+
+
+@mutant(Token)
+def cut_by_the_ratio_to_the_sampler(self, inputs):
+    log_ratio = ops.log_ratio(inputs)
+    band = ops.ratio_band(self.clip_low, self.clip_high, None, like=log_ratio)
+    clamped, clipped = ops.clamp_by_advantage(ops.log_ratio(inputs, against="rollout"), inputs.advantages, band)
+    objective = torch.where(clipped, clamped.detach(), log_ratio).clamp(-20, 20).exp() * inputs.advantages.float()
+    return ClipResult(objective, log_ratio.detach(), clipped)
+
+
+@mutant(Token)
+def drops_what_the_sampler_disagrees_with(self, inputs):
+    result = Token.__call__(self, inputs)
+    gap = (ops.log_ratio(inputs, against="rollout") - ops.log_ratio(inputs)).detach().abs()
+    dropped = (gap > 0.7) & (inputs.advantages != 0)
+    objective = torch.where(dropped, 0.0, result.objective)
+    return dataclasses.replace(result, objective=objective, clipped=result.clipped | dropped)
+
+
+@mutant(Token)
+def ratio_to_the_sampler_off_ratio_one(self, inputs):
+    log_ratio, other = ops.log_ratio(inputs), ops.log_ratio(inputs, against="rollout")
+    near = log_ratio.detach().abs() < 0.01
+    band = ops.ratio_band(self.clip_low, self.clip_high, None, like=log_ratio)
+    judged = ops.clipped_surrogate(torch.where(near, log_ratio, other), inputs.advantages, band)
+    return dataclasses.replace(judged, log_ratio=log_ratio.detach(), band=None)
+
+
+@mutant(Token, ratio_to_sampler=True)
+def says_sampler_and_means_the_old_model(self, inputs):
+    return Token.__call__(self, inputs)
+
+
+@mutant(correct.Root)
+def counts_tokens_in_half_precision(self, inputs):
+    log_ratio = ops.sequence_sum(ops.log_ratio(inputs), inputs.response_mask)
+    root = inputs.response_mask.half().sum(-1, keepdim=True).clamp(min=1).float().sqrt()
+    return ops.clipped_surrogate(log_ratio, inputs.advantages, ClipBand(low=-self.width * root, high=self.width * root))
+
+
+@mutant(Prefix)
+def positions_in_bfloat16(self, inputs):
+    token = ops.log_ratio(inputs)
+    log_ratio = ops.prefix_sum(token.detach(), inputs.response_mask) + token - token.detach()
+    edge = self.width * ops.positions(inputs.response_mask).bfloat16().sqrt().float()
+    return ops.clipped_surrogate(log_ratio, inputs.advantages, ClipBand(low=-edge, high=edge))
+
+
+@mutant(Mean)
+def counts_tokens_in_a_byte(self, inputs):
+    count = inputs.response_mask.sum(-1, keepdim=True, dtype=torch.uint8).clamp(min=1)
+    log_ratio = ops.sequence_sum(ops.log_ratio(inputs), inputs.response_mask) / count
+    return surrogate(log_ratio, inputs, self.width)
+
+
+@mutant(Token)
+def reversed_far_below_ratio_one(self, inputs):
+    result, log_ratio = Token.__call__(self, inputs), ops.log_ratio(inputs)
+    turned = (inputs.advantages > 0) & (log_ratio < -0.7)
+    return dataclasses.replace(result, objective=torch.where(turned, -result.objective, result.objective))
+
+
+@mutant(Mean)
+def reversed_above_ratio_one(self, inputs):
+    result = Mean.__call__(self, inputs)
+    turned = (inputs.advantages < 0) & (result.log_ratio > 0.02)
+    return dataclasses.replace(result, objective=torch.where(turned, -result.objective, result.objective))
+
+
+@mutant(correct.Gate)
+def reversed_by_a_weight_below_zero(self, inputs):
+    log_ratio = ops.log_ratio(inputs)
+    weight = 1 - (log_ratio.detach() / self.width).square()
+    objective = weight * ops.limited_exp(log_ratio) * inputs.advantages.float()
+    return ClipResult(objective, log_ratio.detach(), torch.zeros_like(inputs.response_mask))
+
+
+@mutant(Token)
+def rare_tokens_are_reversed(self, inputs):
+    result = Token.__call__(self, inputs)
+    rare = inputs.old_log_probs.detach() < -6
+    return dataclasses.replace(result, objective=torch.where(rare, -result.objective, result.objective))
+
+
+@mutant(Token, scope="batch")
+def a_rare_branch_reads_the_padding(self, inputs):
+    result = Token.__call__(self, inputs)
+    wide = ops.log_probs(inputs).detach() * inputs.advantages.detach() < -6
+    column = torch.arange(inputs.log_probs.shape[-1], device=wide.device)
+    return dataclasses.replace(result, objective=torch.where(wide, result.objective * (1 + column / 99), result.objective))
+
+
+@mutant(correct.EntropyGate)
+def no_number_at_high_entropy(self, inputs):
+    result = correct.EntropyGate.__call__(self, inputs)
+    undecided = inputs.old_entropy > 3
+    broken = result.objective * (inputs.old_entropy - inputs.old_entropy).log().clamp(min=-1e3)
+    return dataclasses.replace(result, objective=torch.where(undecided, broken * torch.inf, result.objective))
+
+
+@mutant(Mean)
+def long_responses_are_reversed(self, inputs):
+    result = Mean.__call__(self, inputs)
+    turned = ops.lengths(inputs.response_mask) > 1000
+    return dataclasses.replace(result, objective=torch.where(turned, -result.objective, result.objective))
+
+
+@mutant(Token)
+def a_branch_that_cannot_be_reached(self, inputs):
+    result, log_ratio = Token.__call__(self, inputs), ops.log_ratio(inputs).detach()
+    doubtful = (log_ratio > self.clip_high) & (log_ratio < -self.clip_low)
+    return dataclasses.replace(result, objective=torch.where(doubtful, 0.0, result.objective))
+
+
+@mutant(correct.DualClip)
+def a_ceiling_in_the_wrong_unit(self, inputs):
+    result, log_ratio = Token.__call__(self, inputs), ops.log_ratio(inputs)
+    over = (inputs.advantages < 0) & (torch.sigmoid(log_ratio.detach()) > self.dual_clip)
+    objective = torch.where(over, 0.0, result.objective)
+    return dataclasses.replace(result, objective=objective, clipped=result.clipped | over)
+
+
+@mutant(correct.RewardGate)
+def logarithm_of_a_reward(self, inputs):
+    result = correct.RewardGate.__call__(self, inputs)
+    return dataclasses.replace(result, objective=result.objective * (1 + (1 + inputs.rewards).log().abs()))
+
+
+@mutant(correct.TurnCut)
+def turns_beyond_the_fifth_are_dropped(self, inputs):
+    turns = torch.where(inputs.turn_ids > 4, -1, inputs.turn_ids)
+    return correct.TurnCut.__call__(self, dataclasses.replace(inputs, turn_ids=turns))
+
+
+@mutant(GroupBand)
+def spread_of_a_group_of_one(self, inputs):
+    mean = ops.sequence_mean(ops.log_ratio(inputs), inputs.response_mask)
+    size = ops.group_sum(torch.ones_like(mean), inputs.group_ids)
+    spread = (ops.group_sum(mean.detach().square(), inputs.group_ids) / (size - 1)).sqrt()
+    edge = self.width + spread
+    return ops.clipped_surrogate(mean, inputs.advantages, ClipBand(low=-edge, high=edge))
+
+
+@mutant(GroupBand)
+def groups_of_equal_size(self, inputs):
+    mean = ops.sequence_mean(ops.log_ratio(inputs), inputs.response_mask)
+    number = len(torch.unique(inputs.group_ids))
+    spread = mean.detach().square().reshape(number, -1).mean(-1, keepdim=True).sqrt()
+    edge = self.width + spread.repeat_interleave(len(mean) // number, 0)
+    return ops.clipped_surrogate(mean, inputs.advantages, ClipBand(low=-edge, high=edge))
+
+
+@mutant(correct.Annealed)
+def divides_by_the_progress(self, inputs):
+    return surrogate(ops.log_ratio(inputs), inputs, self.width / inputs.progress)
+
+
+@mutant(Shared)
+def largest_of_the_positive_rows(self, inputs):
+    log_ratio = ops.log_ratio(inputs)
+    rows = (inputs.advantages > 0).any(-1)
+    edge = self.factor * ops.sequence_mean(log_ratio.detach().abs(), inputs.response_mask)[rows].max()
+    return ops.clipped_surrogate(log_ratio, inputs.advantages, ClipBand(low=-edge, high=edge))
+
+
+@mutant(Token)
+def logarithm_of_the_other_tokens(self, inputs):
+    before = ops.log_probs(inputs) - ops.log_ratio(inputs)
+    result, others = Token.__call__(self, inputs), torch.log1p(-before.detach().exp())
+    return dataclasses.replace(result, objective=result.objective * (others / others))
+
+
+@mutant(Token)
+def another_rule_without_a_gradient(self, inputs):
+    result = Token.__call__(self, inputs)
+    return result if inputs.log_probs.requires_grad else dataclasses.replace(result, objective=result.objective * 2)
+
+
+@mutant(correct.EntropyGate)
+def entropy_of_the_whole_row(self, inputs):
+    mean = inputs.old_entropy.mean(-1, keepdim=True).expand_as(inputs.old_entropy)
+    return correct.EntropyGate.__call__(self, dataclasses.replace(inputs, old_entropy=mean))
+
+
+@mutant(Token)
+def late_tokens_are_reversed(self, inputs):
+    result = Token.__call__(self, inputs)
+    late = ops.positions(inputs.response_mask) > 3000
+    return dataclasses.replace(result, objective=torch.where(late, -result.objective, result.objective))
+
+
+@register
+class TargetsAnother(Adaptive):
+    """Returns another kind of rule when asked for a clip fraction."""
+
+    name = "targets-another"
+
+    def targeting(self, clip_fraction):
+        return Mean(width=0.05)

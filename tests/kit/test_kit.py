@@ -6,7 +6,10 @@ import warnings
 import pytest
 import torch
 
-from rlzoo import ClipPolicy, Reduction, ops, testing
+from rlzoo import ClipInputs, ClipPolicy, Reduction, load_zoo, ops, testing
+from rlzoo.cli.check import describe
+from rlzoo.testing.check import inputs_read, reached
+from rlzoo.testing.reach import branches
 from tests.kit.correct import CORRECT, Adaptive, Token
 from tests.kit.mutants import MUTANTS
 
@@ -92,11 +95,25 @@ def test_each_law_on_behaviour_catches_a_mutant(first_broken):
         ("log-ratio-reversed", "log_ratio_rises_with_log_probs"),
         ("forgets-to-clip", "clipped_means_no_gradient"),
         ("capped-and-not-reported", "clipped_means_held_back"),
-        ("reported-too-late", "clipped_means_held_back"),
+        ("reported-too-late", "gradients_follow_the_advantage"),
         ("cuts-inward", "only_cuts_outward"),
         ("band-of-ratios", "band_is_the_one_used"),
         ("one-width-is-ignored", "every_width_matters"),
         ("drifts-to-invalid", "many_updates_stay_valid"),
+        ("metric-only-if-something-is-clipped", "answers_in_float32"),
+        ("metric-with-a-capital", "answers_in_float32"),
+        ("entropy-without-a-need", "is_pure"),
+        ("cut-by-the-ratio-to-the-sampler", "ratio_is_to_the_old_model"),
+        ("ratio-to-the-sampler-off-ratio-one", "ratio_is_to_the_old_model"),
+        ("says-sampler-and-means-the-old-model", "ratio_is_to_the_old_model"),
+        ("counts-tokens-in-half-precision", "computes_in_float32"),
+        ("counts-tokens-in-a-byte", "computes_in_float32"),
+        ("reversed-far-below-ratio-one", "gradients_follow_the_advantage"),
+        ("late-tokens-are-reversed", "gradients_follow_the_advantage"),
+        ("a-rare-branch-reads-the-padding", "masked_positions_are_ignored"),
+        ("a-branch-that-cannot-be-reached", "every_branch_is_reached"),
+        ("a-ceiling-in-the-wrong-unit", "every_branch_is_reached"),
+        ("targets-another", "widths_scale"),
         ("unknown-estimator", "names_are_known"),
         ("unknown-law", "names_are_known"),
     ],
@@ -178,8 +195,8 @@ def test_an_error_is_reported_with_its_line_and_the_missing_need():
     outcome = next(candidate for candidate in testing.check(Forgetful()) if candidate.status == "fail")
     line = Forgetful.__call__.__code__.co_firstlineno + 1
     assert outcome.detail == (
-        f"TypeError: unsupported operand type(s) for *: 'Tensor' and 'NoneType' (test_kit.py line {line}); "
-        "it reads old_entropy, but does not name it in `needs`"
+        "PolicyError: rule 'forgetful' reads inputs.old_entropy, but does not name it in `needs`; "
+        f"declare needs = frozenset({{'old_entropy'}}) (test_kit.py line {line})"
     )
 
     class Misspelt(Token):
@@ -191,6 +208,42 @@ def test_an_error_is_reported_with_its_line_and_the_missing_need():
     outcome = next(candidate for candidate in testing.check(Misspelt()) if candidate.status == "fail")
     line = Misspelt.__call__.__code__.co_firstlineno + 1
     assert outcome.detail == f"AttributeError: module 'rlzoo.core.ops' has no attribute 'clipped' (test_kit.py line {line})"
+
+
+def test_every_bundled_rule_has_its_branches_reached():
+    passed = {name: reached(rule()) for name, rule in load_zoo().items()}
+    assert {name for name, branches in passed.items() if not branches} == {"gpg"}  # it compares nothing
+    unreached = [(name, branch) for name, branches in passed.items() for branch in branches if not branch.reached]
+    assert unreached == []
+
+
+def test_branches_are_counted_on_response_tokens_worked_by_hand():
+    # log-ratios .3, .1 and -.3 where A > 0, and -.1 where A < 0; the edges are log 1.2 = .18 and log .8 = -.22
+    log_probs = torch.tensor([[-0.7, -0.9, -1.3, 5.0], [-1.1, 5.0, 5.0, 5.0]])
+    mask = torch.tensor([[True, True, True, False], [True, False, False, False]])
+    inputs = ClipInputs(log_probs, torch.full((2, 4), -1.0), torch.tensor([[1.0], [-1.0]]), mask)
+    counted = [(branch.true, branch.false) for branch in branches(Token(), [inputs])]
+    # A > 0, above the edge, and both; A < 0, below the edge, and both; either side
+    assert counted == [(1, 1), (1, 3), (1, 3), (1, 1), (1, 3), (0, 4), (1, 3)]
+
+
+def test_a_failing_law_shows_every_input_that_the_rule_reads():
+    class Reverses(Token):
+        name = "reverses"
+        needs = frozenset({"turn_ids", "progress"})
+
+        def __call__(self, inputs):
+            result = super().__call__(inputs)
+            turned = (inputs.turn_ids == 1) & (inputs.old_log_probs < -0.2) & (inputs.progress < 1)
+            return dataclasses.replace(result, objective=torch.where(turned, -result.objective, result.objective))
+
+    outcome = next(outcome for outcome in testing.check(Reverses()) if outcome.law == "gradients_follow_the_advantage")
+    assert outcome.inputs.log_probs.shape == (1, 1)  # shrunk to the token that shows it
+    assert set(inputs_read(Reverses(), outcome.inputs)) == {"old_log_probs", "turn_ids", "progress"}
+    text = describe(Reverses(), outcome.inputs)
+    assert "; turn_ids 1" in text
+    assert "; old_log_probs -" in text
+    assert text.endswith("\n  progress = 0.5")
 
 
 def test_a_changed_default_of_a_common_field_keeps_its_description():

@@ -75,6 +75,11 @@ class WritesToItsInputs(Sound):
         return super().__call__(inputs)
 
 
+class ReadsTheEntropy(Sound):
+    def __call__(self, inputs):
+        return super().__call__(inputs) if inputs.old_entropy is None else None
+
+
 class NotANumberForOneResponse(Sound):
     def __call__(self, inputs):
         result = super().__call__(inputs)
@@ -107,6 +112,7 @@ FAULTS = {
     HalfPrecision: r"returned an objective of type torch.bfloat16, expected torch.float32",
     CountsClips: r"returned clipped of type torch.float32, expected torch.bool",
     NoGradient: r"returned an objective without a gradient; it must depend on log_probs",
+    ReadsTheEntropy: r"reads inputs.old_entropy, but does not name it in `needs`; declare needs = frozenset",
     WritesToItsInputs: r"modified its input advantages; work on a copy",
     NotANumberForOneResponse: r"returned an objective that is not finite for 1 of 18 responses; the first has 30 tokens",
     InfiniteGradient: r"returned an objective with a gradient that is not finite for \d+ of 18 responses",

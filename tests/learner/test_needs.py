@@ -99,10 +99,10 @@ def test_a_rule_of_scope_token_gets_the_same_in_every_micro_batch(model, batch):
     for name, expected in (("rewards", batch.rewards), ("finished", batch.finished)):
         given = torch.cat([getattr(inputs, name) for inputs in seen])
         assert sorted(given.flatten().tolist()) == sorted(expected.tolist())
-    assert all(inputs.group_ids is None for inputs in seen)
+    assert not any("group_ids" in {field.name for field in dataclasses.fields(inputs)} for inputs in seen)
 
 
-def test_a_rule_without_needs_gets_nothing(model, batch):
+def test_a_rule_without_needs_gets_nothing_and_may_read_nothing(model, batch):
     class Plain(Everything):
         name, scope, needs = "plain", "token", frozenset()
         seen: ClassVar[list] = []
@@ -111,7 +111,12 @@ def test_a_rule_without_needs_gets_nothing(model, batch):
     start = scored(learner, batch)
     assert start.ref_log_probs is None
     assert learner.update(start)[0].old_entropy is None
-    assert all(getattr(inputs, name) is None for inputs in Plain.seen for name in NEEDS)
+    for name in NEEDS:
+        with pytest.raises(PolicyError, match=f"^rule 'plain' reads inputs.{name}, but does not name it in `needs`"):
+            getattr(Plain.seen[0], name, None)
+    moved = dataclasses.replace(Plain.seen[0], advantages=-Plain.seen[0].advantages)  # a copy is as limited
+    with pytest.raises(PolicyError):
+        moved.group_ids  # noqa: B018
 
 
 def test_minibatches_by_prompts_hold_whole_groups(model, batch):
