@@ -82,7 +82,9 @@ def passes(k: int) -> list[int]:
 
 def estimates(problems: Sequence[Completions]) -> dict[str, AtK]:
     """Estimate ``mean@k``, ``pass@1``, ``pass@2``, ``pass@4``, ..., ``pass@k`` and ``maj@k``; all problems have the same k."""
-    return {name: _estimate(values, np.ones_like(values)) for name, values in _measures(problems).items()}
+    k, measures = len(problems[0]), _measures(problems)
+    rows = {name: np.full(len(problems), k if name in (f"mean@{k}", "pass@1") else 1) for name in measures}
+    return {name: _estimate(values * rows[name], rows[name]) for name, values in measures.items()}
 
 
 def means(problems: Sequence[Completions]) -> dict[str, float]:
