@@ -143,7 +143,7 @@ class Clusters:
 
 
 def _length_error(weight: Array, accepted: float, share: Array, bins: Proportions, observed: Proportions) -> LengthError:
-    """Compute the errors from the weights and the corresponding clip fractions, with and without an assumed correlation."""
+    """Compute the errors from the weights and the corresponding clip fractions; ``observed`` has less of an assumption."""
     low, high = bins.interval()
     slope = (np.outer(weight, share) - np.eye(NUM_BINS)) / accepted * (share > 0)[:, None]  # derivatives by clip fractions
     values, vectors = np.linalg.eigh(bins.correlation)
@@ -198,10 +198,9 @@ class Reweighting:
     The error is the maximum of linear forms ``c (w - 1)``; the upper end of the interval is the largest of the forms' upper
     ends, so the interval is valid whichever bin is worst. The variance of a form comes from the intervals of the bins' clip
     fractions, which are valid for rare events (Zou and Donner, Statistics in Medicine 27 (2008), 1693). Their tail probability
-    is 2.5% / q, where q is the probability of so small an error if all lengths were clipped equally, because the error is
-    small only if it is small in all bins. By construction,
-    ``low <= corrected <= value <= high``, because the probability of measuring a smaller value decreases as the true error
-    grows (Anderson, Proceedings of the American Mathematical Society 6 (1955), 170).
+    is 2.5% / q, where q is the probability of so small an error if all lengths were clipped equally: the error is small only if
+    it is small in all bins. By construction, ``low <= corrected <= value <= high``, because the probability of measuring a
+    smaller value decreases as the true error grows (Anderson, Proceedings of the American Mathematical Society 6 (1955), 170).
     """
 
     value: float
@@ -215,7 +214,7 @@ def _reweighting(
 ) -> Reweighting:
     """Compute an error with its interval from ``w - 1``, noise draws ``(K, n)``, and the upper end of the interval."""
     value = float(error(deviation))
-    shape = deviation[:, None] / value if value > 0 else deviation[:, None]
+    shape = deviation[:, None] / (value or 1.0)
 
     def at(chance: float, noise: Array) -> float:
         """Return the true error for which the measured error is at most ``value`` with this probability; 0 if there is none."""
@@ -236,9 +235,8 @@ def _influence(count: Array, total: Array) -> Array:
     estimator of Bell and McCaffrey, Survey Methodology 28 (2002), 169).
     """
     number = np.where(count.sum(0) > 0, count.sum(0), 1.0)
-    leverage = count / number
     residual = total - total.sum(0) / number * count
-    return np.asarray(residual / number / np.sqrt(np.where(leverage < 1, 1 - leverage, 1.0)))
+    return np.asarray(residual / number / np.sqrt(np.where(count < number, 1 - count / number, 1.0)))
 
 
 def mean_interval(sums: Array, counts: Array) -> Interval:
