@@ -18,7 +18,7 @@ Array = NDArray[Any]
 CONFIDENCE = 0.95
 TAIL = (1 - CONFIDENCE) / 2
 PRIOR = 4.0  # weight of an assumed or pooled design effect, as a number of independent decisions
-CLIPS, ANSWERS = 0.5, 0.6  # assumed correlations between decisions on one prompt, and between answers to one problem
+CLIPS, ANSWERS = 0.3, 0.5  # assumed correlations between decisions on one prompt, and between answers to one problem
 NUM_DRAWS = 500  # number of noise draws for a length reweighting error
 CAUSES = ("conditional", "composition", "total")
 Interval = tuple[float, float]
@@ -137,7 +137,7 @@ class Clusters:
             weight = getattr(weights, cause).numpy()
             influence = 2 * np.nan_to_num(weight * accepted - getattr(halved, cause).numpy() * halves[:, None])
             known = self.count.sum(-1), (1 - weight * accepted).clip(0, 1), influence, CLIPS
-            bins = [Proportions.of(*known, unit) for unit in (self.unit, self.unit / 8)]  # the second assumes little
+            bins = [Proportions.of(*known, unit) for unit in (self.unit, self.unit / 2)]  # the second assumes less
             errors.append(_length_error(weight, accepted, weights.share.numpy(), *bins))
         return Decomposition(*errors)
 
