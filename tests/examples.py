@@ -31,7 +31,7 @@ QUICK = {
     "quickstart.py": "",
     "show_completions.py": "RUN --step 1 --number 2",
 }
-"""Examples of continuous integration, with their arguments; RUN is a run directory, DUMPS a folder with a dump, DOCS ``docs``."""
+"""Examples of continuous integration, with their arguments: RUN is a run, DUMPS a folder with a dump, DOCS the folder docs."""
 SLOW = {
     "clip_by_length.py": "RUN clip-by-length.svg",
     "lab/adaptive_bound.py": "RUN",

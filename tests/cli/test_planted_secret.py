@@ -120,6 +120,7 @@ def test_a_run_resumes_when_its_secrets_are_given_again(train, finished, plugin_
     assert leaks(folder, done.stdout, done.stderr) == []
 
 
+@pytest.mark.long
 def test_a_dry_run_prints_no_secret(train, tmp_path, plugin_file):
     for form in ((), ("--json",)):
         arguments = ("--clip", "keyed", "--plugin", plugin_file, "--dry-run", *form)

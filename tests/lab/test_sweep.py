@@ -134,6 +134,7 @@ def test_a_failed_run_is_reported_and_the_others_finish(run, tmp_path):
     assert json.loads((tmp_path / "race" / "grpo-0" / "summary.json").read_text())["finished"]
 
 
+@pytest.mark.long
 def test_a_half_created_run_restarts_and_a_deleted_run_is_reported(run, tmp_path):
     new = tmp_path / "race" / "grpo-0"
     (new / "checkpoints").mkdir(parents=True)
