@@ -131,7 +131,8 @@ def run_tests(session: nox.Session, workers: int) -> None:
     pytest = str(project(session) / "pytest")
     # in alphabetical order, so that files with long tests are not last
     order = ["-n", str(workers), "--dist", "loadfile", "--no-loadscope-reorder"]
-    usual = [*order, "--ignore=tests/browser", "-m", "not slow and not long and not deepspeed and not environments"]
+    elsewhere = ("--ignore=tests/browser", "--ignore=tests/fuzz")  # in sessions of their own
+    usual = [*order, *elsewhere, "-m", "not slow and not long and not deepspeed and not environments"]
     session.run(pytest, *(session.posargs or usual), external=True, env=OFFLINE)
 
 
