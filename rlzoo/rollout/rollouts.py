@@ -213,11 +213,9 @@ class Rollouts:
         """
         if not self.held_out:
             return {}
-        version = newest()
-        settings, seed = self.config.eval, step_seed(self.config.seed, EVALUATION, 0)
-        how = {"seed": seed, "temperature": settings.temperature, "policy_version": version}
-        rollouts = self._sample(self.held_out, settings.num_samples, **how)
-        groups = self._graded(self.held_out, rollouts, settings.num_samples)
+        settings, version = self.config.eval, newest()
+        how = {"seed": step_seed(self.config.seed, EVALUATION, 0), "policy_version": version}
+        groups = self.answer(self.held_out, settings.num_samples, temperature=settings.temperature, **how)
         answered = [group.graded for group in groups if group.graded]
         number = len(groups) * settings.num_samples
         means = {"eval/failed": (number - sum(map(len, answered))) / number}
@@ -225,6 +223,10 @@ class Rollouts:
             means[f"eval/parts/{name}"] = fmean(fmean(one.reward_parts[name] for one in graded) for graded in answered)
         rewards = [torch.tensor([one.reward for one in graded], dtype=torch.float64) for graded in answered]
         return means | sampled_mean(rewards)
+
+    def answer(self, problems: list[Problem], samples: int, *, first_row: int = 0, **how: Any) -> list[RolloutGroup]:
+        """Return ``samples`` graded responses to each problem; ``how`` are settings of `Sampler.sample`."""
+        return self._graded(problems, self._sample(problems, samples, first_row=first_row, **how), samples)
 
     def close(self) -> None:
         """Stop background sampling and close the sampler."""
@@ -266,21 +268,22 @@ class Rollouts:
 
     def _train_rollouts(self, problems: list[Problem], step: int, turn: int, version: int) -> list[Rollout]:
         settings = self.config.rollout
-        how = {"seed": step_seed(self.config.seed, ROLLOUT, step, turn), "temperature": settings.temperature}
+        how = {"seed": step_seed(self.config.seed, ROLLOUT, step, turn), "policy_version": version}
         truncation = Truncation.of(settings.top_p, settings.top_k)
-        return self._sample(problems, settings.group_size, truncation=truncation, policy_version=version, **how)
+        return self._sample(problems, settings.group_size, temperature=settings.temperature, truncation=truncation, **how)
 
-    def _sample(self, problems: list[Problem], samples: int, **how: Any) -> list[Rollout]:
+    def _sample(self, problems: list[Problem], samples: int, *, first_row: int = 0, **how: Any) -> list[Rollout]:
         """Return the responses to this process's share of the problems; ``how`` are settings of `Sampler.sample`."""
         start, end = self._share(len(problems))
+        how["first_row"] = first_row + start * samples
         if self.player is not None:
             asked = [problem for problem in problems[start:end] for _ in range(samples)]
             seeds = [self.task.episode_seed(problem) for problem in asked]
             with self.accelerator.autocast():
-                return self.player.play(asked, seeds, first_row=start * samples, **how)
+                return self.player.play(asked, seeds, **how)
         prompts = [self.task.prompt(problem) for problem in problems[start:end]]
         with self.accelerator.autocast():
-            return self.sampler.sample(prompts, samples, first_row=start * samples, **how)
+            return self.sampler.sample(prompts, samples, **how)
 
     def _graded(self, problems: list[Problem], rollouts: list[Rollout], samples: int) -> list[RolloutGroup]:
         """Return the groups from all processes, in the order of the problems."""

@@ -84,6 +84,10 @@ class MathFileTask(Task):
     def _grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
         return self._mathematics.grade(problems, responses)
 
+    def answer_groups(self, responses: Sequence[str], rewards: Sequence[float]) -> list[int | None]:
+        """See `MathGrader.answer_groups`."""
+        return self._mathematics.answer_groups(responses, rewards)
+
 
 @lru_cache(maxsize=8)
 def _shuffled(size: int, key: str) -> tuple[int, ...]:
