@@ -65,6 +65,7 @@ TOPICS = {
         "rollout.group_size",
         "learner.num_minibatches",
         "learner.minibatch_by",
+        "learner.ignore_equal_groups",
         "learner.num_epochs",
         "learner.max_tokens_per_micro_batch",
         "rollout.batch_size",

@@ -183,7 +183,11 @@ class LearnerConfig(Settings):
     minibatch_by: Literal["responses", "prompts"] | None = Field(
         None,
         description="unit from which minibatches are drawn: single responses, or all responses to a prompt; null: prompts for "
-        "a rule that compares the responses to a prompt, otherwise responses",
+        "a rule that compares the responses to a prompt and for clip.reduction=prompt_mean, otherwise responses",
+    )
+    ignore_equal_groups: bool = Field(
+        False,
+        description="leave groups with equal rewards out of the minibatches, and so out of all means",
     )
     num_epochs: int = Field(1, ge=1, le=1000, description="passes over a rollout batch")
     max_tokens_per_micro_batch: int | None = Field(
@@ -215,7 +219,7 @@ def needs_reference(learner: LearnerConfig, reward: RewardConfig, *readers: Clip
 
 def minibatches_by_prompts(learner: LearnerConfig, clip: ClipPolicy) -> bool:
     """Whether all responses to a prompt share a minibatch."""
-    return learner.minibatch_by == "prompts" or (learner.minibatch_by is None and "group_ids" in clip.needs)
+    return learner.minibatch_by == "prompts" or (learner.minibatch_by is None and clip.needs_whole_prompts)
 
 
 class LaunchConfig(Settings):

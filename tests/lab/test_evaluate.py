@@ -319,5 +319,5 @@ def test_a_model_without_a_run_needs_a_suite_and_a_task_needs_held_out_problems(
             EvaluationConfig.compose(model, [])
     with pytest.raises(UserError, match="an evaluation has only the sections model, rollout and task"):
         own(trained, "learner.lr=1")
-    with pytest.raises(UserError, match="an evaluation has only the sections model and rollout$"):
+    with pytest.raises(UserError, match=r"an evaluation has only the sections model and rollout$"):
         own(trained, "task.template='{question}'", suites=("arithmetic",))
