@@ -70,6 +70,8 @@ TOPICS = {
         "learner.max_tokens_per_micro_batch",
         "rollout.batch_size",
         "rollout.dynamic_sampling",
+        "rollout.band",
+        "rollout.measure_every",
     ),
     "Gradient clipping and skipped updates": ("learner.max_grad_norm", "learner.max_nonfinite", "learner.rollback_above"),
     "KL penalty": ("learner.kl_*", "reward.kl_coef"),

@@ -109,6 +109,14 @@ class RolloutConfig(Settings):
     dynamic_sampling: int = Field(
         0, ge=0, le=1000, description="maximum number of extra sampling rounds that replace groups whose rewards are all equal"
     )
+    band: tuple[float, float] | None = Field(
+        None,
+        description="prefer training problems whose mean reward, measured when they were last sampled, lies between these two "
+        "values, such as [0.2,0.8]; if there are too few, the nearest are added; null: all problems in turn",
+    )
+    measure_every: int = Field(
+        100, ge=1, description="with rollout.band: steps after which a problem is preferred again, whatever its mean reward was"
+    )
     max_staleness: int = Field(
         0,
         ge=0,
