@@ -34,19 +34,12 @@ def evaluate(
     ],
     suite: Annotated[
         str | None,
-        typer.Option(
-            help="Comma-separated suites: gsm8k, math500, amc23, aime24, aime25, arithmetic, or your own; by default, the task "
-            "of the run."
-        ),
+        typer.Option(help="Suites: gsm8k, math500, amc23, aime24, aime25, arithmetic, or your own; default: the run's task."),
     ] = None,
     k: Annotated[int, typer.Option("--k", min=1, max=4096, help="Responses per problem.")] = 16,
-    temperature: Annotated[
-        float | None, typer.Option(help="Sampling temperature; by default 1, or as in the evaluations of the run.")
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Length limit of a response, in tokens; by default 2048, or that of the run.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed for sampling; by default 0, or that of the run.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; default: 1, or the run's.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Limit in tokens; default: 2048, or the run's.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed for sampling; default: 0, or the run's.")] = None,
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Use only the first N problems of each suite.")] = None,
     data: Annotated[
         Path | None,

@@ -213,15 +213,13 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _can_choose_problems(self) -> Self:
-        band, size, number = self.rollout.band, self.task.num_problems(held_out=False), self.rollout.num_prompts
+        band, size, number = self.rollout.band, self.task.num_problems(held_out=False) or 0, self.rollout.num_prompts
         if band is None:
             return self
-        listed = "endless" if size is None else f"{size} different"
         problems = {
             "the first value is above the second": not band[0] <= band[1],
             "recorded rollouts determine the problems; remove the setting": self.rollout.recorded is not None,
-            f"needs a list of at least rollout.num_prompts={number} training problems, as of math_file, but those of task "
-            f"{self.task.name!r} are {listed}": (size or 0) < number,
+            f"needs a task with a list of at least rollout.num_prompts={number} problems, such as math_file": size < number,
         }
         for problem in (problem for problem, is_so in problems.items() if is_so):
             raise UserError(f"rollout.band={list(band)}: {problem}")

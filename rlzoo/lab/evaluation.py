@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Self
@@ -48,21 +48,13 @@ from rlzoo.rollout.types import RolloutGroup
 from rlzoo.support.atomic import write_text
 from rlzoo.support.distribution import version
 from rlzoo.tasks.problem import Problem
-from rlzoo.tasks.suites import SUITES, Suite, SuiteGrader, find_suite
+from rlzoo.tasks.suites import NUM_SUMS, SUITES, Suite, SuiteGrader, find_suite
 from rlzoo.tasks.task import seeded
 
 logger = logging.getLogger("rlzoo")
 
 UNUSED = {"num_prompts", "dynamic_sampling", "max_staleness"}
 """Rollout settings that only training uses."""
-
-OF_THE_RUN = {"max_new_tokens", "max_turns", "max_turn_tokens", "max_observation_tokens"}
-"""Rollout settings that the evaluation of a run's own task takes from the run."""
-
-NUM_PROBLEMS = 200  # of a run's task that has endless problems and was not evaluated
-
-TASK = "task"
-"""The name of a run's own task as a suite."""
 
 Progress = Callable[[str, int, int, dict[str, float]], None]
 """Called with the suite, the number of problems answered, the total number of problems, and the means so far."""
@@ -85,9 +77,7 @@ class EvaluationConfig(Settings):
     suites: tuple[str, ...] = Field((), description="names of suites; none: the task of a run")
     run: RunConfig | None = Field(None, description="configuration of the run whose task is the suite")
     limit: int | None = Field(
-        None,
-        ge=1,
-        description="maximum number of problems per suite, starting with the first; null: all, or as many as the run evaluates",
+        None, ge=1, description="maximum number of problems per suite, in order; null: all, or as many as the run evaluates"
     )
     data: Path | None = Field(None, description="folder with local copies of the suites; null: the hub")
 
@@ -109,7 +99,8 @@ class EvaluationConfig(Settings):
         rollout = sections.get("rollout", {})
         if not settings.get("suites"):
             run = _run_of(model, [text for text in overrides if text.startswith("task.")])
-            used = run.rollout.model_dump(include=OF_THE_RUN) | {"temperature": run.eval.temperature}
+            limits = {"max_new_tokens", "max_turns", "max_turn_tokens", "max_observation_tokens"}
+            used = run.rollout.model_dump(include=limits) | {"temperature": run.eval.temperature}
             settings, rollout = {"seed": run.seed, **settings, "run": run}, used | rollout
             named = run.model.model_dump(include={"dtype", "attn_implementation", "chat_template"}) | named
         try:
@@ -139,8 +130,7 @@ def _run_of(path: str, overrides: Sequence[str]) -> RunConfig:
     folder = user_path(path).absolute()
     file = next((parent / "config.yaml" for parent in (folder, *folder.parents[1:2]) if (parent / "run.json").is_file()), None)
     if file is None:
-        suites = f"--suite {', '.join(SUITES)}, or your own"
-        raise UserError(f"{shown(path)} is not the directory of a run, whose own task is evaluated; choose a suite ({suites})")
+        raise UserError(f"{shown(path)} is not a run directory; choose a suite (--suite {', '.join(SUITES)}, or your own)")
     here = ["rollout.engine=hf", "rollout.recorded=null", "rollout.vllm.in_flight=false"]
     run = RunConfig.compose(file, overrides=[*here, *overrides], use_changed_plugins=False)
     for key in redacted_keys(run.model_dump(mode="json", include={"task"})):
@@ -162,7 +152,7 @@ class SuiteResult:
     no_answer: float | None  # share of responses that contain no answer; None if the task does not compare answers
 
     @classmethod
-    def of(cls, suite: str, answered: Sequence[Answered], *, votes: bool = True) -> Self:
+    def of(cls, suite: str, answered: Sequence[Answered], votes: bool) -> Self:
         """Compute the results from all completions of a suite; ``votes`` is whether equal answers are known."""
         problems = [item.completions for item in answered]
         completions = [completion for item in answered for completion in item.completions]
@@ -243,9 +233,7 @@ def evaluate(
             answered = answered or reopened()
             for suite in suites:
                 _complete(config, suite, sampler, directory, answered[suite.name], progress)
-        results = tuple(
-            SuiteResult.of(suite.name, answered[suite.name], votes=suite.answer_groups is not None) for suite in suites
-        )
+        results = tuple(SuiteResult.of(suite.name, answered[suite.name], suite.answer_groups is not None) for suite in suites)
         evaluation = Evaluation(config, directory.path, results, None)
         before = read_mapping(directory.path / "results.json")
         run_id = before.get("mlflow_run_id") if before.get("suites") == evaluation.as_dict()["suites"] else None
@@ -256,10 +244,6 @@ def evaluate(
     return evaluation
 
 
-Answer = Callable[[list[Problem], int, dict[str, Any]], list[RolloutGroup]]
-"""Samples and grades k responses to problems, given the index of the first response and settings of `Sampler.sample`."""
-
-
 @dataclass(frozen=True, slots=True)
 class Questions:
     """The problems of a suite, or the held-out problems of a run's task, and how responses to them are sampled and graded."""
@@ -268,7 +252,7 @@ class Questions:
     problems: list[Problem]
     asked: Asked
     seed: int  # for sampling
-    answer_with: Callable[[Sampler], Answer]
+    answer: Callable[[Sampler, list[Problem], dict[str, Any]], list[RolloutGroup]]  # k responses, with settings of `sample`
     answer_groups: Callable[[Sequence[str], Sequence[float]], list[int | None]] | None  # see `MathGrader.answer_groups`
 
 
@@ -280,15 +264,15 @@ def _of_suites(config: EvaluationConfig, stack: ExitStack) -> list[Questions]:
         stack.callback(grader.close)
 
     def questions(suite: Suite, grader: SuiteGrader) -> Questions:
-        def answer(sampler: Sampler, problems: list[Problem], first_row: int, how: dict[str, Any]) -> list[RolloutGroup]:
-            rollouts = sampler.sample([suite.prompt(problem) for problem in problems], k, first_row=first_row, **how)
+        def answer(sampler: Sampler, problems: list[Problem], how: dict[str, Any]) -> list[RolloutGroup]:
+            rollouts = sampler.sample([suite.prompt(problem) for problem in problems], k, **how)
             grades: Any = grader.grade([problem for problem in problems for _ in range(k)], [one.text for one in rollouts])
             graded = [replace(one, reward=reward) for one, reward in zip(rollouts, grades, strict=True)]
             return [RolloutGroup(problem, tuple(graded[row * k : row * k + k])) for row, problem in enumerate(problems)]
 
         problems, seed = suite.problems(config.data, config.limit), step_seed(config.seed, zlib.crc32(suite.name.encode()), 0)
         asked = Asked([suite.prompt(problem) for problem in problems])
-        return Questions(suite.name, problems, asked, seed, lambda sampler: partial(answer, sampler), grader.answer_groups)
+        return Questions(suite.name, problems, asked, seed, answer, grader.answer_groups)
 
     return [questions(suite, graders[suite.make_grader]) for suite in suites]
 
@@ -296,19 +280,21 @@ def _of_suites(config: EvaluationConfig, stack: ExitStack) -> list[Questions]:
 def _of_run(config: EvaluationConfig, run: RunConfig, stack: ExitStack) -> Questions:
     """Return the held-out problems of a run's task, which are answered as in the run's evaluations."""
     task = stack.enter_context(seeded(run.task, run.seed))
-    problems = task.held_out_problems(config.limit or run.eval.num_problems or task.num_problems(held_out=True) or NUM_PROBLEMS)
+    problems = task.held_out_problems(config.limit or run.eval.num_problems or task.num_problems(held_out=True) or NUM_SUMS)
     if not problems:
         raise UserError(f"task {task.name!r} has no held-out problems; choose a suite with --suite")
 
-    def answer_with(sampler: Sampler) -> Answer:
+    @cache
+    def rollouts(sampler: Sampler) -> Rollouts:
         settings = run.model_copy(update={"rollout": config.rollout, "eval": EvalConfig()})
-        rollouts = Rollouts(settings, task, sampler, make_accelerator(LaunchConfig(), run.learner))
-        k = config.rollout.group_size
-        return lambda batch, first_row, how: rollouts.answer(batch, k, first_row=first_row, **how)
+        return Rollouts(settings, task, sampler, make_accelerator(LaunchConfig(), run.learner))
+
+    def answer(sampler: Sampler, batch: list[Problem], how: dict[str, Any]) -> list[RolloutGroup]:
+        return rollouts(sampler).answer(batch, config.rollout.group_size, **how)
 
     compares = getattr(task, "answer_groups", None) if task.reward is None else None
     asked, seed = Asked.of(task, needed=0, held_out=len(problems)), step_seed(config.seed, EVALUATION, 0)
-    return Questions(TASK, problems, asked, seed, answer_with, compares)
+    return Questions("task", problems, asked, seed, answer, compares)
 
 
 @contextmanager
@@ -354,8 +340,7 @@ def _complete(
     size = max(1, config.rollout.batch_size // k)
     reported = (f"mean@{k}", f"pass@{k}", f"maj@{k}")
     truncation = Truncation.of(config.rollout.top_p, config.rollout.top_k)
-    how = {"seed": suite.seed, "temperature": config.rollout.temperature, "truncation": truncation}
-    answer = suite.answer_with(sampler)
+    how: dict[str, Any] = {"seed": suite.seed, "temperature": config.rollout.temperature, "truncation": truncation}
     while True:
         so_far = means([item.completions for item in answered], votes=votes) if answered else {}
         progress(suite.name, len(answered), len(problems), {name: so_far[name] for name in reported if name in so_far})
@@ -363,7 +348,7 @@ def _complete(
             return
         start = len(answered) // size * size
         fresh = []
-        for group in answer(problems[start : start + size], start * k, how):
+        for group in suite.answer(sampler, problems[start : start + size], how | {"first_row": start * k}):
             texts, rewards = zip(*((one.transcript, one.reward) for one in group.rollouts), strict=True)
             groups = suite.answer_groups(texts, rewards) if suite.answer_groups is not None else [None] * k
             completions = (

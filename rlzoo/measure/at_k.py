@@ -84,21 +84,15 @@ def passes(k: int) -> list[int]:
 def estimates(problems: Sequence[Completions], *, votes: bool = True) -> dict[str, AtK]:
     """Estimate ``mean@k``, ``pass@1``, ``pass@2``, ``pass@4``, ..., ``pass@k`` and ``maj@k``; all problems have the same k.
 
-    If a grade is missing or is neither 0 nor 1, only ``mean@k`` is estimated, over the graded responses. It is the only one
-    with an interval that may leave [0, 1].
-
-    Args:
-        problems: the responses to each problem.
-        votes: whether equal answers are known, which ``maj@k`` needs.
+    If a grade is missing or is neither 0 nor 1, only ``mean@k`` is estimated, over the graded responses. ``votes`` is whether
+    equal answers are known, which ``maj@k`` needs.
     """
-    measures = _measures(problems, votes).items()
-    return {name: _estimate(sums, counts) for name, (sums, counts) in measures if counts.any()}
+    return {name: _estimate(sums, counts) for name, (sums, counts) in _measures(problems, votes).items()}
 
 
 def means(problems: Sequence[Completions], *, votes: bool = True) -> dict[str, float]:
     """Compute the same measures as `estimates`, but without intervals, which are slow to compute."""
-    measures = _measures(problems, votes).items()
-    return {name: float(sums.sum() / counts.sum()) for name, (sums, counts) in measures if counts.any()}
+    return {name: float(sums.sum() / counts.sum()) for name, (sums, counts) in _measures(problems, votes).items()}
 
 
 def by_length(problems: Sequence[Completions], *, votes: bool = True) -> list[LengthBin]:
@@ -144,4 +138,4 @@ def _measures(problems: Sequence[Completions], votes: bool) -> dict[str, tuple[A
     if all(len(graded) == k and {0.0, 1.0}.issuperset(graded) for graded in rewards):
         columns |= {f"pass@{j}": np.array([pass_at(k, round(sum(graded)), j) for graded in rewards]) for j in passes(k)}
         columns |= {f"maj@{k}": np.array([majority(completions) for completions in problems])} if votes else {}
-    return {name: (values, weights) for name, values in columns.items()}
+    return {name: (values, weights) for name, values in columns.items()} if weights.any() else {}

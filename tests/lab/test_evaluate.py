@@ -315,7 +315,7 @@ def test_the_mean_of_rewards_beyond_one_has_a_t_interval_by_hand():
 
 def test_a_model_without_a_run_needs_a_suite_and_a_task_needs_held_out_problems(tmp_path, trained):
     for model in ("embedded", str(tmp_path)):
-        with pytest.raises(UserError, match=r"is not the directory of a run, whose own task is evaluated; choose a suite \(--"):
+        with pytest.raises(UserError, match=r"is not a run directory; choose a suite \(--suite gsm8k"):
             EvaluationConfig.compose(model, [])
     with pytest.raises(UserError, match="an evaluation has only the sections model, rollout and task"):
         own(trained, "learner.lr=1")
