@@ -88,7 +88,7 @@ def evaluate(
     else:
         for start in range(0, len(result.results), SIDE_BY_SIDE):
             console.print(_table(result.results[start : start + SIDE_BY_SIDE]))
-        for suite_result in result.results:
+        for suite_result in (one for one in result.results if one.estimates):
             console.print(_by_length(suite_result))
     if quiet:
         return

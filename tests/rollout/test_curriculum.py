@@ -161,11 +161,8 @@ def test_a_band_that_no_run_can_use_is_refused(sums):
     for overrides, problem in (
         (["rollout.band=[0.8,0.2]"], r"rollout.band=\[0.8, 0.2\]: the first value is above the second"),
         (["rollout.band=[.nan,0.2]"], "rollout.band.0=nan: input should be a finite number"),
-        (
-            [*usual, "task=arithmetic"],
-            r"needs a task with a list of at least 16 training problems \(rollout.num_prompts\), such as math_file",
-        ),
-        ([*usual, "rollout.num_prompts=25"], "at least 25 training problems"),
+        ([*usual, "task=arithmetic"], "a list of at least rollout.num_prompts=32 problems, such as math_file"),
+        ([*usual, "rollout.num_prompts=25"], "a list of at least rollout.num_prompts=25 problems"),
     ):
         task = [] if "task=arithmetic" in overrides else SETTINGS[3:]
         with pytest.raises(UserError, match=problem):
