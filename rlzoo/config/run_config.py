@@ -200,15 +200,29 @@ class RunConfig(Settings):
         size *= 1 if by_prompts else self.rollout.group_size
         if size < self.learner.num_minibatches:
             raise UserError(f"learner.num_minibatches={self.learner.num_minibatches}: more than the {size} {unit} in a step")
-        if "group_ids" in self.clip.needs and not by_prompts:
+        if self.clip.needs_whole_prompts and not by_prompts:
             raise UserError(
-                f"learner.minibatch_by='responses': {self.clip.name} compares the responses to a prompt, so they must share a "
-                "minibatch; use learner.minibatch_by=prompts"
+                f"learner.minibatch_by='responses': {self.clip.name} with {self.clip.reduction} needs all responses to a "
+                "prompt in one minibatch; use learner.minibatch_by=prompts"
             )
-        if self.rollout.dynamic_sampling and self.rollout.group_size < 2:
-            raise UserError(
-                f"rollout.dynamic_sampling={self.rollout.dynamic_sampling}: needs a rollout.group_size of at least 2"
-            )
+        replaced, ignored = self.rollout.dynamic_sampling, self.learner.ignore_equal_groups
+        if (replaced or ignored) and self.rollout.group_size < 2:
+            setting = f"rollout.dynamic_sampling={replaced}" if replaced else "learner.ignore_equal_groups=true"
+            raise UserError(f"{setting}: needs a rollout.group_size of at least 2")
+        return self
+
+    @model_validator(mode="after")
+    def _can_choose_problems(self) -> Self:
+        band, size, number = self.rollout.band, self.task.num_problems(held_out=False) or 0, self.rollout.num_prompts
+        if band is None:
+            return self
+        problems = {
+            "the first value is above the second": not band[0] <= band[1],
+            "recorded rollouts determine the problems; remove the setting": self.rollout.recorded is not None,
+            f"needs a task with a list of at least rollout.num_prompts={number} problems, such as math_file": size < number,
+        }
+        for problem in (problem for problem, is_so in problems.items() if is_so):
+            raise UserError(f"rollout.band={list(band)}: {problem}")
         return self
 
     @model_validator(mode="after")

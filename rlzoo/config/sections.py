@@ -109,6 +109,14 @@ class RolloutConfig(Settings):
     dynamic_sampling: int = Field(
         0, ge=0, le=1000, description="maximum number of extra sampling rounds that replace groups whose rewards are all equal"
     )
+    band: tuple[float, float] | None = Field(
+        None,
+        description="prefer training problems whose mean reward, measured when they were last sampled, lies between these two "
+        "values, such as [0.2,0.8]; if there are too few, the nearest are added; null: all problems in turn",
+    )
+    measure_every: int = Field(
+        100, ge=1, description="with rollout.band: steps after which a problem is preferred again, whatever its mean reward was"
+    )
     max_staleness: int = Field(
         0,
         ge=0,
@@ -183,7 +191,11 @@ class LearnerConfig(Settings):
     minibatch_by: Literal["responses", "prompts"] | None = Field(
         None,
         description="unit from which minibatches are drawn: single responses, or all responses to a prompt; null: prompts for "
-        "a rule that compares the responses to a prompt, otherwise responses",
+        "a rule that compares the responses to a prompt and for clip.reduction=prompt_mean, otherwise responses",
+    )
+    ignore_equal_groups: bool = Field(
+        False,
+        description="leave groups with equal rewards out of the minibatches, and so out of all means",
     )
     num_epochs: int = Field(1, ge=1, le=1000, description="passes over a rollout batch")
     max_tokens_per_micro_batch: int | None = Field(
@@ -215,7 +227,7 @@ def needs_reference(learner: LearnerConfig, reward: RewardConfig, *readers: Clip
 
 def minibatches_by_prompts(learner: LearnerConfig, clip: ClipPolicy) -> bool:
     """Whether all responses to a prompt share a minibatch."""
-    return learner.minibatch_by == "prompts" or (learner.minibatch_by is None and "group_ids" in clip.needs)
+    return learner.minibatch_by == "prompts" or (learner.minibatch_by is None and clip.needs_whole_prompts)
 
 
 class LaunchConfig(Settings):

@@ -191,11 +191,10 @@ def enter(config: RunConfig, task: Task, *, resume: bool = False, allow_changed:
     Raises:
         UserError: the run cannot start; the message says what was given, what is allowed and what to do.
     """
-    needed = config.steps * config.rollout.num_prompts if config.rollout.recorded is None else 0
     admission = Admission(
         named=config.model,
         rollout=config.rollout,
-        asked=Asked.of(task, needed=needed, held_out=config.eval.num_problems),
+        asked=Asked.of(task, needed=_needed(config), held_out=config.eval.num_problems),
         own_weights=config.rollout.max_staleness > 0 or shards_weights(config.launch),
         config=config,
         task=task,
@@ -204,6 +203,14 @@ def enter(config: RunConfig, task: Task, *, resume: bool = False, allow_changed:
     )
     admission.ask(TO_TRAIN)
     return admission
+
+
+def _needed(config: RunConfig) -> int:
+    """Return how many problems, in the order of the task, hold all training problems that the run may sample."""
+    if config.rollout.recorded is not None:
+        return 0
+    size = config.task.num_problems(held_out=False) if config.rollout.band is not None else None
+    return size or config.steps * config.rollout.num_prompts
 
 
 def forecast(config: RunConfig, devices: Devices | None = None, *, resume: bool = False) -> Plan:
@@ -219,8 +226,7 @@ def forecast(config: RunConfig, devices: Devices | None = None, *, resume: bool 
     """
     start = Start.of(config, resume=resume, devices=devices)
     check_settings(config, start)
-    needed = config.steps * config.rollout.num_prompts if config.rollout.recorded is None else 0
-    asked = Asked.of(config.task, needed=needed, held_out=config.eval.num_problems)
+    asked = Asked.of(config.task, needed=_needed(config), held_out=config.eval.num_problems)
     architecture, there = find_architecture(config.model.path), devices or this_machine()
     prompts = asked.estimate(config.model, config.rollout, architecture.max_length if architecture else None)
     return Plan(config, architecture, there, prompts, start.processes, start.here)

@@ -194,6 +194,7 @@ class Learner:
         batch = replace(batch, rewards=batch.rewards - overlong_penalty(batch.lengths, self.max_length, self.reward))
         advantages = None if self._scores_before_advantages else self._advantages(batch)
         minibatches = self.minibatches(batch, seed)[: self.config.num_minibatches]  # the first epoch has every row once
+        minibatches += self._ignored(batch)
         micro_batches = [micro_batch for rows in minibatches for micro_batch in self._cut(batch, rows, advantages)]
         ref_log_probs = self.reference_log_probs(batch, micro_batches) if self.has_reference else None
         if advantages is not None and (self.correction is None or not self._learns_from(advantages)):
@@ -276,15 +277,20 @@ class Learner:
         """Draw the minibatches at random: one tensor of rows per optimizer step, epoch by epoch.
 
         Later epochs have the same minibatches in another order, so that a row is always in the same micro-batch. With
-        ``learner.minibatch_by=prompts``, whole groups are drawn instead of individual rows.
+        ``learner.minibatch_by=prompts``, whole groups are drawn instead of individual rows. With
+        ``learner.ignore_equal_groups``, the rows of groups with equal rewards are in no minibatch.
         """
         rng = torch.Generator().manual_seed(seed)
-        by_prompts = minibatches_by_prompts(self.config, self.policy)
-        group = torch.unique(batch.group_ids, return_inverse=True)[1] if by_prompts else torch.arange(len(batch))
-        number, order = self.config.num_minibatches, torch.randperm(int(group.max()) + 1, generator=rng)
+        by_prompts, rows = minibatches_by_prompts(self.config, self.policy), torch.arange(len(batch))
+        for ignored in self._ignored(batch):
+            rows = rows[~torch.isin(rows, ignored)]
+        group = torch.unique(batch.group_ids[rows], return_inverse=True)[1] if by_prompts else torch.arange(len(rows))
+        number, order = self.config.num_minibatches, torch.randperm(max(group.tolist(), default=-1) + 1, generator=rng)
         drawn = list(order.tensor_split(number))
         if by_prompts:
-            drawn = [torch.cat([(group == index).nonzero()[:, 0] for index in share]) for share in drawn]
+            drawn = [torch.cat([order[:0], *((group == index).nonzero()[:, 0] for index in share)]) for share in drawn]
+        if self.config.ignore_equal_groups:
+            drawn = [rows[places] for places in drawn]
         later = [torch.randperm(number, generator=rng) for _ in range(1, self.config.num_epochs)]
         return drawn + [drawn[index] for order in later for index in order]
 
@@ -315,7 +321,7 @@ class Learner:
             minibatch = self.accumulate(batch, rows, batch.seed + index)
             if not isinstance(batch, ScoredBatch):
                 others = [other for other in minibatches[: self.config.num_minibatches] if other is not rows]
-                batch = self._with_old_log_probs(batch, minibatch, others)
+                batch = self._with_old_log_probs(batch, minibatch, others + self._ignored(batch))
             if before_update is not None:
                 before_update(index, batch)
             update = self.apply(minibatch)
@@ -340,7 +346,7 @@ class Learner:
         Raises:
             PolicyError: see `judgement` and `measure`.
         """
-        counts = StepCounts.of(batch.response_mask[rows])  # the denominators, across all micro-batches and processes
+        counts = self._counts(batch, rows)  # the denominators, across all micro-batches and processes
         is_graded, device = batch.graded[rows], self.accelerator.device
         graded, ungraded = rows[is_graded], self.micro_batches.of(batch, rows[~is_graded])
         micro_batches = self._cut(batch, graded, batch.advantages)
@@ -349,7 +355,7 @@ class Learner:
         if self.policy.scope == "batch":
             log_probs, entropy = self.micro_batches.log_probs(self.model, batch, micro_batches)
             inputs = self.clip_inputs(batch, graded, log_probs[graded].to(device), entropy[graded].to(device), seed)
-            answer = judgement(self.policy, inputs, counts, self.max_length, batch.weights_of(graded))
+            answer = judgement(self.policy, inputs, counts.select(graded), self.max_length, batch.weights_of(graded))
             judged.append((graded, answer, entropy[graded].to(device)))
             gradients = torch.zeros_like(log_probs, device=device)
             gradients[graded] = answer.gradient
@@ -365,7 +371,8 @@ class Learner:
                 gradient = torch.zeros_like(log_probs) if gradients is None else gradients[micro_batch.rows]
                 if gradients is None and not micro_batch.is_idle:
                     inputs = self.clip_inputs(batch, micro_batch.rows, log_probs, entropy, seed)
-                    answer = judgement(self.policy, inputs, counts, self.max_length, batch.weights_of(micro_batch.rows))
+                    share, weights = counts.select(micro_batch.rows), batch.weights_of(micro_batch.rows)
+                    answer = judgement(self.policy, inputs, share, self.max_length, weights)
                     judged.append((micro_batch.rows, answer, entropy.detach()))
                     gradient = answer.gradient
                 if micro_batch.learns:
@@ -441,6 +448,25 @@ class Learner:
             for _ in range(num_updates):
                 self.scheduler.step()
 
+    def _counts(self, batch: Batch, rows: Tensor) -> StepCounts:
+        """Return the denominators of a minibatch; those of prompts are for all rows of the batch, to select from."""
+        mask = batch.response_mask[rows]
+        if self.policy.reduction != "prompt_mean":
+            return StepCounts.of(mask)
+        return StepCounts.of(torch.zeros_like(batch.response_mask).index_copy(0, rows, mask), batch.group_ids[:, None])
+
+    def _ignored(self, batch: Batch) -> list[Tensor]:
+        """Return the rows of groups whose rewards, or whose compared named rewards, are equal, if such groups are ignored."""
+        if not self.config.ignore_equal_groups:
+            return []
+        rewards, ids, graded = {"": batch.rewards}, batch.group_ids[:, None], batch.graded
+        if "reward_parts" in self.estimator.needs and batch.reward_parts is not None:
+            rewards = {name: part for name, part in batch.reward_parts.items() if self.reward.weights.get(name, 1.0)}
+        differs = torch.zeros(len(batch), 1)
+        for values in rewards.values():
+            differs[graded] += (ops.group_centred(values[graded, None], ids[graded]) != 0).float()
+        return [(ops.group_sum(differs, ids) == 0).nonzero()[:, 0]]
+
     def _learns_from(self, advantages: Tensor) -> bool:
         """Return whether any response can have a gradient."""
         return self._learns_without_advantages or bool((advantages != 0).any())
@@ -475,7 +501,7 @@ class Learner:
     ) -> Tensor:
         """Return an objective with the rule's ``gradient`` with respect to ``log_probs``, the KL term and the entropy bonus."""
         mask, settings = batch.response_mask[rows].to(log_probs.device), self.config
-        reduction = (self.policy.reduction, counts, self.max_length)
+        reduction = (self.policy.reduction, counts.select(rows), self.max_length)
         if settings.kl_coef > 0:
             old_log_probs = _old_log_probs(batch, rows, log_probs)
             kl = kl_estimate(log_probs, batch.reference(rows, log_probs.device), settings.kl_estimator, old_log_probs)

@@ -65,6 +65,9 @@ def step_metrics(run: Run, sampled: Sampled, batch: AdvantageBatch, updates: Seq
     metrics["reward/failed"] = sampled.failed
     if config.rollout.dynamic_sampling:
         metrics |= {"rollout/rounds": float(sampled.num_rounds), "rollout/dropped_groups": float(sampled.num_dropped)}
+    if (band := config.rollout.band) is not None:
+        metrics["rollout/measured"] = float(len(run.rollouts.measured))
+        metrics["rollout/in_band"] = fmean([band[0] <= mean <= band[1] for mean, _ in run.rollouts.measured.values()] or [0.0])
     if config.rollout.max_staleness:
         versions = [rollout.versions or (rollout.policy_version,) for group in sampled.groups for rollout in group.rollouts]
         metrics["rollout/staleness"] = sampled.learner_version - sum(map(fmean, versions)) / len(versions)

@@ -45,7 +45,7 @@ def response_page(
     most = torch.stack([shares[rows].sum() for rows in rows_of]).argsort(descending=True, stable=True)
     prompts = most[: config.tracking.completions].tolist()
     rows = torch.cat([rows_of[prompt] for prompt in prompts])
-    rows = rows[batch.graded[rows]]
+    rows = rows[torch.isin(rows, torch.cat([update.minibatch.table_rows for update in updates]))]
     sizes: dict[int, int] = {}  # number of tokens that are shown, by row
     for row in rows[shares[rows].argsort(descending=True, stable=True)].tolist():
         size = min(len(batch.sequences[row]) - int(batch.prompt_lengths[row]), MOST_TOKENS - sum(sizes.values()))

@@ -106,7 +106,7 @@ class Run:
             )
         self.learner.load(folder, state.num_optimizer_steps, updates)
         self.learner.num_nonfinite = state.num_nonfinite
-        self.rollouts.restore(state.step, state.next_problem, state.queue)
+        self.rollouts.restore(state.step, state.next_problem, state.queue, state.measured)
         self.monitor.restore(folder, state.alarms)
         self.done, self.saved, self._before = state.step, state.step, state.seconds
         self.accelerator.wait_for_everyone()
@@ -208,6 +208,7 @@ class Run:
             run=self.directory.identity,
             periodic=self.is_due(step, self.config.checkpoint.every),
             queue=self.rollouts.queued(),
+            measured=self.rollouts.measured,
         )
 
     def remember(self, step: int, row: dict[str, float]) -> None:

@@ -27,6 +27,7 @@ CASES = {
     **{rule: (rule, {}) for rule in RULES},
     "lora": ("fspo", {"lora": {"rank": 4}, "kl_coef": 0.1}),
     "teacher": ("grpo", {"teacher": True, "kl_coef": 0.1}),
+    "prompts": ("grpo", {"clip": {"reduction": "prompt_mean"}, "kl_coef": 0.1}),
     "packed": ("gspo", {"packing": True, "gradient_checkpointing": True}),
     "unused": ("grpo", {"unused": True, "num_responses": 7}),
 }

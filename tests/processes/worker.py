@@ -42,9 +42,9 @@ def with_unused_parts(model):
     return model
 
 
-def three_updates(rule, launch, num_responses=18, unused=False, teacher=False, **settings):
+def three_updates(rule, launch, num_responses=18, unused=False, teacher=False, clip=None, **settings):
     """Metrics of up to three updates, and the weights after them."""
-    policy = load_zoo()[rule]()
+    policy = load_zoo()[rule](**clip or {})
     model = with_unused_parts(make_model()) if unused else make_model()
     batch = off_policy_batch(model, policy, num_responses)
     settings = {"lr": 1e-3, "max_grad_norm": 0.5, "num_minibatches": 3, "max_tokens_per_micro_batch": 60, **settings}
