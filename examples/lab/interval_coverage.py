@@ -61,6 +61,7 @@ class Regime:
     correlation: float = 0.0  # between the decisions on the responses to a prompt
     epochs: int = 1
     within: float = 0.6  # correlation between the epochs of a response
+    alike: bool = False  # the responses to a prompt have nearly the same length, and often the same sign
 
     @property
     def name(self) -> str:
@@ -68,6 +69,7 @@ class Regime:
         parts = [f"{self.prompts} x {self.responses}", f"{self.clip:.0%}", self.shape]
         parts += [f"correlation {self.correlation}"] if self.correlation else []
         parts += [f"{self.epochs} epochs ({self.within})"] if self.epochs > 1 else []
+        parts += ["prompts of one length"] if self.alike else []
         return ", ".join(parts)
 
     @property
@@ -81,9 +83,14 @@ class Regime:
         """Return rows with the given number as the seed: length, decision, prompt and whether A > 0."""
         rng = np.random.default_rng([number, zlib.crc32(self.name.encode())])
         size = (self.prompts, self.responses)
-        logs = LOG_MEDIAN + BETWEEN * rng.standard_normal((self.prompts, 1)) + WITHIN * rng.standard_normal(size)
+        within = 0.03 if self.alike else WITHIN
+        between = sqrt(BETWEEN**2 + WITHIN**2 - within**2)
+        logs = LOG_MEDIAN + between * rng.standard_normal((self.prompts, 1)) + within * rng.standard_normal(size)
         lengths = np.clip(np.rint(np.exp(logs)), 20, 300).astype(int)
-        positive = rng.random(size) < POSITIVE[lengths - 20]
+        right = POSITIVE[lengths - 20]
+        if self.alike:
+            right = _beta(right, 0.5, np.broadcast_to(rng.random((self.prompts, 1)), size))
+        positive = rng.random(size) < right
         chance = self.chance[lengths - 20]
         if self.correlation:
             chance = _beta(chance, self.correlation, np.broadcast_to(rng.random((self.prompts, 1)), size))
@@ -130,6 +137,10 @@ REGIMES = [
     Regime(16, 8, 0.02, "linear", epochs=4),
     Regime(64, 8, 0.02, epochs=4),
     Regime(64, 8, 0.1, "linear", epochs=4),
+    *(Regime(16, 8, 0.03, "longest", correlation, epochs) for correlation, epochs in ((0.0, 1), (0.3, 4))),
+    *(Regime(*size, 0.1, alike=True) for size in ((8, 4), (12, 4), (16, 4), (16, 8))),
+    *(Regime(prompts, 8, 0.01, "longest", 0.3, alike=True) for prompts in (64, 160)),
+    Regime(16, 8, 0.06, "longest", 0.3, alike=True),
 ]
 
 
@@ -195,7 +206,8 @@ def measure(regime: Regime | Problems, draws: int) -> dict[str, Counts]:
         of_mean = Counts()
         for number in range(draws):
             values = regime.draw(number)
-            of_mean.add(*mean_interval(values, np.ones_like(values)), regime.truth)
+            rows = np.full(len(values), regime.k if regime.j == 1 else 1)
+            of_mean.add(*mean_interval(values * rows, rows), regime.truth)
         return {"accuracy": of_mean}
     counts = {name: Counts() for name in ("lre_max", "lre_mean", *(f"bin {k}" for k in range(NUM_BINS)))}
     for number in range(draws):

@@ -130,12 +130,16 @@ def _estimate(sums: Array, counts: Array) -> AtK:
 
 
 def _measures(problems: Sequence[Completions], votes: bool) -> dict[str, tuple[Array, Array]]:
-    """Compute every measure for every problem, with a weight of 1, or 0 for a problem without a grade."""
+    """Compute the sum of every measure over the graded responses of every problem, or over the problem, and their number."""
     k = len(problems[0])
     rewards = [[one.reward for one in completions if one.reward is not None] for completions in problems]
-    weights = np.array([float(bool(graded)) for graded in rewards])
-    columns = {f"mean@{k}": np.array([sum(graded) / max(len(graded), 1) for graded in rewards])}
+    of_responses = np.array([sum(graded) for graded in rewards]), np.array([len(graded) for graded in rewards])
+    if not of_responses[1].any():
+        return {}
+    measures = {f"mean@{k}": of_responses}
     if all(len(graded) == k and {0.0, 1.0}.issuperset(graded) for graded in rewards):
-        columns |= {f"pass@{j}": np.array([pass_at(k, round(sum(graded)), j) for graded in rewards]) for j in passes(k)}
-        columns |= {f"maj@{k}": np.array([majority(completions) for completions in problems])} if votes else {}
-    return {name: (values, weights) for name, values in columns.items()} if weights.any() else {}
+        of_problems = {f"pass@{j}": np.array([pass_at(k, round(sum(graded)), j) for graded in rewards]) for j in passes(k)}
+        of_problems |= {f"maj@{k}": np.array([majority(completions) for completions in problems])} if votes else {}
+        measures |= {name: (values, np.ones(len(problems))) for name, values in of_problems.items()}
+        measures["pass@1"] = of_responses
+    return measures

@@ -25,6 +25,7 @@ def test_every_published_interval_holds_and_is_printed():
     "name",
     [
         "8 x 4, 10%, even",
+        "12 x 4, 10%, even, prompts of one length",
         "16 x 8, 0%, even",
         "16 x 8, 1%, linear",
         "16 x 8, 2%, linear, 4 epochs (0.6)",

@@ -108,7 +108,7 @@ error as often as it lowers it; the correction must not change these."""
 def test_the_corrected_lre_has_almost_no_bias(name, num_prompts):
     _, (truth, _) = truth_of(name, 4)
     values, corrected, noise = measured(name, num_prompts)
-    assert abs(corrected.mean() - truth) < 0.35 * noise
+    assert abs(corrected.mean() - truth) < 0.25 * noise
     assert (abs(values.mean() - truth) > 0.25 * noise) == ((name, num_prompts) in BIASED)
 
 
@@ -141,12 +141,12 @@ def test_the_noise_floor_of_independent_rows_is_that_of_six_normals():
 
 def test_nothing_clipped_bounds_the_length_error_by_what_could_have_been_missed():
     # Each bin has 100 rows of different prompts, without a clip. At most, one bin was clipped at the upper end of Jeffreys'
-    # interval for 0 of 100, and the five others not at all: c_k - c = 5/6 c_k. Student's t has 99 degrees of freedom.
+    # interval for 0 of 100, and the five others not at all: c_k - c = 5/6 c_k.
     rows = np.arange(600)
     nothing = Clusters.of(rows % 6, np.zeros(600), rows).reweighting().total.max
-    end = stats.beta.ppf(stats.norm.cdf(stats.t.ppf(0.975, 99)), 0.5, 100.5)
+    end = stats.beta.ppf(0.975, 0.5, 100.5)
     assert (nothing.value, nothing.corrected, nothing.noise) == (0, 0, 0)
-    assert nothing.interval == pytest.approx((0, 5 / 6 * end), rel=1e-9)
+    assert nothing.interval == pytest.approx((0, 5 / 6 * end), rel=1e-6)
     assert end == pytest.approx(0.025, abs=0.001)
 
 
@@ -202,28 +202,29 @@ def test_the_noise_floor_given_the_sign_is_the_lre_of_a_rule_that_is_even_given_
     assert np.mean([error.noise for error in found]) == pytest.approx(np.mean([error.value for error in found]), rel=0.1)
 
 
-def test_one_prompt_says_nothing():
+def test_one_prompt_says_almost_nothing():
     found = Clusters.of(np.array([0, 1, 2]), np.array([0.0, 1.0, 0.0]), np.zeros(3))
     low, high = found.reweighting().total.max.interval
     assert (low, high) == (0, pytest.approx(1, abs=0.3))
-    low, high = found.proportions()
-    assert low[:3] == pytest.approx([0, 0, 0], abs=1e-9)
-    assert high[:3] == pytest.approx([1, 1, 1], abs=1e-9)
+    low, high = found.proportions()  # Clopper and Pearson's for one row
+    assert low[:3] == pytest.approx([0, 0.025, 0], abs=1e-6)
+    assert high[:3] == pytest.approx([0.975, 1, 0.975], abs=1e-6)
     assert np.isnan([low[3:], high[3:]]).all()
 
 
-def test_problems_with_equal_values_have_one_trial_each():
-    # Jeffreys' interval for 0 of 5, at the tail probability of Student's t with 4 degrees of freedom
-    end = stats.beta.ppf(stats.norm.cdf(stats.t.ppf(0.975, 4)), 0.5, 5.5)
-    assert mean_interval(np.zeros(5), np.full(5, 16.0)) == pytest.approx((0, end), rel=1e-9)
-    assert mean_interval(np.full(5, 16.0), np.full(5, 16.0)) == pytest.approx((1 - end, 1), rel=1e-9)
-    assert end > 0.4  # five problems without a right response do not show that all are unsolvable
+def test_problems_with_equal_values_have_the_assumed_design_effect():
+    # 80 rows with a correlation of .5 within 5 problems have the weight of 80 / (1 + 15 x .5) = 9.4 independent ones
+    end = stats.beta.ppf(0.975, 0.5, 80 / 8.5 + 0.5)
+    assert mean_interval(np.zeros(5), np.full(5, 16.0)) == pytest.approx((0, end), rel=1e-6)
+    assert mean_interval(np.full(5, 16.0), np.full(5, 16.0)) == pytest.approx((1 - end, 1), rel=1e-6)
+    assert end > 0.2  # five problems without a right response do not show that all are unsolvable
 
 
-def test_the_unit_of_a_decision_does_not_matter():
+@pytest.mark.parametrize("number", [96, 1200])
+def test_the_unit_of_a_decision_does_not_matter(number):
     # a rule that clips the same share of every prompt's tokens has intervals in proportion, and no design effect of whole rows
     rng = np.random.default_rng(4)
-    rows, shares = np.arange(1200), rng.uniform(0.01, 0.03, 1200)
+    rows, shares = np.arange(number), rng.uniform(0.01, 0.03, number)
     low, high = Clusters.of(rows % 6, shares, rows).proportions()
-    error = shares.std() / np.sqrt(200)
-    assert (high - low).mean() == pytest.approx(2 * 1.97 * error, rel=0.1)
+    error = shares.std() / np.sqrt(number / 6)
+    assert (high - low).mean() == pytest.approx(2 * 1.97 * error, rel=0.1 if number > 1000 else 0.5)

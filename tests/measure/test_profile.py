@@ -169,7 +169,7 @@ def test_epochs_over_the_same_responses_narrow_no_interval_of_the_metrics():
     assert len(names) == 3 * 6 + 2
     for name in names:  # four times as many independent rows give an interval half as wide
         assert 0.8 < width(four, name) / width(metrics, name) < 1.01, name
-    assert four["fairness/lre_noise"] == pytest.approx(metrics["fairness/lre_noise"])
+    assert four["fairness/lre_noise"] == pytest.approx(metrics["fairness/lre_noise"], rel=1e-3)
     bins = [f"clip/fraction_length_bin_{k}_ci" for k in range(6)]
     assert sum(width(metrics, name) > width(independent, name) for name in bins) >= 5, "responses to one prompt are alike"
 
