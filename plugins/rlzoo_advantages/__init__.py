@@ -381,7 +381,7 @@ class GAE(AdvantageEstimator):
     gamma: float = Field(1.0, ge=0, le=1, description="discount of the next step")
     lam: float = Field(0.95, ge=0, le=1, description="weight of later steps: 0 trusts the critic, 1 the rewards")
     lam_alpha: float | None = Field(
-        None, gt=0, le=1e6, description="lam grows with the length L of a response, max(0, 1 - 1 / (lam_alpha L)); null: lam is fixed"
+        None, gt=0, le=1e6, description="lam is max(0, 1 - 1 / (lam_alpha L)) for a response of L steps; null: it is fixed"
     )
     lam_returns: float | None = Field(None, ge=0, le=1, description="lam of the value targets; null: that of the advantages")
     time_step: Literal["token", "turn"] = Field("token", description="what a step is: a token or a turn of the model")

@@ -57,8 +57,8 @@ def test_advantages_and_targets_equal_the_oracle(name, time_step):
         paid = None if inputs.token_rewards is None else inputs.token_rewards.numpy()
         expected = gae_oracle.gae(*(array.numpy() for array in arrays), paid, **settings)
         noise = torch.where(mask, inputs.values, torch.nan)  # what masked positions hold is not read
-        for got, wanted in zip((estimator(dataclasses.replace(inputs, values=noise)), estimator.value_targets(inputs)), expected,
-                               strict=True):  # fmt: skip
+        answers = estimator(dataclasses.replace(inputs, values=noise)), estimator.value_targets(inputs)
+        for got, wanted in zip(answers, expected, strict=True):
             torch.testing.assert_close(got, torch.from_numpy(wanted).float(), rtol=1e-6, atol=1e-6)
 
 

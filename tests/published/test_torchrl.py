@@ -1,4 +1,4 @@
-"""rlzoo's advantage estimation compared with TorchRL's, row by row: of each row, TorchRL gets the tokens that the model chose."""
+"""rlzoo's advantage estimation compared with TorchRL's, which gets the tokens that the model chose, row by row."""
 
 import pytest
 import torch

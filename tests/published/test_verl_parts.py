@@ -54,8 +54,6 @@ def verl_advantages(name, inputs, **settings):
     if name.endswith("optimal_token_baseline"):
         settings["old_log_probs"] = inputs.old_log_probs.double()
         settings["sum_pi_squared"] = inputs.collision_probs.double()
-    if name == "gae":
-        return compute_gae_advantage_return(paid, values, mask, gamma, lam)
     # its groups are keys of a dict
     return get_adv_estimator_fn(name)(token_rewards(inputs), mask, index=inputs.group_ids[:, 0].numpy(), **settings)[0]
 
