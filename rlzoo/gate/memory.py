@@ -13,7 +13,7 @@ from rlzoo.gate.architecture import Architecture, Forward, find_architecture
 from rlzoo.gate.devices import Devices
 from rlzoo.learner.log_probs import logits_per_chunk
 from rlzoo.learner.micro_batches import max_tokens
-from rlzoo.models.pretrained import naming_the_reference
+from rlzoo.models.pretrained import naming
 from rlzoo.models.processes import zero_settings
 from rlzoo.rollout.episodes import Limits
 
@@ -171,7 +171,7 @@ def weight_bytes(architecture: Architecture, config: RunConfig) -> int:
 def reference_bytes(architecture: Architecture, config: RunConfig) -> float:
     """Return the size of the reference model in bytes; one of unknown shape is assumed to be as large as the model."""
     named, is_needed = config.model, needs_reference(config.learner, config.reward, config.clip, config.estimator)
-    with naming_the_reference():
+    with naming("model.reference"):
         teacher = find_architecture(named.reference) if is_needed and named.reference is not None else None
     if teacher is None:
         return float(is_needed * weight_bytes(architecture, config))

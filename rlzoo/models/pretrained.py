@@ -110,23 +110,29 @@ def load_named(settings: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeni
 
 
 @contextmanager
-def naming_the_reference() -> Iterator[None]:
-    """Inside the block, errors about the model name the setting ``model.reference`` instead of ``model.path``."""
+def naming(setting: str) -> Iterator[None]:
+    """Inside the block, errors about the model name another setting instead of ``model.path``."""
     try:
         yield
     except UserError as error:
-        raise UserError(str(error).replace("model.path", "model.reference")) from error
+        raise UserError(str(error).replace("model.path", setting)) from error
 
 
 def load_reference(settings: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """Load the frozen model ``settings.reference``; raises `UserError` if its tokenizer has other ids than ``tokenizer``."""
     update = {"path": settings.reference, "dtype": settings.reference_dtype or "auto"}
-    model, other = load_named(settings.model_copy(update=update))
+    with naming("model.reference"):
+        return load_alike(settings.model_copy(update=update), tokenizer).eval().requires_grad_(False)
+
+
+def load_alike(settings: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """Load the model ``settings.path``; raises `UserError` if its tokenizer has other ids than ``tokenizer``."""
+    model, other = load_named(settings)
     ours, theirs = tokenizer.get_vocab(), other.get_vocab()
     for token, _ in sorted(ours.items() ^ theirs.items())[:1]:
         ids = f"the token {token!r} has id {theirs.get(token)} there and {ours.get(token)} in the model's"
-        raise UserError(f"model.reference={settings.reference!r}: another tokenizer ({ids}); choose a model with the same one")
-    return model.eval().requires_grad_(False)
+        raise UserError(f"model.path={settings.path!r}: another tokenizer ({ids}); choose a model with the same one")
+    return model
 
 
 def embedding_rows(model: PreTrainedModel) -> int:

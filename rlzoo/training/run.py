@@ -126,11 +126,11 @@ class Run:
     @contextmanager
     def attempt(self, step: int) -> Iterator[None]:
         """Run the block as one step. If the step fails before its first update, restore the state from before the step."""
-        self.attempted, position, updates = step, self.rollouts.position(), self.learner.scheduler.last_epoch
+        self.attempted, position, updates = step, self.rollouts.position(), self.learner.position
         try:
             yield
         except BaseException:
-            self.is_clean = self.is_clean and self.learner.scheduler.last_epoch == updates
+            self.is_clean = self.is_clean and self.learner.position == updates
             if self.is_clean:
                 self.rollouts.go_back(position)
             raise
