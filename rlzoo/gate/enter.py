@@ -110,6 +110,7 @@ class Admission(Opening):
     accelerator: Accelerator = field(init=False)
     learner: Learner = field(init=False)
     reference: PreTrainedModel | None = field(init=False, default=None)
+    critic_model: PreTrainedModel | None = field(init=False, default=None)
     critic: Critic | None = field(init=False, default=None)
     facts: dict[str, Any] = field(init=False)  # its fingerprint
     changes: list[tuple[int, str]] = field(init=False, default_factory=list)  # since a resumed run started, with logging levels
@@ -145,6 +146,10 @@ def model(run: Admission) -> None:
     if run.config.model.reference is not None:
         run.reference = load_reference(run.config.model, run.tokenizer)
         run.facts |= model_facts(run.reference, run.tokenizer, "reference ")
+    if (path := run.config.critic.model) is not None:
+        with naming("critic.model"):
+            run.critic_model = load_alike(run.config.model.model_copy(update={"path": path}), run.tokenizer)
+        run.facts |= model_facts(run.critic_model, run.tokenizer, "critic ")
     if run.resume:
         run.changes = _changes(run.accelerator, run.config, run.facts, run.allow_changed)
 
@@ -159,20 +164,19 @@ def room(run: Admission) -> None:
 
 def critic(run: Admission) -> None:
     """Can the critic be loaded, and does it compute rows as the learner does?"""
-    config, path, head, probe = run.config, run.config.critic.model, None, run.probe
+    config, path, model, head, probe = run.config, run.config.critic.model, run.critic_model, None, run.probe
     if not config.has_critic:
         return
-    if path is None:
+    if path is None or model is None:
         model = copy.deepcopy(run.model)  # before the learner adds an adapter or shards it
     else:
+        model.to(run.accelerator.device)
+        limit, longest = context_length(model), run.tokens.longest_row
+        if longest is not None and limit is not None and longest > limit:
+            raise UserError(f"critic.model={path!r}: accepts {limit} tokens, rows may have {longest}")
         with naming("critic.model"):
-            model = load_alike(config.model.model_copy(update={"path": path}), run.tokenizer).to(run.accelerator.device)
-            folder, limit, longest = local_model(path), context_length(model), run.tokens.longest_row
-            if longest is not None and limit is not None and longest > limit:
-                raise UserError(f"model.path={path!r}: accepts {limit} tokens, rows may have {longest}")
-            probe = Probe.of(model, longest)
+            folder, probe = local_model(path), Probe.of(model, longest)
         head = load_file(folder / HEAD) if folder is not None and (folder / HEAD).is_file() else None
-        run.facts |= model_facts(model, run.tokenizer, "critic ")
     run.critic = Critic(
         model,
         config.critic,

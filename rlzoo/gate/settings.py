@@ -117,7 +117,7 @@ def _check_recording(config: RunConfig, recording: Recording) -> None:
     is_compared = correction is not None or config.clip.ratio_to_sampler
     needed = {"rewards": True, "rollout_log_probs": is_compared, "finished": config.reward.overlong_filtering}
     for name in sorted(recording.absent):
-        if needed[name] or name in config.clip.needs:
+        if needed[name] or name in config.clip.needs | config.estimator.needs:
             otherwise = ", or set correction=none" if name == "rollout_log_probs" and correction else ""
             raise UserError(f"{path!r} has a file without {name}, which this run uses; record them{otherwise}")
 

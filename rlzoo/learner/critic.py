@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
@@ -19,11 +20,11 @@ from rlzoo.learner.micro_batches import MicroBatches, PaddingSide
 from rlzoo.learner.optimization import freeze_unused, make_optimization, named_weights
 from rlzoo.learner.row_check import check_rows
 from rlzoo.models.adapters import prepare_for_training
-from rlzoo.models.pretrained import naming
+from rlzoo.models.pretrained import naming, save_model
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from rlzoo.learner.batch import AdvantageBatch, Batch
     from rlzoo.learner.micro_batches import ModelInputs
@@ -137,6 +138,15 @@ class Critic:
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote."""
         self.optimization.load(folder / "critic")
+
+    def save_model(self, folder: Path, weights: Mapping[str, Tensor], tokenizer: PreTrainedTokenizerBase) -> None:
+        """Write the critic as a model of its own, from which ``critic.model`` can start, with copies of its `weights`."""
+        own: dict[str, dict[str, Tensor]] = {"language_model": {}, "head": {}}
+        for name, tensor in weights.items():
+            part, _, rest = name.partition(".")
+            own[part][rest] = tensor
+        save_model(folder, self.module.language_model, own["language_model"], tokenizer)
+        save_file(own["head"], folder / HEAD)
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Tensor]:

@@ -238,7 +238,7 @@ class Learner:
         )
 
     def _estimates(self, batch: Batch, **signals: Any) -> dict[str, Tensor]:
-        """Estimate ``advantages``, ``(B, 1)``, or ``(B, T)`` with per-token credit, and a critic's ``value_targets`` ``(B, T)``.
+        """Estimate ``advantages``, ``(B, 1)``, or ``(B, T)`` with per-token credit, and ``value_targets`` ``(B, T)``.
 
         Advantages of filtered responses are 0. Responses without a grade are in no baseline, and have advantage 0, as do the
         others of a group that is then too small.

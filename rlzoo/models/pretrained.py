@@ -12,7 +12,7 @@ import re
 import shutil
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,6 +22,7 @@ from rlzoo.core.errors import UserError, did_you_mean, shown
 from rlzoo.support.atomic import follow_umask, temporary_path
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 logger = logging.getLogger("rlzoo")
@@ -133,6 +134,18 @@ def load_alike(settings: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> Pre
         ids = f"the token {token!r} has id {theirs.get(token)} there and {ours.get(token)} in the model's"
         raise UserError(f"model.path={settings.path!r}: another tokenizer ({ids}); choose a model with the same one")
     return model
+
+
+def save_model(folder: Path, model: PreTrainedModel, weights: Mapping[str, Tensor], tokenizer: PreTrainedTokenizerBase) -> None:
+    """Write other weights of the model, and the tokenizer, so that ``from_pretrained`` can load them."""
+    import torch
+
+    with torch.device("meta"):
+        skeleton = type(model)(model.config)  # without weights or adapters
+    skeleton.generation_config = model.generation_config
+    with quiet():
+        skeleton.save_pretrained(folder, state_dict=dict(weights))
+        tokenizer.save_pretrained(folder)
 
 
 def embedding_rows(model: PreTrainedModel) -> int:

@@ -106,6 +106,8 @@ class Run:
             )
         self.learner.load(folder, state.num_optimizer_steps, updates)
         self.learner.num_nonfinite = state.num_nonfinite
+        if self.learner.critic is not None:
+            self.learner.critic.num_nonfinite = state.critic_nonfinite
         self.rollouts.restore(state.step, state.next_problem, state.queue)
         self.monitor.restore(folder, state.alarms)
         self.done, self.saved, self._before = state.step, state.step, state.seconds
@@ -185,6 +187,8 @@ class Run:
         """Save a checkpoint: the model, the state of the rule, and everything that resuming needs."""
         weights = kept_weights(self.learner.weights(), keep=self.is_main)
         adapter = kept_weights(named_adapter(self.model), keep=self.is_main) or None
+        critic = self.learner.critic
+        values = kept_weights(critic.weights(), keep=self.is_main) if critic is not None else {}
         model = (self.model, weights, self.tokenizer, self.learner.policy)
         keep = self.config.checkpoint.keep
         with self.directory.checkpoint(step, *model, adapter=adapter, keep=keep, scores=self.accuracies) as folder:
@@ -194,6 +198,8 @@ class Run:
             if self.is_main:
                 state.write(folder / "state")
                 self.monitor.save(folder / "state")
+                if critic is not None:
+                    critic.save_model(folder / "critic", values, self.tokenizer)
             self.accelerator.wait_for_everyone()
         self.saved = step
 
@@ -208,6 +214,7 @@ class Run:
             run=self.directory.identity,
             periodic=self.is_due(step, self.config.checkpoint.every),
             queue=self.rollouts.queued(),
+            critic_nonfinite=self.learner.critic.num_nonfinite if self.learner.critic is not None else 0,
         )
 
     def remember(self, step: int, row: dict[str, float]) -> None:
