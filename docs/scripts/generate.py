@@ -71,6 +71,7 @@ TOPICS = {
         "rollout.dynamic_sampling",
     ),
     "Gradient clipping and skipped updates": ("learner.max_grad_norm", "learner.max_nonfinite", "learner.rollback_above"),
+    "Critic": ("critic.*",),
     "KL penalty": ("learner.kl_*", "reward.kl_coef"),
     "Entropy bonus": ("learner.entropy_coef",),
     "Temperature and response length": (
