@@ -150,7 +150,7 @@ def memory(
         if sharding.is_fsdp
         else _buffers(one_copy, adapter or trained * element, element, sharding),
     }
-    critic, critic_gradients = critic_bytes(architecture, config)
+    critic, critic_gradients, _ = critic_bytes(architecture, config)
     if critic:  # sharded as the model's states with FSDP2, which is the only sharding that it has
         states["critic"] = critic * share + (critic_gradients if has_both else 0.0)
     # the embedding's gradient from a micro-batch is held separately while the other gradients are computed
@@ -183,21 +183,22 @@ def reference_bytes(architecture: Architecture, config: RunConfig) -> float:
     return float(teacher.num_parameters * (BYTES[dtype] if dtype else stated.itemsize if stated else FLOAT))
 
 
-def critic_bytes(architecture: Architecture, config: RunConfig) -> tuple[float, float]:
-    """Return the sizes of the critic's weights with their optimizer states, and of its gradients, in bytes; 0 without a critic.
+def critic_bytes(architecture: Architecture, config: RunConfig) -> tuple[float, float, float]:
+    """Return the bytes of the critic's weights with their optimizer states, of its gradients, and of its files; 0 without one.
 
     A critic of unknown shape is assumed to be as large as the model.
     """
     if not config.has_critic:
-        return 0.0, 0.0
+        return 0.0, 0.0, 0.0
     with naming("critic.model"):
         own = (find_architecture(config.critic.model) if config.critic.model is not None else None) or architecture
     frozen = {name for name in own.parameter_sizes for pattern in config.critic.frozen if re.search(pattern, name)}
     trained = own.num_parameters - sum(own.parameter_sizes[name] for name in frozen)
     element = BYTES[config.model.dtype]
     number = FLOAT if config.learner.master_weights else element  # bytes of an optimized parameter
-    moments = 2 * (1 if config.learner.optimizer == "adamw_8bit" else number)
-    return own.num_parameters * element + trained * (moments + (number if number != element else 0)), trained * number
+    weights, moments = own.num_parameters * element, trained * 2 * (1 if config.learner.optimizer == "adamw_8bit" else number)
+    masters = trained * number if number != element else 0
+    return weights + moments + masters, trained * number, weights + moments + trained * number
 
 
 def trained_parameters(architecture: Architecture, config: RunConfig) -> int:
@@ -214,7 +215,7 @@ def resume_bytes(architecture: Architecture, config: RunConfig, has_deepspeed: b
     """Return the size of a checkpoint in bytes across all processes, excluding the model: trained parameters and moments."""
     number = _trained_bytes(config, has_deepspeed) + 2 * _moment_bytes(config, has_deepspeed)
     more = float(weight_bytes(architecture, config)) if has_deepspeed else 0.0
-    more += sum(critic_bytes(architecture, config))  # the critic as a model of its own, its trained parameters and moments
+    more += critic_bytes(architecture, config)[2]
     return more + trained_parameters(architecture, config) * number
 
 
