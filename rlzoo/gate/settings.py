@@ -26,6 +26,7 @@ from rlzoo.journal.manifest import check_model
 from rlzoo.journal.recorded import Recording
 from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.models.pretrained import local_model, naming
+from rlzoo.support.extras import how_to_install
 
 
 def usual_output(config: RunConfig) -> Path:
@@ -151,15 +152,15 @@ def missing_libraries(config: RunConfig) -> Iterator[str]:
     """Yield one line for each optional library that the run needs but that is not installed."""
     launch, learner, engine = config.launch, config.learner, engine_of(config.rollout)
     wanted = {
-        "deepspeed": (launch.deepspeed is not None, f"launch.deepspeed={launch.deepspeed!r}", "'rlzoo-llm[deepspeed]'"),
+        "deepspeed": (launch.deepspeed is not None, f"launch.deepspeed={launch.deepspeed!r}", how_to_install("deepspeed")),
         engine.library: (bool(engine.library), f"rollout.engine={config.rollout.engine!r}", engine.install),
-        "peft": (learner.lora.rank > 0, f"learner.lora.rank={learner.lora.rank}", "'rlzoo-llm[lora]'"),
-        "bitsandbytes": (learner.optimizer == "adamw_8bit", "learner.optimizer='adamw_8bit'", "bitsandbytes"),
-        "gguf": ("smollm2" in (config.model.path, config.model.reference), "model 'smollm2'", "'rlzoo-llm[gguf]'"),
+        "peft": (learner.lora.rank > 0, f"learner.lora.rank={learner.lora.rank}", how_to_install("lora")),
+        "bitsandbytes": (learner.optimizer == "adamw_8bit", "learner.optimizer='adamw_8bit'", "pip install bitsandbytes"),
+        "gguf": ("smollm2" in (config.model.path, config.model.reference), "model 'smollm2'", how_to_install("gguf")),
     }
-    for library, (is_wanted, setting, package) in wanted.items():
+    for library, (is_wanted, setting, command) in wanted.items():
         if is_wanted and importlib.util.find_spec(library) is None:
-            yield f"{setting}: {library} is not installed: pip install {package.removeprefix('pip install ')}"
+            yield f"{setting}: {library} is not installed: {command}"
 
 
 def shortages(plan: Plan) -> Iterator[str]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing as mp
 import os
 import signal
-import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,8 @@ from rlzoo.models.machine import LAUNCHED, available_memory, cores
 from rlzoo.support.parsing import parse_json, parse_yaml
 from rlzoo.support.reading import read_text
 
-LAUNCHER = "RLZOO_LAUNCHER"
-"""Environment variable that a sweep and rlzoo's launcher set for their children; holds the ID of the parent process."""
+PRELOADED = ("rlzoo.cli.app", "rlzoo.cli.progress", "rlzoo.training.train", "transformers.models.qwen3.modeling_qwen3")
+"""Modules that are imported once, in the process from which all runs are forked."""
 
 POLL = 0.5  # seconds between polls of the children
 SETTLED = 20.0  # seconds after which a child's memory use has roughly settled
@@ -170,7 +172,7 @@ class SweepProcess:
 
     child: Child
     environment: dict[str, str]
-    process: subprocess.Popen[bytes]
+    process: mp.process.BaseProcess
     started: float
 
     def memory(self) -> int:
@@ -183,6 +185,7 @@ class SweepProcess:
 
 def run_children(
     children: Sequence[Child],
+    program: Callable[[], object],
     jobs: int | None,
     parent_run: str | None,
     look: Callable[[Sequence[SweepProcess]], None],
@@ -192,6 +195,7 @@ def run_children(
 
     Args:
         children: in the order in which to start them.
+        program: the function that runs ``rlzoo`` with the words in `sys.argv`, in a process of its own.
         jobs: number of children to run at once; None for one per GPU or, without GPUs, one per core, as far as memory allows.
         parent_run: ID of the MLflow run to which the children belong.
         look: called every half second with the running children.
@@ -208,21 +212,21 @@ def run_children(
     try:
         while waiting or running:
             if waiting and free and (jobs is not None or _has_room(running, largest)):
-                running.append(_start(waiting.pop(0), free.pop(0), parent_run))
+                running.append(_start(waiting.pop(0), program, free.pop(0), parent_run))
                 continue
             look(running)
             time.sleep(POLL)
             settled = [worker for worker in running if time.monotonic() - worker.started > SETTLED]
             largest = max([largest, *(worker.memory() for worker in settled)])
-            for worker in [worker for worker in running if worker.process.poll() is not None]:
+            for worker in [worker for worker in running if worker.process.exitcode is not None]:
                 running.remove(worker)
                 free.insert(0, worker.environment)
-                ended(worker.child, int(worker.process.returncode))
+                ended(worker.child, worker.process.exitcode or 0)
     finally:
         for worker in running:
-            worker.process.send_signal(signal.SIGTERM)
+            worker.process.terminate()
         for worker in running:
-            worker.process.wait()
+            worker.process.join()
     return [child for child in children if not child.is_finished]
 
 
@@ -240,19 +244,42 @@ def slots(jobs: int | None) -> list[dict[str, str]]:
     return [threads | {"CUDA_VISIBLE_DEVICES": names[index % gpus]} for index in range(number)]
 
 
-def _start(child: Child, environment: dict[str, str], parent_run: str | None) -> SweepProcess:
+def _start(child: Child, program: Callable[[], object], environment: dict[str, str], parent_run: str | None) -> SweepProcess:
     """Start or resume a child; its output goes to ``logs/``."""
     log = child.path.parent / "logs" / f"{child.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    plain = {name: value for name, value in os.environ.items() if name not in LAUNCHED}
-    variables = plain | environment | {LAUNCHER: str(os.getpid())} | ({PARENT_RUN: parent_run} if parent_run else {})
-    command = [sys.executable, "-P", "-m", "rlzoo", "train", *child.arguments, *(["--resume"] if child.is_begun else [])]
-    with log.open("ab") as file:
-        # use a separate session, so that Ctrl-C reaches only the sweep, which signals each child once
-        process = subprocess.Popen(
-            command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=variables, start_new_session=True
-        )
+    # a forked process cannot use CUDA if the process that it was forked from has asked for GPUs, as some imports do
+    context: Any = mp.get_context("spawn" if "CUDA_VISIBLE_DEVICES" in environment else "forkserver")
+    context.set_forkserver_preload(list(PRELOADED))
+    words = ["rlzoo", "train", *child.arguments, *(["--resume"] if child.is_begun else [])]
+    variables = environment | ({PARENT_RUN: parent_run} if parent_run else {})
+    process = context.Process(target=_run, args=(program, words, variables, log))
+    process.start()
     return SweepProcess(child, environment, process, time.monotonic())
+
+
+def _run(program: Callable[[], object], words: Sequence[str], variables: Mapping[str, str], log: Path) -> None:
+    """Run a command in this process as in one that was not forked; if the sweep is killed, the command saves and exits."""
+    import torch
+
+    os.setsid()  # so that Ctrl-C reaches only the sweep, which signals each child once
+    with log.open("ab") as file:
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+    threading.Thread(target=_end_with_the_sweep, daemon=True).start()
+    for name in LAUNCHED:
+        os.environ.pop(name, None)
+    os.environ.update(variables)
+    torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))  # torch has already read the variable
+    sys.argv = list(words)
+    program()
+
+
+def _end_with_the_sweep() -> None:
+    sweep = mp.parent_process()
+    assert sweep is not None, "started by `_start`"
+    wait([sweep.sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _has_room(running: Sequence[SweepProcess], largest: int) -> bool:

@@ -262,15 +262,15 @@ class Learner:
         inputs = AdvantageInputs(rewards, batch.group_ids[:, None], batch.response_mask, batch.turn_ids, **signals)
         number = ops.group_sum(batch.graded.float()[:, None], inputs.group_ids)[:, 0]
         rows = (batch.graded & ((number >= self.estimator.min_group_size) | self.estimator.takes_one)).nonzero()[:, 0]
-        estimates = {"advantages": torch.zeros_like(rewards)}
-        if len(rows):
-            inputs = inputs if len(rows) == len(batch) else inputs.select(rows)
-            estimated = {"advantages": self.estimator(inputs)}
-            if self.critic is not None:
-                estimated["value_targets"] = self.estimator.value_targets(inputs)
-            for name, values in estimated.items():
-                estimates[name] = torch.zeros(len(batch), values.shape[1]).index_copy(0, rows, values)
-        return estimates | {"advantages": without_truncated(estimates["advantages"], batch.finished, self.reward)}
+        if len(rows) == 0:
+            return {"advantages": torch.zeros_like(rewards)}
+        inputs = inputs if len(rows) == len(batch) else inputs.select(rows)
+        estimated = {"advantages": self.estimator(inputs)}
+        if self.critic is not None:
+            estimated["value_targets"] = self.estimator.value_targets(inputs)
+        for name, values in estimated.items():
+            estimated[name] = torch.zeros(len(batch), values.shape[1]).index_copy(0, rows, values)
+        return estimated | {"advantages": without_truncated(estimated["advantages"], batch.finished, self.reward)}
 
     def log_probs(self, batch: Batch) -> Tensor:
         """Compute the model's log-probs of all responses, ``(B, T)``."""

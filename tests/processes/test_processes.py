@@ -175,7 +175,7 @@ def metrics(folder):
 in_two = pytest.mark.parametrize(
     "options",
     [
-        pytest.param((), id="ddp"),
+        pytest.param((), id="ddp", marks=pytest.mark.long),
         pytest.param(("--fsdp",), id="fsdp", marks=pytest.mark.long),
         pytest.param(("--deepspeed", "zero2"), id="zero2", marks=deepspeed),
         pytest.param(("--deepspeed", "zero3"), id="zero3", marks=deepspeed),
@@ -191,6 +191,7 @@ def test_a_whole_run_on_two_processes_equals_that_of_one(train, one_process, tmp
     assert_same_run(tmp_path / "run", one_process)
 
 
+@pytest.mark.long
 def test_two_processes_compare_the_same_named_rewards_as_one_process(train, tmp_path):
     reward = '{"right": float(problem.answer in response), "short": 1 - len(response) / 100}'
     (tmp_path / "named_apart.py").write_text(f"def parts(problem, response):\n    return {reward}\n")
@@ -335,6 +336,7 @@ def test_unsupported_launcher_settings_are_refused(zygote, tmp_path, asked, line
     assert done.stderr.splitlines()[-1].startswith(line)
 
 
+@pytest.mark.long
 def test_a_process_that_dies_ends_the_other_within_a_minute(zygote, tmp_path):
     words = words_of("run", "--processes", "2", overrides=[*QUICK, "eval.num_problems=0"], steps=500)
     os.mkfifo(tmp_path / "output")
