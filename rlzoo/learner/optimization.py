@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import PreTrainedModel
 
-    from rlzoo.learner.critic import ResponseValues
+    from rlzoo.learner.values import ResponseValues
 
 logger = logging.getLogger("rlzoo")
 

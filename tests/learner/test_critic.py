@@ -13,8 +13,9 @@ from rlzoo import UserError
 from rlzoo.config.sections import CriticConfig, LaunchConfig, LearnerConfig
 from rlzoo.core.errors import RunError
 from rlzoo.learner.batch import AdvantageBatch, Batch
-from rlzoo.learner.critic import Critic, value_loss
+from rlzoo.learner.critic import Critic
 from rlzoo.learner.learner import Learner
+from rlzoo.learner.values import value_loss
 from rlzoo.models.processes import make_accelerator
 from tests import gae_oracle
 from tests.core.test_gae import episodes
