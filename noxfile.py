@@ -203,14 +203,14 @@ def deepspeed(session: nox.Session) -> None:
 
 @nox.session
 def published(session: nox.Session) -> None:
-    """Compare rlzoo's rules with TRL's and verl's own losses; not part of continuous integration."""
+    """Compare rlzoo's rules and estimators with those of TRL, verl and TorchRL; not part of continuous integration."""
     light = ("ray", "tensordict", "omegaconf", "codetiming", "orjson")  # imports of verl's losses
     bin_folder = environment(session, "published", "-e", ".[dev]", "trl==1.16.0", *light, constraints=TORCH_ALONE)
-    # verl's requirements pin older versions of transformers and tensordict, which its losses do not need
+    # their requirements pin older versions of transformers, tensordict and torch, which the compared functions do not need
     python = str(bin_folder / "python")
-    session.run(python, "-m", "pip", "install", "-q", "--no-deps", "verl==0.9.1", external=True)
+    session.run(python, "-m", "pip", "install", "-q", "--no-deps", "verl==0.9.1", "torchrl==0.14.1", external=True)
     # otherwise a missing library would only skip tests
-    session.run(python, "-c", "import trl, verl.trainer.ppo.core_algos", external=True)
+    session.run(python, "-c", "import trl, verl.trainer.ppo.core_algos, torchrl.objectives.value.functional", external=True)
     session.run(str(bin_folder / "pytest"), "tests/published", *session.posargs, external=True, env=OFFLINE)
 
 

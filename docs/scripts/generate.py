@@ -74,6 +74,7 @@ TOPICS = {
         "rollout.measure_every",
     ),
     "Gradient clipping and skipped updates": ("learner.max_grad_norm", "learner.max_nonfinite", "learner.rollback_above"),
+    "Critic": ("critic.*",),
     "KL penalty": ("learner.kl_*", "reward.kl_coef"),
     "Entropy bonus": ("learner.entropy_coef",),
     "Temperature and response length": (

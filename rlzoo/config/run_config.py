@@ -34,6 +34,7 @@ from rlzoo.config.engines import engine_of
 from rlzoo.config.redaction import redact_settings, redacted_keys
 from rlzoo.config.sections import (
     CheckpointConfig,
+    CriticConfig,
     EvalConfig,
     LaunchConfig,
     LearnerConfig,
@@ -171,6 +172,7 @@ class RunConfig(Settings):
         "relative to the sampler, otherwise none",
     )
     learner: LearnerConfig = Field(default_factory=LearnerConfig, description="how the model is updated")
+    critic: CriticConfig = Field(default_factory=CriticConfig, description="the critic, for an advantage that needs values")
     eval: EvalConfig = Field(default_factory=EvalConfig, description="held-out evaluation")
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="when the model is saved")
     tracking: TrackingConfig = Field(default_factory=TrackingConfig, description="what is logged to MLflow")
@@ -264,6 +266,7 @@ class RunConfig(Settings):
     @model_validator(mode="after")
     def _gives_the_estimator_what_it_needs(self) -> Self:
         name, provided = self.estimator.name, {"turn_ids", "old_log_probs", "collision_probs", "ref_log_probs"}
+        provided |= {"values", "last_values", "finished"}
         if self.rollout.recorded is None:
             # whether the rewards of a task have names is known from the first grades
             provided |= {"reward_parts"} if self.task.host is None else {"token_rewards", "state_ids"}
@@ -279,6 +282,21 @@ class RunConfig(Settings):
                 f"clip.advantage={name!r}: its values differ between tokens, but {self.clip.name} accepts only one value per "
                 "response; choose another advantage, or a rule with scope token or batch"
             )
+        return self
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether the estimator needs the values of a critic."""
+        return "values" in self.estimator.needs
+
+    @model_validator(mode="after")
+    def _sets_up_no_absent_critic(self) -> Self:
+        for name, value in self.critic:
+            if not self.has_critic and value != getattr(CriticConfig(), name):
+                raise UserError(
+                    f"critic.{name}={shown(value)}: advantage {self.estimator.name!r} has no critic; remove the "
+                    "setting, or set clip.advantage=gae"
+                )
         return self
 
     @model_validator(mode="after")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -150,6 +151,15 @@ class RewardConfig(Settings):
     )
 
 
+def _patterns(values: tuple[str, ...]) -> tuple[str, ...]:
+    for value in values:
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise ValueError(f"{value!r} is not a regular expression: {error}") from error
+    return values
+
+
 class LoraConfig(Settings):
     """Train a low-rank update with PEFT instead of all weights (arXiv 2106.09685)."""
 
@@ -218,6 +228,28 @@ class LearnerConfig(Settings):
     gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass, to save memory")
     packing: bool = Field(False, description="concatenate the rows of a micro-batch into one row without padding")
     lora: LoraConfig = Field(default_factory=LoraConfig, description="low-rank update")
+
+
+class CriticConfig(Settings):
+    """The critic of an advantage estimator that needs values, such as gae; other settings are those of the learner."""
+
+    model: NameOrPath | None = Field(
+        None,
+        description="model that the critic starts from, with the same tokenizer, or the folder of a saved critic; null: the "
+        "starting model",
+    )
+    lr: float = Field(5e-6, gt=0, le=1, description="the critic's learning rate; learner.schedule and its warm-up apply")
+    updates: int = Field(1, ge=1, le=100, description="the critic's updates on a minibatch, before the model's update")
+    warmup_steps: int = Field(0, ge=0, description="number of first steps in which only the critic learns")
+    value_clip: float | None = Field(
+        0.2,
+        gt=0,
+        description="largest change of a value in a step that still lowers the loss; null: any",
+    )
+    max_grad_norm: float | None = Field(1.0, gt=0, description="maximum gradient norm of the critic; null: no limit")
+    frozen: Annotated[tuple[str, ...], AfterValidator(_patterns)] = Field(
+        (), description="regular expressions; parameters whose names contain a match are not trained, such as 'attn'"
+    )
 
 
 def needs_reference(learner: LearnerConfig, reward: RewardConfig, *readers: ClipPolicy | AdvantageEstimator) -> bool:

@@ -38,6 +38,7 @@ class RunState:
     periodic: bool  # False if saved because the run was stopped or had ended
     queue: list[QueuedBatch] = field(default_factory=list)  # batches that were sampled ahead for the next steps
     measured: Measured = field(default_factory=dict)  # empty without rollout.band
+    critic_nonfinite: NonNegativeInt = 0  # as num_nonfinite, of the critic
 
     def write(self, folder: Path) -> None:
         """Write the state to a folder in a checkpoint."""

@@ -33,6 +33,7 @@ from rlzoo.core.types import NEEDS, ClipInputs
 from rlzoo.core.zoo import load_zoo
 from rlzoo.learner.adapter_check import check_adapter
 from rlzoo.learner.batch import AdvantageBatch, Batch, ScoredBatch
+from rlzoo.learner.critic import Critic
 from rlzoo.learner.judge import Judgement, judgement, updated
 from rlzoo.learner.log_probs import ResponseLogProbs
 from rlzoo.learner.micro_batches import MicroBatch, MicroBatches, PaddingSide
@@ -94,6 +95,7 @@ class Learner:
         launch: LaunchConfig | None = None,
         probe: Probe | None = None,
         teacher: Teacher | None = None,
+        critic: Critic | None = None,
     ) -> None:
         self.policy = policy
         self.config = config
@@ -120,7 +122,7 @@ class Learner:
         self.language_model = language_model
         module = ResponseLogProbs(language_model, temperature, entropy_gradient=config.entropy_coef > 0)
         self._module = module
-        self.teacher = teacher
+        self.teacher, self.critic = teacher, critic
         self.reference: ResponseLogProbs | None = None
         if self.has_reference and teacher is None and not has_adapter(language_model):
             self.reference = copy.deepcopy(module).requires_grad_(False).to(self.accelerator.device)
@@ -140,6 +142,11 @@ class Learner:
         """Fraction of the run's updates that precede the next update, in [0, 1)."""
         return float(self.scheduler.last_epoch) / max(self.num_updates, 1)
 
+    @property
+    def position(self) -> tuple[int, int]:
+        """Number of updates of the model, including skipped ones, and of the critic: whether a step has changed the weights."""
+        return self.scheduler.last_epoch, self.critic.num_updates if self.critic is not None else 0
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every current weight with its name, unsharded; all processes must iterate over all weights."""
         return named_weights(self.language_model, self.optimization.rounded_to)
@@ -148,6 +155,8 @@ class Learner:
         """Write the trained parameters and the state of the optimizer and the policy."""
         folder.mkdir(parents=True, exist_ok=True)
         self.optimization.save(folder)
+        if self.critic is not None:
+            self.critic.save(folder)
         if self.accelerator.is_main_process:
             settings = redact_settings(self.policy.model_dump(mode="json"))
             (folder / "policy.json").write_text(json.dumps(settings), encoding="utf-8")
@@ -165,6 +174,8 @@ class Learner:
         """
         try:
             self.optimization.load(folder)
+            if self.critic is not None:
+                self.critic.load(folder)
             if self.policy.is_adaptive:  # its state is in its settings
                 written = json.loads(read_text(folder / "policy.json"))
                 settings = with_secrets_of(self.policy.model_dump(mode="json"), written)
@@ -192,16 +203,18 @@ class Learner:
             seed: seed that determines the split into minibatches, and the draws of rules that use random numbers.
         """
         batch = replace(batch, rewards=batch.rewards - overlong_penalty(batch.lengths, self.max_length, self.reward))
-        advantages = None if self._scores_before_advantages else self._advantages(batch)
+        critic = {} if self.critic is None else self.critic.score(batch)  # the values
+        estimates = {} if self._scores_before_advantages else self._estimates(batch, **critic)
+        advantages = estimates.get("advantages")
         minibatches = self.minibatches(batch, seed)[: self.config.num_minibatches]  # the first epoch has every row once
         minibatches += self._ignored(batch)
         micro_batches = [micro_batch for rows in minibatches for micro_batch in self._cut(batch, rows, advantages)]
         ref_log_probs = self.reference_log_probs(batch, micro_batches) if self.has_reference else None
         if advantages is not None and (self.correction is None or not self._learns_from(advantages)):
-            return AdvantageBatch.of(batch, advantages=advantages, seed=seed, ref_log_probs=ref_log_probs)
+            return AdvantageBatch.of(batch, **estimates, **critic, seed=seed, ref_log_probs=ref_log_probs)
         old_log_probs, old_entropy = self.micro_batches.log_probs(self.model, batch, micro_batches)
         if advantages is None:
-            signals: dict[str, Tensor] = {}
+            signals: dict[str, Tensor] = dict(critic)
             if self.reward.kl_coef:
                 assert ref_log_probs is not None, "has_reference"
                 signals["token_rewards"] = -self.reward.kl_coef * kl_estimate(old_log_probs, ref_log_probs, "k1")
@@ -209,13 +222,15 @@ class Learner:
             signals |= {name: values for name, values in scores.items() if name in self.estimator.needs and values is not None}
             if "collision_probs" in self.estimator.needs:
                 signals["collision_probs"] = self.collision_probs(batch)
-            advantages = self._advantages(batch, **signals)
+            estimates = self._estimates(batch, **signals)
+            advantages = estimates["advantages"]
         weights = None
         if self.correction is not None:
             weights = self.correction(CorrectionInputs(old_log_probs, batch.rollout_log_probs, batch.response_mask, advantages))
         return ScoredBatch.of(
             batch,
-            advantages=advantages,
+            **estimates,
+            **critic,
             seed=seed,
             ref_log_probs=ref_log_probs,
             old_log_probs=old_log_probs,
@@ -223,10 +238,11 @@ class Learner:
             correction_weights=weights,
         )
 
-    def _advantages(self, batch: Batch, **signals: Any) -> Tensor:
-        """Estimate the advantages, ``(B, 1)``, or ``(B, T)`` with per-token credit; 0 for filtered responses.
+    def _estimates(self, batch: Batch, **signals: Any) -> dict[str, Tensor]:
+        """Estimate ``advantages``, ``(B, 1)``, or ``(B, T)`` with per-token credit, and ``value_targets`` ``(B, T)``.
 
-        Responses without a grade are in no baseline, and have advantage 0, as do the others of a group that is then too small.
+        Advantages of filtered responses are 0. Responses without a grade are in no baseline, and have advantage 0, as do the
+        others of a group that is then too small.
 
         Args:
             batch: batch with shaped rewards.
@@ -239,6 +255,8 @@ class Learner:
             paid = batch.turn_rewards
             rewards = rewards - paid.sum(-1, keepdim=True)
             signals["token_rewards"] = paid + signals["token_rewards"] if "token_rewards" in signals else paid
+        if "finished" in self.estimator.needs:
+            signals["finished"] = batch.finished[:, None]
         if "reward_parts" in self.estimator.needs and batch.reward_parts is not None:
             signals["reward_weights"] = self.reward.weights
             signals["reward_parts"] = {name: values[:, None] for name, values in batch.reward_parts.items()}
@@ -246,10 +264,14 @@ class Learner:
         number = ops.group_sum(batch.graded.float()[:, None], inputs.group_ids)[:, 0]
         rows = (batch.graded & ((number >= self.estimator.min_group_size) | self.estimator.takes_one)).nonzero()[:, 0]
         if len(rows) == 0:
-            return torch.zeros_like(rewards)
-        estimated = self.estimator(inputs if len(rows) == len(batch) else inputs.select(rows))
-        advantages = torch.zeros(len(batch), estimated.shape[1]).index_copy(0, rows, estimated)
-        return without_truncated(advantages, batch.finished, self.reward)
+            return {"advantages": torch.zeros_like(rewards)}
+        inputs = inputs if len(rows) == len(batch) else inputs.select(rows)
+        estimated = {"advantages": self.estimator(inputs)}
+        if self.critic is not None:
+            estimated["value_targets"] = self.estimator.value_targets(inputs)
+        for name, values in estimated.items():
+            estimated[name] = torch.zeros(len(batch), values.shape[1]).index_copy(0, rows, values)
+        return estimated | {"advantages": without_truncated(estimated["advantages"], batch.finished, self.reward)}
 
     def log_probs(self, batch: Batch) -> Tensor:
         """Compute the model's log-probs of all responses, ``(B, T)``."""
@@ -305,16 +327,18 @@ class Learner:
                 batch with its old log-probs.
 
         Returns:
-            The batch with its old log-probs, and the updates in order. If no response can have a gradient, there are no updates
-            and no old log-probs.
+            The batch with its old log-probs, and the updates in order. If no response can have a gradient, or only the critic
+            learns, there are no updates and no old log-probs.
         """
-        minibatches = self.minibatches(batch, batch.seed)
-        if not self._learns_from(batch.advantages):
-            self.advance_schedule(len(minibatches))
-            return batch, []
+        minibatches, rests = self.minibatches(batch, batch.seed), not self._learns_from(batch.advantages)
+        if self.critic is not None:
+            self.critic.updates.clear()
+            rests = rests or batch.step <= self.critic.config.warmup_steps
         updates: list[Update] = []
         for index, rows in enumerate(minibatches):
-            if not batch.graded[rows].any():  # no grades, or fewer responses than minibatches
+            if self.critic is not None:
+                self.critic.update(batch, rows, float(self.scheduler.get_last_lr()[0]) / self.config.lr)
+            if rests or not batch.graded[rows].any():  # no grades, or fewer responses than minibatches
                 self.advance_schedule(1)
                 continue
             progress = self.progress

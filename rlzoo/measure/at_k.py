@@ -130,12 +130,16 @@ def _estimate(sums: Array, counts: Array) -> AtK:
 
 
 def _measures(problems: Sequence[Completions], votes: bool) -> dict[str, tuple[Array, Array]]:
-    """Compute the sum of every measure over the graded responses of every problem, or over the problem, and their number."""
+    """Compute every measure for every problem, times the number of values that it is the mean of, and this number.
+
+    A problem with a grade counts in full, as in training; one without is left out.
+    """
     k = len(problems[0])
     rewards = [[one.reward for one in completions if one.reward is not None] for completions in problems]
-    of_responses = np.array([sum(graded) for graded in rewards]), np.array([len(graded) for graded in rewards])
-    if not of_responses[1].any():
+    counts = np.array([k if graded else 0 for graded in rewards])
+    if not counts.any():
         return {}
+    of_responses = np.array([sum(graded) / max(len(graded), 1) for graded in rewards]) * counts, counts
     measures = {f"mean@{k}": of_responses}
     if all(len(graded) == k and {0.0, 1.0}.issuperset(graded) for graded in rewards):
         of_problems = {f"pass@{j}": np.array([pass_at(k, round(sum(graded)), j) for graded in rewards]) for j in passes(k)}

@@ -303,14 +303,13 @@ def test_a_run_is_evaluated_on_its_own_task_as_the_run_evaluates_itself(tmp_path
 
 
 def test_the_mean_of_rewards_beyond_one_has_a_t_interval_by_hand():
-    # sums 4 of 2 graded responses and -1 of 1, which differ by 2 and -2 from as many means of 1:
-    # 1 +- 12.706 * sqrt(2 / (2 - 1) * (2^2 + 2^2)) / 3
+    # means 2 and -1 of the graded responses; 0.5 +- 12.706 * (1.5 * sqrt(2)) / sqrt(2)
     rows = [(3.0, 1.0), (-1.0, None), (None, None)]
     problems = [tuple(Completion("", reward, None, 1, True) for reward in row) for row in rows]
     found = estimates(problems, votes=False)
     assert list(found) == ["mean@2"]
-    assert found["mean@2"].value == means(problems, votes=False)["mean@2"] == 1.0
-    assert found["mean@2"].interval == pytest.approx((1 - 12.7062 * 4 / 3, 1 + 12.7062 * 4 / 3), rel=1e-5)
+    assert found["mean@2"].value == means(problems, votes=False)["mean@2"] == 0.5
+    assert found["mean@2"].interval == pytest.approx((0.5 - 12.7062 * 1.5, 0.5 + 12.7062 * 1.5), rel=1e-5)
     assert means(problems[2:], votes=False) == {}
 
 

@@ -29,6 +29,7 @@ CASES = {
     "teacher": ("grpo", {"teacher": True, "kl_coef": 0.1}),
     "prompts": ("grpo", {"clip": {"reduction": "prompt_mean"}, "kl_coef": 0.1}),
     "packed": ("gspo", {"packing": True, "gradient_checkpointing": True}),
+    "critic": ("grpo", {"critic": True}),
     "unused": ("grpo", {"unused": True, "num_responses": 7}),
 }
 LAUNCHES = {
@@ -91,7 +92,7 @@ def two_processes(request, zygote, tmp_path_factory):
     # DeepSpeed's optimizer for offloaded states rounds in another order, which shows in one case
     cases = dict(CASES) if request.param != "offload" else {"fspo": CASES["fspo"]}
     if "deepspeed" in LAUNCHES[request.param]:
-        cases.pop("unused", None)
+        cases = {name: case for name, case in cases.items() if name not in ("unused", "critic")}
     cases, folder = {**cases, "few": ("fspo", {"num_responses": 15})}, tmp_path_factory.mktemp(request.param)
     if request.param != "ddp":
         return launched(request.param, folder, cases)
@@ -112,8 +113,14 @@ def test_three_updates_agree_with_one_process(two_processes, case):
         assert got["skipped"] == one["skipped"]
         for name in ("objective", "grad_norm", "log_probs"):
             assert got[name] == pytest.approx(one[name], rel=1e-4, abs=1e-7)
+        for ours, theirs in zip(got["critic"], one["critic"], strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-7)
     assert weights.keys() == expected_weights.keys()
     start = (with_unused_parts(make_model()) if case == "unused" else make_model()).state_dict()
+    start |= {f"critic.language_model.{name}": tensor for name, tensor in start.items()}
+    start |= {
+        name: torch.zeros_like(tensor) for name, tensor in expected_weights.items() if name not in start
+    }  # the value head
     moved = torch.cat([(expected_weights[name] - start[name]).flatten() for name in weights])
     error = torch.cat([(weights[name] - expected_weights[name]).flatten() for name in weights])
     assert float(moved.norm()) > 1e-3

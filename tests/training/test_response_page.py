@@ -88,6 +88,17 @@ def test_tokens_are_coloured_marked_and_shown_literally():
     assert page.headings == ["Prompt 1, response 2 clipped: 1 of 3 tokens"]
 
 
+def test_values_are_drawn_between_the_smallest_and_the_largest_of_the_page():
+    values = [0.0, 0.25, 0.5, 1.0]
+    text = render("t", {}, [completion([Token("a", 0.0, value=value) for value in values] + [Token("obs")])])
+    assert [token[:2] for token in Page(text).tokens[0]] == [
+        *([[f"v{level}"], f"+0.0000, value {value:g}"] for level, value in zip((0, 1, 2, 4), values, strict=True)),
+        [["o"], None],
+    ]
+    assert "the critic's value before it: from 0 " in text
+    assert "critic" not in render("t", {}, [completion([Token("a", 0.0)])])
+
+
 @pytest.mark.parametrize(("marks", "decision"), [([0, 0], "no"), ([1, 0], "1 of 2 tokens"), ([1, 1], "whole response")])
 def test_the_decision_is_in_words(marks, decision):
     assert completion([Token("a", 0.0, clipped=bool(mark)) for mark in marks]).decision == decision
