@@ -36,11 +36,11 @@ def accuracy(arm: str, seed: int, output: Path) -> float:
     """Train one run, unless it has ended before, and return the accuracy of its last evaluation."""
     configs, settings = ARMS[arm]
     folder = output / f"{arm.replace(', ', '-').replace(' ', '-')}-{seed}"
-    if not (folder / "metrics.jsonl").is_file() or "eval/accuracy" not in read_metrics(folder / "metrics.jsonl")[-1]:
-        overrides = [*settings, "tracking.mlflow=false", "eval.every=0", "checkpoint.every=0"]
-        run = RunConfig.compose(configs, overrides=overrides, seed=seed, output=folder)
+    overrides = [*settings, "tracking.mlflow=false", "eval.every=0", "checkpoint.every=0"]
+    run, file = RunConfig.compose(configs, overrides=overrides, seed=seed, output=folder), folder / "metrics.jsonl"
+    if not file.is_file() or read_metrics(file)[-1]["step"] < run.steps:
         rlzoo.train(run, resume=(folder / "config.yaml").is_file())
-    return read_metrics(folder / "metrics.jsonl")[-1]["eval/accuracy"]
+    return read_metrics(file)[-1]["eval/accuracy"]
 
 
 def main() -> None:
