@@ -114,7 +114,6 @@ def _print_differences(sweep: Sweep, console: Plain) -> None:
 def _finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -> list[Child]:
     """Start or resume all unfinished runs under one MLflow run, and return the runs that failed."""
     from rlzoo.cli.bars import Bars
-    from rlzoo.cli.main import entry
     from rlzoo.journal.tracking.store import connected
     from rlzoo.lab.sweep import run_children
 
@@ -153,7 +152,7 @@ def _finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -
     status = "FAILED"
     try:
         with bars:
-            failed = run_children(sweep.children, entry, jobs, parent, look, ended)
+            failed = run_children(sweep.children, jobs, parent, look, ended)
         status = "FAILED" if failed else "FINISHED"
     except (KeyboardInterrupt, SystemExit):
         status = "KILLED"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import multiprocessing as mp
 import os
@@ -185,7 +186,6 @@ class SweepProcess:
 
 def run_children(
     children: Sequence[Child],
-    program: Callable[[], object],
     jobs: int | None,
     parent_run: str | None,
     look: Callable[[Sequence[SweepProcess]], None],
@@ -195,7 +195,6 @@ def run_children(
 
     Args:
         children: in the order in which to start them.
-        program: the function that runs ``rlzoo`` with the words in `sys.argv`, in a process of its own.
         jobs: number of children to run at once; None for one per GPU or, without GPUs, one per core, as far as memory allows.
         parent_run: ID of the MLflow run to which the children belong.
         look: called every half second with the running children.
@@ -212,7 +211,7 @@ def run_children(
     try:
         while waiting or running:
             if waiting and free and (jobs is not None or _has_room(running, largest)):
-                running.append(_start(waiting.pop(0), program, free.pop(0), parent_run))
+                running.append(_start(waiting.pop(0), free.pop(0), parent_run))
                 continue
             look(running)
             time.sleep(POLL)
@@ -244,7 +243,7 @@ def slots(jobs: int | None) -> list[dict[str, str]]:
     return [threads | {"CUDA_VISIBLE_DEVICES": names[index % gpus]} for index in range(number)]
 
 
-def _start(child: Child, program: Callable[[], object], environment: dict[str, str], parent_run: str | None) -> SweepProcess:
+def _start(child: Child, environment: dict[str, str], parent_run: str | None) -> SweepProcess:
     """Start or resume a child; its output goes to ``logs/``."""
     log = child.path.parent / "logs" / f"{child.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -253,12 +252,12 @@ def _start(child: Child, program: Callable[[], object], environment: dict[str, s
     context.set_forkserver_preload(list(PRELOADED))
     words = ["rlzoo", "train", *child.arguments, *(["--resume"] if child.is_begun else [])]
     variables = environment | ({PARENT_RUN: parent_run} if parent_run else {})
-    process = context.Process(target=_run, args=(program, words, variables, log))
+    process = context.Process(target=_run, args=(words, variables, log))
     process.start()
     return SweepProcess(child, environment, process, time.monotonic())
 
 
-def _run(program: Callable[[], object], words: Sequence[str], variables: Mapping[str, str], log: Path) -> None:
+def _run(words: Sequence[str], variables: Mapping[str, str], log: Path) -> None:
     """Run a command in this process as in one that was not forked; if the sweep is killed, the command saves and exits."""
     import torch
 
@@ -272,7 +271,7 @@ def _run(program: Callable[[], object], words: Sequence[str], variables: Mapping
     os.environ.update(variables)
     torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))  # torch has already read the variable
     sys.argv = list(words)
-    program()
+    importlib.import_module("rlzoo.cli.main").entry()  # by name, because the lab imports nothing of the command line
 
 
 def _end_with_the_sweep() -> None:
