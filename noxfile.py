@@ -131,7 +131,8 @@ def run_tests(session: nox.Session, workers: int) -> None:
     pytest = str(project(session) / "pytest")
     # in alphabetical order, so that files with long tests are not last
     order = ["-n", str(workers), "--dist", "loadfile", "--no-loadscope-reorder"]
-    usual = [*order, "--ignore=tests/browser", "-m", "not slow and not long and not deepspeed and not environments"]
+    elsewhere = ("--ignore=tests/browser", "--ignore=tests/fuzz")  # in sessions of their own
+    usual = [*order, *elsewhere, "-m", "not slow and not long and not deepspeed and not environments"]
     session.run(pytest, *(session.posargs or usual), external=True, env=OFFLINE)
 
 
@@ -202,14 +203,14 @@ def deepspeed(session: nox.Session) -> None:
 
 @nox.session
 def published(session: nox.Session) -> None:
-    """Compare rlzoo's rules with TRL's and verl's own losses; not part of continuous integration."""
+    """Compare rlzoo's rules and estimators with those of TRL, verl and TorchRL; not part of continuous integration."""
     light = ("ray", "tensordict", "omegaconf", "codetiming", "orjson")  # imports of verl's losses
     bin_folder = environment(session, "published", "-e", ".[dev]", "trl==1.16.0", *light, constraints=TORCH_ALONE)
-    # verl's requirements pin older versions of transformers and tensordict, which its losses do not need
+    # their requirements pin older versions of transformers, tensordict and torch, which the compared functions do not need
     python = str(bin_folder / "python")
-    session.run(python, "-m", "pip", "install", "-q", "--no-deps", "verl==0.9.1", external=True)
+    session.run(python, "-m", "pip", "install", "-q", "--no-deps", "verl==0.9.1", "torchrl==0.14.1", external=True)
     # otherwise a missing library would only skip tests
-    session.run(python, "-c", "import trl, verl.trainer.ppo.core_algos", external=True)
+    session.run(python, "-c", "import trl, verl.trainer.ppo.core_algos, torchrl.objectives.value.functional", external=True)
     session.run(str(bin_folder / "pytest"), "tests/published", *session.posargs, external=True, env=OFFLINE)
 
 
@@ -441,20 +442,16 @@ def release(session: nox.Session) -> None:
     session.log("the workflow publish.yml then repeats these checks, and publishes once the environment pypi is approved")
 
 
-STARTS_PROCESSES = ("measure-fairness", "scale")
-"""How-tos with a sweep or a run in several processes, each of which takes most of a minute to import everything again.
-
-The tests run these commands; `guides` runs the pages.
-"""
+PAGES = [str(ROOT / "docs" / "how-to" / f"{name}.md") for name in ("own-reward", "stop-and-resume", "write-a-policy")]
+"""The pages whose commands `package` runs; `guides` runs all."""
 
 
 @nox.session
 def package(session: nox.Session) -> None:
     """Check that ``pip install .`` gives a working command with every bundled policy and config.
 
-    The commands of most how-tos and the examples that take seconds are run with only rlzoo's requirements importable. Training
-    commands run for two steps with few prompts. `guides -- --steps 2 --fork` does this for all pages, and `examples` for all
-    examples.
+    The commands of some pages and the simplest examples are run with only rlzoo's requirements importable. Training commands
+    run for two steps with few prompts. `guides -- --steps 2 --fork` does this for all pages, and `examples` for all examples.
     """
     bin_folder = installed(session)
     python, env = str(bin_folder / "python"), {**BARE, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
@@ -462,8 +459,7 @@ def package(session: nox.Session) -> None:
     with session.chdir(session.create_tmp()):
         session.run(python, str(ROOT / "tests" / "installed.py"), external=True, env=env)
     session.run(python, "-m", "tests.examples", "--quick", external=True, env=env)
-    pages = sorted(str(page) for page in (ROOT / "docs" / "how-to").glob("*.md") if page.stem not in STARTS_PROCESSES)
-    session.run(python, "-m", "docs.scripts.runnable", "--steps", "2", "--fork", *pages, external=True, env=env)
+    session.run(python, "-m", "docs.scripts.runnable", "--steps", "2", "--fork", *PAGES, external=True, env=env)
 
 
 @nox.session

@@ -1,6 +1,6 @@
 """Trains a model with the rule fspo in TRL, with a KL penalty and an entropy bonus, and records the rollouts.
 
-pip install 'rlzoo-llm[trl]'
+pip install 'PATH[trl]', where PATH is a clone of this repository
 python examples/trl_fspo.py && rlzoo replay trl-rollouts --clip fspo,gspo,grpo
 
 The embedded model (0.1 M parameters) adds several numbers. ``python examples/trl_fspo.py smollm2`` trains SmolLM2-135M-Instruct

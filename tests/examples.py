@@ -25,27 +25,20 @@ LIMIT = 300.0
 RUN = ["--clip", "gspo", "--steps", "12", "--set", "eval.num_problems=20", "--set", "rollout.num_prompts=16"]
 """Options of `rlzoo train` for the run that examples read; it is longer than the ten steps that some of them skip."""
 QUICK = {
-    "clip_by_length.py": "RUN clip-by-length.svg",
     "convert_dump.py": "DUMPS rollouts --temperature 0.7",
     "custom_reward.py": "",
     "custom_task.py": "",
-    "lab/adaptive_bound.py": "RUN",
-    "lab/evenness_picture.py": "DOCS/explanation/which-rule-wins/evenness.csv evenness.svg",
-    "lab/headlines.py": "DOCS/explanation/which-rule-wins",
-    "lab/interval_coverage.py": "--draws 2 --only mean@4",
-    "lab/mismatch_by_length.py": "RUN",
-    "lab/pooled_fairness.py": "RUN --clip fspo,gspo",
-    "lab/summarise_runs.py": "RUN",
-    "lab/tool_curve.py": "RUN tools.svg",
     "quickstart.py": "",
     "show_completions.py": "RUN --step 1 --number 2",
 }
-"""Examples of continuous integration, with their arguments; RUN is a run directory, DUMPS a folder with a dump, DOCS ``docs``.
-
-Of each kind, they are those that take the least time.
-"""
+"""Examples of continuous integration, with their arguments: RUN is a run, DUMPS a folder with a dump, DOCS the folder docs."""
 SLOW = {
+    "clip_by_length.py": "RUN clip-by-length.svg",
+    "lab/adaptive_bound.py": "RUN",
     "lab/evenness.py": "RUN --skip-steps 2 --jobs 1",
+    "lab/evenness_picture.py": "DOCS/explanation/which-rule-wins/evenness.csv evenness.svg",
+    "lab/headlines.py": "DOCS/explanation/which-rule-wins",
+    "lab/interval_coverage.py": "--draws 2 --only mean@4",
     "lab/length_law.py": "--output law --quick",
     "lab/length_law_fit.py": "DOCS/explanation/which-rule-wins/length-law.csv",
     "lab/make_embedded_model.py": "--steps 20 --output model",
@@ -56,7 +49,11 @@ SLOW = {
     "lab/measure_log_probs.py": "--model embedded --rows 2 --tokens 32",
     "lab/measure_planner.py": "--quick",
     "lab/measure_turns.py": "",
+    "lab/mismatch_by_length.py": "RUN",
+    "lab/pooled_fairness.py": "RUN --clip fspo,gspo",
+    "lab/summarise_runs.py": "RUN",
     "lab/terminal_picture.py": "terminal.svg",
+    "lab/tool_curve.py": "RUN tools.svg",
     "write_rollouts.py": "000001.safetensors",
 }
 """Other examples: `nox -s examples` runs them too. docs/how-to/judge-rollouts.md runs write_rollouts.py."""

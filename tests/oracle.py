@@ -6,6 +6,7 @@ itself is tested in test_oracle.py, with central finite differences and numbers 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
-Reduction = Literal["token_mean", "sequence_mean", "sequence_mean_token_sum", "constant_length"]
+Reduction = Literal["token_mean", "prompt_mean", "sequence_mean", "sequence_mean_token_sum", "constant_length"]
 
 LOG_RATIO_LIMIT = 20.0
 
@@ -181,7 +182,11 @@ def fspo(
 
 
 def reduce(
-    objective: FloatArray, mask: BoolArray, reduction: Reduction, constant: float | None = None
+    objective: FloatArray,
+    mask: BoolArray,
+    reduction: Reduction,
+    constant: float | None = None,
+    groups: Sequence[int] = (),
 ) -> tuple[float, FloatArray]:
     """Reduce an objective to a scalar; also returns the weights, so that value = sum(weights * objective) on response tokens.
 
@@ -192,8 +197,8 @@ def reduce(
     if objective.shape not in {(rows, columns), (rows, 1)}:
         raise ValueError(f"objective {objective.shape} does not fit the mask {mask.shape}")
     per_response = objective.shape != mask.shape
-    if reduction == "token_mean" and per_response:
-        raise ValueError("token_mean needs a (B, T) objective")
+    if reduction in ("token_mean", "prompt_mean") and per_response:
+        raise ValueError(f"{reduction} needs a (B, T) objective")
     if reduction == "constant_length" and (constant is None or constant <= 0):
         raise ValueError("constant_length needs a positive constant")
     lengths = [len(_tokens(mask, b)) for b in range(rows)]
@@ -205,6 +210,9 @@ def reduce(
             continue
         if reduction == "token_mean":
             weight = 1.0 / sum(lengths)
+        elif reduction == "prompt_mean":
+            prompts = {groups[i] for i in range(rows) if lengths[i] > 0}
+            weight = 1.0 / (len(prompts) * sum(lengths[i] for i in range(rows) if groups[i] == groups[b]))
         elif reduction == "sequence_mean":
             weight = 1.0 / responses if per_response else 1.0 / (responses * lengths[b])
         elif reduction == "sequence_mean_token_sum":
@@ -219,9 +227,15 @@ def reduce(
     return value, weights
 
 
-def gradient(result: OracleResult, mask: BoolArray, reduction: Reduction, constant: float | None = None) -> FloatArray:
+def gradient(
+    result: OracleResult,
+    mask: BoolArray,
+    reduction: Reduction,
+    constant: float | None = None,
+    groups: Sequence[int] = (),
+) -> FloatArray:
     """Differentiate the reduced objective in log_probs, (B, T)."""
-    _, weights = reduce(result.objective, mask, reduction, constant)
+    _, weights = reduce(result.objective, mask, reduction, constant, groups)
     composed = np.zeros(mask.shape)
     for b in range(mask.shape[0]):
         for t in _tokens(mask, b):

@@ -8,7 +8,7 @@ import pytest
 from rlzoo import load_zoo
 
 ROOT = Path(__file__).resolve().parents[1] / "rlzoo"
-WORDS = {"real", "rec"}  # rules whose names are also words or parts of words
+WORDS = {"real", "rec", "up"}  # rules whose names are also words or parts of words
 RULES = sorted({*load_zoo(), "dapo"} - WORDS)
 NAMED = re.compile(rf"(?<![a-z])(?:{'|'.join(map(re.escape, RULES))})(?![a-z])", re.IGNORECASE)
 FILES = [file for file in sorted(ROOT.rglob("*.py")) if file.relative_to(ROOT).parts[0] != "cli"]

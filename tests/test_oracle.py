@@ -205,5 +205,9 @@ def test_reductions_worked_by_hand() -> None:
     # a response each 1, 6 and an empty row: 7 / 2; 7 / 2; 7 / (2 * 10)
     for reduction, value in zip(REDUCTIONS[:-1], (3.5, 3.5, 0.35), strict=True):
         assert reduce(objective[:, :1], mask, reduction, 10.0)[0] == pytest.approx(value, rel=1e-12)
-    with pytest.raises(ValueError, match="token_mean"):
-        reduce(objective[:, :1], mask, "token_mean")
+    # the rows of prompts 0, 0, 1, of which only the first has tokens; then 0, 1, 2: (3 / 2 + 6 / 1) / 2
+    for groups, value in (((0, 0, 1), 3.0), ((0, 1, 2), 3.75)):
+        assert reduce(objective, mask, "prompt_mean", groups=groups)[0] == pytest.approx(value, rel=1e-12)
+    for reduction in ("token_mean", "prompt_mean"):
+        with pytest.raises(ValueError, match=reduction):
+            reduce(objective[:, :1], mask, reduction)

@@ -82,6 +82,21 @@ A_t = \log \pi_t^{T} - \log \pi_t^{\mathrm{old}}
 $\pi^T$ is the teacher, `model.reference`, and $\pi^{\mathrm{old}}$ the model before the first update. $A_t$ is clamped to
 $[-20, 20]$. Rewards are ignored, and later tokens do not count.
 """,
+    "gae": r"""
+```math
+A_t = \sum_{k \ge 0} (\gamma \lambda)^k\, \delta_{t+k}, \qquad
+\delta_t = r_t + \gamma V_{t+1} - V_t, \qquad
+\text{target}_t = V_t + A_t^{\lambda'}
+```
+
+$t$ counts the tokens that the model chose: an environment's tokens are skipped, and after the last token of a turn
+comes the first token of the next one. $V_t$ is the critic's value before token $t$; after the last token, it is 0.
+$r_t$ is the reward of token $t$, and the last token also receives $R$. $\lambda$ is `lam` or, with `lam_alpha`,
+$\max(0, 1 - 1 / (\alpha L))$ for a response of $L$ steps; $\lambda'$ is `lam_returns` or $\lambda$. With `time_step`
+turn, a step is a turn: $V_t$ is the value before its first token, and its tokens share $A_t$ and the target.
+Whitening comes last: $A$ is replaced by $(A - \mathrm{mean}) / (\mathrm{std} + 10^{-6})$ over the tokens of the
+batch.
+""",
     "pass_at_k": r"""
 ```math
 A_i = \frac{\mathop{\mathrm{mean}}_{K \ni i} M_K - \mathop{\mathrm{mean}}_{K} M_K}{\mathop{\mathrm{std}}_{K} M_K}, \qquad

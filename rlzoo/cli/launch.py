@@ -17,11 +17,13 @@ from typing import Any
 from rlzoo.cli.console import print_error
 from rlzoo.config.run_config import RunConfig
 from rlzoo.journal.tracking.description import COMMAND, typed_command
-from rlzoo.lab.sweep import LAUNCHER
 from rlzoo.models.machine import cores
 
 STARTED_BY_A_LAUNCHER = "WORLD_SIZE"
 """Environment variable that every torch launcher sets."""
+
+LAUNCHER = "RLZOO_LAUNCHER"
+"""Environment variable that the launcher sets for its children; holds the ID of its process."""
 
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 
@@ -49,18 +51,13 @@ def launch(config: RunConfig, *, resume: bool = False, options: Sequence[str] = 
 
 
 def end_with_the_launcher() -> None:
-    """End this process when the launcher or the sweep that started it is killed (Linux only).
-
-    A process of a multi-process run gets SIGKILL, since it cannot save a checkpoint alone. A run that a sweep started gets
-    SIGTERM and saves a checkpoint.
-    """
+    """Kill this process when the launcher that started it is killed (Linux only), because it cannot save a run alone."""
     launcher = os.environ.pop(LAUNCHER, None)  # child processes must not inherit it
     if launcher is None or not sys.platform.startswith("linux"):
         return
-    how = signal.SIGKILL if STARTED_BY_A_LAUNCHER in os.environ else signal.SIGTERM
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, how)
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(launcher):  # the launcher has already ended
-        os.kill(os.getpid(), how)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _environment(processes: int, config: RunConfig) -> dict[str, str]:

@@ -34,6 +34,7 @@ from rlzoo.config.engines import engine_of
 from rlzoo.config.redaction import redact_settings, redacted_keys
 from rlzoo.config.sections import (
     CheckpointConfig,
+    CriticConfig,
     EvalConfig,
     LaunchConfig,
     LearnerConfig,
@@ -171,6 +172,7 @@ class RunConfig(Settings):
         "relative to the sampler, otherwise none",
     )
     learner: LearnerConfig = Field(default_factory=LearnerConfig, description="how the model is updated")
+    critic: CriticConfig = Field(default_factory=CriticConfig, description="the critic, for an advantage that needs values")
     eval: EvalConfig = Field(default_factory=EvalConfig, description="held-out evaluation")
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="when the model is saved")
     tracking: TrackingConfig = Field(default_factory=TrackingConfig, description="what is logged to MLflow")
@@ -200,15 +202,29 @@ class RunConfig(Settings):
         size *= 1 if by_prompts else self.rollout.group_size
         if size < self.learner.num_minibatches:
             raise UserError(f"learner.num_minibatches={self.learner.num_minibatches}: more than the {size} {unit} in a step")
-        if "group_ids" in self.clip.needs and not by_prompts:
+        if self.clip.needs_whole_prompts and not by_prompts:
             raise UserError(
-                f"learner.minibatch_by='responses': {self.clip.name} compares the responses to a prompt, so they must share a "
-                "minibatch; use learner.minibatch_by=prompts"
+                f"learner.minibatch_by='responses': {self.clip.name} with {self.clip.reduction} needs all responses to a "
+                "prompt in one minibatch; use learner.minibatch_by=prompts"
             )
-        if self.rollout.dynamic_sampling and self.rollout.group_size < 2:
-            raise UserError(
-                f"rollout.dynamic_sampling={self.rollout.dynamic_sampling}: needs a rollout.group_size of at least 2"
-            )
+        replaced, ignored = self.rollout.dynamic_sampling, self.learner.ignore_equal_groups
+        if (replaced or ignored) and self.rollout.group_size < 2:
+            setting = f"rollout.dynamic_sampling={replaced}" if replaced else "learner.ignore_equal_groups=true"
+            raise UserError(f"{setting}: needs a rollout.group_size of at least 2")
+        return self
+
+    @model_validator(mode="after")
+    def _can_choose_problems(self) -> Self:
+        band, size, number = self.rollout.band, self.task.num_problems(held_out=False) or 0, self.rollout.num_prompts
+        if band is None:
+            return self
+        problems = {
+            "the first value is above the second": not band[0] <= band[1],
+            "recorded rollouts determine the problems; remove the setting": self.rollout.recorded is not None,
+            f"needs a task with a list of at least rollout.num_prompts={number} problems, such as math_file": size < number,
+        }
+        for problem in (problem for problem, is_so in problems.items() if is_so):
+            raise UserError(f"rollout.band={list(band)}: {problem}")
         return self
 
     @model_validator(mode="after")
@@ -250,6 +266,7 @@ class RunConfig(Settings):
     @model_validator(mode="after")
     def _gives_the_estimator_what_it_needs(self) -> Self:
         name, provided = self.estimator.name, {"turn_ids", "old_log_probs", "collision_probs", "ref_log_probs"}
+        provided |= {"values", "last_values", "finished"}
         if self.rollout.recorded is None:
             # whether the rewards of a task have names is known from the first grades
             provided |= {"reward_parts"} if self.task.host is None else {"token_rewards", "state_ids"}
@@ -265,6 +282,21 @@ class RunConfig(Settings):
                 f"clip.advantage={name!r}: its values differ between tokens, but {self.clip.name} accepts only one value per "
                 "response; choose another advantage, or a rule with scope token or batch"
             )
+        return self
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether the estimator needs the values of a critic."""
+        return "values" in self.estimator.needs
+
+    @model_validator(mode="after")
+    def _sets_up_no_absent_critic(self) -> Self:
+        for name, value in self.critic:
+            if not self.has_critic and value != getattr(CriticConfig(), name):
+                raise UserError(
+                    f"critic.{name}={shown(value)}: advantage {self.estimator.name!r} has no critic; remove the "
+                    "setting, or set clip.advantage=gae"
+                )
         return self
 
     @model_validator(mode="after")

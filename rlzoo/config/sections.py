@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -109,6 +110,14 @@ class RolloutConfig(Settings):
     dynamic_sampling: int = Field(
         0, ge=0, le=1000, description="maximum number of extra sampling rounds that replace groups whose rewards are all equal"
     )
+    band: tuple[float, float] | None = Field(
+        None,
+        description="prefer training problems whose mean reward, measured when they were last sampled, lies between these two "
+        "values, such as [0.2,0.8]; if there are too few, the nearest are added; null: all problems in turn",
+    )
+    measure_every: int = Field(
+        100, ge=1, description="with rollout.band: steps after which a problem is preferred again, whatever its mean reward was"
+    )
     max_staleness: int = Field(
         0,
         ge=0,
@@ -140,6 +149,15 @@ class RewardConfig(Settings):
         description="maximum share of responses whose grading may fail; they have no grade and advantage 0, and if more fail, "
         "the run ends",
     )
+
+
+def _patterns(values: tuple[str, ...]) -> tuple[str, ...]:
+    for value in values:
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise ValueError(f"{value!r} is not a regular expression: {error}") from error
+    return values
 
 
 class LoraConfig(Settings):
@@ -183,7 +201,11 @@ class LearnerConfig(Settings):
     minibatch_by: Literal["responses", "prompts"] | None = Field(
         None,
         description="unit from which minibatches are drawn: single responses, or all responses to a prompt; null: prompts for "
-        "a rule that compares the responses to a prompt, otherwise responses",
+        "a rule that compares the responses to a prompt and for clip.reduction=prompt_mean, otherwise responses",
+    )
+    ignore_equal_groups: bool = Field(
+        False,
+        description="leave groups with equal rewards out of the minibatches, and so out of all means",
     )
     num_epochs: int = Field(1, ge=1, le=1000, description="passes over a rollout batch")
     max_tokens_per_micro_batch: int | None = Field(
@@ -208,6 +230,28 @@ class LearnerConfig(Settings):
     lora: LoraConfig = Field(default_factory=LoraConfig, description="low-rank update")
 
 
+class CriticConfig(Settings):
+    """The critic of an advantage estimator that needs values, such as gae; other settings are those of the learner."""
+
+    model: NameOrPath | None = Field(
+        None,
+        description="model that the critic starts from, with the same tokenizer, or the folder of a saved critic; null: the "
+        "starting model",
+    )
+    lr: float = Field(5e-6, gt=0, le=1, description="the critic's learning rate; learner.schedule and its warm-up apply")
+    updates: int = Field(1, ge=1, le=100, description="the critic's updates on a minibatch, before the model's update")
+    warmup_steps: int = Field(0, ge=0, description="number of first steps in which only the critic learns")
+    value_clip: float | None = Field(
+        0.2,
+        gt=0,
+        description="largest change of a value in a step that still lowers the loss; null: any",
+    )
+    max_grad_norm: float | None = Field(1.0, gt=0, description="maximum gradient norm of the critic; null: no limit")
+    frozen: Annotated[tuple[str, ...], AfterValidator(_patterns)] = Field(
+        (), description="regular expressions; parameters whose names contain a match are not trained, such as 'attn'"
+    )
+
+
 def needs_reference(learner: LearnerConfig, reward: RewardConfig, *readers: ClipPolicy | AdvantageEstimator) -> bool:
     """Whether the loss, the reward, the rule or the estimator needs the log-probs of the reference model."""
     return learner.kl_coef > 0 or reward.kl_coef > 0 or any("ref_log_probs" in reader.needs for reader in readers)
@@ -215,7 +259,7 @@ def needs_reference(learner: LearnerConfig, reward: RewardConfig, *readers: Clip
 
 def minibatches_by_prompts(learner: LearnerConfig, clip: ClipPolicy) -> bool:
     """Whether all responses to a prompt share a minibatch."""
-    return learner.minibatch_by == "prompts" or (learner.minibatch_by is None and "group_ids" in clip.needs)
+    return learner.minibatch_by == "prompts" or (learner.minibatch_by is None and clip.needs_whole_prompts)
 
 
 class LaunchConfig(Settings):

@@ -45,6 +45,9 @@ class AdvantageInputs:
     ref_log_probs: Tensor | None = None  # (B, T) under the reference model, `model.reference`
     reward_parts: Mapping[str, Tensor] | None = None  # (B, 1) each: the named rewards; `rewards` is their weighted sum
     reward_weights: Mapping[str, float] = field(default_factory=dict)  # weights of the named rewards; 1 for a missing name
+    values: Tensor | None = None  # (B, T) from the critic before each token, before the first update on the batch
+    last_values: Tensor | None = None  # (B, 1) from the critic after the last token
+    finished: Tensor | None = None  # (B, 1) bool; False if cut off at a limit
 
     def select(self, rows: Tensor) -> AdvantageInputs:
         """Return the inputs of the given rows, ``(R,)`` int64."""
@@ -106,6 +109,25 @@ class AdvantageEstimator(Settings, ABC):
         Raises:
             UserError: a group is smaller than `min_group_size`, a required input is missing, or an input is not supported.
         """
+        advantages = self.estimate(self._checked(inputs)).detach()
+        if advantages.shape[-1] != 1:
+            advantages = torch.where(inputs.response_mask, advantages, 0.0)
+        return advantages.float()
+
+    def value_targets(self, inputs: AdvantageInputs) -> Tensor:
+        """Compute what the critic should have returned as ``values``.
+
+        Returns:
+            Detached float32 ``(B, T)``, 0 outside the mask.
+
+        Raises:
+            UserError: as for the advantages.
+        """
+        targets = self.targets(self._checked(inputs)).detach()
+        return torch.where(inputs.response_mask, targets, 0.0).float()
+
+    def _checked(self, inputs: AdvantageInputs) -> AdvantageInputs:
+        """Return the inputs in float64, or raise `UserError` as `__call__` describes."""
         smallest = int(ops.group_sum(torch.ones_like(inputs.rewards), inputs.group_ids).min())
         if smallest < self.min_group_size and not self.takes_one:
             raise UserError(
@@ -116,17 +138,21 @@ class AdvantageEstimator(Settings, ABC):
             raise UserError(f"advantage {self.name!r} needs {missing[0]}, which this run does not have")
         if inputs.token_rewards is not None and not self.takes_token_rewards:
             raise UserError(f"advantage {self.name!r} does not accept per-token rewards, but this run has them")
-        advantages = self.estimate(inputs.mapped(_in_float64)).detach()
-        if advantages.shape[-1] != 1:
-            advantages = torch.where(inputs.response_mask, advantages, 0.0)
-        return advantages.float()
+        return inputs.mapped(_in_float64)
 
     @abstractmethod
     def estimate(self, inputs: AdvantageInputs) -> Tensor:
         """Return float64 advantages of shape ``(B, 1)`` or ``(B, T)``; floating-point inputs are float64 and detached."""
 
+    def targets(self, inputs: AdvantageInputs) -> Tensor:
+        """Return float64 value targets ``(B, T)``; an estimator that needs ``values`` implements this method."""
+        raise NotImplementedError
 
-NEEDS = ("turn_ids", "token_rewards", "state_ids", "old_log_probs", "collision_probs", "ref_log_probs", "reward_parts")
+
+NEEDS = (
+    *("turn_ids", "token_rewards", "state_ids", "old_log_probs", "collision_probs", "ref_log_probs", "reward_parts"),
+    *("values", "last_values", "finished"),
+)
 """The optional inputs to an estimator."""
 
 

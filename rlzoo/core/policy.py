@@ -17,7 +17,7 @@ from torch import Tensor
 from rlzoo.core.advantages import Advantage
 from rlzoo.core.errors import PolicyError, did_you_mean
 from rlzoo.core.fairness import bin_index
-from rlzoo.core.reductions import Reduction
+from rlzoo.core.reductions import PER_TOKEN, Reduction
 from rlzoo.core.settings import Settings
 from rlzoo.core.types import NEEDS, ClipInputs, ClipResult
 
@@ -124,9 +124,9 @@ class ClipPolicy(Settings, ABC):
 
     @model_validator(mode="after")
     def _reduction_suits_scope(self) -> Self:
-        if self.scope == "sequence" and self.reduction == "token_mean":
+        if self.scope == "sequence" and self.reduction in PER_TOKEN:
             raise ValueError(
-                f"reduction 'token_mean' needs a per-token objective, but {self.name} has a per-response objective; "
+                f"reduction {self.reduction!r} needs a per-token objective, but {self.name} has a per-response objective; "
                 "use 'sequence_mean'"
             )
         return self
@@ -156,6 +156,11 @@ class ClipPolicy(Settings, ABC):
     def is_adaptive(self) -> bool:
         """Whether the rule changes from update to update."""
         return type(self).updated is not ClipPolicy.updated
+
+    @property
+    def needs_whole_prompts(self) -> bool:
+        """Whether all responses to a prompt must be in one minibatch: the rule compares them, or their mean is taken."""
+        return "group_ids" in self.needs or self.reduction == "prompt_mean"
 
     def replace(self, **settings: Any) -> Self:
         """Return a validated copy with some settings changed."""

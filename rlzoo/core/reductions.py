@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
@@ -13,8 +13,11 @@ from rlzoo.core.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-Reduction = Literal["token_mean", "sequence_mean", "sequence_mean_token_sum", "constant_length"]
+Reduction = Literal["token_mean", "prompt_mean", "sequence_mean", "sequence_mean_token_sum", "constant_length"]
 """How the objective becomes a scalar; see `reduce_objective`."""
+
+PER_TOKEN = ("token_mean", "prompt_mean")
+"""The reductions that need a per-token objective."""
 
 KLEstimator = Literal["k1", "k2", "k3", "unbiased_k3"]
 """Per-token estimators of KL(pi || pi_ref) (Schulman, "Approximating KL Divergence"): k1 = log(pi/pi_ref), k2 = k1^2 / 2,
@@ -34,12 +37,26 @@ class StepCounts:
 
     num_responses: int  # responses with at least one token
     num_tokens: int
+    num_prompts: int = field(default=0, repr=False)  # prompts whose responses have tokens; counted only for ``prompt_mean``
+    # (B, 1) tokens of all responses to the prompt of each row
+    prompt_tokens: Tensor | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def of(cls, response_mask: Tensor) -> StepCounts:
-        """Count the responses and tokens of a whole optimizer step, given its mask ``(B, T)``."""
+    def of(cls, response_mask: Tensor, group_ids: Tensor | None = None) -> StepCounts:
+        """Count the responses and tokens of a whole optimizer step, given its mask ``(B, T)``.
+
+        With ``group_ids``, ``(B, 1)``, also count the prompts and the tokens of each.
+        """
         lengths = response_mask.sum(dim=-1)
-        return cls(int((lengths > 0).sum()), int(lengths.sum()))
+        counts = cls(int((lengths > 0).sum()), int(lengths.sum()))
+        if group_ids is None:
+            return counts
+        num_prompts = len(torch.unique(group_ids[lengths > 0]))
+        return replace(counts, num_prompts=num_prompts, prompt_tokens=ops.group_sum(lengths[:, None], group_ids))
+
+    def select(self, rows: Tensor) -> StepCounts:
+        """Return the same counts for some rows of the step, ``(R,)``, such as those of a micro-batch."""
+        return self if self.prompt_tokens is None else replace(self, prompt_tokens=self.prompt_tokens[rows])
 
 
 def is_per_response(objective: Tensor, response_mask: Tensor) -> bool:
@@ -55,6 +72,7 @@ def reduce_objective(
     | reduction | ``(B, T)`` objective | ``(B, 1)`` objective |
     |---|---|---|
     | token_mean | sum over tokens / tokens of the step | error |
+    | prompt_mean | mean over prompts of (sum over tokens / tokens of the prompt's responses) | error |
     | sequence_mean | mean over responses of the mean over tokens | mean over responses |
     | sequence_mean_token_sum | mean over responses of the sum over tokens | mean over responses |
     | constant_length | sum over tokens / (responses x max_length) | sum / (responses x max_length) |
@@ -62,18 +80,24 @@ def reduce_objective(
     Args:
         objective: ``(B, T)`` or ``(B, 1)``.
         response_mask: ``(B, T)`` bool.
-        reduction: one of the four reductions above.
+        reduction: one of the five reductions above; ``prompt_mean`` is that of ScaleRL (arXiv 2510.13786).
         counts: denominators of the whole step, never of the micro-batch.
         max_length: the divisor for ``constant_length`` (arXiv 2503.20783), in tokens.
 
     Raises:
-        UserError: the reduction is unknown, token_mean gets a per-response objective, or constant_length lacks max_length.
+        UserError: the reduction is unknown, token_mean or prompt_mean gets a per-response objective, prompt_mean lacks the
+            tokens of the prompts, or constant_length lacks max_length.
     """
     if reduction not in get_args(Reduction):
         raise UserError(f"unknown reduction {reduction!r} (known: {', '.join(get_args(Reduction))})")
     per_response = is_per_response(objective, response_mask)
-    if reduction == "token_mean" and per_response:
-        raise UserError("reduction 'token_mean' needs a per-token objective, but this policy has a per-response objective")
+    if reduction in PER_TOKEN and per_response:
+        raise UserError(f"reduction {reduction!r} needs a per-token objective, but this policy has a per-response objective")
+    if reduction == "prompt_mean":
+        if counts.prompt_tokens is None:
+            raise UserError("reduction 'prompt_mean' needs to know which responses have the same prompt (group_ids)")
+        shares = ops.sequence_sum(objective, response_mask) / counts.prompt_tokens.clamp(min=1).to(objective.device)
+        return shares.sum() / max(counts.num_prompts, 1)
     num_responses = max(counts.num_responses, 1)
     if per_response:
         total = torch.where(response_mask.any(-1, keepdim=True), objective, torch.zeros_like(objective)).sum()

@@ -320,6 +320,8 @@ def _estimator_problems(estimator: type[AdvantageEstimator]) -> Iterator[str]:
     """Yield the problems with an advantage estimator."""
     for need in sorted(set(estimator.needs) - set(ADVANTAGE_NEEDS)):
         yield f"it needs {need!r}, which is not an optional input (known: {', '.join(ADVANTAGE_NEEDS)})"
+    if "values" in estimator.needs and estimator.targets is AdvantageEstimator.targets:
+        yield "it needs 'values', but has no method `targets` that says what the critic should learn"
     yield from _part_problems(estimator)
 
 

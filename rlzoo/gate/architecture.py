@@ -59,6 +59,7 @@ class Architecture:
         self.num_layers = len(layers)
         self.max_length = context_length(model)  # of prompt and response together, in tokens; None if it has no limit
         self.num_parameters = _size(model)  # a tied head is counted once
+        self.parameter_sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
         self.layer_parameters = max(map(_size, layers))  # of the largest layer
         self.embedding_parameters = _size(model.get_input_embeddings())
         linears = ((name, module) for name, module in decoder.named_modules() if isinstance(module, nn.Linear))

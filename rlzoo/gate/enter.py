@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from safetensors.torch import load_file
 
 from rlzoo.config.engines import engine_of
 from rlzoo.config.run_config import RunConfig
@@ -19,10 +22,11 @@ from rlzoo.gate.fingerprint import check_unchanged, model_facts, run_facts
 from rlzoo.gate.plan import Plan, Prompts
 from rlzoo.gate.settings import Start, check_settings, shortages, shown, usual_output
 from rlzoo.gate.tokens import Asked, Tokens, check_tokens, question_counts
+from rlzoo.learner.critic import HEAD, Critic
 from rlzoo.learner.learner import Learner
 from rlzoo.learner.teacher import Teacher
 from rlzoo.models.machine import available_memory
-from rlzoo.models.pretrained import load_named, load_reference, naming_the_reference
+from rlzoo.models.pretrained import context_length, load_alike, load_named, load_reference, local_model, naming
 from rlzoo.models.probe import Probe
 from rlzoo.models.processes import gather, make_accelerator, shards_weights
 from rlzoo.tasks.task import seeded
@@ -106,6 +110,8 @@ class Admission(Opening):
     accelerator: Accelerator = field(init=False)
     learner: Learner = field(init=False)
     reference: PreTrainedModel | None = field(init=False, default=None)
+    critic_model: PreTrainedModel | None = field(init=False, default=None)
+    critic: Critic | None = field(init=False, default=None)
     facts: dict[str, Any] = field(init=False)  # its fingerprint
     changes: list[tuple[int, str]] = field(init=False, default_factory=list)  # since a resumed run started, with logging levels
 
@@ -138,9 +144,12 @@ def model(run: Admission) -> None:
         run.model.to(run.accelerator.device)
     run.facts = run_facts(run.config) | model_facts(run.model, run.tokenizer)
     if run.config.model.reference is not None:
-        with naming_the_reference():
-            run.reference = load_reference(run.config.model, run.tokenizer)
+        run.reference = load_reference(run.config.model, run.tokenizer)
         run.facts |= model_facts(run.reference, run.tokenizer, "reference ")
+    if (path := run.config.critic.model) is not None:
+        with naming("critic.model"):
+            run.critic_model = load_alike(run.config.model.model_copy(update={"path": path}), run.tokenizer)
+        run.facts |= model_facts(run.critic_model, run.tokenizer, "critic ")
     if run.resume:
         run.changes = _changes(run.accelerator, run.config, run.facts, run.allow_changed)
 
@@ -151,6 +160,33 @@ def room(run: Admission) -> None:
     plan = Plan(run.config, architecture, this_machine(), prompts, run.accelerator.num_processes)
     for shortage in shortages(plan) if run.accelerator.is_main_process else ():
         logger.warning("%s", shortage)
+
+
+def critic(run: Admission) -> None:
+    """Can the critic be loaded, and does it compute rows as the learner does?"""
+    config, path, model, head, probe = run.config, run.config.critic.model, run.critic_model, None, run.probe
+    if not config.has_critic:
+        return
+    if path is None or model is None:
+        model = copy.deepcopy(run.model)  # before the learner adds an adapter or shards it
+    else:
+        model.to(run.accelerator.device)
+        limit, longest = context_length(model), run.tokens.longest_row
+        if longest is not None and limit is not None and longest > limit:
+            raise UserError(f"critic.model={path!r}: accepts {limit} tokens, rows may have {longest}")
+        with naming("critic.model"):
+            folder, probe = local_model(path), Probe.of(model, longest)
+        head = load_file(folder / HEAD) if folder is not None and (folder / HEAD).is_file() else None
+    run.critic = Critic(
+        model,
+        config.critic,
+        config.learner,
+        run.accelerator,
+        pad_id=int(run.tokenizer.pad_token_id),
+        probe=probe,
+        fsdp=config.launch.fsdp,
+        head=head,
+    )
 
 
 def learner(run: Admission) -> None:
@@ -172,10 +208,11 @@ def learner(run: Admission) -> None:
         launch=config.launch,
         probe=run.probe,
         teacher=teacher,
+        critic=run.critic,
     )
 
 
-TO_TRAIN = (settings, processes, model, *TO_SAMPLE, room, learner)
+TO_TRAIN = (settings, processes, model, *TO_SAMPLE, room, critic, learner)
 """What is asked about a run before its first step."""
 
 
@@ -191,11 +228,10 @@ def enter(config: RunConfig, task: Task, *, resume: bool = False, allow_changed:
     Raises:
         UserError: the run cannot start; the message says what was given, what is allowed and what to do.
     """
-    needed = config.steps * config.rollout.num_prompts if config.rollout.recorded is None else 0
     admission = Admission(
         named=config.model,
         rollout=config.rollout,
-        asked=Asked.of(task, needed=needed, held_out=config.eval.num_problems),
+        asked=Asked.of(task, needed=_needed(config), held_out=config.eval.num_problems),
         own_weights=config.rollout.max_staleness > 0 or shards_weights(config.launch),
         config=config,
         task=task,
@@ -204,6 +240,14 @@ def enter(config: RunConfig, task: Task, *, resume: bool = False, allow_changed:
     )
     admission.ask(TO_TRAIN)
     return admission
+
+
+def _needed(config: RunConfig) -> int:
+    """Return how many problems, in the order of the task, hold all training problems that the run may sample."""
+    if config.rollout.recorded is not None:
+        return 0
+    size = config.task.num_problems(held_out=False) if config.rollout.band is not None else None
+    return size or config.steps * config.rollout.num_prompts
 
 
 def forecast(config: RunConfig, devices: Devices | None = None, *, resume: bool = False) -> Plan:
@@ -219,8 +263,7 @@ def forecast(config: RunConfig, devices: Devices | None = None, *, resume: bool 
     """
     start = Start.of(config, resume=resume, devices=devices)
     check_settings(config, start)
-    needed = config.steps * config.rollout.num_prompts if config.rollout.recorded is None else 0
-    asked = Asked.of(config.task, needed=needed, held_out=config.eval.num_problems)
+    asked = Asked.of(config.task, needed=_needed(config), held_out=config.eval.num_problems)
     architecture, there = find_architecture(config.model.path), devices or this_machine()
     prompts = asked.estimate(config.model, config.rollout, architecture.max_length if architecture else None)
     return Plan(config, architecture, there, prompts, start.processes, start.here)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from rlzoo.gate.architecture import Architecture, Forward, find_architecture
 from rlzoo.gate.devices import Devices
 from rlzoo.learner.log_probs import logits_per_chunk
 from rlzoo.learner.micro_batches import max_tokens
-from rlzoo.models.pretrained import naming_the_reference
+from rlzoo.models.pretrained import naming
 from rlzoo.models.processes import zero_settings
 from rlzoo.rollout.episodes import Limits
 
@@ -149,9 +150,12 @@ def memory(
         if sharding.is_fsdp
         else _buffers(one_copy, adapter or trained * element, element, sharding),
     }
+    critic, critic_gradients, _ = critic_bytes(architecture, config)
+    if critic:  # sharded as the model's states with FSDP2, which is the only sharding that it has
+        states["critic"] = critic * share + (critic_gradients if has_both else 0.0)
     # the embedding's gradient from a micro-batch is held separately while the other gradients are computed
     head = 0 if is_low_rank else architecture.embedding_parameters * (FLOAT if keeps else element)
-    gradients = share * (adapter or trained * number) + head
+    gradients = max(share * (adapter or trained * number) + head, share * critic_gradients)  # never both at the same time
     at_head, at_last_layer = activations(architecture, config, forward, batch.tokens)
     chunk = log_prob_bytes(architecture, config, batch, is_cpu=devices.is_cpu)
     in_head = at_head + chunk > at_last_layer
@@ -171,12 +175,30 @@ def weight_bytes(architecture: Architecture, config: RunConfig) -> int:
 def reference_bytes(architecture: Architecture, config: RunConfig) -> float:
     """Return the size of the reference model in bytes; one of unknown shape is assumed to be as large as the model."""
     named, is_needed = config.model, needs_reference(config.learner, config.reward, config.clip, config.estimator)
-    with naming_the_reference():
+    with naming("model.reference"):
         teacher = find_architecture(named.reference) if is_needed and named.reference is not None else None
     if teacher is None:
         return float(is_needed * weight_bytes(architecture, config))
     dtype, stated = named.reference_dtype, getattr(teacher.config, "dtype", None)
     return float(teacher.num_parameters * (BYTES[dtype] if dtype else stated.itemsize if stated else FLOAT))
+
+
+def critic_bytes(architecture: Architecture, config: RunConfig) -> tuple[float, float, float]:
+    """Return the bytes of the critic's weights with their optimizer states, of its gradients, and of its files; 0 without one.
+
+    A critic of unknown shape is assumed to be as large as the model.
+    """
+    if not config.has_critic:
+        return 0.0, 0.0, 0.0
+    with naming("critic.model"):
+        own = (find_architecture(config.critic.model) if config.critic.model is not None else None) or architecture
+    frozen = {name for name in own.parameter_sizes for pattern in config.critic.frozen if re.search(pattern, name)}
+    trained = own.num_parameters - sum(own.parameter_sizes[name] for name in frozen)
+    element = BYTES[config.model.dtype]
+    number = FLOAT if config.learner.master_weights else element  # bytes of an optimized parameter
+    weights, moments = own.num_parameters * element, trained * 2 * (1 if config.learner.optimizer == "adamw_8bit" else number)
+    masters = trained * number if number != element else 0
+    return weights + moments + masters, trained * number, weights + moments + trained * number
 
 
 def trained_parameters(architecture: Architecture, config: RunConfig) -> int:
@@ -192,7 +214,8 @@ def trained_parameters(architecture: Architecture, config: RunConfig) -> int:
 def resume_bytes(architecture: Architecture, config: RunConfig, has_deepspeed: bool) -> float:
     """Return the size of a checkpoint in bytes across all processes, excluding the model: trained parameters and moments."""
     number = _trained_bytes(config, has_deepspeed) + 2 * _moment_bytes(config, has_deepspeed)
-    more = weight_bytes(architecture, config) if has_deepspeed else 0
+    more = float(weight_bytes(architecture, config)) if has_deepspeed else 0.0
+    more += critic_bytes(architecture, config)[2]
     return more + trained_parameters(architecture, config) * number
 
 

@@ -109,7 +109,8 @@ class Plan:
             settings.keep + 1 + bool(config.eval.num_problems and config.eval.every)
         )  # plus the checkpoint being written and the best checkpoint
         kept = config.steps // settings.keep_for_replay * self.updates if settings.keep_for_replay else 0
-        log_probs = 2 + config.learner.num_epochs  # log-probs of the sampler, the old policy, and each epoch
+        # log-probs of the sampler, the old policy, and each epoch; the critic's values
+        log_probs = 2 + config.learner.num_epochs + config.has_critic
         response = self.batch.response * (log_probs * _LOG_PROB_BYTES + _TEXT_BYTES) + self.batch.length * _ID_BYTES
         if config.rollout.top_k is not None:  # the tokens kept by top-k; the number kept by top-p is not known in advance
             response += self.batch.response * (config.rollout.top_k + 1) * _KEPT_ID_BYTES

@@ -25,7 +25,8 @@ from rlzoo.gate.plan import Plan
 from rlzoo.journal.manifest import check_model
 from rlzoo.journal.recorded import Recording
 from rlzoo.journal.run_directory import RunDirectory
-from rlzoo.models.pretrained import local_model, naming_the_reference
+from rlzoo.models.pretrained import local_model, naming
+from rlzoo.support.extras import how_to_install
 
 
 def usual_output(config: RunConfig) -> Path:
@@ -90,11 +91,19 @@ def check_settings(config: RunConfig, start: Start) -> None:
     name, needs, reference = config.estimator.name, config.estimator.needs, config.model.reference
     if reference is None and "ref_log_probs" in needs:
         raise UserError(f"model.reference=null: advantage {name!r} needs a teacher; set it to a model with the same tokenizer")
+    if (critic := config.critic.model) is not None:
+        with naming("critic.model"):
+            (check_model if start.here else local_model)(critic)
+    if config.has_critic and config.launch.deepspeed is not None:
+        raise UserError(
+            f"launch.deepspeed={config.launch.deepspeed!r}: DeepSpeed trains one model in a process, and advantage {name!r} "
+            "trains a critic too; use launch.fsdp=true"
+        )
     if reference is not None:
         if not needs_reference(config.learner, config.reward, config.clip, config.estimator):
             advice = "set learner.kl_coef or reward.kl_coef, or choose a rule or an advantage that needs ref_log_probs"
             raise UserError(f"model.reference={reference!r}: nothing in this run reads its log-probs; {advice}")
-        with naming_the_reference():
+        with naming("model.reference"):
             (check_model if start.here else local_model)(reference)
 
 
@@ -109,7 +118,7 @@ def _check_recording(config: RunConfig, recording: Recording) -> None:
     is_compared = correction is not None or config.clip.ratio_to_sampler
     needed = {"rewards": True, "rollout_log_probs": is_compared, "finished": config.reward.overlong_filtering}
     for name in sorted(recording.absent):
-        if needed[name] or name in config.clip.needs:
+        if needed[name] or name in config.clip.needs | config.estimator.needs:
             otherwise = ", or set correction=none" if name == "rollout_log_probs" and correction else ""
             raise UserError(f"{path!r} has a file without {name}, which this run uses; record them{otherwise}")
 
@@ -143,15 +152,15 @@ def missing_libraries(config: RunConfig) -> Iterator[str]:
     """Yield one line for each optional library that the run needs but that is not installed."""
     launch, learner, engine = config.launch, config.learner, engine_of(config.rollout)
     wanted = {
-        "deepspeed": (launch.deepspeed is not None, f"launch.deepspeed={launch.deepspeed!r}", "'rlzoo-llm[deepspeed]'"),
+        "deepspeed": (launch.deepspeed is not None, f"launch.deepspeed={launch.deepspeed!r}", how_to_install("deepspeed")),
         engine.library: (bool(engine.library), f"rollout.engine={config.rollout.engine!r}", engine.install),
-        "peft": (learner.lora.rank > 0, f"learner.lora.rank={learner.lora.rank}", "'rlzoo-llm[lora]'"),
-        "bitsandbytes": (learner.optimizer == "adamw_8bit", "learner.optimizer='adamw_8bit'", "bitsandbytes"),
-        "gguf": ("smollm2" in (config.model.path, config.model.reference), "model 'smollm2'", "'rlzoo-llm[gguf]'"),
+        "peft": (learner.lora.rank > 0, f"learner.lora.rank={learner.lora.rank}", how_to_install("lora")),
+        "bitsandbytes": (learner.optimizer == "adamw_8bit", "learner.optimizer='adamw_8bit'", "pip install bitsandbytes"),
+        "gguf": ("smollm2" in (config.model.path, config.model.reference), "model 'smollm2'", how_to_install("gguf")),
     }
-    for library, (is_wanted, setting, package) in wanted.items():
+    for library, (is_wanted, setting, command) in wanted.items():
         if is_wanted and importlib.util.find_spec(library) is None:
-            yield f"{setting}: {library} is not installed: pip install {package.removeprefix('pip install ')}"
+            yield f"{setting}: {library} is not installed: {command}"
 
 
 def shortages(plan: Plan) -> Iterator[str]:

@@ -54,7 +54,8 @@ def loss_fn(
     """
     policy = rule(name, INSTEAD, **settings)
     optional = {"group_ids": group_ids, "rewards": rewards, "max_length": max_length}
-    missing = sorted(key for key in policy.needs & optional.keys() if optional[key] is None)
+    needs = {*policy.needs, *(["group_ids"] if policy.reduction == "prompt_mean" else [])}
+    missing = sorted(key for key in needs & optional.keys() if optional[key] is None)
     if missing:
         raise UserError(f"{policy.name} needs {', '.join(missing)}: pass {missing[0]}= to loss_fn")
     if policy.reduction == "constant_length" and max_length is None:
@@ -80,7 +81,8 @@ def loss_fn(
             max_length=max_length,
         )
         result = judge(policy, rule_inputs)
-        total = reduce_objective(result.objective, mask, policy.reduction, StepCounts.of(mask), max_length)
+        counts = StepCounts.of(mask, rule_inputs.group_ids)
+        total = reduce_objective(result.objective, mask, policy.reduction, counts, max_length)
         return -total, _metrics(result, advantages, mask)
 
     return loss

@@ -643,6 +643,8 @@ def refuse_unfit(trainer: GRPOTrainer, policy: ClipPolicy) -> None:
     estimator = type(policy).model_fields["advantage"].default
     if policy.advantage != estimator:
         raise UserError(f"advantage={policy.advantage!r}: TRL computes the advantages; set scale_rewards instead")
+    if policy.reduction not in LOSS_TYPES:
+        raise UserError(f"reduction={policy.reduction!r}: TRL has no such mean (allowed: {', '.join(LOSS_TYPES)})")
     if "ref_log_probs" in policy.needs and not args.beta:
         raise UserError(f"{name} needs ref_log_probs, but TRL has a reference model only if beta is above 0; set beta")
     per_step = args.gradient_accumulation_steps * trainer.accelerator.num_processes

@@ -26,10 +26,10 @@ from rlzoo.support.reading import remedy
 FORMAT, VERSION = "rlzoo_rollouts", 2
 PARTS = "reward_parts/"  # prefix of the tensors of named rewards
 PAGE = "docs/reference/rollout-files.md"
-PER_TOKEN = ("rollout_log_probs", "old_log_probs", "ref_log_probs", "old_entropy")  # float32, one value per chosen token
+PER_TOKEN = ("rollout_log_probs", "old_log_probs", "ref_log_probs", "old_entropy", "values")  # float32, one per chosen token
 REQUIRED = ("token_ids", "sequence_lengths", "response_mask", "group_ids")
 KEPT = ("kept_ids", "kept_sizes")  # int32
-OPTIONAL = ("rewards", "advantages", "turn_ids", "finished", "policy_versions", *PER_TOKEN, *KEPT)
+OPTIONAL = ("rewards", "advantages", "turn_ids", "finished", "policy_versions", "last_values", *PER_TOKEN, *KEPT)
 INTEGERS = ("token_ids", "sequence_lengths", "group_ids", "turn_ids", "policy_versions")
 FLAGS = ("response_mask", "finished")
 FACTS = ("step", "learner_version", "temperature", "max_length", "num_steps", "seed", "rule", "model", "writer")
@@ -84,6 +84,8 @@ class RolloutFile:
     old_log_probs: Tensor | None = None  # (M,) under the trainer's model before the first update on the batch
     ref_log_probs: Tensor | None = None  # (M,) under the reference model
     old_entropy: Tensor | None = None  # (M,) in nats, under the same model as old_log_probs
+    values: Tensor | None = None  # (M,) from the critic before the token, before the first update on the batch
+    last_values: Tensor | None = None  # (R,) from the critic after the last token
     kept_ids: Tensor | None = None  # (K,) int32: the token ids that top-k and top-p kept for each token, concatenated
     kept_sizes: Tensor | None = None  # (M,) int32: number of ids kept for each token; 0 for the whole vocabulary
     updates: tuple[UpdateLogProbs, ...] = ()
@@ -335,7 +337,7 @@ def _check(step: RolloutFile) -> None:
     what = f"{number} responses of up to {widest} tokens exceed the maximum of {MOST_CELLS:,} padded tokens per step"
     _require(number * widest <= MOST_CELLS, what)
     by_response, by_token = {number: "responses"}, {num_chosen: "tokens that the model chose"}
-    for name in ("group_ids", "rewards", "finished"):
+    for name in ("group_ids", "rewards", "finished", "last_values"):
         _check_length(step, name, by_response)
     for name, part in step.reward_parts.items():
         _require(tuple(part.shape) == (number,), f"{PARTS}{name} has shape {tuple(part.shape)}, not ({number},)")

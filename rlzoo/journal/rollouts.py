@@ -48,6 +48,8 @@ def rollout_file(
         rollout_log_probs=batch.rollout_log_probs[mask],
         **({} if batch.kept is None else {"kept_ids": batch.kept.ids, "kept_sizes": batch.kept.sizes}),
         **{name: values[mask] for name, values in scores.items() if values is not None},
+        values=None if batch.values is None else batch.values[mask],
+        last_values=None if batch.last_values is None else batch.last_values[:, 0],
         updates=tuple(UpdateLogProbs(minibatch.rows, minibatch.log_probs[mask[minibatch.rows]]) for minibatch in minibatches),
         learner_version=learner_version,
         temperature=config.rollout.temperature,

@@ -15,7 +15,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from rlzoo.config.redaction import redact_settings
@@ -26,7 +25,7 @@ from rlzoo.journal.manifest import seal
 from rlzoo.journal.rollout_file import RolloutFile
 from rlzoo.journal.state import IDENTITY, identity
 from rlzoo.models.adapters import has_adapter
-from rlzoo.models.pretrained import quiet
+from rlzoo.models.pretrained import quiet, save_model
 from rlzoo.support.atomic import follow_umask, replacing, sync, temporary_path, write_tensors, write_text, writing
 from rlzoo.support.lock import FILE as LOCK
 from rlzoo.support.lock import Lock
@@ -223,13 +222,9 @@ class RunDirectory:
         try:
             with writing(folder, _num_bytes(weights.values())):
                 folder.parent.mkdir(exist_ok=True)
-                with torch.device("meta"):
-                    skeleton = type(model)(model.config)  # without weights or adapters
-                skeleton.generation_config = model.generation_config
-                with quiet():
-                    skeleton.save_pretrained(temporary, state_dict=dict(weights))
-                    tokenizer.save_pretrained(temporary)
-                    if has_adapter(model):
+                save_model(temporary, model, weights, tokenizer)
+                if has_adapter(model):
+                    with quiet():
                         model.save_pretrained(temporary / "adapter", state_dict=None if adapter is None else dict(adapter))
                 state = {"name": policy.name, **redact_settings(policy.model_dump(mode="json"))}
                 (temporary / "clip.json").write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")

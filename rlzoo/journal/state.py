@@ -13,6 +13,7 @@ from pydantic import Field, NonNegativeInt, TypeAdapter, ValidationError
 
 from rlzoo.core.errors import UserError, first_mistake
 from rlzoo.journal.manifest import damage
+from rlzoo.rollout.curriculum import Measured
 from rlzoo.rollout.types import QueuedBatch
 from rlzoo.support.reading import remedy
 
@@ -29,13 +30,15 @@ class RunState:
 
     step: NonNegativeInt
     num_optimizer_steps: NonNegativeInt
-    next_problem: NonNegativeInt  # number of training problems sampled so far
+    next_problem: NonNegativeInt  # index of the next training problem
     num_nonfinite: NonNegativeInt  # number of consecutive updates, ending with the latest, whose gradient was not finite
     alarms: dict[str, Any]
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # training time so far
     run: str  # ID of the run
     periodic: bool  # False if saved because the run was stopped or had ended
     queue: list[QueuedBatch] = field(default_factory=list)  # batches that were sampled ahead for the next steps
+    measured: Measured = field(default_factory=dict)  # empty without rollout.band
+    critic_nonfinite: NonNegativeInt = 0  # as num_nonfinite, of the critic
 
     def write(self, folder: Path) -> None:
         """Write the state to a folder in a checkpoint."""

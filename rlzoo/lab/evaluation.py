@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Self
@@ -18,11 +19,13 @@ from typing import Any, Self
 from pydantic import Field, ValidationError
 
 from rlzoo.config.composition import parse_overrides
-from rlzoo.config.redaction import redact_settings
-from rlzoo.config.sections import ModelConfig, RolloutConfig
-from rlzoo.core.errors import UserError, explain
+from rlzoo.config.redaction import redact_settings, redacted_keys
+from rlzoo.config.run_config import RunConfig
+from rlzoo.config.sections import EvalConfig, LaunchConfig, ModelConfig, RolloutConfig
+from rlzoo.core.errors import UserError, explain, shown
 from rlzoo.core.settings import Settings, user_path
 from rlzoo.gate.enter import TO_SAMPLE, Opening
+from rlzoo.gate.fingerprint import file_facts
 from rlzoo.gate.tokens import Asked
 from rlzoo.journal.manifest import check_model
 from rlzoo.journal.state import numbered
@@ -35,14 +38,18 @@ from rlzoo.lab.study import plain
 from rlzoo.learner.optimization import named_weights
 from rlzoo.measure.at_k import AtK, Completion, LengthBin, by_length, estimates, means
 from rlzoo.models.pretrained import load_named
+from rlzoo.models.processes import make_accelerator
 from rlzoo.rollout.draws import Truncation
 from rlzoo.rollout.prompts import PromptError
+from rlzoo.rollout.rollouts import Rollouts
 from rlzoo.rollout.sampler import Sampler
-from rlzoo.rollout.seeds import step_seed
+from rlzoo.rollout.seeds import EVALUATION, step_seed
+from rlzoo.rollout.types import RolloutGroup
 from rlzoo.support.atomic import write_text
 from rlzoo.support.distribution import version
 from rlzoo.tasks.problem import Problem
-from rlzoo.tasks.suites import Suite, SuiteGrader, find_suite
+from rlzoo.tasks.suites import NUM_SUMS, SUITES, Suite, SuiteGrader, find_suite
+from rlzoo.tasks.task import seeded
 
 logger = logging.getLogger("rlzoo")
 
@@ -62,14 +69,15 @@ class EvaluatedModel(ModelConfig):
 
 
 class EvaluationConfig(Settings):
-    """The configuration of an evaluation."""
+    """The configuration of an evaluation: of a model on suites, or of a run on the held-out problems of its own task."""
 
     model: EvaluatedModel = Field(default_factory=EvaluatedModel, description="the language model to evaluate")
     rollout: RolloutConfig = Field(default_factory=RolloutConfig, description="how responses are sampled; group_size is k")
     seed: int = Field(0, ge=0, lt=2**32, description="seed for sampling")
-    suites: tuple[str, ...] = Field(min_length=1, description="names of suites")
+    suites: tuple[str, ...] = Field((), description="names of suites; none: the task of a run")
+    run: RunConfig | None = Field(None, description="configuration of the run whose task is the suite")
     limit: int | None = Field(
-        None, ge=1, description="maximum number of problems per suite, starting with the first; null: all"
+        None, ge=1, description="maximum number of problems per suite, in order; null: all, or as many as the run evaluates"
     )
     data: Path | None = Field(None, description="folder with local copies of the suites; null: the hub")
 
@@ -81,14 +89,22 @@ class EvaluationConfig(Settings):
             UserError: a setting is invalid; the message says what was given, what is allowed, and what to do.
         """
         sections = parse_overrides(overrides)
-        if other := next((text for text in overrides if text.partition(".")[0] not in ("model", "rollout")), None):
-            raise UserError(f"--set {other.partition('=')[0]}: an evaluation has only the sections model and rollout")
+        allowed = "model and rollout" if settings.get("suites") else "model, rollout and task"
+        if other := next((text for text in overrides if text.partition(".")[0] not in re.findall(r"\w+", allowed)), None):
+            raise UserError(f"--set {other.partition('=')[0]}: an evaluation has only the sections {allowed}")
         if "path" in sections.get("model", {}):
             raise UserError(f"--set model.path: MODEL already sets it to {model!r}; use only one of the two")
         saved = [str(folder) for _, folder in numbered(user_path(model)) if (folder / "config.json").is_file()]
         named = {**sections.get("model", {}), "path": saved[-1] if saved else model}  # for a run directory, the last checkpoint
+        rollout = sections.get("rollout", {})
+        if not settings.get("suites"):
+            run = _run_of(model, [text for text in overrides if text.startswith("task.")])
+            limits = {"max_new_tokens", "max_turns", "max_turn_tokens", "max_observation_tokens"}
+            used = run.rollout.model_dump(include=limits) | {"temperature": run.eval.temperature}
+            settings, rollout = {"seed": run.seed, **settings, "run": run}, used | rollout
+            named = run.model.model_dump(include={"dtype", "attn_implementation", "chat_template"}) | named
         try:
-            return cls.model_validate({**sections, **settings, "model": named})
+            return cls.model_validate({**settings, "model": named, "rollout": rollout})
         except ValidationError as error:
             raise UserError(explain(error, cls)) from error
 
@@ -96,6 +112,9 @@ class EvaluationConfig(Settings):
         """Return the settings that completions depend on; an evaluation can be resumed only with the same settings."""
         included = {"model", "rollout", "seed"}
         settings = redact_settings(self.model_dump(mode="json", include=included, exclude={"rollout": UNUSED}))
+        if self.run is not None:
+            settings |= redact_settings(self.run.model_dump(mode="json", include={"task", "reward"}))
+            settings["files_of_the_task"] = file_facts(self.run)
         files = [(file.name, file.stat()) for file in sorted(user_path(self.model.path).glob("*")) if file.is_file()]
         states = [(name, state.st_size, state.st_mtime_ns) for name, state in files]
         return settings | ({"files_of_the_model": f"{zlib.crc32(repr(states).encode()):08x}"} if states else {})
@@ -104,6 +123,19 @@ class EvaluationConfig(Settings):
 def default_output(config: EvaluationConfig) -> Path:
     """Return a path named after the model and the seed, so that rerunning the command finds the same directory."""
     return Path("evals") / f"{re.sub(r'[^A-Za-z0-9]+', '-', config.model.path).strip('-')}-{config.seed}"
+
+
+def _run_of(path: str, overrides: Sequence[str]) -> RunConfig:
+    """Return the configuration of a run, given its directory or one of its checkpoints, for sampling in this process."""
+    folder = user_path(path).absolute()
+    file = next((parent / "config.yaml" for parent in (folder, *folder.parents[1:2]) if (parent / "run.json").is_file()), None)
+    if file is None:
+        raise UserError(f"{shown(path)} is not a run directory; choose a suite (--suite {', '.join(SUITES)}, or your own)")
+    here = ["rollout.engine=hf", "rollout.recorded=null", "rollout.vllm.in_flight=false"]
+    run = RunConfig.compose(file, overrides=[*here, *overrides], use_changed_plugins=False)
+    for key in redacted_keys(run.model_dump(mode="json", include={"task"})):
+        raise UserError(f"{key}: holds a secret, which config.yaml does not store; supply it again with --set {key}=VALUE")
+    return run
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,26 +148,29 @@ class SuiteResult:
     by_length: tuple[LengthBin, ...]  # shortest first
     response_length_mean: float  # in tokens
     truncated: float  # share of the responses that reached the length limit
-    no_answer: float  # share of responses that contain no answer
+    failed: float  # share of responses without a grade
+    no_answer: float | None  # share of responses that contain no answer; None if the task does not compare answers
 
     @classmethod
-    def of(cls, suite: str, answered: Sequence[Answered]) -> Self:
-        """Compute the results from all completions of a suite."""
+    def of(cls, suite: str, answered: Sequence[Answered], votes: bool) -> Self:
+        """Compute the results from all completions of a suite; ``votes`` is whether equal answers are known."""
         problems = [item.completions for item in answered]
         completions = [completion for item in answered for completion in item.completions]
         return cls(
             suite,
             len(answered),
-            estimates(problems),
-            tuple(by_length(problems)),
+            estimates(problems, votes=votes),
+            tuple(by_length(problems, votes=votes)),
             response_length_mean=fmean(completion.length for completion in completions),
             truncated=fmean(not completion.finished for completion in completions),
-            no_answer=fmean(completion.answer_group is None for completion in completions),
+            failed=fmean(completion.reward is None for completion in completions),
+            no_answer=fmean(completion.answer_group is None for completion in completions) if votes else None,
         )
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics, keyed by their MLflow names, which cannot contain an @."""
-        values = {key: getattr(self, key) for key in ("response_length_mean", "truncated", "no_answer")}
+        shares = ("response_length_mean", "truncated", "failed", "no_answer")
+        values = {key: value for key in shares if (value := getattr(self, key)) is not None}
         named = list(self.estimates.items())
         for place, length_bin in enumerate(self.by_length):
             values[f"length_bin_{place}_edge"] = length_bin.longest
@@ -179,31 +214,26 @@ def evaluate(
     Raises:
         UserError: the evaluation cannot start as configured; nothing has been written in that case.
     """
-    suites = [find_suite(name, config.data) for name in dict.fromkeys(config.suites)]
-    problems = {suite.name: suite.problems(config.data, config.limit) for suite in suites}
-    for name, asked in problems.items():
-        if config.limit is not None and len(asked) < config.limit:
-            logger.warning("--limit %d exceeds the number of problems in suite %r, %d", config.limit, name, len(asked))
     directory = EvaluationDirectory(user_path(output or default_output(config)))
-    directory.check(config.settings())
     with ExitStack() as stack:
+        suites = [_of_run(config, config.run, stack)] if config.run is not None else _of_suites(config, stack)
+        problems = {suite.name: suite.problems for suite in suites}
+        for name, asked in problems.items():
+            if config.limit is not None and len(asked) < config.limit:
+                logger.warning("--limit %d exceeds the number of problems in suite %r, %d", config.limit, name, len(asked))
+        directory.check(config.settings())
 
         def reopened() -> dict[str, list[Answered]]:
             stack.callback(directory.create(config.settings()).release)
             return {name: directory.read(name, asked) for name, asked in problems.items()}
 
         answered = reopened() if (directory.path / "settings.yaml").exists() else {}
-        graders = {make: make() for make in dict.fromkeys(suite.make_grader for suite in suites)}
-        for grader in graders.values():
-            stack.callback(grader.close)
         if any(len(answered.get(name, ())) < len(asked) for name, asked in problems.items()):
-            prompts = [suite.prompt(problem) for suite in suites for problem in problems[suite.name]]
-            sampler = stack.enter_context(_open_sampler(config.model, config.rollout, list(problems), prompts))
+            sampler = stack.enter_context(_open_sampler(config.model, config.rollout, suites))
             answered = answered or reopened()
             for suite in suites:
-                grader = graders[suite.make_grader]
-                _complete(config, suite, grader, sampler, directory, answered[suite.name], problems[suite.name], progress)
-        results = tuple(SuiteResult.of(name, responses) for name, responses in answered.items())
+                _complete(config, suite, sampler, directory, answered[suite.name], progress)
+        results = tuple(SuiteResult.of(suite.name, answered[suite.name], suite.answer_groups is not None) for suite in suites)
         evaluation = Evaluation(config, directory.path, results, None)
         before = read_mapping(directory.path / "results.json")
         run_id = before.get("mlflow_run_id") if before.get("suites") == evaluation.as_dict()["suites"] else None
@@ -214,10 +244,61 @@ def evaluate(
     return evaluation
 
 
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """The problems of a suite, or the held-out problems of a run's task, and how responses to them are sampled and graded."""
+
+    name: str
+    problems: list[Problem]
+    asked: Asked
+    seed: int  # for sampling
+    answer: Callable[[Sampler, list[Problem], dict[str, Any]], list[RolloutGroup]]  # k responses, with settings of `sample`
+    answer_groups: Callable[[Sequence[str], Sequence[float]], list[int | None]] | None  # see `MathGrader.answer_groups`
+
+
+def _of_suites(config: EvaluationConfig, stack: ExitStack) -> list[Questions]:
+    """Return the questions of the suites; their graders are closed with the stack."""
+    suites, k = [find_suite(name, config.data) for name in dict.fromkeys(config.suites)], config.rollout.group_size
+    graders = {make: make() for make in dict.fromkeys(suite.make_grader for suite in suites)}
+    for grader in graders.values():
+        stack.callback(grader.close)
+
+    def questions(suite: Suite, grader: SuiteGrader) -> Questions:
+        def answer(sampler: Sampler, problems: list[Problem], how: dict[str, Any]) -> list[RolloutGroup]:
+            rollouts = sampler.sample([suite.prompt(problem) for problem in problems], k, **how)
+            grades: Any = grader.grade([problem for problem in problems for _ in range(k)], [one.text for one in rollouts])
+            graded = [replace(one, reward=reward) for one, reward in zip(rollouts, grades, strict=True)]
+            return [RolloutGroup(problem, tuple(graded[row * k : row * k + k])) for row, problem in enumerate(problems)]
+
+        problems, seed = suite.problems(config.data, config.limit), step_seed(config.seed, zlib.crc32(suite.name.encode()), 0)
+        asked = Asked([suite.prompt(problem) for problem in problems])
+        return Questions(suite.name, problems, asked, seed, answer, grader.answer_groups)
+
+    return [questions(suite, graders[suite.make_grader]) for suite in suites]
+
+
+def _of_run(config: EvaluationConfig, run: RunConfig, stack: ExitStack) -> Questions:
+    """Return the held-out problems of a run's task, which are answered as in the run's evaluations."""
+    task = stack.enter_context(seeded(run.task, run.seed))
+    problems = task.held_out_problems(config.limit or run.eval.num_problems or task.num_problems(held_out=True) or NUM_SUMS)
+    if not problems:
+        raise UserError(f"task {task.name!r} has no held-out problems; choose a suite with --suite")
+
+    @cache
+    def rollouts(sampler: Sampler) -> Rollouts:
+        settings = run.model_copy(update={"rollout": config.rollout, "eval": EvalConfig()})
+        return Rollouts(settings, task, sampler, make_accelerator(LaunchConfig(), run.learner))
+
+    def answer(sampler: Sampler, batch: list[Problem], how: dict[str, Any]) -> list[RolloutGroup]:
+        return rollouts(sampler).answer(batch, config.rollout.group_size, **how)
+
+    compares = getattr(task, "answer_groups", None) if task.reward is None else None
+    asked, seed = Asked.of(task, needed=0, held_out=len(problems)), step_seed(config.seed, EVALUATION, 0)
+    return Questions("task", problems, asked, seed, answer, compares)
+
+
 @contextmanager
-def _open_sampler(
-    model: EvaluatedModel, rollout: RolloutConfig, suites: Sequence[str], prompts: list[str]
-) -> Iterator[Sampler]:
+def _open_sampler(model: EvaluatedModel, rollout: RolloutConfig, suites: Sequence[Questions]) -> Iterator[Sampler]:
     """Open the sampler for ``rollout.engine`` with the model's weights, after asking whether it can answer the prompts."""
     import torch
 
@@ -228,12 +309,13 @@ def _open_sampler(
         raise UserError(f"model.chat_template=true: the tokenizer of {model.path!r} has no chat template; remove the setting")
     named = model.model_copy(update={"chat_template": has_template if model.chat_template is None else model.chat_template})
     language_model = language_model.to(torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu")
-    opening = Opening(named, rollout, Asked(prompts))
+    asked = replace(suites[0].asked, prompts=[prompt for suite in suites for prompt in suite.asked.prompts])
+    opening = Opening(named, rollout, asked)
     opening.model, opening.tokenizer = language_model, tokenizer
     try:
         opening.ask(TO_SAMPLE)
     except PromptError as error:
-        named_suites = " or ".join(map(repr, suites))
+        named_suites = " or ".join(repr(suite.name) for suite in suites)
         raise UserError(f"suite {named_suites} cannot be used with model {model.path!r}: {error}") from error
     with closing(opening.sampler) as sampler:
         if sampler.needs_weights:
@@ -243,12 +325,10 @@ def _open_sampler(
 
 def _complete(
     config: EvaluationConfig,
-    suite: Suite,
-    grader: SuiteGrader,
+    suite: Questions,
     sampler: Sampler,
     directory: EvaluationDirectory,
     answered: list[Answered],
-    problems: Sequence[Problem],
     progress: Progress,
 ) -> None:
     """Sample and grade the missing responses, and add each completed problem to ``answered`` and to the directory.
@@ -256,37 +336,26 @@ def _complete(
     A model's outputs depend slightly on which problems share a batch, so the batches must not depend on where the evaluation
     was interrupted: a batch that was only partly answered is resampled as a whole.
     """
-    k = config.rollout.group_size
+    k, problems, votes = config.rollout.group_size, suite.problems, suite.answer_groups is not None
     size = max(1, config.rollout.batch_size // k)
     reported = (f"mean@{k}", f"pass@{k}", f"maj@{k}")
-    seed = step_seed(config.seed, zlib.crc32(suite.name.encode()), 0)
+    truncation = Truncation.of(config.rollout.top_p, config.rollout.top_k)
+    how: dict[str, Any] = {"seed": suite.seed, "temperature": config.rollout.temperature, "truncation": truncation}
     while True:
-        so_far = means([item.completions for item in answered]) if answered else {}
+        so_far = means([item.completions for item in answered], votes=votes) if answered else {}
         progress(suite.name, len(answered), len(problems), {name: so_far[name] for name in reported if name in so_far})
         if len(answered) == len(problems):
             return
         start = len(answered) // size * size
-        batch = problems[start : start + size]
-        rollouts = sampler.sample(
-            [suite.prompt(problem) for problem in batch],
-            k,
-            seed=seed,
-            temperature=config.rollout.temperature,
-            truncation=Truncation.of(config.rollout.top_p, config.rollout.top_k),
-            first_row=start * k,
-        )
-        texts = [rollout.text for rollout in rollouts]
-        grades = grader.grade([problem for problem in batch for _ in range(k)], texts)
-        rewards = [grade if isinstance(grade, float) else 0.0 for grade in grades]  # the graders of suites grade every answer
         fresh = []
-        for place, problem in enumerate(batch):
-            rows = slice(place * k, (place + 1) * k)
-            groups = grader.answer_groups(texts[rows], rewards[rows])
+        for group in suite.answer(sampler, problems[start : start + size], how | {"first_row": start * k}):
+            texts, rewards = zip(*((one.transcript, one.reward) for one in group.rollouts), strict=True)
+            groups = suite.answer_groups(texts, rewards) if suite.answer_groups is not None else [None] * k
             completions = (
-                Completion(rollout.text, reward, group, len(rollout.response_ids), rollout.finished)
-                for rollout, reward, group in zip(rollouts[rows], rewards[rows], groups, strict=True)
+                Completion(text, reward, equal, rollout.length, rollout.finished)
+                for text, reward, equal, rollout in zip(texts, rewards, groups, group.rollouts, strict=True)
             )
-            fresh.append(Answered(problem.question, problem.answer, tuple(completions)))
+            fresh.append(Answered(group.problem.question, group.problem.answer, tuple(completions)))
         fresh = fresh[len(answered) - start :]
         directory.append(suite.name, len(answered), fresh)
         answered += fresh

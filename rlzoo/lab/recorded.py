@@ -174,7 +174,8 @@ def _updates(path: Path, step: RolloutFile, max_length: int, correction: Correct
             progress=_progress(step, index),
             **of_rows,
         )
-        counts = StepCounts.of(batch.response_mask[update.rows])
+        mask = torch.zeros_like(batch.response_mask).index_copy(0, update.rows, batch.response_mask[update.rows])
+        counts = StepCounts.of(mask, batch.group_ids[:, None]).select(rows)
         weights_of_rows = None if weights is None else weights[rows]
         yield RecordedUpdate(step.step, index, edges, inputs, batch, rows, counts, weights_of_rows)
 

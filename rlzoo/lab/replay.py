@@ -121,9 +121,9 @@ def refuse_missing(run: RecordedRun, policy: ClipPolicy) -> None:
         is_run = run.is_run_directory
         how = "replay a run whose rule also needs it" if is_run else "record it (see docs/reference/rollout-files.md)"
         raise UserError(f"{policy.name} needs {missing[0]}, which {str(run.path)!r} did not record; {how}")
-    if "group_ids" in policy.needs and run.splits_prompts:
+    if policy.needs_whole_prompts and run.splits_prompts:
         raise UserError(
-            f"{policy.name} compares the responses to a prompt, but the minibatches of {str(run.path)!r} split them; "
+            f"{policy.name} needs all responses to a prompt together, but the minibatches of {str(run.path)!r} split them; "
             "replay a run whose minibatches hold whole prompts (in rlzoo, learner.minibatch_by=prompts)"
         )
 

@@ -121,7 +121,8 @@ def resolved_settings(config: Mapping[str, Any], zoo: Zoo) -> dict[str, Any]:
     if settings.get("learner.minibatch_by", "") is None:
         del settings["learner.minibatch_by"]
         for rule in (rule for name, rule in zoo.items() if name == settings.get("clip.name")):
-            settings["learner.minibatch_by"] = "prompts" if "group_ids" in rule.needs else "responses"
+            by_prompts = "group_ids" in rule.needs or settings.get("clip.reduction") == "prompt_mean"
+            settings["learner.minibatch_by"] = "prompts" if by_prompts else "responses"
     usual = {"learner.lora.alpha": ("learner.lora.rank", 2.0), "rollout.max_turn_tokens": ("rollout.max_new_tokens", 1)}
     for key, (other, factor) in usual.items():
         if settings.get(key, "") is None and isinstance(settings.get(other), int):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
+import multiprocessing as mp
 import os
 import signal
-import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +30,8 @@ from rlzoo.models.machine import LAUNCHED, available_memory, cores
 from rlzoo.support.parsing import parse_json, parse_yaml
 from rlzoo.support.reading import read_text
 
-LAUNCHER = "RLZOO_LAUNCHER"
-"""Environment variable that a sweep and rlzoo's launcher set for their children; holds the ID of the parent process."""
+PRELOADED = ("rlzoo.cli.app", "rlzoo.cli.progress", "rlzoo.training.train", "transformers.models.qwen3.modeling_qwen3")
+"""Modules that are imported once, in the process from which all runs are forked."""
 
 POLL = 0.5  # seconds between polls of the children
 SETTLED = 20.0  # seconds after which a child's memory use has roughly settled
@@ -170,7 +173,7 @@ class SweepProcess:
 
     child: Child
     environment: dict[str, str]
-    process: subprocess.Popen[bytes]
+    process: mp.process.BaseProcess
     started: float
 
     def memory(self) -> int:
@@ -214,15 +217,15 @@ def run_children(
             time.sleep(POLL)
             settled = [worker for worker in running if time.monotonic() - worker.started > SETTLED]
             largest = max([largest, *(worker.memory() for worker in settled)])
-            for worker in [worker for worker in running if worker.process.poll() is not None]:
+            for worker in [worker for worker in running if worker.process.exitcode is not None]:
                 running.remove(worker)
                 free.insert(0, worker.environment)
-                ended(worker.child, int(worker.process.returncode))
+                ended(worker.child, worker.process.exitcode or 0)
     finally:
         for worker in running:
-            worker.process.send_signal(signal.SIGTERM)
+            worker.process.terminate()
         for worker in running:
-            worker.process.wait()
+            worker.process.join()
     return [child for child in children if not child.is_finished]
 
 
@@ -244,15 +247,38 @@ def _start(child: Child, environment: dict[str, str], parent_run: str | None) ->
     """Start or resume a child; its output goes to ``logs/``."""
     log = child.path.parent / "logs" / f"{child.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    plain = {name: value for name, value in os.environ.items() if name not in LAUNCHED}
-    variables = plain | environment | {LAUNCHER: str(os.getpid())} | ({PARENT_RUN: parent_run} if parent_run else {})
-    command = [sys.executable, "-P", "-m", "rlzoo", "train", *child.arguments, *(["--resume"] if child.is_begun else [])]
-    with log.open("ab") as file:
-        # use a separate session, so that Ctrl-C reaches only the sweep, which signals each child once
-        process = subprocess.Popen(
-            command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=variables, start_new_session=True
-        )
+    # a forked process cannot use CUDA if the process that it was forked from has asked for GPUs, as some imports do
+    context: Any = mp.get_context("spawn" if "CUDA_VISIBLE_DEVICES" in environment else "forkserver")
+    context.set_forkserver_preload(list(PRELOADED))
+    words = ["rlzoo", "train", *child.arguments, *(["--resume"] if child.is_begun else [])]
+    variables = environment | ({PARENT_RUN: parent_run} if parent_run else {})
+    process = context.Process(target=_run, args=(words, variables, log))
+    process.start()
     return SweepProcess(child, environment, process, time.monotonic())
+
+
+def _run(words: Sequence[str], variables: Mapping[str, str], log: Path) -> None:
+    """Run a command in this process as in one that was not forked; if the sweep is killed, the command saves and exits."""
+    import torch
+
+    os.setsid()  # so that Ctrl-C reaches only the sweep, which signals each child once
+    with log.open("ab") as file:
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+    threading.Thread(target=_end_with_the_sweep, daemon=True).start()
+    for name in LAUNCHED:
+        os.environ.pop(name, None)
+    os.environ.update(variables)
+    torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))  # torch has already read the variable
+    sys.argv = list(words)
+    importlib.import_module("rlzoo.cli.main").entry()  # by name, because the lab imports nothing of the command line
+
+
+def _end_with_the_sweep() -> None:
+    sweep = mp.parent_process()
+    assert sweep is not None, "started by `_start`"
+    wait([sweep.sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _has_room(running: Sequence[SweepProcess], largest: int) -> bool:

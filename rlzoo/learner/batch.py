@@ -95,6 +95,9 @@ class AdvantageBatch(Batch):
     advantages: Tensor  # (B, 1), or (B, T) with per-token credit
     seed: int  # seed of the step, which determines the split into minibatches
     ref_log_probs: Tensor | None = field(default=None, kw_only=True)  # (B, T); None without a reference model
+    values: Tensor | None = field(default=None, kw_only=True)  # (B, T) from the critic; None without one
+    last_values: Tensor | None = field(default=None, kw_only=True)  # (B, 1) from the critic after the last token
+    value_targets: Tensor | None = field(default=None, kw_only=True)  # (B, T) that the critic learns
     # (B, 1) or (B, T) factors of the objective, from a mismatch correction; None without a correction
     correction_weights: Tensor | None = field(default=None, kw_only=True)
 

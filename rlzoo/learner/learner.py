@@ -33,6 +33,7 @@ from rlzoo.core.types import NEEDS, ClipInputs
 from rlzoo.core.zoo import load_zoo
 from rlzoo.learner.adapter_check import check_adapter
 from rlzoo.learner.batch import AdvantageBatch, Batch, ScoredBatch
+from rlzoo.learner.critic import Critic
 from rlzoo.learner.judge import Judgement, judgement, updated
 from rlzoo.learner.log_probs import ResponseLogProbs
 from rlzoo.learner.micro_batches import MicroBatch, MicroBatches, PaddingSide
@@ -94,6 +95,7 @@ class Learner:
         launch: LaunchConfig | None = None,
         probe: Probe | None = None,
         teacher: Teacher | None = None,
+        critic: Critic | None = None,
     ) -> None:
         self.policy = policy
         self.config = config
@@ -120,7 +122,7 @@ class Learner:
         self.language_model = language_model
         module = ResponseLogProbs(language_model, temperature, entropy_gradient=config.entropy_coef > 0)
         self._module = module
-        self.teacher = teacher
+        self.teacher, self.critic = teacher, critic
         self.reference: ResponseLogProbs | None = None
         if self.has_reference and teacher is None and not has_adapter(language_model):
             self.reference = copy.deepcopy(module).requires_grad_(False).to(self.accelerator.device)
@@ -140,6 +142,11 @@ class Learner:
         """Fraction of the run's updates that precede the next update, in [0, 1)."""
         return float(self.scheduler.last_epoch) / max(self.num_updates, 1)
 
+    @property
+    def position(self) -> tuple[int, int]:
+        """Number of updates of the model, including skipped ones, and of the critic: whether a step has changed the weights."""
+        return self.scheduler.last_epoch, self.critic.num_updates if self.critic is not None else 0
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every current weight with its name, unsharded; all processes must iterate over all weights."""
         return named_weights(self.language_model, self.optimization.rounded_to)
@@ -148,6 +155,8 @@ class Learner:
         """Write the trained parameters and the state of the optimizer and the policy."""
         folder.mkdir(parents=True, exist_ok=True)
         self.optimization.save(folder)
+        if self.critic is not None:
+            self.critic.save(folder)
         if self.accelerator.is_main_process:
             settings = redact_settings(self.policy.model_dump(mode="json"))
             (folder / "policy.json").write_text(json.dumps(settings), encoding="utf-8")
@@ -165,6 +174,8 @@ class Learner:
         """
         try:
             self.optimization.load(folder)
+            if self.critic is not None:
+                self.critic.load(folder)
             if self.policy.is_adaptive:  # its state is in its settings
                 written = json.loads(read_text(folder / "policy.json"))
                 settings = with_secrets_of(self.policy.model_dump(mode="json"), written)
@@ -192,15 +203,18 @@ class Learner:
             seed: seed that determines the split into minibatches, and the draws of rules that use random numbers.
         """
         batch = replace(batch, rewards=batch.rewards - overlong_penalty(batch.lengths, self.max_length, self.reward))
-        advantages = None if self._scores_before_advantages else self._advantages(batch)
+        critic = {} if self.critic is None else self.critic.score(batch)  # the values
+        estimates = {} if self._scores_before_advantages else self._estimates(batch, **critic)
+        advantages = estimates.get("advantages")
         minibatches = self.minibatches(batch, seed)[: self.config.num_minibatches]  # the first epoch has every row once
+        minibatches += self._ignored(batch)
         micro_batches = [micro_batch for rows in minibatches for micro_batch in self._cut(batch, rows, advantages)]
         ref_log_probs = self.reference_log_probs(batch, micro_batches) if self.has_reference else None
         if advantages is not None and (self.correction is None or not self._learns_from(advantages)):
-            return AdvantageBatch.of(batch, advantages=advantages, seed=seed, ref_log_probs=ref_log_probs)
+            return AdvantageBatch.of(batch, **estimates, **critic, seed=seed, ref_log_probs=ref_log_probs)
         old_log_probs, old_entropy = self.micro_batches.log_probs(self.model, batch, micro_batches)
         if advantages is None:
-            signals: dict[str, Tensor] = {}
+            signals: dict[str, Tensor] = dict(critic)
             if self.reward.kl_coef:
                 assert ref_log_probs is not None, "has_reference"
                 signals["token_rewards"] = -self.reward.kl_coef * kl_estimate(old_log_probs, ref_log_probs, "k1")
@@ -208,13 +222,15 @@ class Learner:
             signals |= {name: values for name, values in scores.items() if name in self.estimator.needs and values is not None}
             if "collision_probs" in self.estimator.needs:
                 signals["collision_probs"] = self.collision_probs(batch)
-            advantages = self._advantages(batch, **signals)
+            estimates = self._estimates(batch, **signals)
+            advantages = estimates["advantages"]
         weights = None
         if self.correction is not None:
             weights = self.correction(CorrectionInputs(old_log_probs, batch.rollout_log_probs, batch.response_mask, advantages))
         return ScoredBatch.of(
             batch,
-            advantages=advantages,
+            **estimates,
+            **critic,
             seed=seed,
             ref_log_probs=ref_log_probs,
             old_log_probs=old_log_probs,
@@ -222,10 +238,11 @@ class Learner:
             correction_weights=weights,
         )
 
-    def _advantages(self, batch: Batch, **signals: Any) -> Tensor:
-        """Estimate the advantages, ``(B, 1)``, or ``(B, T)`` with per-token credit; 0 for filtered responses.
+    def _estimates(self, batch: Batch, **signals: Any) -> dict[str, Tensor]:
+        """Estimate ``advantages``, ``(B, 1)``, or ``(B, T)`` with per-token credit, and ``value_targets`` ``(B, T)``.
 
-        Responses without a grade are in no baseline, and have advantage 0, as do the others of a group that is then too small.
+        Advantages of filtered responses are 0. Responses without a grade are in no baseline, and have advantage 0, as do the
+        others of a group that is then too small.
 
         Args:
             batch: batch with shaped rewards.
@@ -238,6 +255,8 @@ class Learner:
             paid = batch.turn_rewards
             rewards = rewards - paid.sum(-1, keepdim=True)
             signals["token_rewards"] = paid + signals["token_rewards"] if "token_rewards" in signals else paid
+        if "finished" in self.estimator.needs:
+            signals["finished"] = batch.finished[:, None]
         if "reward_parts" in self.estimator.needs and batch.reward_parts is not None:
             signals["reward_weights"] = self.reward.weights
             signals["reward_parts"] = {name: values[:, None] for name, values in batch.reward_parts.items()}
@@ -245,10 +264,14 @@ class Learner:
         number = ops.group_sum(batch.graded.float()[:, None], inputs.group_ids)[:, 0]
         rows = (batch.graded & ((number >= self.estimator.min_group_size) | self.estimator.takes_one)).nonzero()[:, 0]
         if len(rows) == 0:
-            return torch.zeros_like(rewards)
-        estimated = self.estimator(inputs if len(rows) == len(batch) else inputs.select(rows))
-        advantages = torch.zeros(len(batch), estimated.shape[1]).index_copy(0, rows, estimated)
-        return without_truncated(advantages, batch.finished, self.reward)
+            return {"advantages": torch.zeros_like(rewards)}
+        inputs = inputs if len(rows) == len(batch) else inputs.select(rows)
+        estimated = {"advantages": self.estimator(inputs)}
+        if self.critic is not None:
+            estimated["value_targets"] = self.estimator.value_targets(inputs)
+        for name, values in estimated.items():
+            estimated[name] = torch.zeros(len(batch), values.shape[1]).index_copy(0, rows, values)
+        return estimated | {"advantages": without_truncated(estimated["advantages"], batch.finished, self.reward)}
 
     def log_probs(self, batch: Batch) -> Tensor:
         """Compute the model's log-probs of all responses, ``(B, T)``."""
@@ -276,15 +299,20 @@ class Learner:
         """Draw the minibatches at random: one tensor of rows per optimizer step, epoch by epoch.
 
         Later epochs have the same minibatches in another order, so that a row is always in the same micro-batch. With
-        ``learner.minibatch_by=prompts``, whole groups are drawn instead of individual rows.
+        ``learner.minibatch_by=prompts``, whole groups are drawn instead of individual rows. With
+        ``learner.ignore_equal_groups``, the rows of groups with equal rewards are in no minibatch.
         """
         rng = torch.Generator().manual_seed(seed)
-        by_prompts = minibatches_by_prompts(self.config, self.policy)
-        group = torch.unique(batch.group_ids, return_inverse=True)[1] if by_prompts else torch.arange(len(batch))
-        number, order = self.config.num_minibatches, torch.randperm(int(group.max()) + 1, generator=rng)
+        by_prompts, rows = minibatches_by_prompts(self.config, self.policy), torch.arange(len(batch))
+        for ignored in self._ignored(batch):
+            rows = rows[~torch.isin(rows, ignored)]
+        group = torch.unique(batch.group_ids[rows], return_inverse=True)[1] if by_prompts else torch.arange(len(rows))
+        number, order = self.config.num_minibatches, torch.randperm(max(group.tolist(), default=-1) + 1, generator=rng)
         drawn = list(order.tensor_split(number))
         if by_prompts:
-            drawn = [torch.cat([(group == index).nonzero()[:, 0] for index in share]) for share in drawn]
+            drawn = [torch.cat([order[:0], *((group == index).nonzero()[:, 0] for index in share)]) for share in drawn]
+        if self.config.ignore_equal_groups:
+            drawn = [rows[places] for places in drawn]
         later = [torch.randperm(number, generator=rng) for _ in range(1, self.config.num_epochs)]
         return drawn + [drawn[index] for order in later for index in order]
 
@@ -299,23 +327,25 @@ class Learner:
                 batch with its old log-probs.
 
         Returns:
-            The batch with its old log-probs, and the updates in order. If no response can have a gradient, there are no updates
-            and no old log-probs.
+            The batch with its old log-probs, and the updates in order. If no response can have a gradient, or only the critic
+            learns, there are no updates and no old log-probs.
         """
-        minibatches = self.minibatches(batch, batch.seed)
-        if not self._learns_from(batch.advantages):
-            self.advance_schedule(len(minibatches))
-            return batch, []
+        minibatches, rests = self.minibatches(batch, batch.seed), not self._learns_from(batch.advantages)
+        if self.critic is not None:
+            self.critic.updates.clear()
+            rests = rests or batch.step <= self.critic.config.warmup_steps
         updates: list[Update] = []
         for index, rows in enumerate(minibatches):
-            if not batch.graded[rows].any():  # no grades, or fewer responses than minibatches
+            if self.critic is not None:
+                self.critic.update(batch, rows, float(self.scheduler.get_last_lr()[0]) / self.config.lr)
+            if rests or not batch.graded[rows].any():  # no grades, or fewer responses than minibatches
                 self.advance_schedule(1)
                 continue
             progress = self.progress
             minibatch = self.accumulate(batch, rows, batch.seed + index)
             if not isinstance(batch, ScoredBatch):
                 others = [other for other in minibatches[: self.config.num_minibatches] if other is not rows]
-                batch = self._with_old_log_probs(batch, minibatch, others)
+                batch = self._with_old_log_probs(batch, minibatch, others + self._ignored(batch))
             if before_update is not None:
                 before_update(index, batch)
             update = self.apply(minibatch)
@@ -340,7 +370,7 @@ class Learner:
         Raises:
             PolicyError: see `judgement` and `measure`.
         """
-        counts = StepCounts.of(batch.response_mask[rows])  # the denominators, across all micro-batches and processes
+        counts = self._counts(batch, rows)  # the denominators, across all micro-batches and processes
         is_graded, device = batch.graded[rows], self.accelerator.device
         graded, ungraded = rows[is_graded], self.micro_batches.of(batch, rows[~is_graded])
         micro_batches = self._cut(batch, graded, batch.advantages)
@@ -349,7 +379,7 @@ class Learner:
         if self.policy.scope == "batch":
             log_probs, entropy = self.micro_batches.log_probs(self.model, batch, micro_batches)
             inputs = self.clip_inputs(batch, graded, log_probs[graded].to(device), entropy[graded].to(device), seed)
-            answer = judgement(self.policy, inputs, counts, self.max_length, batch.weights_of(graded))
+            answer = judgement(self.policy, inputs, counts.select(graded), self.max_length, batch.weights_of(graded))
             judged.append((graded, answer, entropy[graded].to(device)))
             gradients = torch.zeros_like(log_probs, device=device)
             gradients[graded] = answer.gradient
@@ -365,7 +395,8 @@ class Learner:
                 gradient = torch.zeros_like(log_probs) if gradients is None else gradients[micro_batch.rows]
                 if gradients is None and not micro_batch.is_idle:
                     inputs = self.clip_inputs(batch, micro_batch.rows, log_probs, entropy, seed)
-                    answer = judgement(self.policy, inputs, counts, self.max_length, batch.weights_of(micro_batch.rows))
+                    share, weights = counts.select(micro_batch.rows), batch.weights_of(micro_batch.rows)
+                    answer = judgement(self.policy, inputs, share, self.max_length, weights)
                     judged.append((micro_batch.rows, answer, entropy.detach()))
                     gradient = answer.gradient
                 if micro_batch.learns:
@@ -441,6 +472,25 @@ class Learner:
             for _ in range(num_updates):
                 self.scheduler.step()
 
+    def _counts(self, batch: Batch, rows: Tensor) -> StepCounts:
+        """Return the denominators of a minibatch; those of prompts are for all rows of the batch, to select from."""
+        mask = batch.response_mask[rows]
+        if self.policy.reduction != "prompt_mean":
+            return StepCounts.of(mask)
+        return StepCounts.of(torch.zeros_like(batch.response_mask).index_copy(0, rows, mask), batch.group_ids[:, None])
+
+    def _ignored(self, batch: Batch) -> list[Tensor]:
+        """Return the rows of groups whose rewards, or whose compared named rewards, are equal, if such groups are ignored."""
+        if not self.config.ignore_equal_groups:
+            return []
+        rewards, ids, graded = {"": batch.rewards}, batch.group_ids[:, None], batch.graded
+        if "reward_parts" in self.estimator.needs and batch.reward_parts is not None:
+            rewards = {name: part for name, part in batch.reward_parts.items() if self.reward.weights.get(name, 1.0)}
+        differs = torch.zeros(len(batch), 1)
+        for values in rewards.values():
+            differs[graded] += (ops.group_centred(values[graded, None], ids[graded]) != 0).float()
+        return [(ops.group_sum(differs, ids) == 0).nonzero()[:, 0]]
+
     def _learns_from(self, advantages: Tensor) -> bool:
         """Return whether any response can have a gradient."""
         return self._learns_without_advantages or bool((advantages != 0).any())
@@ -475,7 +525,7 @@ class Learner:
     ) -> Tensor:
         """Return an objective with the rule's ``gradient`` with respect to ``log_probs``, the KL term and the entropy bonus."""
         mask, settings = batch.response_mask[rows].to(log_probs.device), self.config
-        reduction = (self.policy.reduction, counts, self.max_length)
+        reduction = (self.policy.reduction, counts.select(rows), self.max_length)
         if settings.kl_coef > 0:
             old_log_probs = _old_log_probs(batch, rows, log_probs)
             kl = kl_estimate(log_probs, batch.reference(rows, log_probs.device), settings.kl_estimator, old_log_probs)

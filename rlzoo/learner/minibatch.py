@@ -73,7 +73,7 @@ def measure(
         config: settings of the learner.
         batch: the batch.
         judged: for each evaluation of the rule, the rows of the batch, the judgement, and the entropies in nats.
-        counts: denominators of the whole minibatch.
+        counts: denominators of the whole minibatch, for the rows of the batch.
         max_length: constant of the reduction ``constant_length``, in tokens.
 
     Raises:
@@ -96,7 +96,7 @@ def measure(
         inputs,
         result,
         gradient,
-        on_policy_gradient(policy, inputs, result, counts, max_length, batch.weights_of(rows)),
+        on_policy_gradient(policy, inputs, result, counts.select(rows), max_length, batch.weights_of(rows)),
         group=group_keys(batch.step, batch.group_ids[rows]),
         entropy=torch.cat(entropies),
         kl=kl,

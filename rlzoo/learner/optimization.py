@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import PreTrainedModel
 
+    from rlzoo.learner.values import ResponseValues
+
 logger = logging.getLogger("rlzoo")
 
 SHARDS = "fsdp"
@@ -314,7 +316,7 @@ def _lr_factor(update: int, config: LearnerConfig, num_updates: int) -> float:
     return {"constant": 1.0, "linear": left, "cosine": (1 - math.cos(math.pi * left)) / 2}[config.schedule]
 
 
-def freeze_unused(accelerator: Accelerator, module: ResponseLogProbs) -> None:
+def freeze_unused(accelerator: Accelerator, module: ResponseLogProbs | ResponseValues) -> None:
     """Freeze what only other inputs than texts use, such as a vision tower, and let steps differ in the experts that they use.
 
     Otherwise, DDP would wait for gradients that never come, and DeepSpeed would decay weights that never learn.
@@ -347,7 +349,7 @@ def freeze_unused(accelerator: Accelerator, module: ResponseLogProbs) -> None:
         accelerator.ddp_handler = DistributedDataParallelKwargs(find_unused_parameters=True)
 
 
-def _used(module: ResponseLogProbs, tokens: Tensor) -> set[nn.Parameter]:
+def _used(module: nn.Module, tokens: Tensor) -> set[nn.Parameter]:
     """Return the trained parameters that the log-probs of tokens ``(B, T)`` depend on."""
     log_probs, _ = module(ModelInputs(tokens, None, None, torch.ones_like(tokens, dtype=torch.bool)))
     nodes, used = {log_probs.grad_fn}, set[nn.Parameter]()

@@ -11,7 +11,7 @@ from rlzoo.core.errors import RunError, UserError
 from rlzoo.learner.log_probs import ResponseLogProbs
 from rlzoo.learner.micro_batches import MicroBatches
 from rlzoo.learner.row_check import check_rows
-from rlzoo.models.pretrained import context_length, embedding_rows, naming_the_reference
+from rlzoo.models.pretrained import context_length, embedding_rows, naming
 from rlzoo.models.probe import Probe
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Teacher:
         self._device, self._home = accelerator.device, "cpu" if config.model.reference_offload else accelerator.device
         self.module = ResponseLogProbs(model.to(self._device), config.rollout.temperature).eval()
         self._micro_batches = MicroBatches(accelerator, model, settings, pad_id=0)  # padding is masked: any token will do
-        with naming_the_reference():
+        with naming("model.reference"):
             check_rows(self._micro_batches, self.module, self.module, settings, Probe.of(model, longest))
         self.module.to(self._home)
 

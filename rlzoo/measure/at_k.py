@@ -11,9 +11,10 @@ from typing import Annotated
 import numpy as np
 import torch
 from pydantic import Field
+from scipy.special import stdtrit
 
 from rlzoo.core.fairness import NUM_BINS, bin_edges, bin_index
-from rlzoo.measure.intervals import Array, Interval, mean_interval
+from rlzoo.measure.intervals import TAIL, Array, Interval, mean_interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class Completion:
     """One graded response."""
 
     response: str
-    reward: Annotated[float, Field(allow_inf_nan=False)]  # 1 if the response is right, else 0
+    reward: Annotated[float, Field(allow_inf_nan=False)] | None  # 1 if the response is right, else 0; None without a grade
     answer_group: Annotated[int, Field(ge=0)] | None  # index of the first response with the same answer; None without an answer
     length: Annotated[int, Field(ge=0)]  # in tokens, including the end token
     finished: bool  # False if cut off at the length limit
@@ -70,7 +71,7 @@ def majority(completions: Completions) -> float:
     """
     votes = Counter(completion.answer_group for completion in completions if completion.answer_group is not None)
     most = max(votes.values(), default=0)
-    right = {completion.answer_group: completion.reward for completion in completions}
+    right = {completion.answer_group: completion.reward or 0.0 for completion in completions}
     tied = [right[group] for group, count in votes.items() if count == most]
     return sum(tied) / len(tied) if tied else 0.0
 
@@ -80,19 +81,21 @@ def passes(k: int) -> list[int]:
     return sorted({2**power for power in range(k.bit_length())} | {k})
 
 
-def estimates(problems: Sequence[Completions]) -> dict[str, AtK]:
-    """Estimate ``mean@k``, ``pass@1``, ``pass@2``, ``pass@4``, ..., ``pass@k`` and ``maj@k``; all problems have the same k."""
-    k, measures = len(problems[0]), _measures(problems)
-    rows = {name: np.full(len(problems), k if name in (f"mean@{k}", "pass@1") else 1) for name in measures}
-    return {name: _estimate(values * rows[name], rows[name]) for name, values in measures.items()}
+def estimates(problems: Sequence[Completions], *, votes: bool = True) -> dict[str, AtK]:
+    """Estimate ``mean@k``, ``pass@1``, ``pass@2``, ``pass@4``, ..., ``pass@k`` and ``maj@k``; all problems have the same k.
+
+    If a grade is missing or is neither 0 nor 1, only ``mean@k`` is estimated, over the graded responses. ``votes`` is whether
+    equal answers are known, which ``maj@k`` needs.
+    """
+    return {name: _estimate(sums, counts) for name, (sums, counts) in _measures(problems, votes).items()}
 
 
-def means(problems: Sequence[Completions]) -> dict[str, float]:
+def means(problems: Sequence[Completions], *, votes: bool = True) -> dict[str, float]:
     """Compute the same measures as `estimates`, but without intervals, which are slow to compute."""
-    return {name: float(values.mean()) for name, values in _measures(problems).items()}
+    return {name: float(sums.sum() / counts.sum()) for name, (sums, counts) in _measures(problems, votes).items()}
 
 
-def by_length(problems: Sequence[Completions]) -> list[LengthBin]:
+def by_length(problems: Sequence[Completions], *, votes: bool = True) -> list[LengthBin]:
     """Estimate ``mean@k``, ``pass@k`` and ``maj@k`` in six quantile bins of response length, shortest first.
 
     For mean@k, each response counts in its own bin. pass@k and maj@k are computed for whole problems; a problem counts in
@@ -103,28 +106,44 @@ def by_length(problems: Sequence[Completions]) -> list[LengthBin]:
     edges = bin_edges(lengths.flatten())
     response_bin = bin_index(lengths.flatten(), edges).reshape(lengths.shape).numpy()
     problem_bin = bin_index(lengths.float().mean(dim=1), edges).numpy()
-    rewards = np.array([[completion.reward for completion in completions] for completions in problems])
-    measures = _measures(problems)
+    rewards = np.array([[completion.reward for completion in completions] for completions in problems], dtype=float)
+    graded, measures = ~np.isnan(rewards), _measures(problems, votes)
     bins = []
     for place in range(NUM_BINS):
         in_bin, problems_in_bin = response_bin == place, (problem_bin == place).astype(float)
-        sums_and_counts = {f"mean@{k}": ((in_bin * rewards).sum(axis=1), in_bin.sum(axis=1))}
-        sums_and_counts |= {name: (measures[name] * problems_in_bin, problems_in_bin) for name in (f"pass@{k}", f"maj@{k}")}
+        sums_and_counts = {f"mean@{k}": (np.where(in_bin & graded, rewards, 0.0).sum(axis=1), (in_bin & graded).sum(axis=1))}
+        of_problems = {name: measures[name] for name in (f"pass@{k}", f"maj@{k}") if name in measures}
+        sums_and_counts |= {name: (sums * problems_in_bin, problems_in_bin) for name, (sums, _) in of_problems.items()}
         estimates_of_bin = {name: _estimate(sums, counts) for name, (sums, counts) in sums_and_counts.items() if counts.any()}
         bins.append(LengthBin(int(edges[place + 1]), int(in_bin.sum()), int(problems_in_bin.sum()), estimates_of_bin))
     return bins
 
 
 def _estimate(sums: Array, counts: Array) -> AtK:
-    """Compute the mean over all problems from per-problem sums and counts."""
-    return AtK(float(sums.sum() / counts.sum()), mean_interval(sums, counts))
+    """Compute the mean over all problems from per-problem sums and counts; outside [0, 1], with a t interval."""
+    mean, n = sums.sum() / counts.sum(), (counts > 0).sum()
+    if ((sums >= 0) & (sums <= counts)).all():
+        return AtK(float(mean), mean_interval(sums, counts))
+    error = np.sqrt(np.square(sums - mean * counts).sum() * n / (n - 1)) / counts.sum() if n > 1 else np.nan
+    half = stdtrit(n - 1, 1 - TAIL) * error
+    return AtK(float(mean), (float(mean - half), float(mean + half)))
 
 
-def _measures(problems: Sequence[Completions]) -> dict[str, Array]:
-    """Compute every measure for every problem."""
+def _measures(problems: Sequence[Completions], votes: bool) -> dict[str, tuple[Array, Array]]:
+    """Compute every measure for every problem, times the number of values that it is the mean of, and this number.
+
+    A problem with a grade counts in full, as in training; one without is left out.
+    """
     k = len(problems[0])
-    right = [round(sum(completion.reward for completion in completions)) for completions in problems]
-    columns = {f"mean@{k}": np.array(right) / k}
-    columns |= {f"pass@{j}": np.array([pass_at(k, number, j) for number in right]) for j in passes(k)}
-    columns[f"maj@{k}"] = np.array([majority(completions) for completions in problems])
-    return columns
+    rewards = [[one.reward for one in completions if one.reward is not None] for completions in problems]
+    counts = np.array([k if graded else 0 for graded in rewards])
+    if not counts.any():
+        return {}
+    of_responses = np.array([sum(graded) / max(len(graded), 1) for graded in rewards]) * counts, counts
+    measures = {f"mean@{k}": of_responses}
+    if all(len(graded) == k and {0.0, 1.0}.issuperset(graded) for graded in rewards):
+        of_problems = {f"pass@{j}": np.array([pass_at(k, round(sum(graded)), j) for graded in rewards]) for j in passes(k)}
+        of_problems |= {f"maj@{k}": np.array([majority(completions) for completions in problems])} if votes else {}
+        measures |= {name: (values, np.ones(len(problems))) for name, values in of_problems.items()}
+        measures["pass@1"] = of_responses
+    return measures

@@ -8,6 +8,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 
 from markupsafe import Markup, escape
@@ -27,6 +28,7 @@ class Token:
     log_ratio: float | None = None  # None if the model did not choose the token
     clipped: bool = False
     special: bool = False  # whether it is a special token, such as the end of a sequence
+    value: float | None = None  # the critic's value before the token; None without a critic
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,9 @@ class ShownResponse:
 
 def render(title: str, facts: Mapping[str, str], responses: Sequence[ShownResponse]) -> str:
     """Render a self-contained HTML page with ``facts`` at the top; all input is escaped, and only its own script can run."""
-    pages = environment(token=_token, plain=lambda text: printable(text, keep="\n"))
+    values = [token.value for response in responses for token in response.tokens if token.value is not None]
+    span = (min(values), max(values)) if values else (0.0, 0.0)
+    pages = environment(token=partial(_token, span=span), plain=lambda text: printable(text, keep="\n"))
     script = files(__package__).joinpath("assets", "response_page.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return str(
@@ -70,6 +74,7 @@ def render(title: str, facts: Mapping[str, str], responses: Sequence[ShownRespon
             responses=responses,
             rows=[_row(response) for response in responses],
             edges=EDGES,
+            span=span if values else None,
             script=Markup(script),
             digest=digest,
         )
@@ -89,13 +94,17 @@ def shade(log_ratio: float | None) -> str:
     return f"{'p' if log_ratio > 0 else 'n'}{level}" if level else ""
 
 
-def _token(token: Token) -> Markup:
-    """Render a token; a newline gets a visible symbol, so that its colour can be seen."""
-    names = " ".join(name for name in (shade(token.log_ratio), "c" * token.clipped, "s" * token.special) if name)
+def _token(token: Token, span: tuple[float, float]) -> Markup:
+    """Render a token, with its value within the page's ``span``; a newline gets a symbol, so that its colours can be seen."""
+    share = 0.0 if token.value is None or span[0] == span[1] else (token.value - span[0]) / (span[1] - span[0])
+    level = "" if token.value is None else f"v{min(4, int(5 * share))}"
+    names = " ".join(name for name in (shade(token.log_ratio), "c" * token.clipped, "s" * token.special, level) if name)
     text = escape(printable(token.text, keep="\n\t").replace("\n", "↵\n"))
     kind = Markup(' class="{}"').format(names) if names else ""
-    value = "" if token.log_ratio is None else Markup(' title="{}"').format(f"{token.log_ratio:+.4f}")
-    return Markup("<i{}{}>{}</i>").format(kind, value, text)
+    numbers = "" if token.log_ratio is None else f"{token.log_ratio:+.4f}"
+    numbers += "" if token.value is None else f", value {token.value:.4g}"
+    title = Markup(' title="{}"').format(numbers) if numbers else ""
+    return Markup("<i{}{}>{}</i>").format(kind, title, text)
 
 
 def _row(response: ShownResponse) -> list[Cell]:

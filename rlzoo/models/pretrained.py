@@ -12,7 +12,7 @@ import re
 import shutil
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,6 +22,7 @@ from rlzoo.core.errors import UserError, did_you_mean, shown
 from rlzoo.support.atomic import follow_umask, temporary_path
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 logger = logging.getLogger("rlzoo")
@@ -110,23 +111,41 @@ def load_named(settings: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeni
 
 
 @contextmanager
-def naming_the_reference() -> Iterator[None]:
-    """Inside the block, errors about the model name the setting ``model.reference`` instead of ``model.path``."""
+def naming(setting: str) -> Iterator[None]:
+    """Inside the block, errors about the model name another setting instead of ``model.path``."""
     try:
         yield
     except UserError as error:
-        raise UserError(str(error).replace("model.path", "model.reference")) from error
+        raise UserError(str(error).replace("model.path", setting)) from error
 
 
 def load_reference(settings: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """Load the frozen model ``settings.reference``; raises `UserError` if its tokenizer has other ids than ``tokenizer``."""
     update = {"path": settings.reference, "dtype": settings.reference_dtype or "auto"}
-    model, other = load_named(settings.model_copy(update=update))
+    with naming("model.reference"):
+        return load_alike(settings.model_copy(update=update), tokenizer).eval().requires_grad_(False)
+
+
+def load_alike(settings: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """Load the model ``settings.path``; raises `UserError` if its tokenizer has other ids than ``tokenizer``."""
+    model, other = load_named(settings)
     ours, theirs = tokenizer.get_vocab(), other.get_vocab()
     for token, _ in sorted(ours.items() ^ theirs.items())[:1]:
         ids = f"the token {token!r} has id {theirs.get(token)} there and {ours.get(token)} in the model's"
-        raise UserError(f"model.reference={settings.reference!r}: another tokenizer ({ids}); choose a model with the same one")
-    return model.eval().requires_grad_(False)
+        raise UserError(f"model.path={settings.path!r}: another tokenizer ({ids}); choose a model with the same one")
+    return model
+
+
+def save_model(folder: Path, model: PreTrainedModel, weights: Mapping[str, Tensor], tokenizer: PreTrainedTokenizerBase) -> None:
+    """Write other weights of the model, and the tokenizer, so that ``from_pretrained`` can load them."""
+    import torch
+
+    with torch.device("meta"):
+        skeleton = type(model)(model.config)  # without weights or adapters
+    skeleton.generation_config = model.generation_config
+    with quiet():
+        skeleton.save_pretrained(folder, state_dict=dict(weights))
+        tokenizer.save_pretrained(folder)
 
 
 def embedding_rows(model: PreTrainedModel) -> int:

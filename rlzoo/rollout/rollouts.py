@@ -17,6 +17,7 @@ from torch import Tensor
 from rlzoo.config.run_config import RunConfig
 from rlzoo.core.errors import RunError, UserError, did_you_mean
 from rlzoo.models.processes import gather
+from rlzoo.rollout.curriculum import Measured, choose
 from rlzoo.rollout.draws import Truncation
 from rlzoo.rollout.episodes import Limits, Player
 from rlzoo.rollout.sampler import Sampler
@@ -73,8 +74,8 @@ class Ahead:
     """A queued batch, which the background thread samples."""
 
     step: int  # the step that trains on the batch
-    first: int  # index of the batch's first training problem
-    problems: list[Problem]  # for all processes
+    indices: list[int]  # of the batch's training problems, for all processes
+    problems: list[Problem]
     rollouts: Future[list[Rollout]] | None = None  # for this process; None if sampling has not begun
 
     @property
@@ -101,7 +102,8 @@ class Rollouts:
         limits = Limits.of(config.rollout, sampler.context)
         self.player = None if task.host is None else Player(sampler, task.host, limits)
         self.held_out = task.held_out_problems(config.eval.num_problems) if config.eval.num_problems else []
-        self.next_problem = 0  # number of training problems sampled so far, including dropped ones
+        self.next_problem = 0  # index of the next training problem
+        self.measured: Measured = {}  # empty without rollout.band
         self._names: list[str] | None = None  # names of the rewards; empty if they have none, None before the first grade
         self._failed: list[float] = []  # share of responses whose grading failed, for each round of a step
         self._queue: deque[Ahead] = deque()
@@ -132,8 +134,8 @@ class Rollouts:
         """
         settings = self.config.rollout
         while len(self._queue) < min(settings.max_staleness, self.config.steps - step):
-            first, problems = self._next_problems()
-            self._queue.append(Ahead(step + len(self._queue) + 1, first, problems))
+            later = step + len(self._queue) + 1
+            self._queue.append(Ahead(later, *self._next_problems(later)))
         waiting = [place for place, batch in enumerate(self._queue) if batch.rollouts is None]
         if not waiting:
             return
@@ -176,28 +178,29 @@ class Rollouts:
             sampled_here = batch.rollouts.result() if batch.rollouts is not None and batch.is_sampled else None
             shares = gather(self.accelerator, [sampled_here])
             rollouts = None if None in shares else [rollout for share in shares for rollout in share or ()]
-            batches.append(QueuedBatch(batch.first, rollouts))
+            batches.append(QueuedBatch(batch.indices, rollouts))
         return batches
 
-    def restore(self, step: int, next_problem: int, queue: list[QueuedBatch]) -> None:
-        """Restore the next problem and the queue from a checkpoint that was saved after the given step."""
+    def restore(self, step: int, next_problem: int, queue: list[QueuedBatch], measured: Measured) -> None:
+        """Restore the next problem, the queue and measured rewards from a checkpoint that was saved after the given step."""
         number, size = self.config.rollout.num_prompts, self.config.rollout.group_size
-        self.next_problem = next_problem
+        self.next_problem, self.measured = next_problem, measured
         start, end = self._share(number)
         for place, saved in enumerate(queue, start=1):
             rollouts: Future[list[Rollout]] | None = None
             if saved.rollouts is not None:
                 rollouts = Future()
                 rollouts.set_result(saved.rollouts[start * size : end * size])
-            self._queue.append(Ahead(step + place, saved.first, self.task.train_problems(saved.first, number), rollouts))
+            problems = [problem for index in saved.indices for problem in self.task.train_problems(index, 1)]
+            self._queue.append(Ahead(step + place, saved.indices, problems, rollouts))
 
-    def position(self) -> tuple[int, tuple[Ahead, ...]]:
-        """Return the next problem's index and the queue, for `go_back`."""
-        return self.next_problem, tuple(self._queue)
+    def position(self) -> tuple[int, tuple[Ahead, ...], Measured]:
+        """Return the next problem's index, the queue and the measured rewards, for `go_back`."""
+        return self.next_problem, tuple(self._queue), dict(self.measured)
 
-    def go_back(self, position: tuple[int, tuple[Ahead, ...]]) -> None:
+    def go_back(self, position: tuple[int, tuple[Ahead, ...], Measured]) -> None:
         """Go back to an earlier `position`; queued batches whose sampling failed are sampled again."""
-        self.next_problem, queue = position
+        self.next_problem, queue, self.measured = position
         self._queue = deque(batch if batch.is_sampled else replace(batch, rollouts=None) for batch in queue)
         self._has_failed = False
 
@@ -213,11 +216,9 @@ class Rollouts:
         """
         if not self.held_out:
             return {}
-        version = newest()
-        settings, seed = self.config.eval, step_seed(self.config.seed, EVALUATION, 0)
-        how = {"seed": seed, "temperature": settings.temperature, "policy_version": version}
-        rollouts = self._sample(self.held_out, settings.num_samples, **how)
-        groups = self._graded(self.held_out, rollouts, settings.num_samples)
+        settings, version = self.config.eval, newest()
+        how = {"seed": step_seed(self.config.seed, EVALUATION, 0), "policy_version": version}
+        groups = self.answer(self.held_out, settings.num_samples, temperature=settings.temperature, **how)
         answered = [group.graded for group in groups if group.graded]
         number = len(groups) * settings.num_samples
         means = {"eval/failed": (number - sum(map(len, answered))) / number}
@@ -225,6 +226,10 @@ class Rollouts:
             means[f"eval/parts/{name}"] = fmean(fmean(one.reward_parts[name] for one in graded) for graded in answered)
         rewards = [torch.tensor([one.reward for one in graded], dtype=torch.float64) for graded in answered]
         return means | sampled_mean(rewards)
+
+    def answer(self, problems: list[Problem], samples: int, *, first_row: int = 0, **how: Any) -> list[RolloutGroup]:
+        """Return ``samples`` graded responses to each problem; ``how`` are settings of `Sampler.sample`."""
+        return self._graded(problems, self._sample(problems, samples, first_row=first_row, **how), samples)
 
     def close(self) -> None:
         """Stop background sampling and close the sampler."""
@@ -234,18 +239,25 @@ class Rollouts:
     def _round(self, step: int, turn: int, newest: Callable[[], int]) -> list[RolloutGroup]:
         """Return graded responses to the next training problems; each round of a step has its own random seed."""
         batch = self._queue.popleft() if turn == 0 and self._queue else None
-        problems = self._next_problems()[1] if batch is None else batch.problems
+        problems = self._next_problems(step)[1] if batch is None else batch.problems
         if batch is not None and batch.rollouts is not None:
             rollouts = batch.rollouts.result()
         else:
             rollouts = self._train_rollouts(problems, step, turn, newest())
-        return self._graded(problems, rollouts, self.config.rollout.group_size)
+        groups = self._graded(problems, rollouts, self.config.rollout.group_size)
+        if self.config.rollout.band is not None:
+            rewards = {group.problem.question: [one.reward or 0.0 for one in group.graded] for group in groups}
+            self.measured |= {question: (fmean(graded), step) for question, graded in rewards.items() if graded}
+        return groups
 
-    def _next_problems(self) -> tuple[int, list[Problem]]:
-        """Return the index of the next batch's first training problem, and all problems of that batch."""
-        first, number = self.next_problem, self.config.rollout.num_prompts
-        self.next_problem += number
-        return first, self.task.train_problems(first, number)
+    def _next_problems(self, step: int) -> tuple[list[int], list[Problem]]:
+        """Return the training problems of the next batch, which the given step trains on, and their indices."""
+        first, settings = self.next_problem, self.config.rollout
+        size = self.task.num_problems(held_out=False) if settings.band is not None else None
+        problems = self.task.train_problems(first, 2 * size if size else settings.num_prompts)  # all, if two epochs
+        places = choose(problems, self.measured, step, settings) if size else range(settings.num_prompts)
+        self.next_problem += max(places) + 1
+        return [first + place for place in places], [problems[place] for place in places]
 
     def _load(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
         self._loaded = -1  # after a failure, the sampler's weights are unknown
@@ -266,21 +278,22 @@ class Rollouts:
 
     def _train_rollouts(self, problems: list[Problem], step: int, turn: int, version: int) -> list[Rollout]:
         settings = self.config.rollout
-        how = {"seed": step_seed(self.config.seed, ROLLOUT, step, turn), "temperature": settings.temperature}
+        how = {"seed": step_seed(self.config.seed, ROLLOUT, step, turn), "policy_version": version}
         truncation = Truncation.of(settings.top_p, settings.top_k)
-        return self._sample(problems, settings.group_size, truncation=truncation, policy_version=version, **how)
+        return self._sample(problems, settings.group_size, temperature=settings.temperature, truncation=truncation, **how)
 
-    def _sample(self, problems: list[Problem], samples: int, **how: Any) -> list[Rollout]:
+    def _sample(self, problems: list[Problem], samples: int, *, first_row: int = 0, **how: Any) -> list[Rollout]:
         """Return the responses to this process's share of the problems; ``how`` are settings of `Sampler.sample`."""
         start, end = self._share(len(problems))
+        how["first_row"] = first_row + start * samples
         if self.player is not None:
             asked = [problem for problem in problems[start:end] for _ in range(samples)]
             seeds = [self.task.episode_seed(problem) for problem in asked]
             with self.accelerator.autocast():
-                return self.player.play(asked, seeds, first_row=start * samples, **how)
+                return self.player.play(asked, seeds, **how)
         prompts = [self.task.prompt(problem) for problem in problems[start:end]]
         with self.accelerator.autocast():
-            return self.sampler.sample(prompts, samples, first_row=start * samples, **how)
+            return self.sampler.sample(prompts, samples, **how)
 
     def _graded(self, problems: list[Problem], rollouts: list[Rollout], samples: int) -> list[RolloutGroup]:
         """Return the groups from all processes, in the order of the problems."""

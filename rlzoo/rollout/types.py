@@ -106,5 +106,5 @@ class RolloutGroup:
 class QueuedBatch:
     """A batch that was sampled ahead of its training step, as stored in a checkpoint."""
 
-    first: int  # index of the batch's first training problem
+    indices: list[int]  # of the batch's training problems
     rollouts: list[Rollout] | None  # responses from all processes, without rewards; None if not sampled yet

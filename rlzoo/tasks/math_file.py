@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from functools import cached_property, lru_cache, partial
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -29,6 +29,9 @@ class MathFileTask(Task):
     )
     subset: str | None = Field(
         default=None, min_length=1, description="subset of the hub dataset; null: 'main' if it exists, else the default subset"
+    )
+    order: Literal["shuffled", "file"] = Field(
+        default="shuffled", description="order of the training questions: shuffled in each epoch, or as in the file"
     )
     template: str = Field(default=ASK_FOR_A_BOX, description="prompt template; {question} is replaced by the question")
 
@@ -60,8 +63,10 @@ class MathFileTask(Task):
         return train, [held_out[index] for index in order]
 
     def train_problems(self, start: int, count: int) -> list[Problem]:
-        """Return ``count`` training problems, starting at index ``start``; each epoch shuffles the rows differently."""
+        """Return ``count`` training problems, starting at index ``start``; see ``task.order``."""
         rows = self._problems[0]
+        if self.order == "file":
+            return [rows[index % len(rows)] for index in range(start, start + count)]
         places = (divmod(index, len(rows)) for index in range(start, start + count))
         return [rows[_shuffled(len(rows), f"{self.seed}:{epoch}")[place]] for epoch, place in places]
 
@@ -83,6 +88,10 @@ class MathFileTask(Task):
 
     def _grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
         return self._mathematics.grade(problems, responses)
+
+    def answer_groups(self, responses: Sequence[str], rewards: Sequence[float]) -> list[int | None]:
+        """See `MathGrader.answer_groups`."""
+        return self._mathematics.answer_groups(responses, rewards)
 
 
 @lru_cache(maxsize=8)

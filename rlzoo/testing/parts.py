@@ -55,6 +55,9 @@ def advantage_inputs(estimator: AdvantageEstimator, *, equal: bool = False) -> A
         torch.where(mask, probs.log(), 0.0),
         torch.where(mask, probs.square() + (1 - probs).square() / 2, 0.0),  # two other tokens share the remaining probability
         torch.where(mask, probs.flip(1).log(), 0.0),
+        values=torch.where(mask, probs - 0.5, 0.0),
+        last_values=probs[:, :1],
+        finished=lengths < size,
     )
     return with_rewards(inputs, rewards)
 

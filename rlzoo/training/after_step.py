@@ -102,8 +102,10 @@ class AfterStep:
 
 
 def is_spike(metrics: Mapping[str, float], before: Iterable[Mapping[str, float]], limit: float | None) -> bool:
-    """Whether the gradient norm exceeds ``limit`` times the median of the previous norms; False if ``limit`` is None."""
-    norms = [row["learner/grad_norm"] for row in before if "learner/grad_norm" in row]
-    if limit is None or len(norms) < FEWEST_NORMS:
-        return False
-    return metrics.get("learner/grad_norm", 0.0) > limit * median(norms)
+    """Whether a gradient norm exceeds ``limit`` times the median of the previous norms; False if ``limit`` is None."""
+    rows = list(before)
+    for name in ("learner/grad_norm", "critic/grad_norm"):
+        norms = [row[name] for row in rows if name in row]
+        if limit is not None and len(norms) >= FEWEST_NORMS and metrics.get(name, 0.0) > limit * median(norms):
+            return True
+    return False

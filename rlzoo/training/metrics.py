@@ -22,6 +22,7 @@ from rlzoo.training.mismatch import mismatch_metrics
 
 if TYPE_CHECKING:
     from rlzoo.learner.batch import Batch
+    from rlzoo.learner.critic import CriticUpdate
     from rlzoo.learner.learner import Update
     from rlzoo.rollout.rollouts import Sampled
     from rlzoo.training.run import Run
@@ -58,6 +59,7 @@ def step_metrics(run: Run, sampled: Sampled, batch: AdvantageBatch, updates: Seq
     metrics = rollout_metrics(sampled.groups) | episode_metrics(sampled.groups) | reward_metrics(batch, config.reward)
     metrics |= update_metrics(updates, with_kl=config.learner.kl_coef > 0)
     metrics |= policy_settings(policy, config.clip)
+    metrics |= critic_metrics(batch, run.learner.critic.updates) if run.learner.critic is not None else {}
     if isinstance(batch, ScoredBatch) and "rollout_log_probs" not in sampled.unknown:
         metrics |= mismatch_metrics(batch)
     if "finished" in sampled.unknown:
@@ -65,6 +67,9 @@ def step_metrics(run: Run, sampled: Sampled, batch: AdvantageBatch, updates: Seq
     metrics["reward/failed"] = sampled.failed
     if config.rollout.dynamic_sampling:
         metrics |= {"rollout/rounds": float(sampled.num_rounds), "rollout/dropped_groups": float(sampled.num_dropped)}
+    if (band := config.rollout.band) is not None:
+        metrics["rollout/measured"] = float(len(run.rollouts.measured))
+        metrics["rollout/in_band"] = fmean([band[0] <= mean <= band[1] for mean, _ in run.rollouts.measured.values()] or [0.0])
     if config.rollout.max_staleness:
         versions = [rollout.versions or (rollout.policy_version,) for group in sampled.groups for rollout in group.rollouts]
         metrics["rollout/staleness"] = sampled.learner_version - sum(map(fmean, versions)) / len(versions)
@@ -198,6 +203,30 @@ def update_metrics(updates: Sequence[Update], *, with_kl: bool) -> dict[str, flo
         "learner/skipped": sum(update.skipped for update in updates) / count,
     }
     return clip_metrics(table, with_kl) | learner_metrics | rule_metrics
+
+
+def critic_metrics(batch: AdvantageBatch, updates: Sequence[CriticUpdate]) -> dict[str, float]:
+    """Compute the critic's metrics over its updates of one step, and how well its values predicted the value targets.
+
+    The explained variance 1 - var(target - value) / var(target) is that of all tokens, of the first and the last token of each
+    response, and of the tokens of each length bin. It is left out where all targets are equal.
+    """
+    metrics = {
+        f"critic/{name}": fmean(getattr(update, name) for update in updates)
+        for name in (("loss", "grad_norm", "nonfinite") if updates else ())
+    }
+    mask = batch.response_mask & batch.graded[:, None]
+    if batch.values is None or batch.value_targets is None or not mask.any():
+        return metrics
+    place, size = mask.cumsum(-1), mask.sum(-1, keepdim=True)
+    index = bin_index(batch.lengths, bin_edges(batch.lengths))[:, None]
+    tokens = {"": mask, "_first": mask & (place == 1), "_last": mask & (place == size)}
+    tokens |= {f"_length_bin_{k}": mask & (index == k) for k in range(NUM_BINS)}
+    for name, chosen in tokens.items():
+        targets, values = batch.value_targets[chosen].double(), batch.values[chosen].double()
+        if len(targets) and (spread := float(targets.var(correction=0))) > 0:
+            metrics[f"critic/explained_variance{name}"] = 1 - float((targets - values).var(correction=0)) / spread
+    return metrics
 
 
 def policy_settings(policy: ClipPolicy, configured: ClipPolicy) -> dict[str, float]:

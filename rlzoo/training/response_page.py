@@ -45,7 +45,7 @@ def response_page(
     most = torch.stack([shares[rows].sum() for rows in rows_of]).argsort(descending=True, stable=True)
     prompts = most[: config.tracking.completions].tolist()
     rows = torch.cat([rows_of[prompt] for prompt in prompts])
-    rows = rows[batch.graded[rows]]
+    rows = rows[torch.isin(rows, torch.cat([update.minibatch.table_rows for update in updates]))]
     sizes: dict[int, int] = {}  # number of tokens that are shown, by row
     for row in rows[shares[rows].argsort(descending=True, stable=True)].tolist():
         size = min(len(batch.sequences[row]) - int(batch.prompt_lengths[row]), MOST_TOKENS - sum(sizes.values()))
@@ -88,6 +88,7 @@ def _shown_response(
     log_ratios = (minibatch.log_probs[at] - batch.old_log_probs[row]).tolist()
     chosen, clipped = batch.response_mask[row].tolist(), minibatch.clipped[judged].tolist()
     special = set(tokenizer.all_special_ids)
+    values = [None] * len(chosen) if batch.values is None else batch.values[row].tolist()
     band = float(table.band_low[judged]), float(table.band_high[judged])
     ceiling = float(table.band_ceiling[judged])
     return ShownResponse(
@@ -96,7 +97,7 @@ def _shown_response(
         question=rollout.opening or problem.question,
         answer=problem.answer,
         tokens=[
-            Token(text, log_ratios[t] if chosen[t] else None, clipped[t], ids[t] in special)
+            Token(text, log_ratios[t] if chosen[t] else None, clipped[t], ids[t] in special, values[t] if chosen[t] else None)
             for t, text in enumerate(token_texts(tokenizer, ids[:size]))
         ],
         hidden=len(ids) - size,

@@ -106,7 +106,9 @@ class Run:
             )
         self.learner.load(folder, state.num_optimizer_steps, updates)
         self.learner.num_nonfinite = state.num_nonfinite
-        self.rollouts.restore(state.step, state.next_problem, state.queue)
+        if self.learner.critic is not None:
+            self.learner.critic.num_nonfinite = state.critic_nonfinite
+        self.rollouts.restore(state.step, state.next_problem, state.queue, state.measured)
         self.monitor.restore(folder, state.alarms)
         self.done, self.saved, self._before = state.step, state.step, state.seconds
         self.accelerator.wait_for_everyone()
@@ -126,11 +128,11 @@ class Run:
     @contextmanager
     def attempt(self, step: int) -> Iterator[None]:
         """Run the block as one step. If the step fails before its first update, restore the state from before the step."""
-        self.attempted, position, updates = step, self.rollouts.position(), self.learner.scheduler.last_epoch
+        self.attempted, position, updates = step, self.rollouts.position(), self.learner.position
         try:
             yield
         except BaseException:
-            self.is_clean = self.is_clean and self.learner.scheduler.last_epoch == updates
+            self.is_clean = self.is_clean and self.learner.position == updates
             if self.is_clean:
                 self.rollouts.go_back(position)
             raise
@@ -185,6 +187,8 @@ class Run:
         """Save a checkpoint: the model, the state of the rule, and everything that resuming needs."""
         weights = kept_weights(self.learner.weights(), keep=self.is_main)
         adapter = kept_weights(named_adapter(self.model), keep=self.is_main) or None
+        critic = self.learner.critic
+        values = kept_weights(critic.weights(), keep=self.is_main) if critic is not None else {}
         model = (self.model, weights, self.tokenizer, self.learner.policy)
         keep = self.config.checkpoint.keep
         with self.directory.checkpoint(step, *model, adapter=adapter, keep=keep, scores=self.accuracies) as folder:
@@ -194,6 +198,8 @@ class Run:
             if self.is_main:
                 state.write(folder / "state")
                 self.monitor.save(folder / "state")
+                if critic is not None:
+                    critic.save_model(folder / "critic", values, self.tokenizer)
             self.accelerator.wait_for_everyone()
         self.saved = step
 
@@ -208,6 +214,8 @@ class Run:
             run=self.directory.identity,
             periodic=self.is_due(step, self.config.checkpoint.every),
             queue=self.rollouts.queued(),
+            measured=self.rollouts.measured,
+            critic_nonfinite=self.learner.critic.num_nonfinite if self.learner.critic is not None else 0,
         )
 
     def remember(self, step: int, row: dict[str, float]) -> None:

@@ -12,6 +12,7 @@ import yaml
 
 from rlzoo import RunConfig
 from rlzoo.gate.tokens import Asked
+from rlzoo.support.extras import how_to_install
 
 SMALL = ["--set", "rollout.num_prompts=12", "--set", "rollout.group_size=4"]
 
@@ -126,7 +127,7 @@ def test_a_library_that_the_data_needs_is_named(refused, monkeypatch, library, e
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == library else object())
     line = refused("train", "--dry-run", "--config", "paper/qwen3-1.7b")
-    assert line == f"{library} is not installed: pip install 'rlzoo-llm[{extra}]'"
+    assert line == f"{library} is not installed: {how_to_install(extra)}"
 
 
 @pytest.mark.parametrize(("library", "name"), [("textarena", "TextArena"), ("openenv", "OpenEnv"), ("verifiers", "Verifiers")])
@@ -134,7 +135,7 @@ def test_a_library_that_an_environment_needs_is_named(refused, monkeypatch, libr
     monkeypatch.setitem(sys.modules, library, None)  # Python itself records None for a module that cannot be imported
     more = ("task.name=environment", f"task.environment=rlzoo_{library}:{name}", "task.workers=0")
     line = refused("train", "--dry-run", *settings(*more))
-    reason = f"{library} is not installed: pip install 'rlzoo-llm[{library}]'"
+    reason = f"{library} is not installed: {how_to_install(library)}"
     assert line == f"task 'environment': cannot begin an episode: {reason}"
 
 

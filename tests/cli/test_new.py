@@ -93,6 +93,7 @@ def test_a_new_policy_keeps_every_law_unmodified(written):
     assert {outcome.law: outcome.status for outcome in testing.check(entry.kind())} == dict.fromkeys(LAWS, "pass")
 
 
+@pytest.mark.long
 def test_a_new_distribution_passes_its_own_tests(written):
     out = run_in(written, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "tests")
     assert f"{len(LAWS) + 1} passed" in out
@@ -107,6 +108,7 @@ def test_a_new_distribution_is_clean_by_ruffs_default_rules(written):
     run_in(written, "-m", "ruff", "check", "--extend-select", "I", *STYLE)  # newer versions of ruff sort imports by default
 
 
+@pytest.mark.long
 def test_a_new_policy_is_listed_checked_and_trained_from_its_module(written, rlzoo, zygote, tmp_path):
     written = written / "rlzoo_my_rule.py"
     assert (

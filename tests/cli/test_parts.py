@@ -71,7 +71,8 @@ def test_a_part_that_breaks_a_law_is_reported_with_the_observed_value(rlzoo, tmp
     assert "sampler and trainer agree on a response, but its weight is [0.5]" in out
 
 
-@pytest.mark.parametrize("kind", ["corrections", pytest.param("advantages", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["corrections", "advantages"])
 def test_a_new_part_is_written_keeps_its_laws_and_trains(rlzoo, zygote, kind, tmp_path):
     code, out, _ = rlzoo(kind, "new", "my-part", "--folder", tmp_path)
     folder = tmp_path / "rlzoo-my-part"

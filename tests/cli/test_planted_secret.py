@@ -120,6 +120,7 @@ def test_a_run_resumes_when_its_secrets_are_given_again(train, finished, plugin_
     assert leaks(folder, done.stdout, done.stderr) == []
 
 
+@pytest.mark.long
 def test_a_dry_run_prints_no_secret(train, tmp_path, plugin_file):
     for form in ((), ("--json",)):
         arguments = ("--clip", "keyed", "--plugin", plugin_file, "--dry-run", *form)
@@ -128,12 +129,10 @@ def test_a_dry_run_prints_no_secret(train, tmp_path, plugin_file):
         assert leaks(tmp_path, done.stdout, done.stderr) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "store",
-    [
-        f"http://me:{OF_THE_STORE}@127.0.0.1:9",
-        pytest.param(f"postgresql://me:{OF_THE_STORE}@127.0.0.1:9/db?password={OF_THE_STORE}", marks=pytest.mark.long),
-    ],
+    [f"http://me:{OF_THE_STORE}@127.0.0.1:9", f"postgresql://me:{OF_THE_STORE}@127.0.0.1:9/db?password={OF_THE_STORE}"],
 )
 def test_an_unreachable_store_is_reported_without_its_password(train, tmp_path, store):
     done = train(tmp_path, "--clip", "fspo", "--steps", "1", settings=QUICK, store=store)

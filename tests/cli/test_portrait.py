@@ -7,12 +7,11 @@ from matplotlib.figure import Figure
 
 
 def test_the_portrait_is_drawn_and_printed(rlzoo, tmp_path):
-    for suffix in ("svg", "png"):
-        picture = tmp_path / f"rules.{suffix}"
-        code, out, err = rlzoo("clips", "portrait", "grpo", "fspo", "--output", picture)
-        assert (code, err) == (0, "")
-        assert picture.stat().st_size > 1000
-        assert out.rstrip().endswith(f"wrote {picture}")
+    picture = tmp_path / "rules.svg"
+    code, out, err = rlzoo("clips", "portrait", "grpo", "fspo", "--output", picture)
+    assert (code, err) == (0, "")
+    assert picture.stat().st_size > 1000
+    assert out.rstrip().endswith(f"wrote {picture}")
     lines = [line.split() for line in out.splitlines()]
     assert ["grpo", "1", "+0.182", "-0.223", "-"] in lines
     assert ["4096", "+1.92", "-1.92", "+5.76"] in lines

@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from rlzoo import RunConfig, UserError, train
+from rlzoo.support.extras import how_to_install
 
 RUN = ["train", "--clip", "grpo", "--steps", "1", "--set", "tracking.mlflow=false", "--set", "eval.num_problems=0"]
 
@@ -36,10 +37,10 @@ REFUSED = {
     "an optimizer": (["launch.deepspeed=adam.json"], "launch.deepspeed='adam.json': the file sets 'optimizer'"),
     "no DeepSpeed": (
         ["launch.deepspeed=zero2"],
-        "launch.deepspeed='zero2': deepspeed is not installed: pip install 'rlzoo-llm[deepspeed]'",
+        f"launch.deepspeed='zero2': deepspeed is not installed: {how_to_install('deepspeed')}",
     ),
-    "no vLLM": (["rollout.engine=vllm"], "rollout.engine='vllm': vllm is not installed: pip install 'rlzoo-llm[vllm]'"),
-    "no PEFT": (["learner.lora.rank=4"], "learner.lora.rank=4: peft is not installed: pip install 'rlzoo-llm[lora]'"),
+    "no vLLM": (["rollout.engine=vllm"], f"rollout.engine='vllm': vllm is not installed: {how_to_install('vllm')}"),
+    "no PEFT": (["learner.lora.rank=4"], f"learner.lora.rank=4: peft is not installed: {how_to_install('lora')}"),
     "no bitsandbytes": (["learner.optimizer=adamw_8bit"], "learner.optimizer='adamw_8bit': bitsandbytes is not installed"),
     "no gguf": (["model.path=smollm2"], "model 'smollm2': gguf is not installed"),
     "a process without a prompt": (

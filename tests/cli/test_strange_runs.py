@@ -34,6 +34,7 @@ def litter(run):
 STRANGE = {"litter": litter, "no rollouts": lambda run: shutil.rmtree(run / "rollouts")}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strange", STRANGE)
 def test_commands_that_read_runs_ignore_or_refuse_a_damaged_run_in_one_line(strange, finished, tmp_path, monkeypatch, capfd):
     run = shutil.copytree(finished, tmp_path / "run")

@@ -71,6 +71,7 @@ def test_a_run_on_a_terminal(on_a_terminal, tmp_path):
     assert {code for style in screen.styles for code in style.split(";")} <= {"", "0", "1", "2", "22", "32"}
 
 
+@pytest.mark.long
 def test_ctrl_c_on_a_small_terminal_without_colours(on_a_terminal):
     arguments = ["train", "--steps", "500", "--output", "out", *QUICK]
     code, screen = on_a_terminal(60, 8, *arguments, interrupted_at=r"[1-9]\d*/500", NO_COLOR="1")

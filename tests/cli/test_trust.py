@@ -53,7 +53,7 @@ def test_commands_that_only_read_a_run_load_no_code_that_it_names(rlzoo, sent, s
         run = sent(name, **changes)
         (run / "plugins").mkdir()
         shutil.copy(file, run / "plugins" / "spying.py")
-        for command in (["compare", run], ["fairness", run], ["fairness", run, "--clip", "gspo"]):
+        for command in (["compare", run], ["fairness", run]):
             code, out, err = rlzoo(*command)
             assert code in (0, 2), (name, command)
             assert "passwd" not in out + err, (name, command)
@@ -61,6 +61,9 @@ def test_commands_that_only_read_a_run_load_no_code_that_it_names(rlzoo, sent, s
             if name != "correction":
                 assert code == 0, (name, command, err)
         rlzoo("rescore", run, "--model", "embedded", "--output", tmp_path / "new" / name)
+        if name == "plugin":
+            suite = ("--suite", "arithmetic", "--k", "1", "--limit", "1", "--max-new-tokens", "8", "--no-mlflow")
+            assert rlzoo("eval", run, *suite)[0] == 0
         assert not marker.exists(), name
 
 

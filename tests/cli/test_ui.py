@@ -69,12 +69,14 @@ def server(tmp_path_factory, empty_store):
         process.wait()
 
 
+@pytest.mark.long
 def test_ui_serves_the_store_on_loopback_only(server):
     listening = Path("/proc/net/tcp").read_text()
     assert f"0100007F:{int(PORT):04X} 00000000:0000 0A" in listening  # 127.0.0.1, LISTEN
     assert f"00000000:{int(PORT):04X} 00000000:0000 0A" not in listening
 
 
+@pytest.mark.long
 def test_mlflow_rejects_foreign_host_headers(server):
     path = "/api/2.0/mlflow/experiments/get?experiment_id=0"
     assert answer(path)[0] == 200
@@ -82,6 +84,7 @@ def test_mlflow_rejects_foreign_host_headers(server):
     assert (status, b"Invalid Host header" in body) == (403, True)
 
 
+@pytest.mark.long
 def test_another_sites_page_cannot_change_the_store(server):
     path, kind = "/api/2.0/mlflow/experiments/search", {"Content-Type": "application/json"}
     assert answer(path, method="POST", Origin=f"http://127.0.0.1:{PORT}", **kind)[0] != 403
@@ -89,6 +92,7 @@ def test_another_sites_page_cannot_change_the_store(server):
     assert (status, b"Cross-origin request blocked" in body) == (403, True)
 
 
+@pytest.mark.long
 def test_the_store_address_is_not_on_a_command_line(server):
     assert b"mlflow" in Path(f"/proc/{server.pid}/cmdline").read_bytes()
     group = [entry for entry in Path("/proc").iterdir() if entry.name.isdigit() and in_group(entry, server.pid)]
@@ -96,6 +100,7 @@ def test_the_store_address_is_not_on_a_command_line(server):
     assert not [entry for entry in group if b"sqlite" in (entry / "cmdline").read_bytes()]
 
 
+@pytest.mark.long
 def test_the_first_lines_of_output_show_the_store_and_the_address(server):
     answer("/api/2.0/mlflow/experiments/get?experiment_id=0")
     assert server.screen.read_text().splitlines()[:2] == [

@@ -5,6 +5,7 @@ import re
 from typing import get_args
 
 import pytest
+import torch
 import yaml
 from pydantic import BaseModel, Field
 
@@ -101,7 +102,8 @@ def test_every_shipped_config_is_valid(name):
 @pytest.mark.parametrize("name", sorted(load_zoo()))
 def test_a_reduction_that_does_not_suit_a_rule_is_refused_before_the_run(name):
     inputs = on_policy_inputs(load_zoo()[name]())
-    counts, longest = StepCounts.of(inputs.response_mask), inputs.response_mask.shape[1]
+    groups = torch.arange(len(inputs.response_mask))[:, None] // 2
+    counts, longest = StepCounts.of(inputs.response_mask, groups), inputs.response_mask.shape[1]
     for reduction in get_args(Reduction):
         try:
             rule = RunConfig.compose(clip=name, overrides=[f"clip.reduction={reduction}"]).clip

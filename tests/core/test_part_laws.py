@@ -101,6 +101,7 @@ def test_a_group_that_is_too_small_gives_zero_or_is_refused(component):
     paid = torch.ones(1, 2) if component.takes_token_rewards else None
     inputs = AdvantageInputs(ones, zeros[:, :1], mask, zeros, paid, zeros, reward_parts={"all": ones})
     inputs = dataclasses.replace(inputs, old_log_probs=-mask.float(), ref_log_probs=-2 * mask.float())
+    inputs = dataclasses.replace(inputs, values=mask.float() / 2, last_values=ones, finished=ones.bool())
     if component.min_group_size == 1 or component.takes_one:
         assert component(inputs).isfinite().all()
     else:

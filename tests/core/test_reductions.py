@@ -33,9 +33,25 @@ def test_response_objectives(reduction, expected):
     assert reduce_objective(column, MASK, reduction, COUNTS, 10).item() == pytest.approx(expected)
 
 
-def test_token_mean_refuses_a_response_objective():
-    with pytest.raises(UserError, match="needs a per-token objective"):
-        reduce_objective(torch.ones(3, 1), MASK, "token_mean", COUNTS)
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    # 9 / 3 for the only prompt with tokens; (3 / 2 + 6 / 1) / 2; (3 / 2 + 6 / 1) / 2, where an empty row shares a prompt
+    [((7, 7, 2), 3.0), ((7, 2, 5), 3.75), ((7, 2, 7), 3.75)],
+)
+def test_the_mean_of_prompts(groups, expected):
+    ids = torch.tensor(groups)[:, None]
+    counts = StepCounts.of(MASK, ids)
+    assert reduce_objective(OBJECTIVE, MASK, "prompt_mean", counts).item() == pytest.approx(expected)
+    shares = [reduce_objective(OBJECTIVE[[i]], MASK[[i]], "prompt_mean", counts.select(torch.tensor([i]))) for i in range(3)]
+    assert sum(shares).item() == pytest.approx(expected)
+
+
+def test_a_mean_of_tokens_refuses_a_response_objective_and_a_mean_of_prompts_unknown_prompts():
+    for reduction in ("token_mean", "prompt_mean"):
+        with pytest.raises(UserError, match=f"'{reduction}' needs a per-token objective"):
+            reduce_objective(torch.ones(3, 1), MASK, reduction, COUNTS)
+    with pytest.raises(UserError, match=r"needs to know which responses have the same prompt \(group_ids\)"):
+        reduce_objective(OBJECTIVE, MASK, "prompt_mean", COUNTS)
 
 
 def test_constant_length_needs_its_constant():

@@ -7,6 +7,8 @@ import pytest
 from tests.faults.attacks import ATTACKS
 from tests.faults.harness import Range
 
+pytestmark = pytest.mark.long
+
 EVERYTHING = int(os.environ.get("RLZOO_KILLS", "2")) > 5
 
 

@@ -24,6 +24,7 @@ SETTINGS = [*QUICK, f"checkpoint.every={EVERY}", "eval.every=6", "tracking.figur
 CASES = {
     "fspo-adaptive": (),  # a rule with state
     "ahead": ("rollout.max_staleness=1", "learner.kl_coef=0.01"),  # a batch that is sampled ahead, and a reference model
+    "critic": ("clip.advantage=gae", "clip.dual_clip=3", "critic.lr=1e-3", "critic.warmup_steps=8", "critic.updates=2"),
     "dynamic": ("rollout.dynamic_sampling=2", "rollout.num_prompts=6"),
 }
 
@@ -41,7 +42,7 @@ def start(folder, store, *arguments, zygote=None):
 
 
 def first(case, processes=1):
-    clip = case if case in ("fspo-adaptive",) else "fspo"
+    clip = {"fspo-adaptive": "fspo-adaptive", "critic": "grpo"}.get(case, "fspo")
     settings = [word for setting in [*SETTINGS, *CASES[case]] for word in ("--set", setting)]
     several = ["--processes", str(processes)] if processes > 1 else []
     return ["--clip", clip, "--steps", str(STEPS), *settings, *several]

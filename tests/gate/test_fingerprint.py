@@ -267,6 +267,7 @@ def test_an_adaptive_rule_keeps_its_settings(tmp_path):
         check_unchanged(changed, run_facts(changed), allow_changed=True)
 
 
+@pytest.mark.long
 def test_a_changed_run_is_a_new_run_in_mlflow(tmp_path):
     first = rlzoo.train(quick(tmp_path / "run", steps=1))
     record = Upload.read(first.path)

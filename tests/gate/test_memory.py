@@ -91,6 +91,32 @@ def test_a_teacher_is_counted_in_its_own_size():
     assert (states(on_cpu)[3], on_cpu.offloaded) == (number * 4, 0)
 
 
+def test_a_critic_is_counted_worked_by_hand():
+    # of 172 parameters, 48 are in the attention; weights, and moments and float32 copies of what is trained
+    critic = ["clip.advantage=gae"]
+    frozen = [*critic, "critic.frozen=[attn]"]
+    held = plan(*critic, architecture=TINY, devices=CPU).memory
+    assert held.states["critic"] == 172 * 4 + 172 * 8
+    assert plan(*frozen, architecture=TINY, devices=CPU).memory.states["critic"] == 172 * 4 + 124 * 8
+    half = plan(*frozen, "model.dtype=bfloat16", architecture=TINY, devices=CPU)
+    assert half.memory.states["critic"] == 172 * 2 + 124 * 12
+    # in two processes, DDP has a bucket for the gradients; FSDP2 divides everything
+    assert plan(*frozen, architecture=TINY, devices="2xH100", processes=2).memory.states["critic"] == 172 * 4 + 124 * 12
+    sharded = plan(*frozen, "launch.fsdp=true", architecture=TINY, devices="2xH100", processes=2)
+    assert sharded.memory.states["critic"] == (172 * 4 + 124 * 8) / 2
+    # its gradients are never held together with the model's, which may be those of a small adapter
+    assert held.step == plan(architecture=TINY, devices=CPU).memory.step
+    low_rank = plan(*critic, "learner.lora.rank=1", architecture=TINY, devices=CPU).memory
+    assert low_rank.step["gradients"] == 172 * 4
+    # a checkpoint has the critic as a model, and what is trained with its moments in float32
+    other = plan("model.dtype=bfloat16", architecture=TINY, devices=CPU).disk
+    assert half.disk["checkpoints"] - other["checkpoints"] == 172 * 2 + 124 * 12
+    assert half.disk["rollouts"] > other["rollouts"]
+    embedded = find_architecture("embedded").num_parameters
+    other = plan(*critic, "critic.model=embedded", architecture=TINY, devices=CPU).memory
+    assert other.states["critic"] == embedded * 12
+
+
 def test_zero_shards_states_over_processes():
     # a full copy is 172 * 2 bytes in bfloat16; DeepSpeed adds a copy and both moments in float32, 172 * 12 bytes over 4
     two = plan("model.dtype=bfloat16", "launch.deepspeed=zero2", architecture=TINY, devices="4xH100", processes=4).memory

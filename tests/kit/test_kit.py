@@ -34,12 +34,14 @@ def test_a_correct_rule_is_not_refused(rule):
     assert failed == {}
 
 
+@pytest.mark.long
 def test_nineteen_of_twenty_mutants_are_caught(first_broken):
     assert len(first_broken) == len(MUTANTS) >= 100
     escaped = [name for name, law in first_broken.items() if law is None]
     assert len(escaped) <= len(first_broken) / 20, escaped
 
 
+@pytest.mark.long
 def test_each_law_on_behaviour_catches_a_mutant(first_broken):
     others = [law for law in testing.LAWS if law.name not in first_broken.values()]
     assert [law.name for law in others if not any(breaks(mutant, law) for mutant in MUTANTS)] == []

@@ -46,6 +46,7 @@ def test_a_rule_that_never_cuts_has_no_edge(rule):
     assert {value for edge in drawn.edges.values() for value in (edge.high, edge.low, edge.ceiling, edge.inward)} == {None}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", load_zoo())
 def test_every_rule_of_the_zoo_has_a_portrait_and_weighs_1_at_ratio_1(name):
     drawn = portrait(load_zoo()[name](), lengths=(1, 16))

@@ -14,6 +14,7 @@ def pilots(clip, *overrides, target=0.1, max_pilots=5, steps=3):
     return config, seen, calibrate(config, target, max_pilots=max_pilots, on_pilot=seen.append)
 
 
+@pytest.mark.long
 def test_a_pilot_with_the_calibrated_width_clips_the_target_fraction(tmp_path):
     # the paper's widths clip more than twice the target here
     config, seen, best = pilots("gspo", "clip.clip_low=3e-4", "clip.clip_high=4e-4")

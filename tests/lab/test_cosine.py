@@ -35,6 +35,7 @@ def plain_gradient(model, update, objective, rows):
     return torch.cat([grad.flatten().double() for grad in grads if grad is not None])
 
 
+@pytest.mark.long
 def test_the_cosine_is_that_of_plain_autograd(recorded):
     replayed = {name: replay(recorded, policy) for name, policy in policies().items()}
     edges = replayed["fspo"].profile.edges

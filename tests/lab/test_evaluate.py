@@ -13,7 +13,7 @@ from rlzoo.core.errors import UserError
 from rlzoo.journal.manifest import seal
 from rlzoo.lab.evaluation import EvaluationConfig, evaluate
 from rlzoo.lab.evaluation_directory import Answered, EvaluationDirectory
-from rlzoo.measure.at_k import Completion
+from rlzoo.measure.at_k import Completion, estimates, means
 from rlzoo.models.pretrained import local_model
 from rlzoo.tasks.problem import Problem
 from tests.quick import quick_run
@@ -251,3 +251,73 @@ def test_a_limit_above_the_number_of_problems_is_reported(tmp_path, caplog):
         caplog.clear()
         evaluate(config(limit=limit, data=tmp_path), tmp_path / f"eval-{limit}")
         assert [record.getMessage() for record in caplog.records if record.name == "rlzoo"] == warnings
+
+
+REWARD = """
+def parts(problem, response):
+    if len(response) % 5 == 0:
+        raise ValueError("no grade")
+    return {"short": -len(response) / 10, "right": float(response.endswith("#" + problem.answer))}
+
+
+def right(problem, response):
+    return float(response.endswith("#" + problem.answer))
+"""
+NAMED = ["task.reward=parts_for_eval:parts", "reward.weights.right=2", "task.template='{question}='"]
+
+
+def own(run, *overrides, k=4, **settings):
+    return EvaluationConfig.compose(str(run.path), [f"rollout.group_size={k}", *overrides], **settings)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "is_binary"),
+    [
+        ([], True),
+        (NAMED, False),
+        (["task=guess", "model.path=embedded-guess", "rollout.max_turns=3"], False),
+    ],
+)
+def test_a_run_is_evaluated_on_its_own_task_as_the_run_evaluates_itself(tmp_path, monkeypatch, overrides, is_binary):
+    (tmp_path / "parts_for_eval.py").write_text(REWARD)
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = ["eval.num_problems=7", "eval.num_samples=4", "eval.temperature=0.9", "rollout.max_new_tokens=40"]
+    run = quick_run(tmp_path / "run", "fspo", *settings, *overrides, steps=1, seed=3)
+    result = evaluate(own(run), tmp_path / "eval")
+    (task,), last = result.results, run.metrics[-1]
+    mean = task.estimates["mean@4"]
+    assert (task.suite, task.num_problems) == ("task", 7)
+    # the same random numbers, problems, limits, rewards and environments
+    assert mean.value == pytest.approx(last["eval/accuracy"], abs=1e-6)
+    assert task.failed == pytest.approx(last["eval/failed"])
+    assert mean.interval[0] < mean.value < mean.interval[1]
+    assert ("pass@4" in task.estimates) == is_binary == ("maj@4" in task.estimates) == (task.no_answer is not None)
+    assert completions(result.path, "task").count(b"\n") == 7
+    # a rerun reads; another number of problems adds some; a checkpoint stands for its run
+    assert evaluate(own(run), tmp_path / "eval").as_dict() == result.as_dict()
+    (checkpoint,) = (run.path / "checkpoints").glob("step-000001")
+    other = EvaluationConfig.compose(str(checkpoint), ["rollout.group_size=4"], limit=2)
+    assert evaluate(other, tmp_path / "other").results[0].num_problems == 2
+    with pytest.raises(UserError, match=r"different settings: task.seed"):
+        evaluate(own(run, "task.seed=5"), tmp_path / "eval")
+
+
+def test_the_mean_of_rewards_beyond_one_has_a_t_interval_by_hand():
+    # means 2 and -1 of the graded responses; 0.5 +- 12.706 * (1.5 * sqrt(2)) / sqrt(2)
+    rows = [(3.0, 1.0), (-1.0, None), (None, None)]
+    problems = [tuple(Completion("", reward, None, 1, True) for reward in row) for row in rows]
+    found = estimates(problems, votes=False)
+    assert list(found) == ["mean@2"]
+    assert found["mean@2"].value == means(problems, votes=False)["mean@2"] == 0.5
+    assert found["mean@2"].interval == pytest.approx((0.5 - 12.7062 * 1.5, 0.5 + 12.7062 * 1.5), rel=1e-5)
+    assert means(problems[2:], votes=False) == {}
+
+
+def test_a_model_without_a_run_needs_a_suite_and_a_task_needs_held_out_problems(tmp_path, trained):
+    for model in ("embedded", str(tmp_path)):
+        with pytest.raises(UserError, match=r"is not a run directory; choose a suite \(--suite gsm8k"):
+            EvaluationConfig.compose(model, [])
+    with pytest.raises(UserError, match="an evaluation has only the sections model, rollout and task"):
+        own(trained, "learner.lr=1")
+    with pytest.raises(UserError, match=r"an evaluation has only the sections model and rollout$"):
+        own(trained, "task.template='{question}'", suites=("arithmetic",))

@@ -1,5 +1,7 @@
 """The sweep over types of models: what agrees, what is refused and confirmed, and what is off."""
 
+import pytest
+
 from examples.lab.models import DEFAULT, PAGE, Row, ask, page
 from rlzoo.rollout.sampler import HFSampler
 
@@ -14,6 +16,7 @@ def test_a_model_agrees_in_every_mode(tmp_path):
     assert max(row.errors.values()) < 1e-4
 
 
+@pytest.mark.long
 def test_plain_passes_confirm_a_refusal(tmp_path):
     row = ask("zamba2", tmp_path)  # one of the types with special sizes; its state runs on into the next packed row
     assert row.answers == {DEFAULT: "agrees", "packing": "refused", "checkpointing": "agrees"}

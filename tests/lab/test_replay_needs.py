@@ -82,7 +82,7 @@ def test_an_input_that_was_not_recorded_is_refused(recorded):
         replay(recorded, Entropic())
     for function in (lambda: replay(recorded, Grouped()), lambda: clip_fraction(recorded, Grouped())):
         with pytest.raises(
-            UserError, match=r"grouped compares the responses to a prompt, but the minibatches of .* split them"
+            UserError, match=r"grouped needs all responses to a prompt together, but the minibatches of .* split them"
         ):
             function()
 

@@ -48,6 +48,7 @@ def swept(run, tmp_path_factory, empty_store):
     return where / "race", store, answer.stdout
 
 
+@pytest.mark.long
 def test_every_policy_starts_from_the_same_model_and_the_same_responses(swept):
     folder, _, _ = swept
     first, second = (folder / name for name in ("fspo-0", "grpo-0"))
@@ -61,6 +62,7 @@ def test_every_policy_starts_from_the_same_model_and_the_same_responses(swept):
     assert questions[0] == questions[1]  # the same data order; the responses differ by then
 
 
+@pytest.mark.long
 def test_children_are_nested_under_one_run_with_names_and_tags(swept):
     folder, store, _ = swept
     client = mlflow.MlflowClient(store)
@@ -85,6 +87,7 @@ def test_children_are_nested_under_one_run_with_names_and_tags(swept):
         assert ("lre_at_0.1" in child.data.metrics) == (not unit)
 
 
+@pytest.mark.long
 def test_the_comparison_is_printed_and_two_runs_have_no_winner(swept):
     folder, _, printed = swept
     assert printed.startswith(f"2 runs in {folder.name}\n")
@@ -105,6 +108,7 @@ def test_a_restarted_sweep_keeps_finished_runs_and_accepts_more(run, swept):
     assert (folder / "sweep.json").read_text() == parent
 
 
+@pytest.mark.long
 def test_a_finished_run_of_another_configuration_is_not_reused(run, swept):
     folder, store, _ = swept
     answer = run(command("race", "--set", "learner.lr=5e-5"), folder.parent, store)
@@ -134,6 +138,7 @@ def test_a_failed_run_is_reported_and_the_others_finish(run, tmp_path):
     assert json.loads((tmp_path / "race" / "grpo-0" / "summary.json").read_text())["finished"]
 
 
+@pytest.mark.long
 def test_a_half_created_run_restarts_and_a_deleted_run_is_reported(run, tmp_path):
     new = tmp_path / "race" / "grpo-0"
     (new / "checkpoints").mkdir(parents=True)

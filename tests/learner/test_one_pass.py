@@ -96,9 +96,9 @@ def test_the_rule_is_four_calls_below_the_training_loop():
     [
         (GRPO(), torch.float32, {}),
         (GRPO(), torch.bfloat16, {}),
-        (FSPO(), torch.bfloat16, {"kl_coef": 0.1}),
-        (FSPO(), torch.bfloat16, {"packing": True}),
-        (ClipCov(), torch.bfloat16, {}),
+        pytest.param(FSPO(), torch.bfloat16, {"kl_coef": 0.1}, marks=pytest.mark.long),
+        pytest.param(FSPO(), torch.bfloat16, {"packing": True}, marks=pytest.mark.long),
+        pytest.param(ClipCov(), torch.bfloat16, {}, marks=pytest.mark.long),
     ],
     ids=["float32", "bfloat16", "kl", "packing", "scope batch"],
 )

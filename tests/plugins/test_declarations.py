@@ -14,7 +14,7 @@ from rlzoo.testing.data import filled
 RULES = load_zoo()
 # written out, so that a rule that loses its declaration fails here
 LEARN_WITHOUT_ADVANTAGES = {"dro", "gvpo", "kl-cov", "opmd", "real"}
-RATIO_TO_SAMPLER = {"cppo", "dppo-kl", "dppo-tv", "ipo"}
+RATIO_TO_SAMPLER = {"cppo", "dppo-kl", "dppo-tv", "ipo", "sao"}
 NAMES = sorted(RULES.keys() | LEARN_WITHOUT_ADVANTAGES | RATIO_TO_SAMPLER)
 DENSE = {"kl-cov": {"fraction": 0.5}, "clip-cov": {"fraction": 0.5}}  # otherwise too few tokens of a small batch are selected
 

@@ -19,6 +19,8 @@ from tests.off_policy import make_model, off_policy_batch
 from tests.processes.fsdp_worker import make_learner, updates, weights_of
 from tests.processes.test_processes import ROOT, ranks
 
+pytestmark = pytest.mark.long
+
 ALONE = LaunchConfig(fsdp=True)
 
 

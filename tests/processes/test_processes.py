@@ -27,7 +27,9 @@ CASES = {
     **{rule: (rule, {}) for rule in RULES},
     "lora": ("fspo", {"lora": {"rank": 4}, "kl_coef": 0.1}),
     "teacher": ("grpo", {"teacher": True, "kl_coef": 0.1}),
+    "prompts": ("grpo", {"clip": {"reduction": "prompt_mean"}, "kl_coef": 0.1}),
     "packed": ("gspo", {"packing": True, "gradient_checkpointing": True}),
+    "critic": ("grpo", {"critic": True}),
     "unused": ("grpo", {"unused": True, "num_responses": 7}),
 }
 LAUNCHES = {
@@ -90,7 +92,7 @@ def two_processes(request, zygote, tmp_path_factory):
     # DeepSpeed's optimizer for offloaded states rounds in another order, which shows in one case
     cases = dict(CASES) if request.param != "offload" else {"fspo": CASES["fspo"]}
     if "deepspeed" in LAUNCHES[request.param]:
-        cases.pop("unused", None)
+        cases = {name: case for name, case in cases.items() if name not in ("unused", "critic")}
     cases, folder = {**cases, "few": ("fspo", {"num_responses": 15})}, tmp_path_factory.mktemp(request.param)
     if request.param != "ddp":
         return launched(request.param, folder, cases)
@@ -111,8 +113,14 @@ def test_three_updates_agree_with_one_process(two_processes, case):
         assert got["skipped"] == one["skipped"]
         for name in ("objective", "grad_norm", "log_probs"):
             assert got[name] == pytest.approx(one[name], rel=1e-4, abs=1e-7)
+        for ours, theirs in zip(got["critic"], one["critic"], strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-7)
     assert weights.keys() == expected_weights.keys()
     start = (with_unused_parts(make_model()) if case == "unused" else make_model()).state_dict()
+    start |= {f"critic.language_model.{name}": tensor for name, tensor in start.items()}
+    start |= {
+        name: torch.zeros_like(tensor) for name, tensor in expected_weights.items() if name not in start
+    }  # the value head
     moved = torch.cat([(expected_weights[name] - start[name]).flatten() for name in weights])
     error = torch.cat([(weights[name] - expected_weights[name]).flatten() for name in weights])
     assert float(moved.norm()) > 1e-3
@@ -168,7 +176,7 @@ def metrics(folder):
 in_two = pytest.mark.parametrize(
     "options",
     [
-        pytest.param((), id="ddp"),
+        pytest.param((), id="ddp", marks=pytest.mark.long),
         pytest.param(("--fsdp",), id="fsdp", marks=pytest.mark.long),
         pytest.param(("--deepspeed", "zero2"), id="zero2", marks=deepspeed),
         pytest.param(("--deepspeed", "zero3"), id="zero3", marks=deepspeed),
@@ -184,6 +192,7 @@ def test_a_whole_run_on_two_processes_equals_that_of_one(train, one_process, tmp
     assert_same_run(tmp_path / "run", one_process)
 
 
+@pytest.mark.long
 def test_two_processes_compare_the_same_named_rewards_as_one_process(train, tmp_path):
     reward = '{"right": float(problem.answer in response), "short": 1 - len(response) / 100}'
     (tmp_path / "named_apart.py").write_text(f"def parts(problem, response):\n    return {reward}\n")
@@ -328,6 +337,7 @@ def test_unsupported_launcher_settings_are_refused(zygote, tmp_path, asked, line
     assert done.stderr.splitlines()[-1].startswith(line)
 
 
+@pytest.mark.long
 def test_a_process_that_dies_ends_the_other_within_a_minute(zygote, tmp_path):
     words = words_of("run", "--processes", "2", overrides=[*QUICK, "eval.num_problems=0"], steps=500)
     os.mkfifo(tmp_path / "output")

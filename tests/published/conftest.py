@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 needs = {
+    "test_torchrl.py": ["torchrl"],
     "test_trl_losses.py": ["trl"],
     "test_verl_losses.py": ["verl"],
     "test_verl_parts.py": ["verl"],

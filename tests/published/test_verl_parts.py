@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+from verl.trainer.ppo.core_algos import compute_gae_advantage_return, get_adv_estimator_fn
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights, compute_rollout_rejection_mask
 from verl.utils.torch_functional import masked_whiten
 
@@ -37,6 +37,14 @@ def graded(seed, *, holes=True, with_token_rewards=False):
     )
 
 
+def token_rewards(inputs):
+    """verl takes all rewards per token; the reward of a response is on its last token."""
+    mask = inputs.response_mask
+    last = torch.where(mask, torch.arange(mask.shape[1]), -1).amax(-1, keepdim=True)
+    paid = torch.zeros(mask.shape, dtype=torch.float64) if inputs.token_rewards is None else inputs.token_rewards.double()
+    return paid.scatter_add(1, last, inputs.rewards.double())
+
+
 def verl_advantages(name, inputs, **settings):
     """verl takes all rewards per token; the reward of a response is on its last token."""
     mask = inputs.response_mask
@@ -47,7 +55,7 @@ def verl_advantages(name, inputs, **settings):
         settings["old_log_probs"] = inputs.old_log_probs.double()
         settings["sum_pi_squared"] = inputs.collision_probs.double()
     # its groups are keys of a dict
-    return get_adv_estimator_fn(name)(paid, mask, index=inputs.group_ids[:, 0].numpy(), **settings)[0]
+    return get_adv_estimator_fn(name)(token_rewards(inputs), mask, index=inputs.group_ids[:, 0].numpy(), **settings)[0]
 
 
 ESTIMATORS = [
@@ -152,3 +160,25 @@ def test_dropped_responses_equal_verl(settings, options, thresholds, spread):
         weights = correction(inputs)
         assert torch.equal(kept.bool(), mask & (weights > 0))
         assert 0.1 < weights.mean() < 0.9, "some are dropped"
+
+
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (1.0, 0.95), (0.9, 0.7)])
+@pytest.mark.parametrize("holes", [False, True])
+def test_gae_and_its_value_targets_equal_verl(gamma, lam, holes):
+    for seed in range(4):
+        inputs = with_values(graded(seed, holes=holes, with_token_rewards=seed % 2 == 1))
+        mask, ours = inputs.response_mask, ZOO.advantages["gae"](gamma=gamma, lam=lam)
+        theirs = compute_gae_advantage_return(token_rewards(inputs), inputs.values, mask.double(), gamma, lam)
+        for got, expected in zip((ours(inputs), ours.value_targets(inputs)), theirs, strict=True):
+            # verl divides by the square root of the variance + 1e-8, rlzoo by the standard deviation + 1e-6
+            torch.testing.assert_close(got, torch.where(mask, expected, 0.0).float(), rtol=1e-5, atol=1e-5)
+
+
+def with_values(inputs):
+    mask = inputs.response_mask
+    rng = torch.Generator().manual_seed(7)
+    values = torch.where(mask, torch.randn(mask.shape, generator=rng, dtype=torch.float64), 0.0)
+    turn_ids = torch.where(mask, 0, -1)
+    return dataclasses.replace(
+        inputs, turn_ids=turn_ids, values=values, last_values=values[:, :1], finished=torch.ones(len(mask), 1, dtype=torch.bool)
+    )

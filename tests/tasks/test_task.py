@@ -10,6 +10,7 @@ import yaml
 
 from rlzoo import RunConfig
 from rlzoo.core.errors import UserError
+from rlzoo.support.extras import how_to_install
 from rlzoo.tasks import build_task
 from rlzoo.tasks.problem import Problem
 from rlzoo.tasks.task import is_held_out
@@ -304,12 +305,12 @@ def test_a_reward_that_hangs_or_crashes_fails_only_its_response(reward_module):
 )
 def test_a_missing_extra_is_reported_with_its_install_command(monkeypatch, name, library, extra):
     monkeypatch.setitem(sys.modules, library, None)  # Python itself records None for a module that cannot be imported
-    assert error_of(name=name) == f"{library} is not installed: pip install 'rlzoo-llm[{extra}]'"
+    assert error_of(name=name) == f"{library} is not installed: {how_to_install(extra)}"
 
 
 def test_a_hub_data_set_needs_the_datasets_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    assert error_of(name="math_file") == "datasets is not installed: pip install 'rlzoo-llm[datasets]'"
+    assert error_of(name="math_file") == f"datasets is not installed: {how_to_install('datasets')}"
 
 
 def test_importing_tasks_does_not_import_heavy_libraries():

@@ -156,7 +156,13 @@ def test_mlflow_has_parameters_metrics_tags_and_config(run):
     assert {"config.yaml", "completions.html", "metrics.jsonl"} <= artifacts
 
 
-@pytest.mark.parametrize("clip", list(load_zoo()))
+FEW = ("fspo", "fspo-adaptive", "grpo", "gvpo", "opd")
+"""Rules that train in continuous integration."""
+
+
+@pytest.mark.parametrize(
+    "clip", [*FEW, *(pytest.param(name, marks=pytest.mark.long) for name in load_zoo() if name not in FEW)]
+)
 def test_every_bundled_policy_trains(clip, tmp_path):
     overrides = ["tracking.mlflow=false", "eval.num_problems=0"]
     overrides += [f"model.reference={make_teacher(tmp_path / 'teacher')}"] if clip == "opd" else []
@@ -268,6 +274,7 @@ def test_math_questions_train_through_the_same_code(tmp_path):
     assert len(asked) == 4
 
 
+@pytest.mark.long
 def test_rules_share_the_draws_of_an_evaluation_and_seeds_do_not(tmp_path):
     def before_training(clip, seed):
         overrides = ["tracking.mlflow=false", "eval.num_problems=64", "rollout.num_prompts=2", "rollout.group_size=2"]

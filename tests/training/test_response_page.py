@@ -88,6 +88,17 @@ def test_tokens_are_coloured_marked_and_shown_literally():
     assert page.headings == ["Prompt 1, response 2 clipped: 1 of 3 tokens"]
 
 
+def test_values_are_drawn_between_the_smallest_and_the_largest_of_the_page():
+    values = [0.0, 0.25, 0.5, 1.0]
+    text = render("t", {}, [completion([Token("a", 0.0, value=value) for value in values] + [Token("obs")])])
+    assert [token[:2] for token in Page(text).tokens[0]] == [
+        *([[f"v{level}"], f"+0.0000, value {value:g}"] for level, value in zip((0, 1, 2, 4), values, strict=True)),
+        [["o"], None],
+    ]
+    assert "the critic's value before it: from 0 " in text
+    assert "critic" not in render("t", {}, [completion([Token("a", 0.0)])])
+
+
 @pytest.mark.parametrize(("marks", "decision"), [([0, 0], "no"), ([1, 0], "1 of 2 tokens"), ([1, 1], "whole response")])
 def test_the_decision_is_in_words(marks, decision):
     assert completion([Token("a", 0.0, clipped=bool(mark)) for mark in marks]).decision == decision
@@ -154,7 +165,9 @@ def test_token_texts_keep_the_spaces_of_a_tokenizer_that_strips_them():
     assert token_texts(PreTrainedTokenizerFast(tokenizer_object=tokenizer), [1, 2, 3, 2]) == ["a", " b", "c", " b"]
 
 
-@pytest.mark.parametrize(("clip", "narrow"), [("grpo", "clip.clip_low=1e-4"), ("fspo", "clip.width_low=1e-4")])
+@pytest.mark.parametrize(
+    ("clip", "narrow"), [pytest.param("grpo", "clip.clip_low=1e-4", marks=pytest.mark.long), ("fspo", "clip.width_low=1e-4")]
+)
 def test_a_run_shows_what_its_rule_clipped(tmp_path, clip, narrow):
     overrides = [narrow, narrow.replace("low", "high"), "eval.num_problems=0"]
     result = rlzoo.train(quick(tmp_path / "run", clip=clip, overrides=overrides, steps=1))

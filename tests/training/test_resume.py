@@ -22,12 +22,13 @@ CASES = {
     "ahead-and-dynamic": ("rollout.max_staleness=1", "rollout.dynamic_sampling=3", "eval.num_problems=0"),
     "bfloat16": ("model.dtype=bfloat16", "learner.schedule=linear", "eval.num_problems=0"),
     "opd": ("rollout.max_staleness=1", "eval.num_problems=0"),
+    "critic": ("clip.advantage=gae", "critic.lr=1e-3", "critic.warmup_steps=3", "critic.updates=2", "learner.schedule=linear"),
     "lora": ("learner.lora.rank=4", "learner.kl_coef=0.01", "learner.schedule=cosine"),
 }
 
 
 def config(name, folder, **settings):
-    clip = name if name.startswith(("fspo", "opd")) else "fspo"
+    clip = "grpo" if name == "critic" else name if name.startswith(("fspo", "opd")) else "fspo"
     overrides = ["tracking.mlflow=false", "checkpoint.every=2", *CASES[name]]
     if name == "opd":
         overrides.append(f"model.reference={make_teacher(folder.parent / 'teacher')}")
@@ -57,7 +58,8 @@ def test_a_resumed_run_equals_an_uninterrupted_run(name, tmp_path):
     assert seen == [0, 1, 2, 3, 3, 4]
     assert without_times(result.metrics) == without_times(whole.metrics)
     assert [row["step"] for row in lines(result.path / "metrics.jsonl")] == [0, 1, 2, 3, 4]
-    for file in ("model.safetensors", "state/optimizer.safetensors"):
+    critic = ("critic/model.safetensors", "critic/value_head.safetensors", "state/critic/optimizer.safetensors")
+    for file in ("model.safetensors", "state/optimizer.safetensors", *(critic if name == "critic" else ())):
         got, expected = (load_file(run.path / "checkpoints" / "step-000004" / file) for run in (result, whole))
         assert got.keys() == expected.keys()
         assert all(torch.equal(got[key], expected[key]) for key in expected)

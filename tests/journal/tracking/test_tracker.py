@@ -64,6 +64,7 @@ def test_mlflow_measures_the_machine_while_a_run_is_tracked(directory, monkeypat
     assert steps() == list(range(len(steps())))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("error", "expected"), [(ValueError, "FAILED"), (KeyboardInterrupt, "KILLED"), (SystemExit, "KILLED")])
 def test_the_final_status_of_a_run_is_sent(directory, error, expected):
     def work(tracker):

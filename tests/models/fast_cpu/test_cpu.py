@@ -174,6 +174,7 @@ print(held.hblkhd - before.hblkhd, held.arena - before.arena, freed.fordblks)
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs mallinfo2 of glibc 2.33")
 def test_freed_memory_is_reused_without_system_calls() -> None:
     """Read the C library's own counts. The kernel's page faults would depend on the size of its pages."""

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import sys
 import time
 
@@ -10,6 +11,7 @@ import rlzoo_sandbox as sandbox
 from rlzoo_sandbox import python
 
 from rlzoo.core.errors import UserError
+from rlzoo.support.extras import how_to_install
 from rlzoo.support.workers import Worker
 from rlzoo.tasks import build_task
 from rlzoo.tasks.task import Problem
@@ -203,7 +205,7 @@ def anew():
 def test_without_the_sandbox_the_tool_is_refused_with_what_to_install(package, monkeypatch, anew):
     installed = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == package else installed(name))
-    with pytest.raises(UserError, match=rf"^{package} is not installed: pip install 'rlzoo-llm\[sandbox\]'$"):
+    with pytest.raises(UserError, match=rf"^{package} is not installed: {re.escape(how_to_install('sandbox'))}$"):
         build_task(SETTINGS)
 
 
