@@ -18,7 +18,7 @@ Array = NDArray[Any]
 CONFIDENCE = 0.95
 TAIL = (1 - CONFIDENCE) / 2
 PRIOR = 4.0  # weight of an assumed or pooled design effect, as a number of independent decisions
-CLIPS, ANSWERS = 0.3, 0.5  # assumed correlations between decisions on one prompt, and between answers to one problem
+CLIPS, ANSWERS = 0.27, 0.55  # assumed correlations between decisions on one prompt, and between answers to one problem
 NUM_DRAWS = 500  # number of noise draws for a length reweighting error
 CAUSES = ("conditional", "composition", "total")
 Interval = tuple[float, float]
@@ -54,13 +54,13 @@ class Proportions:
         number, residual = count.sum(0), influence * count.sum(0)
         square, simple = np.square(residual).sum(0), np.nan_to_num(number * share * (1 - share))
         assumed = 1 + (np.square(count).sum() / max(count.sum(), 1) - 1) * correlation
-        pooled = (square.sum() + PRIOR * unit**2 * assumed) / (simple.sum() + PRIOR * unit)
+        prior = PRIOR * unit * assumed
+        pooled = (square.sum() + prior * unit * assumed) / (simple.sum() + prior)
         effect = (square + PRIOR * pooled**2) / (simple + PRIOR * pooled)
-        weight = PRIOR * unit / (simple.sum() + PRIOR * unit) * PRIOR * pooled / (simple + PRIOR * pooled)  # of the assumption
+        weight = prior / (simple.sum() + prior) * PRIOR * pooled / (simple + PRIOR * pooled)  # of the assumption
         degrees = np.fmax(number**2 / np.fmax(np.square(count).sum(0), 1) - 1, 1.0) / np.fmax(1 - weight, 1e-9)
         deviation = np.sqrt(square + pooled**2)
-        between = residual.T @ residual / np.outer(deviation, deviation)
-        np.fill_diagonal(between, 1.0)
+        between = np.where(np.eye(len(number)), 1.0, residual.T @ residual / np.outer(deviation, deviation))
         return cls(share, np.fmax(number, 1.0) / effect, degrees, between)
 
     def interval(self, extra: float = 0.5, tail: float = TAIL) -> tuple[Array, Array]:
@@ -137,13 +137,13 @@ class Clusters:
             weight = getattr(weights, cause).numpy()
             influence = 2 * np.nan_to_num(weight * accepted - getattr(halved, cause).numpy() * halves[:, None])
             known = self.count.sum(-1), (1 - weight * accepted).clip(0, 1), influence, CLIPS
-            bins = [Proportions.of(*known, unit) for unit in (self.unit, self.unit / 2)]  # the second assumes less
-            errors.append(_length_error(weight, accepted, weights.share.numpy(), *bins))
+            bins, observed = (Proportions.of(*known, unit) for unit in (self.unit, self.unit / 2))
+            errors.append(_length_error(weight, accepted, weights.share.numpy(), bins, observed))
         return Decomposition(*errors)
 
 
 def _length_error(weight: Array, accepted: float, share: Array, bins: Proportions, observed: Proportions) -> LengthError:
-    """Compute the errors from the weights and the corresponding clip fractions; ``observed`` has less of an assumption."""
+    """Compute the errors from the weights and the corresponding clip fractions; in ``observed``, the assumption weighs less."""
     low, high = bins.interval()
     slope = (np.outer(weight, share) - np.eye(NUM_BINS)) / accepted * (share > 0)[:, None]  # derivatives by clip fractions
     values, vectors = np.linalg.eigh(bins.correlation)

@@ -213,8 +213,8 @@ def test_one_prompt_says_almost_nothing():
 
 
 def test_problems_with_equal_values_have_the_assumed_design_effect():
-    # 80 rows with a correlation of .5 within 5 problems have the weight of 80 / (1 + 15 x .5) = 9.4 independent ones
-    end = stats.beta.ppf(0.975, 0.5, 80 / 8.5 + 0.5)
+    # 80 rows with a correlation of .55 within 5 problems have the weight of 80 / (1 + 15 x .55) = 8.65 independent ones
+    end = stats.beta.ppf(0.975, 0.5, 80 / 9.25 + 0.5)
     assert mean_interval(np.zeros(5), np.full(5, 16.0)) == pytest.approx((0, end), rel=1e-6)
     assert mean_interval(np.full(5, 16.0), np.full(5, 16.0)) == pytest.approx((1 - end, 1), rel=1e-6)
     assert end > 0.2  # five problems without a right response do not show that all are unsolvable
