@@ -101,7 +101,7 @@ def test_show_has_the_five_parts_the_fields_and_the_metrics(rlzoo):
         "[] list, each >= 1, <= 1e+09 state: response lengths, ascending, at which the offsets are given"
     )
     assert table["reduction"] == (
-        '"sequence_mean" token_mean, sequence_mean, sequence_mean_token_sum, constant_length '
+        '"sequence_mean" token_mean, prompt_mean, sequence_mean, sequence_mean_token_sum, constant_length '
         "how the objective is reduced to a scalar"
     )
     watched = lines[places[-1] + 1 : places[-1] + 1 + len(policy.watch)]
