@@ -61,6 +61,7 @@ NEEDS = {
     "bench/": "TRL, and a machine that does nothing else: nox -s bench",
     "gpu/": "minutes even in small: nox -s gpu -- --device cpu --quick",
     "judge_reward.py": "a server with a model that judges; tests/tasks/test_async_grading.py has a small one",
+    "lab/critic_worth.py": "hours",
     "lab/embedded_card.py": "make_embedded_model.py, which imports it",
     "lab/grade_references.py": "the extra math-verify, and the suites' questions",
     "lab/length_law_picture.py": "the folder examples on the path: python -m examples.lab.length_law_picture",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, ClassVar
 
 import torch
@@ -79,11 +78,13 @@ class UP(ClipPolicy):
     dual_clip: float | None = Field(3.0, gt=1, le=1e6, description="largest ratio where A < 0; null for none")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Replace the log-ratio by one that is 0 where A > 0, clip, and return a ``(B, T)`` objective."""
-        log_ratio, own = ops.log_ratio(inputs), ops.log_probs(inputs)
-        anchored = torch.where(inputs.advantages > 0, own - own.detach(), log_ratio)
+        """Clip the log-ratio where A < 0, replace it by one that is 0 where A > 0, and return a ``(B, T)`` objective."""
+        log_ratio, own, advantages = ops.log_ratio(inputs), ops.log_probs(inputs), inputs.advantages.float()
         band = ops.ratio_band(self.clip_low, torch.inf, self.dual_clip, like=log_ratio)
-        return replace(ops.clipped_surrogate(anchored, inputs.advantages, band), log_ratio=log_ratio.detach())
+        within = log_ratio.clamp(band.low, band.ceiling)
+        clipped = (advantages < 0) & (within != log_ratio)
+        judged = torch.where(advantages > 0, own - own.detach(), within).clamp(max=ops.LOG_RATIO_LIMIT)
+        return ClipResult(judged.exp() * advantages, log_ratio.detach(), clipped, band)
 
 
 @hookimpl

@@ -12,7 +12,7 @@ from rlzoo.support.extras import how_to_install
     ("origin", "command"),
     [
         (None, "pip install 'rlzoo-llm[lora]'"),
-        ({"url": "file:///home/me/my%20rlzoo", "dir_info": {"editable": True}}, "pip install -e '/home/me/my rlzoo[lora]'"),
+        ({"url": "file:///home/me/my%20zoo", "dir_info": {"editable": True}}, "pip install -e '/home/me/my zoo[lora]'"),
         ({"url": "file:///home/me/rlzoo", "dir_info": {}}, "pip install '/home/me/rlzoo[lora]'"),
         ({"url": "file:///home/me/rlzoo_llm-0.2.0-py3-none-any.whl", "archive_info": {}}, "pip install 'rlzoo-llm[lora]'"),
     ],
