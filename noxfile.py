@@ -138,7 +138,7 @@ def run_tests(session: nox.Session, workers: int) -> None:
 
 @nox.session
 def long(session: nox.Session) -> None:
-    """Run the tests that start many processes, one after the other; not part of continuous integration."""
+    """Run the longest tests, many of which start processes; not part of continuous integration."""
     session.run(str(project(session) / "pytest"), "-m", "long and not deepspeed", *session.posargs, external=True, env=OFFLINE)
 
 
@@ -332,7 +332,7 @@ def vllm(session: nox.Session) -> None:
 
 @nox.session
 def coverage(session: nox.Session) -> None:
-    """Measure how often the intervals contain the truth, and write docs/reference/coverage.md; takes a quarter of an hour.
+    """Measure how often the intervals contain the truth, and write docs/reference/coverage.md; takes 8 minutes.
 
     Not part of continuous integration. Arguments after ``--`` are passed to the script instead, such as ``--draws 100``.
     """

@@ -208,9 +208,13 @@ class RunConfig(Settings):
                 "prompt in one minibatch; use learner.minibatch_by=prompts"
             )
         replaced, ignored = self.rollout.dynamic_sampling, self.learner.ignore_equal_groups
-        if (replaced or ignored) and self.rollout.group_size < 2:
+        if replaced or ignored:
             setting = f"rollout.dynamic_sampling={replaced}" if replaced else "learner.ignore_equal_groups=true"
-            raise UserError(f"{setting}: needs a rollout.group_size of at least 2")
+            if self.rollout.group_size < 2:
+                raise UserError(f"{setting}: needs a rollout.group_size of at least 2")
+            if self.estimator.per_token and not self.estimator.compares:
+                name = self.estimator.name
+                raise UserError(f"{setting}: advantage {name!r} also learns from groups with equal rewards; remove the setting")
         return self
 
     @model_validator(mode="after")

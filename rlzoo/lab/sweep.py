@@ -251,7 +251,9 @@ def _start(child: Child, environment: dict[str, str], parent_run: str | None) ->
     context: Any = mp.get_context("spawn" if "CUDA_VISIBLE_DEVICES" in environment else "forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     words = ["rlzoo", "train", *child.arguments, *(["--resume"] if child.is_begun else [])]
-    variables = environment | ({PARENT_RUN: parent_run} if parent_run else {})
+    # all variables, because the fork server keeps those that it was started with
+    variables = {name: value for name, value in os.environ.items() if name not in LAUNCHED} | environment
+    variables |= {PARENT_RUN: parent_run} if parent_run else {}
     process = context.Process(target=_run, args=(words, variables, log))
     process.start()
     return SweepProcess(child, environment, process, time.monotonic())
@@ -266,8 +268,7 @@ def _run(words: Sequence[str], variables: Mapping[str, str], log: Path) -> None:
         for descriptor in (1, 2):
             os.dup2(file.fileno(), descriptor)
     threading.Thread(target=_end_with_the_sweep, daemon=True).start()
-    for name in LAUNCHED:
-        os.environ.pop(name, None)
+    os.environ.clear()
     os.environ.update(variables)
     torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))  # torch has already read the variable
     sys.argv = list(words)

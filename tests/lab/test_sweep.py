@@ -15,7 +15,7 @@ from rlzoo.cli.sweep import parent_of
 from rlzoo.core.errors import UserError
 from rlzoo.gate.fingerprint import run_facts
 from rlzoo.journal.run_directory import RunDirectory
-from rlzoo.lab.sweep import Sweep, parse_seeds, slots
+from rlzoo.lab.sweep import Sweep, parse_seeds, run_children, slots
 
 QUICK = ("rollout.num_prompts=8", "rollout.group_size=4", "task.num_operands_max=4", "rollout.max_new_tokens=20")
 COMMAND = ["sweep", "--jobs", "2"]
@@ -319,3 +319,32 @@ def test_a_sweep_file_without_a_parent_run_id_is_not_overwritten(tmp_path, conte
     with pytest.raises(UserError, match=r"sweep.json' contains no MLflow run ID; remove it"):
         parent_of(small_sweep(tmp_path))
     assert (tmp_path / "sweep.json").read_text() == content
+
+
+REWARD = """
+import os
+def reward(problem, response):
+    with open("variable.txt", "a") as file:
+        file.write(os.environ["OF_THE_TEST"])
+    return len(response) % 7
+"""
+
+
+@pytest.mark.long
+def test_a_forked_run_has_the_present_variables_and_equals_one_that_was_not_forked(tmp_path, zygote, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "noting.py").write_text(REWARD)
+    overrides = (*QUICK, "eval.num_problems=0", "tracking.mlflow=false", "task.reward=noting:reward", "learner.lr=1e-2")
+    for name in "ab":  # the fork server still has the variables of the first sweep
+        monkeypatch.setenv("OF_THE_TEST", name)
+        sweep = Sweep(tmp_path / name, ("fspo",), (0,), overrides=overrides, steps=2)
+        assert run_children(sweep.children, 1, None, lambda running: None, lambda child, code: None) == []
+    assert set((tmp_path / "variable.txt").read_text()) == {"a", "b"}
+    threads = slots(1)[0]
+    words = ["train", "--clip", "fspo", "--steps", "2", "--output", "alone", *(f"--set={setting}" for setting in overrides)]
+    done = zygote.run(*words, folder=tmp_path, environment=os.environ | threads)
+    assert done.returncode == 0, done.stderr
+    weights = "checkpoints/step-000002/model.safetensors"
+    assert (tmp_path / "alone" / weights).read_bytes() == (tmp_path / "a" / "fspo-0" / weights).read_bytes()
+    assert (tmp_path / "a" / "fspo-0" / weights).read_bytes() == (tmp_path / "b" / "fspo-0" / weights).read_bytes()

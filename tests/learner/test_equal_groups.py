@@ -15,7 +15,7 @@ from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import replay
 from tests.learner.test_learner import make_learner
 from tests.off_policy import make_model, off_policy_batch, reordered
-from tests.training.short import lines, quick, resumes_after, without_times
+from tests.training.short import interrupted, lines, quick, resumes_after, without_times
 
 REWARDS = torch.tensor([1.0, 0, 1, 1, 0, 0,  0.1, 0.1, 0.1, 0.1, torch.nan, 0.1,  0, 0, 0, 0, 0, 1])  # fmt: skip
 KEPT = torch.tensor([0, 1, 2, 3, 4, 5, 12, 13, 14, 15, 16, 17])
@@ -93,13 +93,7 @@ def test_a_run_with_means_of_prompts_is_recorded_replayed_and_resumed(tmp_path):
         assert len(lines(tmp_path / "run" / "rollouts" / f"{step:06d}.jsonl")) == len(file)
     assert rewarded > 0
     stopped = quick(tmp_path / "stopped", clip="grpo", steps=3, overrides=SETTINGS)
-
-    def stop(step, metrics):
-        if step == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        rlzoo.train(stopped, stop)
+    interrupted(stopped, 2)
     with resumes_after(1, stopped.output):
         resumed = rlzoo.train(stopped, resume=True)
     assert without_times(resumed.metrics) == without_times(result.metrics)
@@ -119,4 +113,10 @@ def test_what_cannot_have_means_of_prompts_or_equal_groups_is_refused():
     single = ["rollout.group_size=1", "clip.advantage=batch_norm", "learner.ignore_equal_groups=true"]
     with pytest.raises(UserError, match=r"learner\.ignore_equal_groups=true: needs a rollout.group_size of at least 2"):
         RunConfig.compose(clip="grpo", overrides=single)
+    for clip, advantage in (("opd", "reverse_kl"), ("grpo", "gae")):  # which learn from a teacher's or a critic's values
+        for setting in ("learner.ignore_equal_groups=true", "rollout.dynamic_sampling=1"):
+            with pytest.raises(
+                UserError, match=f"{setting}: advantage '{advantage}' also learns from groups with equal rewards"
+            ):
+                RunConfig.compose(clip=clip, overrides=[f"clip.advantage={advantage}", setting])
     assert load_zoo()["grpo"](reduction="prompt_mean").needs_whole_prompts

@@ -14,7 +14,7 @@ import rlzoo
 from rlzoo import UserError
 from rlzoo.config.run_config import RunConfig
 from rlzoo.core.errors import RunError
-from tests.training.short import QUICK, lines, quick, resumes_after, without_times
+from tests.training.short import QUICK, interrupted, lines, quick, resumes_after, without_times
 
 LOW, HIGH, EVERY, NUMBER = 0.4, 0.6, 5, 8
 SETTINGS = [f"rollout.band=[{LOW},{HIGH}]", f"rollout.measure_every={EVERY}", f"rollout.num_prompts={NUMBER}",
@@ -108,13 +108,7 @@ def test_a_step_samples_the_next_problems_in_the_band_and_then_the_nearest(tmp_p
 @pytest.mark.parametrize("overrides", [(), ("rollout.max_staleness=2",)], ids=["now", "ahead"])
 def test_a_resumed_run_samples_the_same_problems(tmp_path, sums, overrides):
     whole = rlzoo.train(config("whole", *overrides))
-
-    def stop(step, metrics):
-        if step == 5:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        rlzoo.train(config("stopped", *overrides), stop)
+    interrupted(config("stopped", *overrides), 5)
     state = json.loads((tmp_path / "stopped/checkpoints/step-000004/state/state.json").read_text())
     assert len(state["measured"]) == whole.metrics[4]["rollout/measured"] > 10
     with resumes_after(4, tmp_path / "stopped"):

@@ -19,7 +19,7 @@ from rlzoo.journal.rollout_file import RolloutFile
 from rlzoo.models.pretrained import load_pretrained
 from rlzoo.rollout.sampler import HFSampler
 from tests.off_policy import plain_log_probs
-from tests.training.short import lines, quick, resumes_after, without_times
+from tests.training.short import interrupted, lines, quick, resumes_after, without_times
 
 pytestmark = pytest.mark.usefixtures("interrupts")
 AHEAD = 3
@@ -85,13 +85,7 @@ def test_evaluations_use_the_newest_weights(queued, tmp_path):
 def test_a_run_with_a_queue_and_dynamic_sampling_resumes_bit_for_bit(tmp_path):
     overrides = ("checkpoint.every=2", "eval.num_problems=0", "rollout.dynamic_sampling=3")
     whole = rlzoo.train(config(tmp_path / "whole", *overrides))
-
-    def stop(step, metrics):
-        if step == 5:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        rlzoo.train(config(tmp_path / "stopped", *overrides), stop)
+    interrupted(config(tmp_path / "stopped", *overrides), 5)
     state = json.loads((tmp_path / "stopped" / "checkpoints" / "step-000004" / "state" / "state.json").read_text())
     assert [len(batch["rollouts"]) for batch in state["queue"]] == [16, 16, 16]
     with resumes_after(4, tmp_path / "stopped"):

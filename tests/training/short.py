@@ -3,8 +3,10 @@
 import json
 from contextlib import contextmanager, suppress
 
+import pytest
 import torch
 
+import rlzoo
 from rlzoo import RunConfig
 from rlzoo.models.pretrained import load_pretrained
 
@@ -50,6 +52,17 @@ def clocks(folder):
             row = json.loads(line)
             times[row["step"]] = row["time/clock"]
     return times
+
+
+def interrupted(config, step):
+    """Train, and interrupt the run after a step."""
+
+    def stop(done, metrics):
+        if done == step:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rlzoo.train(config, stop)
 
 
 @contextmanager

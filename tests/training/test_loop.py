@@ -21,7 +21,7 @@ from rlzoo.journal.rollout_file import RolloutFile
 from rlzoo.journal.state import read_fingerprint
 from rlzoo.training.loop import steps
 from rlzoo.training.run import Run
-from tests.training.short import lines, make_teacher, quick, without_times
+from tests.training.short import interrupted, lines, make_teacher, quick, without_times
 
 
 @pytest.fixture(scope="module")
@@ -248,12 +248,7 @@ def test_checkpoints_rotate(tmp_path):
 
 
 def test_an_interrupted_run_keeps_its_results(tmp_path):
-    def stop(step, metrics):
-        if step == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        rlzoo.train(quick(tmp_path / "out", steps=9), stop)
+    interrupted(quick(tmp_path / "out", steps=9), 2)
     assert [row["step"] for row in lines(tmp_path / "out" / "metrics.jsonl")] == [0, 1, 2]
     (tracked,) = mlflow.search_runs(search_all_experiments=True, output_format="list")
     assert tracked.info.status == "KILLED"

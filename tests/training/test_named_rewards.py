@@ -13,7 +13,7 @@ from rlzoo.core.errors import RunError
 from rlzoo.journal.rollout_file import RolloutFile
 from rlzoo.journal.tracking.rows import is_curated
 from tests import oracle
-from tests.training.short import lines, quick, resumes_after, without_times
+from tests.training.short import interrupted, lines, quick, resumes_after, without_times
 
 REWARDS = """
 import itertools
@@ -79,13 +79,7 @@ def test_named_rewards_are_in_every_record_and_survive_a_resume(run, tmp_path):
     settings = (*GDPO, "rollout.max_staleness=1", "checkpoint.every=1", "eval.num_problems=8", "rollout.num_prompts=6")
     whole = rlzoo.train(run("parts", *settings, steps=3, name="whole"))
     stopped = run("parts", *settings, steps=3, name="stopped")
-
-    def stop(step, metrics):
-        if step == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        rlzoo.train(stopped, stop)
+    interrupted(stopped, 2)
     with resumes_after(1, stopped.output):
         result = rlzoo.train(stopped, resume=True)
     assert without_times(result.metrics) == without_times(whole.metrics)

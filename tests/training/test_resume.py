@@ -13,7 +13,7 @@ from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.journal.state import RunState, identity
 from rlzoo.support.atomic import temporary_path
 from tests.quick import QUICK
-from tests.training.short import lines, make_teacher, quick, resumes_after, without_times
+from tests.training.short import interrupted, lines, make_teacher, quick, resumes_after, without_times
 
 CASES = {
     "fspo": (),
@@ -75,13 +75,7 @@ def test_resuming_without_a_run_is_refused(tmp_path):
 
 def test_a_run_stopped_before_its_first_periodic_checkpoint_resumes_from_that_of_step_0(tmp_path):
     whole = rlzoo.train(config("fspo", tmp_path / "whole"))
-
-    def stop(step, metrics):
-        if step == 1:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        rlzoo.train(config("fspo", tmp_path / "run"), stop)
+    interrupted(config("fspo", tmp_path / "run"), 1)
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir() if (path / "state").exists()] == ["step-000000"]
     with resumes_after(0, tmp_path / "run"):
         result = rlzoo.train(config("fspo", tmp_path / "run"), resume=True)
@@ -189,13 +183,7 @@ def test_a_run_that_skipped_updates_resumes_with_its_learning_rate(tmp_path):
 
     whole = rlzoo.train(configured(tmp_path / "whole"))
     assert any(row.get("learner/skipped") for row in whole.metrics), "equal rewards teach nothing"
-
-    def stop(step, metrics):
-        if step == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        rlzoo.train(configured(tmp_path / "stopped"), stop)
+    interrupted(configured(tmp_path / "stopped"), 3)
     with resumes_after(2, tmp_path / "stopped"):
         resumed = rlzoo.train(configured(tmp_path / "stopped"), resume=True)
     assert without_times(resumed.metrics) == without_times(whole.metrics)
