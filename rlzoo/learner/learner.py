@@ -306,10 +306,11 @@ class Learner:
         by_prompts, rows = minibatches_by_prompts(self.config, self.policy), torch.arange(len(batch))
         for ignored in self._ignored(batch):
             rows = rows[~torch.isin(rows, ignored)]
-        group = torch.unique(batch.group_ids[rows], return_inverse=True)[1] if by_prompts else torch.arange(len(rows))
-        number, order = self.config.num_minibatches, torch.randperm(max(group.tolist(), default=-1) + 1, generator=rng)
+        group = torch.unique(batch.group_ids[rows], return_inverse=True)[1] if by_prompts else None
+        drawn_from = len(rows) if group is None else max(group.tolist(), default=-1) + 1
+        number, order = self.config.num_minibatches, torch.randperm(drawn_from, generator=rng)
         drawn = list(order.tensor_split(number))
-        if by_prompts:
+        if group is not None:
             drawn = [torch.cat([order[:0], *((group == index).nonzero()[:, 0] for index in share)]) for share in drawn]
         if self.config.ignore_equal_groups:
             drawn = [rows[places] for places in drawn]

@@ -26,7 +26,13 @@ CASES = {
     "ahead": ("rollout.max_staleness=1", "learner.kl_coef=0.01"),  # a batch that is sampled ahead, and a reference model
     "critic": ("clip.advantage=gae", "clip.dual_clip=3", "critic.lr=1e-3", "critic.warmup_steps=8", "critic.updates=2"),
     "dynamic": ("rollout.dynamic_sampling=2", "rollout.num_prompts=6"),
-}
+    "band": ("task.name=math_file", "task.path=sums.jsonl", "task.template='{question}='", "task.reward=own_sums:reward",
+             "rollout.band=[0.2,0.8]", "rollout.measure_every=4", "rollout.max_staleness=1"),
+}  # fmt: skip
+REWARD = """
+def reward(problem, response):
+    return float(response.rpartition("#")[2] == problem.answer)
+"""
 
 
 def start(folder, store, *arguments, zygote=None):
@@ -41,9 +47,18 @@ def start(folder, store, *arguments, zygote=None):
         return subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
 
 
+def write_sums(folder):
+    """Write the questions and the reward of the case with a band: sums of two to seven digits."""
+    sums = ["+".join(str((start + step) % 9 + 1) for step in range(length)) for length in range(2, 8) for start in range(6)]
+    rows = [{"question": question, "answer": str(sum(map(int, question.split("+"))))} for question in sums]
+    (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "own_sums.py").write_text(REWARD)
+
+
 def first(case, processes=1):
     clip = {"fspo-adaptive": "fspo-adaptive", "critic": "grpo"}.get(case, "fspo")
-    settings = [word for setting in [*SETTINGS, *CASES[case]] for word in ("--set", setting)]
+    usual = [setting for setting in SETTINGS if case != "band" or not setting.startswith("task.")]
+    settings = [word for setting in [*usual, *CASES[case]] for word in ("--set", setting)]
     several = ["--processes", str(processes)] if processes > 1 else []
     return ["--clip", clip, "--steps", str(STEPS), *settings, *several]
 
@@ -155,6 +170,7 @@ def whole(tmp_path_factory, zygote):
     def make(case, processes=1):
         if (case, processes) not in made:
             folder = tmp_path_factory.mktemp("whole") / "run"
+            write_sums(folder.parent)
             words = ["train", "--output", folder, *first(case, processes), "--set", "tracking.mlflow=false"]
             done = zygote.run(*words, folder=folder.parent, timeout=300)
             assert done.returncode == 0, done.stderr[-3000:]
@@ -169,6 +185,7 @@ def whole(tmp_path_factory, zygote):
 @pytest.mark.long
 def test_a_repeatedly_killed_run_equals_an_uninterrupted_run(case, whole, zygote, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    write_sums(tmp_path)
     folder, store = tmp_path / f"{case}-killed", tmp_path / "mlflow.db"
     # nox -s faults uses new interpreters, which are also killed during imports
     moments = run_killed(folder, store, case, kills=KILLS, seed=case, zygote=zygote if KILLS <= 5 else None)

@@ -197,11 +197,30 @@ def test_two_processes_compare_the_same_named_rewards_as_one_process(train, tmp_
     reward = '{"right": float(problem.answer in response), "short": 1 - len(response) / 100}'
     (tmp_path / "named_apart.py").write_text(f"def parts(problem, response):\n    return {reward}\n")
     overrides = [*QUICK, "task.reward=named_apart:parts", "clip.advantage=gdpo", "reward.weights.short=0.5"]
-    for name, options in (("one", ()), ("two", ("--processes", "2"))):
-        done = train("ddp", tmp_path / name, *options, overrides=overrides)
-        assert done.returncode == 0, done.stderr
-    assert_same_run(tmp_path / "two", tmp_path / "one")
+    assert_two_train_like_one(train, tmp_path, overrides)
     assert "reward/parts/right" in metrics(tmp_path / "two")[1]
+
+
+@pytest.mark.long
+def test_two_processes_choose_the_same_problems_in_a_band_as_one_process(train, tmp_path):
+    rows = [{"question": f"{number}+{number}", "answer": str(2 * number)} for number in range(1, 11)]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "by_parity.py").write_text("def reward(problem, response):\n    return float(int(problem.answer) % 4 == 0)\n")
+    file = ["task.name=math_file", "task.path=sums.jsonl", "task.template='{question}='", "task.reward=by_parity:reward"]
+    band = ["task.order=file", "rollout.band=[0,0.5]", "eval.num_problems=0"]
+    overrides = [*(setting for setting in QUICK if not setting.startswith(("task.", "eval."))), *file, *band]
+    assert_two_train_like_one(train, tmp_path, overrides)
+    # step 1 measures the first seven problems, of which 1+1, 3+3, 5+5 and 7+7 are never right; step 2 prefers those
+    asked = {row["question"] for row in lines(tmp_path / "two" / "rollouts" / "000002.jsonl")}
+    assert asked == {"8+8", "9+9", "10+10", "1+1", "3+3", "5+5", "7+7"}
+    assert metrics(tmp_path / "two")[2]["rollout/measured"] == 10
+
+
+def assert_two_train_like_one(train, folder, overrides):
+    for name, options in (("one", ()), ("two", ("--processes", "2"))):
+        done = train("ddp", folder / name, *options, overrides=overrides)
+        assert done.returncode == 0, done.stderr
+    assert_same_run(folder / "two", folder / "one")
 
 
 def assert_same_run(ours, theirs):

@@ -19,6 +19,8 @@ from rlzoo.gate.settings import Start, check_settings, remarks
 from rlzoo.gate.tokens import Asked, check_tokens
 from rlzoo.journal.recorded import groups_of
 from rlzoo.journal.rollout_file import RolloutFile, UpdateLogProbs
+from rlzoo.lab.recorded import RecordedRun
+from rlzoo.lab.replay import replay
 from rlzoo.learner.batch import collate
 from rlzoo.models.pretrained import load_pretrained
 from rlzoo.tasks.problem import Problem
@@ -99,6 +101,22 @@ def test_the_drift_is_measured_against_the_recorded_sampler(original, other_rule
         sizes.append(float((recorded - now).abs().mean()))
         assert rows[step]["mismatch/log_ratio_abs_mean"] == pytest.approx(sizes[-1], rel=1e-5)
     assert sizes[0] < 1e-5 < 1e-3 < sizes[-1]
+
+
+def test_packed_rows_take_the_recorded_steps_and_replay_gives_the_logged_metrics(original, other_rule, tmp_path):
+    """The same two steps with packed rows; and a replay of the run's own rule on what the run wrote, step by step."""
+    packed = rlzoo.train(composed(original, "learner.packing=true", clip="gspo", steps=2, output=tmp_path / "run"))
+    start = load_pretrained("embedded")[0].state_dict()
+    for name, weight in weights(other_rule, 2).items():
+        moved = (weight - start[name]).norm()
+        assert float((weights(packed.path, 2)[name] - weight).norm() / moved) < 0.01, name
+    run = RecordedRun.read(packed.path)
+    for step in (1, 2):
+        updates = tuple(update for update in run.updates if update.step == step)
+        again, logged = replay(replace(run, updates=updates), run.own_rule).profile.metrics(), packed.metrics[step]
+        assert again["clip/fraction"] == pytest.approx(logged["clip/fraction"], rel=2e-4)
+        assert again["fairness/ess"] == pytest.approx(logged["fairness/ess"], rel=2e-4)
+    assert again["clip/fraction"] > 0, "the test needs clipped responses"
 
 
 def test_a_large_drift_neither_ends_nor_warns(original, tmp_path, caplog):
