@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rlzoo.config.run_config import SAME_CONTEST
 from rlzoo.core.errors import UserError
 from rlzoo.core.policy import NAMED
+from rlzoo.journal.tracking.store import SAME_CONTEST
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import replay, replay_matched
 from rlzoo.lab.runs import REPETITION, FinishedRun, find_runs

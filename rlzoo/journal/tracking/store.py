@@ -15,7 +15,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rlzoo.config.redaction import redact
-from rlzoo.config.run_config import SAME_CONTEST
 from rlzoo.core.errors import RunError, UserError, one_line
 from rlzoo.journal.tracking.uploads import EXPERIMENT_ID, tracking_uri, without_password
 from rlzoo.journal.tracking.views import FILTER, write_view
@@ -27,6 +26,9 @@ logger = logging.getLogger("rlzoo")
 LONGEST_EXCHANGE = 600.0  # maximum seconds that a command exchanges data with the store
 LONGEST_SETUP = 120.0  # maximum seconds to wait for a process that connects to a SQLite store; creating its tables takes 10 s
 OBJECT_STORES = ("s3", "gs", "wasbs")  # schemes of artifact locations that name neither a host nor a path
+
+SAME_CONTEST = ("task.", "model.path", "model.dtype", "model.chat_template", "eval.", "steps")
+"""Prefixes of the settings that must be equal for the scores of runs to be comparable."""
 
 KIND = "mlflow.experimentKind"  # tag that makes MLflow's pages show runs and models instead of traces and judges
 

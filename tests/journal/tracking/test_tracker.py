@@ -193,3 +193,8 @@ def test_retries_back_off_while_the_store_is_down(monkeypatch):
     assert pauses == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 1.0]
     assert flaky.calls == [False] * 8 + [True]
     assert flaky.reports == ["OSError: down"] * 7
+
+
+def test_the_follower_does_not_import_torch():
+    code = "import sys, rlzoo.journal.tracking.follow; sys.exit('torch' in sys.modules)"  # a second and 200 MB for each run
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
