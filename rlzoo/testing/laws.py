@@ -524,9 +524,9 @@ def zero_advantage_zero_gradient(policy: ClipPolicy, inputs: ClipInputs) -> None
     """Where the advantage is zero, the gradient is zero and nothing counts as clipped."""
     rows = inputs.advantages[:, 0] == 0
     result, gradient = evaluate(policy, inputs)
-    assert (gradient[rows] == 0).all(), (
-        "a response with zero advantage has a gradient; if this is intended, set learns_without_advantages and opt out"
-    )
+    how = f"opt out: exempt = {{{zero_advantage_zero_gradient.name!r}: REASON}}"
+    how = how if policy.learns_without_advantages else f"set learns_without_advantages = True and {how}"
+    assert (gradient[rows] == 0).all(), f"a response with zero advantage has a gradient; if this is intended, {how}"
     assert not result.clipped[rows].any(), "a response with zero advantage counts as clipped"
 
 
