@@ -138,8 +138,9 @@ def run_tests(session: nox.Session, workers: int) -> None:
 
 @nox.session
 def long(session: nox.Session) -> None:
-    """Run the longest tests, many of which start processes; not part of continuous integration."""
-    session.run(str(project(session) / "pytest"), "-m", "long and not deepspeed", *session.posargs, external=True, env=OFFLINE)
+    """Run tests that take seconds or start processes; not part of continuous integration. Takes half an hour."""
+    pytest, options = str(project(session) / "pytest"), ("-n", "2", "--dist", "loadfile", "--timeout=900")
+    session.run(pytest, "-m", "long and not deepspeed", *(session.posargs or options), external=True, env=OFFLINE)
 
 
 @nox.session

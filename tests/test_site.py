@@ -227,6 +227,7 @@ def test_a_page_may_write_into_folders_and_use_the_examples(tmp_path):
     assert runnable.run_page(page)
 
 
+@pytest.mark.long
 def test_a_forked_command_has_its_own_output_and_exit_code(zygote, tmp_path):
     with shadowing(zygote) as folder:
         environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}

@@ -6,6 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 
 
+@pytest.mark.long
 def test_the_portrait_is_drawn_and_printed(rlzoo, tmp_path):
     picture = tmp_path / "rules.svg"
     code, out, err = rlzoo("clips", "portrait", "grpo", "fspo", "--output", picture)
@@ -19,6 +20,7 @@ def test_the_portrait_is_drawn_and_printed(rlzoo, tmp_path):
     assert json.loads(out)["grpo"]["weights"]["A > 0"] == {"0.5": 0.5, "0.8": 0.8, "1.0": 1.0, "1.25": 0.0, "2.0": 0.0}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("suffix", ["svg", "png"])
 def test_only_a_portrait_is_overwritten(rlzoo, refused, tmp_path, suffix):
     picture = tmp_path / f"rules.{suffix}"

@@ -107,6 +107,7 @@ def test_quiet_prints_only_the_result(rlzoo):
     assert directory == "run directory out"
 
 
+@pytest.mark.long
 def test_a_custom_reward_is_not_called_accuracy_and_comparable_runs_are_listed(rlzoo, tmp_path):
     folder = tmp_path / "here"
     (folder / "reward_by_length.py").write_text("def short(problem, response):\n    return -0.01 * len(response)\n")
@@ -121,6 +122,7 @@ def test_a_custom_reward_is_not_called_accuracy_and_comparable_runs_are_listed(r
     assert out.splitlines()[-1] == "compare the finished runs in runs: rlzoo compare runs"
 
 
+@pytest.mark.long
 def test_json_output_holds_only_the_rows_and_the_result(rlzoo, tmp_path):
     code, out, err = rlzoo("train", "--json", "--steps", "2", "--output", "out", *QUICK)
     assert code == 0, err
