@@ -35,7 +35,7 @@ def store(tmp_path_factory):
     folder = tmp_path_factory.mktemp("browser")
     uri = f"sqlite:///{folder}/mlflow.db"
     settings = ["rollout.num_prompts=8", "rollout.group_size=4", "task.num_operands_max=4", "eval.num_problems=20"]
-    command = [sys.executable, "-m", "rlzoo", "sweep", "--clip", "fspo,gspo", "--seeds", "2", "--steps", "4", "--jobs", "2"]
+    command = [sys.executable, "-m", "rlzoo", "sweep", "--clip", "fspo,gspo", "--seeds", "2", "--steps", "40", "--jobs", "2"]
     command += ["--output", "race", *(word for setting in settings for word in ("--set", setting))]
     variables = {"MLFLOW_TRACKING_URI": uri, "MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL": "0.2"}
     subprocess.run(command, cwd=folder, env=os.environ | variables, check=True)
