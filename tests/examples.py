@@ -114,10 +114,10 @@ def unnamed() -> list[str]:
     """Return examples that are neither run nor listed with what they need, and listed names without an example."""
     files = found()
     folders = tuple(name for name in NEEDS if name.endswith("/"))
-    missing = [name for name in files if name not in {**QUICK, **SLOW, **NEEDS} and not name.startswith(folders)]
+    missing = [name for name in files if name not in EXAMPLES | NEEDS and not name.startswith(folders)]
     gone = [
         name
-        for name in (*QUICK, *SLOW, *NEEDS)
+        for name in (*EXAMPLES, *NEEDS)
         if not any(file == name or file.startswith(f"{name.rstrip('/')}/") for file in files)
     ]
     return missing + gone
@@ -125,7 +125,7 @@ def unnamed() -> list[str]:
 
 def run_example(name: str, run: Path, zygote: Zygote) -> bool:
     """Run an example in an empty folder and print its time; prints its output if it failed."""
-    text = {**QUICK, **SLOW}[name]
+    text = EXAMPLES[name]
     for word, path in {"RUN": run, "DUMPS": run.with_name("dumps"), "DOCS": FOLDER.parent / "docs"}.items():
         text = text.replace(word, str(path))
     arguments = shlex.split(text)
