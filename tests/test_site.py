@@ -193,7 +193,7 @@ def test_a_command_without_a_known_marker_is_reported_with_its_line(marker, line
 
 def test_every_example_is_run_or_states_its_needs(monkeypatch):
     assert examples.unnamed() == []
-    monkeypatch.setattr(examples, "QUICK", {"quickstart.py": "", "gone.py": ""})
+    monkeypatch.setattr(examples, "EXAMPLES", {"quickstart.py": "", "gone.py": ""})
     assert {"custom_reward.py", "gone.py"} <= set(examples.unnamed())
 
 
