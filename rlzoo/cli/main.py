@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import logging
 import os
 import signal
 import sys
@@ -45,6 +46,8 @@ def _end_at_once(signum: int, frame: FrameType | None) -> NoReturn:
 def main() -> NoReturn:
     """Run the command line and exit with 0 on success, 2 for a user error, 1 for any other error, 130 or 143 after a signal."""
     os.environ["PYTHONSAFEPATH"] = "1"  # child processes must not import from the working directory first
+    # imported by Accelerate if it is installed, DeepSpeed prints the device that it detects to stdout
+    logging.getLogger("DeepSpeed").addFilter(lambda record: record.module != "real_accelerator")
     _open_closed_streams()
     signal.signal(signal.SIGTERM, _terminate)
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # sent when the terminal closes; ignored under nohup
