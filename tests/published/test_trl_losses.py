@@ -29,7 +29,6 @@ CASES = [
     ("gspo", {"dual_clip": 1.0005}, {"loss_type": "grpo", "epsilon": 3e-4, "epsilon_high": 4e-4, "delta": 1.0005, **SEQUENCE}),
     ("gspo-token", {"reduction": "token_mean"}, {"loss_type": "dapo", "epsilon": 3e-4, "epsilon_high": 4e-4, **SEQUENCE}),
     ("luspo", {}, {"loss_type": "luspo", "epsilon": 2e-3, "epsilon_high": 2.5e-3, **SEQUENCE}),
-    ("cispo-absolute", {"cap": 1.25}, {"loss_type": "cispo", "epsilon_high": 1.25}),
     ("cispo", {"clip_high": 0.25}, {"loss_type": "cispo", "epsilon_high": 1.25}),
     ("sapo", {}, {"loss_type": "sapo"}),
     ("sapo", {"tau_positive": 2.0, "tau_negative": 3.0},
