@@ -17,7 +17,6 @@ SPREADS = [0.0005, 0.003, 0.03, 0.3, 1.0]
 SAME = {  # names that do not count: their settings and reduction, and the older rule with the same gradient
     "alpha-band": ({}, "sequence_mean", "fspo", {}, "sequence_mean"),
     "gspo-token": ({}, "sequence_mean", "gspo", {}, "sequence_mean"),
-    "luspo": ({}, "sequence_mean", "gspo-token", {"clip_low": 2e-3, "clip_high": 2.5e-3}, "sequence_mean_token_sum"),
     "opd": ({}, "token_mean", "cispo", {"clip_high": 1e6}, "token_mean"),
 }
 
