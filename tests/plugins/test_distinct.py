@@ -15,7 +15,6 @@ from rlzoo.testing.data import clip_stats, evaluate, fresh, off_policy_inputs, r
 ROOT = Path(__file__).resolve().parents[2]
 SPREADS = [0.0005, 0.003, 0.03, 0.3, 1.0]
 SAME = {  # names that do not count: their settings and reduction, and the older rule with the same gradient
-    "alpha-band": ({}, "sequence_mean", "fspo", {}, "sequence_mean"),
     "gspo-token": ({}, "sequence_mean", "gspo", {}, "sequence_mean"),
     "opd": ({}, "token_mean", "cispo", {"clip_high": 1e6}, "token_mean"),
 }
