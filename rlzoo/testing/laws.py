@@ -989,18 +989,6 @@ def _assert_usable(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 
 @law(shrinks=False)
-def many_updates_stay_valid(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """The policy stays valid through a hundred updates in which everything, or nothing, is clipped."""
-    if not policy.is_adaptive:
-        return
-    for share in (0.0, 1.0):
-        sums, current = _sums(policy, inputs, share), policy
-        for step in range(100):
-            current = current.updated(dataclasses.replace(sums, progress=step / 100))
-        _assert_usable(current, inputs)
-
-
-@law(shrinks=False)
 def updates_go_by_shares(policy: ClipPolicy, inputs: ClipInputs) -> None:
     """Updates depend on shares, not counts: twice as many of the same responses give the same update."""
     if not policy.is_adaptive:
