@@ -60,7 +60,8 @@ def plot_by_length(series: Mapping[str, Series], *, ylabel: str = "clip fraction
             errors = np.maximum(0.0, [y - points.low, points.high - y])[:, kept]
         look = {"capsize": 2, "elinewidth": 0.9, "clip_on": False, **style}
         axes.errorbar(x[kept] * shift, y[kept], yerr=errors, label=_literal(label), **look)
-    _set_log_x(axes)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_locator(NullLocator())
     shortest, longest = axes.get_xlim()
     if longest < 4 * shortest:  # a short range may contain no power of two
@@ -108,11 +109,6 @@ def _canvas(title: str, xlabel: str, ylabel: str, height: float = 3.6) -> tuple[
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     return figure, axes
-
-
-def _set_log_x(axes: Axes) -> None:
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _looks(labels: Iterable[str], *, marker: bool = True) -> list[dict[str, Any]]:
