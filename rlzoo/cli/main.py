@@ -16,7 +16,7 @@ from typing import NoReturn
 from rlzoo.cli.exits import DONE, FAILED, INTERRUPTED, TERMINATED, USERS_MISTAKE
 from rlzoo.config.redaction import redact
 from rlzoo.core.errors import PolicyError, RunError, UserError
-from rlzoo.support.distribution import damage, damaged_entry_points, leftovers
+from rlzoo.support.distribution import damage, leftovers
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE)
 """Errors that are clear without a file name: the disk is full, or the reader of the output has closed it."""
@@ -77,22 +77,14 @@ def main() -> NoReturn:
             _complain(": ".join(str(text) for text in (error.filename, error.strerror or error) if text is not None))
         sys.exit(FAILED)
     except Exception as error:
-        line = _explained(error)
-        if line is None:
+        if not hasattr(error, "format_message"):  # not a mistake on the command line; typer's errors have no public names
             _show_traceback()
             sys.exit(FAILED)
-        if line:
-            _complain(line)
-        sys.exit(USERS_MISTAKE)
-
-
-def _explained(error: Exception) -> str | None:
-    """Return the user's mistake behind an exception as a line, which is empty if there is nothing to say; otherwise None."""
-    if hasattr(error, "format_message"):  # a mistake on the command line; typer's errors have no public names
         from rlzoo.cli.usage import explain_usage
 
-        return explain_usage(error)
-    return damaged_entry_points()
+        if line := explain_usage(error):
+            _complain(line)
+        sys.exit(USERS_MISTAKE)
 
 
 def _open_closed_streams() -> None:
