@@ -11,7 +11,6 @@ from typing import Any
 
 from rlzoo.core.errors import UserError
 from rlzoo.core.policy import NAMED
-from rlzoo.journal.tracking.store import SAME_CONTEST
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import replay, replay_matched
 from rlzoo.lab.runs import REPETITION, FinishedRun, find_runs
@@ -20,6 +19,8 @@ from rlzoo.measure.comparison import Difference, Estimate, differences, estimate
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable, pooled_runs
 
+SAME_CONTEST = ("task.", "model.path", "model.dtype", "model.chat_template", "eval.", "steps")
+"""Prefixes of the settings that must be equal for the scores of runs to be comparable."""
 NOT_COMPARABLE = "not comparable"
 LONGEST_VALUE = 80  # maximum length of a setting in a label, in characters
 

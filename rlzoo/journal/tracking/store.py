@@ -27,9 +27,6 @@ LONGEST_EXCHANGE = 600.0  # maximum seconds that a command exchanges data with t
 LONGEST_SETUP = 120.0  # maximum seconds to wait for a process that connects to a SQLite store; creating its tables takes 10 s
 OBJECT_STORES = ("s3", "gs", "wasbs")  # schemes of artifact locations that name neither a host nor a path
 
-SAME_CONTEST = ("task.", "model.path", "model.dtype", "model.chat_template", "eval.", "steps")
-"""Prefixes of the settings that must be equal for the scores of runs to be comparable."""
-
 KIND = "mlflow.experimentKind"  # tag that makes MLflow's pages show runs and models instead of traces and judges
 
 _DEFAULTS = {
