@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from pydantic import Field
 
 import rlzoo
-from rlzoo.tasks import Task, is_held_out
-from rlzoo.tasks.problem import Problem
+from rlzoo.tasks import Problem, Task, is_held_out
 
 QUICK = ["rollout.num_prompts=8", "rollout.group_size=4", "eval.num_problems=20", "tracking.mlflow=false"]
 

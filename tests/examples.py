@@ -1,6 +1,6 @@
 """Runs the examples that need only rlzoo's requirements, each in an empty folder: ``python -m tests.examples``.
 
-``--jobs N`` runs N examples at once; ``--quick`` runs only those of continuous integration. Examples that read a run get a
+``--jobs N`` runs N examples at once. Examples that read a run get a
 short one, and the example that reads another trainer's dump a small one. All are forked from one process that has imported
 everything (`tests.zygote`).
 """
@@ -24,15 +24,12 @@ LIMIT = 300.0
 """Time limit for one example in seconds."""
 RUN = ["--clip", "gspo", "--steps", "12", "--set", "eval.num_problems=20", "--set", "rollout.num_prompts=16"]
 """Options of `rlzoo train` for the run that examples read; it is longer than the ten steps that some of them skip."""
-QUICK = {
+EXAMPLES = {
     "convert_dump.py": "DUMPS rollouts --temperature 0.7",
     "custom_reward.py": "",
     "custom_task.py": "",
     "quickstart.py": "",
     "show_completions.py": "RUN --step 1 --number 2",
-}
-"""Examples of continuous integration, with their arguments: RUN is a run, DUMPS a folder with a dump, DOCS the folder docs."""
-SLOW = {
     "clip_by_length.py": "RUN clip-by-length.svg",
     "lab/adaptive_bound.py": "RUN",
     "lab/evenness.py": "RUN --skip-steps 2 --jobs 1",
@@ -56,7 +53,7 @@ SLOW = {
     "lab/tool_curve.py": "RUN tools.svg",
     "write_rollouts.py": "000001.safetensors",
 }
-"""Other examples: `nox -s examples` runs them too. docs/how-to/judge-rollouts.md runs write_rollouts.py."""
+"""Examples and their arguments: RUN is a run, DUMPS a folder with a dump, DOCS the folder docs."""
 NEEDS = {
     "bench/": "TRL, and a machine that does nothing else: nox -s bench",
     "gpu/": "minutes even in small: nox -s gpu -- --device cpu --quick",
@@ -117,10 +114,10 @@ def unnamed() -> list[str]:
     """Return examples that are neither run nor listed with what they need, and listed names without an example."""
     files = found()
     folders = tuple(name for name in NEEDS if name.endswith("/"))
-    missing = [name for name in files if name not in {**QUICK, **SLOW, **NEEDS} and not name.startswith(folders)]
+    missing = [name for name in files if name not in EXAMPLES | NEEDS and not name.startswith(folders)]
     gone = [
         name
-        for name in (*QUICK, *SLOW, *NEEDS)
+        for name in (*EXAMPLES, *NEEDS)
         if not any(file == name or file.startswith(f"{name.rstrip('/')}/") for file in files)
     ]
     return missing + gone
@@ -128,7 +125,7 @@ def unnamed() -> list[str]:
 
 def run_example(name: str, run: Path, zygote: Zygote) -> bool:
     """Run an example in an empty folder and print its time; prints its output if it failed."""
-    text = {**QUICK, **SLOW}[name]
+    text = EXAMPLES[name]
     for word, path in {"RUN": run, "DUMPS": run.with_name("dumps"), "DOCS": FOLDER.parent / "docs"}.items():
         text = text.replace(word, str(path))
     arguments = shlex.split(text)
@@ -150,16 +147,14 @@ def main() -> int:
     """Run all examples; exit code 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
-    names = QUICK if options.quick else QUICK | SLOW
     with tempfile.TemporaryDirectory(prefix="rlzoo-examples-") as folder, ThreadPoolExecutor(options.jobs) as pool:
         run = Path(folder) / "run"
         zygote = Zygote()
         write_dump(run.with_name("dumps") / "train_data_step1.jsonl", nemo_rl_rows())
         made = zygote.run("train", *RUN, "--set", "tracking.mlflow=false", "--output", run, folder=folder)
         assert made.returncode == 0, made.stdout + made.stderr
-        ran = list(pool.map(lambda name: run_example(name, run, zygote), names))
+        ran = list(pool.map(lambda name: run_example(name, run, zygote), EXAMPLES))
         zygote.close()
     print(f"{len(ran)} examples; failed: {ran.count(False)}")
     return 0 if all(ran) else 1

@@ -167,6 +167,7 @@ def test_a_suites_name_cannot_be_a_path(name, tmp_path):
         find_suite(name, tmp_path / "data")
 
 
+@pytest.mark.long
 def test_mlflow_telemetry_is_disabled():
     asked = "import os, rlzoo.journal.tracking.uploads, mlflow.telemetry.utils as t; print(t.is_telemetry_disabled())"
     # without other settings that disable it, such as a CI machine or a test

@@ -56,6 +56,7 @@ def raises(error):
     return run
 
 
+@pytest.mark.long
 def test_every_case_gives_a_row_and_only_checks_determine_the_exit_code():
     failed = outcome(lambda setting: Outcome("error 2", passed=False))
     broken = outcome(raises(ZeroDivisionError("by zero")))

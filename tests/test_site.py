@@ -193,7 +193,7 @@ def test_a_command_without_a_known_marker_is_reported_with_its_line(marker, line
 
 def test_every_example_is_run_or_states_its_needs(monkeypatch):
     assert examples.unnamed() == []
-    monkeypatch.setattr(examples, "QUICK", {"quickstart.py": "", "gone.py": ""})
+    monkeypatch.setattr(examples, "EXAMPLES", {"quickstart.py": "", "gone.py": ""})
     assert {"custom_reward.py", "gone.py"} <= set(examples.unnamed())
 
 
@@ -227,6 +227,7 @@ def test_a_page_may_write_into_folders_and_use_the_examples(tmp_path):
     assert runnable.run_page(page)
 
 
+@pytest.mark.long
 def test_a_forked_command_has_its_own_output_and_exit_code(zygote, tmp_path):
     with shadowing(zygote) as folder:
         environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}

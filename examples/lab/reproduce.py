@@ -129,7 +129,7 @@ def merged(files: Mapping[str, Path], to: Path) -> Path:
 def trained(record: FinishedRun) -> dict[str, Any]:
     """Return a run's results, and its values of the settings that differ between the runs on the page."""
     settings, accuracies = record.settings, record.accuracies
-    names = ("clip.alpha", "clip.width_low", "clip.width_high", "clip.width_ceiling", "clip.clip_low", "clip.clip_high")
+    names = ("clip.exponent", "clip.width_low", "clip.width_high", "clip.width_ceiling", "clip.clip_low", "clip.clip_high")
     return {
         "rule": record.policy,
         "seed": record.seed,
@@ -166,20 +166,20 @@ def factorial(lab: Lab) -> None:
     folders = {}
     for norm, limit in NORMS.items():
         same = (*NO_WEIGHTS, "eval.num_samples=16", f"learner.max_grad_norm={limit}")
-        for name, (alpha, width) in BANDS.items():
-            band = (f"clip.alpha={alpha}",)
+        for name, (exponent, width) in BANDS.items():
+            band = (f"clip.exponent={exponent}",)
             start = (*band, f"clip.width_low={width}", f"clip.width_high={width}", f"clip.width_ceiling={3 * width}")
             words = [word for setting in (*start, f"learner.max_grad_norm={limit}") for word in ("--set", setting)]
-            config = lab.calibrated(f"{name}-{norm}", "--clip", "alpha-band", *words)
+            config = lab.calibrated(f"{name}-{norm}", "--clip", "fspo", *words)
             cell = f"{name}/{norm}"
             folders[cell] = lab.sweep(
-                f"factorial/{name}-{norm}", "alpha-band", lab.seeds(12), (*same, *band), "--config", str(config)
+                f"factorial/{name}-{norm}", "fspo", lab.seeds(12), (*same, *band), "--config", str(config)
             )
         folders[f"adaptive/{norm}"] = lab.sweep(f"factorial/adaptive-{norm}", "fspo-adaptive", lab.seeds(12), same)
         if norm == "always":  # the band with exponent 1/2, without its dual clip
-            config = lab.calibrated(f"alpha-0.5-{norm}", "--clip", "alpha-band")
+            config = lab.calibrated(f"alpha-0.5-{norm}", "--clip", "fspo")
             folders["no ceiling/always"] = lab.sweep(
-                "factorial/no-ceiling", "alpha-band", lab.seeds(12), (*same, "clip.alpha=0.5", "clip.width_ceiling=null"),
+                "factorial/no-ceiling", "fspo", lab.seeds(12), (*same, "clip.width_ceiling=null"),
                 "--config", str(config),
             )  # fmt: skip
     lab.write("factorial.csv", numbers(folders))

@@ -20,6 +20,8 @@ class FSPO(ClipPolicy):
     Where:
         L is the response's length in tokens, and A is its advantage. Under the old policy, S is approximately normal with
         mean mu L and variance sigma^2 L. If `drift` is mu and a width is z sigma, the same share is clipped at every length.
+        With another `exponent`, L^exponent replaces sqrt(L), and the widths have other values: 0 gives RLOO's band, and with
+        1, the same responses are clipped as with GSPO's band on the mean log-ratio, but weighted by the importance ratio.
 
     Differences from GRPO:
         The importance ratio is the product of a response's token ratios, so that the response is clipped as a unit.
@@ -28,7 +30,7 @@ class FSPO(ClipPolicy):
     Reference:
         Length-fair sequence policy optimisation, arXiv 2509.09177. Version 1 centres the band on the drift; versions 2 and 3
         set the drift to 0, which is the default here. The paper mentions a dual clip, but we found no value for it; the
-        default of 0.09 is rlzoo's choice.
+        default of 0.09 is rlzoo's choice, and so is the setting `exponent`.
     """
 
     name = "fspo"
@@ -48,6 +50,9 @@ class FSPO(ClipPolicy):
     width_high: Annotated[float, Width()] = Field(
         0.03, gt=0, le=10, description="width of the band above its centre, per sqrt(token)"
     )
+    exponent: float = Field(
+        0.5, ge=0, le=2, description="exponent of the length in the width of the band; 1/2: the square root"
+    )
     drift: float = Field(0.0, ge=-1, le=1, description="centre of the band per token: the mean token log-ratio")
     width_ceiling: Annotated[float | None, Width()] = Field(
         0.09, gt=0, le=10, description="dual clip where A < 0: ceiling of the log-ratio per sqrt(token); null for none"
@@ -56,11 +61,11 @@ class FSPO(ClipPolicy):
     def __call__(self, inputs: ClipInputs) -> ClipResult:
         """Clip each response's summed log-ratio, and return a ``(B, 1)`` objective."""
         length = ops.lengths(inputs.response_mask)
-        centre, root = self.drift * length, length.sqrt()
+        centre, growth = self.drift * length, length**self.exponent
         band = ClipBand(
-            low=centre - self.width_low * root,
-            high=centre + self.width_high * root,
-            ceiling=None if self.width_ceiling is None else centre + self.width_ceiling * root,
+            low=centre - self.width_low * growth,
+            high=centre + self.width_high * growth,
+            ceiling=None if self.width_ceiling is None else centre + self.width_ceiling * growth,
         )
         log_ratio = ops.sequence_sum(ops.log_ratio(inputs), inputs.response_mask)
         return ops.clipped_surrogate(log_ratio, inputs.advantages, band)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import logging
 import os
 import signal
 import sys
@@ -15,7 +16,7 @@ from typing import NoReturn
 from rlzoo.cli.exits import DONE, FAILED, INTERRUPTED, TERMINATED, USERS_MISTAKE
 from rlzoo.config.redaction import redact
 from rlzoo.core.errors import PolicyError, RunError, UserError
-from rlzoo.support.distribution import damage, damaged_entry_points, leftovers
+from rlzoo.support.distribution import damage, leftovers
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE)
 """Errors that are clear without a file name: the disk is full, or the reader of the output has closed it."""
@@ -45,6 +46,8 @@ def _end_at_once(signum: int, frame: FrameType | None) -> NoReturn:
 def main() -> NoReturn:
     """Run the command line and exit with 0 on success, 2 for a user error, 1 for any other error, 130 or 143 after a signal."""
     os.environ["PYTHONSAFEPATH"] = "1"  # child processes must not import from the working directory first
+    # imported by Accelerate if it is installed, DeepSpeed prints the device that it detects to stdout
+    logging.getLogger("DeepSpeed").addFilter(lambda record: record.module != "real_accelerator")
     _open_closed_streams()
     signal.signal(signal.SIGTERM, _terminate)
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # sent when the terminal closes; ignored under nohup
@@ -74,22 +77,14 @@ def main() -> NoReturn:
             _complain(": ".join(str(text) for text in (error.filename, error.strerror or error) if text is not None))
         sys.exit(FAILED)
     except Exception as error:
-        line = _explained(error)
-        if line is None:
+        if not hasattr(error, "format_message"):  # not a mistake on the command line; typer's errors have no public names
             _show_traceback()
             sys.exit(FAILED)
-        if line:
-            _complain(line)
-        sys.exit(USERS_MISTAKE)
-
-
-def _explained(error: Exception) -> str | None:
-    """Return the user's mistake behind an exception as a line, which is empty if there is nothing to say; otherwise None."""
-    if hasattr(error, "format_message"):  # a mistake on the command line; typer's errors have no public names
         from rlzoo.cli.usage import explain_usage
 
-        return explain_usage(error)
-    return damaged_entry_points()
+        if line := explain_usage(error):
+            _complain(line)
+        sys.exit(USERS_MISTAKE)
 
 
 def _open_closed_streams() -> None:

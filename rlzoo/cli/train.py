@@ -149,7 +149,7 @@ def announce_plugins(run: RunConfig) -> None:
 
 def held_out_score(run: RunConfig) -> str:
     """Return what an evaluation of the run measures: the accuracy, or the reward if the user supplied a reward function."""
-    return "accuracy" if run.task.reward is None else "reward"
+    return "accuracy" if run.task.reward is None and not run.reward.weights else "reward"
 
 
 def _print_result(console: Plain, result: RunResult, held_out: str, *, is_quiet: bool, as_json: bool) -> None:

@@ -36,7 +36,7 @@ def ui(
     The command prints the address of a saved view, which shows the rules of the latest experiment side by side.
     """
     with loading():
-        from rlzoo.journal.tracking.store import differing_settings, is_missing, latest_experiment
+        from rlzoo.journal.tracking.store import is_missing, latest_experiment
         from rlzoo.journal.tracking.uploads import tracking_uri, without_password
         from rlzoo.journal.tracking.views import view_path
     uri = tracking_uri()
@@ -70,13 +70,6 @@ def ui(
     quiet = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_LOGGING_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore"}
     environment = quiet | os.environ | {"MLFLOW_BACKEND_STORE_URI": uri}
     experiment = latest_experiment()
-    differing = [] if experiment is None else differing_settings(experiment)
-    if differing:
-        print(
-            f"The view averages runs that differ in {', '.join(differing)}, so its charts do not compare rules fairly; hide "
-            "some of the runs, or use: rlzoo compare RUNS",
-            flush=True,
-        )
     address = f"http://{f'[{name}]' if ':' in name else name}:{port}"
     page = address if experiment is None else f"{address}{view_path(experiment)}"
     # by default, MLflow starts four workers and a job queue, each of which imports MLflow; a single user needs one worker

@@ -58,9 +58,6 @@ from rlzoo.tasks import Task, build_task
 DEFAULT_RUN = "arithmetic"
 """The config that serves as the base if no config file sets a model."""
 
-SAME_CONTEST = ("task.", "model.path", "model.dtype", "model.chat_template", "eval.", "steps")
-"""Prefixes of the settings that must be equal for the scores of runs to be comparable."""
-
 
 class Plugins(tuple[str, ...]):
     """Plugin files and folders, which are loaded once for each configuration: they may change between two runs."""

@@ -20,10 +20,10 @@ LOG_RATIO_LIMIT = 20.0
 
 def log_probs(inputs: ClipInputs) -> Tensor:
     """Return the current policy's log-probabilities as float32 ``(B, T)``, exactly 0 where masked; they carry the gradient."""
-    return _visible(inputs.log_probs, inputs.response_mask)
+    return masked(inputs.log_probs, inputs.response_mask)
 
 
-def log_ratio(inputs: ClipInputs, against: Literal["old", "rollout"] = "old") -> Tensor:
+def log_ratio(inputs: ClipInputs, against: Literal["old", "rollout", "ref"] = "old") -> Tensor:
     """Compute the per-token log-ratio, float32 ``(B, T)``: ``log pi - log pi_old`` on response tokens, exactly 0 elsewhere.
 
     Masked positions are replaced before the subtraction, so that NaN or infinity there affects neither the value nor the
@@ -32,14 +32,27 @@ def log_ratio(inputs: ClipInputs, against: Literal["old", "rollout"] = "old") ->
     Args:
         inputs: inputs to the policy.
         against: the denominator. ``"rollout"`` uses the sampler's log-probabilities, or the old log-probabilities if those
-            are missing.
+            are missing; ``"ref"`` uses the reference model's, which must be in `needs`.
+
+    Raises:
+        ValueError: ``against`` has another value, or the inputs have no log-probabilities of a reference model.
     """
-    reported = inputs.rollout_log_probs if against == "rollout" else None
-    denominator = inputs.old_log_probs if reported is None else reported
-    return log_probs(inputs) - _visible(denominator.detach(), inputs.response_mask)
+    match against:
+        case "old":
+            denominator: Tensor | None = inputs.old_log_probs
+        case "rollout":
+            denominator = inputs.old_log_probs if inputs.rollout_log_probs is None else inputs.rollout_log_probs
+        case "ref":
+            denominator = inputs.ref_log_probs
+        case _:
+            raise ValueError(f"against={against!r} is not 'old', 'rollout' or 'ref'")
+    if denominator is None:
+        raise ValueError("against='ref': the inputs have no ref_log_probs")
+    return log_probs(inputs) - masked(denominator.detach(), inputs.response_mask)
 
 
-def _visible(values: Tensor, response_mask: Tensor) -> Tensor:
+def masked(values: Tensor, response_mask: Tensor) -> Tensor:
+    """Return ``(B, T)`` values as float32, with exactly 0 in place of whatever masked positions hold."""
     return torch.where(response_mask, values.float(), torch.zeros((), device=values.device))
 
 

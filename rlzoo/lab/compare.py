@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rlzoo.config.run_config import SAME_CONTEST
 from rlzoo.core.errors import UserError
 from rlzoo.core.policy import NAMED
 from rlzoo.lab.recorded import RecordedRun
@@ -20,6 +19,8 @@ from rlzoo.measure.comparison import Difference, Estimate, differences, estimate
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable, pooled_runs
 
+SAME_CONTEST = ("task.", "model.path", "model.dtype", "model.chat_template", "eval.", "steps")
+"""Prefixes of the settings that must be equal for the scores of runs to be comparable."""
 NOT_COMPARABLE = "not comparable"
 LONGEST_VALUE = 80  # maximum length of a setting in a label, in characters
 

@@ -60,7 +60,8 @@ def plot_by_length(series: Mapping[str, Series], *, ylabel: str = "clip fraction
             errors = np.maximum(0.0, [y - points.low, points.high - y])[:, kept]
         look = {"capsize": 2, "elinewidth": 0.9, "clip_on": False, **style}
         axes.errorbar(x[kept] * shift, y[kept], yerr=errors, label=_literal(label), **look)
-    _set_log_x(axes)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_locator(NullLocator())
     shortest, longest = axes.get_xlim()
     if longest < 4 * shortest:  # a short range may contain no power of two
@@ -81,32 +82,6 @@ def forest(rows: Sequence[tuple[str, float, tuple[float, float] | None]], *, xla
         axes.plot([value], [place], "o", color=rule_colour(label), markersize=5)
     axes.set_yticks(places, [_literal(label) for label, *_ in rows])
     axes.set_ylim(0.4, len(rows) + 0.6)
-    return figure
-
-
-def edges_and_weights(edges: Mapping[str, tuple[Series, Series]], weights: Mapping[str, tuple[Series, Series]]) -> Figure:
-    """Plot clip edges against length and weights against ratio; each rule has two series, the first for A > 0."""
-    figure = Figure(figsize=(9.6, 3.9), layout="constrained")
-    panels = [figure.add_subplot(1, 2, number) for number in (1, 2)]
-    words = (("response length in tokens", "log-ratio at which the gradient ends"), ("ratio", "gradient / gradient at ratio 1"))
-    for axes, series, (xlabel, ylabel) in zip(panels, (edges, weights), words, strict=True):
-        looks = _looks(series, marker=axes is panels[0])
-        for (label, pair), style_of_rule in zip(series.items(), looks, strict=True):
-            for points, line in zip(pair, ("-", "--"), strict=True):
-                look: dict[str, Any] = {**style_of_rule, "linestyle": line}
-                if axes is panels[0] and line == "-":
-                    look["label"] = _literal(label)
-                axes.plot(points.x, np.array(points.y, dtype=float), **look)
-        axes.set(xlabel=xlabel, ylabel=ylabel)
-        axes.grid(visible=True, color="0.9", linewidth=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
-        _set_log_x(axes)
-    panels[0].axhline(0.0, color="0.6", linewidth=0.8)
-    panels[0].set_yscale("symlog", linthresh=1e-4)
-    low, high = panels[1].get_ylim()
-    panels[1].set_ylim(max(low, -1.5), min(high, 4.2))
-    figure.suptitle("solid: A > 0, dashed: A < 0", fontsize=9, x=0.01, ha="left")
-    _legend(figure, panels[0])
     return figure
 
 
@@ -134,11 +109,6 @@ def _canvas(title: str, xlabel: str, ylabel: str, height: float = 3.6) -> tuple[
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     return figure, axes
-
-
-def _set_log_x(axes: Axes) -> None:
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _looks(labels: Iterable[str], *, marker: bool = True) -> list[dict[str, Any]]:

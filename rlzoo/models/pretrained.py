@@ -57,7 +57,8 @@ def local_model(path: str) -> Path | None:
         if not folder.is_dir():
             raise UserError(f"model.path={path!r}: {folder} is a file, not a folder")
         if not (folder / "config.json").is_file():
-            raise UserError(f"model.path={path!r}: {folder} has no config.json, so it is not a model")
+            saved = "; of a run, name a checkpoint: checkpoints/step-NUMBER" * (folder / "checkpoints").is_dir()
+            raise UserError(f"model.path={path!r}: {folder} has no config.json, so it is not a model{saved}")
         return folder
     if path.startswith((".", "/", "~")) or path.count("/") > 1 or path.endswith("/"):
         raise UserError(f"model.path={path!r}: no such folder")

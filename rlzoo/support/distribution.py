@@ -29,17 +29,6 @@ def damage() -> str | None:
     return None
 
 
-def damaged_entry_points() -> str | None:
-    """Return which distribution's entry points cannot be read, or None; torch and MLflow read them when they are imported."""
-    for distribution in metadata.distributions():
-        try:
-            _ = distribution.entry_points
-        except Exception as error:
-            folder = getattr(distribution, "_path", distribution.locate_file(""))
-            return f"the entry points in {folder} are damaged ({error}); reinstall or remove that package"
-    return None
-
-
 def leftovers() -> str | None:
     """Return where the other project's files are mixed with rlzoo's, or None; uninstalling that project would damage rlzoo."""
     for folder in sys.modules["rlzoo"].__path__:

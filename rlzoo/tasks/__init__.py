@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from rlzoo.core.hookspecs import hookimpl
+from rlzoo.tasks.problem import Problem
 from rlzoo.tasks.task import Task, build_task, is_held_out
 
-__all__ = ["Task", "build_task", "is_held_out"]
+__all__ = ["Problem", "Task", "build_task", "is_held_out"]
 
 
 @hookimpl

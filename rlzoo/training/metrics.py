@@ -143,13 +143,13 @@ def episode_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 
 
 def band_metrics(rows: ResponseTable, profile: LengthProfile) -> dict[str, float]:
-    """Compute the mean edges of the band in each length bin, for rules that have a band."""
+    """Compute the mean edges of the band in each length bin; a rule may have no band, or none on one side."""
     index = bin_index(rows.length, torch.tensor(profile.edges))
     return {
         f"clip/band_{side}_length_bin_{k}": float(edge[index == k].mean())
         for side, edge in (("low", rows.band_low), ("high", rows.band_high))
         for k in range(NUM_BINS)
-        if bool((index == k).any()) and not bool(edge.isnan().any())
+        if bool((index == k).any()) and bool(edge.isfinite().all())
     }
 
 

@@ -23,6 +23,7 @@ from rlzoo.measure.colours import rule_colour
 
 FLAGS = ["--no-sandbox", "--disable-quic", "--disable-background-networking"]
 SLOW = 90_000  # milliseconds; the pages are large and the machine may be busy
+STEPS = 40  # enough time for a sample of the machine
 CURVES = ("reward/mean", "clip/fraction", "fairness/lre_max")
 GLANCE = ("accuracy", "clip/fraction")  # the first of many charts; the page only draws the visible ones
 
@@ -35,7 +36,20 @@ def store(tmp_path_factory):
     folder = tmp_path_factory.mktemp("browser")
     uri = f"sqlite:///{folder}/mlflow.db"
     settings = ["rollout.num_prompts=8", "rollout.group_size=4", "task.num_operands_max=4", "eval.num_problems=20"]
-    command = [sys.executable, "-m", "rlzoo", "sweep", "--clip", "fspo,gspo", "--seeds", "2", "--steps", "4", "--jobs", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "rlzoo",
+        "sweep",
+        "--clip",
+        "fspo,gspo",
+        "--seeds",
+        "2",
+        "--steps",
+        str(STEPS),
+        "--jobs",
+        "2",
+    ]
     command += ["--output", "race", *(word for setting in settings for word in ("--set", setting))]
     variables = {"MLFLOW_TRACKING_URI": uri, "MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL": "0.2"}
     subprocess.run(command, cwd=folder, env=os.environ | variables, check=True)
@@ -189,7 +203,7 @@ def test_system_metrics_have_separate_charts(run_page):
 
 
 def test_figures_are_shown_as_images(run_page):
-    page = run_page("artifacts/clip_by_length/step-000004.png")
+    page = run_page(f"artifacts/clip_by_length/step-{STEPS:06d}.png")
     page.reload(wait_until="domcontentloaded")  # the page keeps showing the previous file
     expect(page.locator("img[src^='blob:']").first).to_be_visible(timeout=SLOW)
     keep(page, "figure")
@@ -200,7 +214,7 @@ def test_two_clicks_from_a_run_show_what_its_rule_clipped_and_where(run_page):
     page.get_by_role("tab", name="Artifacts").or_(page.get_by_role("link", name="Artifacts")).first.click()
     page.get_by_text("completions.html", exact=True).first.click()
     shown = page.frame_locator("iframe")
-    expect(shown.get_by_role("heading", name="fspo-0: what the rule clipped in step 4")).to_be_visible(timeout=SLOW)
+    expect(shown.get_by_role("heading", name=f"fspo-0: what the rule clipped in step {STEPS}")).to_be_visible(timeout=SLOW)
     headings = shown.locator("section h2").all_inner_texts()
     assert len(headings) == 16
     whole = [heading for heading in headings if heading.endswith("clipped: whole response")]
@@ -211,5 +225,5 @@ def test_two_clicks_from_a_run_show_what_its_rule_clipped_and_where(run_page):
     assert judged == sorted(judged, reverse=True)
     link = shown.locator("tbody a").last
     link.click()
-    expect(shown.locator(f"{link.get_attribute('href')} h2")).to_be_in_viewport()
+    expect(shown.locator(f"{link.get_attribute('href')} h2")).to_be_in_viewport(timeout=SLOW)
     keep(page, "completions-page")

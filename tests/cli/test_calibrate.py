@@ -1,10 +1,12 @@
 """`rlzoo calibrate` on the command line."""
 
+import pytest
 import yaml
 
 QUICK = [word for value in ("rollout.num_prompts=8", "rollout.group_size=4") for word in ("--set", value)]
 
 
+@pytest.mark.long
 def test_calibrate_writes_a_config_that_trains(rlzoo, tmp_path):
     file = tmp_path / "my widths" / "rloo.yaml"
     file.parent.mkdir()

@@ -37,6 +37,7 @@ def resume(path, *more):
     return ["train", "--resume", "--output", path, "--steps", "2", *more]
 
 
+@pytest.mark.long
 def test_an_unchanged_plugin_resumes(rlzoo, run):
     path, file = run
     code, _, err = rlzoo(*resume(path, "--plugin", file))

@@ -27,6 +27,7 @@ def drawn(profile, encoding="utf-8", width=80):
     return stream.read().splitlines()
 
 
+@pytest.mark.long
 def test_every_bin_has_a_row_with_its_lengths_fraction_and_interval(profile):
     title, *rows = drawn(profile)
     assert title.strip() == "clip fraction by response length, all steps"

@@ -4,6 +4,8 @@ import json
 import re
 import time
 
+import pytest
+
 from rlzoo import load_zoo, testing
 from tests.cli.conftest import REVERSED, SOUND
 
@@ -26,6 +28,7 @@ def test_check_names_every_law_and_passes(rlzoo):
     assert f"{len(LAWS)} kept, 0 broken, 0 opted out" in out
 
 
+@pytest.mark.long
 def test_check_prints_the_portrait_beside_that_of_grpo(rlzoo):
     out = rlzoo("clips", "check", "fspo")[1].rpartition(" kept, ")[2]
     lines = [line.split() for line in out.splitlines()]
@@ -34,6 +37,7 @@ def test_check_prints_the_portrait_beside_that_of_grpo(rlzoo):
     assert ["grpo", "A>0", "0.5", "0.8", "1", "0", "0"] in lines
 
 
+@pytest.mark.long
 def test_check_reports_laws_that_are_opted_out_of_and_why(rlzoo):
     exempt = load_zoo()["kl-cov"].exempt
     code, out, _ = rlzoo("clips", "check", "kl-cov")

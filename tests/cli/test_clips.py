@@ -70,6 +70,7 @@ def test_a_plugin_that_was_not_given_is_unknown(refused, plugin):
 # clips show
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("folder", ["[red]", "a[/b]"])
 def test_brackets_in_a_path_or_a_reference_are_shown_unchanged(rlzoo, plugin, tmp_path, folder):
     (tmp_path / "plugins" / folder).mkdir(parents=True)

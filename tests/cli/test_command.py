@@ -69,6 +69,7 @@ def test_commands_for_one_process_do_not_wait_for_others(refused, monkeypatch, w
     assert refused(*words) == f"{words[0]} runs in one process, but the environment has WORLD_SIZE=4; unset it"
 
 
+@pytest.mark.long
 def test_home_is_expanded_in_every_path_on_the_command_line(rlzoo, refused, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "mine.yaml").write_text("steps: 3\n")
@@ -79,6 +80,7 @@ def test_home_is_expanded_in_every_path_on_the_command_line(rlzoo, refused, tmp_
     assert "no such user" in refused("clips", "new", "my-rule", "--folder=~no-such-user/x")
 
 
+@pytest.mark.long
 def test_a_command_succeeds_with_closed_standard_streams():
     command = shlex.join([sys.executable, "-m", "rlzoo", "clips", "list", "--json"])
     assert subprocess.run(["sh", "-c", f"{command} >&- 2>&- <&-"], check=False).returncode == 0

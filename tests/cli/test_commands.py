@@ -36,6 +36,7 @@ def test_doctor_prints_the_command_that_installs_each_extra():
     assert {how for _, how in OPTIONAL.values() if " " not in how} == extras.keys() - {"all", "dev"}
 
 
+@pytest.mark.long
 def test_a_run_prints_plain_lines_when_piped(zygote, tmp_path):
     arguments = ["train", "--clip", "rloo", "--steps", "2", "--output", "out", *QUICK]
     answer = zygote.run(*arguments, folder=tmp_path)

@@ -39,6 +39,7 @@ def test_compare_as_json_has_every_run(rlzoo, runs):
     assert answer["pairs"][0]["num_seeds"] == 1
 
 
+@pytest.mark.long
 def test_the_tables_fit_into_eighty_columns(runs, monkeypatch, capfd):
     from rlzoo.cli.compare import compare
 
@@ -48,6 +49,7 @@ def test_the_tables_fit_into_eighty_columns(runs, monkeypatch, capfd):
     assert max(map(len, lines)) <= 80
 
 
+@pytest.mark.long
 def test_long_labels_are_numbered(runs, tmp_path, monkeypatch, capfd):
     from rlzoo.cli.compare import compare
 
@@ -72,6 +74,7 @@ def test_compare_refuses_missing_runs(refused, tmp_path):
     assert "no finished run in" in refused("compare", tmp_path / "empty")
 
 
+@pytest.mark.long
 def test_a_report_replaces_a_report_and_nothing_else(refused, runs, tmp_path):
     from rlzoo.cli.compare import compare
 

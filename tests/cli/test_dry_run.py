@@ -78,6 +78,7 @@ def test_a_plan_for_other_devices_has_a_process_for_each(rlzoo, model):
     assert any("vllm is not installed" in note for note in plan["notes"])  # reported, because the other machine needs it
 
 
+@pytest.mark.long
 def test_a_dry_run_is_quick(rlzoo):
     rlzoo("train", "--dry-run")
     started = time.process_time()
@@ -170,6 +171,7 @@ def test_a_model_that_cannot_fit_is_refused(rlzoo, model):
     assert "learner.lora.rank=32, or plan for more devices, such as --devices 8xH100" in line
 
 
+@pytest.mark.long
 def test_processes_on_a_cpu_share_its_memory(rlzoo, monkeypatch):
     import psutil
 

@@ -165,6 +165,7 @@ def test_train_refuses_unknown_settings_of_a_plugin_policy(refused, plugin):
     assert refused(*named, "--set", "clip.zzz=0.1") == "unknown key 'clip.zzz' (allowed: advantage, reduction, width)"
 
 
+@pytest.mark.long
 def test_train_with_a_plugin_has_its_policy_in_the_configuration(rlzoo, plugin):
     file = plugin(SOUND, returned="Plain")
     code, out, _ = rlzoo("train", "--plugin", file, "--clip", "plain", "--set", "clip.width=0.5", "--dry-run")

@@ -20,10 +20,12 @@ def announced(rlzoo, caplog):
     return run
 
 
+@pytest.mark.long
 def test_a_run_lists_the_external_plugins_that_it_loads(announced, plugin):
     file = plugin(SOUND, returned="Plain")
     assert announced("--clip", "plain", "--plugin", file) == [f"plugin loaded: {file} (plain)"]
 
 
+@pytest.mark.long
 def test_a_run_without_external_plugins_lists_none(announced):
     assert announced("--clip", "fspo") == []

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 
 def test_the_command_prints_the_plan_and_trains_nothing(rlzoo, tmp_path):
     words = ("sweep", "--clip", "fspo,gspo", "--seeds", "5", "--output", tmp_path / "out", "--power")
@@ -13,6 +15,7 @@ def test_the_command_prints_the_plan_and_trains_nothing(rlzoo, tmp_path):
     assert json.loads(out)["num_seeds"] == 5
 
 
+@pytest.mark.long
 def test_the_plan_counts_every_value_of_an_axis_and_needs_one_evaluation(rlzoo, refused):
     words = ("sweep", "--clip", "fspo,gspo", "--seeds", "3", "--power")
     _, out, _ = rlzoo(*words, "--grid", "learner.lr=1e-4,2e-4,3e-4")

@@ -60,6 +60,7 @@ def test_a_setting_that_a_replay_does_not_use_is_refused(refused, run):
         assert told == "--set clip=grpo: --clip already sets clip to fspo; use only one of the two"
 
 
+@pytest.mark.long
 def test_a_rule_that_cannot_be_matched_is_unchanged_and_the_reason_reported(rlzoo, run):
     code, out, _ = rlzoo("replay", run, "--clip", "fspo,gpg", "--match-clip-fraction", "0.1", "--no-cosine")
     assert code == 0
@@ -73,6 +74,7 @@ def test_a_run_without_weights_says_how_to_keep_them(rlzoo, run):
     assert "no cosine: the run saved no weights (train with --set checkpoint.keep_for_replay=10)" in out
 
 
+@pytest.mark.long
 def test_tables_fit_into_eighty_columns(rlzoo, run, monkeypatch, capfd):
     from rlzoo.cli.replay import replay
 
@@ -92,6 +94,7 @@ def test_replay_refuses_unreadable_input(refused, run, tmp_path):
     assert "expected comma-separated rules" in refused("replay", run, "--clip", ",")
 
 
+@pytest.mark.long
 def test_the_clip_fraction_is_matched_for_either_sign(rlzoo, run):
     code, out, _ = rlzoo("replay", run, "--clip", "fspo,gspo", "--match-clip-fraction", "0.2", "--match-by-sign")
     assert code == 0
@@ -102,6 +105,7 @@ def test_the_clip_fraction_is_matched_for_either_sign(rlzoo, run):
         assert f"{name}: A < 0: " in out
 
 
+@pytest.mark.long
 def test_a_rule_that_misses_the_clip_fraction_is_named(rlzoo, run):
     code, out, _ = rlzoo("replay", run, "--clip", "fspo,fspo-adaptive", "--match-clip-fraction", "0.4")
     assert code == 0

@@ -59,6 +59,7 @@ def test_commands_that_read_runs_ignore_or_refuse_a_damaged_run_in_one_line(stra
         assert ended.value.code in (0, 1, 2)
 
 
+@pytest.mark.long
 def test_output_that_nobody_reads_does_not_end_a_run(zygote, tmp_path):
     settings = [word for setting in [*QUICK, *OVERRIDES] for word in ("--set", setting)]
     words = ["train", "--clip", "fspo", "--steps", "1", "--output", "run", *settings]

@@ -58,10 +58,11 @@ def test_a_run_on_a_terminal(on_a_terminal, tmp_path):
     order = [next(at for at, line in enumerate(lines) if text in line) for text in places]
     assert order == sorted(order)
     assert not any(re.search(r"\d/5 .* left", line) for line in lines)  # no bar is left
-    view = lines[order[-1] + 1 : order[-1] + 1 + len(SHOWN)]
-    assert [line.split("  ")[0].strip() for line in view] == [shown.label for shown in SHOWN]
     last = read_metrics(tmp_path / "out" / "metrics.jsonl")[-1]
-    assert [line.split()[-1] for line in view] == [shown.number(last[shown.metric]) for shown in SHOWN]
+    measured = [shown for shown in SHOWN if shown.metric in last]
+    view = lines[order[-1] + 1 : order[-1] + 1 + len(measured)]
+    assert [line.split("  ")[0].strip() for line in view] == [shown.label for shown in measured]
+    assert [line.split()[-1] for line in view] == [shown.number(last[shown.metric]) for shown in measured]
     assert "run directory out" in lines
     # output in between has at most one bar, which only advances
     steps = [re.findall(r"(\d)/5 \d:\d\d:\d\d left", frame) for frame in screen.frames]
@@ -107,6 +108,7 @@ def test_quiet_prints_only_the_result(rlzoo):
     assert directory == "run directory out"
 
 
+@pytest.mark.long
 def test_a_custom_reward_is_not_called_accuracy_and_comparable_runs_are_listed(rlzoo, tmp_path):
     folder = tmp_path / "here"
     (folder / "reward_by_length.py").write_text("def short(problem, response):\n    return -0.01 * len(response)\n")
@@ -121,6 +123,7 @@ def test_a_custom_reward_is_not_called_accuracy_and_comparable_runs_are_listed(r
     assert out.splitlines()[-1] == "compare the finished runs in runs: rlzoo compare runs"
 
 
+@pytest.mark.long
 def test_json_output_holds_only_the_rows_and_the_result(rlzoo, tmp_path):
     code, out, err = rlzoo("train", "--json", "--steps", "2", "--output", "out", *QUICK)
     assert code == 0, err

@@ -37,6 +37,7 @@ def spy(tmp_path):
     return file, marker
 
 
+@pytest.mark.long
 def test_commands_that_only_read_a_run_load_no_code_that_it_names(rlzoo, sent, spy, tmp_path):
     file, marker = spy
     (tmp_path / "here" / "spying.py").write_text(file.read_text())  # where a reward and a task are imported from

@@ -20,8 +20,7 @@ from mlflow import MlflowClient
 
 from rlzoo.cli import ui
 from rlzoo.journal.tracking.store import experiment_id
-from rlzoo.journal.tracking.views import KEY, NAME, REPORT, view_path, write_view
-from rlzoo.measure.colours import RULE_TAG
+from rlzoo.journal.tracking.views import KEY, NAME, view_path, write_view
 from tests.poison import poison, poisoned
 
 COMMAND = [Path(sys.executable).with_name("rlzoo")]
@@ -220,28 +219,6 @@ def test_the_address_opens_the_saved_view_of_the_newest_run(started, own_store):
     newest = client.get_experiment_by_name("new")
     assert started.page == f"http://127.0.0.1:5986{view_path(newest.experiment_id)}"
     assert json.loads(newest.tags[f"mlflow.sharedViewState.{KEY}"])["name"] == NAME
-
-
-def test_runs_that_the_view_should_not_average_are_listed(started, own_store):
-    client = MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
-    experiment = experiment_id(client, "mine")
-
-    def track(rule="fspo", status="FINISHED", **settings):
-        run = client.create_run(experiment, tags={RULE_TAG: rule}).info.run_id
-        client.set_terminated(run, status)
-        for name, value in settings.items():
-            client.log_param(run, name.replace("__", "."), value)
-
-    track(steps=40, task__reward="None", seed=0, clip__name="fspo")
-    track(steps=40, task__reward="None", seed=1, clip__name="gspo")
-    track(steps=7, seed=0, status="FAILED")  # neither this run nor a report is in the view
-    track(steps=8, rule=REPORT)
-    started("127.0.0.1")
-    assert "differ" not in started.said.out
-    track(steps=3, task__reward="mine:short", seed=0, clip__name="fspo")
-    started("127.0.0.1")
-    said = started.said.out.splitlines()[1]
-    assert said.startswith("The view averages runs that differ in steps, task.reward, so its charts do not")
 
 
 def test_a_view_that_somebody_changed_is_kept(own_store):

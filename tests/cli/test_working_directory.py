@@ -44,6 +44,7 @@ def test_commands_import_no_module_from_the_working_directory(folder):
     rlzoo(folder, "replay", str(run), "--clip", "gspo")
 
 
+@pytest.mark.long
 def test_python_m_searches_the_working_directory_last(tmp_path):
     (tmp_path / "numpy.py").write_text("raise SystemExit('numpy of the working directory')\n")
     command = [sys.executable, "-m", "rlzoo", "clips", "list"]  # imports torch, which imports numpy

@@ -13,6 +13,7 @@ from rlzoo import ClipPolicy, RunConfig, UserError, load_zoo
 from rlzoo.config.composition import config_names, read_config
 from rlzoo.core.reductions import Reduction, StepCounts, reduce_objective
 from rlzoo.testing.data import on_policy_inputs
+from tests.rules import by_inputs
 
 
 def write(path, text):
@@ -99,7 +100,7 @@ def test_every_shipped_config_is_valid(name):
     RunConfig.compose([name])
 
 
-@pytest.mark.parametrize("name", sorted(load_zoo()))
+@pytest.mark.parametrize("name", by_inputs())
 def test_a_reduction_that_does_not_suit_a_rule_is_refused_before_the_run(name):
     inputs = on_policy_inputs(load_zoo()[name]())
     groups = torch.arange(len(inputs.response_mask))[:, None] // 2
@@ -153,6 +154,7 @@ def test_names_that_no_file_can_have_are_refused():
             RunConfig.compose(clip="fspo", plugins=[name])
 
 
+@pytest.mark.long
 def test_odd_overrides_are_refused():
     for override in ("a." * 5000 + "a=1", "\ud800=1", "steps=" + "[" * 5000, "steps=0x" + "f" * 5000):
         with pytest.raises(UserError, match="--set"):

@@ -1,5 +1,7 @@
 """The tensor functions for writing policies."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -35,6 +37,19 @@ def test_masked_positions_affect_neither_value_nor_gradient():
     assert log_ratio.tolist() == [[0.5, 0.0, 0.0]]
     log_ratio.sum().backward()
     assert log_probs.grad.tolist() == [[1.0, 0.0, 1.0]]
+
+
+def test_the_denominator_of_a_log_ratio_is_the_named_one():
+    numbers = [torch.full((1, 1), value, dtype=torch.float64) for value in (-1.0, -1.5, -3.0, -6.0)]
+    log_probs, old, rollout, ref = numbers
+    inputs = ClipInputs(log_probs, old, torch.ones(1, 1), torch.ones(1, 1).bool(), rollout, ref_log_probs=ref)
+    ratios = {name: ops.log_ratio(inputs, against=name).item() for name in ("old", "rollout", "ref")}
+    assert ratios == {"old": 0.5, "rollout": 2.0, "ref": 5.0}
+    missing = dataclasses.replace(inputs, rollout_log_probs=None, ref_log_probs=None)
+    assert ops.log_ratio(missing, against="rollout").item() == 0.5
+    for name, wrong in (("reference", inputs), ("ref", missing)):
+        with pytest.raises(ValueError, match=f"against='{name}'"):
+            ops.log_ratio(wrong, against=name)
 
 
 def test_lengths_sums_and_means_are_per_response():

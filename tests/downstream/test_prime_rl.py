@@ -161,6 +161,7 @@ def for_prime_rl(name):
     return policy.scaled(0.1) if policy.ratio_to_sampler else policy
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TAKEN)
 def test_the_gradient_equals_that_of_the_rlzoo_learner(name):
     model, policy = make_model(), for_prime_rl(name)

@@ -37,7 +37,7 @@ def command(folder, marker, *more):
 def test_a_run_killed_during_an_episode_resumes_bit_for_bit(tmp_path):
     marker = tmp_path / "killed"
     assert command(tmp_path / "killed-run", marker).returncode == -9
-    assert marker.exists(), "the environment killed the run, in the second turn of an episode of step 3"
+    assert marker.with_suffix(".killed").exists(), "the environment killed the run, in the second turn of an episode of step 3"
     assert not (tmp_path / "killed-run" / "rollouts" / "000003.jsonl").exists()
     resumed = command(tmp_path / "killed-run", marker, "--resume")
     assert resumed.returncode == 0, resumed.stderr

@@ -100,6 +100,7 @@ def test_weights_that_a_server_fails_to_load(server, tmp_path, wrong, times):
     assert any(not last[name].equal(server.loads[0][name]) for name in last), "the newest weights were loaded last"
 
 
+@pytest.mark.long
 def test_weights_that_a_server_refuses_end_the_run_in_one_line(server, tmp_path):
     plain = dict(server.by_path)
 

@@ -249,6 +249,7 @@ def test_a_changed_run_resumes_only_if_allowed(tmp_path):
         rlzoo.train(RunConfig.compose([first.path / "config.yaml"], steps=3), resume=True)
 
 
+@pytest.mark.long
 def test_a_moved_run_without_its_plugin_resumes_with_the_copy(plugin, tmp_path):
     plugin.write_text(plugin.read_text().replace('json.loads((Path(__file__).parent / "table.json").read_text())', "[]"))
     first = rlzoo.train(quick(tmp_path / "run", clip="calm", plugins=[plugin], steps=1, overrides=["tracking.mlflow=false"]))

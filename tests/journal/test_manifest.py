@@ -54,7 +54,10 @@ def test_an_invalid_or_missing_manifest_counts_as_damage(folder, content):
     assert damage(folder) == "manifest.json is missing"
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "state/optimizer.safetensors", "state/state.json", "manifest.json"])
+OTHERS = ("state/optimizer.safetensors", "state/state.json", "manifest.json")
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", *(pytest.param(file, marks=pytest.mark.long) for file in OTHERS)])
 def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one(file, tmp_path, caplog):
     whole = rlzoo.train(config("fspo", tmp_path / "run"))
     damaged = whole.path / "checkpoints" / "step-000004" / file

@@ -82,6 +82,7 @@ def refuses(run, *parts, **settings):
 # stopped runs
 
 
+@pytest.mark.long
 def test_ctrl_c_twice_in_two_different_steps_leaves_a_resumable_run(whole, tmp_path, monkeypatch):
     monkeypatch.setattr(stopping, "ONE_PRESS", -1.0)
     folder = tmp_path / "run"
@@ -107,6 +108,7 @@ def test_ctrl_c_twice_in_two_different_steps_leaves_a_resumable_run(whole, tmp_p
     assert without_times(result.metrics) == without_times(whole.metrics)
 
 
+@pytest.mark.long
 def test_an_error_in_every_step_leaves_the_last_checkpoint(run, whole, monkeypatch):
     shutil.rmtree(run / "checkpoints" / "step-000004")
     from rlzoo.learner.learner import Learner
@@ -123,6 +125,7 @@ def test_an_error_in_every_step_leaves_the_last_checkpoint(run, whole, monkeypat
     assert without_times(resume(run, after=2).metrics) == without_times(whole.metrics)
 
 
+@pytest.mark.long
 def test_a_step_that_failed_before_its_update_reuses_its_questions(whole, tmp_path, monkeypatch):
     from rlzoo.training import loop
 
@@ -549,12 +552,17 @@ def test_a_disk_that_is_full_at_the_start_is_reported_in_one_line(disk, tmp_path
 
 @pytest.mark.parametrize(
     ("size", "where"),
-    [(1_000, "rollouts/000002.jsonl"), (6_000, "rollouts/000002.safetensors"), (200_000, "checkpoints/step-000002)")],
+    [
+        pytest.param(1_000, "rollouts/000002.jsonl", marks=pytest.mark.long),
+        pytest.param(6_000, "rollouts/000002.safetensors", marks=pytest.mark.long),
+        (200_000, "checkpoints/step-000002)"),
+    ],
 )
 def test_a_disk_that_fills_during_a_run_is_reported_and_the_run_resumes(disk, whole, tmp_path, size, where):
     check_a_disk_that_fills(disk, whole, tmp_path / "run", size, where, full_after=1, resumed_after=0)
 
 
+@pytest.mark.long
 def test_a_disk_without_room_for_a_checkpoint_fails_before_the_first_step(disk, whole, tmp_path):
     where = "checkpoints/step-000000)"
     check_a_disk_that_fills(disk, whole, tmp_path / "run", 200_000, where, full_after=0, resumed_after=None)

@@ -101,7 +101,7 @@ def test_each_law_on_behaviour_catches_a_mutant(first_broken):
         ("cuts-inward", "only_cuts_outward"),
         ("band-of-ratios", "band_is_the_one_used"),
         ("one-width-is-ignored", "every_width_matters"),
-        ("drifts-to-invalid", "many_updates_stay_valid"),
+        ("drifts-to-invalid", "updates_pull_back"),
         ("metric-only-if-something-is-clipped", "answers_in_float32"),
         ("metric-with-a-capital", "answers_in_float32"),
         ("entropy-without-a-need", "is_pure"),

@@ -60,6 +60,7 @@ def test_a_run_that_was_resumed_with_more_steps_is_finished(trained, tmp_path):
     assert record.settings["steps"] == 4
 
 
+@pytest.mark.long
 def test_scores_fairness_and_costs_are_those_of_the_runs(folder, trained):
     result = compare([folder], match=0.1)
     (fspo,) = [rule for rule in result.rules if rule.label == "fspo"]
@@ -271,6 +272,7 @@ def test_runs_in_the_home_folder_are_found(folder, monkeypatch):
     assert RecordedRun.read(Path("~") / folder.name / "fspo-0").num_responses > 0
 
 
+@pytest.mark.long
 def test_a_comparison_is_logged_for_the_runs_that_mlflow_still_has(folder, tmp_path, monkeypatch, caplog):
     copy = shutil.copytree(folder, tmp_path / "runs")
     result = compare([copy], match=0.1)

@@ -275,7 +275,7 @@ def own(run, *overrides, k=4, **settings):
     [
         ([], True),
         (NAMED, False),
-        (["task=guess", "model.path=embedded-guess", "rollout.max_turns=3"], False),
+        pytest.param(["task=guess", "model.path=embedded-guess", "rollout.max_turns=3"], False, marks=pytest.mark.long),
     ],
 )
 def test_a_run_is_evaluated_on_its_own_task_as_the_run_evaluates_itself(tmp_path, monkeypatch, overrides, is_binary):

@@ -73,6 +73,7 @@ def test_a_band_clips_a_tenth_evenly_only_with_the_right_power(many):
     assert clipped(alone, width(alone, 0.5), 0.5) == pytest.approx([0.1] * len(LENGTHS), abs=0.025)
 
 
+@pytest.mark.long
 def test_the_interval_of_sigma_has_its_coverage():
     held = []
     for seed in range(40):
@@ -99,6 +100,7 @@ def share_held(row):
     return held / of
 
 
+@pytest.mark.long
 def test_token_variances_predict_texts_whose_beginning_moves_further_and_the_law_does_not():
     deviations = np.where(np.arange(2048) < 32, 0.1, 0.01)
     law, tokens = analysed("mean", *written(300, deviations))

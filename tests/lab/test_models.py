@@ -8,6 +8,7 @@ from rlzoo.rollout.sampler import HFSampler
 TABLE = "before\n<!-- measured: models -->\nold\n<!-- end -->\nafter\n"
 
 
+@pytest.mark.long
 def test_a_model_agrees_in_every_mode(tmp_path):
     row = ask("llama", tmp_path)
     assert row.answers == {DEFAULT: "agrees", "packing": "agrees", "checkpointing": "agrees"}
@@ -33,6 +34,7 @@ def test_an_encoder_is_refused(tmp_path):
     assert "(confirmed" in row.remarks[0]
 
 
+@pytest.mark.long
 def test_differing_log_probs_are_reported_as_off(tmp_path, monkeypatch):
     draw = HFSampler.draw
 

@@ -13,6 +13,7 @@ from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import clip_fraction, match_clip_fraction, replay, replay_matched
 from rlzoo.testing.data import filled
 from tests.quick import quick_run
+from tests.rules import by_inputs
 
 DENSE = {"top-entropy": {"top_share": 0.5}}  # with a fifth of the tokens, no width clips a tenth of all
 WIDE = [name for name, policy in load_zoo().items() if policy().width_fields()]
@@ -44,6 +45,7 @@ def four_epochs(tmp_path_factory):
     return quick_run(tmp_path_factory.mktemp("epochs") / "run", "fspo", *settings, steps=2)
 
 
+@pytest.mark.long
 def test_all_epochs_of_a_prompt_are_drawn_together_when_updates_are_pooled(four_epochs):
     run = RecordedRun.read(four_epochs.path)
     pooled = replay(run, run.own_rule)
@@ -95,6 +97,7 @@ def test_replaying_a_rule_of_another_scope_gives_the_metrics_it_logged(tmp_path,
         assert profile.clip_fraction > 0
 
 
+@pytest.mark.long
 def test_a_replayed_adaptive_rule_ends_in_the_state_of_the_run(trained_adaptive):
     run = RecordedRun.read(trained_adaptive.path)
     last = replay(run, run.own_rule).states[-1]
@@ -125,7 +128,7 @@ def with_needs(run, policy):
     return dataclasses.replace(run, updates=tuple(updates))
 
 
-@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize("name", by_inputs(WIDE))
 def test_every_rule_with_a_width_is_matched(recorded, name):
     policy = load_zoo()[name](**DENSE.get(name, {}))
     recorded = with_needs(recorded, policy)
@@ -157,6 +160,7 @@ def test_skipped_steps_are_left_out_of_the_report_but_not_of_the_adaptation(reco
             nothing_left()
 
 
+@pytest.mark.long
 def test_a_sequence_rule_cannot_read_advantages_per_token(tmp_path):
     settings = ["reward.kl_coef=0.1", "clip.advantage=batch_norm", "checkpoint.keep_for_replay=0"]
     run = RecordedRun.read(quick_run(tmp_path / "run", "grpo", *settings, steps=1).path)

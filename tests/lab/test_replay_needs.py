@@ -58,6 +58,7 @@ def watched(tmp_path_factory):
     return RecordedRun.read(run.path), [inputs for inputs in Watching.seen if len(inputs.log_probs) == 12][::2]
 
 
+@pytest.mark.long
 def test_a_recording_provides_the_inputs_of_the_run_rule(watched):
     run, seen = watched
     assert len(seen) == len(run.updates) == 8
@@ -74,6 +75,7 @@ def test_a_recording_provides_the_inputs_of_the_run_rule(watched):
     assert replay(run, Grouped()).profile.clip_fraction == pytest.approx(replay(run, GRPO()).profile.clip_fraction)
 
 
+@pytest.mark.long
 def test_an_input_that_was_not_recorded_is_refused(recorded):
     assert replay(recorded, Modest()).table.length.numel() == recorded.num_responses
     with pytest.raises(

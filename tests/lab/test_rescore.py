@@ -42,6 +42,7 @@ def by_hand(folder, step, temperature):
     return torch.cat(log_probs), torch.cat(entropies)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_the_log_probs_are_those_of_the_checkpoint(run, tmp_path, temperature):
     source = RolloutFile.load(run / "rollouts" / "000002.safetensors")

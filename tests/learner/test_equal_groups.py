@@ -75,6 +75,7 @@ SETTINGS = ["clip.reduction=prompt_mean", "learner.ignore_equal_groups=true", "r
             "tracking.mlflow=false", "learner.num_minibatches=2", "checkpoint.every=1"]  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_run_with_means_of_prompts_is_recorded_replayed_and_resumed(tmp_path):
     result = rlzoo.train(quick(tmp_path / "run", clip="grpo", steps=3, overrides=SETTINGS))
     run, rewarded = RecordedRun.read(tmp_path / "run"), 0

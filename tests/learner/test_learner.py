@@ -25,6 +25,7 @@ from tests.off_policy import (
     with_token_advantages,
 )
 from tests.processes.worker import with_unused_parts
+from tests.rules import by_inputs
 
 
 def make_learner(model, policy, *, padding_side="right", num_updates=10, reward=None, **settings):
@@ -126,7 +127,7 @@ def narrow(policy):
     return policy.scaled(0.1) if policy.ratio_to_sampler else policy
 
 
-@pytest.mark.parametrize("name", list(load_zoo()))
+@pytest.mark.parametrize("name", by_inputs())
 def test_every_policy_gives_one_gradient_for_any_micro_batch_size_and_padding_side(model, name):
     policy = narrow(load_zoo()[name]())
     batch = off_policy_batch(model, policy)

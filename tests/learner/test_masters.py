@@ -58,6 +58,7 @@ def model():
     return make_model().bfloat16()
 
 
+@pytest.mark.long
 def test_a_learner_of_bfloat16_weights_follows_that_of_float32_weights(model):
     batch = off_policy_batch(copy.deepcopy(model).float(), GRPO())
     ends = {}

@@ -90,6 +90,7 @@ def rlzoo_clip_policies():
 """
 
 
+@pytest.mark.long
 def test_replay_uses_the_width_of_the_run(tmp_path):
     (tmp_path / "wide.py").write_text(PLUGIN)
     overrides = ["tracking.mlflow=false", "eval.num_problems=0", "learner.max_tokens_per_micro_batch=100"]

@@ -51,6 +51,7 @@ def test_a_rule_that_never_cuts_is_not_called_inert():
     assert not any(monitor.after_step(1, [], {"clip/fraction": 0.0}) for _ in range(30))
 
 
+@pytest.mark.long
 def test_alarms_are_logged_during_the_run_and_kept_in_the_summary(tmp_path, caplog):
     caplog.set_level(logging.WARNING, logger="rlzoo")
     trained = quick_run(

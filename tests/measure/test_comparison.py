@@ -63,6 +63,7 @@ DRAWS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_seeds", [5, 8, 12, 20])
 @pytest.mark.parametrize(("name", "truth", "least"), [("normal", 0.0, 0.94), ("log-normal", np.exp(1 / 8), 0.90)])
 def test_intervals_have_the_documented_coverage(name, truth, least, num_seeds):

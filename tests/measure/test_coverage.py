@@ -30,6 +30,7 @@ def test_published_intervals_that_held_before_are_at_most_15_percent_wider():
     assert wider == {"16 x 8, 1%, even", "16 x 8, 1%, even, 4 epochs (0.6)"}  # in which the old ones had no width without clips
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     [

@@ -50,6 +50,7 @@ def truth_of(name, epochs):
     return total / count, (float(worst), float(mean))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("epochs", [1, 4])
 @pytest.mark.parametrize("num_prompts", [24, 240])
 def test_intervals_by_length_have_coverage_with_shared_prompts_and_epochs(num_prompts, epochs):
@@ -103,6 +104,7 @@ BIASED = {("a little uneven", 24), ("a little uneven", 480), ("rising", 24)}
 error as often as it lowers it; the correction must not change these."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_prompts", [24, 480])
 @pytest.mark.parametrize("name", ["rising", "short ones cut", "a little uneven"])
 def test_the_corrected_lre_has_almost_no_bias(name, num_prompts):
@@ -121,6 +123,7 @@ def test_the_corrected_lre_is_0_half_of_the_time_under_equal_clipping(num_prompt
     assert values.mean() > 0.9 * noise
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("epochs", [1, 4])
 @pytest.mark.parametrize("num_prompts", [24, 240])
 def test_the_noise_floor_is_the_lre_of_prompts_under_equal_clipping(num_prompts, epochs):
@@ -181,6 +184,7 @@ def test_unevenness_by_sign_is_visible_in_the_parts():
     assert parts["conditional"][0] < 0.02 < min(parts["composition"][0], parts["total"][0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("epochs", [1, 4])
 @pytest.mark.parametrize("num_prompts", [24, 240])
 def test_the_intervals_of_every_part_cover_the_true_value(num_prompts, epochs):
@@ -194,6 +198,7 @@ def test_the_intervals_of_every_part_cover_the_true_value(num_prompts, epochs):
     assert all(np.mean(values) >= 0.92 for values in held.values()), {part: np.mean(values) for part, values in held.items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("epochs", [1, 4])
 @pytest.mark.parametrize("num_prompts", [48, 240])
 def test_the_noise_floor_given_the_sign_is_the_lre_of_a_rule_that_is_even_given_the_sign(num_prompts, epochs):

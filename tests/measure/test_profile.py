@@ -16,6 +16,7 @@ from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable, group_keys, pooled_runs
 from rlzoo.testing.data import filled
 from tests.measured import table_of
+from tests.rules import by_inputs
 
 
 def rows(policy, log_ratios, advantages, lengths=None, groups=None):
@@ -60,7 +61,7 @@ def test_gradient_mass_is_shared_by_length():
     assert by_length.gradient_mass == pytest.approx([length / 42 for length in lengths])
 
 
-@pytest.mark.parametrize("name", list(load_zoo()))
+@pytest.mark.parametrize("name", by_inputs())
 def test_gradient_mass_and_weight_are_those_of_finite_differences(name):
     """Both come from J alone, by shifting every token's log-prob in turn, in float64."""
     rng = torch.Generator().manual_seed(3)

@@ -150,6 +150,7 @@ load_pretrained("smollm2")
     load_pretrained("smollm2")
 
 
+@pytest.mark.long
 def test_concurrent_conversions_all_succeed(tiny_package, python):
     script = """
 import os

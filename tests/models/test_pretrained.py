@@ -93,6 +93,7 @@ def test_a_response_ends_at_any_end_token_of_the_model_or_tokenizer():
     assert eos_token_ids(model, Silent()) == {3}
 
 
+@pytest.mark.long
 def test_loading_is_quiet_and_leaves_no_trace(tmp_path):
     gpt2 = GPT2Config(vocab_size=len(TOKENS), bos_token_id=0, eos_token_id=0, n_embd=16, n_layer=1, n_head=2)
     save(tmp_path, GPT2LMHeadModel(gpt2))

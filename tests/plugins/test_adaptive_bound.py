@@ -136,6 +136,7 @@ def alike_at_first(number, rng):
     return (torch.full_like(length, 64.0) if number < 50 else length), total, advantage
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("draw", [growing, jumping, lengthening])
 def test_errors_add_up_to_the_change_of_the_offset(draw):
     stretch, _ = drifting(draw)

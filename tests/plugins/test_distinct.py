@@ -15,10 +15,7 @@ from rlzoo.testing.data import clip_stats, evaluate, fresh, off_policy_inputs, r
 ROOT = Path(__file__).resolve().parents[2]
 SPREADS = [0.0005, 0.003, 0.03, 0.3, 1.0]
 SAME = {  # names that do not count: their settings and reduction, and the older rule with the same gradient
-    "alpha-band": ({}, "sequence_mean", "fspo", {}, "sequence_mean"),
-    "cispo-absolute": ({"cap": 3.0}, "token_mean", "cispo", {"clip_high": 2.0}, "token_mean"),
     "gspo-token": ({}, "sequence_mean", "gspo", {}, "sequence_mean"),
-    "luspo": ({}, "sequence_mean", "gspo-token", {"clip_low": 2e-3, "clip_high": 2.5e-3}, "sequence_mean_token_sum"),
     "opd": ({}, "token_mean", "cispo", {"clip_high": 1e6}, "token_mean"),
 }
 

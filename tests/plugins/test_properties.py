@@ -13,6 +13,8 @@ from rlzoo.testing import evaluate
 from rlzoo.testing.data import filled, visible
 from tests.test_properties import BATCHES, EXTREME, POISONS, Batch
 
+pytestmark = pytest.mark.long
+
 ZOO = load_zoo()
 SETTINGS = settings(max_examples=15, deadline=None, derandomize=True, database=None)
 BY_TOKEN = [name for name, policy in ZOO.items() if policy.scope != "sequence"]

@@ -315,7 +315,7 @@ def test_an_environment_that_ends_one_process_ends_both(zygote, tmp_path):
     ]
     words = ["train", "--processes", "2", "--output", "run", *(part for each in settings for part in ("--set", each))]
     told = {name: value for name, value in environment("ddp").items() if name not in ON_A_CPU["ddp"]}
-    done = zygote.run(*words, folder=tmp_path, environment=told, timeout=120)
+    done = zygote.run(*words, folder=tmp_path, environment=told, timeout=600)
     assert done.returncode != 0
     assert not (tmp_path / "run" / "rollouts" / "000001.jsonl").exists()
 
@@ -325,7 +325,7 @@ def test_episodes_that_fail_on_one_process_alone_end_neither(zygote, tmp_path):
     settings = [*PLAYED["uneven"], "task.environment=tests.tasks.environments.games:Speechless", "tracking.mlflow=false"]
     words = ["train", "--processes", "2", "--output", "run", *(part for each in settings for part in ("--set", each))]
     told = {name: value for name, value in environment("ddp").items() if name not in ON_A_CPU["ddp"]}
-    done = zygote.run(*words, folder=tmp_path, environment=told, timeout=120)
+    done = zygote.run(*words, folder=tmp_path, environment=told, timeout=600)
     assert done.returncode == 0
     assert "8 of 28 environments failed; the last failure: ValueError: reset returned no text" in done.stderr
 

@@ -34,7 +34,7 @@ CASES = [
     ("sapo", {"tau_positive": 2.0, "tau_negative": 3.0}, "sapo", {"tau_pos": 2.0, "tau_neg": 3.0}),
     ("gpg", {}, "gpg", {}),
     ("cispo", {"clip_low": 0.2, "clip_high": 0.25}, "cispo", {"clip_ratio_low": 0.2, "clip_ratio_high": 0.25}),
-    ("cispo-absolute", {"cap": 1.25}, "cispo", {"clip_ratio_low": 1.0, "clip_ratio_high": 0.25}),
+    ("cispo", {"clip_high": 0.25}, "cispo", {"clip_ratio_low": 1.0, "clip_ratio_high": 0.25}),
     ("gmpo", {}, "geo_mean", {"clip_ratio_low": 0.4, "clip_ratio_high": 0.4}),
     ("gmpo", {"width_low": 0.1, "width_high": 0.2}, "geo_mean", {"clip_ratio_low": 0.1, "clip_ratio_high": 0.2}),
     ("kl-cov", {"fraction": 0.2, "kl_coef": 0.5}, "kl_cov", {"kl_cov_ratio": 0.2, "ppo_kl_coef": 0.5}),

@@ -64,7 +64,14 @@ def asked(path, step):
     return {question: fmean(values) if values else None for question, values in graded.items()}
 
 
-@pytest.mark.parametrize(("staleness", "order"), [(0, "shuffled"), (2, "shuffled"), (0, "file")])
+@pytest.mark.parametrize(
+    ("staleness", "order"),
+    [
+        (2, "shuffled"),
+        pytest.param(0, "shuffled", marks=pytest.mark.long),
+        pytest.param(0, "file", marks=pytest.mark.long),
+    ],
+)
 def test_a_step_samples_the_next_problems_in_the_band_and_then_the_nearest(tmp_path, sums, staleness, order):
     result = rlzoo.train(config("run", f"rollout.max_staleness={staleness}", f"task.order={order}"))
     task = result and config("run").task.model_copy(update={"seed": 0, "order": order})
@@ -105,6 +112,7 @@ def test_a_step_samples_the_next_problems_in_the_band_and_then_the_nearest(tmp_p
     assert any(mean is None for step in range(1, 10) for mean in asked(result.path, step).values())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overrides", [(), ("rollout.max_staleness=2",)], ids=["now", "ahead"])
 def test_a_resumed_run_samples_the_same_problems(tmp_path, sums, overrides):
     whole = rlzoo.train(config("whole", *overrides))
@@ -118,6 +126,7 @@ def test_a_resumed_run_samples_the_same_problems(tmp_path, sums, overrides):
     assert all(torch.equal(last[0][name], last[1][name]) for name in last[1])
 
 
+@pytest.mark.long
 def test_a_killed_run_samples_the_same_problems(tmp_path, sums, zygote):
     overrides = ("rollout.max_staleness=1", "learner.lr=1e-3")
     whole = rlzoo.train(config("whole", *overrides))
@@ -133,6 +142,7 @@ def test_a_killed_run_samples_the_same_problems(tmp_path, sums, zygote):
     assert without_times(resumed.metrics) == without_times(whole.metrics)
 
 
+@pytest.mark.long
 def test_a_step_that_fails_after_its_first_round_measures_nothing(tmp_path, sums):
     overrides = ("rollout.dynamic_sampling=2", "checkpoint.every=0", "rollout.group_size=2")
     whole = rlzoo.train(config("whole", *overrides, steps=4))

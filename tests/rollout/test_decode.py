@@ -43,7 +43,7 @@ def qwen2():
 MODELS = {"qwen3": make_model, "qwen2": qwen2, "llama": llama, "gpt2": gpt2}
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("attention", ["sdpa", pytest.param("eager", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("name", "way"), [*((name, "rows") for name in MODELS), *((name, "fused") for name in MODELS if name != "gpt2")]
 )

@@ -1,5 +1,7 @@
 """A batch is filled with prompts whose responses differ in reward, in order and within a limit."""
 
+import pytest
+
 import rlzoo
 from tests.training.short import lines, quick, without_times
 
@@ -56,6 +58,7 @@ def test_dynamic_sampling_replaces_groups_of_equal_rewards_with_fresh_prompts(tm
         assert (row["reward/mean"], row["reward/zero_std_groups"]) == (0.5, 0.0)
 
 
+@pytest.mark.long
 def test_dynamic_sampling_leaves_a_batch_that_is_full_as_it_is(tmp_path, monkeypatch):
     plain, asked = paid(tmp_path, "pay_all_1", "pay", monkeypatch)
     again, _ = paid(tmp_path, "pay_all_2", "pay", monkeypatch, dynamic_sampling=3)

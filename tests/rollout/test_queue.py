@@ -53,6 +53,7 @@ def recorded(result, step):
     return RolloutFile.load(result.path / "rollouts" / f"{step:06d}.safetensors")
 
 
+@pytest.mark.long
 def test_the_batch_of_a_step_is_sampled_with_the_weights_of_the_schedule(queued):
     model, _ = load_pretrained("embedded")
     versions = [recorded(queued, number).learner_version for number in range(1, 8)]  # after step 0, 1, ...
@@ -82,6 +83,7 @@ def test_evaluations_use_the_newest_weights(queued, tmp_path):
     assert plain.metrics[0]["eval/accuracy"] == queued.metrics[4]["eval/accuracy"]
 
 
+@pytest.mark.long
 def test_a_run_with_a_queue_and_dynamic_sampling_resumes_bit_for_bit(tmp_path):
     overrides = ("checkpoint.every=2", "eval.num_problems=0", "rollout.dynamic_sampling=3")
     whole = rlzoo.train(config(tmp_path / "whole", *overrides))
@@ -99,6 +101,7 @@ def test_a_run_with_a_queue_and_dynamic_sampling_resumes_bit_for_bit(tmp_path):
     assert all(last[0][name].equal(last[1][name]) for name in last[1])
 
 
+@pytest.mark.long
 def test_dynamic_sampling_uses_the_newest_weights_and_repeats_no_question(tmp_path):
     settings = config(tmp_path / "run", "rollout.dynamic_sampling=1", "eval.num_problems=0", "rollout.group_size=2")
     result = rlzoo.train(settings)
@@ -132,6 +135,7 @@ def test_a_rollback_drops_what_the_discarded_weights_sampled(tmp_path, monkeypat
     assert not any(one & other for one, other in itertools.combinations(questions, 2))
 
 
+@pytest.mark.long
 def test_a_failed_batch_ends_the_run_once_when_needed_and_can_be_resampled(tmp_path, monkeypatch, caplog):
     draw, calls = HFSampler.draw, []
 
@@ -157,6 +161,7 @@ def test_a_failed_batch_ends_the_run_once_when_needed_and_can_be_resampled(tmp_p
     assert set(step.policy_versions.tolist()) == {step.learner_version}  # sampled by the weights that it was resumed with
 
 
+@pytest.mark.long
 def test_a_run_stopped_by_a_signal_resumes_as_if_uninterrupted(queued, tmp_path):
     settings = ("eval.every=4", "checkpoint.every=4", "checkpoint.keep_for_replay=1", "learner.lr=1e-3")
 

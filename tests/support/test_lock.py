@@ -8,6 +8,7 @@ from rlzoo.support.lock import Lock
 from tests.training.test_resume import config
 
 
+@pytest.mark.long
 def test_a_run_directory_in_use_is_refused(tmp_path):
     whole = rlzoo.train(config("fspo", tmp_path / "run"))
     lock = Lock(whole.path)

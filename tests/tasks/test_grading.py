@@ -97,6 +97,7 @@ def test_threads_share_one_worker(grader):
     assert len(children() - before) == 1
 
 
+@pytest.mark.long
 def test_a_script_needs_no_main_guard(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
@@ -173,6 +174,7 @@ def behave(how):
     return values.get(how, 0.5)
 
 
+@pytest.mark.long
 def test_whatever_a_reward_raises_or_returns_is_a_number_or_a_failure_with_its_reason():
     grader = Grader(behave, ready, timeout=60)
     try:
@@ -188,6 +190,7 @@ def test_whatever_a_reward_raises_or_returns_is_a_number_or_a_failure_with_its_r
         grader.close()
 
 
+@pytest.mark.long
 def test_what_a_reward_prints_does_not_enter_stdout(tmp_path):
     script = "from tests.tasks.test_grading import *; grader = Grader(behave, ready, 60); print(grader.grade([('prints',)]))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -255,6 +258,7 @@ def test_a_worker_in_an_endless_call_ends_with_its_parent(how):
     assert not worker.is_running()
 
 
+@pytest.mark.long
 def test_modules_of_the_working_directory_do_not_replace_those_of_python_in_a_worker(tmp_path):
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     here.mkdir()

@@ -141,6 +141,7 @@ def test_the_shipped_model_knows_the_rules_but_plays_badly():
     assert sum(read_guess(turn.text) is not None for turn in turns) > 0.98 * len(turns)
 
 
+@pytest.mark.long
 def test_the_shipped_config_trains(tmp_path):
     overrides = ["rollout.num_prompts=2", "rollout.group_size=4", "eval.num_problems=8", "tracking.mlflow=false"]
     config = RunConfig.compose(["guess"], clip="fspo", overrides=overrides, steps=2, output=tmp_path / "run", seed=0)

@@ -35,6 +35,7 @@ def puzzles():
     return worker
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("made", [mathematics, puzzles])
 def test_a_call_that_takes_too_much_memory_ends_and_the_next_is_graded(made):
     worker = made()
@@ -46,6 +47,7 @@ def test_a_call_that_takes_too_much_memory_ends_and_the_next_is_graded(made):
         grader.close()
 
 
+@pytest.mark.long
 def test_without_the_limit_the_same_answer_gets_the_memory():
     grader = Grader(take, ready, timeout=60)
     try:

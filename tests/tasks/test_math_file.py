@@ -87,6 +87,7 @@ def test_answers_are_compared_as_mathematics(grading, answer, response, reward):
     assert grading.grade([Problem("q", answer)], [response]) == [reward]
 
 
+@pytest.mark.long
 def test_a_tower_of_powers_does_not_hang(grading):
     begin = time.perf_counter()
     problems = [Problem("q", answer) for answer in ("2", "2", "0.5")]
@@ -149,6 +150,7 @@ def math():
     grader.close()
 
 
+@pytest.mark.long
 def test_an_answer_of_thousands_of_characters_is_rejected(math):
     problem = Problem("1/2 + 1/3?", "\\frac{5}{6}")
     math.grade([problem], ["\\boxed{1}"])  # the worker starts before the clock
@@ -159,11 +161,13 @@ def test_an_answer_of_thousands_of_characters_is_rejected(math):
     assert time.perf_counter() - begin < 10
 
 
+@pytest.mark.long
 def test_a_worker_stays_within_its_memory_limit(math):
     problem = Problem("?", "1")
     assert math.grade([problem, problem], ["\\boxed{2^{20000000000}}", "\\boxed{2-1}"]) == [0.0, 1.0]
 
 
+@pytest.mark.long
 def test_the_first_answer_imports_no_module():
     script = (
         "import sys\nfrom rlzoo.tasks import math_grading\n"

@@ -48,6 +48,7 @@ def test_options_reach_the_dataset():
     assert len(expression.split("=")[0].split()) == 5  # three terms and two signs
 
 
+@pytest.mark.long
 def test_a_superset_of_the_answer_has_reward_0_despite_the_scorer(chain_sum):
     import reasoning_gym
 
@@ -66,6 +67,7 @@ def test_a_response_without_an_answer_has_reward_0(chain_sum):
     assert chain_sum.grade(problems, ["", "<answer></answer>", "I cannot say"]) == [0.0, 0.0, 0.0]
 
 
+@pytest.mark.long
 def test_a_scorer_that_rewards_any_text_is_overridden():
     with gym("game_of_life_halting") as task:
         problems = task.train_problems(0, 6)

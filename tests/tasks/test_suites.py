@@ -87,6 +87,7 @@ def test_equal_sums_are_one_answer():
     assert ArithmeticTask().answer_groups(responses, [1.0, 0, 1, 0, 0, 0]) == [0, 1, 0, None, 1, None]
 
 
+@pytest.mark.long
 def test_answers_that_are_the_same_mathematics_are_one_group(grader):
     responses = [
         "\\boxed{0.5}",  # 0, right
@@ -105,6 +106,7 @@ def test_answers_that_are_the_same_mathematics_are_one_group(grader):
     assert grader.answer_groups(responses, rewards) == [0, 1, 0, 1, None, None, 1, 7, 7, 1]
 
 
+@pytest.mark.long
 def test_an_answer_that_hangs_equals_no_other():
     grader = MathGrader(timeout=1)
     try:

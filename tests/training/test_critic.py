@@ -115,6 +115,7 @@ def opened(run):
     return admission.learner
 
 
+@pytest.mark.long
 def test_a_critic_starts_from_a_saved_critic_or_another_model(tmp_path):
     result = rlzoo.train(config(tmp_path / "run", steps=2))
     saved = result.path / "checkpoints" / "step-000002" / "critic"
@@ -131,6 +132,7 @@ def test_a_critic_starts_from_a_saved_critic_or_another_model(tmp_path):
         opened(config(None, "critic.model=embedded-guess"))
 
 
+@pytest.mark.long
 def test_rollout_files_hold_the_values_and_recorded_runs_compute_their_own(tmp_path):
     result = rlzoo.train(config(tmp_path / "run", steps=2))
     first, second = (RolloutFile.load(result.path / "rollouts" / f"{step:06d}.safetensors") for step in (1, 2))

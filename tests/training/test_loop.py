@@ -241,12 +241,14 @@ def test_kl_to_the_reference_is_logged(tmp_path):
     assert 0 < result.metrics[2]["learner/kl_ref"] < 1
 
 
+@pytest.mark.long
 def test_checkpoints_rotate(tmp_path):
     overrides = ["checkpoint.every=1", "checkpoint.keep=2", "tracking.mlflow=false"]
     result = rlzoo.train(quick(tmp_path / "out", steps=4, overrides=overrides))
     assert sorted(path.name for path in (result.path / "checkpoints").iterdir()) == ["step-000003", "step-000004"]
 
 
+@pytest.mark.long
 def test_an_interrupted_run_keeps_its_results(tmp_path):
     interrupted(quick(tmp_path / "out", steps=9), 2)
     assert [row["step"] for row in lines(tmp_path / "out" / "metrics.jsonl")] == [0, 1, 2]

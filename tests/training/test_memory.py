@@ -3,6 +3,7 @@
 import ctypes
 import sys
 
+import pytest
 import torch
 
 import rlzoo
@@ -13,6 +14,7 @@ from tests.training.short import lines, quick
 TINY = ["rollout.num_prompts=2", "rollout.group_size=2", "rollout.max_new_tokens=4", "eval.num_problems=0"]
 
 
+@pytest.mark.long
 def test_a_run_keeps_recent_metrics_in_memory_and_returns_all(tmp_path):
     rows, references = [], []
 

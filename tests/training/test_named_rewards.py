@@ -113,6 +113,7 @@ def assert_recorded(path, step, metrics):
     assert is_curated("reward/parts/right")
 
 
+@pytest.mark.long
 def test_an_async_reward_and_the_page_of_completions_have_the_names(run, tmp_path):
     settings = (*GDPO, "tracking.mlflow=true", "eval.num_problems=0")
     result = rlzoo.train(run("later", *settings, steps=1))
@@ -122,6 +123,7 @@ def test_an_async_reward_and_the_page_of_completions_have_the_names(run, tmp_pat
     assert ", short " in pages[0].read_text()
 
 
+@pytest.mark.long
 def test_groups_with_equal_sums_teach_gdpo_and_no_other_estimator(run):
     quiet = ("eval.num_problems=0", "rollout.dynamic_sampling=2")
     for advantage, rounds, equal in (("gdpo", 1, 0.0), ("group_norm", 3, 1.0)):

@@ -136,6 +136,7 @@ def foreign(original, folder, **changes):
     return folder
 
 
+@pytest.mark.long
 def test_order_and_content_come_from_the_files(original, other_rule, tmp_path):
     """Steps are in order of the metadata, twice; recorded scores, advantages and log-probs of updates are not used."""
     folder = tmp_path / "dump"
@@ -156,6 +157,7 @@ def test_order_and_content_come_from_the_files(original, other_rule, tmp_path):
     assert state["next_problem"] == STEPS + 1
 
 
+@pytest.mark.long
 def test_a_killed_run_resumes_bit_for_bit_and_only_with_the_same_files(original, other_rule, tmp_path):
     recording, output = tmp_path / "copy", tmp_path / "run"
     shutil.copytree(original, recording)

@@ -40,7 +40,12 @@ def drop_operands(overrides):
     return [*overrides, "rollout.max_new_tokens=10"]
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK_CASES = ("fspo-adaptive", "ahead", "critic")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK_CASES else pytest.param(name, marks=pytest.mark.long) for name in CASES]
+)
 def test_a_resumed_run_equals_an_uninterrupted_run(name, tmp_path):
     whole = rlzoo.train(config(name, tmp_path / "whole"))
     stopped = config(name, tmp_path / "stopped")
@@ -73,6 +78,7 @@ def test_resuming_without_a_run_is_refused(tmp_path):
         rlzoo.train(config("fspo", tmp_path), resume=True)
 
 
+@pytest.mark.long
 def test_a_run_stopped_before_its_first_periodic_checkpoint_resumes_from_that_of_step_0(tmp_path):
     whole = rlzoo.train(config("fspo", tmp_path / "whole"))
     interrupted(config("fspo", tmp_path / "run"), 1)
@@ -83,6 +89,7 @@ def test_a_run_stopped_before_its_first_periodic_checkpoint_resumes_from_that_of
     assert [row["step"] for row in lines(result.path / "metrics.jsonl")] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.long
 def test_a_truncated_metrics_line_is_discarded(tmp_path):
     whole = rlzoo.train(config("fspo", tmp_path / "run"))
     rows = (whole.path / "metrics.jsonl").read_text().splitlines()
@@ -93,6 +100,7 @@ def test_a_truncated_metrics_line_is_discarded(tmp_path):
     assert without_times(again.metrics) == without_times(whole.metrics)
 
 
+@pytest.mark.long
 def test_state_accumulated_over_steps_is_resumed(tmp_path):
     narrow = ["clip.width_low=1e-6", "clip.width_high=1e-6", "clip.width_ceiling=1e-6"]  # the third step warns about it
 
@@ -111,6 +119,7 @@ def test_state_accumulated_over_steps_is_resumed(tmp_path):
     assert summaries[0]["metrics"] == summaries[1]["metrics"]
 
 
+@pytest.mark.long
 def test_a_run_does_not_resume_with_different_data(tmp_path):
     pytest.importorskip("math_verify")
     data = tmp_path / "sums.jsonl"
@@ -128,6 +137,7 @@ def test_a_run_does_not_resume_with_different_data(tmp_path):
         rlzoo.train(quick(tmp_path / "run", clip="rloo", steps=2, overrides=drop_operands(overrides)), resume=True)
 
 
+@pytest.mark.long
 def test_the_checkpoint_with_the_best_evaluation_is_kept(tmp_path):
     overrides = ["tracking.mlflow=false", "checkpoint.every=1", "checkpoint.keep=1", "eval.every=1", "learner.lr=3e-3"]
     result = rlzoo.train(quick(tmp_path / "run", steps=4, overrides=overrides))
@@ -138,6 +148,7 @@ def test_the_checkpoint_with_the_best_evaluation_is_kept(tmp_path):
     assert kept == [f"step-00000{best}", "step-000004"]
 
 
+@pytest.mark.long
 def test_a_resumed_run_continues_the_same_mlflow_run(tmp_path):
     import mlflow
 
@@ -150,6 +161,7 @@ def test_a_resumed_run_continues_the_same_mlflow_run(tmp_path):
     assert [point.step for point in history] == [1, 2, 3]
 
 
+@pytest.mark.long
 def test_an_incomplete_checkpoint_is_not_resumed_from(tmp_path):
     result = rlzoo.train(config("fspo", tmp_path / "run"))
     newest = result.path / "checkpoints" / "step-000004"
@@ -174,6 +186,7 @@ def test_damaged_state_or_metrics_are_reported(tmp_path):
     run.close()
 
 
+@pytest.mark.long
 def test_a_run_that_skipped_updates_resumes_with_its_learning_rate(tmp_path):
     settings = ["rollout.num_prompts=2", "rollout.group_size=2", "rollout.max_new_tokens=8", "learner.schedule=linear",
                 "tracking.mlflow=false", "eval.num_problems=0", "checkpoint.every=2"]  # fmt: skip

@@ -25,6 +25,7 @@ def trained(folder, autocast):
     return without_times(rlzoo.train(quick(folder, steps=1, overrides=overrides)).metrics)
 
 
+@pytest.mark.long
 def test_a_second_run_in_one_process_may_have_another_autocast(tmp_path):
     before = process_state()
     first = trained(tmp_path / "first", "none")

@@ -38,7 +38,7 @@ def at_step(number, act):
 @pytest.mark.parametrize(
     ("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)], ids=["Ctrl-C", "SIGTERM"]
 )
-@pytest.mark.parametrize("step", [0, 2])
+@pytest.mark.parametrize("step", [pytest.param(0, marks=pytest.mark.long), 2])
 def test_a_signal_ends_the_run_after_the_step_and_nothing_is_lost(number, error, step, whole, tmp_path, caplog):
     def stop():
         os.kill(os.getpid(), number)
@@ -71,11 +71,13 @@ def test_a_second_signal_ends_it_at_once(tmp_path, monkeypatch):
     assert reached == ["the first"]
 
 
+@pytest.mark.long
 def test_a_run_finishes_despite_a_signal_in_its_last_step(tmp_path):
     result = rlzoo.train(config(tmp_path), at_step(4, lambda: os.kill(os.getpid(), signal.SIGTERM)))
     assert json.loads((result.path / "summary.json").read_text())["finished"] is True
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stopped_command_exits_with_128_plus_the_signal_number(number, code, zygote, tmp_path):
     settings = [word for override in [*QUICK, *OVERRIDES] for word in ("--set", override)]
@@ -98,6 +100,7 @@ def test_a_stopped_command_exits_with_128_plus_the_signal_number(number, code, z
     )
 
 
+@pytest.mark.long
 def test_a_full_disk_stops_the_run_and_loses_nothing(whole, tmp_path):
     metrics = tmp_path / "run" / "metrics.jsonl"
 
@@ -116,6 +119,7 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(whole, tmp_path):
     assert without_times(result.metrics) == without_times(whole.metrics)
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_does_not_fit_stops_the_run_and_damages_no_other(whole, tmp_path, caplog):
     every_two = quick(tmp_path / "run", steps=4, overrides=[*OVERRIDES, "checkpoint.every=2"])
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -180,6 +184,7 @@ def test_a_gradient_spike_rolls_back_the_weights(tmp_path, caplog):
     assert asked[0] != asked[1] or newest + 1 == spike, "it goes on with other data"
 
 
+@pytest.mark.long
 def test_a_run_resumed_before_a_spike_equals_an_uninterrupted_run(tmp_path):
     def config(name):
         overrides = ["tracking.mlflow=false", "eval.num_problems=0", "checkpoint.every=5", "checkpoint.keep=1"]
@@ -199,6 +204,7 @@ def test_a_run_resumed_before_a_spike_equals_an_uninterrupted_run(tmp_path):
         assert all(got[name].equal(expected[name]) for name in expected)
 
 
+@pytest.mark.long
 def test_a_run_stopped_at_a_spike_while_sampling_ahead_can_be_resumed(tmp_path):
     def config(name):
         overrides = ["tracking.mlflow=false", "eval.num_problems=0", "checkpoint.every=5", "checkpoint.keep=1"]
@@ -237,6 +243,7 @@ def rewarded(folder, monkeypatch, name, failing):
     return quick(folder / "run", steps=2, overrides=overrides)
 
 
+@pytest.mark.long
 def test_a_reward_that_occasionally_hangs_or_crashes_is_tolerated(tmp_path, monkeypatch):
     result = rlzoo.train(rewarded(tmp_path, monkeypatch, "unsteady_reward", failing=2))
     rows = lines(result.path / "metrics.jsonl")
@@ -249,6 +256,7 @@ def test_a_reward_that_occasionally_hangs_or_crashes_is_tolerated(tmp_path, monk
     assert sum(row["reward/failed"] for row in rows[1:]) > 0
 
 
+@pytest.mark.long
 def test_a_reward_that_mostly_fails_ends_the_run_with_its_reason(tmp_path, monkeypatch):
     with pytest.raises(
         RunError,

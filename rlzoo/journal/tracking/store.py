@@ -15,10 +15,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rlzoo.config.redaction import redact
-from rlzoo.config.run_config import SAME_CONTEST
 from rlzoo.core.errors import RunError, UserError, one_line
 from rlzoo.journal.tracking.uploads import EXPERIMENT_ID, tracking_uri, without_password
-from rlzoo.journal.tracking.views import FILTER, write_view
+from rlzoo.journal.tracking.views import write_view
 from rlzoo.support.atomic import temporary_path
 from rlzoo.support.lock import Lock
 
@@ -108,18 +107,6 @@ def latest_experiment() -> str | None:
         with suppress(Exception):  # a read-only store
             write_view(client, latest)
         return latest
-
-
-def differing_settings(experiment: str) -> list[str]:
-    """Return the settings in `SAME_CONTEST` that differ between the runs of the saved view; at most 1,000 runs are read.
-
-    The saved view averages all runs of a rule, so its charts do not allow a comparison of rules if these settings differ.
-    """
-    with connected() as client:
-        runs = client.search_runs([experiment], FILTER, max_results=1000)
-    settings = [run.data.params for run in runs if "steps" in run.data.params]  # other runs are evaluations
-    keys = {key for params in settings for key in params if key.startswith(SAME_CONTEST)}
-    return sorted(key for key in keys if len({params.get(key) for params in settings}) > 1)
 
 
 def is_missing(uri: str) -> bool:

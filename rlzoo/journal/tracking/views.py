@@ -15,7 +15,7 @@ from urllib.parse import quote
 from rlzoo.measure.colours import RULE_TAG
 
 TAG_PREFIX = "mlflow.sharedViewState."
-KEY = "rlzoo-3"  # short, because it is part of the URL; a new layout needs a new number, to keep views that users edited
+KEY = "rlzoo-4"  # short, because it is part of the URL; a new layout needs a new number, to keep views that users edited
 NAME = "Rules side by side"
 MOST_RUNS = 100  # maximum number of lines or bars in a chart
 REPORT = "report"  # value of the rule tag for MLflow runs that hold the report of a comparison
@@ -32,7 +32,10 @@ COLUMNS = (  # from left to right
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Result": ("accuracy", "lre_at_0.1", "lre_tokens_at_0.1"),
     "Clip fraction": ("clip_fraction", "clip_by_length_0", "clip_by_length_5"),
-    "Training": (*("eval/accuracy", "reward/mean", "clip/fraction", "learner/entropy", "response/length_mean"),),
+    "Training": (
+        *("eval/accuracy", "reward/mean", "clip/fraction", "learner/entropy", "response/length_mean"),
+        "critic/explained_variance",  # hidden if no run has a critic
+    ),
 }
 """The metrics of each section's charts: bars for whole-run metrics, lines for per-step metrics. MLflow cuts off long section
 names if its assistant is open."""

@@ -45,6 +45,7 @@ def test_a_hostile_server_is_reported_in_one_line_without_delay(attack, director
     assert len(line) < 400
 
 
+@pytest.mark.long
 def test_the_end_of_a_run_does_not_wait_for_a_slow_server(directory, caplog, monkeypatch):
     monkeypatch.setattr(tracker_module, "LONGEST_END", 3.0)
     monkeypatch.setattr(tracker_module, "QUIET_END", 1.0)
@@ -110,6 +111,7 @@ def test_a_store_that_was_deleted_is_filled_again(directory):
     assert {"config.yaml", "metrics.jsonl"} <= {item.path for item in store().list_artifacts(run_id_of(directory))}
 
 
+@pytest.mark.long
 def test_a_database_deleted_during_a_run_is_reported_and_nothing_is_lost(directory, own_store, zygote, capfd):
     with bounded_store():
         sending = Sync(directory, tracking_uri())

@@ -158,6 +158,7 @@ def test_an_interrupted_upload_is_completed_later(directory, monkeypatch):
     assert [point[0] for point in history(directory)] == list(range(50))
 
 
+@pytest.mark.long
 def test_an_unwritable_store_is_an_error_and_a_missing_store_is_created(directory, tmp_path, monkeypatch):
     # a location that nobody can write to
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:////proc/{tmp_path.name}/mlflow.db")

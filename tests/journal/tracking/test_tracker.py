@@ -95,6 +95,7 @@ with Tracker(is_on=True) as tracker:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("when", ["at once", "later"])
 def test_a_killed_run_is_uploaded_completely(directory, when):
     with subprocess.Popen([sys.executable, "-c", RUN, str(directory)], stdout=subprocess.PIPE, text=True) as process:
@@ -106,6 +107,7 @@ def test_a_killed_run_is_uploaded_completely(directory, when):
     assert [point[0] for point in history(directory)] == [0, 1, 2]
 
 
+@pytest.mark.long
 def test_a_run_continues_if_its_follower_is_killed(directory, caplog):
     def work(tracker):
         until(lambda: run_id_of(directory) and [point[0] for point in history(directory)] == [0, 1, 2])
@@ -128,6 +130,7 @@ def test_a_follower_that_dies_on_start_does_not_affect_the_run(directory, caplog
     assert f"rlzoo sync {directory}" in line
 
 
+@pytest.mark.long
 def test_a_follower_that_cannot_import_mlflow_reports_it_in_one_line(directory, tmp_path, monkeypatch, capfd, caplog):
     (tmp_path / "broken" / "mlflow").mkdir(parents=True)
     (tmp_path / "broken" / "mlflow" / "__init__.py").write_text("raise RuntimeError('no home directory')\n")
@@ -193,3 +196,8 @@ def test_retries_back_off_while_the_store_is_down(monkeypatch):
     assert pauses == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 1.0]
     assert flaky.calls == [False] * 8 + [True]
     assert flaky.reports == ["OSError: down"] * 7
+
+
+def test_the_follower_does_not_import_torch():
+    code = "import sys, rlzoo.journal.tracking.follow; sys.exit('torch' in sys.modules)"  # a second and 200 MB for each run
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -130,7 +130,7 @@ class Killer(Chain):
         return super().reset(problem, seed)
 
     def step(self, message):
-        marker = Path(self.marker)
+        marker = Path(f"{self.marker}.killed")  # a file in the arguments would be a change of the run
         if self.left == 2 and self.problem.question.endswith(":9") and not marker.exists():
             marker.touch()
             os.kill(os.getppid(), signal.SIGKILL)

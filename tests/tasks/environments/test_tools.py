@@ -288,6 +288,7 @@ SMALL = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_run_with_tools_is_graded_as_one_without(rlzoo, tmp_path, caplog):  # noqa: F811
     code, _, err = rlzoo(*SMALL, "--set", f"task.tools=[{CALCULATOR}]")
     assert (code, "Traceback" in err) == (0, False)

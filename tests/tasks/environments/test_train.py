@@ -29,6 +29,7 @@ def config(output, game, *more, clip="fspo", steps=2):
     return RunConfig.compose(clip=clip, overrides=overrides, steps=steps, output=output)
 
 
+@pytest.mark.long
 def test_environments_that_raise_hang_or_flood_fail_their_episodes_and_are_reported(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, logger="rlzoo"):
         result = rlzoo.train(config(tmp_path / "run", "Unruly", "task.timeout=0.5", "reward.max_failed=0.9"))
@@ -67,6 +68,7 @@ def test_a_reset_that_ignores_its_seed_is_reported_once(tmp_path, caplog):
     assert sum("must derive all randomness from its seed" in record.message for record in caplog.records) == 1
 
 
+@pytest.mark.long
 def test_too_many_failures_end_the_run(tmp_path):
     with pytest.raises(RunError, match=r"the environment failed for \d+ of 24 responses \(reward.max_failed=0.1\); the last "):
         rlzoo.train(config(tmp_path / "run", "Unruly", "task.timeout=0.5", "reward.max_failed=0.1"))
