@@ -1,4 +1,4 @@
-"""The bundled rules as parameters of a test."""
+"""Parameters of tests, of which only some are tested in continuous integration."""
 
 import pytest
 
@@ -13,3 +13,8 @@ def by_inputs(names=None):
         alike.append(name)
         parameters.append(name if len(alike) <= 2 else pytest.param(name, marks=pytest.mark.long))
     return parameters
+
+
+def few(values, number=1):
+    """Return values of which all but the first ``number`` are `long`."""
+    return [value if at < number else pytest.param(value, marks=pytest.mark.long) for at, value in enumerate(values)]

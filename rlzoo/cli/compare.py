@@ -68,7 +68,7 @@ def compare(
 
         write_page(page, comparison_report(result))
         Plain(stderr=as_json).print(f"report {os.path.relpath(page)}")
-        log_comparison(result, page)
+        log_comparison(result)
 
 
 def _print(console: Plain, result: Comparison) -> None:

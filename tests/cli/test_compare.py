@@ -17,6 +17,7 @@ def runs(tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 def test_compare_prints_scores_and_pairs_and_writes_a_page(rlzoo, runs):
     code, out, _ = rlzoo("compare", runs)
     assert code == 0

@@ -13,7 +13,7 @@ from rlzoo import load_zoo
 from rlzoo.core.errors import UserError
 from rlzoo.journal.tracking.uploads import Uploaded, tracking_uri
 from rlzoo.lab.compare import ComparedRule, Comparison, compare, labelled, other_differences
-from rlzoo.lab.comparison_tracking import TAG, log_comparison
+from rlzoo.lab.comparison_tracking import log_comparison
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import replay
 from rlzoo.lab.runs import find_runs, resolved_settings
@@ -278,21 +278,19 @@ def test_a_comparison_is_logged_for_the_runs_that_mlflow_still_has(folder, tmp_p
     result = compare([copy], match=0.1)
     client = MlflowClient(tracking_uri())
     experiment = client.create_experiment("races")
-    page = tmp_path / "compare.html"
-    page.write_text("<p>report</p>")
     run_ids = []
     for run in (run for rule in result.rules for run in rule.runs):
         run_ids.append(client.create_run(experiment).info.run_id)
         Uploaded("", run_ids[-1]).write(run.path, tracking_uri())
         Uploaded("", run_ids[-1]).write(run.path, "http://127.0.0.1:9")
     client.delete_run(run_ids[0])
-    log_comparison(result, page)
-    (report,) = client.search_runs([experiment], f"tags.{TAG} != ''")
-    assert [item.path for item in client.list_artifacts(report.info.run_id)] == ["compare.html"]
+    log_comparison(result)
+    logged = [client.get_run(run_id).data.metrics.keys() & {"lre_at_0.1", "lre_tokens_at_0.1"} for run_id in run_ids]
+    assert [len(names) for names in logged] == [0, *(1 for _ in logged[1:])]
     assert caplog.records == []
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    log_comparison(result, page)
+    log_comparison(result)
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("MLflow at http://127.0.0.1:9 cannot be used (")
     assert line.endswith("; the comparison was not logged")

@@ -78,8 +78,9 @@ def test_intervals_have_the_documented_coverage(name, truth, least, num_seeds):
     assert 0.89 - margin <= of_iqm <= 0.97
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_seeds", [5, 12])
-@pytest.mark.parametrize("shift", [1.5, *(pytest.param(shift, marks=pytest.mark.long) for shift in (0.0, 3.0))])
+@pytest.mark.parametrize("shift", [0.0, 1.5, 3.0])
 def test_the_interval_of_the_probability_of_improvement_has_its_coverage(shift, num_seeds):
     rng, truth, held = np.random.default_rng(3), stats.norm.cdf(shift / 2**0.5), 0
     for first, second in rng.normal(size=(400, 2, num_seeds)):
@@ -131,11 +132,9 @@ def test_policies_without_a_common_seed_have_no_difference():
     assert (pair.num_seeds, pair.mean, pair.interval, pair.p_value) == (0, None, None, None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", list(DRAWS))
-@pytest.mark.parametrize(
-    ("names", "num_seeds"),
-    [("ab", 5), ("ab", 12), *(pytest.param("abcd", number, marks=pytest.mark.long) for number in (5, 12))],
-)
+@pytest.mark.parametrize(("names", "num_seeds"), [("ab", 5), ("ab", 12), ("abcd", 5), ("abcd", 12)])
 def test_no_winner_is_named_among_equals(names, num_seeds, name):
     rng, number = np.random.default_rng(1), 300
     named = 0

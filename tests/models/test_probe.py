@@ -13,6 +13,7 @@ from rlzoo.learner.micro_batches import cut
 from rlzoo.models.pretrained import load_pretrained
 from rlzoo.models.probe import Probe, plain_log_probs
 from tests.models.tiny import SIZES, tiny_llama, tiny_qwen3
+from tests.rules import few
 
 
 def learner(model, **settings):
@@ -167,7 +168,7 @@ def test_checkpointing_that_needs_noisy_layers_is_refused():
 
 @pytest.mark.parametrize("autocast", ["none", "bfloat16"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize("packing", few([True, False]))
 def test_healthy_models_pass(packing, dtype, autocast):
     for model in (load_pretrained("embedded")[0], tiny_llama(), tiny_qwen3(), phimoe()):
         made = learner(copy.deepcopy(model).to(dtype), packing=packing, autocast=autocast)

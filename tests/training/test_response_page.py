@@ -165,9 +165,8 @@ def test_token_texts_keep_the_spaces_of_a_tokenizer_that_strips_them():
     assert token_texts(PreTrainedTokenizerFast(tokenizer_object=tokenizer), [1, 2, 3, 2]) == ["a", " b", "c", " b"]
 
 
-@pytest.mark.parametrize(
-    ("clip", "narrow"), [pytest.param("grpo", "clip.clip_low=1e-4", marks=pytest.mark.long), ("fspo", "clip.width_low=1e-4")]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("clip", "narrow"), [("grpo", "clip.clip_low=1e-4"), ("fspo", "clip.width_low=1e-4")])
 def test_a_run_shows_what_its_rule_clipped(tmp_path, clip, narrow):
     overrides = [narrow, narrow.replace("low", "high"), "eval.num_problems=0"]
     result = rlzoo.train(quick(tmp_path / "run", clip=clip, overrides=overrides, steps=1))

@@ -18,10 +18,9 @@ TAG_PREFIX = "mlflow.sharedViewState."
 KEY = "rlzoo-4"  # short, because it is part of the URL; a new layout needs a new number, to keep views that users edited
 NAME = "Rules side by side"
 MOST_RUNS = 100  # maximum number of lines or bars in a chart
-REPORT = "report"  # value of the rule tag for MLflow runs that hold the report of a comparison
 
-FILTER = f"tags.{RULE_TAG} != '{REPORT}' and attributes.status != 'FAILED'"
-"""Selects the runs that the view shows: all runs of a rule, except reports and failed runs."""
+FILTER = f"tags.{RULE_TAG} != '' and attributes.status != 'FAILED'"
+"""Selects the runs that the view shows: all runs of a rule, except failed runs."""
 
 COLUMNS = (  # from left to right
     *("params.`seed`", "metrics.`accuracy`", "metrics.`gain`", "metrics.`lre_at_0.1`", "metrics.`lre_noise_at_0.1`"),

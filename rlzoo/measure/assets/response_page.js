@@ -21,3 +21,10 @@ document.addEventListener("keydown", event => {
   if (event.key === "k") next(responses, false);
   if (event.key === "c") next([...document.querySelectorAll("section i.c")], true, 125);
 });
+// in MLflow, the page is in a frame whose address cannot change, so that a link within the page would do nothing
+document.addEventListener("click", event => {
+  const link = event.target.closest("a[href^='#']");
+  if (!link) return;
+  event.preventDefault();
+  (document.querySelector(link.getAttribute("href")) ?? document.documentElement).scrollIntoView();  // #top
+});
