@@ -71,10 +71,7 @@ def main() -> NoReturn:
         _complain(": ".join([*getattr(error, "__notes__", ()), str(error)]))
         sys.exit(FAILED)
     except OSError as error:
-        if error.filename is None and error.errno not in NO_ROOM:
-            _show_traceback()
-        else:
-            _complain(": ".join(str(text) for text in (error.filename, error.strerror or error) if text is not None))
+        _report(error)
         sys.exit(FAILED)
     except Exception as error:
         if not hasattr(error, "format_message"):  # not a mistake on the command line; typer's errors have no public names
@@ -85,6 +82,15 @@ def main() -> NoReturn:
         if line := explain_usage(error):
             _complain(line)
         sys.exit(USERS_MISTAKE)
+
+
+def _report(error: OSError) -> None:
+    if problem := damage():  # the current directory may have been deleted since the start
+        _complain(problem)
+    elif error.filename is None and error.errno not in NO_ROOM:
+        _show_traceback()
+    else:
+        _complain(": ".join(str(text) for text in (error.filename, error.strerror or error) if text is not None))
 
 
 def _open_closed_streams() -> None:
