@@ -138,7 +138,7 @@ def run_tests(session: nox.Session, workers: int) -> None:
 
 @nox.session
 def long(session: nox.Session) -> None:
-    """Run tests that take seconds or start processes; not part of continuous integration. Takes half an hour."""
+    """Run tests that take seconds or start processes; not part of continuous integration."""
     pytest, options = str(project(session) / "pytest"), ("-n", "2", "--dist", "loadfile", "--timeout=900")
     session.run(pytest, "-m", "long and not deepspeed", *(session.posargs or options), external=True, env=OFFLINE)
 

@@ -26,5 +26,6 @@ document.addEventListener("click", event => {
   const link = event.target.closest("a[href^='#']");
   if (!link) return;
   event.preventDefault();
-  (document.querySelector(link.getAttribute("href")) ?? document.documentElement).scrollIntoView();  // #top
+  const target = document.querySelector(link.getAttribute("href")) ?? document.documentElement; // #top has no element
+  target.scrollIntoView();
 });
