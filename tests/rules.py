@@ -17,4 +17,7 @@ def by_inputs(names=None):
 
 def few(values, number=1):
     """Return values of which all but the first ``number`` are `long`."""
-    return [value if at < number else pytest.param(value, marks=pytest.mark.long) for at, value in enumerate(values)]
+    return [
+        value if at < number else pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.long)
+        for at, value in enumerate(values)
+    ]

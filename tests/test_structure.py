@@ -20,6 +20,7 @@ def test_no_module_imports_itself_through_others():
     assert not above, f"a cycle among {sorted(above)}"
 
 
+@pytest.mark.long
 def test_a_rule_is_checked_with_only_the_core_and_the_laws(tmp_path):
     package, plugins = tmp_path / "rlzoo", tmp_path / "rlzoo_fspo"
     for folder in ("core", "testing"):

@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -32,7 +32,7 @@ class Plugin:
 
     name: str
     source: str  # distribution and version, or a path
-    load: Callable[[], Any]
+    load: Callable[[], Any] = field(compare=False)
     bundled: bool
     asked_for: bool  # whether the user named the plugin for this run, so that any problem is an error
     module: str  # a plugin that the user named replaces an installed plugin with the same module

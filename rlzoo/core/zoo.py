@@ -202,7 +202,7 @@ def load_zoo(plugins: Sequence[str | Path] = ()) -> Zoo:
     zoo, named = Zoo(), named_plugins(plugins)
     for plugin in _allowed(zoo, named) + named:  # bundled plugins come first, so that their names take precedence
         try:
-            answers = _answers(plugin)
+            answers = _bundled_answers(plugin) if plugin.bundled else _answers(plugin)
         except UserError as error:
             zoo.skip(plugin, str(error))
             continue
@@ -283,6 +283,10 @@ def _answers(plugin: Plugin) -> dict[str, Any]:
         except Exception as error:
             raise UserError(f"{plugin} raised an error in its hook {caller.name}: {_described(error)}") from error
     return answers
+
+
+# every command and every configuration loads the zoo
+_bundled_answers = functools.cache(_answers)
 
 
 def policy_problem(policy: Any) -> str | None:

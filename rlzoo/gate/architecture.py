@@ -47,6 +47,9 @@ class Forward:
     cache: int  # bytes of the keys and values
 
 
+_FORWARD: dict[tuple[Any, ...], Forward] = {}
+
+
 class Architecture:
     """The dimensions of a causal language model of any type, and the cost of its passes."""
 
@@ -68,10 +71,16 @@ class Architecture:
         self._shapes = [_shapes(layer) for layer in layers]
 
     def forward(self, config: RunConfig, rows: int, length: int) -> Forward:
-        """Return the cost of a run's forward pass on ``rows`` rows of ``length`` tokens.
+        """Return the cost of a run's forward pass on ``rows`` rows of ``length`` tokens; a process computes it once."""
+        learner = config.learner
+        settings = config.model.dtype, config.model.attn_implementation, learner.autocast, learner.packing
+        key = self.config.to_json_string(use_diff=False), *settings, rows, length
+        if key not in _FORWARD:
+            _FORWARD[key] = self._extrapolated(config, rows, length)
+        return _FORWARD[key]
 
-        Two layers of each kind are computed; the second stands for the others, because the first may keep what all share.
-        """
+    def _extrapolated(self, config: RunConfig, rows: int, length: int) -> Forward:
+        """Compute two layers of each kind; the second stands for the others, because the first may keep what all share."""
         with suppress(Exception):  # a model whose layers need each other is computed in full
             kinds = list(zip(self._types or self._shapes, self._shapes, strict=True))
             counts = {

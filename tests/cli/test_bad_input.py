@@ -83,6 +83,7 @@ def test_an_unusable_data_file_is_reported_with_the_reason(refused, tmp_path, te
     assert all(word in line for word in ["questions.jsonl", *words])
 
 
+@pytest.mark.long
 def test_output_directory_that_cannot_be_written(refused, tmp_path):
     (tmp_path / "file").write_text("in the way")
     line = refused("train", "--output", tmp_path / "file" / "run")

@@ -8,6 +8,7 @@ import pytest
 
 from rlzoo import RunConfig, UserError, train
 from rlzoo.support.extras import how_to_install
+from tests.rules import few
 
 RUN = ["train", "--clip", "grpo", "--steps", "1", "--set", "tracking.mlflow=false", "--set", "eval.num_problems=0"]
 
@@ -79,7 +80,7 @@ def here(tmp_path, monkeypatch, rlzoo):
     return here
 
 
-@pytest.mark.parametrize(("overrides", "line"), REFUSED.values(), ids=list(REFUSED))
+@pytest.mark.parametrize(("overrides", "line"), few(REFUSED.values(), 8), ids=list(REFUSED))
 def test_training_and_dry_run_refuse_with_the_same_line(refused, here, overrides, line):
     words = [word for pair in overrides for word in ("--set", pair)]
     planned, trained = refused(*RUN, *words, "--dry-run"), refused(*RUN, *words)

@@ -15,6 +15,7 @@ from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.journal.state import read_fingerprint
 from rlzoo.journal.tracking.uploads import Upload
 from rlzoo.models.pretrained import load_named, local_model
+from tests.rules import few
 from tests.training.short import quick, resumes_after
 
 GRADER = """
@@ -103,11 +104,11 @@ def refusal(config):
 
 @pytest.mark.parametrize(
     "setting",
-    [
+    few([
         "rollout.temperature=0.7", "rollout.group_size=6", "rollout.max_new_tokens=5", "learner.max_grad_norm=0.5",
         "learner.weight_decay=0.2", "model.dtype=bfloat16", "eval.num_problems=3", "task.seed=5", "seed=9",
         "task.template='Now: {question}'", "clip.clip_high=0.3", "learner.kl_coef=0.01",
-    ],
+    ], 5),
 )  # fmt: skip
 def test_an_edited_setting_in_the_config_of_a_run_is_reported(tmp_path, setting):
     started(tmp_path / "run")

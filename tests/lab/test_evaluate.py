@@ -274,7 +274,7 @@ def own(run, *overrides, k=4, **settings):
     ("overrides", "is_binary"),
     [
         ([], True),
-        (NAMED, False),
+        pytest.param(NAMED, False, marks=pytest.mark.long),
         pytest.param(["task=guess", "model.path=embedded-guess", "rollout.max_turns=3"], False, marks=pytest.mark.long),
     ],
 )

@@ -34,6 +34,7 @@ def trained_weights(dtype, steps, **settings):
     return start, module.weight.detach()
 
 
+@pytest.mark.long
 def test_small_updates_of_bfloat16_weights_are_not_lost():
     start, expected = trained_weights(torch.float32, 600)  # 6e-4, while neighbouring bfloat16 numbers are 2e-4 to 5e-4 apart
     _, kept = trained_weights(torch.bfloat16, 600)

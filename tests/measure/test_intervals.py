@@ -77,6 +77,7 @@ def test_rows_that_are_independent_have_nearly_the_exact_binomial_interval():
         assert (low, high) == pytest.approx((expected.low, expected.high), abs=1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("epochs", [1, 4])
 def test_the_interval_of_lre_covers_the_true_value_and_both_estimates(epochs):
     rng, held = np.random.default_rng(1), []

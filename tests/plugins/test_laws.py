@@ -7,11 +7,12 @@ import pytest
 from rlzoo import RunConfig, load_zoo, testing
 from rlzoo.config.composition import config_names, read_config
 from tests.kit.mutants import MUTANTS
+from tests.rules import few
 
 OVERLAYS = [name for name in config_names() if "per_clip" not in read_config(name) and "model" not in read_config(name)]
 
 
-@pytest.mark.parametrize("name", [*load_zoo(), *(f"--config {name}" for name in OVERLAYS)])
+@pytest.mark.parametrize("name", [*load_zoo(), *few([f"--config {name}" for name in OVERLAYS], 3)])
 def test_bundled_policies_and_overlays_keep_the_laws(name):
     zoo = load_zoo()
     policy = zoo[name]() if name in zoo else RunConfig.compose([name.removeprefix("--config ")]).clip

@@ -13,6 +13,7 @@ from rlzoo.tasks.environments import Host
 from tests.off_policy import VOCABULARY, make_model
 from tests.rollout.test_episodes import ENDS, PROBLEMS, WIDE
 from tests.rollout.test_sampler import PROMPTS, sampler, tokenizer
+from tests.rules import few
 from tests.tasks.environments.games import Words
 
 TRUNCATIONS = [Truncation(top_p=0.8), Truncation(top_k=5), Truncation(top_p=0.9, top_k=20), Truncation(top_p=1e-6)]
@@ -173,7 +174,7 @@ def test_tokens_with_a_logit_of_minus_infinity_are_never_drawn(way, truncation):
 
 @pytest.mark.parametrize("way", ["fused", "rows", "generate"])
 @pytest.mark.parametrize("truncation", [None, Truncation(top_p=0.9, top_k=20)], ids=str)
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), None])
+@pytest.mark.parametrize("value", few([float("nan"), float("inf"), None]))
 def test_logits_that_are_not_finite_end_the_sampling(way, truncation, value):
     draw = sampler(way=way)
 

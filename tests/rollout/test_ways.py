@@ -19,6 +19,7 @@ from rlzoo.rollout.sampler import Draws, HFSampler
 from tests.off_policy import VOCABULARY, plain_log_probs
 from tests.rollout.test_decode import SIZES, llama
 from tests.rollout.test_sampler import END, PROMPTS, tokenizer
+from tests.rules import few
 
 LONG = " ".join(f"w{index}" for index in range(5, 45))
 
@@ -56,7 +57,7 @@ def phi3():  # the longest row of a pass decides which rotary factors all of its
 
 
 @pytest.mark.parametrize(("make", "way"), [(bart, "equal"), (rwkv, "plain"), (phi3, "rows")])
-@pytest.mark.parametrize("named", [None, "generate"])
+@pytest.mark.parametrize("named", few([None, "generate"]))
 def test_prompts_are_sampled_together_only_where_the_model_permits_it(make, way, named, caplog):
     torch.manual_seed(0)
     draws = sampler(make(), way=named)

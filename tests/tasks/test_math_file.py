@@ -131,6 +131,7 @@ def test_an_answer_that_is_the_whole_solution_is_graded(grading):
     assert grading.grade(problems, ["\\boxed{4}", "\\boxed{False}"]) == [0.0, 0.0]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not DATA.is_dir(), reason="the real data files are not beside this checkout")
 def test_real_files_are_read_and_their_own_answers_earn_the_reward():
     rows = {"gsm8k_test": 1319, "math500": 500, "amc23": 40, "aime24": 30, "aime25": 30}
@@ -177,6 +178,7 @@ def test_the_first_answer_imports_no_module():
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+@pytest.mark.long
 def test_references_and_their_text_in_the_file_earn_the_reward(tmp_path):
     cases = {  # the text in the file: right answers, and wrong ones
         "so\n#### 2,500": (["2,500", "2500", "2500.0", "2.5 \\times 10^3"], ["2, 500", "2", "500"]),

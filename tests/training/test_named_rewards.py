@@ -13,6 +13,7 @@ from rlzoo.core.errors import RunError
 from rlzoo.journal.rollout_file import RolloutFile
 from rlzoo.journal.tracking.rows import is_curated
 from tests import oracle
+from tests.rules import few
 from tests.training.short import interrupted, lines, quick, resumes_after, without_times
 
 REWARDS = """
@@ -75,6 +76,7 @@ def run(tmp_path, monkeypatch):
 GDPO = ("clip.advantage=gdpo", "reward.weights.short=0.5", "reward.max_failed=0.9")
 
 
+@pytest.mark.long
 def test_named_rewards_are_in_every_record_and_survive_a_resume(run, tmp_path):
     settings = (*GDPO, "rollout.max_staleness=1", "checkpoint.every=1", "eval.num_problems=8", "rollout.num_prompts=6")
     whole = rlzoo.train(run("parts", *settings, steps=3, name="whole"))
@@ -139,19 +141,26 @@ def test_groups_with_equal_sums_teach_gdpo_and_no_other_estimator(run):
 
 @pytest.mark.parametrize(
     ("reward", "settings", "problem"),
-    [
-        ("renamed", [], "returned rewards with long for one response and with short for another; return the same names"),
-        ("short_of_one", [], "returned rewards with right for one response and with right, short for another"),
-        ("unnamed_at_times", [], "returned rewards with no names for one response and with right for another"),
-        ("number", ["clip.advantage=gdpo"], "advantage 'gdpo' needs named rewards, but task 'arithmetic' returned a number"),
-        ("number", ["reward.weights.right=2"], "has no reward named 'right' (its rewards have no names)"),
-        (
-            "turns",
-            ["reward.weights.bb=2"],
-            "reward.weights={'bb': 2.0}: task 'arithmetic' has no reward named 'bb' (names: a, b, c)",
-        ),
-        ("not_a_number", [], "the last failure: ValueError: the reward 'short' is nan, not a finite number"),
-    ],
+    few(
+        [
+            ("renamed", [], "returned rewards with long for one response and with short for another; return the same names"),
+            ("short_of_one", [], "returned rewards with right for one response and with right, short for another"),
+            ("unnamed_at_times", [], "returned rewards with no names for one response and with right for another"),
+            (
+                "number",
+                ["clip.advantage=gdpo"],
+                "advantage 'gdpo' needs named rewards, but task 'arithmetic' returned a number",
+            ),
+            ("number", ["reward.weights.right=2"], "has no reward named 'right' (its rewards have no names)"),
+            (
+                "turns",
+                ["reward.weights.bb=2"],
+                "reward.weights={'bb': 2.0}: task 'arithmetic' has no reward named 'bb' (names: a, b, c)",
+            ),
+            ("not_a_number", [], "the last failure: ValueError: the reward 'short' is nan, not a finite number"),
+        ],
+        2,
+    ),
 )
 def test_inconsistent_names_end_the_run_in_one_line(run, reward, settings, problem):
     config = run(reward, *settings, "eval.num_problems=0", "rollout.num_prompts=2", "learner.num_minibatches=1", steps=1)

@@ -159,6 +159,7 @@ def test_gradients_that_stay_infinite_end_the_run(tmp_path):
     assert [row.get("learner/nonfinite") for row in rows] == [None, 1.0]  # four updates of the first step
 
 
+@pytest.mark.long
 def test_a_gradient_spike_rolls_back_the_weights(tmp_path, caplog):
     def config(name, steps):
         overrides = [*OVERRIDES, "checkpoint.every=5", "checkpoint.keep=9", "learner.rollback_above=1.0"]

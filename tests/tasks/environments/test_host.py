@@ -9,6 +9,7 @@ from rlzoo import RunConfig, UserError
 from rlzoo.tasks.environments import Host
 from rlzoo.tasks.environments.environment import Observation, state_id
 from rlzoo.tasks.problem import Problem
+from tests.rules import few
 from tests.tasks.environments.games import Careless, Counting, Odd, Unavailable, Words
 
 
@@ -46,7 +47,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("bad", few(BAD, 3))
 def test_a_failed_episode_does_not_affect_others(bad):
     problems = ["good", "good", bad, "good", "good", "good"]
     paid, failures = played(Counting, problems, workers=2, timeout=1.0 if bad == "hang" else 20.0)
@@ -90,7 +91,7 @@ def test_an_episode_that_cannot_be_replayed_fails_if_its_worker_dies():
         ("escape", r"ValueError: red \x1b[31m"),
     ],
 )
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", few([0, 1]))
 def test_an_invalid_observation_is_reported(what, problem, workers):
     _, failures = played(Odd, [what, "good"], workers)
     assert problem in failures[0]
