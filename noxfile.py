@@ -43,7 +43,8 @@ def environment(session: nox.Session, name: str, *requirements: str, constraints
         fcntl.flock(lock, fcntl.LOCK_EX)  # parallel sessions wait for the environment that they share
         if not stamp.exists() or stamp.read_text() != digest:
             shutil.rmtree(folder, ignore_errors=True)
-            session.run(sys.executable, "-m", "venv", str(folder), external=True)
+            # the newest pip installs twice as fast as that of Python 3.11
+            session.run(sys.executable, "-m", "venv", *["--upgrade-deps"][: len(requirements)], str(folder), external=True)
             if requirements:
                 install(session, folder / "bin", *requirements, constraints=constraints)
             stamp.write_text(digest)
