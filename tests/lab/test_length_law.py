@@ -109,6 +109,7 @@ def test_token_variances_predict_texts_whose_beginning_moves_further_and_the_law
     assert share_held(tokens) >= 0.9 > share_held(law)
 
 
+@pytest.mark.long
 def test_the_law_predicts_texts_with_a_common_drift_and_token_variances_do_not():
     law, tokens = analysed("sum", *written(300, np.full(2048, 0.02), drift=0.002))
     assert tokens["error"] > 3 * law["error"]

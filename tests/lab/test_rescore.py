@@ -62,6 +62,7 @@ def test_the_log_probs_are_those_of_the_checkpoint(run, tmp_path, temperature):
         assert torch.equal(getattr(made, name), getattr(source, name)), name
 
 
+@pytest.mark.long
 def test_the_sampling_checkpoint_gives_the_old_log_probs(run, tmp_path):
     rescore([run], tmp_path / "new", old=str(run / "checkpoints" / "step-000002"))
     made, source = (RolloutFile.load(folder / "000003.safetensors") for folder in (tmp_path / "new", run / "rollouts"))

@@ -21,6 +21,7 @@ from tests import gae_oracle
 from tests.core.test_gae import episodes
 from tests.learner.test_learner import plain_gradient, relative_error
 from tests.off_policy import PAD, VOCABULARY, make_model
+from tests.rules import few
 
 
 @pytest.fixture(scope="module")
@@ -118,11 +119,13 @@ def moved_from(batch, by=0.5):
 @pytest.mark.parametrize(("is_double", "accuracy"), [(True, 1e-6), (False, 1e-5)])
 @pytest.mark.parametrize(
     "gae",
-    [
-        {"lam": 0.8, "gamma": 0.95, "bootstrap_truncated": True},
-        {"lam_alpha": 0.3, "lam_returns": 1.0, "whiten": False},
-        {"time_step": "turn", "lam": 0.5},
-    ],
+    few(
+        [
+            {"lam": 0.8, "gamma": 0.95, "bootstrap_truncated": True},
+            {"lam_alpha": 0.3, "lam_returns": 1.0, "whiten": False},
+            {"time_step": "turn", "lam": 0.5},
+        ]
+    ),
 )
 def test_values_targets_and_both_gradients_equal_the_oracle(model, gae, is_double, accuracy):
     batch = episode_batch()

@@ -85,6 +85,7 @@ def test_a_batch_without_grades_moves_no_weight_and_advances_the_schedule():
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), learner.language_model.parameters(), strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rule", ["fspo", pytest.param("gvpo", marks=pytest.mark.long)])
 def test_a_run_counts_missing_grades_and_its_recording_is_replayed_without_them(tmp_path, monkeypatch, rule):
     code = (

@@ -115,6 +115,7 @@ def test_the_corrected_lre_has_almost_no_bias(name, num_prompts):
     assert (abs(values.mean() - truth) > 0.25 * noise) == ((name, num_prompts) in BIASED)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_prompts", [24, 480])
 def test_the_corrected_lre_is_0_half_of_the_time_under_equal_clipping(num_prompts):
     # the true error is 0 and no estimate is below it; one with the right median is 0 half of the time, with a mean above 0

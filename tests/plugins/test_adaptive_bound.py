@@ -192,6 +192,7 @@ def test_the_bound_holds_while_spread_and_lengths_drift(draw):
         assert abs(error) < 0.01
 
 
+@pytest.mark.long
 def test_clip_rates_stay_level_while_lengths_grow_sixteenfold():
     _, rows = drifting(lengthening)
     rows = rows[20 * 128 : 200 * 128]

@@ -75,6 +75,7 @@ def test_the_batch_of_a_step_is_sampled_with_the_weights_of_the_schedule(queued)
             assert float((step.old_log_probs - step.rollout_log_probs).abs().max()) > 1e-3
 
 
+@pytest.mark.long
 def test_evaluations_use_the_newest_weights(queued, tmp_path):
     """A run without a queue from the weights after step 4 evaluates to the same number."""
     folder = queued.path / "checkpoints" / "step-000004"
@@ -115,6 +116,7 @@ def test_dynamic_sampling_uses_the_newest_weights_and_repeats_no_question(tmp_pa
     assert not any(one & other for one, other in itertools.combinations(questions, 2))
 
 
+@pytest.mark.long
 def test_a_rollback_drops_what_the_discarded_weights_sampled(tmp_path, monkeypatch):
     from rlzoo.training import after_step
 

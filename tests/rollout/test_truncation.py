@@ -68,6 +68,7 @@ def test_the_kept_tokens_are_those_of_transformers(truncation, temperature):
         assert torch.equal(kept, theirs)
 
 
+@pytest.mark.long
 def test_draws_follow_the_truncated_probabilities():
     # top-p .75 keeps .5 and .3, which become .625 and .375: the standard error of a share of 40,000 is at most .0025
     scores = torch.tensor([0.5, 0.3, 0.2, 0.0]).log().expand(40_000, 4)

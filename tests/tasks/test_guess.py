@@ -124,6 +124,7 @@ def test_the_shipped_model_is_small():
     assert load_pretrained("embedded-guess")[0].num_parameters() < 250_000
 
 
+@pytest.mark.long
 def test_the_shipped_model_knows_the_rules_but_plays_badly():
     config = RunConfig.compose(["guess"])
     model, tokenizer = load_pretrained(config.model.path)

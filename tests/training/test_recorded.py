@@ -103,6 +103,7 @@ def test_the_drift_is_measured_against_the_recorded_sampler(original, other_rule
     assert sizes[0] < 1e-5 < 1e-3 < sizes[-1]
 
 
+@pytest.mark.long
 def test_packed_rows_take_the_recorded_steps_and_replay_gives_the_logged_metrics(original, other_rule, tmp_path):
     """The same two steps with packed rows; and a replay of the run's own rule on what the run wrote, step by step."""
     packed = rlzoo.train(composed(original, "learner.packing=true", clip="gspo", steps=2, output=tmp_path / "run"))
@@ -119,6 +120,7 @@ def test_packed_rows_take_the_recorded_steps_and_replay_gives_the_logged_metrics
     assert again["clip/fraction"] > 0, "the test needs clipped responses"
 
 
+@pytest.mark.long
 def test_a_large_drift_neither_ends_nor_warns(original, tmp_path, caplog):
     run = rlzoo.train(composed(original, "learner.lr=3e-2", output=tmp_path / "run"))
     assert lines(run.path / "metrics.jsonl")[-1]["mismatch/log_ratio_abs_mean"] > 0.1, "the test needs a drift"
@@ -187,6 +189,7 @@ rlzoo.train(rlzoo.RunConfig.compose([sys.argv[1]]), kill)
     assert next(rows) == next(rows)
 
 
+@pytest.mark.long
 def test_files_without_the_samplers_log_probs_or_ends_train_without_what_needs_them(original, tmp_path):
     folder = foreign(original, tmp_path / "dump", rollout_log_probs=None, finished=None)
     for overrides, clip, lacks in (

@@ -40,7 +40,7 @@ def drop_operands(overrides):
     return [*overrides, "rollout.max_new_tokens=10"]
 
 
-QUICK_CASES = ("fspo-adaptive", "ahead", "critic")
+QUICK_CASES = ("fspo-adaptive", "critic")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """A plugin by an outside author, for mypy only: nothing here is ever run.
 
-``mypy tests/typing/plugin.py`` checks it with the project's strict settings. It asserts the types on which a plugin author may
+`nox -s types` checks it with the project's strict settings. It asserts the types on which a plugin author may
 rely. Mistakes that mypy must find are each marked with their error, and strict mode reports a mark without its error.
 """
 

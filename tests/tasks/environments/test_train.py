@@ -50,6 +50,7 @@ def test_environments_that_raise_hang_or_flood_fail_their_episodes_and_are_repor
     assert result.metrics[2]["learner/skipped"] == 0
 
 
+@pytest.mark.long
 def test_text_that_cannot_be_encoded_fails_only_its_episode(tmp_path, caplog):
     result = rlzoo.train(config(tmp_path / "run", "Unspeakable", "task.workers=0", "reward.max_failed=0.9"))
     rows = lines(tmp_path / "run" / "rollouts" / "000001.jsonl")
@@ -63,6 +64,7 @@ def test_text_that_cannot_be_encoded_fails_only_its_episode(tmp_path, caplog):
     assert len(result.metrics) == 3, "both steps were taken"
 
 
+@pytest.mark.long
 def test_a_reset_that_ignores_its_seed_is_reported_once(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, logger="rlzoo"):
         rlzoo.train(config(tmp_path / "run", "Whimsical", "task.workers=0"))
@@ -105,6 +107,7 @@ def test_recorded_episodes_are_replayed_with_the_same_decisions(tmp_path):
         assert sum(shares) / 2 == pytest.approx(result.metrics[step]["clip/fraction"], abs=1e-5)
 
 
+@pytest.mark.long
 def test_a_replay_by_the_rule_of_the_run_has_its_metrics_by_turn(tmp_path):
     small = ["rollout.num_prompts=6", "eval.num_problems=0", "tracking.mlflow=false", "learner.lr=1e-3"]
     result = rlzoo.train(RunConfig.compose(["guess"], clip="fspo-turn", overrides=small, steps=1, output=tmp_path / "run"))
