@@ -20,7 +20,7 @@ from rlzoo.config.sections import LaunchConfig
 from rlzoo.models.processes import deal, deepspeed_settings
 from tests.off_policy import make_model
 from tests.processes.worker import RULES, three_updates, with_unused_parts
-from tests.training.short import lines
+from tests.training.short import lines, make_teacher
 
 ROOT = Path(__file__).parents[2]
 CASES = {
@@ -217,9 +217,16 @@ def test_two_processes_choose_the_same_problems_in_a_band_as_one_process(train, 
     assert metrics(tmp_path / "two")[2]["rollout/measured"] == 9
 
 
-def assert_two_train_like_one(train, folder, overrides):
-    for name, options in (("one", ()), ("two", ("--processes", "2"))):
-        done = train("ddp", folder / name, *options, overrides=overrides)
+@in_two
+def test_two_processes_have_the_teacher_of_one_process(train, tmp_path, options):
+    overrides = [*QUICK, "learner.kl_coef=0.1", f"model.reference={make_teacher(tmp_path / 'teacher')}"]
+    assert_two_train_like_one(train, tmp_path, overrides, *options)
+    assert metrics(tmp_path / "two")[2]["learner/kl_ref"] > 0
+
+
+def assert_two_train_like_one(train, folder, overrides, *options):
+    for name, kind, more in (("one", "ddp", ()), ("two", kind_of(options), ("--processes", "2", *options))):
+        done = train(kind, folder / name, *more, overrides=overrides)
         assert done.returncode == 0, done.stderr
     assert_same_run(folder / "two", folder / "one")
 
