@@ -45,7 +45,7 @@ STEPS, EVERY = 8, 2
 DONE, REFUSED, EITHER = "done", "refused", "either"
 SMALL = ("rollout.num_prompts=4", "rollout.group_size=4", "rollout.max_new_tokens=16", "eval.num_problems=0",
          "learner.lr=1e-3", "learner.num_minibatches=2", f"checkpoint.every={EVERY}", "tracking.mlflow=false",
-         "checkpoint.keep_for_replay=4", "task.num_operands_max=3")  # fmt: skip
+         "checkpoint.keep_for_replay=4")  # fmt: skip
 
 REWARD = """\
 import time
@@ -96,6 +96,7 @@ class Variant:
     """A kind of run to attack: its arguments for ``rlzoo train``, and the user's files that it needs."""
 
     settings: tuple[str, ...] = ()
+    task: tuple[str, ...] = ("task.num_operands_max=3",)
     words: tuple[str, ...] = ()
     clip: str = "fspo"
     steps: int = STEPS
@@ -117,7 +118,7 @@ VARIANTS = {
     "reward": Variant(("task.reward=my_reward:reward", "task.timeout=60"), files={"my_reward.py": REWARD}),
     "plugin": Variant(words=("--plugin", "my_rule.py"), clip="my-rule", files={"my_rule.py": RULE}),
     "data": Variant(
-        ("task.name=math_file", "task.path=problems.jsonl", "task.template='{question}='", "task.reward=my_reward:reward"),
+        task=("task.name=math_file", "task.path=problems.jsonl", "task.template='{question}='", "task.reward=my_reward:reward"),
         files={"problems.jsonl": some_problems(0), "my_reward.py": REWARD},
     ),
     "two": Variant(words=("--processes", "2")),
@@ -300,7 +301,7 @@ class Case:
     # commands
 
     def training(self, path: Path | None = None, steps: int | None = None) -> list[str]:
-        settings = [word for setting in (*SMALL, *self.variant.settings) for word in ("--set", setting)]
+        settings = [word for setting in (*SMALL, *self.variant.task, *self.variant.settings) for word in ("--set", setting)]
         words = ["train", "--clip", self.variant.clip, "--steps", str(steps or self.variant.steps), *self.variant.words]
         return [*words, *settings, "--output", str(path or self.run)]
 
