@@ -32,7 +32,7 @@ _VERSION = 1  # of the conversion; raise it if folders that were converted befor
 _COMPLETE = {"gpt-2", "gpt-4o"}
 _DIGITS = {"smollm", "starcoder", "refact"}  # every digit is a token
 _WORDS = {"llama-bpe", "llama3", "llama-v3", "lfm2", "tekken"}  # a word of the vocabulary is one token; texts have a BOS token
-_NFC = {"qwen2", "qwen35"}  # Unicode is normalised
+_NFC = {"qwen2"}  # Unicode is normalised
 
 
 def _refusal(file: Path, why: str, advice: str = "use the model's folder, or its name on the hub") -> UserError:
@@ -133,7 +133,7 @@ def examine(file: Path) -> PreTrainedConfig:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         used = get_gguf_hf_weights_map(model, TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict()))
-        for name in sorted(header.ggml_types.keys() - used.keys()):
+        for name in sorted(name for name in header.ggml_types if not {name, name.removesuffix(".weight")} & used.keys()):
             raise _refusal(file, f"transformers would ignore the tensor {name}")
     return config
 
@@ -143,10 +143,11 @@ def _stated(config: PreTrainedConfig, name: str) -> Any:
     from transformers.integrations import GGUF_CONFIG_MAPPING
 
     rope = getattr(config, "rope_parameters", None) or {}
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    head = getattr(config, "head_dim", None) or config.hidden_size // getattr(config, "num_attention_heads", 1)
     stated = {
         "attention.causal": True,
         "attention.key_length": head,
+        "attention.layer_norm_rms_epsilon": getattr(config, "rms_norm_eps", getattr(config, "norm_eps", None)),
         "attention.value_length": head,
         "expert_feed_forward_length": getattr(config, "moe_intermediate_size", None),
         "expert_shared_feed_forward_length": getattr(config, "shared_expert_intermediate_size", None),
