@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+import transformers
 
 from tests.models.tiny import ALPHABET
 
@@ -27,11 +27,56 @@ SIZES = {
 }
 
 
+LAYER_NORM = {"attention.layer_norm_epsilon": 1e-5, "attention.layer_norm_rms_epsilon": None}
+HEADS = {"attention.key_length": 8, "attention.value_length": 8}
+KINDS = {
+    "llama": ("Llama", {}, {}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}, {}),
+    "qwen3": ("Qwen3", {"head_dim": 128}, {"attention.key_length": 128, "attention.value_length": 128}),
+    "qwen3moe": (
+        "Qwen3Moe",
+        {"head_dim": 8, "moe_intermediate_size": 768, "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True},
+        {**HEADS, "expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 768},
+    ),
+    "gemma2": (
+        "Gemma2",
+        {"tie_word_embeddings": True, "head_dim": 8, "sliding_window": 8},
+        {**HEADS, "attention.sliding_window": 8, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    ),
+    "gemma3": (
+        "Gemma3",
+        {"tie_word_embeddings": True, "head_dim": 8, "sliding_window": 8, "rope_parameters": None, "num_hidden_layers": 6},
+        {**HEADS, "attention.sliding_window": 8, "rope.freq_base": 1e6},
+    ),
+    "gpt2": (
+        "GPT2",
+        {"n_positions": 1024, "tie_word_embeddings": True},
+        {**LAYER_NORM, "attention.head_count_kv": None, "rope.freq_base": None},
+    ),
+    "lfm2": (
+        "Lfm2",
+        {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False, "norm_eps": 1e-5},
+        {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2]},
+    ),
+    "starcoder2": ("Starcoder2", {"rope_parameters": None, "norm_epsilon": 1e-5}, LAYER_NORM),
+    "stablelm": (
+        "StableLm",
+        {"rope_parameters": None, "layer_norm_eps": 1e-5},
+        {**LAYER_NORM, "rope.dimension_count": 2, "use_parallel_residual": False},
+    ),
+}
+"""Architectures: the name of transformers' classes, other settings, and other keys."""
+
+
 def random_model(architecture="llama", **settings):
     """A model with weights so large that every layer changes its logits."""
-    kinds = {"llama": (LlamaForCausalLM, LlamaConfig), "qwen2": (Qwen2ForCausalLM, Qwen2Config)}
-    (kind, config), generator = kinds[architecture], torch.Generator().manual_seed(0)
-    model = kind(config(**{**SIZES, "tie_word_embeddings": architecture == "qwen2", **settings})).eval()
+    name, special, _ = KINDS[architecture]
+    config = getattr(transformers, f"{name}TextConfig" if architecture == "gemma3" else f"{name}Config")
+    kind = getattr(transformers, f"{name}LMHeadModel" if architecture == "gpt2" else f"{name}ForCausalLM")
+    given = {"tie_word_embeddings": False, **SIZES, **special, **settings}
+    model, generator = kind(config(**given)).eval(), torch.Generator().manual_seed(0)
+    if architecture == "qwen3moe":
+        model.set_experts_implementation("eager")  # the others cannot compute in float64
     for parameter in model.parameters():
         parameter.data = torch.randn(parameter.shape, generator=generator) * 0.3 + (parameter.ndim == 1)
     return model
@@ -60,24 +105,38 @@ def write_gguf(file, model=None, *, is_quantised=False, pre="gpt-2", keys=(), te
         tokenizer: a function that writes another tokenizer.
     """
     model = model or random_model()
-    config, architecture = model.config, model.config.model_type
-    writer = gguf.GGUFWriter(file, dict(keys).get("general.architecture", architecture))
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    for key, value in dict(keys).items():
-        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
-        if key != "general.architecture":
-            add(key, value)
+    config = model.config
+    architecture = config.model_type.removesuffix("_text").replace("_", "")
+    stated = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": getattr(config, "intermediate_size", 4 * config.hidden_size),
+        "block_count": config.num_hidden_layers,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": getattr(config, "num_key_value_heads", config.num_attention_heads),
+        "attention.layer_norm_rms_epsilon": getattr(config, "rms_norm_eps", getattr(config, "norm_eps", None)),
+        "rope.freq_base": (getattr(config, "rope_parameters", None) or {}).get("rope_theta"),
+        **KINDS[architecture][2],
+    }
+    stated = {f"{architecture}.{key}": value for key, value in stated.items() if value is not None} | dict(keys)
+    writer = gguf.GGUFWriter(file, stated.pop("general.architecture", architecture))
+    add = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+        list: writer.add_array,
+    }
+    for key, value in stated.items():
+        add[type(value)](key, value)
     (tokenizer or byte_tokenizer)(writer, pre)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config.num_hidden_layers)
     model.double()
-    for name, parameter in model.named_parameters():
+    for name, parameter in model.named_parameters() if architecture not in ("llama", "qwen2") else ():
+        for stored, weights in other_layout(name, parameter.data, names, architecture):
+            writer.add_tensor(stored, weights.float().contiguous().numpy())
+        parameter.data = parameter.data.float().double()
+    for name, parameter in model.named_parameters() if architecture in ("llama", "qwen2") else ():
         place, _, kind = name.rpartition(".")
         if (stored := f"{names.get_name(place)}.{kind}") in without:
             continue
@@ -96,6 +155,21 @@ def write_gguf(file, model=None, *, is_quantised=False, pre="gpt-2", keys=(), te
     writer.write_tensors_to_file()
     writer.close()
     return model
+
+
+def other_layout(name, weights, names, architecture):
+    """Yield the tensors of an architecture other than Llama and Qwen2, and their names in the file."""
+    place, _, kind = name.rpartition(".")
+    if "mlp.experts." in name:
+        block, halves = f"blk.{name.split('.')[2]}.ffn_", weights.chunk(2, dim=1)
+        whole = {"down": weights} if kind == "down_proj" else dict(zip(("gate", "up"), halves, strict=True))
+        yield from ((f"{block}{part}_exps.weight", tensor) for part, tensor in whole.items())
+        return
+    if architecture.startswith("gemma") and "norm" in name:
+        weights = weights + 1  # as the model adds it
+    if architecture == "gpt2" and ("attn" in name or "mlp" in name) and weights.ndim == 2:
+        weights = weights.T
+    yield f"{names.get_name(place)}.{kind}", weights.squeeze(1) if name.endswith("conv.conv.weight") else weights
 
 
 def byte_tokenizer(writer, pre, tokens=TOKENS):

@@ -11,8 +11,9 @@ from rlzoo.gate.enter import forecast
 from rlzoo.gate.fingerprint import run_facts
 from rlzoo.lab.evaluation import EvaluationConfig
 from rlzoo.models.pretrained import load_pretrained
-from tests.models.gguf_files import TOKENS, byte_tokenizer, random_model, write_gguf
+from tests.models.gguf_files import KINDS, TOKENS, byte_tokenizer, random_model, write_gguf
 from tests.models.tiny import refuses
+from tests.rules import few
 
 NUMBERS = np.ones(4, np.float32)
 
@@ -27,13 +28,20 @@ def cache(monkeypatch, tmp_path):
 @pytest.mark.parametrize("is_quantised", [False, True])
 def test_logits_are_those_of_the_weights_in_the_file(tmp_path, architecture, is_quantised):
     file = tmp_path / "tiny.gguf"
-    expected = write_gguf(file, random_model(architecture), is_quantised=is_quantised, pre="qwen2")
+    expected = write_gguf(
+        file, random_model(architecture), is_quantised=is_quantised, pre="lfm2" if architecture == "lfm2" else "qwen2"
+    )
     model, _ = load_pretrained(str(file))
     ids = torch.randint(2, len(TOKENS), (3, 60), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         logits = expected(ids).logits
         torch.testing.assert_close(model(ids).logits.double(), logits, atol=1e-4, rtol=0)
     assert logits.std() > 1
+
+
+@pytest.mark.parametrize("architecture", few(sorted(KINDS.keys() - {"llama", "qwen2"}), 0))
+def test_logits_of_other_architectures_are_those_of_the_weights_in_the_file(tmp_path, architecture):
+    test_logits_are_those_of_the_weights_in_the_file(tmp_path, architecture, is_quantised=False)
 
 
 def ids_of(*tokens):
