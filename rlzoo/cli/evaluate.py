@@ -29,7 +29,8 @@ def evaluate(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", help="'embedded', 'embedded-guess', 'smollm2', a folder, a run directory, or a name on the hub."
+            metavar="MODEL",
+            help="'embedded', 'embedded-guess', 'smollm2', a GGUF file, a folder, a run directory, or a hub name.",
         ),
     ],
     suite: Annotated[

@@ -36,7 +36,7 @@ def rescore(
     """Compute the log-probs of recorded responses under other checkpoints, and write new rollout files.
 
     `rlzoo replay` can then compare rules at any distance between the sampling model and the trained model.
-    A checkpoint is 'embedded', 'smollm2', a folder, or a name on the hub. The recorded temperature is used.
+    A checkpoint is 'embedded', 'smollm2', a GGUF file, a folder, or a name on the hub. The recorded temperature is used.
     """
     with loading(is_quiet=quiet):
         from rlzoo.cli.bars import Bars

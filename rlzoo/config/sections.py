@@ -18,7 +18,8 @@ class ModelConfig(Settings):
     """The language model to train."""
 
     path: NameOrPath = Field(
-        "embedded", description="'embedded', 'embedded-guess', 'smollm2', a folder, or a name on the Hugging Face hub"
+        "embedded",
+        description="'embedded', 'embedded-guess', 'smollm2', a GGUF file, a folder, or a name on the Hugging Face hub",
     )
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="data type of the trained weights")
     attn_implementation: str | None = Field(

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rlzoo.config.run_config import RunConfig
 from rlzoo.core.errors import UserError
-from rlzoo.models.pretrained import context_length, converted_smollm2, local_model, one_line, quiet
+from rlzoo.models.gguf import examine, gguf_file, is_gguf
+from rlzoo.models.pretrained import context_length, local_model, one_line, quiet
 from rlzoo.support.parsing import parse_json
 from rlzoo.support.reading import read_text
 
@@ -169,22 +171,33 @@ def _size(module: nn.Module) -> int:
 
 
 def find_architecture(path: str) -> Architecture | None:
-    """Return the dimensions of the model at ``model.path``, from its ``config.json`` or `KNOWN`; None if unknown.
+    """Return the dimensions of the model at ``model.path``, from its GGUF file, ``config.json`` or `KNOWN`; None if unknown.
 
     Raises:
-        UserError: the ``config.json`` does not describe a model; also see `local_model`.
+        UserError: the file does not describe a model that can be used; also see `local_model`.
     """
     from transformers import CONFIG_MAPPING, AutoConfig
 
-    file = None if path in KNOWN else model_file(path, "config.json")
+    weights = None if path in KNOWN else _unconverted(path)
+    file = None if path in KNOWN or weights else model_file(path, "config.json")
     try:
         settings = KNOWN.get(path, {}) if file is None else parse_json(read_text(file))
         config = AutoConfig.for_model(**settings) if settings.get("model_type") in CONFIG_MAPPING else None
+        with quiet():
+            config = config if weights is None else examine(weights)
+    except UserError:
+        raise
     except Exception as error:  # the file's settings can cause any exception
-        raise UserError(f"model.path={path!r}: its config.json does not describe a model: {one_line(error)}") from error
+        what = "config.json" if weights is None else "GGUF file"
+        raise UserError(f"model.path={path!r}: its {what} does not describe a model: {one_line(error)}") from error
     with suppress(Exception):  # what cannot be built is refused when the model is loaded
         return Architecture(config) if config else None
     return None
+
+
+def _unconverted(path: str) -> Path | None:
+    """Return the GGUF file of a model that has not been converted; None for other models."""
+    return gguf_file(path) if is_gguf(path) and local_model(path) is None else None
 
 
 def model_file(path: str, name: str, *, download: bool = True) -> Path | None:
@@ -202,8 +215,12 @@ def model_file(path: str, name: str, *, download: bool = True) -> Path | None:
 
 def weights_on_this_machine(path: str) -> int | None:
     """Return the size of the weights of the model at ``model.path`` in bytes, or None if they are not on this machine."""
-    folder = converted_smollm2() if path == "smollm2" else local_model(path)
-    if folder is None and path != "smollm2":
+    if (weights := _unconverted(path)) is not None:
+        from transformers.integrations.gguf import GgufHeader
+
+        return 4 * sum(prod(map(int, tensor.shape)) for tensor in GgufHeader.from_file(str(weights)).tensors)
+    folder = local_model(path)
+    if folder is None and not is_gguf(path):
         config = model_file(path, "config.json", download=False)
         folder = config.parent if config is not None else None
     files = [] if folder is None else [*folder.glob("*.safetensors"), *folder.glob("*.bin")]

@@ -115,7 +115,8 @@ class EvaluationConfig(Settings):
         if self.run is not None:
             settings |= redact_settings(self.run.model_dump(mode="json", include={"task", "reward"}))
             settings["files_of_the_task"] = file_facts(self.run)
-        files = [(file.name, file.stat()) for file in sorted(user_path(self.model.path).glob("*")) if file.is_file()]
+        path = user_path(self.model.path)
+        files = [(file.name, file.stat()) for file in (path, *sorted(path.glob("*"))) if file.is_file()]
         states = [(name, state.st_size, state.st_mtime_ns) for name, state in files]
         return settings | ({"files_of_the_model": f"{zlib.crc32(repr(states).encode()):08x}"} if states else {})
 

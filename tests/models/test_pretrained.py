@@ -119,7 +119,7 @@ assert state() == before
 
 
 def test_an_unknown_name_is_refused_without_asking_the_hub():
-    message = refuses("smolm2", "model.path='smolm2': no such model", "'smollm2', a folder, or a hub name")
+    message = refuses("smolm2", "model.path='smolm2': no such model", "'smollm2', a GGUF file, a folder, or a hub name")
     assert message.endswith("did you mean 'smollm2'?")
     refuses("", "model.path='': no such model")
 
@@ -127,14 +127,15 @@ def test_an_unknown_name_is_refused_without_asking_the_hub():
 def test_a_missing_folder_is_not_taken_for_a_hub_name(tmp_path):
     for path in ("./nowhere/model", "../nowhere", "a/b/c", "a/", str(tmp_path / "x")):
         assert refuses(path) == f"model.path={path!r}: no such folder"
+    assert refuses("models/none.gguf") == "model.path='models/none.gguf': no such file"
     assert refuses("~/no-such-folder") == f"model.path={str(Path.home() / 'no-such-folder')!r}: no such folder"
 
 
 def test_a_folder_must_hold_a_whole_model(tmp_path):
     refuses(tmp_path, f"{tmp_path} has no config.json, so it is not a model")
-    file = tmp_path / "model.gguf"
+    file = tmp_path / "model.bin"
     file.touch()
-    refuses(file, "is a file, not a folder")
+    refuses(file, "is neither a folder nor a file whose name ends in .gguf")
     bad_config = save(tmp_path / "config")
     (bad_config / "config.json").write_text("{")
     refuses(bad_config, str(bad_config), "contains no model that can be loaded")

@@ -24,9 +24,9 @@ def model(tmp_path_factory):
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-    from rlzoo.models.pretrained import _smollm2
+    from rlzoo.models.gguf import convert
 
-    tokenizer = AutoTokenizer.from_pretrained(_smollm2())
+    tokenizer = AutoTokenizer.from_pretrained(convert("smollm2"))
     tokenizer.add_tokens(WORDS)
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     tokens = {
