@@ -65,11 +65,6 @@ class VLLMConfig(Settings):
     enforce_eager: bool = Field(False, description="disable CUDA graphs, so that vLLM starts sooner but samples more slowly")
 
 
-def _switch(value: object) -> object:
-    """Return the name of a switch's position, which YAML reads as a boolean."""
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
-
-
 class RolloutConfig(Settings):
     """How responses are sampled."""
 
@@ -112,7 +107,7 @@ class RolloutConfig(Settings):
         None, ge=1, le=2**31 - 1, description="sample only from this many of the most probable tokens; null: no limit"
     )
     batch_size: int = Field(256, ge=1, le=65536, description="responses sampled at once")
-    graphs: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = Field(
+    graphs: Literal["auto", "on", "off"] = Field(
         "auto",
         description="with rollout.engine=hf: decode in CUDA graphs, so that a GPU seldom waits for the host; "
         "auto: on a GPU, for Llama-like models; on: require it, and on a CPU take the same steps without graphs",

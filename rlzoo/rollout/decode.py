@@ -192,7 +192,7 @@ class OpenResponses:
             **{self.cache_name: self.cache},
             logits_to_keep=1,
         ).logits[:, -1]
-        return logits.repeat_interleave(self.repeats.to(self.device), dim=0)
+        return logits.repeat_interleave(self.repeats.to(self.device), dim=0, output_size=len(self.rows))
 
     def next_logits(self, tokens: Tensor) -> Tensor:
         """Append one token ``(B,)`` to each response, and compute the logits ``(B, V)`` for the next one."""
@@ -332,8 +332,8 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Store the prompts' states ``(P, H, S, D)``, repeated for each response."""
-        repeats = self.repeats.to(key_states.device)
-        both = (states.repeat_interleave(repeats, dim=0) for states in (key_states, value_states))
+        repeats, number = self.repeats.to(key_states.device), self.num_rows  # without the number, a GPU would have to report it
+        both = (states.repeat_interleave(repeats, dim=0, output_size=number) for states in (key_states, value_states))
         self.keys, self.values = map(self._with_room, both)
         self.is_initialized = True
 
