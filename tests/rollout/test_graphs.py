@@ -140,6 +140,20 @@ def test_the_host_asks_which_responses_have_ended_once_in_32_tokens():
     assert counts.get("aten::nonzero", 0) == 0
 
 
+def test_padding_follows_the_end_of_a_response():
+    torch.manual_seed(0)
+    rows, uniforms = prompts(2, 2, 5, 1), row_uniforms(4, range(4), 40)
+    decoded = decode(
+        llama().eval(), rows, uniforms, end_ids=frozenset(range(20)), pad_id=77, temperature=1.0, fuses=True, graphs=True
+    )
+    ends = (decoded.tokens < 20).int()
+    after = ends.cumsum(dim=1) - ends > 0
+    assert after.any(dim=1).all()
+    assert decoded.tokens[after].unique().tolist() == [77]
+    assert not decoded.log_probs[after].any()
+    assert (decoded.log_probs[~after] < 0).all()
+
+
 def test_an_update_writes_the_column_of_the_tensor_and_what_was_not_written_is_0():
     layer = RowLayer(torch.tensor([2]), room=4)
     states = torch.arange(4.0).view(1, 1, 2, 2)
