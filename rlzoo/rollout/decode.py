@@ -98,6 +98,7 @@ def decode(
             logits = responses.first_logits()
         if graphs:
             steps = StaticSteps(responses, logits, numbers, ends, pad_id, temperature, truncation)
+            del logits  # a large tensor
             steps.run()
             held = None if places is None else responses.caches(places)
             kept = None if truncation is None else by_response(steps.kept, len(prompts))

@@ -44,7 +44,7 @@ class StaticSteps:
         temperature: float,
         truncation: Truncation | None,
     ) -> None:
-        """Allocate the state, without drawing anything.
+        """Allocate the state, and draw the first tokens.
 
         Args:
             responses: responses after their first pass, with a `FusedStep` and a number of columns from `rounded`.
@@ -55,7 +55,7 @@ class StaticSteps:
             temperature: sampling temperature.
             truncation: restricts which tokens are drawn.
         """
-        self.responses, self.logits, self.numbers, self.ends, self.pad_id = responses, logits, numbers, ends, pad_id
+        self.responses, self.numbers, self.ends, self.pad_id = responses, numbers, ends, pad_id
         self.temperature, self.truncation = temperature, truncation
         device, (limit, number) = responses.device, numbers.shape
         self.tokens = torch.full((number, limit), pad_id, device=device)
@@ -72,18 +72,17 @@ class StaticSteps:
             layer.write_at(self.column)
         self.columns = torch.arange(self.layers[0].room, device=device)
         self.shape = (0, 0)  # rows and columns of a step
+        self._draw(logits)
+        self._collect()
 
     def run(self) -> None:
-        """Draw all tokens, and write them to ``tokens`` and their log-probs to ``log_probs``."""
-        self._draw(self.logits)
-        self._collect()
+        """Draw all other tokens, and write them to ``tokens`` and their log-probs to ``log_probs``."""
         done, limit = 1, self.tokens.shape[1]
         while done < limit and (num_open := int(self.is_open.sum())):
             self._remove(num_open)
             for _ in range(min(CHECKED, limit - done)):
                 self._advance()
                 done += 1
-        self._lengthen()
 
     def _advance(self) -> None:
         """Draw one more token in each row."""
@@ -91,8 +90,8 @@ class StaticSteps:
         shape = len(self.drawn), rounded(self.length)
         if shape != self.shape:
             self.shape, self.step = shape, Replayed(self._step, self.responses.device)
-            for layer in self.layers:
-                layer.width = shape[1]
+        for layer in self.layers:  # here, because a replayed step changes tensors only
+            layer.length, layer.width = self.length, shape[1]
         self.step()
         self._collect()
 
@@ -134,16 +133,10 @@ class StaticSteps:
             number //= 2
         if number == rows:
             return
-        self._lengthen()
         ended = ~self.is_open
         removed = ended & (ended.cumsum(0) <= rows - number)
         state = self.responses.close(removed, torch.stack([self.drawn, self.is_open.long()], dim=1))
         self.drawn, self.is_open, self.is_kept = state[:, 0].clone(), state[:, 1].bool(), self.is_kept[:number]
-
-    def _lengthen(self) -> None:
-        """Set the number of columns in use, which replayed steps don't set."""
-        for layer in self.layers:
-            layer.length = self.length
 
 
 class Replayed:

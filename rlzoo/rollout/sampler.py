@@ -52,10 +52,7 @@ WAYS: dict[Way, str] = {
     "plain": "passes over whole rows, prompts of equal length together",
 }
 
-FUSED: tuple[Way, ...] = ("graph", "fused")
-"""Ways that need `can_fuse`."""
-
-RESUMED: tuple[Way, ...] = (*FUSED, "rows")
+RESUMED: tuple[Way, ...] = ("graph", "fused", "rows")
 """Ways that keep keys and values between turns."""
 
 logger = logging.getLogger("rlzoo")
@@ -370,7 +367,7 @@ class HFSampler(Sampler):
 
     def _decode(self, rows: Sequence[Ids], uniforms: Tensor, draws: Draws, **kept: Any) -> Decoded:
         """Call `decode` with the sampler's settings."""
-        fuses = self.way in FUSED and can_fuse(self.model)  # an adapter may have been added since
+        fuses = self.way in ("graph", "fused") and can_fuse(self.model)  # an adapter may have been added since
         return decode(
             self.model,
             rows,
