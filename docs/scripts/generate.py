@@ -87,6 +87,7 @@ TOPICS = {
     "Reward": ("reward.weights", "reward.overlong_*", "reward.max_failed"),
     "Sampler and vLLM": (
         "rollout.engine",
+        "rollout.graphs",
         "rollout.recorded",
         "rollout.recorded_epochs",
         "rollout.max_staleness",

@@ -24,7 +24,7 @@ from examples.gpu.speed import random_batch, timed
 
 SHORT, LONG = 16, 80
 """Numbers of tokens per response; counts and times per token are the differences, without the cost of the prompts."""
-LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx")
+LAUNCHES = ("cudaGraphLaunch", "cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx")
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "aten::_local_scalar_dense")
 
 

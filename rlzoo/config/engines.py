@@ -29,6 +29,7 @@ class Engine:
     memory_setting: ClassVar[str] = "rollout.batch_size"  # the setting that lowers the memory for sampling
 
     library = ""  # the package that it needs
+    has_graphs = False  # whether `rollout.graphs` has an effect
     is_remote = True  # whether it runs outside the trainer's processes, in one place for all of them
     in_flight = False  # whether weights may change while it samples
     max_length: int | None = None  # maximum number of tokens in prompt and response; None for the model's own limit
@@ -49,6 +50,8 @@ class Engine:
             raise UserError("rollout.vllm.in_flight needs rollout.engine=vllm with a server (rollout.vllm.server)")
         if self.rollout.recorded is not None and self.recording is None:
             raise UserError(f"rollout.recorded={self.rollout.recorded!r}: only rollout.engine=recorded reads it; set that too")
+        if self.rollout.graphs == "on" and not self.has_graphs:
+            raise UserError("rollout.graphs=on: only rollout.engine=hf has this setting; set it to auto")
         top_p, top_k, largest = self.rollout.top_p, self.rollout.top_k, self.largest_top_k
         if largest is not None and ((top_k or 0) > largest or (top_p < 1 and top_k is None)):
             setting = f"top_p={top_p:g}" if top_k is None else f"top_k={top_k}"

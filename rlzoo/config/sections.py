@@ -108,6 +108,11 @@ class RolloutConfig(Settings):
         None, ge=1, le=2**31 - 1, description="sample only from this many of the most probable tokens; null: no limit"
     )
     batch_size: int = Field(256, ge=1, le=65536, description="responses sampled at once")
+    graphs: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="with rollout.engine=hf: decode in CUDA graphs, so that a GPU seldom waits for the host; "
+        "auto: on a GPU, for Llama-like models; on: require it, and on a CPU take the same steps without graphs",
+    )
     dynamic_sampling: int = Field(
         0, ge=0, le=1000, description="maximum number of extra sampling rounds that replace groups whose rewards are all equal"
     )

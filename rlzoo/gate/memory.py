@@ -17,6 +17,7 @@ from rlzoo.learner.micro_batches import max_tokens
 from rlzoo.models.pretrained import naming
 from rlzoo.models.processes import zero_settings
 from rlzoo.rollout.episodes import Limits
+from rlzoo.rollout.graphs import rounded
 
 FLOAT = 4  # bytes of a float32
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -161,7 +162,9 @@ def memory(
     in_head = at_head + chunk > at_last_layer
     step = {"gradients": gradients, "activations of a micro-batch": at_head if in_head else at_last_layer}
     step |= {"log-prob chunk": chunk} if in_head else {}
-    sampler = _sampler(architecture, forward.cache / batch.rows, config, sharding, devices)
+    has_graphs = config.rollout.graphs != "off" and not devices.is_cpu
+    columns = rounded(batch.length) if has_graphs else batch.length
+    sampler = _sampler(architecture, forward.cache / batch.tokens * columns, config, sharding, devices)
     if config.rollout.max_staleness or engine_of(config.rollout).is_resident:
         step["sampler"] = sampler  # the sampler samples ahead while the learner works, or keeps its memory
     return Memory(states, step, sampler, offloaded)

@@ -26,6 +26,7 @@ from rlzoo.journal.manifest import check_model
 from rlzoo.journal.recorded import Recording
 from rlzoo.journal.run_directory import RunDirectory
 from rlzoo.models.pretrained import local_model, naming
+from rlzoo.models.processes import shards_weights
 from rlzoo.support.extras import how_to_install
 
 
@@ -82,6 +83,9 @@ def check_settings(config: RunConfig, start: Start) -> None:
             f"rollout.max_staleness={rollout.max_staleness}: with a {engine.title} server, {number} processes would change its "
             "weights at different times; set it to 0 or 1, use one process, or choose another rollout.engine"
         )
+    samples_adapter = config.learner.lora.rank > 0 and not rollout.max_staleness and not shards_weights(config.launch)
+    if rollout.graphs == "on" and samples_adapter:
+        raise UserError("rollout.graphs=on: a model with an adapter (learner.lora.rank) has no fused steps; set it to auto")
     check_launch(config.launch, config.learner)
     if start.here:
         check_launcher(config.launch)

@@ -1,7 +1,8 @@
 """Decodes with a transformers model: computes each prompt once for all of its responses, and skips responses that have ended.
 
 Transformers runs the forward passes, except that `fused` computes the tokens after the prompt in the models that it supports.
-This module provides the loop and a cache from which rows can be removed. `HFSampler` compares each way with the model.
+This module provides the loop and a cache from which rows can be removed; `graphs` provides a loop for CUDA graphs. `HFSampler`
+compares each way with the model.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from rlzoo.models.acceleration import can_fuse, fused_step
 from rlzoo.models.autocast import uncached_autocast
 from rlzoo.rollout.draws import Truncation, draw
+from rlzoo.rollout.graphs import StaticSteps, rounded
 from rlzoo.rollout.kept import KeptSets, by_response
 
 if TYPE_CHECKING:
@@ -61,13 +63,14 @@ def decode(
     temperature: float,
     truncation: Truncation | None = None,
     fuses: bool = False,
+    graphs: bool = False,
     places: Sequence[int] | None = None,
     caches: Caches | None = None,
 ) -> Decoded:
     """Draw a response to each prompt; consecutive equal prompts are computed once.
 
     Args:
-        model: model in evaluation mode for which `HFSampler` chose "fused" or "rows".
+        model: model in evaluation mode for which `HFSampler` chose "graph", "fused" or "rows".
         prompts: B token sequences.
         uniforms: float64 ``(B, T)`` in [0, 1), one random number per token; T is the maximum length of a response.
         end_ids: tokens that end a response.
@@ -75,6 +78,7 @@ def decode(
         temperature: sampling temperature.
         truncation: restricts which tokens are drawn.
         fuses: whether `FusedStep` computes the tokens after the prompt, which requires `can_fuse`.
+        graphs: whether `StaticSteps` draws these tokens, in CUDA graphs if the model is on a CUDA device; requires ``fuses``.
         places: indices under which the prompts' caches are kept for the next turn; None keeps no caches.
         caches: caches from the previous turn; every prompt starts with the tokens that they cover.
     """
@@ -84,16 +88,24 @@ def decode(
         numbers, ends = uniforms.t().contiguous().to(model.device), torch.tensor(sorted(end_ids), device=model.device)
         responses: OpenResponses
         if caches is None:
-            responses = OpenResponses(model, prompts, pad_id, limit, fuses=fuses, keeps=places is not None)
+            keeps = places is not None
+            responses = OpenResponses(model, prompts, pad_id, limit, fuses=fuses, graphs=graphs, keeps=keeps)
         else:
             assert places is not None, "caches require places"
-            responses = ResumedResponses(model, prompts, pad_id, limit, caches, places, fuses=fuses)
-        tokens = torch.full((len(prompts), limit), pad_id, device=model.device)
-        log_probs = torch.zeros(len(prompts), limit, device=model.device)
-        columns: list[tuple[Tensor, KeptSets]] = []
+            responses = ResumedResponses(model, prompts, pad_id, limit, caches, places, fuses=fuses, graphs=graphs)
         # one pass needs every weight once, so copies of them in bfloat16 would only take memory beside those of `FusedStep`
         with uncached_autocast(model.device.type) if fuses else nullcontext():
             logits = responses.first_logits()
+        if graphs:
+            steps = StaticSteps(responses, logits, numbers, ends, pad_id, temperature, truncation)
+            del logits  # a large tensor
+            steps.run()
+            held = None if places is None else responses.caches(places)
+            kept = None if truncation is None else by_response(steps.kept, len(prompts))
+            return Decoded(steps.tokens, steps.log_probs, held, kept)
+        tokens = torch.full((len(prompts), limit), pad_id, device=model.device)
+        log_probs = torch.zeros(len(prompts), limit, device=model.device)
+        columns: list[tuple[Tensor, KeptSets]] = []
         for column in range(limit):
             rows = responses.rows
             if truncation is not None:
@@ -124,6 +136,7 @@ class OpenResponses:
         limit: int,
         *,
         fuses: bool = False,
+        graphs: bool = False,
         keeps: bool = False,
     ) -> None:
         """Allocate the buffers without computing anything.
@@ -134,6 +147,7 @@ class OpenResponses:
             pad_id: see `decode`.
             limit: maximum number of tokens in a response.
             fuses: see `decode`.
+            graphs: see `decode`.
             keeps: whether the caches of ended responses are kept, in the rows after the open responses.
         """
         self.model = model
@@ -145,11 +159,13 @@ class OpenResponses:
         size = max(len(ids) for ids, _ in runs)
         self.input_ids = torch.tensor([[pad_id] * (size - len(ids)) + list(ids) for ids, _ in runs])
         self.attended = torch.tensor([[False] * (size - len(ids)) + [True] * len(ids) for ids, _ in runs])
-        self.cache = Cache(layers=[RowLayer(self.repeats, size + limit) for _ in DynamicCache(config=model.config).layers])
+        room = rounded(size + limit) if graphs else size + limit
+        self.layers = [RowLayer(self.repeats, room) for _ in DynamicCache(config=model.config).layers]
+        self.cache = Cache(layers=list(self.layers))
         lengths = self.attended.sum(dim=1, keepdim=True)
         self.positions = lengths.repeat_interleave(self.repeats, dim=0).to(self.device)  # position of the next token
         self.first = size - self.positions[:, 0]  # (B,) column of each response's first token
-        self.mask = self._mask(size + limit, fuses=fuses)
+        self.mask = self._mask(room, fuses=fuses)
         self.first_mask = None if self.mask is None else self.attended.long().to(self.device)
         self.first_positions = (self.attended.long().cumsum(dim=1) - 1).clamp(min=0).to(self.device)
         self.step = fused_step(model, max(size + limit, CONVERSATION if keeps else 0)) if fuses else None
@@ -177,14 +193,14 @@ class OpenResponses:
             **{self.cache_name: self.cache},
             logits_to_keep=1,
         ).logits[:, -1]
-        return logits.repeat_interleave(self.repeats.to(self.device), dim=0)
+        return logits.repeat_interleave(self.repeats.to(self.device), dim=0, output_size=len(self.rows))
 
     def next_logits(self, tokens: Tensor) -> Tensor:
         """Append one token ``(B,)`` to each response, and compute the logits ``(B, V)`` for the next one."""
         mask = None if self.mask is None else self.mask[..., : self.cache.get_seq_length() + 1]
         positions, self.positions = self.positions, self.positions + 1
         if self.step is not None:
-            return self.step(tokens, positions[:, 0], self.cache.layers, mask)
+            return self.step(tokens, positions[:, 0], self.layers, mask)
         logits: Tensor = self.model(
             input_ids=tokens[:, None],
             attention_mask=mask,
@@ -195,19 +211,19 @@ class OpenResponses:
         return logits[:, -1]
 
     def close(self, ended: Tensor, tokens: Tensor) -> Tensor:
-        """Remove the responses where ``ended`` ``(B,)`` is True, and return the tokens of the other responses.
+        """Remove the responses where ``ended`` ``(B,)`` is True, and return the tokens ``(B, ...)`` of the other responses.
 
         The last responses move into the freed rows, so that at most one response is copied for each response that ends.
         """
         num_open = len(ended) - int(ended.sum())
         if num_open == len(ended):
             return tokens
-        self.ends[self.rows[ended]] = self.cache.get_seq_length()
+        self._mark_ends(ended)
         holes = ended[:num_open].nonzero()[:, 0]
         movers = (~ended[num_open:]).nonzero()[:, 0] + num_open
         order = torch.arange(len(ended), device=self.device)
         order[holes], order[movers] = movers, holes
-        for layer in self.cache.layers:
+        for layer in self.layers:
             layer.keep(num_open, movers, holes, swaps=self.keeps)
         self.seats[: len(ended)] = self.seats[: len(ended)][order]
         order = order[:num_open]
@@ -216,12 +232,18 @@ class OpenResponses:
             self.mask = self.mask[order]
         return tokens[order]
 
+    def _mark_ends(self, ended: Tensor) -> None:
+        """Store up to which column the caches of these responses are used: `StaticSteps` also writes after it."""
+        index = ended.nonzero()[:, 0]
+        rows = self.rows[index]
+        self.ends[rows] = self.first[rows] + self.positions[index, 0]
+
     def caches(self, places: Sequence[int]) -> Caches:
         """Return the caches for the next turn, keyed by the indices in ``places``."""
-        self.ends[self.rows] = self.cache.get_seq_length()
+        self._mark_ends(torch.ones_like(self.rows, dtype=torch.bool))
         spans = zip(self.first.tolist(), self.ends.tolist(), strict=True)
         rows = {places[row]: seat for seat, row in enumerate(self.seats.tolist())}
-        return Caches(self.cache.layers, rows, dict(zip(places, spans, strict=True)), self.step)
+        return Caches(self.layers, rows, dict(zip(places, spans, strict=True)), self.step)
 
 
 class ResumedResponses(OpenResponses):
@@ -240,6 +262,7 @@ class ResumedResponses(OpenResponses):
         places: Sequence[int],
         *,
         fuses: bool = False,
+        graphs: bool = False,
     ) -> None:
         """Copy the kept caches into new buffers; see `OpenResponses`.
 
@@ -251,6 +274,7 @@ class ResumedResponses(OpenResponses):
             caches: caches from the previous turn.
             places: index of each context in the caches.
             fuses: see `decode`.
+            graphs: see `decode`.
         """
         self.model = model
         self.cache_name = cache_name(model)
@@ -273,8 +297,10 @@ class ResumedResponses(OpenResponses):
         source = columns - (self.first - starts)[:, None]  # each column's position in the old cache
         source = torch.where((source >= starts[:, None]) & (source < ends[:, None]), source, 0)
         rows = torch.tensor([caches.rows[place] for place in places], device=device)
-        self.cache = Cache(layers=[layer.resumed(rows, source, self.attended, size + limit) for layer in caches.layers])
-        self.mask = self._mask(size + limit, fuses=fuses)
+        room = rounded(size + limit) if graphs else size + limit
+        self.layers = [layer.resumed(rows, source, self.attended, room) for layer in caches.layers]
+        self.cache = Cache(layers=list(self.layers))
+        self.mask = self._mask(room, fuses=fuses)
         looks = (columns >= self.first[:, None])[:, None] & (columns <= before + torch.arange(width, device=device)[:, None])
         eager = model.config._attn_implementation == "eager"
         self.first_mask = _added(looks[:, None], model.dtype) if eager else looks[:, None]
@@ -302,16 +328,23 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
         self.room = room  # number of columns, allocated at once: blocks freed by a growing buffer would fragment a GPU's memory
         self.length = 0  # columns in use
         self.written: Tensor | None = None  # (B, W), True where the next update writes; None means everywhere
+        self.column: Tensor | None = None  # see `write_at`
+        self.width = 0  # number of columns that an update returns after `write_at`
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Store the prompts' states ``(P, H, S, D)``, repeated for each response."""
-        repeats = self.repeats.to(key_states.device)
-        both = (states.repeat_interleave(repeats, dim=0) for states in (key_states, value_states))
+        repeats, number = self.repeats.to(key_states.device), self.num_rows  # without the number, a GPU would have to report it
+        both = (states.repeat_interleave(repeats, dim=0, output_size=number) for states in (key_states, value_states))
         self.keys, self.values = map(self._with_room, both)
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append W columns ``(B, H, W, D)``, and return all columns ``(B, H, T, D)``."""
+        if self.column is not None:
+            both = (self.keys[: self.num_rows], self.values[: self.num_rows])
+            for buffer, states in zip(both, (key_states, value_states), strict=True):
+                buffer.index_copy_(2, self.column, states.to(buffer.dtype))
+            return both[0][:, :, : self.width], both[1][:, :, : self.width]
         start, self.length = self.length, self.length + key_states.shape[-2]
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -324,6 +357,16 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
         self.keys[:rows, :, start : self.length] = key_states
         self.values[:rows, :, start : self.length] = value_states
         return self.keys[:rows, :, : self.length], self.values[:rows, :, : self.length]
+
+    def write_at(self, column: Tensor) -> None:
+        """Make updates write the column that the tensor ``(1,)`` holds, and return the first `width` columns.
+
+        Its caller changes `width` and `length`, and masks the columns that are not in use. They become 0, because a weight of 0
+        does not remove what is not a number.
+        """
+        self.column = column
+        for buffer in (self.keys, self.values):
+            buffer[:, :, self.length :] = 0
 
     def _with_room(self, states: Tensor) -> Tensor:
         rows, heads, columns, size = states.shape
@@ -365,23 +408,31 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
         return self.length
 
 
-Way = Literal["fused", "rows", "generate", "equal", "plain"]
+Way = Literal["graph", "fused", "rows", "generate", "equal", "plain"]
 """How responses are decoded: row by row with `FusedStep` or the model's forward pass, or with transformers' `generate`.
 
-The last two ways decode prompts of equal length together, so that none is padded: "equal" with `generate`, and "plain" with a
-pass over the whole row for every token.
+In the first way, `StaticSteps` calls `FusedStep`, in graphs on a CUDA device. The last two ways decode prompts of equal length
+together, so that none is padded: "equal" with `generate`, and "plain" with a pass over the whole row for every token.
 """
 
 
-def possible_ways(model: PreTrainedModel) -> tuple[Way, ...]:
-    """Return the ways in which the model may be decoded, the fastest first; each must be compared with the model before use."""
+def possible_ways(model: PreTrainedModel, graphs: Literal["auto", "on", "off"] = "auto") -> tuple[Way, ...]:
+    """Return the ways in which the model may be decoded, the fastest first; each must be compared with the model before use.
+
+    Args:
+        model: the model.
+        graphs: whether "graph" may be used: on a CUDA device, in any case and no other way, or never.
+    """
     try:
         has_plain_caches = all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)
     except (AttributeError, LookupError, TypeError, ValueError):  # the configuration does not describe one decoder
         has_plain_caches = False
-    if not has_plain_caches or model.config._attn_implementation not in ("eager", "sdpa"):
-        return "generate", "equal", "plain"
-    return (*(("fused",) if can_fuse(model) else ()), "rows", "generate", "equal", "plain")
+    has_rows = has_plain_caches and model.config._attn_implementation in ("eager", "sdpa")
+    fuses = has_rows and can_fuse(model)
+    if graphs == "on":
+        return ("graph",) if fuses else ()
+    graph: tuple[Way, ...] = ("graph",) if fuses and graphs == "auto" and model.device.type == "cuda" else ()
+    return (*graph, *(("fused",) if fuses else ()), *(("rows",) if has_rows else ()), "generate", "equal", "plain")
 
 
 def _added(visible: Tensor, dtype: torch.dtype) -> Tensor:

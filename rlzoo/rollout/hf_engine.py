@@ -11,6 +11,7 @@ class HF(Engine):
     """Samples in the fastest way that gives the model's log-probs."""
 
     title = "transformers"
+    has_graphs = True
     is_remote = False
     device_share = None
     way: Literal["generate"] | None = None
@@ -19,10 +20,11 @@ class HF(Engine):
         """See `Engine.sampler`."""
         from rlzoo.rollout.sampler import HFSampler
 
-        return HFSampler(model, tokenizer, way=self.way, **settings)
+        return HFSampler(model, tokenizer, way=self.way, graphs=self.rollout.graphs, **settings)
 
 
 class Generate(HF):
     """Samples with the model's ``generate`` method."""
 
+    has_graphs = False
     way = "generate"

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,12 +44,16 @@ NUM_DRAWN = 16
 """Maximum number of tokens that are drawn after each prompt, to compare a way of sampling with the model."""
 
 WAYS: dict[Way, str] = {
+    "graph": "fused steps of constant shapes, in CUDA graphs on a GPU",
     "fused": "fused steps",
     "rows": "row by row",
     "generate": "transformers' generate",
     "equal": "transformers' generate, prompts of equal length together",
     "plain": "passes over whole rows, prompts of equal length together",
 }
+
+RESUMED: tuple[Way, ...] = ("graph", "fused", "rows")
+"""Ways that keep keys and values between turns."""
 
 logger = logging.getLogger("rlzoo")
 
@@ -228,6 +232,7 @@ class HFSampler(Sampler):
         *,
         own_weights: bool = False,
         way: Way | None = None,
+        graphs: Literal["auto", "on", "off"] = "auto",
         device: torch.device | None = None,
         probe: Probe | None = None,
         **common: Any,
@@ -239,22 +244,25 @@ class HFSampler(Sampler):
             tokenizer: see `Sampler`.
             own_weights: whether to sample from a copy of the model.
             way: the only way to try, or "generate" to try the ways from there on.
+            graphs: see ``rollout.graphs``; it has no effect if ``way`` is set.
             device: device of the copy.
             probe: rows of the model, which reach as far as the ways are compared; None makes them.
             common: see `Sampler`.
 
         Raises:
-            UserError: no way gives the model's log-probs.
+            UserError: no way gives the model's log-probs, or the one for ``graphs="on"`` does not.
         """
         if own_weights:
             model = copy.deepcopy(model).requires_grad_(False).to(device or model.device)
         super().__init__(model, tokenizer, **common)
         self.needs_weights = own_weights
         self._switch = rotary_switch(self.model) or 0
-        ways, failed = possible_ways(self.model), []
+        ways, failed = possible_ways(self.model, graphs if way is None else "auto"), []
+        if not ways:
+            raise UserError(f"rollout.graphs=on: {type(self.model).__name__} has no fused steps; set rollout.graphs=auto")
         if way is not None:
             ways = ways[ways.index("generate") :] if way == "generate" else (way,)
-        elif "rows" not in ways:
+        elif "rows" not in ways and graphs != "on":
             failed.append(f"{WAYS['rows']}: its cache holds more than keys and values, or its attention is not torch's")
         self.way = self._agreeing_way(ways, failed, max((probe or Probe.of(self.model)).rows, key=len))
 
@@ -271,7 +279,7 @@ class HFSampler(Sampler):
 
     def draw(self, rows: Sequence[Ids], draws: Draws) -> list[Drawn]:
         """See `Sampler.draw`."""
-        is_padded = self.way in ("fused", "rows", "generate")
+        is_padded = self.way in (*RESUMED, "generate")
         lengths = [len(ids) > self._switch > 0 if is_padded else len(ids) for ids in rows]  # equal if rows go together
         drawn: dict[int, Drawn] = {}
         ways = {"generate": self._generate, "equal": self._generate, "plain": self._pass_whole_rows}
@@ -288,7 +296,7 @@ class HFSampler(Sampler):
 
     def draw_turn(self, contexts: Mapping[int, Ids], draws: Draws, caches: Caches | None = None) -> tuple[list[Drawn], Any]:
         """See `Sampler.draw_turn`; the caches hold keys and values, so that each token is computed once."""
-        if self.way not in ("fused", "rows"):
+        if self.way not in RESUMED:
             return super().draw_turn(contexts, draws)
         uniforms = row_uniforms(draws.seed, draws.rows, draws.limit, draws.turn)
         if caches is not None:  # rows that end in the same column may need more columns than the model has positions
@@ -317,7 +325,8 @@ class HFSampler(Sampler):
             else:
                 raise UserError(
                     f"{name} does not give the same log-probs when it samples as in one pass over the row: "
-                    f"{'; '.join(failed)}; use rollout.engine=vllm, or another model"
+                    f"{'; '.join(failed)}; use {'rollout.graphs=auto' if ways == ('graph',) else 'rollout.engine=vllm'}, "
+                    "or another model"
                 )
         finally:
             self.end_ids = ends
@@ -329,7 +338,7 @@ class HFSampler(Sampler):
     def _difference(self, prompts: Sequence[Ids], number: int) -> float:
         """Return the first difference from plain passes that is too large, in nats, or 0."""
         draws, caches = Draws(seed=0, rows=range(len(prompts)), limit=number), None
-        for turn in range(2 if self.way in ("fused", "rows") else 1):
+        for turn in range(2 if self.way in RESUMED else 1):
             drawn, caches = self.draw_turn(dict(enumerate(prompts)), replace(draws, turn=turn), caches)
             for ids, response in zip(prompts, drawn, strict=True):
                 row = (*ids, *response.tokens)
@@ -358,6 +367,7 @@ class HFSampler(Sampler):
 
     def _decode(self, rows: Sequence[Ids], uniforms: Tensor, draws: Draws, **kept: Any) -> Decoded:
         """Call `decode` with the sampler's settings."""
+        fuses = self.way in ("graph", "fused") and can_fuse(self.model)  # an adapter may have been added since
         return decode(
             self.model,
             rows,
@@ -366,7 +376,8 @@ class HFSampler(Sampler):
             pad_id=int(self.tokenizer.pad_token_id),
             temperature=draws.temperature,
             truncation=draws.truncation,
-            fuses=self.way == "fused" and can_fuse(self.model),  # an adapter may have been added since
+            fuses=fuses,
+            graphs=fuses and self.way == "graph",
             **kept,
         )
 

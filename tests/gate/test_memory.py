@@ -219,7 +219,7 @@ def test_an_episode_ends_at_the_context_limit():
 
 
 def test_the_memory_and_disk_of_episodes_are_worked_by_hand():
-    here, there = plan(*EPISODES, architecture=TINY), plan(architecture=TINY)
+    here, there = (plan(*settings, "rollout.graphs=off", architecture=TINY) for settings in (EPISODES, ()))
     # a token's keys and values take 2 * 2 * 4 bytes, and each of 16 rows has 8 tokens more
     assert here.memory.sampler - there.memory.sampler == 16 * 8 * 16
     # 16 ids; 5 tokens with 3 log-probs and 5 bytes of text; after the prompt 13 tokens have the number of their turn and
@@ -293,9 +293,18 @@ def test_sampling_ahead_needs_separate_weights_and_runs_concurrently():
     assert on_device[0] == on_device[1]
 
 
+def test_a_cache_for_graphs_has_a_multiple_of_256_columns():
+    # 8 tokens in a row, whose keys and values take 2 * 2 * 4 bytes each
+    graphs, plain = (plan(f"rollout.graphs={value}", architecture=TINY).memory.sampler for value in ("auto", "off"))
+    assert graphs - plain == 16 * (256 - 8) * 16
+    on_cpu = [plan(f"rollout.graphs={value}", architecture=TINY, devices=CPU).memory.sampler for value in ("auto", "off")]
+    assert on_cpu[0] == on_cpu[1]
+
+
 def test_sampling_under_autocast_holds_copies_of_the_layers():
     # in bfloat16, as are the values in the cache
-    cast, cache = plan("learner.autocast=bfloat16").memory.sampler, plan("model.dtype=bfloat16").memory.sampler
+    dtypes = ("learner.autocast=bfloat16", "model.dtype=bfloat16")
+    cast, cache = (plan(dtype, "rollout.graphs=off").memory.sampler for dtype in dtypes)
     assert cast - cache == pytest.approx(2 * 3 * LARGE.layer_parameters, rel=0.01)
 
 

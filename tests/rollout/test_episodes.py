@@ -45,7 +45,10 @@ def play(kind=HFSampler, model=None, way=None, limits=WIDE, game=Words, problems
 
 
 @pytest.mark.parametrize("attention", few(["sdpa", "eager"]))
-@pytest.mark.parametrize(("name", "way"), [("qwen3", "fused"), ("qwen3", "rows"), ("llama", "fused"), ("gpt2", "rows")])
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [("qwen3", "graph"), ("qwen3", "fused"), ("qwen3", "rows"), ("llama", "graph"), ("llama", "fused"), ("gpt2", "rows")],
+)
 def test_cache_reuse_does_not_change_episodes(name, way, attention):
     torch.manual_seed(0)
     model = MODELS[name]().eval()

@@ -92,7 +92,7 @@ def test_first_tokens_of_a_large_vocabulary_follow_the_truncated_distribution():
     torch.testing.assert_close(shares, expected, atol=0.03, rtol=0)  # four standard errors
 
 
-@pytest.mark.parametrize("way", ["fused", "rows", "generate"])
+@pytest.mark.parametrize("way", ["graph", "fused", "rows", "generate"])
 @pytest.mark.parametrize("truncation", TRUNCATIONS, ids=str)
 def test_every_sampling_path_reports_truncated_log_probs_and_kept_sets(truncation, way):
     draw = sampler("<pad>", way=way, batch_size=7)
@@ -108,7 +108,7 @@ def test_every_sampling_path_reports_truncated_log_probs_and_kept_sets(truncatio
         assert sets_of(rollout) == [set(row.nonzero()[:, 0].tolist()) for row in scores > -torch.inf]
 
 
-@pytest.mark.parametrize("way", ["fused", "rows", "generate"])
+@pytest.mark.parametrize("way", ["graph", "fused", "rows", "generate"])
 def test_a_truncation_that_keeps_everything_changes_nothing_and_stores_nothing(way):
     draw = sampler("<pad>", way=way)
     plain = draw.sample(PROMPTS, 4, seed=3)
@@ -121,7 +121,7 @@ def test_a_truncation_that_keeps_everything_changes_nothing_and_stores_nothing(w
     assert Truncation.of(1.0, None) is None
 
 
-@pytest.mark.parametrize("way", ["fused", "rows", "generate"])
+@pytest.mark.parametrize("way", ["graph", "fused", "rows", "generate"])
 def test_episodes_carry_the_kept_sets_of_their_turns(way):
     draw = HFSampler(make_model(), tokenizer("<pad>"), way=way, end_ids=ENDS, max_new_tokens=60)
     truncation = Truncation(top_p=0.8, top_k=30)

@@ -98,7 +98,8 @@ class FusedStep:
             tokens: ``(B,)``.
             positions: ``(B,)`` positions of these tokens, from 0.
             layers: the caches; the keys and values of the tokens are appended to them.
-            mask: bool ``(B, 1, 1, T)``, True where attention is allowed, including the new token; None allows it everywhere.
+            mask: bool ``(B, 1, 1, T)``, True where attention is allowed, including the new token; None allows it everywhere. A
+                floating-point mask is added to the scores.
         """
         with torch.autocast(tokens.device.type, enabled=False):
             cos, sin = self.cos[positions], self.sin[positions]

@@ -1,0 +1,169 @@
+"""Decodes in steps of constant shapes that read nothing on the host, so that a CUDA graph can replay them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rlzoo.rollout.draws import Truncation, draw
+from rlzoo.rollout.kept import KeptSets
+
+if TYPE_CHECKING:
+    from rlzoo.rollout.decode import OpenResponses
+
+CHECKED = 32
+"""Number of tokens after which the host asks which responses have ended. Only then does it wait for the device."""
+
+COLUMNS = 256
+"""Attention reads a multiple of this number of columns of the cache, so that few graphs are captured."""
+
+
+def rounded(columns: int) -> int:
+    """Round a number of columns up to a multiple of `COLUMNS`."""
+    return -(-columns // COLUMNS) * COLUMNS
+
+
+class StaticSteps:
+    """Draws the tokens of open responses with `FusedStep`, in steps whose state is in tensors on the device.
+
+    Responses that have ended are computed until they are removed, but they keep their tokens, log-probs and positions. They are
+    removed when at most half of the rows are open. Within a call of `decode`, the number of rows never grows and the number of
+    columns never shrinks, so each combination of them is captured at most once, in a graph that the next one replaces.
+    """
+
+    def __init__(
+        self,
+        responses: OpenResponses,
+        logits: Tensor,
+        numbers: Tensor,
+        ends: Tensor,
+        pad_id: int,
+        temperature: float,
+        truncation: Truncation | None,
+    ) -> None:
+        """Allocate the state, and draw the first tokens.
+
+        Args:
+            responses: responses after their first pass, with a `FusedStep` and a number of columns from `rounded`.
+            logits: ``(B, V)`` logits from that pass.
+            numbers: float64 ``(T, B)`` random numbers in [0, 1).
+            ends: ``(E,)`` tokens that end a response.
+            pad_id: token id after the end of a response.
+            temperature: sampling temperature.
+            truncation: restricts which tokens are drawn.
+        """
+        self.responses, self.numbers, self.ends, self.pad_id = responses, numbers, ends, pad_id
+        self.temperature, self.truncation = temperature, truncation
+        device, (limit, number) = responses.device, numbers.shape
+        self.tokens = torch.full((number, limit), pad_id, device=device)
+        self.log_probs = torch.zeros(number, limit, device=device)
+        self.kept: list[tuple[Tensor, KeptSets]] = []  # for each token, the rows and their sets; empty without truncation
+        self.place = torch.zeros(1, dtype=torch.long, device=device)  # index of the next token in the response
+        self.is_open = torch.ones(number, dtype=torch.bool, device=device)  # (R,) for the R rows that are computed
+        self.drawn = torch.full((number,), pad_id, device=device)  # (R,) last tokens
+        self.is_kept = torch.empty_like(logits, dtype=torch.bool)  # (R, V), written with truncation
+        self.layers = responses.layers
+        self.length = self.layers[0].length  # number of columns in use
+        self.column = torch.tensor([self.length], device=device)  # the column that is written next
+        for layer in self.layers:
+            layer.write_at(self.column)
+        self.columns = torch.arange(self.layers[0].room, device=device)
+        self.shape = (0, 0)  # rows and columns of a step
+        self._draw(logits)
+        self._collect()
+
+    def run(self) -> None:
+        """Draw all other tokens, and write them to ``tokens`` and their log-probs to ``log_probs``."""
+        done, limit = 1, self.tokens.shape[1]
+        while done < limit and (num_open := int(self.is_open.sum())):
+            self._remove(num_open)
+            for _ in range(min(CHECKED, limit - done)):
+                self._advance()
+                done += 1
+
+    def _advance(self) -> None:
+        """Draw one more token in each row."""
+        self.length += 1
+        shape = len(self.drawn), rounded(self.length)
+        if shape != self.shape:
+            self.shape, self.step = shape, Replayed(self._step, self.responses.device)
+        for layer in self.layers:  # here, because a replayed step changes tensors only
+            layer.length, layer.width = self.length, shape[1]
+        self.step()
+        self._collect()
+
+    def _step(self) -> None:
+        """Compute the logits after the last tokens, and draw the next ones; everything that changes is changed in place."""
+        responses = self.responses
+        assert responses.step is not None, "steps of constant shapes require fused steps"
+        visible = (self.columns[: self.shape[1]] <= self.column)[None, None, None]
+        if responses.mask is not None:
+            visible = visible & responses.mask[..., : self.shape[1]]
+        added = torch.zeros_like(visible, dtype=self.layers[0].values.dtype).masked_fill_(~visible, -torch.inf)
+        logits = responses.step(self.drawn, responses.positions[:, 0], self.layers, added)
+        responses.positions.add_(self.is_open[:, None])
+        self.column.add_(1)
+        self._draw(logits)
+
+    def _draw(self, logits: Tensor) -> None:
+        rows = self.responses.rows
+        if self.truncation is not None:
+            logits = self.truncation(logits, self.temperature)
+            self.is_kept.copy_(logits > -torch.inf)
+        numbers = self.numbers.index_select(0, self.place)[0].index_select(0, rows)
+        drawn, reported = draw(logits, numbers, self.temperature)
+        self.drawn.copy_(torch.where(self.is_open, drawn, self.pad_id))
+        self.tokens[rows, self.place] = self.drawn
+        self.log_probs[rows, self.place] = torch.where(self.is_open, reported, 0.0)
+        self.is_open.logical_and_(~(drawn[:, None] == self.ends).any(dim=1))
+        self.place.add_(1)
+
+    def _collect(self) -> None:
+        """Read the sets of kept tokens; their sizes vary, so this is outside the graph, and waits for the device."""
+        if self.truncation is not None:
+            self.kept.append((self.responses.rows, KeptSets.of_mask(self.is_kept)))
+
+    def _remove(self, num_open: int) -> None:
+        """Remove ended responses until the number of rows, halved as often as the open ones permit, is reached."""
+        rows = number = len(self.drawn)
+        while number // 2 >= num_open:
+            number //= 2
+        if number == rows:
+            return
+        ended = ~self.is_open
+        removed = ended & (ended.cumsum(0) <= rows - number)
+        state = self.responses.close(removed, torch.stack([self.drawn, self.is_open.long()], dim=1))
+        self.drawn, self.is_open, self.is_kept = state[:, 0].clone(), state[:, 1].bool(), self.is_kept[:number]
+
+
+class Replayed:
+    """Calls a function that has no arguments and no result; on a CUDA device, later calls replay a graph of it."""
+
+    def __init__(self, function: Callable[[], None], device: torch.device) -> None:
+        """Store a function whose operations have constant shapes, and the same tensors as operands in every call."""
+        self.function, self.device = function, device
+        self.stream: torch.cuda.Stream | None = None
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self) -> None:
+        """Call the function the first time, capture it the second time, and replay it from then on."""
+        if self.device.type != "cuda":
+            self.function()
+            return
+        with torch.cuda.device(self.device):
+            if self.stream is None:  # also loads kernels, which must not happen in a capture
+                self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+                self.stream.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(self.stream):
+                    self.function()
+                torch.cuda.current_stream().wait_stream(self.stream)
+                return
+            if self.graph is None:
+                self.graph = torch.cuda.CUDAGraph()
+                # a learner in another thread may allocate memory during the capture
+                with torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local"):
+                    self.function()
+            self.graph.replay()
