@@ -17,7 +17,7 @@ from rlzoo.learner.micro_batches import max_tokens
 from rlzoo.models.pretrained import naming
 from rlzoo.models.processes import zero_settings
 from rlzoo.rollout.episodes import Limits
-from rlzoo.rollout.graphs import rounded
+from rlzoo.rollout.open_responses import rounded
 
 FLOAT = 4  # bytes of a float32
 BYTES = {"float32": 4, "bfloat16": 2}

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from rlzoo.rollout.draws import Truncation, draw
 from rlzoo.rollout.kept import KeptSets
-
-if TYPE_CHECKING:
-    from rlzoo.rollout.decode import OpenResponses
+from rlzoo.rollout.open_responses import OpenResponses, rounded
 
 CHECKED = 32
 """Number of tokens after which the host asks which responses have ended. Only then does it wait for the device."""
-
-COLUMNS = 256
-"""Attention reads a multiple of this number of columns of the cache, so that few graphs are captured."""
-
-
-def rounded(columns: int) -> int:
-    """Round a number of columns up to a multiple of `COLUMNS`."""
-    return -(-columns // COLUMNS) * COLUMNS
 
 
 class StaticSteps:

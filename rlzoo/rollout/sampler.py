@@ -29,9 +29,10 @@ from rlzoo.models.probe import (
     precision,
     rotary_switch,
 )
-from rlzoo.rollout.decode import Caches, Decoded, Way, decode, possible_ways
+from rlzoo.rollout.decode import Decoded, Way, decode, possible_ways
 from rlzoo.rollout.draws import OwnDraws, Truncation, refuse_nan, row_uniforms
 from rlzoo.rollout.kept import KeptSets
+from rlzoo.rollout.open_responses import Caches
 from rlzoo.rollout.prompts import encode_prompt
 from rlzoo.rollout.types import Rollout
 

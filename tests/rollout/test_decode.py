@@ -15,8 +15,9 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from rlzoo.rollout.decode import OpenResponses, RowLayer, decode
+from rlzoo.rollout.decode import decode
 from rlzoo.rollout.draws import BLOCK, draw, row_uniforms
+from rlzoo.rollout.open_responses import OpenResponses, RowLayer
 from rlzoo.rollout.sampler import HFSampler
 from tests.off_policy import VOCABULARY, make_model, plain_log_probs
 from tests.rollout.test_sampler import END, PROMPTS, tokenizer

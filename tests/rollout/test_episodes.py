@@ -11,7 +11,7 @@ from transformers import MptConfig, MptForCausalLM, PreTrainedTokenizerFast
 from rlzoo import UserError
 from rlzoo.learner.batch import collate
 from rlzoo.models.acceleration import fused_step
-from rlzoo.rollout import decode
+from rlzoo.rollout import open_responses
 from rlzoo.rollout.dialogue import Dialogue
 from rlzoo.rollout.episodes import Limits, Player
 from rlzoo.rollout.sampler import HFSampler, Sampler
@@ -78,7 +78,7 @@ def test_each_token_is_computed_once():
 
 def test_the_matrices_are_joined_once_for_all_turns(monkeypatch):
     made = []
-    monkeypatch.setattr(decode, "fused_step", lambda *args: made.append(args) or fused_step(*args))
+    monkeypatch.setattr(open_responses, "fused_step", lambda *args: made.append(args) or fused_step(*args))
     rollouts = play(model=make_model().eval(), way="fused", counted=made)
     assert max(len(rollout.turns) for rollout in rollouts) > 1
     assert len(made) == 1

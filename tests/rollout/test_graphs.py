@@ -10,8 +10,9 @@ from rlzoo.config.engines import engine_of
 from rlzoo.core.errors import UserError
 from rlzoo.gate.settings import Start, check_settings
 from rlzoo.rollout import graphs
-from rlzoo.rollout.decode import OpenResponses, RowLayer, decode, possible_ways
+from rlzoo.rollout.decode import decode, possible_ways
 from rlzoo.rollout.draws import Truncation, row_uniforms
+from rlzoo.rollout.open_responses import OpenResponses, RowLayer
 from rlzoo.rollout.sampler import Draws, HFSampler
 from tests.off_policy import make_model
 from tests.rollout.test_decode import MODELS, SIZES, gpt2, llama
