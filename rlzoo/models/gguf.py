@@ -164,8 +164,7 @@ def _agree(value: Any, used: Any) -> bool:
     """Return whether a file's value, or every value of a list, is the one in a configuration; 0 may mean none."""
     if isinstance(value, list):
         return all(one == 0 or _agree(one, used) for one in value)
-    is_number = isinstance(value, int | float) and isinstance(used, int | float)
-    return math.isclose(value, used, rel_tol=1e-6) if is_number else (value or None) == used
+    return bool((value or None) == (used or None))
 
 
 def _write(file: Path, config: PreTrainedConfig, folder: Path) -> None:
@@ -215,7 +214,6 @@ def _tokenizer(file: Path) -> PreTrainedTokenizerBase:
     elif stated["tokenizer_type"] == "llama" and not architecture.startswith("gemma"):
         # as in llama.cpp and the fast tokenizers of Llama 2: a space before every text, also after a control token
         backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-        backend.pre_tokenizer = None
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
     for index, (token, kind) in enumerate(zip(tokens, stated.get("token_type", []), strict=False)):
         is_special = kind in (3, 4) and token.strip()  # a control token, or one that the user defined

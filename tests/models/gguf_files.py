@@ -50,7 +50,7 @@ KINDS = {
     ),
     "gpt2": (
         "GPT2",
-        {"n_positions": 1024, "tie_word_embeddings": True},
+        {"max_position_embeddings": 1024, "tie_word_embeddings": True},
         {**LAYER_NORM, "attention.head_count_kv": None, "rope.freq_base": None},
     ),
     "lfm2": (
