@@ -164,7 +164,8 @@ def _agree(value: Any, used: Any) -> bool:
     """Return whether a file's value, or every value of a list, is the one in a configuration; 0 may mean none."""
     if isinstance(value, list):
         return all(one == 0 or _agree(one, used) for one in value)
-    return bool((value or None) == (used or None))
+    is_number = isinstance(value, int | float) and isinstance(used, int | float)  # floats of a file are float32
+    return math.isclose(value, used, rel_tol=1e-6) if is_number else bool((value or None) == (used or None))
 
 
 def _write(file: Path, config: PreTrainedConfig, folder: Path) -> None:
