@@ -68,13 +68,9 @@ def test_children_are_nested_under_one_run_with_names_and_tags(swept):
     client = mlflow.MlflowClient(store)
     parent = client.get_run(json.loads((folder / "sweep.json").read_text())["mlflow_run_id"])
     assert (parent.info.run_name, parent.info.status) == ("sweep race", "FINISHED")
-    children = client.search_runs(
-        [parent.info.experiment_id], f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'", order_by=["attribute.start_time"]
-    )
-    *runs, report = children
+    runs = client.search_runs([parent.info.experiment_id], f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'")
     assert sorted(run.info.run_name for run in runs) == ["fspo-0", "grpo-0"]
-    assert report.info.run_name in ("compare fspo, grpo", "compare grpo, fspo")
-    assert "compare.html" in {item.path for item in client.list_artifacts(report.info.run_id)}
+    assert (folder / "compare.html").is_file()
     for child in runs:
         assert child.info.status == "FINISHED"
         assert child.data.tags["rl_rule"] == child.data.params["clip.name"] == child.info.run_name.removesuffix("-0")
