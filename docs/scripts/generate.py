@@ -23,7 +23,7 @@ import grimp
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from docs.scripts import formulas
+from docs.scripts import formulas, races
 from rlzoo import ops
 from rlzoo.cli.fields import settings
 from rlzoo.config.composition import config_names
@@ -379,6 +379,7 @@ def part(name: str) -> str:
         "task": task,
         "arguments": arguments,
         "excerpt": excerpt,
+        "race": races.race,
     }
     if kind in makers:
         return makers[kind](argument)
@@ -417,10 +418,11 @@ def main() -> int:
         stale.append("zensical.toml")
         if "--check" not in sys.argv:
             site.write_text(fresh, encoding="utf-8")
-    if not MAP.exists() or MAP.read_text(encoding="utf-8") != draw_map():
-        stale.append(str(MAP.relative_to(ROOT)))
-        if "--check" not in sys.argv:
-            MAP.write_text(draw_map(), encoding="utf-8")
+    for file, picture in {MAP: draw_map(), **races.pictures(MAP.parent)}.items():
+        if not file.exists() or file.read_text(encoding="utf-8") != picture:
+            stale.append(str(file.relative_to(ROOT)))
+            if "--check" not in sys.argv:
+                file.write_text(picture, encoding="utf-8")
     print("\n".join(stale) or "all generated parts are up to date")
     return 1 if stale and "--check" in sys.argv else 0
 

@@ -13,6 +13,7 @@ from rlzoo.cli.doctor import doctor
 from rlzoo.cli.evaluate import evaluate
 from rlzoo.cli.fairness import fairness
 from rlzoo.cli.parts import GROUPS
+from rlzoo.cli.race import app as race
 from rlzoo.cli.replay import replay
 from rlzoo.cli.rescore import rescore
 from rlzoo.cli.sweep import sweep
@@ -22,7 +23,16 @@ from rlzoo.cli.ui import ui
 from rlzoo.core.errors import UserError
 from rlzoo.support.distribution import version as version_of
 
-ALONE = ("calibrate", "compare", "eval", "fairness", "replay", "rescore", "sweep")  # commands that need only one process
+ALONE = (
+    "calibrate",
+    "compare",
+    "eval",
+    "fairness",
+    "race",
+    "replay",
+    "rescore",
+    "sweep",
+)  # commands that need only one process
 
 app = typer.Typer(
     name="rlzoo",
@@ -32,7 +42,7 @@ app = typer.Typer(
 )
 for command in (train, sync, sweep, calibrate, replay, fairness, rescore, evaluate, compare, ui, doctor):
     app.command("eval" if command is evaluate else None)(command)
-for name, group in GROUPS.items():
+for name, group in {**GROUPS, "race": race}.items():
     app.add_typer(group, name=name)
 
 

@@ -64,7 +64,7 @@ def sweep(
             console.print(f"{child.name}{'  (finished)' if child.is_finished else ''}")
         _print_differences(sweep, console)
         return
-    failed = _finish(sweep, jobs, console, is_quiet=quiet)
+    failed = finish(sweep, jobs, console, is_quiet=quiet)
     if len(sweep.children) > len(failed):
         compare([folder], plugin=[*sweep.children[0].config.plugins], quiet=quiet)
     for child in failed:
@@ -111,7 +111,7 @@ def _print_differences(sweep: Sweep, console: Plain) -> None:
         console.print(note)
 
 
-def _finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -> list[Child]:
+def finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -> list[Child]:
     """Start or resume all unfinished runs under one MLflow run, and return the runs that failed."""
     from rlzoo.cli.bars import Bars
     from rlzoo.journal.tracking.store import connected

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 AS_LINE = json.JSONEncoder(ensure_ascii=False)
 FOLDERS = ("rollouts", "checkpoints")
-STEP = re.compile(r"([0-9]+)(?:-[0-9]+)?\.(?:jsonl|safetensors)")
-"""File names in ``rollouts/`` and ``replay/``: the step, followed by the update in ``replay/``."""
+STEP = re.compile(r"([0-9]+)(?:-[0-9]+)?\.(?:jsonl?|safetensors)")
+"""File names in ``rollouts/``, ``evaluations/`` and ``replay/``: the step, followed by the update in ``replay/``."""
 EMPTY = r"\.lock|lost\+found|\..*\.part"
 """Names that an empty directory may contain: a lock, ``lost+found``, and temporary files of killed processes."""
 BEGUN = rf"{EMPTY}|{re.escape(IDENTITY)}|{'|'.join(FOLDERS)}|plugins"
@@ -172,6 +172,14 @@ class RunDirectory:
             file.parent.mkdir(exist_ok=True)
             write_tensors(file, weights, self.identity)
 
+    def save_evaluation(self, step: int, rewards: Sequence[Sequence[float | None]]) -> None:
+        """Write all rewards of an evaluation, by problem; None is a missing grade."""
+        if self.is_writer:
+            file = self.path / "evaluations" / f"{step:06d}.json"
+            with writing(file):
+                file.parent.mkdir(exist_ok=True)
+            self._replace(file, json.dumps({"rewards": rewards}) + "\n")
+
     def summarise(self, facts: Mapping[str, object]) -> None:
         """Write ``summary.json``."""
         if not self.is_writer:
@@ -260,7 +268,7 @@ class RunDirectory:
         return [{key: value for key, value in row.items() if key != "step"} for row in kept]
 
     def _supersede(self, step: int, rows: Sequence[Mapping[str, float]]) -> None:
-        files = [file for name in ("rollouts", "replay") for file in (self.path / name).glob("[0-9]*")]
+        files = [file for name in ("rollouts", "evaluations", "replay") for file in (self.path / name).glob("[0-9]*")]
         later = [file for file in files if (match := STEP.fullmatch(file.name)) and int(match[1]) > step]
         if not rows and not later:
             return

@@ -62,7 +62,7 @@ def calibrate(
     policy = config.clip
     for _ in range(max_pilots):
         with tempfile.TemporaryDirectory(prefix="rlzoo-pilot-") as folder:
-            run = RecordedRun.read(train(_pilot(config, policy, Path(folder, "run")), observer).path, config.plugins)
+            run = RecordedRun.read(train(pilot_config(config, policy, Path(folder, "run")), observer).path, config.plugins)
         pilots.append(Pilot(policy, clip_fraction(run, policy), target))
         on_pilot(pilots[-1])
         if pilots[-1].is_met:
@@ -85,7 +85,7 @@ def overlay(pilot: Pilot, config: RunConfig) -> str:
     )
 
 
-def _pilot(config: RunConfig, policy: ClipPolicy, output: Path) -> RunConfig:
+def pilot_config(config: RunConfig, policy: ClipPolicy, output: Path) -> RunConfig:
     """Return the configuration of a pilot with this policy, without evaluation, checkpoints or MLflow."""
     off = {"eval": {"num_problems": 0}, "checkpoint": {"every": 0, "keep_for_replay": 0}, "tracking": {"mlflow": False}}
     sections = {name: getattr(config, name).model_copy(update=settings) for name, settings in off.items()}

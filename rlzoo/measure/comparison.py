@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy import optimize, stats
+from scipy.special import stdtr
 
 from rlzoo.measure.intervals import CONFIDENCE, Array, Interval
 
@@ -43,9 +44,9 @@ class Difference:
     second: str
     num_seeds: int
     mean: float | None  # None without a common seed
-    interval: Interval | None  # 95%, Student's t of the paired differences, without correction
+    interval: Interval | None  # 95%, Student's t of the paired differences; simultaneous only in `against`
     p_value: float | None  # two-sided paired t-test
-    adjusted_p_value: float | None  # after Holm's correction for all pairs
+    adjusted_p_value: float | None  # after Holm's correction for all pairs that are tested
     probability_of_improvement: float  # P(first > second) + P(equal) / 2 over all pairs of seeds
     probability_interval: Interval | None  # 95%, Newcombe's score interval; None if either policy has fewer than two seeds
     verdict: str
@@ -72,11 +73,11 @@ def estimate(scores: Sequence[float]) -> Estimate:
     return Estimate(len(values), float(values.mean()), t_interval(values), float(iqm(values)), _trimmed_interval(values))
 
 
-def t_interval(values: Array) -> Interval | None:
-    """Compute Student's 95% interval for a mean; None for fewer than two values or if all values are equal."""
+def t_interval(values: Array, level: float = 1 - CONFIDENCE) -> Interval | None:
+    """Compute Student's interval for a mean, by default at 95%; None for fewer than two values or if all values are equal."""
     if len(values) < 2 or np.ptp(values) == 0:
         return None
-    half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(values) - 1) * stats.sem(values))
+    half = float(stats.t.ppf(1 - level / 2, len(values) - 1) * stats.sem(values))
     return float(values.mean()) - half, float(values.mean()) + half
 
 
@@ -125,29 +126,71 @@ def differences(scores: Mapping[str, Mapping[int, float]]) -> list[Difference]:
     repeats the simulation with 300 comparisons.
     """
     pairs = list(itertools.combinations(scores, 2))
-    gaps: list[Array] = []
-    for ours, theirs in ((scores[first], scores[second]) for first, second in pairs):
-        differences_by_seed = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
-        gaps.append(np.round(differences_by_seed, 12))  # .3 - .2 and .2 - .1 must be equal
+    gaps = [_gap(scores[first], scores[second]) for first, second in pairs]
     p_values = [_paired_t(gap) for gap in gaps]
-    pairwise = []
-    for (first, second), gap, p_value, adjusted in zip(pairs, gaps, p_values, holm(p_values), strict=True):
-        all_ours, all_theirs = (np.array(list(scores[name].values()), dtype=float) for name in (first, second))
-        pairwise.append(
-            Difference(
-                first,
-                second,
-                num_seeds=len(gap),
-                mean=float(gap.mean()) if len(gap) else None,
-                interval=t_interval(gap),
-                p_value=p_value,
-                adjusted_p_value=adjusted,
-                probability_of_improvement=float(probability_of_improvement(all_ours, all_theirs)),
-                probability_interval=_probability_interval(all_ours, all_theirs),
-                verdict=_verdict(first, second, gap, adjusted),
-            )
-        )
-    return pairwise
+    return [
+        _difference(first, second, scores, t_interval(gap), p_value, adjusted)
+        for (first, second), gap, p_value, adjusted in zip(pairs, gaps, p_values, holm(p_values), strict=True)
+    ]
+
+
+def _gap(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Array:
+    """Return the differences between two policies' scores over their common seeds; .3 - .2 and .2 - .1 are equal."""
+    return np.round([ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())], 12)
+
+
+def _difference(
+    first: str,
+    second: str,
+    scores: Mapping[str, Mapping[int, float]],
+    interval: Interval | None,
+    p_value: float | None,
+    adjusted: float | None,
+) -> Difference:
+    gap = _gap(scores[first], scores[second])
+    all_ours, all_theirs = (np.array(list(scores[name].values()), dtype=float) for name in (first, second))
+    return Difference(
+        first,
+        second,
+        num_seeds=len(gap),
+        mean=float(gap.mean()) if len(gap) else None,
+        interval=interval,
+        p_value=p_value,
+        adjusted_p_value=adjusted,
+        probability_of_improvement=float(probability_of_improvement(all_ours, all_theirs)),
+        probability_interval=_probability_interval(all_ours, all_theirs),
+        verdict=_verdict(first, second, gap, adjusted),
+    )
+
+
+def against(control: str, scores: Mapping[str, Mapping[int, float]]) -> dict[str, Difference]:
+    """Compare every other policy with a control, given scores by policy and seed.
+
+    The intervals are simultaneous (Bonferroni): with a probability of 95%, all of them contain the true differences. Holm's
+    correction is for the comparisons with the control only. ``pytest tests/measure/test_comparison.py -k simultaneous``
+    simulates both.
+    """
+    others = {name: _gap(scores[name], scores[control]) for name in scores if name != control}
+    p_values = {name: _paired_t(gap) for name, gap in others.items()}
+    adjusted = dict(zip(p_values, holm(list(p_values.values())), strict=True))
+    return {
+        name: _difference(name, control, scores, t_interval(gap, LEVEL / len(others)), p_values[name], adjusted[name])
+        for name, gap in others.items()
+    }
+
+
+def best_rules(scores: Mapping[str, Mapping[int, float]]) -> list[str]:
+    """Return the policies that cannot be told from the best one: with a probability of at least 95%, the best is among them.
+
+    A policy is left out if another one beats it in a one-sided paired t-test at 5% divided by the number of other policies.
+    """
+
+    def beaten(name: str, other: str) -> bool:
+        gap = _gap(scores[other], scores[name])
+        p_value = _paired_t(gap)
+        return p_value is not None and gap.mean() > 0 and p_value / 2 <= LEVEL / (len(scores) - 1)
+
+    return [name for name in scores if not any(beaten(name, other) for other in scores if other != name)]
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -175,7 +218,7 @@ def _paired_t(gap: Array) -> float | None:
         return None
     if np.ptp(gap) == 0:
         return 0.0 if gap.mean() != 0 else 1.0  # the same difference for every seed
-    return float(stats.ttest_1samp(gap, 0.0).pvalue)
+    return float(2 * stdtr(len(gap) - 1, -abs(gap.mean()) / (gap.std(ddof=1) / len(gap) ** 0.5)))
 
 
 def detectable(deviation: float, num_seeds: int, num_pairs: int = 1) -> float:

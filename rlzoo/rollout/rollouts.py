@@ -204,8 +204,10 @@ class Rollouts:
         self._queue = deque(batch if batch.is_sampled else replace(batch, rollouts=None) for batch in queue)
         self._has_failed = False
 
-    def evaluate(self, newest: Callable[[], int]) -> dict[str, float]:
-        """Return the mean reward on held-out problems and its sampling error, or an empty dict if ``eval.num_problems`` is 0.
+    def evaluate(self, newest: Callable[[], int]) -> tuple[dict[str, float], list[list[float | None]]]:
+        """Return the metrics of an evaluation, and all rewards by problem; both are empty if ``eval.num_problems`` is 0.
+
+        The metrics are the mean reward on held-out problems and its sampling error.
 
         Responses without a grade are left out; ``eval/failed`` is their share. All evaluations with the same ``seed`` use the
         same random numbers, at every step and for every rule. Runs with different seeds use different random numbers, so that
@@ -215,7 +217,7 @@ class Rollouts:
             newest: see `take`.
         """
         if not self.held_out:
-            return {}
+            return {}, []
         settings, version = self.config.eval, newest()
         how = {"seed": step_seed(self.config.seed, EVALUATION, 0), "policy_version": version}
         groups = self.answer(self.held_out, settings.num_samples, temperature=settings.temperature, **how)
@@ -225,7 +227,7 @@ class Rollouts:
         for name in self._names or () if answered else ():
             means[f"eval/parts/{name}"] = fmean(fmean(one.reward_parts[name] for one in graded) for graded in answered)
         rewards = [torch.tensor([one.reward for one in graded], dtype=torch.float64) for graded in answered]
-        return means | sampled_mean(rewards)
+        return means | sampled_mean(rewards), [[one.reward for one in group.rollouts] for group in groups]
 
     def answer(self, problems: list[Problem], samples: int, *, first_row: int = 0, **how: Any) -> list[RolloutGroup]:
         """Return ``samples`` graded responses to each problem; ``how`` are settings of `Sampler.sample`."""

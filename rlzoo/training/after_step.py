@@ -56,7 +56,7 @@ class AfterStep:
         if step in (0, config.steps) or run.is_due(step, config.eval.every):
             if self.stage is not None and run.is_main and config.eval.num_problems:
                 self.stage(f"evaluating {config.eval.num_problems:,} problems")
-            row |= run.evaluate()
+            row |= run.evaluate(step)
         row["time/clock"] = time.time()
         run.remember(step, row)
         run.directory.log(step, row)

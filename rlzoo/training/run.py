@@ -240,9 +240,12 @@ class Run:
         finally:
             self.rollouts.close()
 
-    def evaluate(self) -> dict[str, float]:
-        """Evaluate the current weights on the held-out problems."""
-        return self.rollouts.evaluate(self._newest)
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Evaluate the current weights on the held-out problems, save the rewards, and return the metrics."""
+        metrics, rewards = self.rollouts.evaluate(self._newest)
+        if rewards:
+            self.directory.save_evaluation(step, rewards)
+        return metrics
 
     @property
     def seconds(self) -> float:

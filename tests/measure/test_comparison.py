@@ -7,6 +7,8 @@ from scipy import stats
 from rlzoo.measure.comparison import (
     LEVEL,
     POWER,
+    against,
+    best_rules,
     detectable,
     differences,
     estimate,
@@ -168,3 +170,25 @@ def test_a_plain_winner_is_named_with_enough_seeds_and_not_with_three():
     few = {name: dict(list(values.items())[:3]) for name, values in {"worse": worse, "better": better}.items()}
     assert differences(few)[0].verdict == "too few seeds"
     assert differences({"worse": worse, "better": better})[0] == pair  # the same numbers every time
+
+
+def test_intervals_against_a_control_by_hand():
+    # differences 1 2 3 4 5 as above; for two comparisons, t of .9875 with 4 degrees is 3.4954: 3 +- 3.4954 * .7071
+    pairs = against("b", {"a": by_seed([1, 2, 3, 4, 5]), "b": by_seed([0.0] * 5), "c": by_seed([0.0] * 5)})
+    assert pairs["a"].interval == pytest.approx((0.5284, 5.4716), abs=1e-4)
+    assert pairs["a"].adjusted_p_value == pytest.approx(2 * 0.0132, abs=1e-4)  # Holm's, for two comparisons
+    assert pairs["c"].interval is None
+    assert [pair.verdict for pair in pairs.values()] == ["a above b", "no difference shown"]
+
+
+@pytest.mark.long
+def test_simultaneous_intervals_and_the_set_of_the_best_rules_have_their_coverage():
+    rng, truth, held, kept = np.random.default_rng(5), np.linspace(0, 2, 12), 0, 0
+    for _ in range(300):
+        shared = rng.normal(size=8)  # what a seed changes for all rules
+        scores = {f"r{k}": by_seed(truth[k] + shared + rng.normal(size=8)) for k in range(12)}
+        pairs = against("r0", scores)
+        held += all(low <= truth[k] <= high for k in range(1, 12) for low, high in [pairs[f"r{k}"].interval])
+        kept += "r11" in best_rules(scores)
+    assert held / 300 >= 0.95 - 2 * (0.95 * 0.05 / 300) ** 0.5
+    assert kept / 300 >= 0.95

@@ -1,0 +1,133 @@
+"""`rlzoo race`: tunes and trains rules alike on standard tracks, and shows and collects the results."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from rlzoo.cli.console import Plain
+from rlzoo.cli.kinds import CLIPS
+from rlzoo.cli.options import AsJson, Quiet, lasting_output, loading, names_in
+from rlzoo.cli.sweep import finish
+from rlzoo.cli.tables import report_table, table
+from rlzoo.core.errors import RunError, UserError
+
+if TYPE_CHECKING:
+    from rlzoo.lab.results import Standings
+
+WIDTH = 48  # characters of a plotted interval
+
+app = typer.Typer(help="Race rules on standard tracks: every rule is tuned and evaluated alike.", no_args_is_help=True)
+FOLDER = Path("races")
+
+TrackName = Annotated[str, typer.Option("--track", help="Track: sums, sums-again or off-policy, or a YAML file.")]
+Output = Annotated[Path, typer.Option(help="Folder of the races.")]
+
+
+@app.command("run")
+@lasting_output()
+def run(
+    track: TrackName,
+    clip: Annotated[str, typer.Option(help="Comma-separated rules, or the file of a rule.")],
+    output: Output = FOLDER,
+    jobs: Annotated[int | None, typer.Option(min=1, max=256, help="Number of runs at once; by default, one per core.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Calibrate, tune and train rules on a track; rerun the command to resume."""
+    specs = names_in("--clip", clip, "comma-separated rules; see `rlzoo clips list`")
+    with loading(is_quiet=quiet):
+        from rlzoo.lab.race import race
+        from rlzoo.lab.track import Track
+    course, console, failed = Track.read(track), Plain(), list[str]()
+    folder = output / course.name
+    entrants = [
+        (entry.kind.name, [spec] if is_path else [])
+        for spec in specs
+        for _, entries, is_path in [CLIPS.find(spec, None)]
+        for entry in entries
+    ]
+    for rule, plugins in entrants:
+        try:
+            result = race(
+                course, rule, plugins, folder, lambda sweep: finish(sweep, jobs, console, is_quiet=quiet), console.print
+            )
+        except RunError as error:
+            failed.append(str(error))
+            console.print(failed[-1], style="red")
+            continue
+        summary = result.summary()
+        console.print(f"{rule}: {summary['reward']:.3f} with learning rate {summary['learning_rate']:g}")
+    if failed:
+        raise RunError(f"{len(failed)} of {len(entrants)} rules have no result; {failed[0]}")
+    console.print(f"show the table with: rlzoo race show --track {track}{'' if output == FOLDER else f' --output {output}'}")
+
+
+@app.command("show")
+def show(track: TrackName, output: Output = FOLDER, as_json: AsJson = False) -> None:
+    """Print the table of a track: the shipped results, and those in the folder of the races, which take precedence."""
+    with loading():
+        from rlzoo.lab.results import Standings, results_folders
+        from rlzoo.lab.track import Track
+    standings = Standings.of(Track.read(track), [*results_folders(), output])
+    if not standings.results:
+        raise UserError(f"no results for the track {track}; make one with: rlzoo race run --track {track} --clip NAME")
+    if as_json:
+        rows = [
+            {"rule": result.rule, **result.summary(), "scores": standings.scores[result.rule]} for result in standings.results
+        ]
+        print(json.dumps({"track": track, "notes": standings.sentences(), "rules": rows}, indent=2))
+        return
+    console = Plain()
+    for sentence in standings.sentences():
+        console.print(sentence)
+    for content in standings.tables():
+        console.print(report_table(content))
+    console.print(_picture(standings, console))
+
+
+def _picture(standings: Standings, console: Plain) -> Table:
+    """Plot every rule's difference to the reference rule, with its interval."""
+    rows = table("<", "<", title=f"difference to {standings.track.reference}", show_header=False)
+    means = {name: pair.mean or 0.0 for name, pair in standings.pairs.items()}
+    intervals = {name: pair.interval or (means[name], means[name]) for name, pair in standings.pairs.items()}
+    edges = [0.0, *(end for ends in intervals.values() for end in ends)]
+    signs, spread = "│─●" if console.encoding.startswith("utf") else "|-o", max(edges) - min(edges) or 1.0
+    for name, ends in intervals.items():
+        places = (round((WIDTH - 1) * (value - min(edges)) / spread) for value in (*ends, 0.0, means[name]))
+        first, last, zero, dot = places
+        bar = [" "] * WIDTH
+        bar[zero], bar[first : last + 1] = signs[0], signs[1] * (last + 1 - first)
+        bar[dot] = signs[2]
+        rows.add_row(name, "".join(bar))
+    return rows
+
+
+@app.command("add")
+def add(
+    result: Annotated[Path, typer.Argument(metavar="RESULT.json", help="Result of `rlzoo race run`.")],
+    plugin: Annotated[Path | None, typer.Option(metavar="FILE.py", help="File of a rule that is not bundled.")] = None,
+) -> None:
+    """Check a result, and add it, with the file of its rule, to the results in this clone."""
+    with loading():
+        from rlzoo.lab.race import admit
+        from rlzoo.lab.results import Result, Standings, results_folders
+        from rlzoo.lab.track import Track
+    folder = next((folder for folder in results_folders() if folder.parent.name == "docs"), None)
+    if folder is None:
+        raise UserError("race add needs a clone of rlzoo, because results are part of the repository")
+    submitted = Result.read(result)
+    track = Track.read(submitted.track)
+    admit(submitted, track, [plugin] if plugin else [], Standings.of(track, [folder]).results)
+    target = folder / track.name / f"{submitted.rule}.json"
+    if target.exists():
+        raise UserError(f"{str(target)!r} exists; remove it to replace this result")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(result, target)
+    if plugin and plugin.resolve() != (source := target.with_suffix(".py")).resolve():
+        shutil.copyfile(plugin, source)
+    Plain().print(f"added {target}")
