@@ -180,9 +180,13 @@ def test_damaged_state_or_metrics_are_reported(tmp_path):
     run = RunDirectory.create(tmp_path / "run", "")
     (run.path / "rollouts" / "notes.txt").write_text("mine")
     (run.path / "rollouts" / "000003.jsonl").write_text("")
+    for step in (1, 2):
+        run.save_evaluation(step, [[1.0, None]])
     (run.path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1, "a": 2.0}\n{"step": 2}\n{"ste')  # killed while writing
     assert run.cut_after(1) == [{}, {"a": 2.0}]
     assert [file.name for file in (run.path / "rollouts").iterdir()] == ["notes.txt"]
+    assert [file.name for file in (run.path / "evaluations").iterdir()] == ["000001.json"]
+    assert json.loads((run.path / "superseded/1/evaluations/000002.json").read_text()) == {"rewards": [[1.0, None]]}
     run.close()
 
 
