@@ -88,13 +88,13 @@ def evaluate(
         messages.print(f"stopped; the evaluation is in {path}; rerun the same command to resume it")
         raise
     by_length = [_by_length(one) for one in result.results if one.estimates]
-    save_tables([_table(result.results), *by_length], csv, latex)
     if as_json:
         print(json.dumps(result.as_dict(), indent=2))
     else:
         side_by_side = range(0, len(result.results), SIDE_BY_SIDE)
         for content in (*(_table(result.results[start : start + SIDE_BY_SIDE]) for start in side_by_side), *by_length):
             console.print(report_table(content))
+    save_tables([_table(result.results), *by_length], csv, latex)
     if quiet:
         return
     messages.print(f"completions and results in {path}")
@@ -106,9 +106,9 @@ def _table(results: Sequence[SuiteResult]) -> Table:
     """Return a table with a row per measure and a column per suite."""
     from rlzoo.measure.report import Row, Table
 
-    rows: list[Row] = []
-    for name in results[0].estimates:
-        rows.append([name, *(cell for result in results for cell in _cells(result.estimates.get(name)))])
+    rows: list[Row] = [
+        [name, *(cell for result in results for cell in _cells(result.estimates.get(name)))] for name in results[0].estimates
+    ]
     plain: dict[str, list[float | None]] = {
         "problems": [result.num_problems for result in results],
         "tokens": [result.response_length_mean for result in results],

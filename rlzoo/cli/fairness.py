@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -71,14 +70,13 @@ def _drift_table(drift: Drift) -> Table:
     from rlzoo.measure.profile import labels
     from rlzoo.measure.report import Table
 
-    kinds: dict[str, Sequence[float]] = {
-        "responses": drift.count,
-        "A < 0": drift.negative,
-        "mean S": drift.mean,
-        "sd S": drift.sigma,
-        "sd S/sqrt(L)": drift.sigma_root,
-        "sd S/L": drift.sigma_mean,
-        "sd to sampler": drift.mismatch,
-    }
-    rows: list[Row] = [[name, *values] for name, values in kinds.items()]
+    rows: list[Row] = [
+        ["responses", *drift.count],
+        ["A < 0", *drift.negative],
+        ["mean S", *drift.mean],
+        ["sd S", *drift.sigma],
+        ["sd S/sqrt(L)", *drift.sigma_root],
+        ["sd S/L", *drift.sigma_mean],
+        ["sd to sampler", *drift.mismatch],
+    ]
     return Table("log-ratio S by length in tokens", ["", *labels(drift.edges)], rows)

@@ -59,9 +59,11 @@ def remove(
         chosen = [lock_run(path, locks) for path in dict.fromkeys(map(run_at, paths))]
         if not (yes or sys.stdin.isatty()):
             raise UserError("nothing was removed: without a terminal, rlzoo cannot ask; add --yes")
-        if not yes and not typer.confirm(f"Remove {', '.join(map(str, chosen))}?"):
-            console.print("nothing was removed")
-            return
+        if not yes:
+            console.print(f"Remove {', '.join(map(str, chosen))}? [y/N]", end=" ")
+            if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+                console.print("nothing was removed")
+                return
         for run in chosen:
             kept = remove_run(run)
             more = ", ..." if len(kept) > 5 else ""

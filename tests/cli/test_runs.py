@@ -81,16 +81,15 @@ def test_a_removal_asks_and_never_removes_without_an_answer(rlzoo, refused, fold
     assert sorted(path.name for path in folder.rglob("*")) == ["notes", "notes.txt", "open"]
 
 
-@pytest.mark.parametrize(("answer", "is_removed"), [("y", True), ("n", False), ("", False)])
+@pytest.mark.parametrize(("answer", "is_removed"), [("y\n", True), ("n\n", False), ("\n", False), ("", False)])
 def test_on_a_terminal_only_yes_removes(folder, monkeypatch, answer, is_removed):
     class Terminal:
         def isatty(self):
             return True
 
         def readline(self, *_):
-            return f"{answer}\n"
+            return answer
 
     monkeypatch.setattr("sys.stdin", Terminal())
-    monkeypatch.setattr("click.termui.visible_prompt_func", lambda *_: answer)
     remove([folder / "done"])
     assert (folder / "done").exists() != is_removed
