@@ -81,7 +81,8 @@ def remove_run(run: Path) -> list[str]:
                 if not folder.is_symlink():
                     discard(folder, run)
         remove_files(run, is_own)
-        remove_files(run, lambda name: name in (IDENTITY, LOCK))
+        for last in (LOCK, IDENTITY):
+            remove_files(run, last.__eq__)
     except OSError as error:
         raise UserError(f"{str(run)!r} cannot be removed completely: {error}; fix this, and repeat the command") from error
     return sorted(path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_symlink() or not path.is_dir())
