@@ -10,6 +10,8 @@ import pytest
 
 from rlzoo.core.errors import UserError
 from rlzoo.journal.removal import lock_run, remove_run, run_at
+from rlzoo.journal.state import identity
+from rlzoo.support.atomic import temporary_path
 from rlzoo.support.lock import Lock, is_locked
 
 
@@ -45,6 +47,14 @@ def test_files_of_the_user_are_kept_wherever_they_are(run):
     assert removed(run) == sorted(mine)
     assert files(run) == sorted(mine)
     assert {(run / name).read_text() for name in mine} == {"mine"}
+
+
+def test_evaluations_are_removed_and_other_files_beside_them_kept(run):
+    (run / "evaluations").mkdir(exist_ok=True)
+    for name in ("000000.json", "000004.json", temporary_path(run / "000002.json", identity(run)).name, "notes.json"):
+        (run / "evaluations" / name).write_text("{}")
+    assert removed(run) == ["evaluations/notes.json"]
+    assert files(run) == ["evaluations/notes.json"]
 
 
 def test_links_are_neither_followed_nor_removed(run):
@@ -130,6 +140,7 @@ class Killed(BaseException):
     """As if the process was killed."""
 
 
+@pytest.mark.long
 def test_an_interrupted_removal_can_be_repeated(trained, tmp_path, monkeypatch):
     import pathlib
 
