@@ -16,6 +16,7 @@ from rlzoo.cli.parts import GROUPS
 from rlzoo.cli.race import app as race
 from rlzoo.cli.replay import replay
 from rlzoo.cli.rescore import rescore
+from rlzoo.cli.runs import runs
 from rlzoo.cli.sweep import sweep
 from rlzoo.cli.sync import sync
 from rlzoo.cli.train import train
@@ -42,7 +43,7 @@ app = typer.Typer(
 )
 for command in (train, sync, sweep, calibrate, replay, fairness, rescore, evaluate, compare, ui, doctor):
     app.command("eval" if command is evaluate else None)(command)
-for name, group in {**GROUPS, "race": race}.items():
+for name, group in {**GROUPS, "race": race, "runs": runs}.items():
     app.add_typer(group, name=name)
 
 

@@ -14,10 +14,9 @@ import typer
 from rich.table import Table
 
 from rlzoo.cli.console import Plain
-from rlzoo.cli.options import AsJson, MatchBySign, Plugins, Quiet, loading
+from rlzoo.cli.options import AsJson, Csv, Latex, MatchBySign, Plugins, Quiet, loading
 from rlzoo.cli.pages import check_page, write_page
-from rlzoo.cli.tables import interval, number, rule_label, signed, table
-from rlzoo.core.errors import UserError
+from rlzoo.cli.tables import check_files, interval, number, rule_label, save_tables, signed, table
 
 if TYPE_CHECKING:
     from rlzoo.lab.compare import Comparison
@@ -44,11 +43,12 @@ def compare(
     plugin: Plugins = None,
     as_json: AsJson = False,
     report: Annotated[Path | None, typer.Option(help="HTML report to write; by default compare.html next to the runs.")] = None,
+    csv: Csv = None,
+    latex: Latex = None,
     quiet: Quiet = False,
 ) -> None:
     """Compare the rules of finished runs: scores with intervals, pairwise differences, fairness by length, time and memory."""
-    if report is not None and (report.is_dir() or not report.parent.is_dir()):
-        raise UserError(f"--report {str(report)!r}: expected the name of a file in an existing folder")
+    check_files(csv, latex, report)
     beside = Path(os.path.commonpath([path.resolve() for path in runs])) / "compare.html"
     page = report or (None if as_json else beside)
     if page:
@@ -57,15 +57,16 @@ def compare(
         from rlzoo.cli.bars import Bars
         from rlzoo.lab.compare import compare as compare_runs
         from rlzoo.lab.comparison_tracking import log_comparison
+        from rlzoo.lab.reports import comparison_report, comparison_tables
     with Bars(Plain(stderr=True), is_quiet=quiet, transient=True) as bars:
         result = compare_runs(runs, plugins=plugin or [], match=match, by_sign=match_by_sign, progress=bars.reach)
     if as_json:
         print(json.dumps(result.as_dict(), indent=2))
     else:
         _print(Plain(), result)
+    if csv or latex:
+        save_tables(comparison_tables(result), csv, latex)
     if page:
-        from rlzoo.lab.reports import comparison_report
-
         write_page(page, comparison_report(result))
         Plain(stderr=as_json).print(f"report {os.path.relpath(page)}")
         log_comparison(result)

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from rlzoo.cli.console import Plain, show_log
-from rlzoo.cli.options import AsJson, Quiet, lasting_output, loading, names_in
-from rlzoo.cli.tables import interval, number, table
+from rlzoo.cli.options import AsJson, Csv, Latex, Quiet, lasting_output, loading, names_in
+from rlzoo.cli.tables import check_files, number, report_table, save_tables
 
 if TYPE_CHECKING:
     from rlzoo.lab.evaluation import SuiteResult
     from rlzoo.measure.at_k import AtK
+    from rlzoo.measure.report import Cell, Table
 
 EXPERIMENT = "rlzoo"
 BATCH_SIZE = 64  # responses sampled at once, unless --set rollout.batch_size says otherwise
@@ -52,11 +52,14 @@ def evaluate(
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Output folder; an unfinished evaluation in it is resumed.")] = None,
     as_json: AsJson = False,
+    csv: Csv = None,
+    latex: Latex = None,
     quiet: Quiet = False,
     mlflow: Annotated[bool, typer.Option("--mlflow/--no-mlflow", help="Log the results to MLflow.")] = True,
 ) -> None:
     """Evaluate a model with mean@k, pass@k and maj@k on suites, or on a run's own task; rerun the command to resume."""
     names = () if suite is None else names_in("--suite", suite, "comma-separated suites, such as gsm8k,math500")
+    check_files(csv, latex)
     with loading(is_quiet=quiet):
         from rlzoo.cli.bars import Bars
         from rlzoo.lab.evaluation import EvaluationConfig, default_output
@@ -84,13 +87,14 @@ def evaluate(
     except (KeyboardInterrupt, SystemExit):
         messages.print(f"stopped; the evaluation is in {path}; rerun the same command to resume it")
         raise
+    by_length = [_by_length(one) for one in result.results if one.estimates]
     if as_json:
         print(json.dumps(result.as_dict(), indent=2))
     else:
-        for start in range(0, len(result.results), SIDE_BY_SIDE):
-            console.print(_table(result.results[start : start + SIDE_BY_SIDE]))
-        for suite_result in (one for one in result.results if one.estimates):
-            console.print(_by_length(suite_result))
+        side_by_side = range(0, len(result.results), SIDE_BY_SIDE)
+        for content in (*(_table(result.results[start : start + SIDE_BY_SIDE]) for start in side_by_side), *by_length):
+            console.print(report_table(content))
+    save_tables([_table(result.results), *by_length], csv, latex)
     if quiet:
         return
     messages.print(f"completions and results in {path}")
@@ -100,33 +104,35 @@ def evaluate(
 
 def _table(results: Sequence[SuiteResult]) -> Table:
     """Return a table with a row per measure and a column per suite."""
-    rows = table("<", *(f">{column}" for result in results for column in (result.suite, "95 %")))
-    for name in results[0].estimates:
-        rows.add_row(name, *(word for result in results for word in _words(result.estimates.get(name))))
-    plain = {
-        "problems": [str(result.num_problems) for result in results],
-        "tokens": [f"{result.response_length_mean:.0f}" for result in results],
-        "cut off": [number(result.truncated) for result in results],
-        **({"no grade": [number(result.failed) for result in results]} if any(result.failed for result in results) else {}),
-        "no answer": [number(result.no_answer) for result in results],
+    from rlzoo.measure.report import Row, Table
+
+    rows: list[Row] = [
+        [name, *(cell for result in results for cell in _cells(result.estimates.get(name)))] for name in results[0].estimates
+    ]
+    plain: dict[str, list[float | None]] = {
+        "problems": [result.num_problems for result in results],
+        "tokens": [result.response_length_mean for result in results],
+        "cut off": [result.truncated for result in results],
+        **({"no grade": [result.failed for result in results]} if any(result.failed for result in results) else {}),
+        "no answer": [result.no_answer for result in results],
     }
-    for name, values in plain.items():
-        rows.add_row(name, *(word for value in values for word in (value, "")))
-    return rows
+    rows += [[name, *(cell for value in values for cell in (value, ""))] for name, values in plain.items()]
+    return Table("", ["", *(column for result in results for column in (result.suite, "95 %"))], rows)
 
 
 def _by_length(result: SuiteResult) -> Table:
     """Return a table with a row per length bin."""
+    from rlzoo.measure.report import Row, Table
+
     mean = next(iter(result.estimates))
     of_problems = [name for name in (mean.replace("mean", "pass"), mean.replace("mean", "maj")) if name in result.estimates]
-    columns = ("up to", "resp", mean, "95 %", "prob", *(word for name in of_problems for word in (name, "95 %")))
-    rows = table(*(f">{column}" for column in columns), title=f"{result.suite} by response length in tokens")
+    columns = ["up to", "resp", mean, "95 %", "prob", *(word for name in of_problems for word in (name, "95 %"))]
+    rows: list[Row] = []
     for row in (row for row in result.by_length if row.num_responses or row.num_problems):
-        by_problem = [word for name in of_problems for word in _words(row.estimates.get(name))]
-        by_response = _words(row.estimates.get(mean))
-        rows.add_row(str(row.longest), str(row.num_responses), *by_response, str(row.num_problems), *by_problem)
-    return rows
+        by_problem = [cell for name in of_problems for cell in _cells(row.estimates.get(name))]
+        rows.append([row.longest, row.num_responses, *_cells(row.estimates.get(mean)), row.num_problems, *by_problem])
+    return Table(f"{result.suite} by response length in tokens", columns, rows)
 
 
-def _words(estimate: AtK | None) -> tuple[str, str]:
-    return ("-", "-") if estimate is None else (number(estimate.value), interval(estimate.interval))
+def _cells(estimate: AtK | None) -> tuple[Cell, Cell]:
+    return (None, None) if estimate is None else (estimate.value, estimate.interval)

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlzoo.cli.console import Plain
-from rlzoo.cli.options import AsJson, Plugins, Quiet, loading, names_in
+from rlzoo.cli.options import AsJson, Csv, Latex, Plugins, Quiet, loading, names_in
 from rlzoo.cli.replay import Recording, policy_for
-from rlzoo.cli.tables import number, report_table, table
+from rlzoo.cli.tables import check_files, number, report_table, save_tables
 
 if TYPE_CHECKING:
     from rlzoo.measure.drift import Drift
+    from rlzoo.measure.report import Row, Table
 
 
 def fairness(
@@ -23,12 +24,15 @@ def fairness(
     ] = None,
     plugin: Plugins = None,
     as_json: AsJson = False,
+    csv: Csv = None,
+    latex: Latex = None,
     quiet: Quiet = False,
 ) -> None:
     """Show how far a run's updates moved the responses of each length, and which of these responses its rule clipped.
 
     The rollouts come from a run of rlzoo, or from any trainer that writes rollout files (docs/reference/rollout-files.md).
     """
+    check_files(csv, latex)
     with loading(is_quiet=quiet):
         from rlzoo.core.errors import UserError
         from rlzoo.lab.recorded import RecordedRun
@@ -44,36 +48,35 @@ def fairness(
     names = names_in("--clip", clip, "comma-separated rules; see `rlzoo clips list`") if clip else ()
     rules = [policy_for(run, name, [], [], plugin or []) for name in names] or ([run.rule] if run.rule else [])
     judged = study(run, rules, with_cosine=False) if rules else None
+    tables = [_drift_table(drift), *(judged.tables() if judged else ())]
+    save_tables(tables, csv, latex)
     if as_json:
         facts = {"run": str(run.path), "trained_with": run.trained_with, "num_responses": run.num_responses, "drift": drift}
         print(json.dumps({**plain(facts), "note": run.problem, "rules": judged.as_dict()["rules"] if judged else []}, indent=2))
         return
     console = Plain()
     console.print(f"{run.num_responses:,} recorded responses in {run.path}, trained with {run.trained_with}")
-    _print(console, drift)
-    if judged is None:
-        console.print(f"{run.problem}; or name rules with --clip, such as --clip fspo,gspo,grpo")
-        return
-    for content in judged.tables():
-        console.print(report_table(content))
-
-
-def _print(console: Plain, drift: Drift) -> None:
-    from rlzoo.measure.profile import labels
-
-    rows = table("<", *(f">{label}" for label in labels(drift.edges)), title="log-ratio S by length in tokens")
-    rows.add_row("responses", *map(str, drift.count))
-    kinds = {
-        "A < 0": drift.negative,
-        "mean S": drift.mean,
-        "sd S": drift.sigma,
-        "sd S/sqrt(L)": drift.sigma_root,
-        "sd S/L": drift.sigma_mean,
-        "sd to sampler": drift.mismatch,
-    }
-    for name, values in kinds.items():
-        rows.add_row(name, *map(number, values))
-    console.print(rows)
+    console.print(report_table(tables[0]))
     console.print(
         f"sd S grows as the length to the power {number(drift.exponent)}; {number(drift.moved)} of the responses had moved"
     )
+    if judged is None:
+        console.print(f"{run.problem}; or name rules with --clip, such as --clip fspo,gspo,grpo")
+    for content in tables[1:]:
+        console.print(report_table(content))
+
+
+def _drift_table(drift: Drift) -> Table:
+    from rlzoo.measure.profile import labels
+    from rlzoo.measure.report import Table
+
+    rows: list[Row] = [
+        ["responses", *drift.count],
+        ["A < 0", *drift.negative],
+        ["mean S", *drift.mean],
+        ["sd S", *drift.sigma],
+        ["sd S/sqrt(L)", *drift.sigma_root],
+        ["sd S/L", *drift.sigma_mean],
+        ["sd to sampler", *drift.mismatch],
+    ]
+    return Table("log-ratio S by length in tokens", ["", *labels(drift.edges)], rows)

@@ -32,6 +32,10 @@ Overrides = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as learner.lr=1e-5."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Csv = Annotated[
+    Path | None, typer.Option("--csv", metavar="FILE", help="CSV file for the table; further tables get FILE-NAME.csv.")
+]
+Latex = Annotated[Path | None, typer.Option("--latex", metavar="FILE", help="LaTeX file for the tables.")]
 MatchBySign = Annotated[
     bool, typer.Option("--match-by-sign", help="Match the clip fraction separately for negative and positive advantages.")
 ]

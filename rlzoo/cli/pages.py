@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlzoo.core.errors import UserError
+from rlzoo.measure.report import MARK
 from rlzoo.support.atomic import write_text
-
-MARK = b'<meta name="generator" content="rlzoo">'
-"""Marks a file as a report; every report has it in its head."""
 
 
 def check_page(page: Path, mark: bytes = MARK, kind: str = "report", option: str = "--report") -> None:
@@ -22,14 +20,14 @@ def check_page(page: Path, mark: bytes = MARK, kind: str = "report", option: str
     raise UserError(f"{str(page)!r} exists and is not an rlzoo {kind}; move it away, or choose another file with {option}")
 
 
-def write_page(page: Path, text: str) -> None:
-    """Write a report.
+def write_page(page: Path, text: str, mark: bytes = MARK, kind: str = "report", option: str = "--report") -> None:
+    """Write a report or a table.
 
     Raises:
-        UserError: the path exists and is not a report, or it cannot be written.
+        UserError: the path exists and has no ``mark``, or it cannot be written.
     """
-    check_page(page)
+    check_page(page, mark, kind, option)
     try:
         write_text(page, text.encode("utf-8", "backslashreplace").decode(), "page")  # a path may not be valid text
     except OSError as error:
-        raise UserError(f"report {str(page)!r} cannot be written: {error.strerror}; choose another with --report") from error
+        raise UserError(f"{kind} {str(page)!r} cannot be written: {error.strerror}; choose another with {option}") from error

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlzoo.cli.console import Plain
-from rlzoo.cli.options import AsJson, Configs, MatchBySign, Plugins, Quiet, loading, names_in
+from rlzoo.cli.options import AsJson, Configs, Csv, Latex, MatchBySign, Plugins, Quiet, loading, names_in
 from rlzoo.cli.pages import check_page, write_page
-from rlzoo.cli.tables import report_table
+from rlzoo.cli.tables import check_files, report_table, save_tables
 from rlzoo.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ def replay(
     report: Annotated[
         Path | None, typer.Option(help="HTML report to write; by default replay.html in the run directory.")
     ] = None,
+    csv: Csv = None,
+    latex: Latex = None,
     quiet: Quiet = False,
 ) -> None:
     """Replay recorded rollouts with other rules, and show what each rule would have clipped.
@@ -58,6 +60,7 @@ def replay(
     """
     if match_by_sign and match is None:
         raise UserError("--match-by-sign needs a clip fraction to match; add --match-clip-fraction 0.1")
+    check_files(csv, latex, report)
     with loading(is_quiet=quiet):
         from rlzoo.cli.bars import Bars
         from rlzoo.lab.recorded import RecordedRun
@@ -82,6 +85,7 @@ def replay(
         print(json.dumps(result.as_dict(), indent=2))
     else:
         _print(Plain(), result, cosine)
+    save_tables(list(result.tables()), csv, latex)
     if page:
         from rlzoo.lab.reports import study_report
 

@@ -12,7 +12,7 @@ import typer
 from rlzoo.cli.console import Plain
 from rlzoo.cli.exits import FAILED
 from rlzoo.core.errors import UserError
-from rlzoo.support.lock import Lock
+from rlzoo.support.lock import Lock, is_locked
 
 
 def sync(runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories, such as runs/*.")]) -> None:
@@ -44,7 +44,7 @@ def _sync(directory: Path, console: Plain) -> bool:
     try:
         outbox = Sync(directory, uri)
         with bounded_store():
-            outbox.send(is_over=_is_over(directory))
+            outbox.send(is_over=not is_locked(directory))
     except Exception as error:
         console.print(f"{directory}: upload to MLflow at {without_password(uri)} failed: {describe(error, uri)}")
         return False
@@ -52,13 +52,4 @@ def _sync(directory: Path, console: Plain) -> bool:
         lock.release()
     sent = f"{outbox.num_rows} steps and {outbox.num_files} files sent" if outbox.num_rows or outbox.num_files else "complete"
     console.print(f"{directory}: {sent}, run {outbox.uploaded.run_id} at {without_password(uri)}")
-    return True
-
-
-def _is_over(directory: Path) -> bool:
-    """Return whether no process is writing to the run directory."""
-    try:
-        Lock(directory).release()
-    except UserError:
-        return False
     return True

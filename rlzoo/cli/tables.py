@@ -1,19 +1,39 @@
-"""Formats tables and numbers for all commands."""
+"""Formats tables and numbers for all commands, and writes them to files."""
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import re
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from markupsafe import Markup
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rlzoo.cli.pages import check_page, write_page
+from rlzoo.core.errors import UserError
 from rlzoo.measure.colours import rule_colour
+from rlzoo.measure.report import Cell, environment
+from rlzoo.measure.report import number as rounded
 
 if TYPE_CHECKING:
     from rlzoo.measure.report import Table as ReportTable
+
+LATEX = b"% Written by rlzoo"  # begins a LaTeX file
+LATEX_ESCAPES = str.maketrans(
+    {
+        **{char: f"\\{char}" for char in "&%$#_{}"},
+        **{char: f"${char}$" for char in "<>|"},
+        "\\": r"\textbackslash{}",
+        "\u2013": "--",
+    }
+)
+INTERVALS = ("95 %", "95%", "lowest and highest")  # columns that become two columns of a CSV file
 
 
 def table(*columns: str, **options: Any) -> Table:
@@ -29,9 +49,55 @@ def report_table(content: ReportTable) -> Table:
     first, *others = content.columns
     rows = table(f"<{first}", *(f">{column}" for column in others), title=content.caption or None)
     for row in content.rows:
-        cells = (interval(cell) if isinstance(cell, tuple) else cell if isinstance(cell, str) else number(cell) for cell in row)
-        rows.add_row(*cells)
+        rows.add_row(
+            *(
+                interval(cell) if isinstance(cell, tuple) else str(cell) if isinstance(cell, str | int) else number(cell)
+                for cell in row
+            )
+        )
     return rows
+
+
+def check_files(csv_file: Path | None, latex: Path | None, report: Path | None = None) -> None:
+    """Raise `UserError` if a file cannot be written, is not a table of rlzoo, or is to be a report in another format."""
+    for option, file in (("--csv", csv_file), ("--latex", latex), ("--report", report)):
+        if file is not None and (file.is_dir() or not file.parent.is_dir()):
+            raise UserError(f"{option} {str(file)!r}: expected the name of a file in an existing folder")
+    if report is not None and report.suffix not in (".html", ".htm"):
+        raise UserError(f"--report {str(report)!r}: a report is an HTML page; name it .html, or use --csv or --latex")
+    if latex is not None:
+        check_page(latex, LATEX, "table", "--latex")
+
+
+def save_tables(tables: Sequence[ReportTable], csv_file: Path | None, latex: Path | None) -> None:
+    """Write tables to one LaTeX file, rounded, and to a CSV file each, with all digits.
+
+    The first table gets the name of the CSV file, and each other table its caption as well. In CSV, an interval takes two
+    columns, and an unknown number is an empty cell. An existing CSV file is replaced only if it has the same columns.
+    """
+    for place, content in enumerate(tables):
+        if csv_file is not None:
+            words = re.sub("[^a-z0-9]+", "-", content.caption.lower()).strip("-") or place + 1
+            file, text = csv_file.with_stem(f"{csv_file.stem}-{words}") if place else csv_file, _as_csv(content)
+            write_page(file, text, text.partition("\n")[0].encode()[:900], "table with these columns", "--csv")
+    if latex is not None:
+        pages = environment(latex=lambda cell: Markup(rounded(cell).translate(LATEX_ESCAPES)))
+        write_page(latex, pages.get_template("tables.tex.j2").render(tables=tables), LATEX, "table", "--latex")
+
+
+def _as_csv(content: ReportTable) -> str:
+    stream, heads = io.StringIO(), list[str]()
+    writer = csv.writer(stream, lineterminator="\n")
+    for before, name in zip(("", *content.columns), content.columns, strict=False):
+        heads += (f"{before} {name} low", f"{before} {name} high") if name in INTERVALS else (name,)
+    writer.writerow(heads)
+    for row in content.rows:
+        cells: list[Cell] = []
+        for name, cell in zip(content.columns, row, strict=True):
+            pair = cell if isinstance(cell, tuple) else (None, None)
+            cells += pair if name in INTERVALS else (None if isinstance(cell, float) and math.isnan(cell) else cell,)
+        writer.writerow(cells)
+    return stream.getvalue()
 
 
 def rule_label(label: str, console: Console) -> Text:

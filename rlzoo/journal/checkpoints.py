@@ -18,6 +18,7 @@ from rlzoo.journal.state import RunState, identity, numbered
 from rlzoo.support.atomic import temporary_path
 
 DISCARDED = "-discarded"
+TIDIED = ("checkpoints", "rollouts", "replay", "evaluations", "figures", "superseded")  # folders with temporary files
 
 logger = logging.getLogger("rlzoo")
 
@@ -90,8 +91,7 @@ def put_in_place(temporary: Path, folder: Path, run: Path) -> None:
 def tidy(run: Path) -> None:
     """Remove the temporary files and folders that killed processes of this run left behind; their names contain its ID."""
     pattern = temporary_path(run / "*", identity(run)).name
-    folders = ("checkpoints", "rollouts", "replay", "figures", "superseded")
-    for path in [*run.glob(pattern), *(path for name in folders for path in (run / name).rglob(pattern))]:
+    for path in [*run.glob(pattern), *(path for name in TIDIED for path in (run / name).rglob(pattern))]:
         name = path.name.removeprefix(".").removesuffix(".part").rpartition(".")[0]
         if name.endswith(DISCARDED):
             _remove_discarded(path, path.with_name(name.removesuffix(DISCARDED)))

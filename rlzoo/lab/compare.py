@@ -11,6 +11,7 @@ from typing import Any
 
 from rlzoo.core.errors import UserError
 from rlzoo.core.policy import NAMED
+from rlzoo.core.settings import user_path
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import replay, replay_matched
 from rlzoo.lab.runs import REPETITION, FinishedRun, find_runs
@@ -170,10 +171,12 @@ def compare(
         progress: called to report progress.
 
     Raises:
-        UserError: there is no finished run, two runs have the same rule and seed, or a plugin cannot be used.
+        UserError: there is no finished run, two of the paths are equal runs, or a plugin cannot be used.
     """
     all_runs, notes = find_runs(paths, plugins)
     groups = labelled(all_runs)
+    notes += drop_older(groups, paths)
+    all_runs = [run for run in all_runs if any(run is kept for group in groups.values() for kept in group)]
     notes += other_differences([run.settings for run in all_runs])
     metric = "eval/accuracy" if all(run.accuracies for run in all_runs) else "reward/mean"
     scored = {label: {run.seed: run.score(metric) for run in runs} for label, runs in groups.items()}
@@ -206,22 +209,34 @@ def compare(
 
 
 def labelled(runs: Sequence[FinishedRun]) -> dict[str, list[FinishedRun]]:
-    """Group runs by rule, and by the settings (other than the seed) that differ between runs of the same rule.
-
-    Raises:
-        UserError: two runs with the same label have the same seed.
-    """
+    """Group runs by rule, and by the settings (other than the seed) that differ between runs of the same rule."""
     groups: dict[str, list[FinishedRun]] = {}
     for run in runs:
         varied = _varied([other.settings for other in runs if other.policy == run.policy])
         settings = [f"{key}={_short(run.settings[key])}" for key in varied if key in run.settings]
         groups.setdefault(" ".join([_short(run.policy), *settings]), []).append(run)
-    for label, group in groups.items():
-        group.sort(key=lambda run: run.seed)
-        for earlier, later in itertools.pairwise(group):
-            if earlier.seed == later.seed:
-                raise UserError(f"{earlier.path} and {later.path} are both {label} with seed {later.seed}; pass only one")
+    for group in groups.values():
+        group.sort(key=lambda run: (run.seed, run.ended))
     return groups
+
+
+def drop_older(groups: Mapping[str, list[FinishedRun]], paths: Sequence[Path]) -> list[str]:
+    """Remove all but the newest of equal runs from the groups of `labelled`, and return a note on each removed run.
+
+    Raises:
+        UserError: two equal runs are among ``paths``.
+    """
+    notes, named = list[str](), {user_path(path).resolve() for path in paths}
+    for label, group in groups.items():
+        for earlier, later in itertools.combinations(tuple(group), 2):
+            if earlier.seed != later.seed:
+                continue
+            if {earlier.path.resolve(), later.path.resolve()} <= named:
+                raise UserError(f"{earlier.path} and {later.path} are both {label} with seed {later.seed}; pass only one")
+            if earlier in group:
+                notes.append(f"left out {earlier.path}: {later.path} is a newer run of {label} with seed {later.seed}")
+                group.remove(earlier)
+    return notes
 
 
 def _short(value: object) -> str:

@@ -37,6 +37,12 @@ def comparison_report(comparison: Comparison) -> str:
     return render("Comparison of runs", facts, [*sections, _costs(comparison)])
 
 
+def comparison_tables(comparison: Comparison) -> list[Table]:
+    """Return the tables of a comparison: the scores, the pairs, and the means of costs."""
+    sections = (_scores(comparison), _pairs(comparison), _fairness(comparison), _costs(comparison))
+    return [table for section in sections for table in section.tables]
+
+
 def _scores(comparison: Comparison) -> ReportSection:
     rows: list[Row] = []
     for rule in comparison.rules:

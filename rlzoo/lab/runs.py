@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -15,7 +18,9 @@ from rlzoo.core.errors import UserError, shown
 from rlzoo.core.settings import user_path
 from rlzoo.core.zoo import Zoo, load_zoo
 from rlzoo.journal.run_directory import read_metrics
+from rlzoo.journal.state import IDENTITY
 from rlzoo.journal.tracking.uploads import flatten
+from rlzoo.support.lock import is_locked
 from rlzoo.support.parsing import parse_json, parse_yaml
 from rlzoo.support.reading import read_text
 
@@ -43,6 +48,11 @@ class FinishedRun:
         """The standard error of the last accuracy due to sampling the responses; None if it was not logged."""
         errors = [row["eval/accuracy_se"] for row in self.metrics if "eval/accuracy_se" in row]
         return errors[-1] if errors else None
+
+    @property
+    def ended(self) -> float:
+        """When the last step ended, in seconds since 1970."""
+        return self.metrics[-1].get("time/clock", (self.path / "metrics.jsonl").stat().st_mtime)
 
     def mean(self, name: str, last_share: float = 1.0) -> float | None:
         """Return the mean of a metric over the last steps of the run; ``last_share`` is the fraction of steps to include."""
@@ -94,6 +104,43 @@ def find_runs(paths: Sequence[Path], plugins: Sequence[str | Path] = ()) -> tupl
             f"no finished run in {', '.join(map(str, paths))}{why}; create runs with `rlzoo sweep` or `rlzoo train`"
         )
     return runs, notes
+
+
+def list_runs(folder: Path) -> list[dict[str, Any]]:
+    """Return facts about each run in a folder, at any depth; ``reward`` is the mean over the last quarter of the steps so far.
+
+    Raises:
+        UserError: the path is not a folder.
+    """
+    if not os.path.isdir(folder := user_path(folder)):  # noqa: PTH112 - as in `find_runs`
+        raise UserError(f"{shown(str(folder))} is not a folder; pass a folder that contains runs, such as sweeps/")
+    runs = [file.parent for file in sorted(folder.rglob(IDENTITY)) if (file.parent / "rollouts").is_dir()]
+    return [_facts(path) for path in runs]
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    metrics: list[dict[str, float]] = [{"step": 0}]
+    with suppress(UserError):  # `rlzoo train --resume` says what is wrong
+        metrics = read_metrics(path / "metrics.jsonl") or metrics
+    summary, settings = read_mapping(path / "summary.json"), flatten(read_mapping(path / "config.yaml", parse_yaml))
+    run = FinishedRun(path, settings.get("clip.name", ""), 0, {"steps": metrics[-1]["step"]}, tuple(metrics), summary)
+    is_over = settings and summary.get("finished")
+    state = "running" if is_locked(path) else "finished" if is_over else "unfinished"
+    verb = "train --resume --output" if settings else "runs remove"  # config.yaml is what a removal removes first
+    return {
+        "run": str(path),
+        "rule": run.policy,
+        "seed": settings.get("seed"),
+        "state": state,
+        "step": run.settings["steps"],
+        "steps": settings.get("steps"),
+        "seconds": run.seconds,
+        "accuracy": run.accuracies[-1] if run.accuracies else None,
+        "reward": run.mean("reward/mean", 0.25),
+        "bytes": sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir()),
+        "last step": f"{datetime.fromtimestamp(metrics[-1].get('time/clock', path.stat().st_mtime)):%Y-%m-%d %H:%M}",
+        "command": f"rlzoo {verb} {shlex.quote(str(path))}" if state == "unfinished" else "",
+    }
 
 
 def read_mapping(file: Path, parse: Callable[[str], Any] = parse_json) -> dict[str, Any]:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 Cell = str | float | int | tuple[float, float] | None  # a pair is an interval, and None is an unknown value
 Row = list[Cell]
 
+MARK = b'<meta name="generator" content="rlzoo">'
+"""Marks a file as a report; every report has it in its head."""
+
 
 @dataclass(frozen=True, slots=True)
 class Table:

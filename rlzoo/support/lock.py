@@ -30,7 +30,7 @@ class Lock:
             OSError: the lock file cannot be written.
         """
         until = time.monotonic() + seconds
-        self._descriptor: int | None = os.open(folder / FILE, os.O_RDWR | os.O_CREAT, 0o666)
+        self._descriptor: int | None = os.open(folder / FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         while not _take(self._descriptor, folder):
             if time.monotonic() >= until:
                 holder = os.pread(self._descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
@@ -46,6 +46,21 @@ class Lock:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def is_locked(folder: Path) -> bool:
+    """Return whether another process holds the lock of a directory, without writing there."""
+    try:
+        descriptor = os.open(folder / FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)  # any other error is that of a file system without locks
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _take(descriptor: int, folder: Path) -> bool:

@@ -84,10 +84,29 @@ def test_runs_of_one_policy_with_different_settings_are_distinguished(folder, tm
     assert sorted(groups) == ["fspo learner.lr=0.0003", "fspo learner.lr=0.001", "grpo"]
 
 
-def test_the_same_policy_and_seed_twice_is_refused(folder, tmp_path, trained):
+def test_equal_runs_are_refused_if_both_are_named(folder, tmp_path, trained):
     again = variant(trained.path, tmp_path / "again")
     with pytest.raises(UserError, match="are both fspo with seed 0; pass only one"):
-        compare([folder, again])
+        compare([folder / "fspo-0", again])
+
+
+def test_of_equal_runs_in_a_folder_the_newest_counts(tmp_path, trained):
+    names = ("newest", "oldest", "older")  # in the order of their paths, the newest is neither the first nor the last
+    for name, clock in zip(names, (2e9, 0.0, 1e9), strict=True):
+        run = variant(trained.path, tmp_path / "runs" / f"{len(name)}-{name}")
+        rows = [
+            json.loads(line) | {"time/clock": clock, "reward/mean": clock}
+            for line in (run / "metrics.jsonl").read_text().splitlines()
+        ]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = compare([tmp_path / "runs"])
+    assert [run.path.name for run in result.rules[0].runs] == ["6-newest"]
+    assert result.rules[0].score.mean == 2e9
+    assert sorted(note.partition(" is a newer run of ")[2] for note in result.notes) == ["fspo with seed 0"] * 2
+    named = compare([tmp_path / "runs", tmp_path / "runs" / "6-oldest"])  # only one of them is named
+    assert [run.path.name for run in named.rules[0].runs] == ["6-newest"]
+    with pytest.raises(UserError, match="pass only one"):
+        compare([tmp_path / "runs", *((tmp_path / "runs" / name) for name in ("6-oldest", "6-newest"))])
 
 
 def test_runs_of_different_tasks_are_reported_as_not_comparable(folder, tmp_path, trained):
