@@ -44,14 +44,14 @@ def lock_run(path: Path, locks: ExitStack) -> Path:
         UserError: the path is not that of a run, another process writes to the run, or there is another run in its directory.
     """
     run = run_at(path)
-    if inner := [file.parent for file in run.rglob(IDENTITY) if file.parent != run]:
-        raise UserError(f"{shown(str(path))} contains another run, {str(inner[0])!r}; remove that one first, or move it away")
     try:
         for folder in (run, run / "tracking"):
             if folder.is_dir() and not folder.is_symlink():
                 locks.callback(Lock(folder).release)
     except OSError as error:
         raise UserError(f"{str(run)!r} cannot be locked: {error}") from error
+    if inner := [file.parent for file in run.rglob(IDENTITY) if file.parent != run]:
+        raise UserError(f"{shown(str(path))} contains another run, {str(inner[0])!r}; remove that one first, or move it away")
     return run
 
 

@@ -114,8 +114,9 @@ def list_runs(folder: Path) -> list[dict[str, Any]]:
     """
     if not os.path.isdir(folder := user_path(folder)):  # noqa: PTH112 - as in `find_runs`
         raise UserError(f"{shown(str(folder))} is not a folder; pass a folder that contains runs, such as sweeps/")
-    runs = [file.parent for file in sorted(folder.rglob(IDENTITY)) if (file.parent / "rollouts").is_dir()]
-    return [_facts(path) for path in runs]
+    tree = os.walk(folder)  # unlike Path.rglob, it passes over folders that vanish, such as those of a running run
+    runs = [Path(parent) for parent, folders, names in tree if IDENTITY in names and "rollouts" in folders]
+    return [_facts(path) for path in sorted(runs)]
 
 
 def _facts(path: Path) -> dict[str, Any]:
@@ -126,6 +127,12 @@ def _facts(path: Path) -> dict[str, Any]:
     run = FinishedRun(path, settings.get("clip.name", ""), 0, {"steps": metrics[-1]["step"]}, tuple(metrics), summary)
     is_over = settings and summary.get("finished")
     state = "running" if is_locked(path) else "finished" if is_over else "unfinished"
+    size, when = 0, ""
+    for file in (Path(parent, name) for parent, _, names in os.walk(path) for name in names):
+        with suppress(OSError):  # the file was removed meanwhile
+            size += file.lstat().st_size
+    with suppress(OSError, OverflowError, ValueError):  # the number is no time
+        when = f"{datetime.fromtimestamp(metrics[-1].get('time/clock', path.stat().st_mtime)):%Y-%m-%d %H:%M}"
     verb = "train --resume --output" if settings else "runs remove"  # config.yaml is what a removal removes first
     return {
         "run": str(path),
@@ -137,8 +144,8 @@ def _facts(path: Path) -> dict[str, Any]:
         "seconds": run.seconds,
         "accuracy": run.accuracies[-1] if run.accuracies else None,
         "reward": run.mean("reward/mean", 0.25),
-        "bytes": sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir()),
-        "last step": f"{datetime.fromtimestamp(metrics[-1].get('time/clock', path.stat().st_mtime)):%Y-%m-%d %H:%M}",
+        "bytes": size,
+        "last step": when,
         "command": f"rlzoo {verb} {shlex.quote(str(path))}" if state == "unfinished" else "",
     }
 

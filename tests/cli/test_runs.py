@@ -3,10 +3,12 @@
 import csv
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
 from rlzoo.cli.runs import remove
+from rlzoo.lab.runs import list_runs
 from rlzoo.support.lock import Lock
 
 
@@ -47,6 +49,23 @@ def test_a_list_of_nothing_is_no_error_and_a_missing_folder_is_one(rlzoo, refuse
     assert "'runs' is not a folder" in refused("runs", "list")
     code, out, _ = rlzoo("runs", "list", tmp_path, "--json")
     assert (code, json.loads(out)) == (0, [])
+
+
+def test_a_list_survives_files_that_vanish_and_clocks_that_are_no_times(folder, monkeypatch):
+    lstat = Path.lstat
+
+    def vanished(path):
+        if path.name == "summary.json":
+            raise FileNotFoundError(path)
+        return lstat(path)
+
+    summary = (folder / "done" / "summary.json").stat().st_size
+    (before, *_) = list_runs(folder)
+    monkeypatch.setattr(Path, "lstat", vanished)
+    for clock in ("NaN", "1e300", "-1e18"):
+        (folder / "open" / "metrics.jsonl").write_text(f'{{"step": 1, "time/clock": {clock}}}\n')
+        done, opened, _ = list_runs(folder)
+        assert (done["bytes"], opened["last step"], opened["step"]) == (before["bytes"] - summary, "", 1)
 
 
 def test_a_list_fits_into_eighty_columns(folder, monkeypatch, capfd):
