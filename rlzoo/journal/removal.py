@@ -77,9 +77,9 @@ def remove_run(run: Path) -> list[str]:
         remove_files(run, lambda name: name == "config.yaml")
         if not is_linked:
             tidy(run)
-            for _, folder in own_checkpoints(run, LARGEST_STEP):
-                if not folder.is_symlink():
-                    discard(folder, run)
+        for _, folder in [] if (run / "checkpoints").is_symlink() else own_checkpoints(run, LARGEST_STEP):
+            if not folder.is_symlink():
+                discard(folder, run)
         remove_files(run, is_own)
         for last in (LOCK, IDENTITY):
             remove_files(run, last.__eq__)

@@ -51,8 +51,8 @@ class FinishedRun:
 
     @property
     def ended(self) -> float:
-        """When the last step ended, in seconds since 1970."""
-        return self.metrics[-1].get("time/clock", (self.path / "metrics.jsonl").stat().st_mtime)
+        """When the last step ended, in seconds since 1970; 0 if it was not recorded."""
+        return self.metrics[-1].get("time/clock", 0.0)
 
     def mean(self, name: str, last_share: float = 1.0) -> float | None:
         """Return the mean of a metric over the last steps of the run; ``last_share`` is the fraction of steps to include."""

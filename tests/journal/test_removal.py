@@ -73,6 +73,14 @@ def test_links_are_neither_followed_nor_removed(run):
         run_at(run.parent / "link")
 
 
+def test_a_linked_folder_keeps_no_other_folder(run):
+    shutil.move(run / "rollouts", run.parent / "elsewhere" / "rollouts")
+    (run / "rollouts").symlink_to(run.parent / "elsewhere" / "rollouts")
+    before = files(run.parent / "elsewhere")
+    assert removed(run) == ["rollouts"]
+    assert files(run.parent / "elsewhere") == before
+
+
 def test_the_link_of_a_checkpoint_is_not_followed(run):
     shutil.move(run / "checkpoints" / "step-000004", run.parent / "elsewhere")
     (run / "checkpoints" / "step-000004").symlink_to(run.parent / "elsewhere" / "step-000004")
