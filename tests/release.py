@@ -15,6 +15,7 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
+PLACEHOLDERS = r"github\.com/OWNER/|^PUBLISHED = False|FAMILY-NAME|YYYY-MM-DD"
 HEADING = re.compile(r"^## (?P<version>\S+)(?: \((?P<date>[^)]*)\))?$", re.MULTILINE)
 
 
@@ -32,6 +33,8 @@ def problems(root: Path = ROOT, tag: str | None = None) -> list[str]:
     found = []
     if changed := _git(root, "status", "--porcelain"):
         found.append(f"{len(changed.splitlines())} files are not committed: commit or remove them")
+    for file in _with_placeholders(root):
+        found.append(f"{file}: placeholders are left; fill them in (CONTRIBUTING.md, Release)")
     if str(citation.get("version")) != version:
         found.append(f"CITATION.cff: version {citation.get('version')}, but {version} in pyproject.toml")
     if newest is None or newest["version"] != version:
@@ -50,6 +53,11 @@ def problems(root: Path = ROOT, tag: str | None = None) -> list[str]:
     if tag not in (None, f"v{version}"):
         found.append(f"the tag {tag} is not v{version}, the version in pyproject.toml")
     return found
+
+
+def _with_placeholders(root: Path) -> list[str]:
+    search = ["git", "-C", str(root), "grep", "-lE", PLACEHOLDERS, "--", ".", ":!CONTRIBUTING.md", ":!tests"]
+    return subprocess.run(search, capture_output=True, text=True, check=False).stdout.splitlines()  # exit code 1: none
 
 
 def _date(text: object) -> date | None:

@@ -26,7 +26,8 @@ def today(monkeypatch):
 def checkout(tmp_path):
     """Write a checkout of version 1.2.0 that is ready except for what is given; its files are committed."""
 
-    def make(*, version="1.2.0", heading=f"## 1.2.0 ({TODAY})", cited="1.2.0", released=TODAY, below="", tag=None):
+    def make(*, version="1.2.0", heading=f"## 1.2.0 ({TODAY})", cited="1.2.0", released=TODAY, below="", tag=None, code=""):
+        (tmp_path / "discovery.py").write_text(code)
         (tmp_path / "pyproject.toml").write_text(f'[project]\nname = "made"\nversion = "{version}"\n')
         (tmp_path / "CHANGELOG.md").write_text(f"# Changelog\n\n{heading}\n\n- A line.\n\n{below}\n\n## 1.1.0 (2026-01-02)\n")
         (tmp_path / "CITATION.cff").write_text(f"title: made\nversion: {cited}\ndate-released: {released}\n")
@@ -59,6 +60,8 @@ def test_a_checkout_that_is_ready_has_no_problem(checkout):
         ({"below": "## Unreleased\n\n- Left."}, "'Unreleased' are left over"),
         ({"cited": "1.1.0"}, "CITATION.cff: version 1.1.0, but 1.2.0 in pyproject.toml"),
         ({"released": "2026-01-02"}, f"date-released is 2026-01-02, but {TODAY} in CHANGELOG.md"),
+        ({"code": "PUBLISHED = False\n"}, "discovery.py: placeholders are left"),
+        ({"code": "https://github.com/OWNER/rlzoo\n"}, "discovery.py: placeholders are left"),
         ({"tag": "v1.2.0"}, "the tag v1.2.0 exists already"),
     ],
 )

@@ -158,6 +158,42 @@ def test_a_command_that_does_not_end_is_stopped_with_its_children(tmp_path, caps
     assert "stopped after 0.5 s" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("sample", "missing"),
+    [
+        ("one\n...\nfour\n", ""),
+        ("two\nthree\n", ""),
+        ("...\nfour\n...\n", ""),
+        ("two\nfour\n", "two\nfour\n"),
+        ("four\n...\none\n", "one\n"),
+        ("one\n...\none\n", "one\n"),
+        ("our\n", "our\n"),
+        ("on\n", "on\n"),
+    ],
+)
+def test_a_sample_has_the_printed_lines_in_order(sample, missing):
+    assert runnable.not_printed(sample, "one  \ntwo\nthree\nfour\n") == missing
+
+
+@pytest.mark.parametrize("number", ["0.25", "0.5"])
+def test_a_sample_with_another_number_fails_its_page(tmp_path, capsys, number):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "<!-- runnable -->\n```\necho $PWD; echo 0.25\n```\n\ntext\n\n<!-- output -->\n```text\n"
+        f"FOLDER\n{number}\n```\n\n<!-- runnable -->\n```\ntrue\n```\n"
+    )
+    assert runnable.run_page(page) == (number == "0.25")
+    assert (f"NOT PRINTED {page}:9:" in capsys.readouterr().out) == (number == "0.5")
+
+
+def test_every_output_of_a_repeatable_command_is_compared():
+    found = {page.name: runnable.uncompared(page.read_text(encoding="utf-8")) for page in runnable.pages()}
+    assert not {name: lines for name, lines in found.items() if lines}, "mark with <!-- output -->"
+    block = "<!-- runnable -->\n```bash\n{}\n```\n\n```text\nprinted\n```\n"
+    assert runnable.uncompared(block.format("rlzoo clips show fspo")) == [6]
+    assert runnable.uncompared(block.format("rlzoo clips check a.py\nrlzoo train --clip fspo")) == []
+
+
 GUIDES = [
     ROOT / "README.md",
     ROOT / "docs" / "index.md",

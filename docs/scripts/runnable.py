@@ -4,6 +4,8 @@ The line before a fence marks the block:
 
 - ``<!-- runnable -->``: run it with bash, or with Python if the fence says so. It needs only what rlzoo requires.
 - ``<!-- file: NAME -->``: write it to this file.
+- ``<!-- output -->``: compare it with what the command before it printed. A line ``...`` stands for any lines, the beginning
+  and the end may be left out, and ``FOLDER`` stands for the page's folder. Outputs of training runs have no such mark.
 - ``<!-- needs: NAME -->``: do not run it; `NEEDS` lists the names.
 
 ``<!-- before: COMMAND -->`` on its own line is a hidden command that prepares what the page assumes. The blocks of a page run
@@ -27,6 +29,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from docs.scripts.pages import ROOT, home, navigation, sources
@@ -55,7 +58,8 @@ NEEDS = {
 }
 """Requirements of the blocks that are not run."""
 MARKED = re.compile(
-    r"^<!-- (?:runnable|file: (?P<file>[\w./-]+)) -->\n(?P<fence>```+)(?P<language>\w*)\n(?P<text>.*?)^(?P=fence)$"
+    r"^<!-- (?:runnable|(?P<output>output)|file: (?P<file>[\w./-]+)) -->\n"
+    r"(?P<fence>```+)(?P<language>\w*)\n(?P<text>.*?)^(?P=fence)$"
     r"|^<!-- before: (?P<before>[^\n]+) -->$",
     re.MULTILINE | re.DOTALL,
 )
@@ -63,6 +67,8 @@ FENCE = re.compile(
     r"^(?: *<!-- (?P<marker>[^\n]*) -->\n)? *(?P<fence>```+)(?P<language>\w*)[^\n]*\n.*?^ *(?P=fence)$",
     re.MULTILINE | re.DOTALL,
 )
+REPEATABLE = re.compile(r"(?:\s*rlzoo (?:clips|advantages|corrections) (?:list|show|check|portrait) .*\n)+")
+"""Commands that print the same on every machine."""
 COMMANDS = ("", "bash", "console", "python", "sh")
 """Languages of blocks that a reader would run; other blocks contain output or data."""
 SHORT = "--set eval.num_problems=20 --set rollout.num_prompts=4 --set tracking.mlflow=false"
@@ -90,13 +96,17 @@ It does not change hidden commands, runs that are started from Python, ``--dry-r
 
 @dataclass(frozen=True)
 class Block:
-    """A marked block: the line of its fence, its text and language, the file to write, and whether readers see it."""
+    """A marked block: the line of its fence, its text and language, the file to write, and whether readers see it.
+
+    `is_output` marks a block that the command before it must have printed.
+    """
 
     line: int
     text: str
     language: str
     file: str | None
     hidden: bool = False
+    is_output: bool = False
 
     def command(self, steps: int | None) -> list[str]:
         """Return the command that runs the block; training takes ``steps`` steps, unless it is None or the block is hidden."""
@@ -111,7 +121,13 @@ def marked(text: str) -> list[Block]:
     return [
         Block(text.count("\n", 0, match.start()) + 1, match["before"], "", None, hidden=True)
         if match["before"]
-        else Block(text.count("\n", 0, match.start()) + 2, match["text"], match["language"], match["file"])
+        else Block(
+            text.count("\n", 0, match.start()) + 2,
+            match["text"],
+            match["language"],
+            match["file"],
+            is_output=bool(match["output"]),
+        )
         for match in MARKED.finditer(text)
     ]
 
@@ -126,6 +142,27 @@ def unmarked(text: str) -> list[int]:
     ]
 
 
+def uncompared(text: str) -> list[int]:
+    """Return the lines of outputs that follow commands in `REPEATABLE` but are not marked as output."""
+    fences = list(FENCE.finditer(text))
+    return [
+        text.count("\n", 0, sample.start("fence")) + 1
+        for command, sample in pairwise(fences)
+        if command["marker"] == "runnable" and REPEATABLE.fullmatch(command[0].split("\n", 2)[2].rpartition("\n")[0] + "\n")
+        if sample["language"] == "text" and sample["marker"] != "output"
+    ]
+
+
+def not_printed(sample: str, output: str) -> str:
+    """Return the first consecutive lines of a sample that the output does not have in their place; empty if it has all."""
+    printed = "".join(f"\n{line.rstrip()}" for line in output.splitlines()) + "\n"
+    for part in re.split(r"^\.\.\.\n", sample, flags=re.MULTILINE):
+        if f"\n{part}" not in printed:
+            return part
+        printed = "\n" + printed.partition(f"\n{part}")[2]
+    return ""
+
+
 def run_page(page: Path, limit: float = LIMIT, steps: int | None = None) -> bool:
     """Run a page's blocks in an empty folder, print the time of each, and return whether all succeeded.
 
@@ -138,7 +175,13 @@ def run_page(page: Path, limit: float = LIMIT, steps: int | None = None) -> bool
     name = page.relative_to(ROOT) if page.is_relative_to(ROOT) else page
     with tempfile.TemporaryDirectory(prefix="rlzoo-docs-") as folder:
         (Path(folder) / "examples").symlink_to(ROOT / "examples")  # the README's commands are run in a clone
+        output = ""
         for block in blocks:
+            if block.is_output:
+                if missing := not_printed(block.text, output.replace(folder, "FOLDER")):
+                    print(f"NOT PRINTED {name}:{block.line}:\n{missing}but this was:\n{output}", flush=True)
+                    return False
+                continue
             if block.file is not None:
                 file = Path(folder) / block.file
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -159,6 +202,7 @@ def _run(block: Block, folder: str, limit: float, steps: int | None) -> tuple[st
     process = subprocess.Popen(
         block.command(steps),
         cwd=folder,
+        env={**os.environ, "COLUMNS": "80"},  # the samples have this width
         text=True,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -198,7 +242,7 @@ def main() -> int:
             os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
         pool = stack.enter_context(ThreadPoolExecutor(options.jobs))
         ran = list(pool.map(lambda page: run_page(page, steps=options.steps), chosen))
-    blocks = sum(block.file is None and not block.hidden for page in found for block in page)
+    blocks = sum(block.file is None and not block.hidden and not block.is_output for page in found for block in page)
     print(f"{blocks} blocks marked runnable; pages that failed: {ran.count(False)}")
     return 0 if blocks and all(ran) else 1
 

@@ -28,7 +28,7 @@ class FSPO(ClipPolicy):
         The widths are in log space and are multiplied by sqrt(L); they are not distances from a ratio of 1.
 
     Reference:
-        Length-fair sequence policy optimisation, arXiv 2509.09177. Version 1 centres the band on the drift; versions 2 and 3
+        Fair Sequence Policy Optimization (FSPO), arXiv 2509.09177. Version 1 centres the band on the drift; versions 2 and 3
         set the drift to 0, which is the default here. The paper mentions a dual clip, but we found no value for it; the
         default of 0.09 is rlzoo's choice, and so is the setting `exponent`.
     """

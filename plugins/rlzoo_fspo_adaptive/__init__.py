@@ -49,7 +49,7 @@ class FSPOAdaptive(ClipPolicy):
         not the width of the band.
 
     Reference:
-        This rule originates in rlzoo. It is based on length-fair sequence policy optimisation, arXiv 2509.09177, and starts
+        This rule originates in rlzoo. It is based on Fair Sequence Policy Optimization, arXiv 2509.09177, and starts
         with that paper's band. That band grows with the square root of the length, which assumes that token log-ratios are
         independent.
     """

@@ -29,7 +29,7 @@ class FSPOTurn(ClipPolicy):
         same as in FSPO.
 
     Reference:
-        This rule originates in rlzoo. It applies the band of length-fair sequence policy optimisation, arXiv 2509.09177, to
+        This rule originates in rlzoo. It applies the band of Fair Sequence Policy Optimization, arXiv 2509.09177, to
         each turn.
     """
 

@@ -21,6 +21,9 @@ from rlzoo.core.hookspecs import PROJECT
 DISTRIBUTION = "rlzoo-llm"
 """Name on PyPI. There, `rlzoo` is a different project, which installs its own package `rlzoo` into the same folder."""
 
+PUBLISHED = False
+"""Whether PyPI has the distribution. The first release sets this to True (`CONTRIBUTING.md`)."""
+
 RESTRICT = "RLZOO_PLUGINS"
 """Environment variable that selects installed plugins. If it is unset, all plugins are loaded; if it is empty, only bundled
 plugins. Otherwise, it is a comma-separated list of plugins or distributions to load in addition to the bundled plugins."""

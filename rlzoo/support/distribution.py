@@ -8,8 +8,6 @@ from pathlib import Path
 
 from rlzoo.core.discovery import DISTRIBUTION
 
-REPAIR = f"pip uninstall rlzoo && pip install --force-reinstall --no-deps {DISTRIBUTION}"
-
 
 def version() -> str:
     """Return the installed version."""
@@ -25,7 +23,7 @@ def damage() -> str | None:
     package = sys.modules["rlzoo"]
     if "load_zoo" not in getattr(package, "__all__", ()):
         file = Path(package.__path__[0], "__init__.py")
-        return f"{file} was replaced or removed by another project, 'rlzoo' on the package index: {REPAIR}"
+        return f"{file} was replaced or removed by another project, 'rlzoo' on the package index: {_repair()}"
     return None
 
 
@@ -33,5 +31,11 @@ def leftovers() -> str | None:
     """Return where the other project's files are mixed with rlzoo's, or None; uninstalling that project would damage rlzoo."""
     for folder in sys.modules["rlzoo"].__path__:
         if Path(folder, "algorithms", "__init__.py").is_file():
-            return f"{folder} also contains files of another project, 'rlzoo' on the package index: {REPAIR}"
+            return f"{folder} also contains files of another project, 'rlzoo' on the package index: {_repair()}"
     return None
+
+
+def _repair() -> str:
+    from rlzoo.support.extras import how_to_install  # its imports would delay the start of every command
+
+    return f"pip uninstall rlzoo && {how_to_install(options='--force-reinstall --no-deps ')}"

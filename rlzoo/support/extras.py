@@ -8,16 +8,17 @@ from importlib import metadata
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from rlzoo.core.discovery import DISTRIBUTION
+from rlzoo.core.discovery import DISTRIBUTION, PUBLISHED
 from rlzoo.core.errors import UserError
 
 
-def how_to_install(extra: str) -> str:
-    """Return the command that installs an extra, from the folder that rlzoo was installed from or else from PyPI."""
+def how_to_install(extra: str | None = None, options: str = "") -> str:
+    """Return the command that installs rlzoo from the folder that it was installed from, or else from PyPI or a clone."""
     origin = json.loads(metadata.distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
     folder = url2pathname(urlsplit(origin["url"]).path) if "dir_info" in origin else None
     editable = "-e " if folder and origin["dir_info"].get("editable") else ""
-    return f"pip install {editable}'{folder or DISTRIBUTION}[{extra}]'"
+    source = folder or (DISTRIBUTION if PUBLISHED else "PATH_OF_YOUR_CLONE")
+    return f"pip install {options}{editable}'{source}{f'[{extra}]' if extra else ''}'"
 
 
 def require_extra(extra: str, *libraries: str) -> None:

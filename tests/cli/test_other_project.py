@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from rlzoo.support.extras import how_to_install
+
 ROOT = Path(__file__).resolve().parents[2]
-REPAIR = "pip uninstall rlzoo && pip install --force-reinstall --no-deps rlzoo-llm"
+REPAIR = f"pip uninstall rlzoo && {how_to_install(options='--force-reinstall --no-deps ')}"
 
 
 @pytest.fixture
