@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
-from rlzoo.lab.results import Result, Standings, results_folders
+from rlzoo.lab.results import CLONE, Result, Standings
 from rlzoo.lab.track import Track
 from rlzoo.measure.figures import forest, svg
 from rlzoo.measure.intervals import Interval
@@ -18,7 +18,7 @@ VERSIONS = ("version of rlzoo-llm", "version of torch", "version of transformers
 
 def standings(track: str) -> Standings:
     """Return the shipped results on a track."""
-    return Standings.of(Track.read(track), results_folders()[:1])
+    return Standings.of(Track.read(track), [CLONE])
 
 
 def race(track: str) -> str:
@@ -106,5 +106,5 @@ def _interval(ends: Interval | None) -> str:
 
 def pictures(folder: Path) -> dict[Path, str]:
     """Return the figures of all tracks that have results of two rules, by file."""
-    tracks = [folder.name for parent in results_folders()[:1] for folder in sorted(parent.iterdir()) if folder.is_dir()]
+    tracks = sorted({file.parent.name for file in CLONE.glob("*/*.json")})
     return {folder / f"race-{track}.svg": picture(track) for track in tracks if standings(track).pairs}

@@ -24,16 +24,8 @@ from rlzoo.cli.ui import ui
 from rlzoo.core.errors import UserError
 from rlzoo.support.distribution import version as version_of
 
-ALONE = (
-    "calibrate",
-    "compare",
-    "eval",
-    "fairness",
-    "race",
-    "replay",
-    "rescore",
-    "sweep",
-)  # commands that need only one process
+# commands that need only one process
+ALONE = ("calibrate", "compare", "eval", "fairness", "race", "replay", "rescore", "sweep")
 
 app = typer.Typer(
     name="rlzoo",

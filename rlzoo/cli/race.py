@@ -71,9 +71,9 @@ def run(
 def show(track: TrackName, output: Output = FOLDER, as_json: AsJson = False) -> None:
     """Print the table of a track: the shipped results, and those in the folder of the races, which take precedence."""
     with loading():
-        from rlzoo.lab.results import Standings, results_folders
+        from rlzoo.lab.results import SHIPPED, Standings
         from rlzoo.lab.track import Track
-    standings = Standings.of(Track.read(track), [*results_folders(), output])
+    standings = Standings.of(Track.read(track), [*SHIPPED, output])
     if not standings.results:
         raise UserError(f"no results for the track {track}; make one with: rlzoo race run --track {track} --clip NAME")
     if as_json:
@@ -115,15 +115,14 @@ def add(
     """Check a result, and add it, with the file of its rule, to the results in this clone."""
     with loading():
         from rlzoo.lab.race import admit
-        from rlzoo.lab.results import Result, Standings, results_folders
+        from rlzoo.lab.results import CLONE, Result, Standings
         from rlzoo.lab.track import Track
-    folder = next((folder for folder in results_folders() if folder.parent.name == "docs"), None)
-    if folder is None:
+    if not CLONE.parent.is_dir():
         raise UserError("race add needs a clone of rlzoo, because results are part of the repository")
     submitted = Result.read(result)
     track = Track.read(submitted.track)
-    admit(submitted, track, [plugin] if plugin else [], Standings.of(track, [folder]).results)
-    target = folder / track.name / f"{submitted.rule}.json"
+    admit(submitted, track, [plugin] if plugin else [], Standings.of(track, [CLONE]).results)
+    target = CLONE / track.name / f"{submitted.rule}.json"
     if target.exists():
         raise UserError(f"{str(target)!r} exists; remove it to replace this result")
     target.parent.mkdir(parents=True, exist_ok=True)

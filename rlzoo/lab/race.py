@@ -150,7 +150,7 @@ def beyond(records: Sequence[Record]) -> tuple[float, ...]:
 
 
 def record_of(child: Child) -> Record:
-    """Read the record of a run that has ended."""
+    """Read the record of a run that has ended; raises `RunError` if it was not the rule that ended it."""
     rows = read_metrics(child.path / "metrics.jsonl") if (child.path / "metrics.jsonl").is_file() else []
     seed, rate = child.config.seed, child.config.learner.lr
     number = child.config.rollout.num_prompts * child.config.rollout.group_size
@@ -159,10 +159,7 @@ def record_of(child: Child) -> Record:
     curve = tuple(round(row["reward/mean"], 4) for row in steps)
     start = next((row["eval/accuracy"] for row in rows if "eval/accuracy" in row), None)
     if not child.is_finished:
-        log = child.path.parent / "logs" / f"{child.name}.log"
-        lines = read_text(log).splitlines() if log.is_file() else []
-        reason = lines[-1] if lines else "it ended without a message"
-        return Record(seed=seed, learning_rate=rate, start=start, curve=curve, tokens=tokens, failure=reason)
+        return Record(seed=seed, learning_rate=rate, start=start, curve=curve, tokens=tokens, failure=_failure(child))
     evaluation = json.loads(read_text(child.path / "evaluations" / f"{child.config.steps:06d}.json"))
     last = steps[-max(1, len(steps) // 4) :]
     return Record(
@@ -178,6 +175,15 @@ def record_of(child: Child) -> Record:
         truncated=round(fmean(row["response/truncated"] for row in last), 4),
         seconds=round(float(read_mapping(child.path / "summary.json").get("seconds", 0.0)), 1),
     )
+
+
+def _failure(child: Child) -> str:
+    """Return the error that ended a run; raises `RunError` if it was killed, or would not end this way again."""
+    log = child.path.parent / "logs" / f"{child.name}.log"
+    lines = read_text(log).splitlines() if log.is_file() else []
+    if not lines or not lines[-1].startswith("rlzoo: ") or lines[-1].endswith("run the same command again"):
+        raise RunError(f"{child.name} did not finish: see {log}; rerun the command to resume it")
+    return lines[-1].removeprefix("rlzoo: ")
 
 
 def _evenness(track: Track, policy: ClipPolicy, folder: Path, plugins: Sequence[str | Path]) -> Evenness:
@@ -226,11 +232,11 @@ def admit(result: Result, track: Track, plugins: Sequence[str | Path], others: S
         lr = f"learner.lr={result.learning_rate:g}"
         config = RunConfig.compose(files, clip=result.rule, overrides=[lr], plugins=plugins, seed=track.seeds[0])
     _unchanged(result, track, config.clip)
-    asked = {key: value for key, value in json.loads(json.dumps(run_facts(config))).items() if key not in ("seed", "output")}
+    free = ("seed", "output", VERSION, "plugin ")  # the hash of a plugin is that of the rule, whatever the name of its file
+    asked = {key: value for key, value in json.loads(json.dumps(run_facts(config))).items() if not key.startswith(free)}
     known = [other.facts for other in others if other.rule == track.reference]
     asked |= {key: value for key, value in (known[0] if known else {}).items() if key.startswith(MODEL)}
-    names = [key for key in asked if not key.startswith(VERSION) and result.facts.get(key) != asked[key]]
-    if names:
+    if names := [key for key in asked if result.facts.get(key) != asked[key]]:
         raise UserError(f"{result.rule}: {names[0]} is {result.facts.get(names[0])} in this result, and {asked[names[0]]} here")
     refuse_broken_laws(config.clip)
 

@@ -27,6 +27,9 @@ from rlzoo.measure.report import Row, Table
 from rlzoo.support.parsing import UnreadableError, parse_json
 from rlzoo.support.reading import read_text
 
+PACKAGE = Path(str(resources.files("rlzoo")))
+CLONE = PACKAGE.parent / "docs" / "results"  # the folder of the results in a clone
+SHIPPED = (PACKAGE / "results", CLONE)  # one of them exists: the first in an installed wheel
 CONDITIONS = ("loss_beside", "clip_fraction", "entropy", "length", "relative_step_time")
 COLLAPSED = 0.5  # a run has collapsed if it failed, or ended below this share of its reward before training
 
@@ -180,12 +183,6 @@ def processor() -> str:
     file = Path("/proc/cpuinfo")
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())
-
-
-def results_folders() -> list[Path]:
-    """Return the folders of the shipped results, in an installed wheel or in a checkout."""
-    package = Path(str(resources.files("rlzoo")))
-    return [folder for folder in (package / "results", package.parent / "docs" / "results") if folder.is_dir()]
 
 
 @dataclass(frozen=True)

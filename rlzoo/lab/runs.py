@@ -83,12 +83,9 @@ def find_runs(paths: Sequence[Path], plugins: Sequence[str | Path] = ()) -> tupl
         UserError: a path is not a folder, there is no finished run, or a plugin cannot be used.
     """
     folders: dict[Path, Path] = {}  # maps each resolved path to the path as given
-    for path in map(user_path, paths):
-        if not os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises an error for a name that is too long
-            raise UserError(f"{shown(str(path))} is not a folder; pass run directories, or folders that contain them")
-        for folder in (file.parent for file in sorted(path.rglob("config.yaml"))):
-            if (folder / "rollouts").is_dir() or (folder / "metrics.jsonl").is_file():  # otherwise it is not a run
-                folders.setdefault(folder.resolve(), folder)
+    for folder in (folder for path in paths for folder in _folders_with("config.yaml", path)):
+        if (folder / "rollouts").is_dir() or (folder / "metrics.jsonl").is_file():  # otherwise it is not a run
+            folders.setdefault(folder.resolve(), folder)
     runs, notes, zoo = [], [], load_zoo(plugins)
     for folder in folders.values():
         try:
@@ -112,11 +109,14 @@ def list_runs(folder: Path) -> list[dict[str, Any]]:
     Raises:
         UserError: the path is not a folder.
     """
-    if not os.path.isdir(folder := user_path(folder)):  # noqa: PTH112 - as in `find_runs`
-        raise UserError(f"{shown(str(folder))} is not a folder; pass a folder that contains runs, such as sweeps/")
-    tree = os.walk(folder)  # unlike Path.rglob, it passes over folders that vanish, such as those of a running run
-    runs = [Path(parent) for parent, folders, names in tree if IDENTITY in names and "rollouts" in folders]
-    return [_facts(path) for path in sorted(runs)]
+    return [_facts(path) for path in _folders_with(IDENTITY, folder) if (path / "rollouts").is_dir()]
+
+
+def _folders_with(name: str, path: Path) -> list[Path]:
+    """Return the folders that contain a file, at any depth, without those that vanish meanwhile, as in a running run."""
+    if not os.path.isdir(path := user_path(path)):  # noqa: PTH112 - Path.is_dir raises an error for a name that is too long
+        raise UserError(f"{shown(str(path))} is not a folder; pass run directories, or folders that contain them")
+    return sorted(Path(parent) for parent, _, names in os.walk(path) if name in names)
 
 
 def _facts(path: Path) -> dict[str, Any]:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from rlzoo.core.errors import UserError
-from rlzoo.lab.race import admit
+from rlzoo.config.run_config import RunConfig
+from rlzoo.core.errors import RunError, UserError
+from rlzoo.lab.race import admit, record_of
 from rlzoo.lab.results import Record, Result, Standings, right_or_rewards
+from rlzoo.lab.sweep import Child
 from rlzoo.lab.track import Track, track_names
 
 SMALL = """
@@ -125,6 +127,19 @@ def test_the_table_says_what_can_and_cannot_be_told(track, tmp_path):
     assert verdicts.startswith("1 rules are shown to be better than grpo, 0 to be worse")
 
 
+def test_only_an_error_of_the_run_counts_as_its_failure(track, tmp_path):
+    config = RunConfig.compose(clip="grpo", seed=200, overrides=["tracking.mlflow=false"])
+    child = Child("grpo-200", tmp_path / "grpo-200", config, ())
+    log = tmp_path / "logs" / "grpo-200.log"
+    log.parent.mkdir()
+    log.write_text("step 3\nrlzoo: ten updates in a row were skipped: the gradient is not finite\n")
+    assert record_of(child).failure == "ten updates in a row were skipped: the gradient is not finite"
+    for text in ("", "step 3\n", "rlzoo: No space left on device: x (y); once that is fixed, run the same command again\n"):
+        log.write_text(text)
+        with pytest.raises(RunError, match="grpo-200 did not finish"):
+            record_of(child)
+
+
 def test_shipped_tracks_can_be_read_and_have_disjoint_seeds():
     tracks = [Track.read(name) for name in track_names()]
     assert tracks
@@ -146,6 +161,7 @@ def test_an_outsiders_rule_is_raced_shown_and_admitted(track, tmp_path, zygote):
     shown = json.loads(rlzoo("race", "show", "--track", "small.yaml", "--json").stdout)
     assert {row["rule"] for row in shown["rules"]} == {"grpo", "soft-gate"}
     results = {name: Result.read(tmp_path / f"races/small/{name}.json") for name in ("grpo", "soft-gate")}
+    rule = rule.rename(tmp_path / "soft-gate.py")  # its name in docs/results
     admit(results["soft-gate"], track, [rule], [results["grpo"]])
     # the score of a run is that of the same run on its own
     run = tmp_path / "races/small/grpo/seeds" / "grpo-200"
