@@ -73,6 +73,7 @@ NEEDS = {
     "lab/reproduce.py": "minutes even with --quick: python -m examples.lab.reproduce --quick",
     "replay_and_plot.ipynb": "Jupyter: nox -s examples",
     "rlzoo-soft-gate/": "to be installed: nox -s outside_plugin",
+    "tinker_loss.py": "Tinker: nox -s downstream",
     "trl_fspo.py": "TRL: nox -s downstream",
     "write_served.py": "vLLM: nox -s vllm",
 }

@@ -2,6 +2,7 @@
 
 import inspect
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,9 +10,9 @@ import torch
 from tinker import Datum, ModelInput, TrainingClient
 from tinker.types import TensorData
 
+from examples.tinker_loss import loss_fn
 from rlzoo import load_zoo
 from rlzoo.core.errors import UserError
-from rlzoo.integrations.tinker import loss_fn
 from tests.downstream.shared import (
     WIDTH,
     assert_same_gradient,
@@ -184,7 +185,8 @@ def test_data_without_a_key_or_with_uneven_values_are_rejected():
         loss_fn("fspo")(uneven, logprobs)
 
 
-def test_the_code_on_the_page_takes_a_step():
+def test_the_code_on_the_page_takes_a_step(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")  # where the example is beside the user's code
     # without tinker-cookbook, whose two functions it imports; the client receives their output
     text = page_block("tinker.md").replace(
         "from tinker_cookbook.rl.data_processing import assemble_training_data, compute_advantages\n", ""
