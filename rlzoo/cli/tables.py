@@ -49,12 +49,7 @@ def report_table(content: ReportTable) -> Table:
     first, *others = content.columns
     rows = table(f"<{first}", *(f">{column}" for column in others), title=content.caption or None)
     for row in content.rows:
-        rows.add_row(
-            *(
-                interval(cell) if isinstance(cell, tuple) else str(cell) if isinstance(cell, str | int) else number(cell)
-                for cell in row
-            )
-        )
+        rows.add_row(*map(_shown, row))
     return rows
 
 
@@ -98,6 +93,12 @@ def _as_csv(content: ReportTable) -> str:
             cells += pair if name in INTERVALS else (None if isinstance(cell, float) and math.isnan(cell) else cell,)
         writer.writerow(cells)
     return stream.getvalue()
+
+
+def _shown(cell: Cell) -> str:
+    if isinstance(cell, str | int):
+        return str(cell)
+    return interval(cell) if isinstance(cell, tuple) else number(cell)
 
 
 def rule_label(label: str, console: Console) -> Text:

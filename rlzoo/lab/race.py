@@ -69,7 +69,12 @@ def race(
         raise RunError(f"{rule} failed in all tuning runs; {tuning[0].failure}")
     rate = best_rate(tuning)
     reported = Sweep(
-        folder / rule / "seeds", (rule,), track.seeds, tuple(configs), (f"learner.lr={rate:g}",), plugins=_texts(plugins)
+        folder / rule / "seeds",
+        (rule,),
+        track.seeds,
+        tuple(configs),
+        (f"learner.lr={rate:g}",),
+        plugins=tuple(map(str, plugins)),
     )
     run_all(reported)
     say(f"{rule}: replay of a common recording, and time per step")
@@ -98,14 +103,9 @@ def race(
     return result
 
 
-def _texts(paths: Sequence[str | Path]) -> tuple[str, ...]:
-    return tuple(map(str, paths))
-
-
 def _compose(track: Track, rule: str, plugins: Sequence[str | Path], configs: Sequence[str | Path]) -> RunConfig:
     """Return the configuration at the middle of the grid, with the first tuning seed."""
-    middle = track.learning_rates[len(track.learning_rates) // 2]
-    lr = f"learner.lr={middle:g}"
+    lr = f"learner.lr={track.learning_rates[len(track.learning_rates) // 2]:g}"
     return RunConfig.compose(configs, clip=rule, overrides=[lr], plugins=plugins, seed=track.tuning_seeds[0])
 
 
@@ -133,7 +133,7 @@ def _tune(
     rates, records = track.learning_rates, list[Record]()
     for _ in range(2):
         axis = f"learner.lr={','.join(f'{rate:g}' for rate in rates)}"
-        sweep = Sweep(folder, (rule,), track.tuning_seeds, tuple(configs), grid=(axis,), plugins=_texts(plugins))
+        sweep = Sweep(folder, (rule,), track.tuning_seeds, tuple(configs), grid=(axis,), plugins=tuple(map(str, plugins)))
         run_all(sweep)
         records += map(record_of, sweep.children)
         if not (rates := beyond(records)):

@@ -239,7 +239,7 @@ class Standings:
             one, pair = result.summary(), self.pairs.get(result.rule)
             gap = (pair.mean, pair.interval) if pair else (None, None)
             rate = f"{one['learning_rate']:g}{' (edge)' if one['at_edge'] else ''}"
-            scores.append([result.rule, one["reward"], *gap, one["solved"], str(one["below_start"]), str(one["collapsed"])])
+            scores.append([result.rule, one["reward"], *gap, one["solved"], one["below_start"], one["collapsed"]])
             conditions.append([result.rule, rate, *(one[name] for name in CONDITIONS), result.evenness.length_error])
         columns = ["rule", "reward", f"minus {control}", "simultaneous 95%", "solved", "below start", "collapsed"]
         return [
