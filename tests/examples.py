@@ -71,6 +71,7 @@ NEEDS = {
     "lab/episode_picture.py": "a finished run of the config guess",
     "lab/race_turns.py": "an hour",
     "lab/reproduce.py": "minutes even with --quick: python -m examples.lab.reproduce --quick",
+    "prime_rl_loss.py": "prime-rl; tests/downstream/test_prime_rl.py calls it",
     "replay_and_plot.ipynb": "Jupyter: nox -s examples",
     "rlzoo-soft-gate/": "to be installed: nox -s outside_plugin",
     "tinker_loss.py": "Tinker: nox -s downstream",

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from examples import prime_rl_loss as prime_rl
 from rlzoo import load_zoo
 from rlzoo.core.errors import UserError
-from rlzoo.integrations import prime_rl
 from tests.downstream.shared import (
     assert_same_gradient,
     flat_gradient,
@@ -190,7 +190,7 @@ def test_the_gradient_through_prime_rl_equals_that_of_the_rlzoo_learner(name):
     batch = off_policy_batch(model, policy)
     num_tokens = int(batch.response_mask.sum())
     settings = policy.model_dump(exclude_defaults=True, exclude={"reduction"})
-    config = CustomLossConfig(import_path="rlzoo.integrations.prime_rl.loss", kwargs={"rule": name, **settings})
+    config = CustomLossConfig(import_path="examples.prime_rl_loss.loss", kwargs={"rule": name, **settings})
     trained = fresh(model)
     rows = samples(trained, batch)
     loss, metrics = real().compute_loss(
@@ -204,7 +204,8 @@ def test_the_gradient_through_prime_rl_equals_that_of_the_rlzoo_learner(name):
     assert len(metrics["clip/fraction"]) == 15  # the advantages of three of 18 samples are 0
 
 
-def test_the_settings_on_the_page_create_a_rule():
+def test_the_settings_on_the_page_create_a_rule(monkeypatch):
+    monkeypatch.syspath_prepend(Path(prime_rl.__file__).parent)
     settings = tomllib.loads(page_block("prime-rl.md", "toml"))["trainer"]["loss"]
     module, _, name = settings["import_path"].rpartition(".")
     loss = getattr(importlib.import_module(module), name)

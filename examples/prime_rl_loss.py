@@ -1,4 +1,4 @@
-"""Makes every installed rule available as a custom loss in prime-rl: ``import_path = "rlzoo.integrations.prime_rl.loss"``."""
+"""Makes every installed rule available as a custom loss in prime-rl: ``import_path = "prime_rl_loss.loss"``."""
 
 from __future__ import annotations
 
