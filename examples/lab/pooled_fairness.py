@@ -50,7 +50,8 @@ def main() -> None:
         worst = parts.conditional.max if parts else None
         if worst is None or worst.interval is None:
             continue
-        fractions = " ".join(f"{value:.2f}" for value in by_prompt.clipped.sum((0, 2)) / by_prompt.count.sum((0, 2)))
+        sums = zip(by_prompt.clipped.sum((0, 2)), by_prompt.count.sum((0, 2)), strict=True)
+        fractions = " ".join(f"{clipped / count:.2f}" for clipped, count in sums if count)  # equal sizes can leave bins empty
         error = f"{worst.value:.3f} [{worst.interval[0]:.3f}, {worst.interval[1]:.3f}]"
         print(f"| {kind} | {name} | {len(rows.length)} | {float(rows.clipped.mean()):.3f} | {error} | "
               f"{worst.corrected:.3f} | {worst.noise:.3f} | {fractions} |")  # fmt: skip

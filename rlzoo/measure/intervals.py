@@ -72,8 +72,11 @@ class Proportions:
         """
         tails, share = ndtr(-stdtrit(self.degrees, 1 - tail)), self.share
         clipped, kept = share * self.effective, (1 - share) * self.effective
-        low = np.where(share > 0, betaincinv(clipped + 1 - extra, kept + extra, tails), 0.0)
-        high = np.where(share < 1, 1 - betaincinv(kept + 1 - extra, clipped + extra, tails), 1.0)
+        # scipy returns NaN for quantiles below 1e-22
+        lower, upper = (
+            np.nan_to_num(betaincinv(a + 1 - extra, b + extra, tails)) for a, b in ((clipped, kept), (kept, clipped))
+        )
+        low, high = np.where(share > 0, lower, 0.0), np.where(share < 1, 1 - upper, 1.0)
         return np.minimum(low, share), np.maximum(high, share)
 
 

@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 
 from rlzoo.core.fairness import LengthWeights, length_reweighting_error
-from rlzoo.measure.intervals import CAUSES, Clusters, mean_interval
+from rlzoo.measure.intervals import CAUSES, Clusters, Proportions, mean_interval
 
 SHARES = {
     "every length alike": [0.1] * 6,
@@ -207,6 +207,13 @@ def test_the_noise_floor_given_the_sign_is_the_lre_of_a_rule_that_is_even_given_
     rng, even = np.random.default_rng(5), np.tile([2.9, 0.45], (6, 1))
     found = [Clusters.of(*drawn_by_sign(rng, num_prompts, epochs, even)).reweighting().conditional.max for _ in range(150)]
     assert np.mean([error.noise for error in found]) == pytest.approx(np.mean([error.value for error in found]), rel=0.1)
+
+
+def test_an_interval_from_almost_no_data_is_everything_instead_of_nan():
+    almost_none = Proportions(np.array([0.1, 0.9]), np.array([0.577, 0.577]), np.array([1.003, 1.003]), np.eye(2))
+    low, high = almost_none.interval()
+    assert (low < 1e-20).all()
+    assert (high > 1 - 1e-20).all()
 
 
 def test_one_prompt_says_almost_nothing():
