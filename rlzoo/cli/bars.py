@@ -10,11 +10,13 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
+    Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 from rlzoo.cli.console import Plain
 
@@ -22,12 +24,27 @@ REFRESHES = 2  # per second
 MEMORY = 3600.0  # seconds of history used to estimate the remaining time; a step of a large model can take minutes
 
 
+class Left(TimeRemainingColumn):
+    """The remaining time; the bar with the name ``total`` has at least that of every other bar."""
+
+    def __init__(self, bars: Progress, total: str) -> None:
+        super().__init__()
+        self._bars, self._total = bars, total
+
+    def render(self, task: Task) -> Text:
+        """Format the remaining time of a bar."""
+        tasks = self._bars.tasks if task.description == self._total else [task]
+        return super().render(max(tasks, key=lambda one: one.time_remaining or 0.0))
+
+
 class Bars(Progress):
     """Progress bars, shown only on a terminal; printed and logged lines appear above them."""
 
-    def __init__(self, console: Plain, *columns: ProgressColumn, is_quiet: bool = False, **options: Any) -> None:
+    def __init__(
+        self, console: Plain, *columns: ProgressColumn, total: str = "", is_quiet: bool = False, **options: Any
+    ) -> None:
         self._bars: dict[str, TaskID] = {}
-        time = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+        time = (TimeElapsedColumn(), TextColumn("left"), Left(self, total))
         words = (TextColumn("{task.description}"), TextColumn("{task.fields[words]}"))
         usual = (words[0], BarColumn(16), MofNCompleteColumn(), *time, words[1])
         super().__init__(

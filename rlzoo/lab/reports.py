@@ -27,7 +27,7 @@ PARTS = (
 def comparison_report(comparison: Comparison) -> str:
     """Render the page of a comparison."""
     facts = {
-        "policies": str(len(comparison.rules)),
+        "rules": str(len(comparison.rules)),
         "runs": str(sum(len(rule.runs) for rule in comparison.rules)),
         "score": comparison.score,
     }

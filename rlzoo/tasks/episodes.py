@@ -47,6 +47,11 @@ class EpisodeTask(Task):
         super().model_post_init(context)
 
     @property
+    def is_right_or_wrong(self) -> bool:
+        """False: an environment may pay any reward; a subclass whose episodes are only won or lost returns True."""
+        return False
+
+    @property
     def make(self) -> Callable[[], Environment]:
         """A callable that returns an environment for one episode; it must be importable by name."""
         raise NotImplementedError

@@ -79,6 +79,11 @@ class Task(Settings, ABC):
     def _own_reward(self) -> Grader | AsyncGrader | None:
         return None if self.reward is None else reward_worker(self.reward, self.timeout, self.reward_concurrency)
 
+    @property
+    def is_right_or_wrong(self) -> bool:
+        """Whether every grade is 1 or 0, so that a mean of grades is an accuracy; by default, unless the user set a reward."""
+        return self.reward is None
+
     @abstractmethod
     def train_problems(self, start: int, count: int) -> list[Problem]:
         """Return ``count`` problems from an endless training sequence, starting at index ``start``.

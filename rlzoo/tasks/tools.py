@@ -59,6 +59,11 @@ class ToolTask(EpisodeTask):
         return [_schema(reference, function) for reference, function in zip(self.tools, functions, strict=True)]
 
     @property
+    def is_right_or_wrong(self) -> bool:
+        """Whether the other task's grades are 1 or 0."""
+        return self.task.is_right_or_wrong
+
+    @property
     def make(self) -> Callable[[], Environment]:
         """See `EpisodeTask.make`."""
         return partial(make_environment, tuple(self.tools))
