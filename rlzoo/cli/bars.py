@@ -21,30 +21,25 @@ from rich.text import Text
 from rlzoo.cli.console import Plain
 
 REFRESHES = 2  # per second
+TOTAL = "all steps"  # name of a bar for the sum of the other bars
 MEMORY = 3600.0  # seconds of history used to estimate the remaining time; a step of a large model can take minutes
 
 
-class Left(TimeRemainingColumn):
-    """The remaining time; the bar with the name ``total`` has at least that of every other bar."""
-
-    def __init__(self, bars: Progress, total: str) -> None:
-        super().__init__()
-        self._bars, self._total = bars, total
+class TimeLeft(TimeRemainingColumn):
+    """The remaining time of a bar; the bar `TOTAL` has at least that of every other bar."""
 
     def render(self, task: Task) -> Text:
-        """Format the remaining time of a bar."""
-        tasks = self._bars.tasks if task.description == self._total else [task]
+        """Format the remaining time."""
+        tasks = task.fields["bars"].tasks if task.description == TOTAL else [task]
         return super().render(max(tasks, key=lambda one: one.time_remaining or 0.0))
 
 
 class Bars(Progress):
     """Progress bars, shown only on a terminal; printed and logged lines appear above them."""
 
-    def __init__(
-        self, console: Plain, *columns: ProgressColumn, total: str = "", is_quiet: bool = False, **options: Any
-    ) -> None:
+    def __init__(self, console: Plain, *columns: ProgressColumn, is_quiet: bool = False, **options: Any) -> None:
         self._bars: dict[str, TaskID] = {}
-        time = (TimeElapsedColumn(), TextColumn("left"), Left(self, total))
+        time = (TimeElapsedColumn(), TextColumn("left"), TimeLeft())
         words = (TextColumn("{task.description}"), TextColumn("{task.fields[words]}"))
         usual = (words[0], BarColumn(16), MofNCompleteColumn(), *time, words[1])
         super().__init__(
@@ -60,7 +55,7 @@ class Bars(Progress):
     def reach(self, name: str, completed: int, total: int, words: str = "") -> None:
         """Update a bar; the first call with a name shows the bar and starts to measure its speed."""
         if name not in self._bars:
-            self._bars[name] = self.add_task(name, total=total, words="")
+            self._bars[name] = self.add_task(name, total=total, words="", bars=self)
             self.advance(self._bars[name], completed)
         self.update(self._bars[name], completed=completed, total=total, words=words)
 

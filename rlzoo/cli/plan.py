@@ -28,11 +28,12 @@ def dry_run(
     plan = forecast(config, named, resume=resume)
     counts = [line for _, line in question_counts(config.task, config.eval.num_problems)]
     notes = [*counts, *missing_libraries(config), *_notes(plan), *(line for _, line in remarks(config))]
-    gate = ""
+    lines = [("note", note) for note in notes]
     try:
         for shortage in shortages(plan):
             raise UserError(shortage)
         gate = rehearse(plan, resume=resume, allow_changed=allow_changed)
+        lines.append(("gate", gate))
         if as_json:
             shown_plan = {**plan.as_dict(), "gate": gate, "notes": notes}
             print(json.dumps({"config": redact_settings(config.model_dump(mode="json")), "plan": shown_plan}, indent=2))
@@ -40,7 +41,7 @@ def dry_run(
             print(config.to_yaml(), end="", flush=True)
     finally:  # below the configuration, or above the line of an error
         if not as_json:
-            _print(plan, notes, gate)
+            _print(plan, lines)
 
 
 def _notes(plan: Plan) -> list[str]:
@@ -56,14 +57,12 @@ def _notes(plan: Plan) -> list[str]:
     return notes
 
 
-def _print(plan: Plan, notes: Sequence[str], gate: str) -> None:
+def _print(plan: Plan, lines: Sequence[tuple[str, str]]) -> None:
     console = Plain(stderr=True)
-    for name, text in _facts(plan):
+    for name, text in (*lines, *_facts(plan)):
         console.print(f"{name:<12} {text}")
     if plan.memory is not None:
         console.print(_memory_table(plan.memory))
-    for name, text in [*(("note", note) for note in notes), *([("gate", gate)] if gate else [])]:
-        console.print(f"{name:<12} {text}")
 
 
 def _facts(plan: Plan) -> list[tuple[str, str]]:

@@ -18,8 +18,6 @@ from rlzoo.core.errors import RunError, UserError
 if TYPE_CHECKING:
     from rlzoo.lab.sweep import Child, Sweep, SweepProcess
 
-TOTAL = "all steps"  # name of the bar for all runs
-
 
 @lasting_output()
 def sweep(
@@ -115,12 +113,12 @@ def _print_differences(sweep: Sweep, console: Plain) -> None:
 
 def finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -> list[Child]:
     """Start or resume all unfinished runs under one MLflow run, and return the runs that failed."""
-    from rlzoo.cli.bars import Bars
+    from rlzoo.cli.bars import TOTAL, Bars
     from rlzoo.cli.progress import metrics_shown
     from rlzoo.journal.tracking.store import connected
     from rlzoo.lab.sweep import run_children
 
-    bars = Bars(console, total=TOTAL, is_quiet=is_quiet)
+    bars = Bars(console, is_quiet=is_quiet)
 
     def look(running: Sequence[SweepProcess]) -> None:
         done = sum(child.config.steps for child in sweep.children if child.is_finished)

@@ -288,7 +288,8 @@ class RunConfig(Settings):
     @property
     def held_out_score(self) -> Literal["accuracy", "reward"]:
         """What the mean reward of an evaluation is: the accuracy if every response is right (1) or wrong (0)."""
-        return "accuracy" if self.task.is_right_or_wrong and not self.reward.weights else "reward"
+        is_accuracy = self.task.right_or_wrong and self.task.reward is None and not self.reward.weights
+        return "accuracy" if is_accuracy else "reward"
 
     @property
     def has_critic(self) -> bool:

@@ -79,8 +79,7 @@ class Comparison:
     def scored(self) -> str:
         """What the score is: the accuracy, or the reward if that is what the evaluations of any run measured."""
         scores = {run.settings.get(SCORE) for rule in self.rules for run in rule.runs}
-        is_accuracy = self.metric == "eval/accuracy" and "reward" not in scores
-        return "accuracy" if is_accuracy else "reward"
+        return "accuracy" if self.metric == "eval/accuracy" and "reward" not in scores else "reward"
 
     @property
     def score(self) -> str:

@@ -195,8 +195,8 @@ def _read(folder: Path, zoo: Zoo) -> FinishedRun | None:
     facts, names = read_mapping(folder / "run.json").get("fingerprint"), {str(value) for value in settings.values()}
     names |= {f"{name.partition(':')[0]}.py" for name in names}  # such as the module of the reward
     if isinstance(facts, dict):
-        files = {f"file {name}" for name in names}
-        settings |= {key: value for key, value in facts.items() if key in files or key == SCORE}
+        names = {SCORE, *(f"file {name}" for name in names)}
+        settings |= {key: value for key, value in facts.items() if key in names}
     clip, seed, steps = (settings.get(key) for key in ("clip.name", "seed", "steps"))
     if not (isinstance(clip, str) and type(seed) is type(steps) is int and (folder / "metrics.jsonl").is_file()):
         return None

@@ -29,6 +29,7 @@ TRIED = 4
 class EpisodeTask(Task):
     """Episodes in an environment: the fields hold the settings, and each problem starts an episode."""
 
+    right_or_wrong = False
     no_effect: ClassVar = "an environment writes its own prompts and computes its own rewards; remove this setting"
 
     workers: Workers = 4
@@ -45,11 +46,6 @@ class EpisodeTask(Task):
             if getattr(self, field) != type(self).model_fields[field].default:
                 raise UserError(f"task.{field}: {self.no_effect.format(field)}")
         super().model_post_init(context)
-
-    @property
-    def is_right_or_wrong(self) -> bool:
-        """False: an environment may pay any reward; a subclass whose episodes are only won or lost returns True."""
-        return False
 
     @property
     def make(self) -> Callable[[], Environment]:

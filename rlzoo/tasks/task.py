@@ -8,7 +8,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, ValidationError, field_validator
 
@@ -33,6 +33,9 @@ class Task(Settings, ABC):
 
     ``build_task({"name": task.name, **task.model_dump()})`` returns an equal task.
     """
+
+    right_or_wrong: ClassVar[bool] = True
+    """Whether the task's own grades are 1 or 0, so that their mean is an accuracy; otherwise, it is called a reward."""
 
     template: str = Field(default="{question}", description="prompt template; {question} is replaced by the question")
     reward: str | None = Field(
@@ -78,11 +81,6 @@ class Task(Settings, ABC):
     @cached_property
     def _own_reward(self) -> Grader | AsyncGrader | None:
         return None if self.reward is None else reward_worker(self.reward, self.timeout, self.reward_concurrency)
-
-    @property
-    def is_right_or_wrong(self) -> bool:
-        """Whether every grade is 1 or 0, so that a mean of grades is an accuracy; by default, unless the user set a reward."""
-        return self.reward is None
 
     @abstractmethod
     def train_problems(self, start: int, count: int) -> list[Problem]:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from rlzoo.cli.bars import Bars, Left
+from rlzoo.cli.bars import TOTAL, Bars, TimeLeft
 from rlzoo.cli.console import Plain, show_log
 from rlzoo.measure.printable import printable
 
@@ -115,11 +115,11 @@ def test_quiet_bars_are_not_drawn(a_terminal):
 
 def test_the_time_left_of_a_total_is_at_least_that_of_each_part():
     clock = itertools.count()
-    with Bars(Plain(), total="all", is_quiet=True, get_time=lambda: next(clock)) as bars:
+    with Bars(Plain(), is_quiet=True, get_time=lambda: next(clock)) as bars:
         for done in range(5):  # "slow" has done 4 of 100 steps, but everything together 44 of 140
             bars.reach("slow", done, 100)
-            bars.reach("all", 11 * done, 140)
-        slow, total = (Left(bars, "all").render(task).plain for task in bars.tasks)
+            bars.reach(TOTAL, 11 * done, 140)
+        slow, total = (TimeLeft().render(task).plain for task in bars.tasks)
         assert bars.tasks[0].time_remaining > bars.tasks[1].time_remaining
     assert total == slow
 

@@ -109,10 +109,7 @@ class Tracker:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(QUIET_END)
         if process.returncode is None:
-            logger.info(
-                "uploading the rest of the run to MLflow, which can take a minute; to do it later, press Ctrl-C and run: %s",
-                how,
-            )
+            logger.info("uploading the rest of the run to MLflow; to do this later instead, press Ctrl-C and run: %s", how)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, LONGEST_END - QUIET_END))
         if process.returncode != 0:
