@@ -49,7 +49,7 @@ def _list(kind: Kind, plugins: list[str] | None, as_json: bool) -> None:
     if as_json:
         print(json.dumps(rows, indent=2))
         return
-    columns = {name: name for name in ("name", "scope", "advantage", "reduction", "paper") if name in rows[0]}
+    columns: dict[str, Any] = {name: name for name in ("name", "scope", "advantage", "reduction", "paper") if name in rows[0]}
     columns["name"] = kind.what.rpartition(" ")[2]
     widths = {name: min(16, max(len(str(row[name])) for row in [*rows, columns])) for name in columns} | {"paper": 0}
     console = Plain()

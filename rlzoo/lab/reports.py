@@ -94,8 +94,9 @@ def _curve(rule: ComparedRule, name: str) -> Series:
     steps = sorted(set.intersection(*map(set, by_seed)))
     values, window = np.array([[row[step] for step in steps] for row in by_seed]), 1 if name == "eval/accuracy" else SMOOTHED
     smooth = np.array([values[:, max(0, end - window) : end].mean(1) for end in range(1, len(steps) + 1)]).T
-    ends = [] if not steps else [smooth.min(0).tolist(), smooth.max(0).tolist()]
-    return Series(steps, smooth.mean(0).tolist() if steps else [], *ends, raw=values.mean(0).tolist())
+    if not steps:
+        return Series((), ())
+    return Series(steps, smooth.mean(0).tolist(), smooth.min(0).tolist(), smooth.max(0).tolist(), values.mean(0).tolist())
 
 
 def _fairness(comparison: Comparison) -> ReportSection:
