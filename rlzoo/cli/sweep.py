@@ -139,8 +139,9 @@ def finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) ->
         if is_quiet and child.is_finished:
             return
         metrics = child.last_metrics()
-        shown = metrics_shown(child.config.held_out_score)[:3]
-        words = "  ".join(f"{one.word} {one.number(metrics[one.metric])}" for one in shown if one.metric in metrics)
+        reward, score, clip, *_ = metrics_shown(child.config.held_out_score)
+        shown = [one for one in (score, reward, clip) if one.metric in metrics]
+        words = "  ".join(f"{one.word} {one.number(metrics[one.metric])}" for one in shown)
         outcome = "finished" if child.is_finished else f"ended with exit code {code}"
         console.print(f"{child.name} {outcome}  {words}  ({finished} of {len(sweep.children)})")
 
