@@ -444,7 +444,7 @@ def release(session: nox.Session) -> None:
 
 @nox.session
 def package(session: nox.Session) -> None:
-    """Check that ``pip install .`` gives a working command with every bundled policy and config.
+    """Check that ``pip install .`` gives a working command with every bundled rule and config.
 
     The commands of one page are run with only rlzoo's requirements importable, and training commands for two steps with few
     prompts. `guides -- --steps 2 --fork` does this for all pages, and `examples` runs the examples.
@@ -454,7 +454,7 @@ def package(session: nox.Session) -> None:
     session.run(python, str(ROOT / "tests" / "bare.py"), external=True)
     with session.chdir(session.create_tmp()):
         session.run(python, str(ROOT / "tests" / "installed.py"), external=True, env=env)
-    page = str(ROOT / "docs" / "how-to" / "write-a-policy.md")
+    page = str(ROOT / "docs" / "how-to" / "write-a-rule.md")
     session.run(python, "-m", "docs.scripts.runnable", "--steps", "2", "--fork", page, external=True, env=env)
 
 

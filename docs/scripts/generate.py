@@ -94,7 +94,7 @@ TOPICS = {
         "correction",
         "rollout.vllm.*",
     ),
-    "Clip policy, task and plugins": ("clip", "task", "plugins"),
+    "Rule, task and plugins": ("clip", "task", "plugins"),
     "Model": ("model.*",),
     "LoRA": ("learner.lora.*",),
     "Precision and memory": (
@@ -112,12 +112,12 @@ TOPICS = {
 }
 """Sections of the configuration reference and their keys; the titles contain the words that readers search for."""
 LOOPS = {"steps": steps, "accumulate": Learner.accumulate}
-NAVIGATION = re.compile(r'(\{ "Policies" = \[\n).*?(    \] \},)', re.DOTALL)
+NAVIGATION = re.compile(r'(\{ "The rules" = \[\n).*?(    \] \},)', re.DOTALL)
 PART = re.compile(r"(<!-- generated: (?P<name>[\w /-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def rules() -> str:
-    """Return a table with one row per policy, for the site's first page."""
+    """Return a table with one row per rule, for the site's first page."""
     rows = ["| rule | what it does | judges | paper |", "|---|---|---|---|"]
     for name, policy in load_zoo().items():
         line = (inspect.getdoc(policy) or "").partition("\n")[0]
@@ -147,7 +147,7 @@ def parts(shelf: Shelf[AdvantageEstimator] | Shelf[Correction], formulas: Mappin
 
 
 def parameters(name: str) -> str:
-    """Return a table of a policy's settings."""
+    """Return a table of a rule's settings."""
     return _settings("clip", load_zoo()[name])
 
 
@@ -182,12 +182,12 @@ def arguments(name: str) -> str:
 
 
 def watch(name: str) -> str:
-    """Return a list of the metrics to watch with a policy."""
+    """Return a list of the metrics to watch with a rule."""
     return "\n".join(f"- `{metric}`: {text}." for metric, text in load_zoo()[name].watch.items())
 
 
 def docstring(name: str) -> str:
-    """Return a policy's docstring as Markdown, with the formula as a code block and the other sections as paragraphs."""
+    """Return a rule's docstring as Markdown, with the formula as a code block and the other sections as paragraphs."""
     first, texts = docstring_sections(load_zoo()[name])
     formatted = (
         f"```text\n{text}\n```" if title == "Formula" else f"*{title}:* {_flat(text)}" for title, text in texts.items()
@@ -222,7 +222,7 @@ def command_line() -> str:
 
 
 def configuration() -> str:
-    """Return a section for each topic with all keys of a run's configuration, except those of the policy and the task.
+    """Return a section for each topic with all keys of a run's configuration, except those of the rule and the task.
 
     Raises:
         ValueError: a key belongs to no topic or to several.
@@ -317,7 +317,7 @@ def draw_map() -> str:
 
 
 def laws() -> str:
-    """Return a table with one row per law of a clip policy."""
+    """Return a table with one row per law of a rule."""
     rows = ["| | law | statement |", "|---|---|---|"]
     for number, law in enumerate(LAWS, start=1):
         rows.append(f"| {number} | `{law.name}` | {law.statement} |")
@@ -357,8 +357,8 @@ def records() -> str:
     return "```python\n" + "\n\n\n".join(blocks) + "\n```"
 
 
-def pages_of_policies() -> list[str]:
-    """Return the names of the site's policy pages, one for each plugin folder that has a page."""
+def pages_of_rules() -> list[str]:
+    """Return the names of the site's rule pages, one for each plugin folder that has a page."""
     return [folder.parent.name.removeprefix("rlzoo_").replace("_", "-") for folder in (ROOT / "plugins").glob("*/README.md")]
 
 
@@ -412,7 +412,7 @@ def main() -> int:
                 page.write_text(fresh, encoding="utf-8")
     site = ROOT / "zensical.toml"
     text = site.read_text(encoding="utf-8")
-    pages = "".join(f'      "policies/{name}.md",\n' for name in sorted(pages_of_policies()))
+    pages = "".join(f'      "rules/{name}.md",\n' for name in sorted(pages_of_rules()))
     fresh = NAVIGATION.sub(lambda match: f"{match[1]}{pages}{match[2]}", text)
     if fresh != text:
         stale.append("zensical.toml")

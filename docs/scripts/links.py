@@ -1,6 +1,6 @@
 """Checks every link on the pages, in the repository and in the built site.
 
-``python -m docs.scripts.links`` reads README.md, SECURITY.md, CHANGELOG.md, the policies' pages, docs and ``build/site``.
+``python -m docs.scripts.links`` reads README.md, SECURITY.md, CHANGELOG.md, the rules' pages, docs and ``build/site``.
 Nothing is fetched: for external addresses, only the form is checked. The site must not load external resources, so that it
 works without a network.
 """

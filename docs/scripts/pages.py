@@ -1,4 +1,4 @@
-"""Collects the site's pages: docs, the policies, SECURITY.md and CHANGELOG.md, with links that work on the site.
+"""Collects the site's pages: docs, the rules, SECURITY.md and CHANGELOG.md, with links that work on the site.
 
 ``python -m docs.scripts.pages`` writes them to ``build/docs``, from where ``zensical build`` reads them. A link to another file
 of the repository leads to a page that shows this file, so the site depends on no other address.
@@ -37,11 +37,11 @@ def home(source: Path) -> str:
 
     Example:
         >>> home(Path("plugins/rlzoo_gspo_token/README.md")), home(Path("docs/how-to/vllm.md")), home(Path("configs/dapo.yaml"))
-        ('policies/gspo-token.md', 'how-to/vllm.md', 'files/configs/dapo.yaml.md')
+        ('rules/gspo-token.md', 'how-to/vllm.md', 'files/configs/dapo.yaml.md')
     """
     match source.parts:
         case ("plugins", folder, "README.md"):
-            return f"policies/{folder.removeprefix('rlzoo_').replace('_', '-')}.md"
+            return f"rules/{folder.removeprefix('rlzoo_').replace('_', '-')}.md"
         case ("docs", *rest) if not (ROOT / source).is_dir():
             return "/".join(rest)
         case ("SECURITY.md" | "CHANGELOG.md" as name,):

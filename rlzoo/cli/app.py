@@ -32,6 +32,7 @@ app = typer.Typer(
     help="Train language models with any clipping rule in the zoo, and compare the rules.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 for command in (train, sync, sweep, calibrate, replay, fairness, rescore, evaluate, compare, ui, doctor):
     app.command("eval" if command is evaluate else None)(command)

@@ -10,16 +10,28 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
+    Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 from rlzoo.cli.console import Plain
 
 REFRESHES = 2  # per second
+TOTAL = "all steps"  # name of a bar for the sum of the other bars
 MEMORY = 3600.0  # seconds of history used to estimate the remaining time; a step of a large model can take minutes
+
+
+class TimeLeft(TimeRemainingColumn):
+    """The remaining time of a bar; the bar `TOTAL` has at least that of every other bar."""
+
+    def render(self, task: Task) -> Text:
+        """Format the remaining time."""
+        tasks = task.fields["bars"].tasks if task.description == TOTAL else [task]
+        return super().render(max(tasks, key=lambda one: one.time_remaining or 0.0))
 
 
 class Bars(Progress):
@@ -27,7 +39,7 @@ class Bars(Progress):
 
     def __init__(self, console: Plain, *columns: ProgressColumn, is_quiet: bool = False, **options: Any) -> None:
         self._bars: dict[str, TaskID] = {}
-        time = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+        time = (TimeElapsedColumn(), TextColumn("left"), TimeLeft())
         words = (TextColumn("{task.description}"), TextColumn("{task.fields[words]}"))
         usual = (words[0], BarColumn(16), MofNCompleteColumn(), *time, words[1])
         super().__init__(
@@ -43,7 +55,7 @@ class Bars(Progress):
     def reach(self, name: str, completed: int, total: int, words: str = "") -> None:
         """Update a bar; the first call with a name shows the bar and starts to measure its speed."""
         if name not in self._bars:
-            self._bars[name] = self.add_task(name, total=total, words="")
+            self._bars[name] = self.add_task(name, total=total, words="", bars=self)
             self.advance(self._bars[name], completed)
         self.update(self._bars[name], completed=completed, total=total, words=words)
 

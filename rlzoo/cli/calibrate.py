@@ -40,7 +40,6 @@ def calibrate(
         raise UserError(f"--output {str(path)!r}: there is no folder {str(path.parent)!r}")
     with loading(is_quiet=quiet):
         from rlzoo.cli.progress import shown
-        from rlzoo.cli.train import held_out_score
         from rlzoo.config.run_config import RunConfig
         from rlzoo.lab.calibrate import calibrate as find_width
         from rlzoo.lab.calibrate import overlay
@@ -53,7 +52,7 @@ def calibrate(
             console.print(f"clip fraction {pilot.clip_fraction:.3f} with {widths_as_text(pilot.policy)}")
 
     title = f"pilots of {steps} steps: {run.clip.name} on {run.task.name}"
-    with shown(console, title, steps, held_out_score(run), is_quiet=quiet) as view:
+    with shown(console, title, steps, run.held_out_score, is_quiet=quiet) as view:
         best = find_width(run, target, max_pilots=pilots, on_pilot=report, observer=view.step)
     try:
         path.write_text(overlay(best, run), encoding="utf-8")

@@ -40,7 +40,7 @@ def check(kind: Kind, plugins: Sequence[Any], *, as_json: bool) -> list[dict[str
             passed = reached(plugin)
             portrait = testing.portrait(plugin) if kind is CLIPS else None
         laws, number = [_as_dict(outcome) for outcome in outcomes], min((branch.reached for branch in passed), default=NONE)
-        reports.append({"policy" if kind is CLIPS else "name": plugin.name, "laws": laws, "reached": number})
+        reports.append({"name": plugin.name, "laws": laws, "reached": number})
         if not as_json:
             _print(console, plugin, outcomes, {law.name: law.statement for law in laws_for(plugin)})
             console.print(f"{_reach(passed)}\n")

@@ -49,12 +49,16 @@ def _list(kind: Kind, plugins: list[str] | None, as_json: bool) -> None:
     if as_json:
         print(json.dumps(rows, indent=2))
         return
+    columns: dict[str, Any] = {name: name for name in ("name", "scope", "advantage", "reduction", "paper") if name in rows[0]}
+    columns["name"] = kind.what.rpartition(" ")[2]
+    widths = {name: min(16, max(len(str(row[name])) for row in [*rows, columns])) for name in columns} | {"paper": 0}
     console = Plain()
+    console.print("  ".join(f"{head:<{widths[name]}}" for name, head in columns.items()).rstrip(), style="bold")
     for row, entry in zip(rows, shelf.entries.values(), strict=True):
-        more = f"  {row['scope']}, {row['advantage']}, {row['reduction']}" if "scope" in row else ""
-        more += f"  also {', '.join(row['aliases'])}" if row.get("aliases") else ""
-        source = "" if entry.plugin.bundled else f"  {row['from']}"
-        console.print(Text.assemble((row["name"], "bold"), more, (f"  {row['paper']}{source}", "dim")))
+        more = f"  also {', '.join(row['aliases'])}" if row.get("aliases") else ""
+        more += "" if entry.plugin.bundled else f"  {row['from']}"
+        name, *others = (f"{row[name]!s:<{width}}" for name, width in widths.items())
+        console.print(Text.assemble((name, "bold"), *(f"  {cell}" for cell in others), (more, "dim")))
         console.print(Padding(Text(row["what it does"]), (0, 0, 0, 6)))
 
 

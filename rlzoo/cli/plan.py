@@ -28,17 +28,20 @@ def dry_run(
     plan = forecast(config, named, resume=resume)
     counts = [line for _, line in question_counts(config.task, config.eval.num_problems)]
     notes = [*counts, *missing_libraries(config), *_notes(plan), *(line for _, line in remarks(config))]
-    if not as_json:
-        _print(plan, notes)
-    for shortage in shortages(plan):
-        raise UserError(shortage)
-    gate = rehearse(plan, resume=resume, allow_changed=allow_changed)
-    if as_json:
-        shown_plan = {**plan.as_dict(), "gate": gate, "notes": notes}
-        print(json.dumps({"config": redact_settings(config.model_dump(mode="json")), "plan": shown_plan}, indent=2))
-    else:
-        Plain(stderr=True).print(f"{'gate':<12} {gate}")
-        print(config.to_yaml(), end="")
+    lines = [("note", note) for note in notes]
+    try:
+        for shortage in shortages(plan):
+            raise UserError(shortage)
+        gate = rehearse(plan, resume=resume, allow_changed=allow_changed)
+        lines.append(("gate", gate))
+        if as_json:
+            shown_plan = {**plan.as_dict(), "gate": gate, "notes": notes}
+            print(json.dumps({"config": redact_settings(config.model_dump(mode="json")), "plan": shown_plan}, indent=2))
+        else:
+            print(config.to_yaml(), end="", flush=True)
+    finally:  # below the configuration, or above the line of an error
+        if not as_json:
+            _print(plan, lines)
 
 
 def _notes(plan: Plan) -> list[str]:
@@ -54,9 +57,9 @@ def _notes(plan: Plan) -> list[str]:
     return notes
 
 
-def _print(plan: Plan, notes: Sequence[str]) -> None:
+def _print(plan: Plan, lines: Sequence[tuple[str, str]]) -> None:
     console = Plain(stderr=True)
-    for name, text in [*_facts(plan), *(("note", note) for note in notes)]:
+    for name, text in (*lines, *_facts(plan)):
         console.print(f"{name:<12} {text}")
     if plan.memory is not None:
         console.print(_memory_table(plan.memory))

@@ -202,14 +202,13 @@ def shown(
 
 def train(config: RunConfig, observer: Observer | None = None, **options: Any) -> RunResult:
     """Train as `rlzoo.training.train.train` does; in a notebook, without an observer, show the metrics as curves."""
-    from rlzoo.cli.train import held_out_score
     from rlzoo.training.train import train as train_run
 
     console = Plain()
     if observer is None and console.is_jupyter:
         from IPython.display import display
 
-        curves, below = Curves(held_out_score(config)), display({"text/plain": ""}, raw=True, display_id=True)
+        curves, below = Curves(config.held_out_score), display({"text/plain": ""}, raw=True, display_id=True)
 
         def observer(step: int, metrics: Mapping[str, float]) -> None:
             curves.add(metrics)

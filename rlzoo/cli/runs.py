@@ -37,7 +37,7 @@ def list_(
         columns = ["run", "rule", "seed", "state", "step", "s", "score", "MB", "last step"]  # 80 columns wide
         console, shown = Plain(), list[Row]()
         for row in rows:
-            score = row["reward"] if row["accuracy"] is None else row["accuracy"]
+            score = next((row[name] for name in ("accuracy", "held-out reward") if row[name] is not None), row["reward"])
             sizes = [f"{row['step']}/{row['steps']}", f"{row['seconds']:.0f}", score, f"{row['bytes'] / 1e6:,.1f}"]
             shown.append([row["run"], row["rule"], row["seed"], row["state"], *sizes, row["last step"].partition("-")[2]])
         console.print(report_table(Table("", columns, shown)))

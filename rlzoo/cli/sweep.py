@@ -113,7 +113,8 @@ def _print_differences(sweep: Sweep, console: Plain) -> None:
 
 def finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -> list[Child]:
     """Start or resume all unfinished runs under one MLflow run, and return the runs that failed."""
-    from rlzoo.cli.bars import Bars
+    from rlzoo.cli.bars import TOTAL, Bars
+    from rlzoo.cli.progress import metrics_shown
     from rlzoo.journal.tracking.store import connected
     from rlzoo.lab.sweep import run_children
 
@@ -127,7 +128,7 @@ def finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) ->
             done += 0 if child.is_finished else step
             words = f"reward {metrics['reward/mean']:.2f}" if "reward/mean" in metrics else ""
             bars.reach(child.name, step, child.config.steps, words)
-        bars.reach("all steps", done, sum(child.config.steps for child in sweep.children))
+        bars.reach(TOTAL, done, sum(child.config.steps for child in sweep.children))
 
     finished = sum(child.is_finished for child in sweep.children)
 
@@ -138,9 +139,9 @@ def finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) ->
         if is_quiet and child.is_finished:
             return
         metrics = child.last_metrics()
-        held_out = "accuracy" if child.config.task.reward is None else "held-out reward"
-        shown = {held_out: "eval/accuracy", "reward": "reward/mean", "clip": "clip/fraction"}
-        words = "  ".join(f"{word} {metrics[name]:.3f}" for word, name in shown.items() if name in metrics)
+        reward, score, clip, *_ = metrics_shown(child.config.held_out_score)
+        shown = [one for one in (score, reward, clip) if one.metric in metrics]
+        words = "  ".join(f"{one.word} {one.number(metrics[one.metric])}" for one in shown)
         outcome = "finished" if child.is_finished else f"ended with exit code {code}"
         console.print(f"{child.name} {outcome}  {words}  ({finished} of {len(sweep.children)})")
 

@@ -51,7 +51,7 @@ def train(
     quiet: Quiet = False,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Check the run, print its configuration to stdout and its plan to stderr, and exit."),
+        typer.Option("--dry-run", help="Check the run, print its configuration to stdout, then its plan to stderr, and exit."),
     ] = False,
     devices: Annotated[
         str | None, typer.Option(metavar="NxNAME", help="With --dry-run: devices to plan for, such as 8xH100 or 2x24GB.")
@@ -122,7 +122,7 @@ def _train(run: RunConfig, resume: bool, allow_changed: bool, is_quiet: bool, as
     assert path is not None, "set by train"
     console = Plain()
     title = f"{run.clip.name} on {run.task.name}, model {run.model.path}, seed {run.seed}"
-    held_out, is_silent = held_out_score(run), is_quiet or not is_main
+    held_out, is_silent = run.held_out_score, is_quiet or not is_main
     try:
         with shown(console, title, run.steps, held_out, run=path, is_quiet=is_silent, as_json=as_json) as view:
             from rlzoo.models.processes import leave_process_group
@@ -145,11 +145,6 @@ def announce_plugins(run: RunConfig) -> None:
     """Log the external plugins that are loaded for a run, with their versions and rules."""
     for source, policies in run.plugins.zoo.outside().items():
         logger.info("plugin loaded: %s (%s)", source, ", ".join(policies))
-
-
-def held_out_score(run: RunConfig) -> str:
-    """Return what an evaluation of the run measures: the accuracy, or the reward if the user supplied a reward function."""
-    return "accuracy" if run.task.reward is None and not run.reward.weights else "reward"
 
 
 def _print_result(console: Plain, result: RunResult, held_out: str, *, is_quiet: bool, as_json: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -284,6 +284,12 @@ class RunConfig(Settings):
                 "response; choose another advantage, or a rule with scope token or batch"
             )
         return self
+
+    @property
+    def held_out_score(self) -> Literal["accuracy", "reward"]:
+        """What the mean reward of an evaluation is: the accuracy if every response is right (1) or wrong (0)."""
+        is_accuracy = self.task.right_or_wrong and self.task.reward is None and not self.reward.weights
+        return "accuracy" if is_accuracy else "reward"
 
     @property
     def has_critic(self) -> bool:

@@ -64,7 +64,7 @@ class ClipStats:
             length: ``(n,)`` in tokens.
             advantage: ``(n,)``; only the sign matters. If advantages differ by token, pass their sum over the tokens.
             clipped: ``(n,)`` between 0 and 1.
-            log_ratio: ``(n,)``, the quantity that the policy judged.
+            log_ratio: ``(n,)``, the quantity that the rule judged.
             progress: share of the run's updates that precede this one.
         """
         cell = bin_index(length, bin_edges) * 2 + (advantage > 0)
@@ -211,7 +211,7 @@ def contract_problem(policy: type[ClipPolicy]) -> str | None:
         if issubclass(kind, ClipPolicy):
             declared |= {name for name in vars(kind) if not name.startswith(("__", "_abc_"))}
     if taken := sorted(declared & (reserved | OVERRIDABLE & policy.model_fields.keys())):
-        return f"declares {taken[0]!r}, which is reserved in every policy; choose another name"
+        return f"declares {taken[0]!r}, which is reserved in every rule; choose another name"
     for name in set(NAMED) - policy.model_fields.keys():
         return f"declares {name!r} as a class variable, but it is a field"
     default, known = policy.model_fields["reduction"].get_default(call_default_factory=True), get_args(Reduction)

@@ -92,7 +92,7 @@ def reduce_objective(
         raise UserError(f"unknown reduction {reduction!r} (known: {', '.join(get_args(Reduction))})")
     per_response = is_per_response(objective, response_mask)
     if reduction in PER_TOKEN and per_response:
-        raise UserError(f"reduction {reduction!r} needs a per-token objective, but this policy has a per-response objective")
+        raise UserError(f"reduction {reduction!r} needs a per-token objective, but this rule has a per-response objective")
     if reduction == "prompt_mean":
         if counts.prompt_tokens is None:
             raise UserError("reduction 'prompt_mean' needs to know which responses have the same prompt (group_ids)")

@@ -39,7 +39,7 @@ class ClipInputs:
 
     log_probs: Tensor  # (B, T) under the current model; the only tensor that carries a gradient
     old_log_probs: Tensor  # (B, T) under the model at the start of the update: the denominator of the ratio
-    advantages: Tensor  # (B, 1), or (B, T) if credit differs by token; sequence policies accept only (B, 1)
+    advantages: Tensor  # (B, 1), or (B, T) if credit differs by token; sequence rules accept only (B, 1)
     response_mask: Tensor  # (B, T) bool, True on tokens that the model chose
     rollout_log_probs: Tensor | None = None  # (B, T) as reported by the sampler
     seed: int = 0  # seed of the optimizer step, for rules that draw random numbers
@@ -99,7 +99,7 @@ class ClipResult:
     """
 
     objective: Tensor  # (B, T) or (B, 1), float32: unreduced, to be maximised
-    log_ratio: Tensor  # (B, T) or (B, 1), detached: the quantity the policy judged
+    log_ratio: Tensor  # (B, T) or (B, 1), detached: the quantity the rule judged
     clipped: Tensor  # (B, T) or (B, 1), bool: where the gradient was cut (or, if a rule never cuts it, capped or reversed)
     band: ClipBand | None = None  # for rules that have a band; distinguishes cuts at the ceiling from cuts at the low edge
     metrics: Mapping[str, Tensor] = field(default_factory=dict)  # (B, T) or (B, 1); their means are logged as rule/<name>

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-FREE = ("steps", "output", "launch.", "checkpoint.", "tracking.")  # settings that a resumed run may change
+SCORE = "held-out score"  # see `RunConfig.held_out_score`
+FREE = ("steps", "output", "launch.", "checkpoint.", "tracking.", SCORE)  # settings that a resumed run may change
 VERSION = "version of "  # a different version is reported, not refused
 MODEL = "model "  # facts about the loaded model, which a dry run does not load
 TRAIN_PROBLEMS = "training problems"
@@ -46,7 +47,7 @@ def run_facts(config: RunConfig) -> dict[str, Any]:
     held_out = config.task.held_out_problems(config.eval.num_problems) if config.eval.num_problems else []
     facts = {TRAIN_PROBLEMS: train_fingerprint(seeded(config.task, config.seed)), "evaluation problems": fingerprint(held_out)}
     facts |= {VERSION + name: metadata.version(name) for name in (DISTRIBUTION, "torch", "transformers")}
-    return settings | facts | file_facts(config)
+    return settings | facts | {SCORE: config.held_out_score} | file_facts(config)
 
 
 def file_facts(config: RunConfig) -> dict[str, str]:

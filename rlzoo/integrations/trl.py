@@ -638,7 +638,7 @@ def refuse_unfit(trainer: GRPOTrainer, policy: ClipPolicy) -> None:
     if changed:
         raise UserError(
             f"{', '.join(changed)}: only TRL's own rule uses such a setting, and {name} replaces that rule; keep the default "
-            "and set fields of the policy, such as reduction"
+            "and set fields of the rule, such as reduction"
         )
     estimator = type(policy).model_fields["advantage"].default
     if policy.advantage != estimator:

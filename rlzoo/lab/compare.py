@@ -12,6 +12,7 @@ from typing import Any
 from rlzoo.core.errors import UserError
 from rlzoo.core.policy import NAMED
 from rlzoo.core.settings import user_path
+from rlzoo.gate.fingerprint import SCORE
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import replay, replay_matched
 from rlzoo.lab.runs import REPETITION, FinishedRun, find_runs
@@ -77,10 +78,9 @@ class Comparison(Tabular):
 
     @property
     def scored(self) -> str:
-        """What the evaluation measures: the accuracy, or the reward if any run has a custom reward."""
-        runs = [run for rule in self.rules for run in rule.runs]
-        is_accuracy = self.metric == "eval/accuracy" and all(run.settings.get("task.reward") is None for run in runs)
-        return "accuracy" if is_accuracy else "reward"
+        """What the score is: the accuracy, or the reward if that is what the evaluations of any run measured."""
+        scores = {run.settings.get(SCORE) for rule in self.rules for run in rule.runs}
+        return "accuracy" if self.metric == "eval/accuracy" and "reward" not in scores else "reward"
 
     @property
     def score(self) -> str:
@@ -269,6 +269,6 @@ def other_differences(settings: Sequence[Mapping[str, Any]]) -> list[str]:
         if key.removeprefix("clip.") in NAMED:
             notes.append(f"the rules differ in {key} ({', '.join(values)})")
         elif not key.startswith("clip."):
-            what = NOT_COMPARABLE if key.startswith(SAME_CONTEST) else "the policy is not the only difference"
+            what = NOT_COMPARABLE if key.startswith(SAME_CONTEST) else "the rule is not the only difference"
             notes.append(f"{what}: {key} differs between the runs ({', '.join(values)})")
     return sorted(notes)

@@ -12,7 +12,7 @@ from statistics import fmean
 from rlzoo.config.run_config import RunConfig
 from rlzoo.core.errors import RunError, UserError
 from rlzoo.core.policy import ClipPolicy
-from rlzoo.gate.fingerprint import MODEL, VERSION, run_facts
+from rlzoo.gate.fingerprint import MODEL, SCORE, VERSION, run_facts
 from rlzoo.journal.run_directory import read_metrics
 from rlzoo.journal.state import read_fingerprint
 from rlzoo.journal.tracking.description import typed_command
@@ -232,7 +232,7 @@ def admit(result: Result, track: Track, plugins: Sequence[str | Path], others: S
         lr = f"learner.lr={result.learning_rate:g}"
         config = RunConfig.compose(files, clip=result.rule, overrides=[lr], plugins=plugins, seed=track.seeds[0])
     _unchanged(result, track, config.clip)
-    free = ("seed", "output", VERSION, "plugin ")  # the hash of a plugin is that of the rule, whatever the name of its file
+    free = ("seed", "output", SCORE, VERSION, "plugin ")  # a plugin's hash is that of its rule, whatever its file is called
     asked = {key: value for key, value in json.loads(json.dumps(run_facts(config))).items() if not key.startswith(free)}
     known = [other.facts for other in others if other.rule == track.reference]
     asked |= {key: value for key, value in (known[0] if known else {}).items() if key.startswith(MODEL)}

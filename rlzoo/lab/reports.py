@@ -27,13 +27,13 @@ PARTS = (
 def comparison_report(comparison: Comparison) -> str:
     """Render the page of a comparison."""
     facts = {
-        "policies": str(len(comparison.rules)),
+        "rules": str(len(comparison.rules)),
         "runs": str(sum(len(rule.runs) for rule in comparison.rules)),
         "score": comparison.score,
     }
-    sections = [_scores(comparison), _pairs(comparison), _curves(comparison)]
-    if any(rule.profile for rule in comparison.rules):
-        sections.append(_fairness(comparison))
+    sections = [_scores(comparison), _curves(comparison)]
+    sections += [_fairness(comparison)] if any(rule.profile for rule in comparison.rules) else []
+    sections += [_pairs(comparison)] if comparison.pairs else []
     return render("Comparison of runs", facts, [*sections, _costs(comparison)])
 
 
@@ -56,7 +56,8 @@ def _scores(comparison: Comparison) -> ReportSection:
         f"2108.13264), has the interval of a trimmed mean. Gain is the final {comparison.scored} minus the "
         f"{comparison.scored} before the first update."
     )
-    figures, tables = [forest(dots, xlabel=comparison.score)], [Table(comparison.score, columns, rows)]
+    figures = [forest(dots, xlabel=comparison.score)] if any(interval for *_, interval in dots) else []
+    tables = [Table(comparison.score, columns, rows)]
     return ReportSection("Scores", [*comparison.highlights, *comparison.notes, text], figures, tables)
 
 
@@ -75,23 +76,27 @@ def _pairs(comparison: Comparison) -> ReportSection:
 
 
 def _curves(comparison: Comparison) -> ReportSection:
-    figures = [
-        lines({rule.label: _curve(rule, name) for rule in comparison.rules}, xlabel="step", ylabel=label)
-        for name, label in (("reward/mean", "mean reward"), ("response/length_mean", "mean response length in tokens"))
-    ]
-    return ReportSection(
-        "By step", ["Lines are means over seeds; bands range from the lowest to the highest value of any seed."], figures
+    held_out = f"held-out {comparison.scored}"
+    labels = {"eval/accuracy": held_out, "reward/mean": "mean reward", "clip/fraction": "clip fraction"}
+    labels["response/length_mean"] = "mean response length in tokens"
+    curves = {label: {rule.label: _curve(rule, name) for rule in comparison.rules} for name, label in labels.items()}
+    figures = [lines(of, xlabel="step", ylabel=label) for label, of in curves.items() if all(one.x for one in of.values())]
+    text = (
+        f"Lines are means over seeds and, except for the {held_out}, over {SMOOTHED} steps; dots are single steps. "
+        "If there are few rules, bands range from the lowest to the highest value of any seed."
     )
+    return ReportSection("By step", [text], figures)
 
 
 def _curve(rule: ComparedRule, name: str) -> Series:
     """For each step, return the mean over seeds, and the mean, minimum and maximum of the seeds' running means."""
-    by_seed = [[row[name] for row in run.metrics if name in row] for run in rule.runs]
-    length = min(map(len, by_seed))
-    values = np.array([row[:length] for row in by_seed])
-    smooth = np.array([values[:, max(0, step - SMOOTHED) : step].mean(1) for step in range(1, length + 1)])
-    ends = smooth.min(1).tolist(), smooth.max(1).tolist()
-    return Series(range(1, length + 1), smooth.mean(1).tolist(), *ends, raw=values.mean(0).tolist())
+    by_seed = [{row["step"]: row[name] for row in run.metrics if name in row} for run in rule.runs]
+    steps = sorted(set.intersection(*map(set, by_seed)))
+    values, window = np.array([[row[step] for step in steps] for row in by_seed]), 1 if name == "eval/accuracy" else SMOOTHED
+    smooth = np.array([values[:, max(0, end - window) : end].mean(1) for end in range(1, len(steps) + 1)]).T
+    if not steps:
+        return Series((), ())
+    return Series(steps, smooth.mean(0).tolist(), smooth.min(0).tolist(), smooth.max(0).tolist(), values.mean(0).tolist())
 
 
 def _fairness(comparison: Comparison) -> ReportSection:

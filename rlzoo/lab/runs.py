@@ -17,6 +17,7 @@ from rlzoo.config.run_config import RunConfig
 from rlzoo.core.errors import UserError, shown
 from rlzoo.core.settings import user_path
 from rlzoo.core.zoo import Zoo, load_zoo
+from rlzoo.gate.fingerprint import SCORE
 from rlzoo.journal.run_directory import read_metrics
 from rlzoo.journal.state import IDENTITY
 from rlzoo.journal.tracking.uploads import flatten
@@ -133,6 +134,8 @@ def _facts(path: Path) -> dict[str, Any]:
             size += file.lstat().st_size
     with suppress(OSError, OverflowError, ValueError):  # the number is no time
         when = f"{datetime.fromtimestamp(metrics[-1].get('time/clock', path.stat().st_mtime)):%Y-%m-%d %H:%M}"
+    facts, last = read_mapping(path / IDENTITY).get("fingerprint"), run.accuracies[-1] if run.accuracies else None
+    is_reward = isinstance(facts, dict) and facts.get(SCORE) == "reward"
     verb = "train --resume --output" if settings else "runs remove"  # config.yaml is what a removal removes first
     return {
         "run": str(path),
@@ -142,7 +145,8 @@ def _facts(path: Path) -> dict[str, Any]:
         "step": run.settings["steps"],
         "steps": settings.get("steps"),
         "seconds": run.seconds,
-        "accuracy": run.accuracies[-1] if run.accuracies else None,
+        "accuracy": None if is_reward else last,
+        "held-out reward": last if is_reward else None,
         "reward": run.mean("reward/mean", 0.25),
         "bytes": size,
         "last step": when,
@@ -191,7 +195,8 @@ def _read(folder: Path, zoo: Zoo) -> FinishedRun | None:
     facts, names = read_mapping(folder / "run.json").get("fingerprint"), {str(value) for value in settings.values()}
     names |= {f"{name.partition(':')[0]}.py" for name in names}  # such as the module of the reward
     if isinstance(facts, dict):
-        settings |= {key: value for key, value in facts.items() if key.partition(" ")[0] == "file" and key[5:] in names}
+        names = {SCORE, *(f"file {name}" for name in names)}
+        settings |= {key: value for key, value in facts.items() if key in names}
     clip, seed, steps = (settings.get(key) for key in ("clip.name", "seed", "steps"))
     if not (isinstance(clip, str) and type(seed) is type(steps) is int and (folder / "metrics.jsonl").is_file()):
         return None

@@ -50,7 +50,7 @@ class Study(Tabular):
         """Return the study as plain JSON; unknown numbers are null."""
         rules = [
             {
-                "policy": rule.label,
+                "rule": rule.label,
                 "settings": rule.policy,
                 "settings_above": rule.above and rule.above.policy,
                 "note": rule.note,
@@ -63,7 +63,7 @@ class Study(Tabular):
         return plain(
             {
                 "run": str(self.run.path),
-                "run_policy": self.run.rule.name if self.run.rule else None,
+                "run_rule": self.run.rule.name if self.run.rule else None,
                 "num_responses": self.run.num_responses,
                 "matched_clip_fraction": self.match,
                 "matched_by_sign": self.by_sign,

@@ -1,6 +1,9 @@
-"""Gives each rule one colour, which is the same in the terminal, in reports and in MLflow's charts."""
+"""Gives each rule one colour, which is the same in the terminal, in MLflow's charts and, unless two are alike, in reports."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterable
 
 RULE_TAG = "rl_rule"
 """MLflow tag with the rule's name, by which the saved view groups runs."""
@@ -11,6 +14,7 @@ PALETTE = (
     *("#8ddda8", "#9e102c", "#c82d4c", "#e65b77", "#f792a6", "#0e538b", "#2272b4", "#4299e0", "#8acaff"),
 )
 """The colours that MLflow gives to runs."""
+ALIKE = 64.0  # distance between two colours as points (red, green, blue), 0 to 255, below which they are hard to tell apart
 
 
 def rule_colour(label: str) -> str:
@@ -27,3 +31,14 @@ def rule_colour(label: str) -> str:
         first = (first + ord(character)) % 255
         second = (second + first) % 255
     return PALETTE[(first | second << 8) % len(PALETTE)]
+
+
+def rule_colours(labels: Iterable[str]) -> list[str]:
+    """Return the colour of each label; of rules whose colours are alike, all but the first get another one."""
+    names, colours = [label.partition(" ")[0] for label in labels], dict[str, str]()
+    for name in dict.fromkeys(names):
+        used = [bytes.fromhex(colour[1:]) for colour in colours.values()]
+        room = {one: min((math.dist(bytes.fromhex(one[1:]), other) for other in used), default=ALIKE) for one in PALETTE}
+        choices = (colour for colour in (rule_colour(name), *PALETTE) if room[colour] >= ALIKE)
+        colours[name] = next(choices, max(room, key=room.__getitem__))
+    return [colours[name] for name in names]

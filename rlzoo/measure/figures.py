@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +17,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from rlzoo.measure.colours import rule_colour
+from rlzoo.measure.colours import rule_colours
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 STYLES = ("-", "--", ":", "-.")
-LONGEST_LABEL, LONGEST_TITLE = 36, 80  # characters; longer labels leave no room for the data
+LONGEST_LABEL, LONGEST_TITLE = 36, 80  # characters in a line; longer lines leave no room for the data
+MOST_BANDS = 6  # more bands hide each other
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +37,13 @@ class Series:
 
 
 def lines(series: Mapping[str, Series], *, xlabel: str, ylabel: str) -> Figure:
-    """Plot curves, with bands between their ``low`` and ``high`` values."""
+    """Plot curves, with bands between their ``low`` and ``high`` values unless there are many curves."""
     figure, axes = _canvas("", xlabel, ylabel)
     for (label, points), look in zip(series.items(), _looks(series, marker=False), strict=True):
         axes.plot(points.x, np.array(points.y, dtype=float), label=_literal(label), **look)
         if points.raw is not None:
             axes.plot(points.x, np.array(points.raw, dtype=float), ".", color=look["color"], markersize=3, alpha=0.5)
-        if points.low is not None and points.high is not None:
+        if points.low is not None and points.high is not None and len(series) <= MOST_BANDS:
             axes.fill_between(points.x, points.low, points.high, color=look["color"], alpha=0.15, linewidth=0)
     _legend(figure, axes)
     return figure
@@ -74,13 +76,15 @@ def plot_by_length(series: Mapping[str, Series], *, ylabel: str = "clip fraction
 
 def forest(rows: Sequence[tuple[str, float, tuple[float, float] | None]], *, xlabel: str) -> Figure:
     """Plot a point and an interval for each label, with the first label on top."""
-    figure, axes = _canvas("", xlabel, "", height=1.1 + 0.28 * max(1, len(rows)))
-    places = list(range(len(rows), 0, -1))
-    for place, (label, value, interval) in zip(places, rows, strict=True):
+    labels, places = [_literal(label) for label, *_ in rows], list(range(len(rows), 0, -1))
+    height = 0.1 + 0.18 * max((label.count("\n") + 1 for label in labels), default=1)  # of a row, in inches
+    figure, axes = _canvas("", xlabel, "", height=1.1 + height * max(1, len(rows)))
+    for place, colour, (_, value, interval) in zip(places, rule_colours(label for label, *_ in rows), rows, strict=True):
         if interval is not None:
-            axes.plot(interval, [place, place], color=rule_colour(label), linewidth=1.5)
-        axes.plot([value], [place], "o", color=rule_colour(label), markersize=5)
-    axes.set_yticks(places, [_literal(label) for label, *_ in rows])
+            axes.plot(interval, [place, place], color=colour, linewidth=1.5)
+        axes.plot([value], [place], "o", color=colour, markersize=5)
+    axes.set_yticks(places, labels)
+    axes.xaxis.set_major_locator(MaxNLocator(5))  # more numbers touch each other beside long labels
     axes.set_ylim(0.4, len(rows) + 0.6)
     return figure
 
@@ -114,8 +118,7 @@ def _canvas(title: str, xlabel: str, ylabel: str, height: float = 3.6) -> tuple[
 def _looks(labels: Iterable[str], *, marker: bool = True) -> list[dict[str, Any]]:
     """Return each series' colour, marker and line style; the line style distinguishes series of the same colour."""
     looks, seen = [], Counter[str]()
-    for number, label in enumerate(labels):
-        colour = rule_colour(label)
+    for number, colour in enumerate(rule_colours(labels)):
         look: dict[str, Any] = {"color": colour, "linestyle": STYLES[seen[colour] % len(STYLES)], "linewidth": 1.4}
         seen[colour] += 1
         looks.append(look | ({"marker": MARKERS[number % len(MARKERS)], "markersize": 4.5} if marker else {}))
@@ -132,8 +135,10 @@ def _legend(figure: Figure, axes: Axes) -> None:
 
 
 def _literal(label: str, longest: int = LONGEST_LABEL) -> str:
-    """Escape a label so that matplotlib shows it literally, and shorten a long label in the middle."""
-    if len(label) > longest:
-        label = f"{label[: longest // 2 - 1]}…{label[-(longest // 2) :]}"
-    shown = label.replace("$", r"\$")
+    """Escape a label so that matplotlib shows it literally; fold it between words, and shorten a long word in the middle."""
+    words = (
+        word if len(word) <= longest else f"{word[: longest // 2 - 1]}…{word[-(longest // 2) :]}" for word in label.split(" ")
+    )
+    shown = "\n".join(textwrap.wrap(" ".join(words), longest, break_long_words=False, break_on_hyphens=False))
+    shown = shown.replace("$", r"\$")
     return f"\u200b{shown}" if shown.startswith("_") else shown  # matplotlib hides labels that start with an underscore

@@ -67,7 +67,7 @@ ALARMS = (
         lambda value: abs(value) > 0.5,
         5,
         "drift is no longer negligible: log-ratios of long responses are centred {value:+.2f} standard deviations from 0 "
-        "(more than 0.5 for {patience} steps); lower learner.lr, or centre the band if the policy has a drift setting",
+        "(more than 0.5 for {patience} steps); lower learner.lr, or centre the band if the rule has a drift setting",
     ),
     Alarm(
         "mismatch",

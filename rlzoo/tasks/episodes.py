@@ -29,6 +29,7 @@ TRIED = 4
 class EpisodeTask(Task):
     """Episodes in an environment: the fields hold the settings, and each problem starts an episode."""
 
+    right_or_wrong = False
     no_effect: ClassVar = "an environment writes its own prompts and computes its own rewards; remove this setting"
 
     workers: Workers = 4

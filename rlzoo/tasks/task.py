@@ -8,7 +8,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, ValidationError, field_validator
 
@@ -33,6 +33,9 @@ class Task(Settings, ABC):
 
     ``build_task({"name": task.name, **task.model_dump()})`` returns an equal task.
     """
+
+    right_or_wrong: ClassVar[bool] = True
+    """Whether the task's own grades are 1 or 0, so that their mean is an accuracy; otherwise, it is called a reward."""
 
     template: str = Field(default="{question}", description="prompt template; {question} is replaced by the question")
     reward: str | None = Field(

@@ -59,6 +59,11 @@ class ToolTask(EpisodeTask):
         return [_schema(reference, function) for reference, function in zip(self.tools, functions, strict=True)]
 
     @property
+    def right_or_wrong(self) -> bool:  # type: ignore[override]
+        """Whether the other task's grades are 1 or 0."""
+        return self.task.right_or_wrong and self.task.reward is None
+
+    @property
     def make(self) -> Callable[[], Environment]:
         """See `EpisodeTask.make`."""
         return partial(make_environment, tuple(self.tools))

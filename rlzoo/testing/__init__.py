@@ -1,4 +1,4 @@
-"""The laws that every clip policy, estimator and correction must obey, as a public conformance kit.
+"""The laws that every rule, estimator and correction must obey, as a public conformance kit.
 
 Add one line to a plugin's tests::
 

@@ -197,7 +197,7 @@ def is_pure(policy: ClipPolicy, inputs: ClipInputs) -> None:
     for name in data.ALL_FIELDS:
         now, before = getattr(example, name), getattr(inputs, name)
         assert before is None or torch.equal(now.nan_to_num(), before.nan_to_num()), f"{name} was changed"
-    assert policy.model_dump() == settings, "a call changed the policy's own settings"
+    assert policy.model_dump() == settings, "a call changed the rule's own settings"
     assert (torch.get_default_dtype(), torch.is_grad_enabled()) == globals_, "a call changed torch's global settings"
     assert is_untouched, "the rule draws from torch's global generator; use torch.Generator().manual_seed(inputs.seed)"
     evaluate(policy, data.moved(inputs, 0.5))
@@ -866,14 +866,14 @@ def widths_scale(policy: ClipPolicy, inputs: ClipInputs) -> None:
     """``scaled(f)`` is valid and clips less for larger f, for both signs of A; without a width, it raises an error."""
     aimed, other = policy.targeting(0.1), policy.targeting(0.3)
     assert aimed is None or type(aimed) is type(policy), f"targeting(0.1) returned {type(aimed).__name__}, not the rule or None"
-    assert aimed is None or aimed != other, "targeting(0.1) and targeting(0.3) return the same policy"
+    assert aimed is None or aimed != other, "targeting(0.1) and targeting(0.3) return the same rule"
     try:
         same = policy.scaled(1.0)
     except ValueError:
         widths = [name for name in policy.width_fields() if getattr(policy, name) is not None]
         assert not widths, "scaled(1) raises an error, but the rule has fields marked Width"
         return
-    assert same == policy, "scaled(1) is not equal to the policy"
+    assert same == policy, "scaled(1) is not equal to the rule"
     examples = _spread_out(policy, inputs)
     narrow, wide, clips = policy.scaled(0.25), policy.scaled(4.0), False
     for sign, side in ((1, "A > 0"), (-1, "A < 0")):
@@ -952,7 +952,7 @@ def _valid(policy: ClipPolicy, name: str, values: Iterable[Any]) -> Iterator[Cli
 
 @law(shrinks=False)
 def update_is_pure(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """``updated`` is deterministic, returns a policy of the same class that can be dumped, and changes nothing in place."""
+    """``updated`` is deterministic, returns a rule of the same class that can be dumped, and changes nothing in place."""
     result, _ = evaluate(policy, inputs)
     before, answers = policy.model_dump(), _answers(policy, inputs)
     empty = data.clip_stats(dataclasses.replace(inputs, advantages=torch.zeros_like(inputs.advantages)), result)
@@ -960,13 +960,13 @@ def update_is_pure(policy: ClipPolicy, inputs: ClipInputs) -> None:
     for sums in (stats, empty, _sums(policy, inputs, 1.0), _sums(policy, inputs, 0.0)):
         first, second = policy.updated(sums), policy.updated(sums)
         assert type(first) is type(policy), f"updated returned a {type(first).__name__}"
-        assert first == second, "the same sums gave a different policy"
+        assert first == second, "the same sums gave a different rule"
         _assert_usable(first, inputs)
         same = zip(answers, _answers(policy, inputs), strict=True)
         assert all(torch.equal(one, other) for one, other in same), (
-            "updated changed the results of the policy that it was called on"
+            "updated changed the results of the rule that it was called on"
         )
-    assert policy.model_dump() == before, "updated changed the policy it was called on"
+    assert policy.model_dump() == before, "updated changed the rule it was called on"
 
 
 def _sums(policy: ClipPolicy, inputs: ClipInputs, share: float, progress: float = 0.3) -> ClipStats:
@@ -980,12 +980,12 @@ def _sums(policy: ClipPolicy, inputs: ClipInputs, share: float, progress: float 
 
 
 def _assert_usable(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """Check that an updated policy is valid, gives finite values and does not clip at ratio 1."""
-    assert _survives_its_dump(policy), "an updated policy is not valid, or cannot be restored from its dump"
-    assert evaluate(policy, inputs)[0].objective.isfinite().all(), "an updated policy gives values that are not finite"
+    """Check that an updated rule is valid, gives finite values and does not clip at ratio 1."""
+    assert _survives_its_dump(policy), "an updated rule is not valid, or cannot be restored from its dump"
+    assert evaluate(policy, inputs)[0].objective.isfinite().all(), "an updated rule gives values that are not finite"
     if ratio_one_is_reinforce.name not in policy.exempt:
         at_one = data.on_policy_inputs(policy)
-        assert not visible(answer(policy, at_one).clipped, at_one).any(), "an updated policy clips at ratio 1"
+        assert not visible(answer(policy, at_one).clipped, at_one).any(), "an updated rule clips at ratio 1"
 
 
 @law(shrinks=False)

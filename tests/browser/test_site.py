@@ -28,7 +28,7 @@ SEARCHES = {
     "resume": "how-to/stop-and-resume/#resume",
     "custom reward": "how-to/own-reward/",
     "own data": "how-to/own-data/",
-    "write a rule": "how-to/write-a-policy/",
+    "write a rule": "how-to/write-a-rule/",
     "vllm": "how-to/vllm/",
     "mlflow": "how-to/keep-mlflow-up/",
 }
@@ -112,7 +112,7 @@ def test_pages_fit_a_phone_screen_and_load_no_external_resources(browser, addres
 
 
 def test_formulas_have_the_font_with_mathematical_tables(page, address):
-    page.goto(f"{address}policies/fspo/")
+    page.goto(f"{address}rules/fspo/")
     page.locator("math[display=block]").first.wait_for()
     page.evaluate("document.fonts.ready")
     assert page.evaluate(

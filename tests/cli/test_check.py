@@ -72,7 +72,7 @@ def test_check_as_json_has_the_same_content(rlzoo, plugin):
     code, out, _ = rlzoo("clips", "check", file, "--json")
     assert code == 1
     plain, reversed_ = json.loads(out)
-    assert (plain["policy"], reversed_["policy"]) == ("plain", "reversed")
+    assert (plain["name"], reversed_["name"]) == ("plain", "reversed")
     for report in (plain, reversed_):
         assert [law["law"] for law in report["laws"]] == LAWS
         assert report["reached"] > 0

@@ -1,13 +1,14 @@
 """The output of every command is plain text, wrapped only on a screen, without control sequences from untrusted input."""
 
 import io
+import itertools
 import logging
 import os
 import sys
 
 import pytest
 
-from rlzoo.cli.bars import Bars
+from rlzoo.cli.bars import TOTAL, Bars, TimeLeft
 from rlzoo.cli.console import Plain, show_log
 from rlzoo.measure.printable import printable
 
@@ -110,6 +111,17 @@ def test_quiet_bars_are_not_drawn(a_terminal):
     screen.wait_for("the end")
     assert screen.frames[-1] == "the end"
     assert not any("matching" in frame for frame in screen.frames)
+
+
+def test_the_time_left_of_a_total_is_at_least_that_of_each_part():
+    clock = itertools.count()
+    with Bars(Plain(), is_quiet=True, get_time=lambda: next(clock)) as bars:
+        for done in range(5):  # "slow" has done 4 of 100 steps, but everything together 44 of 140
+            bars.reach("slow", done, 100)
+            bars.reach(TOTAL, 11 * done, 140)
+        slow, total = (TimeLeft().render(task).plain for task in bars.tasks)
+        assert bars.tasks[0].time_remaining > bars.tasks[1].time_remaining
+    assert total == slow
 
 
 def test_colours_come_from_the_terminal_palette(a_terminal, monkeypatch):

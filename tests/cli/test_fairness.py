@@ -19,7 +19,7 @@ def test_fairness_prints_drift_and_clipping_of_the_run_rule(rlzoo, trained):
     assert max(map(len, out.splitlines()[1:])) <= 80
     code, out, _ = rlzoo("fairness", trained.path / "rollouts", "--clip", "gspo,grpo", "--json")
     answer = json.loads(out)
-    assert [rule["policy"] for rule in answer["rules"]] == ["gspo", "grpo"]
+    assert [rule["rule"] for rule in answer["rules"]] == ["gspo", "grpo"]
     recorded = RecordedRun.read(trained.path)
     assert answer["num_responses"] == recorded.num_responses
     assert 0 < answer["drift"]["moved"] < 1

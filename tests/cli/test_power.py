@@ -29,6 +29,6 @@ def test_a_sweep_names_the_differences_between_its_rules_before_it_starts(rlzoo)
     names = [f"{clip}-lr={lr}-{seed}" for seed in (0, 1) for clip in ("grpo", "real") for lr in ("1e-4", "2e-4")]
     assert out.splitlines() == [
         *names,
-        "the policy is not the only difference: learner.minibatch_by differs between the runs (responses, prompts)",
+        "the rule is not the only difference: learner.minibatch_by differs between the runs (responses, prompts)",
         "the rules differ in clip.advantage (group_norm, group_mean)",
     ]

@@ -32,7 +32,7 @@ def test_replay_as_json_has_everything_the_table_has(rlzoo, run):
     assert code == 0
     answer = json.loads(out)
     own, other = answer["rules"]
-    assert (own["policy"], other["policy"]) == ("fspo", "grpo")
+    assert (own["rule"], other["rule"]) == ("fspo", "grpo")
     assert own["settings"]["width_high"] == 0.015  # as configured for the run
     assert other["settings"]["clip_high"] == 0.2  # the published setting
     parts = own["profile"]["lre"]

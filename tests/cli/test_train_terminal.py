@@ -121,6 +121,11 @@ def test_a_custom_reward_is_not_called_accuracy_and_comparable_runs_are_listed(r
     assert "rlzoo compare" not in out  # there is nothing to compare with
     out = rlzoo("train", "--output", "runs/other", "--clip", "gspo", *more)[1]
     assert out.splitlines()[-1] == "compare the finished runs in runs: rlzoo compare runs"
+    out = rlzoo("compare", "runs", "--csv", "table.csv")[1]
+    assert "score: held-out reward at the end" in out
+    assert "accuracy" not in out + (folder / "table.csv").read_text() + (folder / "runs" / "compare.html").read_text()
+    one, _ = json.loads(rlzoo("runs", "list", "--json")[1])
+    assert (one["accuracy"], one["held-out reward"] < 0) == (None, True)
 
 
 @pytest.mark.long

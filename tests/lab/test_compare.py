@@ -114,7 +114,7 @@ def test_runs_of_different_tasks_are_reported_as_not_comparable(folder, tmp_path
     _, *notes = compare([folder, other]).notes
     assert notes == [
         "not comparable: task.num_operands_max differs between the runs (20, 3)",
-        "the policy is not the only difference: rollout.num_prompts differs between the runs (12, 99)",
+        "the rule is not the only difference: rollout.num_prompts differs between the runs (12, 99)",
     ]
 
 
@@ -251,7 +251,7 @@ def test_minibatches_that_the_rule_determines_are_a_difference(folder, tmp_path,
     (by_groups / "config.yaml").write_text(yaml.safe_dump(settings))
     notes = other_differences([record.settings for record in find_runs([folder, by_groups])[0]])
     assert notes == [
-        "the policy is not the only difference: learner.minibatch_by differs between the runs (responses, prompts)",
+        "the rule is not the only difference: learner.minibatch_by differs between the runs (responses, prompts)",
         "the rules differ in clip.advantage (group_norm, group_mean)",
     ]
 
@@ -265,7 +265,7 @@ def test_other_data_under_the_same_name_is_a_difference(tmp_path, trained):
         facts = {"file rows.jsonl": digest, "file helper.py": digest}  # a rule's own code may differ
         (run / "run.json").write_text(json.dumps({"id": "0", "fingerprint": facts}))
     notes = other_differences([record.settings for record in find_runs([tmp_path])[0]])
-    assert notes == ["the policy is not the only difference: file rows.jsonl differs between the runs (aa, bb)"]
+    assert notes == ["the rule is not the only difference: file rows.jsonl differs between the runs (aa, bb)"]
 
 
 def test_a_null_minibatch_setting_equals_the_choice_of_the_rule(folder, tmp_path, trained):
@@ -278,7 +278,7 @@ def test_a_null_minibatch_setting_equals_the_choice_of_the_rule(folder, tmp_path
 def test_a_setting_that_is_a_mapping_in_some_runs_is_a_difference(folder, tmp_path, trained):
     corrected = variant(trained.path, tmp_path / "corrected", correction={"name": "tis", "pool": "sum", "high": 2.0}, seed=5)
     (note,) = other_differences([record.settings for record in find_runs([trained.path, corrected])[0]])
-    assert note.startswith("the policy is not the only difference: correction differs between the runs (None, {")
+    assert note.startswith("the rule is not the only difference: correction differs between the runs (None, {")
     task = {"name": "environment", "environment": "my_game:Game"}
     easy, hard = ({"task": {**task, "arguments": arguments}} for arguments in ({}, {"board": {"size": 9}}))
     notes = other_differences([resolved_settings(easy, load_zoo()), resolved_settings(hard, load_zoo())])

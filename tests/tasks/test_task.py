@@ -165,6 +165,15 @@ def function():
 """
 
 
+def test_only_grades_that_are_right_or_wrong_make_an_accuracy(reward_module):
+    reward_module("own_task_s", OWN_TASK + "\ndef own(problem, response):\n    return 0.5\n")
+    tools = ["task.name=tools", "task.tools=[rlzoo.tasks.environments.tools:calculator]", "task.problems.name=arithmetic"]
+    accuracies = (["task.name=arithmetic"], ["task.name=own_task_s:Echo"], tools)
+    rewards = (["task.name=guess"], ["task.reward=own_task_s:own"], [*tools, "task.problems.reward=own_task_s:own"])
+    for score, choices in (("accuracy", accuracies), ("reward", rewards)):
+        assert [RunConfig.compose(overrides=words).held_out_score for words in choices] == [score] * 3
+
+
 def test_a_custom_task_is_a_class_and_its_dump_builds_an_equal_task(reward_module):
     reward_module("own_task_a", OWN_TASK)
     task = build_task({"name": "own_task_a:Echo", "width": 3, "seed": 1})

@@ -20,7 +20,7 @@ from rlzoo.journal.tracking.uploads import Status, Upload, Uploaded, tracking_ur
 
 logger = logging.getLogger("rlzoo")
 
-QUIET_END = 5.0  # seconds to wait at the end of a run before logging a message about the wait
+QUIET_END = 10.0  # seconds to wait at the end of a run before logging a message about the wait
 
 
 class Tracker:
@@ -109,7 +109,7 @@ class Tracker:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(QUIET_END)
         if process.returncode is None:
-            logger.info("sending the rest to MLflow; press Ctrl-C to skip, then send it with: %s", how)
+            logger.info("uploading the rest of the run to MLflow; to do this later instead, press Ctrl-C and run: %s", how)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, LONGEST_END - QUIET_END))
         if process.returncode != 0:
