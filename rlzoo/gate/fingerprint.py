@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 FREE = ("steps", "output", "launch.", "checkpoint.", "tracking.")  # settings that a resumed run may change
+PER_RANK = ("output", "tracking.")  # settings that matter on the main rank only
 VERSION = "version of "  # a different version is reported, not refused
 MODEL = "model "  # facts about the loaded model, which a dry run does not load
 TRAIN_PROBLEMS = "training problems"
@@ -115,6 +116,19 @@ def check_unchanged(config: RunConfig, facts: Mapping[str, Any], *, allow_change
         raise UserError(f"--resume: {'; '.join(changed)}; undo this, {allow}or start a new run with another --output")
     lines = [(logging.INFO, _difference(key, before, now)) for key in keys if key.startswith(free)]
     return lines + [(logging.WARNING, line) for line in changed]
+
+
+def refuse_different_ranks(ranks: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    """Raise UserError if anything differs between the ranks of a run, given their hosts and facts."""
+    first_host, first = ranks[0]
+    for rank, (host, facts) in enumerate(ranks):
+        keys = [key for key in sorted(first | facts) if first.get(key) != facts.get(key) and not key.startswith(PER_RANK)]
+        names = [f"{key} ({first[key]} and {facts[key]})" if key.startswith(VERSION) else key for key in keys]
+        if keys:
+            raise UserError(
+                f"rank {rank} (on {host}) and rank 0 (on {first_host}) have different values of {', '.join(names)}; make them "
+                "equal, and start all ranks again"
+            )
 
 
 def _difference(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
