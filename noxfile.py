@@ -203,8 +203,9 @@ def deepspeed(session: nox.Session) -> None:
 
 @nox.session
 def nodes(session: nox.Session) -> None:
-    """Train on two machines, which are network namespaces; not part of continuous integration. Needs root, and Debian's
-    packages iproute2, iptables and faketime.
+    """Train on two machines, which are network namespaces; not part of continuous integration.
+
+    Needs root, and Debian's packages iproute2, iptables and faketime.
     """
     bin_folder = project(session)
     install(session, bin_folder, "-e", ".[deepspeed]")

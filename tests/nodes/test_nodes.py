@@ -98,7 +98,7 @@ def test_three_steps_equal_one_process_and_resume_without_a_shared_file_system(m
     assert float((got - expected).norm() / expected.norm()) < 1e-5
     for ours, theirs in zip(metrics(machines.folders[0]), metrics(one_process), strict=True):
         for name in ("reward/mean", "clip/fraction", "learner/grad_norm"):
-            assert ours.get(name) == pytest.approx(theirs.get(name), rel=1e-4, abs=1e-6), name
+            assert ours.get(name, 0.0) == pytest.approx(theirs.get(name, 0.0), rel=1e-4, abs=1e-6), name
 
 
 def pytest_generate_tests(metafunc):
@@ -185,7 +185,7 @@ def other_version(folder):
 DIFFERENT = {
     "version of torch": other_version,
     "grade.py": lambda folder: (folder / "grade.py").write_text(GRADE + "\n# another version\n"),
-    "training problems": lambda folder: (folder / "questions.csv").write_text("question,answer\nWhat is 1 + 1?,2\n" * 1),
+    "training problems": lambda folder: (folder / "questions.csv").write_text("question,answer\nWhat is 1 + 1?,2\n"),
     "questions.csv": lambda folder: (folder / "questions.csv").unlink(),
 }
 
@@ -202,7 +202,9 @@ def test_machines_that_differ_do_not_train(machines, what):
     assert 0 not in codes
     assert seconds < ENDS_WITHIN
     for number in range(2):
-        assert what in machines.log(number) and "machine-1" in machines.log(number), machines.log(number)
+        line = next(line for line in machines.log(number).splitlines() if line.startswith("rlzoo: "))
+        assert what in line
+        assert "machine-1" in line
     assert not (machines.folders[0] / "run").exists()
 
 
