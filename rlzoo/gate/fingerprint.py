@@ -52,14 +52,19 @@ def run_facts(config: RunConfig) -> dict[str, Any]:
 
 def file_facts(config: RunConfig) -> dict[str, str]:
     """Return the hashes of the user's files that decide a run's numbers: code, data, and plugins."""
-    settings, facts = flatten(redact_settings(config.model_dump(mode="json", exclude={"plugins"}))), dict[str, str]()
-    names: dict[Path, str] = {}
-    for name, file in _files(config, settings):
-        names.setdefault(file.resolve(), name)
-    for file, name in names.items():  # files in different folders may have the same name
+    facts: dict[str, str] = {}
+    for file, name in user_files(config).items():  # files in different folders may have the same name
         with file.open("rb") as stream:
             facts[name] = facts.get(name, "") + hashlib.file_digest(stream, "sha256").hexdigest()
     return facts
+
+
+def user_files(config: RunConfig) -> dict[Path, str]:
+    """Return the user's files that decide a run's numbers, and their names: code, data, and plugins."""
+    settings, names = flatten(redact_settings(config.model_dump(mode="json", exclude={"plugins"}))), dict[Path, str]()
+    for name, file in _files(config, settings):
+        names.setdefault(file.resolve(), name)
+    return names
 
 
 def model_facts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, role: str = "") -> dict[str, str]:
