@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.nodes.machines import ADDRESSES, Machines, ip, wait, why_not
+from tests.nodes.machines import ADDRESSES, FOLDER, Machines, ip, wait, why_not
 from tests.training.short import QUICK, lines, without_times
 
 pytest.importorskip("ray", reason="needs the extra ray")
@@ -32,54 +32,33 @@ def grade(problem, response):
     time.sleep(float(os.environ.get("PAUSE", "0")))
     return float(response.endswith(problem.answer))
 """
-SWEEP = [
-    "sweep",
-    "--clip",
-    "grpo,fspo,gspo",
-    "--seeds",
-    "2",
-    "--steps",
-    "3",
-    *(word for one in SETTINGS for word in ("--set", one)),
-]
+SETS = [word for setting in SETTINGS for word in ("--set", setting)]
+SWEEP = ["sweep", "--clip", "grpo,fspo,flat", "--plugin", "flat.py", "--seeds", "2", "--steps", "3", *SETS]
+ENVIRONMENT = {"RAY_ADDRESS": f"{ADDRESSES[0]}:{PORT}", "RAY_TMPDIR": str(FOLDER), "PAUSE": "0.05"}
+
+
+def give_files(machines):
+    """Write the user's files to machine 0, and have git ignore them."""
+    for name, text in {"grade.py": GRADE, "flat.py": RULE, ".gitignore": "*.py\n"}.items():
+        (machines.folders[0] / name).write_text(text)
 
 
 @pytest.fixture
 def cluster(tmp_path):
     """Two machines with a Ray cluster; a test's files are on machine 0."""
     machines = Machines(tmp_path)
-    common = ["--num-cpus=1", "--object-store-memory=100000000", "--disable-usage-stats", "--block"]
-    environment = {"RAY_TMPDIR": "/mnt/rlzoo-node", "PAUSE": "0.05"}
-    head = [
-        "ray",
-        "start",
-        "--head",
-        f"--node-ip-address={ADDRESSES[0]}",
-        f"--port={PORT}",
-        "--include-dashboard=false",
-        *common,
-    ]
-    machines.start(0, *head, environment=environment)
-    machines.start(
-        1,
-        "ray",
-        "start",
-        f"--address={ADDRESSES[0]}:{PORT}",
-        f"--node-ip-address={ADDRESSES[1]}",
-        *common,
-        environment=environment,
-    )
-    (machines.folders[0] / "grade.py").write_text(GRADE)
-    (machines.folders[0] / ".gitignore").write_text("*.py\n")
-    time.sleep(20)
+    for number, words in enumerate((["--head", f"--port={PORT}"], [f"--address={ADDRESSES[0]}:{PORT}"])):
+        words += [f"--node-ip-address={ADDRESSES[number]}", "--num-cpus=1", "--object-store-memory=100000000", "--block"]
+        machines.start(number, "ray", "start", *words, "--disable-usage-stats", environment=ENVIRONMENT)
+        time.sleep(10)
+    give_files(machines)
+    time.sleep(10)
     yield machines
     machines.close()
 
 
 def start(machines, *words):
-    return machines.start(
-        0, "python", "-m", "rlzoo", *words, environment={"RAY_ADDRESS": f"{ADDRESSES[0]}:{PORT}", "PAUSE": "0.05"}
-    )
+    return machines.start(0, "python", "-m", "rlzoo", *words, environment=ENVIRONMENT)
 
 
 def run(machines, *words, code=0):
@@ -98,7 +77,7 @@ def local(tmp_path):
     alone = tmp_path / "alone"
     alone.mkdir()
     machines = Machines(alone)
-    (machines.folders[0] / "grade.py").write_text(GRADE)
+    give_files(machines)
     run(machines, *SWEEP, "--output", "local", "--jobs", "1")
     machines.close()
     return rows(machines.folders[0] / "local")
