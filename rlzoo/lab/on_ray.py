@@ -230,7 +230,7 @@ def package(child: Child, cpus: int, parent_run: str | None) -> tuple[FILES, lis
         copies = (path for path in child.path.rglob("*") if path.is_file() and not path.name.startswith("."))
         files |= {f"{RUN}/{path.relative_to(child.path).as_posix()}": path.read_bytes() for path in copies}
         words.append("--resume")
-    variables = {"OMP_NUM_THREADS": str(cpus), "MLFLOW_TRACKING_URI": tracking_uri(), "PYTHONPATH": "."}
+    variables = {"OMP_NUM_THREADS": str(cpus), "MLFLOW_TRACKING_URI": tracking_uri()}
     return files, words, variables | ({PARENT_RUN: parent_run} if parent_run else {})
 
 

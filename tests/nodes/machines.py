@@ -43,7 +43,7 @@ class Machines:
             ip("-n", name, "link", "set", "lo", "up")
         self.connect()
         FOLDER.mkdir(exist_ok=True)
-        self.running = []
+        self.running, self.logs = [], {}
 
     def close(self):
         self.kill()
@@ -69,7 +69,7 @@ class Machines:
 
     def start(self, number, *words, environment=()):
         """Start a command on a machine, in its file system; its output goes to a log."""
-        log = self.folders[number].with_suffix(".log")
+        log = self.logs[number] = self.folders[number].with_name(f"machine-{number}-{len(self.running)}.log")
         enter = f"hostname machine-{number}; mount --bind {shlex.quote(str(self.folders[number]))} {FOLDER}; cd {FOLDER}"
         variables = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("RLZOO_", "MLFLOW_"))},
@@ -95,7 +95,6 @@ class Machines:
         ]
         with log.open("w") as output:
             process = subprocess.Popen([*command, *words], env=variables, stdout=output, stderr=output)
-        process.log, process.number = log, number
         self.running.append(process)
         return process
 
@@ -117,7 +116,7 @@ class Machines:
 
     def log(self, number):
         """Return what the last command on a machine printed."""
-        return self.folders[number].with_suffix(".log").read_text()
+        return self.logs[number].read_text()
 
     def kill(self):
         for name in self.names:
@@ -125,7 +124,6 @@ class Machines:
                 os.kill(int(id_), signal.SIGKILL)
         for process in self.running:
             process.wait()
-        self.running = []
 
 
 def _command(id_):
