@@ -485,12 +485,13 @@ def guides(session: nox.Session) -> None:
 
 @nox.session
 def examples(session: nox.Session) -> None:
-    """Run all examples that need no extra, and the notebook; not part of continuous integration."""
+    """Run all examples that need no extra, the notebook, and the scripts for trackers; not part of continuous integration."""
     python = str(installed(session) / "python")
     session.run(python, str(ROOT / "tests" / "bare.py"), external=True)
     session.run(python, "-m", "tests.examples", external=True, env=BARE)
     bin_folder = project(session)
-    install(session, bin_folder, "nbclient>=0.10", "ipykernel>=6")
+    install(session, bin_folder, "nbclient>=0.10", "ipykernel>=6", "tensorboard", "wandb", "trackio")
+    session.run(str(bin_folder / "python"), "-m", "pytest", "tests/test_trackers.py", external=True, env=OFFLINE)
     with session.chdir(session.create_tmp()):
         notebook = str(ROOT / "examples" / "replay_and_plot.ipynb")
         session.run(str(bin_folder / "jupyter-execute"), notebook, external=True, env=OFFLINE)

@@ -24,7 +24,7 @@ from matplotlib.ticker import FuncFormatter
 
 from rlzoo import load_zoo
 from rlzoo.lab.recorded import RecordedRun
-from rlzoo.lab.study import study
+from rlzoo.lab.study import replay
 from rlzoo.measure.figures import Series, plot_by_length
 
 RULES = ("fspo", "gspo", "grpo", "rloo")
@@ -38,7 +38,7 @@ def main() -> None:
     rules = names[0].split(",") if names else RULES
     run = RecordedRun.read(Path(path))
     zoo = load_zoo()
-    replayed = study(run, [zoo[name]() for name in rules], match=FRACTION, with_cosine=False)
+    replayed = replay(run, [zoo[name]() for name in rules], match=FRACTION, with_cosine=False)
     series, width = {}, max(map(len, rules))
     print(f"{'rule':{width}} {'clipped':>8} {'lre_max':>8} {'low':>6} {'high':>6} {'noise':>6}  by length, short to long")
     for rule in replayed.rules:

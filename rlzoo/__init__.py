@@ -26,32 +26,33 @@ if TYPE_CHECKING:
     from rlzoo.core.types import ClipInputs as ClipInputs
     from rlzoo.core.types import ClipResult as ClipResult
     from rlzoo.core.zoo import load_zoo as load_zoo
+    from rlzoo.lab.compare import compare as compare
+    from rlzoo.lab.evaluation import evaluate as evaluate
+    from rlzoo.lab.study import replay as replay
     from rlzoo.training.train import train as train
 
-_HOMES = {
-    "Advantage": "rlzoo.core.advantages",
-    "AdvantageEstimator": "rlzoo.core.advantages",
-    "AdvantageInputs": "rlzoo.core.advantages",
-    "ClipBand": "rlzoo.core.types",
-    "ClipInputs": "rlzoo.core.types",
-    "ClipPolicy": "rlzoo.core.policy",
-    "ClipResult": "rlzoo.core.types",
-    "ClipStats": "rlzoo.core.policy",
-    "Correction": "rlzoo.core.corrections",
-    "CorrectionInputs": "rlzoo.core.corrections",
-    "Reduction": "rlzoo.core.reductions",
-    "RunConfig": "rlzoo.config.run_config",
-    "UserError": "rlzoo.core.errors",
-    "Width": "rlzoo.core.policy",
-    "hookimpl": "rlzoo.core.hookspecs",
-    "load_zoo": "rlzoo.core.zoo",
-    "ops": "rlzoo.core.ops",
-    "train": "rlzoo.training.train",
+_NAMES = {
+    "rlzoo.cli.progress": ("train",),
+    "rlzoo.config.run_config": ("RunConfig",),
+    "rlzoo.core.advantages": ("Advantage", "AdvantageEstimator", "AdvantageInputs"),
+    "rlzoo.core.corrections": ("Correction", "CorrectionInputs"),
+    "rlzoo.core.errors": ("UserError",),
+    "rlzoo.core.hookspecs": ("hookimpl",),
+    "rlzoo.core.ops": ("ops",),
+    "rlzoo.core.policy": ("ClipPolicy", "ClipStats", "Width"),
+    "rlzoo.core.reductions": ("Reduction",),
+    "rlzoo.core.types": ("ClipBand", "ClipInputs", "ClipResult"),
+    "rlzoo.core.zoo": ("load_zoo",),
+    "rlzoo.lab.compare": ("compare",),
+    "rlzoo.lab.evaluation": ("evaluate",),
+    "rlzoo.lab.study": ("replay",),
 }
+_HOMES = {name: home for home, names in _NAMES.items() for name in names}
 
 __all__ = [
     "Advantage", "AdvantageEstimator", "AdvantageInputs", "ClipBand", "ClipInputs", "ClipPolicy", "ClipResult", "ClipStats",
-    "Correction", "CorrectionInputs", "Reduction", "RunConfig", "UserError", "Width", "hookimpl", "load_zoo", "ops", "train",
+    "Correction", "CorrectionInputs", "Reduction", "RunConfig", "UserError", "Width", "compare", "evaluate", "hookimpl",
+    "load_zoo", "ops", "replay", "train",
 ]  # fmt: skip
 
 

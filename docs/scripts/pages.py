@@ -6,6 +6,7 @@ of the repository leads to a page that shows this file, so the site depends on n
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -82,8 +83,22 @@ def content(source: Path) -> str:
     text = path.read_text(encoding="utf-8")
     if source.suffix == ".md":
         return text if home(source).partition("/")[0] != "files" else HIDDEN + text
+    if source.suffix == ".ipynb":
+        return HIDDEN + notebook(text)
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{HIDDEN}# {source.as_posix()}\n\n{fence}{LANGUAGES.get(source.suffix, 'text')}\n{text.rstrip()}\n{fence}\n"
+
+
+def notebook(text: str) -> str:
+    """Return a notebook's cells and their outputs as Markdown."""
+    parts = list[str]()
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for data in (output["data"] for output in cell.get("outputs", ()) if "data" in output):
+            shown, image = "".join(data["text/plain"]), data.get("image/png")
+            parts.append(f"![{shown}](data:image/png;base64,{image.strip()})" if image else f"```text\n{shown}\n```")
+    return "\n\n".join(parts) + "\n"
 
 
 def _is_shown(file: Path) -> bool:

@@ -24,7 +24,7 @@ import torch
 from rlzoo.config.run_config import RunConfig
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.runs import FinishedRun, find_runs
-from rlzoo.lab.study import study
+from rlzoo.lab.study import replay
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable, pooled_runs
 
@@ -46,7 +46,7 @@ def tables(path: Path, names: Sequence[str], options: argparse.Namespace) -> dic
     for part, some in parts(run, by_update=options.by_update):
         for matched, by_sign in (("overall", False), ("by sign", True)):
             settings: dict[str, Any] = {"skip_steps": options.skip_steps, "with_cosine": False}
-            for rule in study(some, policies, match=options.fraction, by_sign=by_sign, **settings).rules:
+            for rule in replay(some, policies, match=options.fraction, by_sign=by_sign, **settings).rules:
                 if not rule.note:
                     found[made, matched, part, rule.label] = rule.table
     return found

@@ -22,11 +22,10 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from rlzoo.cli.replay import policy_for
+from rlzoo.lab import study
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import replay
 from rlzoo.lab.runs import FinishedRun, find_runs
-from rlzoo.lab.study import study
 
 ROOT = Path(__file__).resolve().parents[2]
 TUNING_SEED = 101  # used only for calibration
@@ -265,8 +264,8 @@ def widths(lab: Lab) -> None:
     rows, skip_steps = [], 1 if lab.quick else 10
     for trained_with in ("fspo", "gspo", "grpo"):
         run = RecordedRun.read(lab.runs / "race" / f"{trained_with}-0", own_code=True)
-        policies = [policy_for(run, name, [], [], []) for name in every_width()]
-        for rule in study(run, policies, match=float(FRACTION), skip_steps=skip_steps, with_cosine=False).rules:
+        policies = [study.policy_for(run, name, [], [], []) for name in every_width()]
+        for rule in study.replay(run, policies, match=float(FRACTION), skip_steps=skip_steps, with_cosine=False).rules:
             for factor in FACTORS:
                 with suppress(ValidationError):  # a scaled width may be out of its field's bounds
                     profile = replay(run, rule.policy.scaled(factor), skip_steps).profile

@@ -9,7 +9,7 @@ import typer
 
 from rlzoo.cli.console import Plain
 from rlzoo.cli.options import AsJson, Csv, Latex, Plugins, Quiet, loading, names_in
-from rlzoo.cli.replay import Recording, policy_for
+from rlzoo.cli.replay import Recording
 from rlzoo.cli.tables import check_files, number, report_table, save_tables
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def fairness(
     with loading(is_quiet=quiet):
         from rlzoo.core.errors import UserError
         from rlzoo.lab.recorded import RecordedRun
-        from rlzoo.lab.study import plain, study
+        from rlzoo.lab.study import plain, replay
         from rlzoo.measure.drift import Drift
     run = RecordedRun.read(recording, plugin or [])
     drift = Drift.of([update.inputs for update in run.updates])
@@ -46,8 +46,8 @@ def fairness(
             "update; with one optimizer step per batch, every ratio is 1 and no rule clips"
         )
     names = names_in("--clip", clip, "comma-separated rules; see `rlzoo clips list`") if clip else ()
-    rules = [policy_for(run, name, [], [], plugin or []) for name in names] or ([run.rule] if run.rule else [])
-    judged = study(run, rules, with_cosine=False) if rules else None
+    rules = names or ([run.rule] if run.rule else [])
+    judged = replay(run, rules, plugins=plugin or [], with_cosine=False) if rules else None
     tables = [_drift_table(drift), *(judged.tables() if judged else ())]
     save_tables(tables, csv, latex)
     if as_json:

@@ -1,4 +1,4 @@
-"""Shows the progress of a run: as curves on a terminal, or as one line or one JSON object per step."""
+"""Shows the progress of a run: as curves on a terminal or in a notebook, or as one line or one JSON object per step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from rich.console import RenderableType
@@ -18,6 +18,11 @@ from rich.text import Text
 from rlzoo.cli.bars import Bars
 from rlzoo.cli.console import Plain
 from rlzoo.measure.printable import printable
+
+if TYPE_CHECKING:
+    from rlzoo.config.run_config import RunConfig
+    from rlzoo.training.after_step import Observer
+    from rlzoo.training.train import RunResult
 
 SPEED = "throughput/tokens_per_second"
 WIDEST, NARROWEST = 40, 8  # characters of a sparkline
@@ -193,3 +198,22 @@ def shown(
             yield View(screen.show, screen.say)
     else:
         yield View(print_line)
+
+
+def train(config: RunConfig, observer: Observer | None = None, **options: Any) -> RunResult:
+    """Train as `rlzoo.training.train.train` does; in a notebook, without an observer, show the metrics as curves."""
+    from rlzoo.cli.train import held_out_score
+    from rlzoo.training.train import train as train_run
+
+    console = Plain()
+    if observer is None and console.is_jupyter:
+        from IPython.display import display
+
+        curves, below = Curves(held_out_score(config)), display({"text/plain": ""}, raw=True, display_id=True)
+
+        def observer(step: int, metrics: Mapping[str, float]) -> None:
+            curves.add(metrics)
+            text = "\n".join([f"step {step} of {config.steps}", *map(str, curves.lines(console))])
+            below.update({"text/plain": text}, raw=True)
+
+    return train_run(config, observer, **options)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,8 +15,6 @@ from rlzoo.cli.tables import check_files, report_table, save_tables
 from rlzoo.core.errors import UserError
 
 if TYPE_CHECKING:
-    from rlzoo.core.policy import ClipPolicy
-    from rlzoo.lab.recorded import RecordedRun
     from rlzoo.lab.study import Study
 
 
@@ -50,6 +47,9 @@ def replay(
     report: Annotated[
         Path | None, typer.Option(help="HTML report to write; by default replay.html in the run directory.")
     ] = None,
+    differences: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="HTML page of the responses on which two rules differ most.")
+    ] = None,
     csv: Csv = None,
     latex: Latex = None,
     quiet: Quiet = False,
@@ -60,21 +60,28 @@ def replay(
     """
     if match_by_sign and match is None:
         raise UserError("--match-by-sign needs a clip fraction to match; add --match-clip-fraction 0.1")
-    check_files(csv, latex, report)
+    check_files(csv, latex, report, differences)
     with loading(is_quiet=quiet):
         from rlzoo.cli.bars import Bars
+        from rlzoo.lab.differences import differences_page
         from rlzoo.lab.recorded import RecordedRun
-        from rlzoo.lab.study import study
+        from rlzoo.lab.study import replay as study
     recorded = RecordedRun.read(recording, plugin or [], own_code=True)
+    names = names_in("--clip", clip, "comma-separated rules; see `rlzoo clips list`")
+    if differences:
+        check_page(differences, option="--differences")
+        if len(names) != 2:
+            raise UserError(f"--differences compares two rules, but --clip {clip!r} names {len(names)}; use --clip A,B")
     page = report or (None if as_json or not recorded.config else recorded.path / "replay.html")
     if page:
         check_page(page)
-    names = names_in("--clip", clip, "comma-separated rules; see `rlzoo clips list`")
-    policies = [policy_for(recorded, name, config or [], set_ or [], plugin or []) for name in names]
     with Bars(Plain(stderr=True), is_quiet=quiet, transient=True) as bars:
         result = study(
             recorded,
-            policies,
+            names,
+            configs=config or [],
+            overrides=set_ or [],
+            plugins=plugin or [],
             match=match,
             by_sign=match_by_sign,
             skip_steps=skip_steps,
@@ -86,39 +93,14 @@ def replay(
     else:
         _print(Plain(), result, cosine)
     save_tables(list(result.tables()), csv, latex)
+    if differences:
+        write_page(differences, differences_page(result), option="--differences")
     if page:
         from rlzoo.lab.reports import study_report
 
         write_page(page, study_report(result))
         if not quiet:
             Plain(stderr=as_json).print(f"report {page}")
-
-
-def policy_for(
-    run: RecordedRun, name: str, configs: Sequence[str], overrides: Sequence[str], plugins: Sequence[str]
-) -> ClipPolicy:
-    """Return a rule with its settings for a recorded run; configs and overrides take precedence.
-
-    The rule that the run was trained with keeps its recorded settings. Any other rule gets the settings that `rlzoo train`
-    would compose if the run is from rlzoo, and its default settings otherwise.
-    """
-    from rlzoo.config.composition import clip_name, for_clip, merge, named_settings, parse_overrides, read_config
-    from rlzoo.config.run_config import RunConfig
-    from rlzoo.core.zoo import load_zoo
-
-    changed = parse_overrides(overrides)
-    if odd := sorted(changed.keys() - {"clip", "per_clip"}):
-        raise UserError(f"--set {odd[0]}: a replay has only the settings of rules, such as clip.width_low")
-    if (other := clip_name(changed)) not in (None, name):
-        raise UserError(f"--set clip={other}: --clip already sets clip to {name}; use only one of the two")
-    is_own = run.rule is not None and name == run.rule.name
-    plugins = [*(run.config.plugins if run.config else ()), *plugins]
-    if run.is_run_directory and not is_own:
-        return RunConfig.compose(configs, clip=name, overrides=overrides, plugins=plugins).clip
-    settings: dict[str, Any] = {"clip": {"name": name, **run.rule.model_dump()}} if run.rule and is_own else {}
-    for layer in (*(read_config(config, plugins) for config in configs), changed):
-        settings = merge(settings, for_clip(layer, name))
-    return load_zoo(plugins).build("clip", {**named_settings("clip", settings.get("clip")), "name": name})
 
 
 def _print(console: Plain, result: Study, with_cosine: bool) -> None:

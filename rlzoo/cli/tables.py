@@ -33,7 +33,6 @@ LATEX_ESCAPES = str.maketrans(
         "\u2013": "--",
     }
 )
-INTERVALS = ("95 %", "95%", "lowest and highest")  # columns that become two columns of a CSV file
 
 
 def table(*columns: str, **options: Any) -> Table:
@@ -53,13 +52,15 @@ def report_table(content: ReportTable) -> Table:
     return rows
 
 
-def check_files(csv_file: Path | None, latex: Path | None, report: Path | None = None) -> None:
+def check_files(csv_file: Path | None, latex: Path | None, report: Path | None = None, differences: Path | None = None) -> None:
     """Raise `UserError` if a file cannot be written, is not a table of rlzoo, or is to be a report in another format."""
-    for option, file in (("--csv", csv_file), ("--latex", latex), ("--report", report)):
+    pages = (("--report", report), ("--differences", differences))
+    for option, file in (("--csv", csv_file), ("--latex", latex), *pages):
         if file is not None and (file.is_dir() or not file.parent.is_dir()):
             raise UserError(f"{option} {str(file)!r}: expected the name of a file in an existing folder")
-    if report is not None and report.suffix not in (".html", ".htm"):
-        raise UserError(f"--report {str(report)!r}: a report is an HTML page; name it .html, or use --csv or --latex")
+    for option, file in pages:
+        if file is not None and file.suffix not in (".html", ".htm"):
+            raise UserError(f"{option} {str(file)!r}: a report is an HTML page; name it .html, or use --csv or --latex")
     if latex is not None:
         check_page(latex, LATEX, "table", "--latex")
 
@@ -81,17 +82,8 @@ def save_tables(tables: Sequence[ReportTable], csv_file: Path | None, latex: Pat
 
 
 def _as_csv(content: ReportTable) -> str:
-    stream, heads = io.StringIO(), list[str]()
-    writer = csv.writer(stream, lineterminator="\n")
-    for before, name in zip(("", *content.columns), content.columns, strict=False):
-        heads += (f"{before} {name} low", f"{before} {name} high") if name in INTERVALS else (name,)
-    writer.writerow(heads)
-    for row in content.rows:
-        cells: list[Cell] = []
-        for name, cell in zip(content.columns, row, strict=True):
-            pair = cell if isinstance(cell, tuple) else (None, None)
-            cells += pair if name in INTERVALS else (None if isinstance(cell, float) and math.isnan(cell) else cell,)
-        writer.writerow(cells)
+    stream, (heads, rows) = io.StringIO(), content.flat()
+    csv.writer(stream, lineterminator="\n").writerows([heads, *rows])
     return stream.getvalue()
 
 

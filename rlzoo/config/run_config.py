@@ -337,7 +337,7 @@ class RunConfig(Settings):
         cls,
         configs: str | Path | Sequence[str | Path] = (),
         *,
-        clip: str | None = None,
+        clip: str | ClipPolicy | None = None,
         overrides: Sequence[str] = (),
         plugins: Sequence[str | Path] = (),
         use_changed_plugins: bool = True,
@@ -350,7 +350,7 @@ class RunConfig(Settings):
 
         Args:
             configs: names of shipped configs, or paths of config files; a single one needs no list.
-            clip: name of the rule; takes precedence over the configs.
+            clip: name of the rule, which takes precedence over the configs; or a rule, which keeps its own settings.
             overrides: ``"section.key=value"`` strings, with values in YAML.
             plugins: plugin files and folders, in addition to those listed in the configs.
             use_changed_plugins: for the config of a run, whether to load a plugin that has changed since the run started,
@@ -369,6 +369,11 @@ class RunConfig(Settings):
         base = [] if any("model" in layer for layer in layers) else [read_config(DEFAULT_RUN)]
         layers = base + layers
         changed = parse_overrides(overrides)
+        rule, clip = (clip, clip.name) if isinstance(clip, ClipPolicy) else (None, clip)
+        if rule and "clip" in changed:
+            raise UserError(
+                f"clip={rule!r} is an object, so overrides cannot change it; pass {type(rule).__name__}(SETTING=VALUE)"
+            )
         for key, value in {"clip": clip, **settings}.items():
             other = clip_name(changed) if key == "clip" else changed.get(key)
             if not (value is None or other is None or isinstance(value, Mapping) or str(value) == str(other)):
@@ -384,7 +389,7 @@ class RunConfig(Settings):
         for layer in layers:
             merged = merge(merged, for_clip(layer, name))
         if name:
-            merged["clip"] = {**named_settings("clip", merged.get("clip")), "name": name}
+            merged["clip"] = rule or {**named_settings("clip", merged.get("clip")), "name": name}
         paths = listed(merged.get("plugins"))
         merged["plugins"] = plugins if isinstance(plugins, Plugins) and not paths else [*paths, *map(str, plugins)]
         try:

@@ -73,7 +73,7 @@ class Asked:
         Raises:
             UserError: a prompt has no tokens, or is too long for the model, whose longest row has ``limit`` tokens.
         """
-        tokenizer = _local_tokenizer(model.path)
+        tokenizer = local_tokenizer(model.path)
         if tokenizer is not None:
             complete = self.encode(tokenizer, chat_template=model.chat_template, room=_room(limit, rollout))[1]
             prompts = Prompts(max(map(len, complete.values()), default=0), counted=True)
@@ -175,7 +175,7 @@ def _check_recorded(
         if limit is not None and (size := recording.largest[name]) > limit:
             raise UserError(f"the rollouts in {path!r} have a {name} of {size}, and {trained} at most {limit}; {_SAME}")
     for other in sorted(recording.models):
-        before = _local_tokenizer(other)
+        before = local_tokenizer(other)
         if before is not None and before.get_vocab() != tokenizer.get_vocab():
             raise UserError(f"the rollouts in {path!r} are from model {other!r}, and {trained} has another tokenizer; {_SAME}")
     for prompt in () if asked.host else asked.prompts:  # the first messages of all episodes may be the same
@@ -252,7 +252,7 @@ def _room(limit: int | None, rollout: RolloutConfig) -> float:
     return min(limits, default=math.inf) - rollout.max_new_tokens
 
 
-def _local_tokenizer(path: str) -> PreTrainedTokenizerBase | None:
+def local_tokenizer(path: str) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer of a model if its files are on this machine."""
     from transformers import AutoTokenizer
 

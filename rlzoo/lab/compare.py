@@ -18,6 +18,7 @@ from rlzoo.lab.runs import REPETITION, FinishedRun, find_runs
 from rlzoo.lab.study import Progress, plain
 from rlzoo.measure.comparison import Difference, Estimate, differences, estimate
 from rlzoo.measure.profile import LengthProfile
+from rlzoo.measure.report import Table, Tabular
 from rlzoo.measure.response_table import ResponseTable, pooled_runs
 
 SAME_CONTEST = ("task.", "model.path", "model.dtype", "model.chat_template", "eval.", "steps")
@@ -62,8 +63,8 @@ class ComparedRule:
         return _mean(profile.lre_noise for profile in self.matched.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+@dataclass(frozen=True, slots=True, repr=False)
+class Comparison(Tabular):
     """The compared rules, best first, and their pairwise differences."""
 
     rules: tuple[ComparedRule, ...]
@@ -104,6 +105,12 @@ class Comparison:
                 which = f" of the rules that clip {unit}" if all(kinds.values()) else ""
                 sentences.append(f"Most even{which} at clip fraction {self.match:g}: {_most_even(kind)}.")
         return sentences
+
+    def tables(self) -> list[Table]:
+        """Return the scores, the pairs, the length errors, and the means of costs."""
+        from rlzoo.lab.reports import comparison_tables  # imports matplotlib
+
+        return comparison_tables(self)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the comparison as plain JSON; unknown numbers are null."""
@@ -154,7 +161,7 @@ def _most_even(rules: Sequence[ComparedRule]) -> str:
 
 
 def compare(
-    paths: Sequence[Path],
+    paths: str | Path | Sequence[str | Path],
     *,
     plugins: Sequence[str | Path] = (),
     match: float | None = None,
@@ -173,9 +180,10 @@ def compare(
     Raises:
         UserError: there is no finished run, two of the paths are equal runs, or a plugin cannot be used.
     """
-    all_runs, notes = find_runs(paths, plugins)
+    folders = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
+    all_runs, notes = find_runs(folders, plugins)
     groups = labelled(all_runs)
-    notes += drop_older(groups, paths)
+    notes += drop_older(groups, folders)
     all_runs = [run for run in all_runs if any(run is kept for group in groups.values() for kept in group)]
     notes += other_differences([run.settings for run in all_runs])
     metric = "eval/accuracy" if all(run.accuracies for run in all_runs) else "reward/mean"

@@ -37,6 +37,7 @@ from rlzoo.lab.runs import read_mapping
 from rlzoo.lab.study import plain
 from rlzoo.learner.optimization import named_weights
 from rlzoo.measure.at_k import AtK, Completion, LengthBin, by_length, estimates, means
+from rlzoo.measure.report import Cell, Row, Table, Tabular
 from rlzoo.models.pretrained import load_named
 from rlzoo.models.processes import make_accelerator
 from rlzoo.rollout.draws import Truncation
@@ -96,13 +97,14 @@ class EvaluationConfig(Settings):
             raise UserError(f"--set model.path: MODEL already sets it to {model!r}; use only one of the two")
         saved = [str(folder) for _, folder in numbered(user_path(model)) if (folder / "config.json").is_file()]
         named = {**sections.get("model", {}), "path": saved[-1] if saved else model}  # for a run directory, the last checkpoint
-        rollout = sections.get("rollout", {})
+        used: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 2048}
         if not settings.get("suites"):
             run = _run_of(model, [text for text in overrides if text.startswith("task.")])
             limits = {"max_new_tokens", "max_turns", "max_turn_tokens", "max_observation_tokens"}
             used = run.rollout.model_dump(include=limits) | {"temperature": run.eval.temperature}
-            settings, rollout = {"seed": run.seed, **settings, "run": run}, used | rollout
+            settings = {"seed": run.seed, **settings, "run": run}
             named = run.model.model_dump(include={"dtype", "attn_implementation", "chat_template"}) | named
+        rollout = {"batch_size": 64} | used | sections.get("rollout", {})
         try:
             return cls.model_validate({**settings, "model": named, "rollout": rollout})
         except ValidationError as error:
@@ -181,14 +183,50 @@ class SuiteResult:
         return {f"eval/{self.suite}/{name.replace('@', '_at_')}": float(value) for name, value in values.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
+def table_of(results: Sequence[SuiteResult]) -> Table:
+    """Return a table with a row per measure and a column per suite."""
+    rows: list[Row] = [
+        [name, *(cell for result in results for cell in _cells(result.estimates.get(name)))] for name in results[0].estimates
+    ]
+    plain: dict[str, list[float | None]] = {
+        "problems": [result.num_problems for result in results],
+        "tokens": [result.response_length_mean for result in results],
+        "cut off": [result.truncated for result in results],
+        **({"no grade": [result.failed for result in results]} if any(result.failed for result in results) else {}),
+        "no answer": [result.no_answer for result in results],
+    }
+    rows += [[name, *(cell for value in values for cell in (value, ""))] for name, values in plain.items()]
+    return Table("", ["measure", *(column for result in results for column in (result.suite, "95 %"))], rows)
+
+
+def _by_length(result: SuiteResult) -> Table:
+    """Return a table with a row per length bin."""
+    mean = next(iter(result.estimates))
+    of_problems = [name for name in (mean.replace("mean", "pass"), mean.replace("mean", "maj")) if name in result.estimates]
+    columns = ["up to", "resp", mean, "95 %", "prob", *(word for name in of_problems for word in (name, "95 %"))]
+    rows: list[Row] = []
+    for row in (row for row in result.by_length if row.num_responses or row.num_problems):
+        by_problem = [cell for name in of_problems for cell in _cells(row.estimates.get(name))]
+        rows.append([row.longest, row.num_responses, *_cells(row.estimates.get(mean)), row.num_problems, *by_problem])
+    return Table(f"{result.suite} by response length in tokens", columns, rows)
+
+
+def _cells(estimate: AtK | None) -> tuple[Cell, Cell]:
+    return (None, None) if estimate is None else (estimate.value, estimate.interval)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Evaluation(Tabular):
     """A finished evaluation."""
 
     config: EvaluationConfig
     path: Path
     results: tuple[SuiteResult, ...]
     mlflow_run_id: str | None
+
+    def tables(self) -> list[Table]:
+        """Return the measures of all suites, and for each suite the measures by response length."""
+        return [table_of(self.results), *(_by_length(one) for one in self.results if one.estimates)]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the content of ``results.json`` as plain JSON."""
@@ -198,23 +236,32 @@ class Evaluation:
 
 
 def evaluate(
-    config: EvaluationConfig,
+    config: EvaluationConfig | str | Path,
     output: Path | None = None,
     *,
+    k: int = 16,
     experiment: str | None = None,
     progress: Progress = lambda suite, done, total, means_so_far: None,
+    overrides: Sequence[str] = (),
+    **settings: Any,
 ) -> Evaluation:
     """Sample and grade the missing responses, and compute the results, as ``rlzoo eval`` does.
 
     Args:
-        config: the complete configuration.
+        config: the complete configuration; or a model or a run, which `EvaluationConfig.compose` gets with ``overrides`` and
+            ``settings``, such as ``suites=("gsm8k",)`` and ``limit=100``.
         output: directory of the evaluation; None for a directory named after the model and the seed.
+        k: number of responses per problem, unless ``config`` is complete.
         experiment: MLflow experiment for the results; None to log nothing.
         progress: called to report progress.
+        overrides: see ``config``; likewise ``settings``.
+        settings: see ``config``.
 
     Raises:
         UserError: the evaluation cannot start as configured; nothing has been written in that case.
     """
+    if not isinstance(config, EvaluationConfig):
+        config = EvaluationConfig.compose(str(config), [f"rollout.group_size={k}", *overrides], **settings)
     directory = EvaluationDirectory(user_path(output or default_output(config)))
     with ExitStack() as stack:
         suites = [_of_run(config, config.run, stack)] if config.run is not None else _of_suites(config, stack)

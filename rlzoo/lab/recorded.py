@@ -74,7 +74,7 @@ class RecordedRun:
         paths = [user_path(path) for path in ([paths] if isinstance(paths, Path) else paths)]
         path, config = paths[0], None
         if is_run_directory := (path / "config.yaml").is_file():
-            config = _config(path) if own_code else None
+            config = _config(path, plugins) if own_code else None
         steps = sorted((RolloutFile.load(file) for file in rollout_files(paths)), key=lambda step: step.step)
         for before, after in itertools.pairwise(steps):
             if before.step == after.step:
@@ -112,9 +112,9 @@ class RecordedRun:
         return str(first.rule["name"]) if first.rule else f"a rule of {first.writer or 'an unknown trainer'}"
 
 
-def _config(run: Path) -> RunConfig:
+def _config(run: Path, plugins: Sequence[str | Path]) -> RunConfig:
     try:
-        return RunConfig.compose([run / "config.yaml"], use_changed_plugins=False)
+        return RunConfig.compose([run / "config.yaml"], plugins=plugins, use_changed_plugins=False)
     except UserError as error:
         raise UserError(f"{str(run)!r} has a config.yaml that is not a valid run configuration: {error}") from error
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 
 import torch
 from pydantic import ValidationError
+from torch import Tensor
 
 from rlzoo.core import ops
 from rlzoo.core.errors import UserError
 from rlzoo.core.policy import ClipPolicy
 from rlzoo.lab.cosine import Cosine
-from rlzoo.lab.recorded import RecordedRun
-from rlzoo.learner.judge import judge, judgement, updated
+from rlzoo.lab.recorded import RecordedRun, RecordedUpdate
+from rlzoo.learner.judge import Judgement, judge, judgement, updated
 from rlzoo.learner.on_policy import on_policy_gradient
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable, group_keys
@@ -30,7 +31,7 @@ class Replayed:
     table: ResponseTable
     profile: LengthProfile
     states: tuple[ClipPolicy, ...]  # before each update and after the last; they differ only if the rule is adaptive
-    above: ClipPolicy | None = None  # the policy for A > 0 if each sign of the advantage has its own widths
+    above: Replayed | None = None  # the results for A > 0 if each sign of the advantage has its own widths
     cosine: Cosine | None = None  # None if it was not measured
     note: str = ""  # why the clip fraction was not matched, or how far it was missed
 
@@ -44,7 +45,7 @@ class Replayed:
         """The widths as text, listed by sign of the advantage if the signs were matched separately."""
         if self.above is None:
             return widths_as_text(self.policy)
-        return f"A < 0: {widths_as_text(self.policy)}; A > 0: {widths_as_text(self.above)}"
+        return f"A < 0: {widths_as_text(self.policy)}; A > 0: {self.above.widths}"
 
 
 def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replayed:
@@ -64,12 +65,8 @@ def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replaye
     refuse_missing(run, policy)
     tables, states = [], [policy]
     for update in run.updates:
-        current, inputs = states[-1], update.inputs
-        scale = (update.counts, run.max_length, update.weights_for(current))
-        judged = judgement(current, inputs, *scale)
-        on_policy = on_policy_gradient(current, inputs, judged.result, *scale)
-        group = group_keys(update.step, update.batch.group_ids[update.rows])
-        table = ResponseTable.measure(inputs, judged.result, judged.gradient, on_policy, group=group, turn_ids=inputs.turn_ids)
+        current = states[-1]
+        _, _, table = applied(run, update, current)
         states.append(updated(current, table.clip_stats(update.edges)) if current.is_adaptive else current)
         if not skip_steps or update.step > skip_steps:  # a trainer may count steps from 0
             tables.append(table)
@@ -78,6 +75,16 @@ def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replaye
     if table_of_run is None or profile is None:
         raise _nothing_left(run, skip_steps)
     return Replayed(policy, table_of_run, profile, tuple(states))
+
+
+def applied(run: RecordedRun, update: RecordedUpdate, policy: ClipPolicy) -> tuple[Judgement, Tensor, ResponseTable]:
+    """Apply a rule to one recorded update; also return its gradient at ratio 1, and the table of responses."""
+    inputs, scale = update.inputs, (update.counts, run.max_length, update.weights_for(policy))
+    judged = judgement(policy, inputs, *scale)
+    on_policy = on_policy_gradient(policy, inputs, judged.result, *scale)
+    group = group_keys(update.step, update.batch.group_ids[update.rows])
+    table = ResponseTable.measure(inputs, judged.result, judged.gradient, on_policy, group=group, turn_ids=inputs.turn_ids)
+    return judged, on_policy, table
 
 
 def replay_matched(
@@ -107,7 +114,7 @@ def replay_matched(
     table = ResponseTable.concat([below.table.where(below.table.advantage <= 0), above.table.where(above.table.advantage > 0)])
     profile = LengthProfile.of(table)
     assert profile is not None, "both replays have rows with a nonzero advantage"
-    return Replayed(below.policy, table, profile, below.states, above.policy)
+    return Replayed(below.policy, table, profile, below.states, above)
 
 
 def refuse_missing(run: RecordedRun, policy: ClipPolicy) -> None:

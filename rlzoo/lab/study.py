@@ -5,26 +5,32 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
+from rlzoo.config.composition import clip_name, for_clip, merge, named_settings, parse_overrides, read_config
+from rlzoo.config.run_config import RunConfig
 from rlzoo.core.errors import UserError
 from rlzoo.core.fairness import NUM_BINS
 from rlzoo.core.policy import ClipPolicy
+from rlzoo.core.settings import user_path
+from rlzoo.core.zoo import load_zoo
 from rlzoo.lab.cosine import cosines, has_weights
 from rlzoo.lab.recorded import RecordedRun
-from rlzoo.lab.replay import Replayed, replay, replay_matched
+from rlzoo.lab.replay import Replayed, replay_matched
+from rlzoo.lab.replay import replay as replay_rule
 from rlzoo.measure.profile import labels
-from rlzoo.measure.report import Row, Table
+from rlzoo.measure.report import Row, Table, Tabular
 from rlzoo.measure.turns import TurnProfile
 
 Progress = Callable[[str, int, int], None]
 """Called with the current activity, the number of finished items and the total number."""
 
 
-@dataclass(frozen=True, slots=True)
-class Study:
+@dataclass(frozen=True, slots=True, repr=False)
+class Study(Tabular):
     """The results of several rules on one run."""
 
     run: RecordedRun
@@ -46,7 +52,7 @@ class Study:
             {
                 "policy": rule.label,
                 "settings": rule.policy,
-                "settings_above": rule.above,
+                "settings_above": rule.above and rule.above.policy,
                 "note": rule.note,
                 "profile": rule.profile,
                 "turns": TurnProfile.of(rule.table),
@@ -98,37 +104,73 @@ class Study:
                 yield Table(f"clip fraction by {kind}", ["rule", *bins, "lre_max", "95 %", "noise"], rows)
 
 
-def study(
-    run: RecordedRun,
-    policies: Sequence[ClipPolicy],
+def policy_for(
+    run: RecordedRun, name: str, configs: Sequence[str], overrides: Sequence[str], plugins: Sequence[str | Path]
+) -> ClipPolicy:
+    """Return a rule with its settings for a recorded run; configs and overrides take precedence.
+
+    The rule that the run was trained with keeps its recorded settings. Any other rule gets the settings that `rlzoo train`
+    would compose if the run is from rlzoo, and its default settings otherwise.
+    """
+    changed = parse_overrides(overrides)
+    if odd := sorted(changed.keys() - {"clip", "per_clip"}):
+        raise UserError(f"--set {odd[0]}: a replay has only the settings of rules, such as clip.width_low")
+    if (other := clip_name(changed)) not in (None, name):
+        raise UserError(f"--set clip={other}: --clip already sets clip to {name}; use only one of the two")
+    is_own = run.rule is not None and name == run.rule.name
+    plugins = [*(run.config.plugins if run.config else ()), *plugins]
+    if run.is_run_directory and not is_own:
+        return RunConfig.compose(configs, clip=name, overrides=overrides, plugins=plugins).clip
+    settings: dict[str, Any] = {"clip": {"name": name, **run.rule.model_dump()}} if run.rule and is_own else {}
+    for layer in (*(read_config(config, plugins) for config in configs), changed):
+        settings = merge(settings, for_clip(layer, name))
+    return load_zoo(plugins).build("clip", {**named_settings("clip", settings.get("clip")), "name": name})
+
+
+def replay(
+    run: RecordedRun | str | Path,
+    policies: Sequence[ClipPolicy | str],
     *,
+    configs: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    plugins: Sequence[str | Path] = (),
     match: float | None = None,
     by_sign: bool = False,
     skip_steps: int = 0,
     with_cosine: bool = True,
     progress: Progress = lambda activity, done, total: None,
 ) -> Study:
-    """Replay several rules on a recorded run.
+    """Replay several rules on a recorded run, as ``rlzoo replay`` does.
 
     Args:
-        run: the recording.
-        policies: the rules with their settings; names must differ.
+        run: the recording, or the path of a run directory or of rollout files.
+        policies: rules, or names of rules; names must differ.
+        configs: configs with settings for the rules that are named.
+        overrides: ``"clip.key=value"`` strings for the rules that are named.
+        plugins: plugin files and folders, in addition to those of the run.
         match: clip fraction to match by scaling the rules' widths; a rule without a width stays unchanged and gets a note.
         by_sign: match negative and positive advantages separately. Cosines are then unavailable.
         skip_steps: number of initial steps to exclude from the results.
         with_cosine: also measure the cosine between each rule's gradient and the unclipped gradient, if the run kept weights.
         progress: called to report progress.
     """
+    if not isinstance(run, RecordedRun):
+        path = user_path(run)
+        try:
+            run = RecordedRun.read(path, plugins, own_code=True)
+        except UserError:  # the rule of the run may be a class that no plugin provides
+            run = RecordedRun.read(path, plugins)
+    chosen = [policy_for(run, rule, configs, overrides, plugins) if isinstance(rule, str) else rule for rule in policies]
     rules = []
-    for number, policy in enumerate(policies):
+    for number, policy in enumerate(chosen):
         progress("matching" if match else "replaying", number, len(policies))
         try:
             matched = None if match is None else replay_matched(run, policy, match, by_sign=by_sign, skip_steps=skip_steps)
-            rules.append(matched or replay(run, policy, skip_steps))
+            rules.append(matched or replay_rule(run, policy, skip_steps))
         except UserError as error:
             if match is None:
                 raise
-            rules.append(replace(replay(run, policy, skip_steps), note=str(error)))
+            rules.append(replace(replay_rule(run, policy, skip_steps), note=str(error)))
     if with_cosine and not by_sign and has_weights(run):
         states = {rule.label: rule.states for rule in rules}
         measured = cosines(run, states, rules[0].profile.edges, lambda done, total: progress("cosine", done, total))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Cell = str | float | int | tuple[float, float] | None  # a pair is an interval, and None is an unknown value
 Row = list[Cell]
+INTERVALS = ("95 %", "95%", "lowest and highest")  # columns that become two columns of a CSV file or a data frame
 
 MARK = b'<meta name="generator" content="rlzoo">'
 """Marks a file as a report; every report has it in its head."""
@@ -28,6 +29,49 @@ class Table:
     caption: str  # may be empty
     columns: Sequence[str]
     rows: Sequence[Row]
+
+    def flat(self) -> tuple[list[str], list[Row]]:
+        """Return the names of the columns and the rows; an interval takes two columns, and an unknown number is None."""
+        heads, rows = list[str](), []
+        for before, name in zip(("", *self.columns), self.columns, strict=False):
+            heads += (f"{before} {name} low", f"{before} {name} high") if name in INTERVALS else (name,)
+        for row in self.rows:
+            cells: Row = []
+            for name, cell in zip(self.columns, row, strict=True):
+                pair = cell if isinstance(cell, tuple) else (None, None)
+                cells += pair if name in INTERVALS else (None if isinstance(cell, float) and math.isnan(cell) else cell,)
+            rows.append(cells)
+        return heads, rows
+
+    def to_pandas(self) -> Any:
+        """Return the table as a pandas data frame, as `flat` does."""
+        import pandas as pd  # takes a second; MLflow requires it
+
+        heads, rows = self.flat()
+        return pd.DataFrame(rows, columns=heads)
+
+
+class Tabular:
+    """A result that consists of tables, the first of which has its main numbers."""
+
+    __slots__ = ()
+
+    def tables(self) -> Iterable[Table]:
+        """Return the tables."""
+        raise NotImplementedError
+
+    @property
+    def rows(self) -> list[dict[str, Cell]]:
+        """The rows of the first table, by column; an interval has two keys, and an unknown number is NaN or None."""
+        rows: list[dict[str, Cell]] = self.to_pandas().to_dict("records")
+        return rows
+
+    def to_pandas(self) -> Any:
+        """Return the first table as a pandas data frame."""
+        return next(iter(self.tables())).to_pandas()
+
+    def __repr__(self) -> str:
+        return str(self.to_pandas().round(3).to_string())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Renders responses as an HTML page: every token is coloured by its log-ratio, and marked if the rule clipped it."""
+"""Renders responses as an HTML page: tokens are coloured by log-ratio or gradient weight, and marked if a rule clipped them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.resources import files
 
@@ -29,6 +29,7 @@ class Token:
     clipped: bool = False
     special: bool = False  # whether it is a special token, such as the end of a sequence
     value: float | None = None  # the critic's value before the token; None without a critic
+    weight: float | None = None  # gradient as a multiple of that at ratio 1, which colours the token in place of the log-ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,9 @@ class ShownResponse:
     band: tuple[float, float] | None  # edges of the rule's band
     ceiling: float | None  # ceiling of the rule's dual clip, which applies where the advantage is negative
     update: int  # number of the update, from 1
+    step: int | None = None  # None if the title says it
+    weight: float = 1.0  # gradient as a multiple of that at ratio 1
+    sides: Mapping[str, ShownResponse] = field(default_factory=dict)  # on a page of several rules: the response, by rule
 
     @property
     def decision(self) -> str:
@@ -68,7 +72,7 @@ def render(title: str, facts: Mapping[str, str], responses: Sequence[ShownRespon
     script = files(__package__).joinpath("assets", "response_page.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return str(
-        pages.get_template("response_page.html.j2").render(
+        pages.get_template("differences.html.j2" if responses and responses[0].sides else "response_page.html.j2").render(
             title=title,
             facts=facts,
             responses=responses,
@@ -98,11 +102,13 @@ def _token(token: Token, span: tuple[float, float]) -> Markup:
     """Render a token, with its value within the page's ``span``; a newline gets a symbol, so that its colours can be seen."""
     share = 0.0 if token.value is None or span[0] == span[1] else (token.value - span[0]) / (span[1] - span[0])
     level = "" if token.value is None else f"v{min(4, int(5 * share))}"
-    names = " ".join(name for name in (shade(token.log_ratio), "c" * token.clipped, "s" * token.special, level) if name)
+    colour = shade(token.log_ratio if token.weight is None else math.log(max(token.weight, 1e-9)))
+    names = " ".join(name for name in (colour, "c" * token.clipped, "s" * token.special, level) if name)
     text = escape(printable(token.text, keep="\n\t").replace("\n", "↵\n"))
     kind = Markup(' class="{}"').format(names) if names else ""
     numbers = "" if token.log_ratio is None else f"{token.log_ratio:+.4f}"
     numbers += "" if token.value is None else f", value {token.value:.4g}"
+    numbers += "" if token.weight is None else f", weight {token.weight:.3g}"
     title = Markup(' title="{}"').format(numbers) if numbers else ""
     return Markup("<i{}{}>{}</i>").format(kind, title, text)
 

@@ -266,5 +266,8 @@ class Run:
 
     @property
     def how_to_resume(self) -> str:
-        """The command that resumes the run."""
-        return f"rlzoo train --resume --output {shlex.quote(str(self.directory.path))}"
+        """How to resume the run: with a command, or in Python if the rule is a class that no plugin provides."""
+        kind, path = type(self.config.clip), str(self.directory.path)
+        if kind in self.config.plugins.zoo.values():
+            return f"rlzoo train --resume --output {shlex.quote(path)}"
+        return f"rlzoo.train(config, resume=True) in Python, with the same class {kind.__qualname__} and output={path!r}"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from rlzoo.config.run_config import RunConfig
 from rlzoo.core.errors import PolicyError, RunError
@@ -37,14 +38,19 @@ class RunResult:
     """The outcome of a run."""
 
     path: Path  # the run directory
-    profile: LengthProfile | None  # clipping by response length, over the last steps
+    profile: LengthProfile | None = field(repr=False)  # clipping by response length, over the last steps
     mlflow_run_id: str | None = None  # None without tracking, or if the store could not be reached
 
     @cached_property
     def metrics(self) -> list[dict[str, float]]:
-        """The metrics of each step, starting with step 0. They are read from the run directory on first use."""
-        rows = read_metrics(self.path / "metrics.jsonl")
-        return [{name: value for name, value in row.items() if name != "step"} for row in rows]
+        """The number and the metrics of each step, from step 0. They are read from the run directory on first use."""
+        return read_metrics(self.path / "metrics.jsonl")
+
+    def to_pandas(self) -> Any:
+        """Return `metrics` as a pandas data frame with a row for each step."""
+        import pandas as pd  # takes a second; MLflow requires it
+
+        return pd.DataFrame(self.metrics)
 
 
 def train(

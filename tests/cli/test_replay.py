@@ -60,6 +60,16 @@ def test_a_setting_that_a_replay_does_not_use_is_refused(refused, run):
         assert told == "--set clip=grpo: --clip already sets clip to fspo; use only one of the two"
 
 
+def test_differences_are_a_page_of_two_rules_at_the_same_clip_fraction(rlzoo, refused, run, tmp_path):
+    page = tmp_path / "differences.html"
+    matched = ("--match-clip-fraction", "0.2", "--match-by-sign", "--no-cosine", "--differences", page)
+    message = "--differences compares two rules, but --clip 'fspo' names 1; use --clip A,B"
+    assert refused("replay", run, "--clip", "fspo", *matched) == message
+    code, _, _ = rlzoo("replay", run, "--clip", "fspo,grpo", *matched)
+    assert code == 0
+    assert "matched at 0.2 for each sign of the advantage" in page.read_text()
+
+
 @pytest.mark.long
 def test_a_rule_that_cannot_be_matched_is_unchanged_and_the_reason_reported(rlzoo, run):
     code, out, _ = rlzoo("replay", run, "--clip", "fspo,gpg", "--match-clip-fraction", "0.1", "--no-cosine")

@@ -197,7 +197,7 @@ def test_matching_by_sign_clips_the_share_for_both_signs_and_keeps_all_rows(reco
     matched = replay_matched(recorded, policy, target, by_sign=True)
     rows, whole = matched.table.judged(), replay(recorded, policy).table.judged()
     assert sorted(rows.length.tolist()) == sorted(whole.length.tolist())
-    for sign, judge in ((-1, matched.policy), (1, matched.above)):
+    for sign, judge in ((-1, matched.policy), (1, matched.above.policy)):
         side = rows.advantage * sign > 0
         # the share of few responses is a step function; that of tokens is nearly continuous
         assert float(rows.clipped[side].mean()) == pytest.approx(target, abs=max(0.02, 1.5 / float(side.sum())))

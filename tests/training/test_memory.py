@@ -26,7 +26,7 @@ def test_a_run_keeps_recent_metrics_in_memory_and_returns_all(tmp_path):
     result = rlzoo.train(quick(tmp_path / "run", steps=steps, overrides=[*TINY, "tracking.mlflow=false"]), observe)
     unused = references[0]  # of a row that only this test still refers to
     assert [count > unused for count in references] == [False] * 5 + [True] * WINDOW
-    assert result.metrics == rows
+    assert result.metrics == [{"step": step, **row} for step, row in enumerate(rows)]
     assert [row["step"] for row in lines(tmp_path / "run" / "metrics.jsonl")] == list(range(steps + 1))
 
 
