@@ -127,8 +127,8 @@ def refuse_different_ranks(ranks: Sequence[tuple[str, Mapping[str, Any]]]) -> No
     """Raise UserError if anything differs between the ranks of a run, given their hosts and facts."""
     first_host, first = ranks[0]
     for rank, (host, facts) in enumerate(ranks):
-        keys = [key for key in sorted(first | facts) if first.get(key) != facts.get(key) and not key.startswith(PER_RANK)]
-        names = [f"{key} ({first[key]} and {facts[key]})" if key.startswith(VERSION) else key for key in keys]
+        keys = [key for key in sorted({*first, *facts}) if first.get(key) != facts.get(key) and not key.startswith(PER_RANK)]
+        names = [f"{key} ({facts[key]} and {first[key]})" if key.startswith(VERSION) else key for key in keys]
         if keys:
             raise UserError(
                 f"rank {rank} (on {host}) and rank 0 (on {first_host}) have different values of {', '.join(names)}; make them "

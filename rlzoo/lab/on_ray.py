@@ -79,6 +79,13 @@ class Runner:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def _nodes() -> list[dict[str, Any]]:
+    import ray
+
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return [node for node in nodes if node["Alive"]]
+
+
 def _missing(paths: Sequence[str]) -> list[str]:
     return [path for path in paths if not Path(path).is_absolute() or not Path(path).exists()]
 
@@ -117,7 +124,7 @@ class Cluster:
         finally:
             for number, handler in handlers.items():  # Ray replaces them
                 signal.signal(number, handler)
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        nodes = [node["Resources"] for node in _nodes()]
         fits = [
             min([node.get("CPU", 0) // self.cpus, *([node.get("GPU", 0) // self.gpus] if self.gpus else [])]) for node in nodes
         ]
@@ -139,7 +146,7 @@ class Cluster:
         models = {path for child in children for path in (child.config.model.path, child.config.model.reference) if path}
         needed = sorted({str(file) for file in files} | {path for path in models if Path(path).exists()})
         missing = ray.remote(num_cpus=0)(_missing)
-        for node in (node for node in ray.nodes() if node["Alive"]):
+        for node in _nodes():
             there = missing.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
             if names := ray.get(there.remote(needed)):
                 raise UserError(
@@ -165,7 +172,7 @@ class Cluster:
         tries = dict.fromkeys((child.name for child in children), 0)
         runners: dict[str, tuple[Child, Any]] = {}
         polls: dict[Any, str] = {}
-        actor = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_restarts=0, max_task_retries=0)(Runner)
+        actor: Any = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_restarts=0, max_task_retries=0)(Runner)
 
         def collect(seconds: float) -> None:
             for ready in ray.wait(list(polls), num_returns=len(polls), timeout=seconds)[0] if polls else ():

@@ -82,7 +82,7 @@ class Watch(threading.Thread):
 
 def _store(address: str) -> Any:
     """Connect to the launcher's store, or open it if this is rank 0 and the launcher leaves that to it."""
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not export it to type checkers
 
     is_open = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return TCPStore(

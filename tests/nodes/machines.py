@@ -73,7 +73,7 @@ class Machines:
         enter = f"hostname machine-{number}; mount --bind {shlex.quote(str(self.folders[number]))} {FOLDER}; cd {FOLDER}"
         variables = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("RLZOO_", "MLFLOW_"))},
-            "PYTHONPATH": f"{ROOT}:{ROOT / 'plugins'}",
+            "PYTHONPATH": f".:{ROOT}:{ROOT / 'plugins'}",
             "GLOO_SOCKET_IFNAME": f"rz{number}",
             "ACCELERATE_USE_CPU": "true",
             "OMP_NUM_THREADS": "1",

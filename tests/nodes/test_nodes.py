@@ -196,7 +196,7 @@ def test_machines_that_differ_do_not_train(machines, what):
     for folder in machines.folders:
         (folder / "questions.csv").write_text("question,answer\n" + "".join(f"What is {a} + 1?,{a + 1}\n" for a in range(30)))
     DIFFERENT[what](machines.folders[1])
-    processes = [machines.rank(number, *words(*settings), environment={"PYTHONPATH": "."}) for number in range(2)]
+    processes = [machines.rank(number, *words(*settings)) for number in range(2)]
     codes, seconds = wait(processes)
     print(f"different {what}: ended on both machines after {seconds:.0f} s")
     assert 0 not in codes
