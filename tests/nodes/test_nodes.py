@@ -41,8 +41,8 @@ def machines(tmp_path):
     made.close()
 
 
-def words(*overrides, steps=3):
-    sets = [word for setting in (*SETTINGS, "launch.processes=2", *overrides) for word in ("--set", setting)]
+def words(*overrides, steps=3, settings=SETTINGS):
+    sets = [word for setting in (*settings, "launch.processes=2", *overrides) for word in ("--set", setting)]
     return ["--clip", "fspo", "--steps", str(steps), "--output", "run", *sets]
 
 
@@ -192,11 +192,12 @@ DIFFERENT = {
 
 @pytest.mark.parametrize("what", DIFFERENT)
 def test_machines_that_differ_do_not_train(machines, what):
-    settings = ["task.name=math_file", "task.path=questions.csv"] if what in ("training problems", "questions.csv") else []
+    task = ("task.name=math_file", "task.path=questions.csv", "task.reward=grade:grade")
+    sets = words(*task, settings=[setting for setting in SETTINGS if not setting.startswith("task.")])
     for folder in machines.folders:
         (folder / "questions.csv").write_text("question,answer\n" + "".join(f"What is {a} + 1?,{a + 1}\n" for a in range(30)))
     DIFFERENT[what](machines.folders[1])
-    processes = [machines.rank(number, *words(*settings)) for number in range(2)]
+    processes = [machines.rank(number, *sets) for number in range(2)]
     codes, seconds = wait(processes)
     print(f"different {what}: ended on both machines after {seconds:.0f} s")
     assert 0 not in codes
