@@ -130,7 +130,7 @@ def run_tests(session: nox.Session, workers: int) -> None:
     pytest = str(project(session) / "pytest")
     # in alphabetical order, so that files with long tests are not last
     order = ["-n", str(workers), "--dist", "loadfile", "--no-loadscope-reorder"]
-    elsewhere = ("--ignore=tests/browser", "--ignore=tests/fuzz")  # in sessions of their own
+    elsewhere = ("--ignore=tests/browser", "--ignore=tests/fuzz", "--ignore=tests/nodes")  # in sessions of their own
     usual = [*order, *elsewhere, "-m", "not slow and not long and not deepspeed and not environments"]
     session.run(pytest, *(session.posargs or usual), external=True, env=OFFLINE)
 
@@ -199,6 +199,18 @@ def deepspeed(session: nox.Session) -> None:
     bin_folder = project(session)
     install(session, bin_folder, "-e", ".[deepspeed]")
     session.run(str(bin_folder / "pytest"), "tests/processes", "--timeout=900", *session.posargs, external=True, env=OFFLINE)
+
+
+@nox.session
+def nodes(session: nox.Session) -> None:
+    """Train on two machines, which are network namespaces; not part of continuous integration.
+
+    Needs root, and Debian's packages iproute2, iptables and faketime.
+    """
+    bin_folder = project(session)
+    install(session, bin_folder, "-e", ".[deepspeed]")
+    arguments = ["tests/nodes", "-s", "--timeout=900", *session.posargs]
+    session.run(str(bin_folder / "pytest"), *arguments, external=True, env=OFFLINE)
 
 
 @nox.session

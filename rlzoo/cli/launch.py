@@ -17,13 +17,10 @@ from typing import Any
 from rlzoo.cli.console import print_error
 from rlzoo.config.run_config import RunConfig
 from rlzoo.journal.tracking.description import COMMAND, typed_command
-from rlzoo.models.machine import cores
+from rlzoo.models.machine import LAUNCHER, cores
 
 STARTED_BY_A_LAUNCHER = "WORLD_SIZE"
 """Environment variable that every torch launcher sets."""
-
-LAUNCHER = "RLZOO_LAUNCHER"
-"""Environment variable that the launcher sets for its children; holds the ID of its process."""
 
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 

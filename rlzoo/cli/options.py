@@ -95,6 +95,11 @@ class Lasting:
                 logger.warning("output cannot be written (%s): continuing without it", error.strerror)
 
 
+On = Annotated[str, typer.Option("--on", metavar="local|ray", help="Where to run: on this machine, or on a Ray cluster.")]
+Cpus = Annotated[int, typer.Option(min=1, help="With --on ray: number of CPUs, and threads, of each run.")]
+Gpus = Annotated[int, typer.Option(min=0, help="With --on ray: number of GPUs of each run.")]
+
+
 @contextmanager
 def lasting_output() -> Iterator[None]:
     """Let a command continue when its output cannot be written."""

@@ -12,13 +12,14 @@ from rich.table import Table
 
 from rlzoo.cli.console import Plain
 from rlzoo.cli.kinds import CLIPS
-from rlzoo.cli.options import AsJson, Quiet, lasting_output, loading, names_in
-from rlzoo.cli.sweep import finish
+from rlzoo.cli.options import AsJson, Cpus, Gpus, On, Quiet, lasting_output, loading, names_in
+from rlzoo.cli.sweep import cluster_of, finish
 from rlzoo.cli.tables import report_table, table
 from rlzoo.core.errors import RunError, UserError
 
 if TYPE_CHECKING:
     from rlzoo.lab.results import Standings
+    from rlzoo.lab.sweep import Sweep
 
 WIDTH = 48  # characters of a plotted interval
 
@@ -36,6 +37,9 @@ def run(
     clip: Annotated[str, typer.Option(help="Comma-separated rules, or the file of a rule.")],
     output: Output = FOLDER,
     jobs: Annotated[int | None, typer.Option(min=1, max=256, help="Number of runs at once; by default, one per core.")] = None,
+    on: On = "local",
+    cpus: Cpus = 1,
+    gpus: Gpus = 0,
     quiet: Quiet = False,
 ) -> None:
     """Calibrate, tune and train rules on a track; rerun the command to resume."""
@@ -44,18 +48,20 @@ def run(
         from rlzoo.lab.race import race
         from rlzoo.lab.track import Track
     course, console, failed = Track.read(track), Plain(), list[str]()
-    folder = output / course.name
+    folder, cluster = output / course.name, cluster_of(on, cpus, gpus)
     entrants = [
         (entry.kind.name, [spec] if is_path else [])
         for spec in specs
         for _, entries, is_path in [CLIPS.find(spec, None)]
         for entry in entries
     ]
+
+    def run_all(sweep: Sweep) -> None:
+        finish(sweep, jobs, console, is_quiet=quiet, cluster=cluster)
+
     for rule, plugins in entrants:
         try:
-            result = race(
-                course, rule, plugins, folder, lambda sweep: finish(sweep, jobs, console, is_quiet=quiet), console.print
-            )
+            result = race(course, rule, plugins, folder, run_all, console.print)
         except RunError as error:
             failed.append(str(error))
             console.print(failed[-1], style="red")

@@ -12,11 +12,25 @@ import typer
 from rlzoo.cli.compare import compare
 from rlzoo.cli.console import Plain
 from rlzoo.cli.exits import FAILED
-from rlzoo.cli.options import AsJson, Configs, Overrides, Plugins, Quiet, check_rule_names, lasting_output, loading, names_in
+from rlzoo.cli.options import (
+    AsJson,
+    Configs,
+    Cpus,
+    Gpus,
+    On,
+    Overrides,
+    Plugins,
+    Quiet,
+    check_rule_names,
+    lasting_output,
+    loading,
+    names_in,
+)
 from rlzoo.core.errors import RunError, UserError
 
 if TYPE_CHECKING:
-    from rlzoo.lab.sweep import Child, Sweep, SweepProcess
+    from rlzoo.lab.on_ray import Cluster
+    from rlzoo.lab.sweep import Child, Sweep
 
 
 @lasting_output()
@@ -35,6 +49,9 @@ def sweep(
         int | None, typer.Option(min=1, max=256, help="Number of runs at once; by default, as many as fit on the machine.")
     ] = None,
     plugin: Plugins = None,
+    on: On = "local",
+    cpus: Cpus = 1,
+    gpus: Gpus = 0,
     quiet: Quiet = False,
     power: Annotated[
         bool, typer.Option("--power", help="Print the smallest difference that the sweep can detect, and exit.")
@@ -51,7 +68,7 @@ def sweep(
     folder = output or Path("sweeps") / "-".join([*names[:4], *(["etc"] if len(names) > 4 else [])])
     if (folder / "config.yaml").exists():
         raise UserError(f"--output {str(folder)!r} is a run directory; choose a separate folder for the sweep")
-    settings = (tuple(config or []), tuple(set_ or []), tuple(grid or []))
+    settings = (tuple(config or []), (*(set_ or []), *settings_on(on)), tuple(grid or []))
     sweep = Sweep(folder, names, parse_seeds(seeds), *settings, distinct(plugin or []), steps)
     console = Plain()
     if as_json and not power:
@@ -64,7 +81,7 @@ def sweep(
             console.print(f"{child.name}{'  (finished)' if child.is_finished else ''}")
         _print_differences(sweep, console)
         return
-    failed = finish(sweep, jobs, console, is_quiet=quiet)
+    failed = finish(sweep, jobs, console, is_quiet=quiet, cluster=cluster_of(on, cpus, gpus))
     if len(sweep.children) > len(failed):
         compare([folder], plugin=[*sweep.children[0].config.plugins], quiet=quiet)
     for child in failed:
@@ -111,7 +128,26 @@ def _print_differences(sweep: Sweep, console: Plain) -> None:
         console.print(note)
 
 
-def finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) -> list[Child]:
+def settings_on(executor: str) -> tuple[str, ...]:
+    """Return the settings that runs need on an executor."""
+    from rlzoo.journal.tracking.uploads import tracking_uri
+
+    # an MLflow store in a file is on this machine
+    return ("tracking.mlflow=false",) if executor == "ray" and not tracking_uri().startswith("http") else ()
+
+
+def cluster_of(executor: str, cpus: int, gpus: int) -> Cluster | None:
+    """Connect to the cluster on which the runs of a sweep shall run; None for this machine."""
+    if executor not in ("local", "ray"):
+        raise UserError(f"--on {executor!r}: unknown (allowed: local, ray)")
+    if executor == "local":
+        return None
+    from rlzoo.lab.on_ray import Cluster
+
+    return Cluster(cpus, gpus)
+
+
+def finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool, cluster: Cluster | None = None) -> list[Child]:
     """Start or resume all unfinished runs under one MLflow run, and return the runs that failed."""
     from rlzoo.cli.bars import TOTAL, Bars
     from rlzoo.cli.progress import metrics_shown
@@ -120,9 +156,9 @@ def finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) ->
 
     bars = Bars(console, is_quiet=is_quiet)
 
-    def look(running: Sequence[SweepProcess]) -> None:
+    def look(running: Sequence[Child]) -> None:
         done = sum(child.config.steps for child in sweep.children if child.is_finished)
-        for child in (worker.child for worker in running):
+        for child in running:
             metrics = child.last_metrics()
             step = int(metrics.get("step", 0))
             done += 0 if child.is_finished else step
@@ -153,7 +189,10 @@ def finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool) ->
     status = "FAILED"
     try:
         with bars:
-            failed = run_children(sweep.children, jobs, parent, look, ended)
+            if cluster is None:
+                failed = run_children(sweep.children, jobs, parent, look, ended)
+            else:
+                failed = cluster.run(sweep.children, parent, look, ended)
         status = "FAILED" if failed else "FINISHED"
     except (KeyboardInterrupt, SystemExit):
         status = "KILLED"

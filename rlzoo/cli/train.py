@@ -17,6 +17,7 @@ from rlzoo.cli.chart import clip_by_length, clip_in_words
 from rlzoo.cli.console import Plain, show_log
 from rlzoo.cli.options import Configs, Overrides, Plugins, Quiet, check_rule_names, lasting_output, loading
 from rlzoo.core.errors import UserError
+from rlzoo.models.watch import watched_ranks
 
 if TYPE_CHECKING:
     from rlzoo.config.run_config import RunConfig
@@ -26,6 +27,7 @@ logger = logging.getLogger("rlzoo")
 
 
 @lasting_output()
+@watched_ranks()
 def train(
     clip: Annotated[str | None, typer.Option(help="Rule to train with, such as fspo (see `rlzoo clips list`).")] = None,
     config: Configs = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -18,7 +19,7 @@ from rlzoo.config.sections import LaunchConfig, ModelConfig, RolloutConfig
 from rlzoo.core.errors import UserError
 from rlzoo.gate.architecture import find_architecture, weights_on_this_machine
 from rlzoo.gate.devices import Devices, this_machine
-from rlzoo.gate.fingerprint import check_unchanged, model_facts, run_facts
+from rlzoo.gate.fingerprint import check_unchanged, model_facts, refuse_different_ranks, run_facts
 from rlzoo.gate.plan import Plan, Prompts
 from rlzoo.gate.settings import Start, check_settings, shortages, shown, usual_output
 from rlzoo.gate.tokens import Asked, Tokens, check_tokens, question_counts
@@ -138,7 +139,7 @@ def processes(run: Admission) -> None:
 
 
 def model(run: Admission) -> None:
-    """Can the model be loaded, and has nothing changed since a resumed run started?"""
+    """Can the model be loaded, is everything the same on all ranks, and has nothing changed since a resumed run started?"""
     run.model, run.tokenizer = load_named(run.config.model)
     if not shards_weights(run.config.launch):  # otherwise the weights are moved when they are sharded
         run.model.to(run.accelerator.device)
@@ -150,6 +151,7 @@ def model(run: Admission) -> None:
         with naming("critic.model"):
             run.critic_model = load_alike(run.config.model.model_copy(update={"path": path}), run.tokenizer)
         run.facts |= model_facts(run.critic_model, run.tokenizer, "critic ")
+    refuse_different_ranks(gather(run.accelerator, [(socket.gethostname(), run.facts)]))
     if run.resume:
         run.changes = _changes(run.accelerator, run.config, run.facts, run.allow_changed)
 

@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 SCORE = "held-out score"  # see `RunConfig.held_out_score`
 FREE = ("steps", "output", "launch.", "checkpoint.", "tracking.", SCORE)  # settings that a resumed run may change
+PER_RANK = ("output", "tracking.")  # settings that matter on the main rank only
 VERSION = "version of "  # a different version is reported, not refused
 MODEL = "model "  # facts about the loaded model, which a dry run does not load
 TRAIN_PROBLEMS = "training problems"
@@ -52,14 +53,19 @@ def run_facts(config: RunConfig) -> dict[str, Any]:
 
 def file_facts(config: RunConfig) -> dict[str, str]:
     """Return the hashes of the user's files that decide a run's numbers: code, data, and plugins."""
-    settings, facts = flatten(redact_settings(config.model_dump(mode="json", exclude={"plugins"}))), dict[str, str]()
-    names: dict[Path, str] = {}
-    for name, file in _files(config, settings):
-        names.setdefault(file.resolve(), name)
-    for file, name in names.items():  # files in different folders may have the same name
+    facts: dict[str, str] = {}
+    for file, name in user_files(config).items():  # files in different folders may have the same name
         with file.open("rb") as stream:
             facts[name] = facts.get(name, "") + hashlib.file_digest(stream, "sha256").hexdigest()
     return facts
+
+
+def user_files(config: RunConfig) -> dict[Path, str]:
+    """Return the user's files that decide a run's numbers, and their names: code, data, and plugins."""
+    settings, names = flatten(redact_settings(config.model_dump(mode="json", exclude={"plugins"}))), dict[Path, str]()
+    for name, file in _files(config, settings):
+        names.setdefault(file.resolve(), name)
+    return names
 
 
 def model_facts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, role: str = "") -> dict[str, str]:
@@ -116,6 +122,19 @@ def check_unchanged(config: RunConfig, facts: Mapping[str, Any], *, allow_change
         raise UserError(f"--resume: {'; '.join(changed)}; undo this, {allow}or start a new run with another --output")
     lines = [(logging.INFO, _difference(key, before, now)) for key in keys if key.startswith(free)]
     return lines + [(logging.WARNING, line) for line in changed]
+
+
+def refuse_different_ranks(ranks: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    """Raise UserError if anything differs between the ranks of a run, given their hosts and facts."""
+    first_host, first = ranks[0]
+    for rank, (host, facts) in enumerate(ranks):
+        keys = [key for key in sorted({*first, *facts}) if first.get(key) != facts.get(key) and not key.startswith(PER_RANK)]
+        names = [f"{key} ({facts[key]} and {first[key]})" if key.startswith(VERSION) else key for key in keys]
+        if keys:
+            raise UserError(
+                f"rank {rank} (on {host}) and rank 0 (on {first_host}) have different values of {', '.join(names)}; make them "
+                "equal, and start all ranks again"
+            )
 
 
 def _difference(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

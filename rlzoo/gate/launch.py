@@ -61,6 +61,11 @@ def check_launcher(launch: LaunchConfig) -> None:
                 f"the environment has {name}={numbers[name]}, as if a launcher had started this process, but no {other}; "
                 f"unset {name}"
             )
+    if "MASTER_ADDR" in os.environ and "ACCELERATE_MIXED_PRECISION" in os.environ and not numbers:
+        raise UserError(
+            "Accelerate's launcher for CPUs has started this process without a rank, so that every process would train alone; "
+            "launch with --multi_gpu, which also works on CPUs, or with torchrun"
+        )
     for name, limit in {"RANK": "WORLD_SIZE", "LOCAL_RANK": "LOCAL_WORLD_SIZE"}.items():
         rank, number = int(numbers.get(name, 0)), int(numbers.get(limit, size))
         if rank >= number:

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import shutil
+import socket
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -116,7 +117,11 @@ class RunDirectory:
     def check_begun(path: Path) -> None:
         """Reject a directory that is not that of a run, before any time is spent on the run."""
         if not (path / "config.yaml").is_file():
-            raise UserError(f"--resume: {str(path)!r} is not a run directory: it has no config.yaml")
+            is_main = os.environ.get("RANK", "0") == "0"
+            copy = f" on {socket.gethostname()}; copy config.yaml and plugins/ there from the machine with the run" * (
+                not is_main
+            )
+            raise UserError(f"--resume: {str(path)!r} is not a run directory: it has no config.yaml{copy}")
 
     @classmethod
     def resume(cls, path: Path) -> RunDirectory:

@@ -188,7 +188,7 @@ def run_children(
     children: Sequence[Child],
     jobs: int | None,
     parent_run: str | None,
-    look: Callable[[Sequence[SweepProcess]], None],
+    look: Callable[[Sequence[Child]], None],
     ended: Callable[[Child, int], None],
 ) -> list[Child]:
     """Run every child that is not finished, and wait for all of them.
@@ -197,7 +197,7 @@ def run_children(
         children: in the order in which to start them.
         jobs: number of children to run at once; None for one per GPU or, without GPUs, one per core, as far as memory allows.
         parent_run: ID of the MLflow run to which the children belong.
-        look: called every half second with the running children.
+        look: called every half second with the children that run.
         ended: called when a child ends, with the child and its exit code.
 
     Returns:
@@ -213,7 +213,7 @@ def run_children(
             if waiting and free and (jobs is not None or _has_room(running, largest)):
                 running.append(_start(waiting.pop(0), free.pop(0), parent_run))
                 continue
-            look(running)
+            look([worker.child for worker in running])
             time.sleep(POLL)
             settled = [worker for worker in running if time.monotonic() - worker.started > SETTLED]
             largest = max([largest, *(worker.memory() for worker in settled)])

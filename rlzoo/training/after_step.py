@@ -11,9 +11,11 @@ from statistics import median
 
 from rlzoo.journal.checkpoints import own_checkpoints
 from rlzoo.journal.manifest import damage
-from rlzoo.journal.state import RunState
+from rlzoo.journal.state import FILE, RunState
 from rlzoo.journal.tracking.tracker import Tracker
 from rlzoo.learner.learner import Update
+from rlzoo.models.exchange import distributed
+from rlzoo.models.processes import gather
 from rlzoo.training.run import Run
 from rlzoo.training.stopping import StopRequest
 
@@ -79,15 +81,18 @@ class AfterStep:
         Training continues with new data. Checkpoints that were saved because the run was stopped are not used, so that
         an interrupted run gives the same results as an uninterrupted one.
         """
-        run = self.run
-        periodic = [folder for state, folder in own_checkpoints(run.directory.path, step - 1) if state.periodic]
-        folder = next((folder / "state" for folder in reversed(periodic) if damage(folder) is None), None)
-        if folder is None:
+        run, found = self.run, None
+        if run.is_main:
+            periodic = [folder / "state" for state, folder in own_checkpoints(run.directory.path, step - 1) if state.periodic]
+            found = next((folder for folder in reversed(periodic) if damage(folder.parent) is None), None)
+        found = gather(run.accelerator, [found])[0]
+        if found is None:
             logger.warning("step %d: gradient spike, but there is no checkpoint to roll back to", step)
             return False
-        state = RunState.read(folder)
-        # the schedule does not roll back, so that it still ends with the run
-        run.learner.load(folder, state.num_optimizer_steps, run.learner.scheduler.last_epoch)
+        with distributed(run.accelerator, found, FILE) as folder:
+            state = RunState.read(folder)
+            # the schedule does not roll back, so that it still ends with the run
+            run.learner.load(folder, state.num_optimizer_steps, run.learner.scheduler.last_epoch)
         run.rollouts.forget_ahead()  # these batches were sampled with the discarded weights
         logger.warning("step %d: gradient spike; restored the weights from step %d", step, state.step)
         return True

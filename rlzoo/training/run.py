@@ -16,11 +16,12 @@ from rlzoo.gate.enter import Admission
 from rlzoo.journal.recorded import RecordedRollouts
 from rlzoo.journal.rollouts import rollout_file, transcripts
 from rlzoo.journal.run_directory import RunDirectory
-from rlzoo.journal.state import RunState, newest_state
+from rlzoo.journal.state import FILE, RunState, newest_state
 from rlzoo.learner.batch import AdvantageBatch, ScoredBatch
 from rlzoo.learner.learner import Update
 from rlzoo.learner.optimization import kept_weights, named_adapter
 from rlzoo.measure.monitor import WINDOW, Monitor
+from rlzoo.models.exchange import collect, distributed
 from rlzoo.models.processes import gather, peak_memory
 from rlzoo.rollout.rollouts import Rollouts, Sampled
 from rlzoo.training.mismatch import refuse_mismatch
@@ -58,7 +59,12 @@ class Run:
                 failed.callback(self.directory.close)
                 for level, line in admission.changes:
                     logger.log(level, "--resume: %s", line)
-                self._restore(checkpoint)
+                if checkpoint is None:
+                    logger.warning("%s has no steps yet: starting at step 0", self.directory.path)
+                    self.directory.cut_after(-1)
+                else:
+                    with distributed(self.accelerator, checkpoint, FILE) as state:
+                        self._restore(state)
                 if admission.allow_changed:
                     self.directory.allow_change(self.facts)
             else:
@@ -85,12 +91,8 @@ class Run:
             failed.pop_all()
         return (directory if self.is_main else RunDirectory(path, is_writer=False)), state
 
-    def _restore(self, folder: Path | None) -> None:
-        """Restore the state from a checkpoint, or start at step 0 if there is none."""
-        if folder is None:
-            logger.warning("%s has no steps yet: starting at step 0", self.directory.path)
-            self.directory.cut_after(-1)
-            return
+    def _restore(self, folder: Path) -> None:
+        """Restore the state from a checkpoint."""
         state = RunState.read(folder)
         updates = state.step * self.config.learner.num_minibatches * self.config.learner.num_epochs
         rollout, sizes = self.config.rollout, {len(batch.rollouts) for batch in state.queue if batch.rollouts is not None}
@@ -112,7 +114,8 @@ class Run:
         self.monitor.restore(folder, state.alarms)
         self.done, self.saved, self._before = state.step, state.step, state.seconds
         self.accelerator.wait_for_everyone()
-        for step, row in enumerate(self.directory.cut_after(state.step)):
+        rows = gather(self.accelerator, [self.directory.cut_after(state.step) if self.is_main else []])[0]
+        for step, row in enumerate(rows):
             self.remember(step, row)
         self._newest()
 
@@ -194,6 +197,7 @@ class Run:
         with self.directory.checkpoint(step, *model, adapter=adapter, keep=keep, scores=self.accuracies) as folder:
             self.accelerator.wait_for_everyone()
             self.learner.save(folder / "state")
+            collect(self.accelerator, folder / "state")
             state = self._state(step)  # collective: every process must call it
             if self.is_main:
                 state.write(folder / "state")

@@ -33,9 +33,9 @@ class StopRequest:
         A rank that received no signal stops as if it had received SIGTERM.
         """
         logger.warning(message)
-        if self.signal == signal.SIGINT:
-            raise KeyboardInterrupt
-        raise SystemExit(128 + signal.SIGTERM)
+        stopped = KeyboardInterrupt() if self.signal == signal.SIGINT else SystemExit(128 + signal.SIGTERM)
+        stopped.is_saved = True  # type: ignore[union-attr]  # for `watched_ranks`: the other ranks stop too
+        raise stopped
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from rlzoo.gate.settings import remarks
 from rlzoo.journal.run_directory import read_metrics
 from rlzoo.journal.tracking.tracker import Tracker
 from rlzoo.measure.profile import LengthProfile
+from rlzoo.models.watch import watched_ranks
 from rlzoo.support.atomic import UnwritableError
 from rlzoo.tasks.task import seeded
 from rlzoo.training.after_step import AfterStep, Observer, Stage
@@ -81,7 +82,7 @@ def train(
     task = seeded(config.task, config.seed)
     is_main = os.environ.get("RANK", "0") == "0"
     try:
-        with task, ExitStack() as last, Tracker(config.tracking.mlflow and is_main) as tracker:
+        with watched_ranks(), task, ExitStack() as last, Tracker(config.tracking.mlflow and is_main) as tracker:
             if stage is not None and is_main:
                 stage(f"loading {config.model.path}")
             run = Run(enter(config, task, resume=resume, allow_changed=allow_changed))

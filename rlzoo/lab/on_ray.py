@@ -1,0 +1,283 @@
+"""Runs the runs of a sweep on a Ray cluster, and copies their directories back while they train."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlzoo.core.errors import RunError, UserError, one_line
+from rlzoo.core.plugin_files import plugin_files
+from rlzoo.gate.fingerprint import user_files
+from rlzoo.journal.checkpoints import discard, own_state
+from rlzoo.journal.state import identity
+from rlzoo.journal.tracking.uploads import PARENT_RUN, tracking_uri
+from rlzoo.lab.sweep import POLL, Child
+from rlzoo.models.machine import LAUNCHER
+from rlzoo.support.atomic import replacing, temporary_path
+from rlzoo.support.extras import require_extra
+
+RUN = "run"  # run directory on a worker
+TRIES = 3  # times that a run is started or resumed after the node on which it ran was lost
+LONGEST_END = 600.0  # seconds in which the runs may save themselves after Ctrl-C or SIGTERM
+FILES = dict[str, bytes]  # by relative path
+
+logger = logging.getLogger("rlzoo")
+
+
+class Runner:
+    """An actor: one run on some node, in a temporary folder."""
+
+    def __init__(self, files: FILES, words: Sequence[str], variables: Mapping[str, str]) -> None:
+        """Write the files into the folder, and start the command there."""
+        self.folder = Path(tempfile.mkdtemp(prefix="rlzoo-ray-"))
+        write(self.folder, files)
+        self._known = {name: _stamp(self.folder / name) for name in files}
+        command = [sys.executable, "-P", "-m", "rlzoo", "train", *words]
+        own = {**variables, LAUNCHER: str(os.getpid())}  # the run ends with this process
+        with (self.folder / "log").open("wb") as log:
+            self._process = subprocess.Popen(
+                command, cwd=self.folder, env={**os.environ, **own}, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def poll(self) -> tuple[int | None, FILES, list[str]]:
+        """Return the exit code, the files that are new or have changed since the last call, and those that are gone."""
+        code = self._process.poll()  # before the files are read
+        # checkpoints first: the metrics of every step up to a copied checkpoint are then copied too
+        paths = [*(self.folder / RUN / "checkpoints").rglob("*"), *(self.folder / RUN).rglob("*"), self.folder / "log"]
+        stamps: dict[str, tuple[int, int]] = {}
+        files: FILES = {}
+        for path in paths:
+            name = path.relative_to(self.folder).as_posix()
+            with suppress(FileNotFoundError):  # removed meanwhile
+                if name in stamps or not path.is_file() or "/." in f"/{name}":
+                    continue
+                stamps[name] = _stamp(path)
+                if stamps[name] != self._known.get(name):
+                    files[name] = path.read_bytes()
+        gone = [name for name in self._known if name.startswith(f"{RUN}/") and name not in stamps]
+        self._known = stamps
+        return code, files, gone
+
+    def stop(self) -> None:
+        """Ask the run to save itself and to exit."""
+        self._process.terminate()
+
+    def remove(self) -> None:
+        """Remove the folder of a run that has ended."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _nodes() -> list[dict[str, Any]]:
+    import ray
+
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return [node for node in nodes if node["Alive"]]
+
+
+def _missing(paths: Sequence[str]) -> list[str]:
+    return [path for path in paths if not Path(path).is_absolute() or not Path(path).exists()]
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+@dataclass
+class Cluster:
+    """A Ray cluster, and what each run needs of one of its nodes."""
+
+    cpus: int = 1
+    gpus: int = 0
+    capacity: int = field(init=False)  # number of runs at once
+
+    def __post_init__(self) -> None:
+        """Connect to the cluster.
+
+        Raises:
+            UserError: it cannot be reached, or no node has what a run needs.
+        """
+        require_extra("ray", "ray")
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        import ray
+
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            ray.init(os.environ.get("RAY_ADDRESS", "auto"), log_to_driver=False, configure_logging=False)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise UserError(
+                f"--on ray: no cluster can be reached ({one_line(str(error)).partition('.')[0]}); start one with `ray start "
+                "--head`, or set RAY_ADDRESS"
+            ) from error
+        finally:
+            for number, handler in handlers.items():  # Ray replaces them
+                signal.signal(number, handler)
+        nodes = [node["Resources"] for node in _nodes()]
+        fits = [
+            min([node.get("CPU", 0) // self.cpus, *([node.get("GPU", 0) // self.gpus] if self.gpus else [])]) for node in nodes
+        ]
+        self.capacity = int(sum(fits))
+        if not self.capacity:
+            there = "; ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in nodes)
+            raise UserError(
+                f"--on ray: a run needs {self.cpus} CPUs and {self.gpus} GPUs, and no node has them (nodes: {there}); lower "
+                "--cpus or --gpus"
+            )
+
+    def check(self, children: Sequence[Child]) -> None:
+        """Raise UserError if a node does not see a model or a file that does not travel with the runs."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        here = Path.cwd().resolve()
+        files = {file for child in children for file in user_files(child.config) if not file.resolve().is_relative_to(here)}
+        models = {path for child in children for path in (child.config.model.path, child.config.model.reference) if path}
+        needed = sorted({str(file) for file in files} | {path for path in models if Path(path).exists()})
+        missing = ray.remote(num_cpus=0)(_missing)
+        for node in _nodes():
+            there = missing.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
+            if names := ray.get(there.remote(needed)):
+                raise UserError(
+                    f"--on ray: {names[0]!r} does not exist on the node {node['NodeManagerHostname']}; models, and files "
+                    "outside the current directory, need an absolute path that all nodes can read"
+                )
+
+    def run(
+        self,
+        children: Sequence[Child],
+        parent_run: str | None,
+        look: Callable[[Sequence[Child]], None],
+        ended: Callable[[Child, int], None],
+    ) -> list[Child]:
+        """Run every child that is not finished, and wait for all of them; see `rlzoo.lab.sweep.run_children`.
+
+        A run whose node is lost is resumed on another one from the copy of its directory.
+        """
+        import ray
+
+        waiting = [child for child in children if not child.is_finished]
+        self.check(waiting)
+        tries = dict.fromkeys((child.name for child in children), 0)
+        runners: dict[str, tuple[Child, Any]] = {}
+        polls: dict[Any, str] = {}
+        actor: Any = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_restarts=0, max_task_retries=0)(Runner)
+
+        def collect(seconds: float) -> None:
+            for ready in ray.wait(list(polls), num_returns=len(polls), timeout=seconds)[0] if polls else ():
+                child, runner = runners[polls.pop(ready)]
+                try:
+                    code, files, gone = ray.get(ready)
+                except ray.exceptions.RayError as error:
+                    del runners[child.name]
+                    logger.warning("%s was lost: %s", child.name, one_line(str(error).partition("\n")[0]))
+                    waiting.insert(0, child)
+                    continue
+                store(child, files, gone)
+                if code is None:
+                    polls[runner.poll.remote()] = child.name
+                else:
+                    ray.get(runner.remove.remote())
+                    ray.kill(runner)
+                    del runners[child.name]
+                    ended(child, code)
+
+        try:
+            while waiting or runners:
+                while waiting and len(runners) < self.capacity:
+                    child = waiting.pop(0)
+                    tries[child.name] += 1
+                    if tries[child.name] > TRIES:
+                        raise RunError(f"{child.name} was lost {TRIES} times; rerun the command to resume it")
+                    runner = actor.remote(*package(child, self.cpus, parent_run))
+                    runners[child.name] = child, runner
+                    polls[runner.poll.remote()] = child.name
+                time.sleep(POLL)
+                collect(POLL)
+                look([child for child, _ in runners.values()])
+        finally:
+            end, waiting[:] = time.monotonic() + LONGEST_END, []
+            for _, runner in runners.values():
+                runner.stop.remote()
+            while runners and time.monotonic() < end:
+                collect(POLL)
+        return [child for child in children if not child.is_finished]
+
+
+def package(child: Child, cpus: int, parent_run: str | None) -> tuple[FILES, list[str], dict[str, str]]:
+    """Return what travels to the node of a run: the user's files and the run directory, the command, and variables.
+
+    The files are plugins, configs, and the code and data that the settings name. They keep their paths relative to the current
+    directory, whatever ``.gitignore`` says.
+
+    Raises:
+        UserError: a config or plugin is outside the current directory, so that it would have no path on the node.
+    """
+    here = Path.cwd().resolve()
+    words, paths = list(child.arguments), [file for file in user_files(child.config) if file.resolve().is_relative_to(here)]
+    for place, (option, value) in enumerate(itertools.pairwise(words)):
+        if option == "--output":
+            words[place + 1] = RUN
+        elif option in ("--config", "--plugin") and Path(value).exists():
+            paths += plugin_files(Path(value)).values()
+            words[place + 1] = _relative(Path(value), here)
+    files = {_relative(path, here): path.read_bytes() for path in paths}
+    if child.is_begun:
+        copies = (path for path in child.path.rglob("*") if path.is_file() and not path.name.startswith("."))
+        files |= {f"{RUN}/{path.relative_to(child.path).as_posix()}": path.read_bytes() for path in copies}
+        words.append("--resume")
+    variables = {"OMP_NUM_THREADS": str(cpus), "MLFLOW_TRACKING_URI": tracking_uri()}
+    return files, words, variables | ({PARENT_RUN: parent_run} if parent_run else {})
+
+
+def _relative(path: Path, folder: Path) -> str:
+    try:
+        return path.resolve().relative_to(folder).as_posix()
+    except ValueError:
+        raise UserError(
+            f"--on ray: {str(path)!r} is outside the current directory, whose files travel to the nodes; copy it there, or "
+            "start the command elsewhere"
+        ) from None
+
+
+def store(child: Child, files: FILES, gone: Sequence[str]) -> None:
+    """Update the copy of a run directory, and its log; a checkpoint gets its name when it is complete."""
+    own = {name.removeprefix(f"{RUN}/"): content for name, content in files.items() if name.startswith(f"{RUN}/")}
+    log = child.path.parent / "logs" / f"{child.name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    if "log" in files:
+        log.write_bytes(files["log"])
+    write(child.path, {name: content for name, content in own.items() if name in ("run.json", "config.yaml")})
+    if not child.is_begun:
+        return
+    key = identity(child.path)
+    for name in sorted({"/".join(name.split("/")[:2]) for name in own if name.startswith("checkpoints/")}):
+        folder, temporary = child.path / name, temporary_path(child.path / name, key)
+        shutil.rmtree(temporary, ignore_errors=True)
+        write(temporary, {path.removeprefix(f"{name}/"): own.pop(path) for path in list(own) if path.startswith(f"{name}/")})
+        if folder.exists():
+            discard(folder, child.path)
+        temporary.replace(folder)
+    write(child.path, own)
+    for name in {"/".join(name.split("/")[1:3]) for name in gone if name.startswith(f"{RUN}/checkpoints/")}:
+        if own_state(child.path / name, child.path) is not None:
+            discard(child.path / name, child.path)
+
+
+def write(folder: Path, files: FILES) -> None:
+    """Write files into a folder, each of them atomically."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        with replacing(folder / name, "ray") as temporary:
+            temporary.write_bytes(content)
