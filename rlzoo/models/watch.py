@@ -46,8 +46,13 @@ class Watch(threading.Thread):
         try:
             store = _store(address)
             while not self.over.wait(0.0 if not seen else BEAT):
+                # requests to the store have no time limit of their own
+                limit = threading.Timer(PATIENCE, self._end, [f"rank 0 (at {address}) cannot be reached for {PATIENCE:g} s"])
+                limit.daemon = True
+                limit.start()
                 self._report(store, "lives")
                 self._look(store, seen)
+                limit.cancel()
             self._report(store, "ended" if self.failure is None else "failed")
         except Exception as error:
             if not self.over.is_set():
@@ -89,7 +94,7 @@ def _store(address: str) -> Any:
         address,
         int(os.environ["MASTER_PORT"]),
         is_master=os.environ["RANK"] == "0" and not is_open,
-        timeout=timedelta(seconds=PATIENCE),
+        timeout=timedelta(minutes=30),  # for the other machine to start
         wait_for_workers=False,
         multi_tenant=True,
     )

@@ -23,6 +23,7 @@ def grade(problem, response):
     time.sleep(float(os.environ.get("PAUSE", "0")))
     return float(response.endswith(problem.answer))
 """
+QUESTION = '{{"question": "What is {} + 1?", "answer": "#### {}"}}\n'
 STRATEGIES = {
     "plain": (),
     "zero2": ("launch.deepspeed=zero2",),
@@ -128,11 +129,16 @@ def test_a_bad_network_changes_no_number(machines, one_process, fault):
     assert float((weights(machines.folders[0]) - weights(one_process)).norm() / weights(one_process).norm()) < 1e-5
 
 
-def test_a_late_start_and_a_wrong_clock_change_no_number(machines, one_process):
-    first = machines.rank(0, *words())
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_machine_that_starts_60_s_late_changes_no_number(machines, one_process, late):
+    first = machines.rank(1 - late, *words())
     time.sleep(60)
-    second = machines.rank(1, *words(), clock="+1h")
-    ended_well(machines, [first, second])
+    ended_well(machines, [first, machines.rank(late, *words())])
+    assert float((weights(machines.folders[0]) - weights(one_process)).norm() / weights(one_process).norm()) < 1e-5
+
+
+def test_a_clock_that_is_an_hour_ahead_changes_no_number(machines, one_process):
+    ended_well(machines, [machines.rank(number, *words(), clock="+1h" if number else None) for number in range(2)])
     assert float((weights(machines.folders[0]) - weights(one_process)).norm() / weights(one_process).norm()) < 1e-5
 
 
@@ -185,17 +191,17 @@ def other_version(folder):
 DIFFERENT = {
     "version of torch": other_version,
     "grade.py": lambda folder: (folder / "grade.py").write_text(GRADE + "\n# another version\n"),
-    "training problems": lambda folder: (folder / "questions.csv").write_text("question,answer\nWhat is 1 + 1?,2\n"),
-    "questions.csv": lambda folder: (folder / "questions.csv").unlink(),
+    "training problems": lambda folder: (folder / "questions.jsonl").write_text(QUESTION.format(1, 2) * 30),
+    "questions.jsonl": lambda folder: (folder / "questions.jsonl").unlink(),
 }
 
 
 @pytest.mark.parametrize("what", DIFFERENT)
 def test_machines_that_differ_do_not_train(machines, what):
-    task = ("task.name=math_file", "task.path=questions.csv", "task.reward=grade:grade")
+    task = ("task.name=math_file", "task.path=questions.jsonl", "task.reward=grade:grade")
     sets = words(*task, settings=[setting for setting in SETTINGS if not setting.startswith("task.")])
     for folder in machines.folders:
-        (folder / "questions.csv").write_text("question,answer\n" + "".join(f"What is {a} + 1?,{a + 1}\n" for a in range(30)))
+        (folder / "questions.jsonl").write_text("".join(QUESTION.format(number, number + 1) for number in range(30)))
     DIFFERENT[what](machines.folders[1])
     processes = [machines.rank(number, *sets) for number in range(2)]
     codes, seconds = wait(processes)
