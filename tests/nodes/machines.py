@@ -98,14 +98,13 @@ class Machines:
         self.running.append(process)
         return process
 
-    def rank(self, number, *words, environment=(), launcher=(), clock=None):
+    def rank(self, number, *words, environment=(), launcher=()):
         """Start `rlzoo train` on a machine, as one of two ranks."""
         group = ["--nnodes=2", "--nproc-per-node=1", f"--node-rank={number}", f"--master-addr={ADDRESSES[0]}"]
         torchrun = ["torchrun", *group, f"--master-port={PORT}"]
         kind = {"DS_ACCELERATOR": "cpu"} if any("zero" in word for word in words) else {}
         environment = {**kind, **dict(environment)}
-        faked = ["faketime", "--exclude-monotonic", "-f", clock] if clock else []
-        return self.start(number, *faked, *(launcher or torchrun), "-m", "rlzoo", "train", *words, environment=environment)
+        return self.start(number, *(launcher or torchrun), "-m", "rlzoo", "train", *words, environment=environment)
 
     def signal(self, number, what):
         """Send a signal to the training process on a machine, or SIGTERM to its launcher, as a scheduler does."""
