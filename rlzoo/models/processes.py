@@ -60,6 +60,8 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
     if launch.deepspeed is not None:
         settings = deepspeed_settings(launch, bf16=bf16 or dtype == "bfloat16", max_grad_norm=learner.max_grad_norm)
         _prepare_environment()
+        if not torch.cuda.is_available():
+            os.environ.pop("ACCELERATE_USE_CPU", None)  # with it, Accelerate leaves out DeepSpeed
         # without an explicit backend, each process on a CPU would train alone
         handlers = [] if torch.cuda.is_available() else [InitProcessGroupKwargs(backend="gloo")]
         plugin = DeepSpeedPlugin(hf_ds_config=settings, zero3_init_flag=False)
@@ -221,6 +223,11 @@ def _prepare_environment() -> None:
 
 def _check(accelerator: Accelerator, launch: LaunchConfig) -> None:
     """Check that the accelerator matches the launch settings; a misconfigured launch may silently train in one process."""
+    if launch.deepspeed is not None and accelerator.distributed_type.value != "DEEPSPEED":
+        raise UserError(
+            f"launch.deepspeed={launch.deepspeed!r}, but Accelerate trains in mode {accelerator.distributed_type.value}; unset "
+            "ACCELERATE_USE_CPU"
+        )
     started = int(os.environ.get("WORLD_SIZE", "1"))
     wanted, size = launch.processes or started, accelerator.num_processes
     if size != wanted:

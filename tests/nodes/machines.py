@@ -31,9 +31,12 @@ def why_not():
 class Machines:
     """Two machines, numbered 0 and 1. A file system is a folder here, and `FOLDER` there."""
 
+    number = 0  # of the machines of this process
+
     def __init__(self, folder):
+        Machines.number += 1
         self.folders = [folder / f"machine-{number}" for number in range(2)]
-        self.names = [f"rlzoo-{os.getpid()}-{number}" for number in range(2)]
+        self.names = [f"rlzoo-{os.getpid()}-{Machines.number}-{number}" for number in range(2)]
         for name in self.names:
             ip("netns", "add", name)
         ip("link", "add", "rz0", "netns", self.names[0], "type", "veth", "peer", "name", "rz1", "netns", self.names[1])

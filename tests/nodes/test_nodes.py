@@ -30,6 +30,8 @@ STRATEGIES = {
     "zero3": ("launch.deepspeed=zero3",),
     "fsdp": ("launch.fsdp=true",),
 }
+WRITES = {"plain": "optimizer.safetensors", "zero2": "deepspeed", "zero3": "deepspeed", "fsdp": "fsdp"}
+"""What a checkpoint has from each strategy."""
 ENDS_WITHIN = 60.0  # seconds
 
 
@@ -95,6 +97,8 @@ def test_three_steps_equal_one_process_and_resume_without_a_shared_file_system(m
     before = machines.num_bytes()
     ended_well(machines, resume(machines))
     print(f"{strategy}: {machines.num_bytes() - before:,} bytes on the cable to resume, for a step and to save it")
+    state = machines.folders[0] / "run" / "checkpoints" / "step-000003" / "state"
+    assert (state / WRITES[strategy]).exists()
     expected, got = weights(one_process), weights(machines.folders[0])
     assert float((got - expected).norm() / expected.norm()) < 1e-5
     for ours, theirs in zip(metrics(machines.folders[0]), metrics(one_process), strict=True):

@@ -14,14 +14,20 @@ pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 PORT = "6399"
 RULE = """
-from rlzoo import ClipBand, ClipInputs, ClipPolicy, ClipResult, hookimpl, ops
+import torch
+from rlzoo import ClipBand, ClipPolicy, hookimpl, ops
 
 class Flat(ClipPolicy):
-    name = "flat"
+    name, paper, scope = "flat", "none", "sequence"
 
-    def clip(self, inputs: ClipInputs) -> ClipResult:
+    def __call__(self, inputs):
         log_ratio = ops.sequence_sum(ops.log_ratio(inputs), inputs.response_mask)
-        return ops.clamp_by_advantage(log_ratio, ClipBand(-0.05, 0.05), inputs)
+        edge = torch.full_like(log_ratio.detach(), 0.05)
+        return ops.clipped_surrogate(log_ratio, inputs.advantages, ClipBand(low=-edge, high=edge))
+
+@hookimpl
+def rlzoo_clip_policies():
+    return [Flat]
 """
 SETTINGS = (*QUICK, "checkpoint.every=1", "task.reward=grade:grade", "tracking.mlflow=false")
 GRADE = """
