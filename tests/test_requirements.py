@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OURS = {"rlzoo", *(folder.name for folder in (ROOT / "plugins").iterdir())}
-ELSEWHERE = {"bitsandbytes"}  # named in the error that asks for it; no extra can pin the right build for a machine
+ELSEWHERE = {"bitsandbytes", "IPython"}  # named in the error that asks for it, or there whenever rlzoo runs in a notebook
 OPTIONAL = {
     "datasets": {"rlzoo/tasks/math_rows.py"},
     "deepspeed": {"rlzoo/learner/optimization.py"},
@@ -19,6 +19,7 @@ OPTIONAL = {
     "openenv": {"plugins/rlzoo_openenv/__init__.py"},
     "peft": {"rlzoo/models/adapters.py"},
     "pyarrow": {"rlzoo/tasks/math_rows.py"},
+    "ray": {"rlzoo/lab/on_ray.py"},
     "reasoning_gym": {"plugins/rlzoo_reasoning_gym/__init__.py"},
     "requests": {"plugins/rlzoo_openenv/__init__.py"},
     "textarena": {"plugins/rlzoo_textarena/__init__.py"},

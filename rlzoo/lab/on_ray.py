@@ -79,11 +79,14 @@ class Runner:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _nodes() -> list[dict[str, Any]]:
-    import ray
+def _ray() -> Any:
+    import ray.util.scheduling_strategies  # type: ignore[import-not-found,unused-ignore]
 
-    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return [node for node in nodes if node["Alive"]]
+    return ray
+
+
+def _nodes() -> list[dict[str, Any]]:
+    return [node for node in _ray().nodes() if node["Alive"]]
 
 
 def _missing(paths: Sequence[str]) -> list[str]:
@@ -111,8 +114,7 @@ class Cluster:
         """
         require_extra("ray", "ray")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        import ray
-
+        ray = _ray()
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             ray.init(os.environ.get("RAY_ADDRESS", "auto"), log_to_driver=False, configure_logging=False)
@@ -138,16 +140,16 @@ class Cluster:
 
     def check(self, children: Sequence[Child]) -> None:
         """Raise UserError if a node does not see a model or a file that does not travel with the runs."""
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
         here = Path.cwd().resolve()
         files = {file for child in children for file in user_files(child.config) if not file.resolve().is_relative_to(here)}
         models = {path for child in children for path in (child.config.model.path, child.config.model.reference) if path}
         needed = sorted({str(file) for file in files} | {path for path in models if Path(path).exists()})
+        ray = _ray()
         missing = ray.remote(num_cpus=0)(_missing)
         for node in _nodes():
-            there = missing.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
+            there = missing.options(
+                scheduling_strategy=ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            )
             if names := ray.get(there.remote(needed)):
                 raise UserError(
                     f"--on ray: {names[0]!r} does not exist on the node {node['NodeManagerHostname']}; models, and files "
@@ -165,8 +167,7 @@ class Cluster:
 
         A run whose node is lost is resumed on another one from the copy of its directory.
         """
-        import ray
-
+        ray = _ray()
         waiting = [child for child in children if not child.is_finished]
         self.check(waiting)
         tries = dict.fromkeys((child.name for child in children), 0)

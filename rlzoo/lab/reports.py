@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from statistics import fmean
 
 import numpy as np
 
-from rlzoo.journal.tracking.uploads import run_id_of
 from rlzoo.lab.compare import ComparedRule, Comparison
 from rlzoo.lab.study import Study
 from rlzoo.measure.comparison import TEST
@@ -15,7 +13,6 @@ from rlzoo.measure.figures import Series, forest, lines, plot_by_length
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.report import ReportSection, Row, Table, render
 
-MEGABYTE = 2**20
 SMOOTHED = 5  # number of steps over which a curve is averaged
 PARTS = (
     "`lre_max` is conditional on the sign of the advantage: every length bin is reweighted to the overall mix of signs. `by "
@@ -31,25 +28,15 @@ def comparison_report(comparison: Comparison) -> str:
         "runs": str(sum(len(rule.runs) for rule in comparison.rules)),
         "score": comparison.score,
     }
-    sections = [_scores(comparison), _curves(comparison)]
-    sections += [_fairness(comparison)] if any(rule.profile for rule in comparison.rules) else []
-    sections += [_pairs(comparison)] if comparison.pairs else []
-    return render("Comparison of runs", facts, [*sections, _costs(comparison)])
+    scores, pairs, errors, *others = comparison.tables()
+    sections = [_scores(comparison, scores), _curves(comparison)]
+    sections += [_fairness(comparison, errors)] if errors.rows else []
+    sections += [_pairs(pairs)] if pairs.rows else []
+    text = "Runs that share a machine slow each other down."
+    return render("Comparison of runs", facts, [*sections, ReportSection("Time, memory and runs", [text], (), others)])
 
 
-def comparison_tables(comparison: Comparison) -> list[Table]:
-    """Return the tables of a comparison: the scores, the pairs, and the means of costs."""
-    sections = (_scores(comparison), _pairs(comparison), _fairness(comparison), _costs(comparison))
-    return [table for section in sections for table in section.tables]
-
-
-def _scores(comparison: Comparison) -> ReportSection:
-    rows: list[Row] = []
-    for rule in comparison.rules:
-        score, clipped, length = rule.score, rule.mean("clip/fraction"), rule.mean("response/length_mean", 0.25)
-        seeds = (score.num_seeds, score.mean, score.mean_interval, rule.gain, score.iqm, score.iqm_interval)
-        rows.append([rule.label, *seeds, clipped, length])
-    columns = ["rule", "seeds", "mean", "95%", "gain", "IQM", "95%", "clip fraction", "response length"]
+def _scores(comparison: Comparison, table: Table) -> ReportSection:
     dots = [(rule.label, rule.score.iqm, rule.score.iqm_interval) for rule in comparison.rules]
     text = (
         "The 95% intervals are over seeds. The mean has a Student's t interval; IQM, the interquartile mean (arXiv "
@@ -57,22 +44,15 @@ def _scores(comparison: Comparison) -> ReportSection:
         f"{comparison.scored} before the first update."
     )
     figures = [forest(dots, xlabel=comparison.score)] if any(interval for *_, interval in dots) else []
-    tables = [Table(comparison.score, columns, rows)]
-    return ReportSection("Scores", [*comparison.highlights, *comparison.notes, text], figures, tables)
+    return ReportSection("Scores", [*comparison.highlights, *comparison.notes, text], figures, [table])
 
 
-def _pairs(comparison: Comparison) -> ReportSection:
-    rows: list[Row] = []
-    for pair in comparison.pairs:
-        probability = None if pair.probability_interval is None else pair.probability_of_improvement
-        difference, better = (pair.mean, pair.interval), (probability, pair.probability_interval)
-        rows.append([pair.first, pair.second, pair.num_seeds, *difference, *better, pair.adjusted_p_value, pair.verdict])
-    columns = ["first", "second", "seeds", "difference", "95%", "P(first > second)", "95%", "p, Holm", "verdict"]
+def _pairs(table: Table) -> ReportSection:
     text = (
         f"Differences are paired by seed: both runs have the same problems and the same initial model. Each 95% interval "
         f"is for a single pair, without correction. {TEST}"
     )
-    return ReportSection("Pairs", [text], (), [Table("Every pair", columns, rows)])
+    return ReportSection("Pairs", [text], (), [table])
 
 
 def _curves(comparison: Comparison) -> ReportSection:
@@ -99,40 +79,15 @@ def _curve(rule: ComparedRule, name: str) -> Series:
     return Series(steps, smooth.mean(0).tolist(), smooth.min(0).tolist(), smooth.max(0).tolist(), values.mean(0).tolist())
 
 
-def _fairness(comparison: Comparison) -> ReportSection:
+def _fairness(comparison: Comparison, table: Table) -> ReportSection:
     profiles = {rule.label: rule.profile for rule in comparison.rules if rule.profile}
-    rows: list[Row] = []
-    for rule in (rule for rule in comparison.rules if rule.profile):
-        errors = rule.errors.values()
-        at_match: Row = [rule.matched_lre_max, (min(errors), max(errors)) if errors else None, rule.matched_noise]
-        others = [profile.other_errors for profile in rule.matched.values() if None not in profile.other_errors]
-        at_match += [fmean(values) for values in zip(*others, strict=True)] if others else [None] * 2
-        rows.append(
-            [rule.label, profiles[rule.label].clip_fraction, profiles[rule.label].lre_max, *at_match, profiles[rule.label].ess]
-        )
-    matched_columns = ["lre_max, matched", "lowest and highest", "noise", "by signs", "total"]
-    columns = ["rule", "clip fraction", "lre_max", *matched_columns, "ess"]
     signs = " for each sign of the advantage" if comparison.by_sign else ""
     text = "`clip fraction`, `lre_max` and `ess` are measured at the widths used in training and pooled over seeds."
     if comparison.match is not None:
         matched = f"with widths scaled to a clip fraction of {comparison.match}{signs}"
         text += f" The other columns summarize the runs, each replayed {matched}."
     figure = plot_by_length(_clip_fractions(profiles, "both"))
-    return ReportSection("By response length", [f"{text} {PARTS}"], [figure], [Table("Length fairness", columns, rows)])
-
-
-def _costs(comparison: Comparison) -> ReportSection:
-    rows: list[Row] = []
-    runs: list[Row] = []
-    for rule in comparison.rules:
-        seconds = fmean(run.seconds for run in rule.runs)
-        memory = [run.summary["peak_memory_bytes"] / MEGABYTE for run in rule.runs if run.summary.get("peak_memory_bytes")]
-        speed, limited = rule.mean("throughput/tokens_per_second"), rule.mean("learner/grad_clipped")
-        rows.append([rule.label, seconds, speed, fmean(memory) if memory else None, limited])
-        runs += [[rule.label, run.seed, str(run.path), run_id_of(run.path) or ""] for run in rule.runs]
-    columns = ["rule", "seconds", "tokens/s", "peak memory, MiB", "updates with norm clipping"]
-    tables = [Table("Means over runs", columns, rows), Table("The runs", ["rule", "seed", "folder", "MLflow run"], runs)]
-    return ReportSection("Time, memory and runs", ["Runs that share a machine slow each other down."], (), tables)
+    return ReportSection("By response length", [f"{text} {PARTS}"], [figure], [table])
 
 
 def study_report(study: Study) -> str:
