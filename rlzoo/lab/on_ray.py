@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import shutil
@@ -226,13 +225,14 @@ def package(child: Child, cpus: int, parent_run: str | None) -> tuple[FILES, lis
         UserError: a config or plugin is outside the current directory, so that it would have no path on the node.
     """
     here = Path.cwd().resolve()
-    words, paths = list(child.arguments), [file for file in user_files(child.config) if file.resolve().is_relative_to(here)]
-    for place, (option, value) in enumerate(itertools.pairwise(words)):
-        if option == "--output":
-            words[place + 1] = RUN
-        elif option in ("--config", "--plugin") and Path(value).exists():
-            paths += plugin_files(Path(value)).values()
-            words[place + 1] = _relative(Path(value), here)
+    words, paths = list[str](), [file for file in user_files(child.config) if file.resolve().is_relative_to(here)]
+    for option, given in zip(child.arguments[::2], child.arguments[1::2], strict=True):
+        value = given
+        if option in ("--config", "--plugin") and Path(given).exists():
+            paths += plugin_files(Path(given)).values()
+            value = _relative(Path(given), here)
+        if option != "--plugin" or not child.is_begun:  # a run that is resumed has copies of its plugins
+            words += [option, RUN if option == "--output" else value]
     files = {_relative(path, here): path.read_bytes() for path in paths}
     if child.is_begun:
         copies = (path for path in child.path.rglob("*") if path.is_file() and not path.name.startswith("."))
