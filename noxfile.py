@@ -208,7 +208,7 @@ def nodes(session: nox.Session) -> None:
     Needs root, and Debian's packages iproute2 and iptables. Takes half an hour.
     """
     bin_folder = project(session)
-    install(session, bin_folder, "-e", ".[deepspeed]")
+    install(session, bin_folder, "-e", ".[deepspeed,ray]")
     arguments = ["tests/nodes", "-s", "--timeout=900", *session.posargs]
     session.run(str(bin_folder / "pytest"), *arguments, external=True, env=OFFLINE)
 

@@ -88,5 +88,5 @@ def grid(first: float, last: float, step: float) -> list[float]:
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the clip policies that this plugin provides."""
+    """Return the rules of this plugin."""
     return [BAPO]

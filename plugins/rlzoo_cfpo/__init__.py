@@ -50,5 +50,5 @@ class CFPO(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the clip policies that this plugin provides."""
+    """Return the rules of this plugin."""
     return [CFPO]

@@ -134,5 +134,5 @@ def covariance(inputs: ClipInputs) -> Tensor:
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the clip policies that this plugin provides."""
+    """Return the rules of this plugin."""
     return [ClipCov, KLCov]

@@ -118,5 +118,5 @@ def probabilities(inputs: ClipInputs) -> tuple[Tensor, Tensor]:
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the clip policies that this plugin provides."""
+    """Return the rules of this plugin."""
     return [DPPOTV, DPPOKL]

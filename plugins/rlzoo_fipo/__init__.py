@@ -87,5 +87,5 @@ def discounted_future(values: Tensor, response_mask: Tensor, half_life: float) -
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the clip policies that this plugin provides."""
+    """Return the rules of this plugin."""
     return [FIPO]

@@ -182,5 +182,5 @@ def interpolated(length: Tensor, knots: Sequence[float], values: Sequence[float]
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the clip policies that this plugin provides."""
+    """Return the rules of this plugin."""
     return [FSPOAdaptive]

@@ -73,5 +73,5 @@ class FSPOTurn(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the clip policies that this plugin provides."""
+    """Return the rules of this plugin."""
     return [FSPOTurn]

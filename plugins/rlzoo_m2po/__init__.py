@@ -75,5 +75,5 @@ def clip_edge(distances: Tensor, number: Tensor, threshold: float) -> Tensor:
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the clip policies that this plugin provides."""
+    """Return the rules of this plugin."""
     return [M2PO]

@@ -64,5 +64,5 @@ class RLOO(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the clip policies that this plugin provides."""
+    """Return the rules of this plugin."""
     return [RLOO]

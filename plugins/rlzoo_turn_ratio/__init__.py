@@ -54,5 +54,5 @@ class TurnRatio(ClipPolicy):
 
 @hookimpl
 def rlzoo_clip_policies() -> list[type[ClipPolicy]]:
-    """Return the clip policies that this plugin provides."""
+    """Return the rules of this plugin."""
     return [TurnRatio]

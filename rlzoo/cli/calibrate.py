@@ -32,7 +32,7 @@ def calibrate(
     plugin: Plugins = None,
     quiet: Quiet = False,
 ) -> None:
-    """Use short pilot runs to find the width at which a rule clips a given share of responses, and write it to a config."""
+    """Find the width at which a rule clips a given share. It makes short runs, and writes the width to a config."""
     path = output or Path(f"{clip}-calibrated.yaml")
     if path.exists():
         raise UserError(f"{str(path)!r} exists; remove it, or choose another file with --output")

@@ -47,7 +47,7 @@ def compare(
     latex: Latex = None,
     quiet: Quiet = False,
 ) -> None:
-    """Compare the rules of finished runs: scores with intervals, pairwise differences, fairness by length, time and memory."""
+    """Compare the rules of finished runs. Tables show scores with intervals, differences, evenness by length and costs."""
     check_files(csv, latex, report)
     beside = Path(os.path.commonpath([path.resolve() for path in runs])) / "compare.html"
     page = report or (None if as_json else beside)

@@ -28,7 +28,7 @@ def fairness(
     latex: Latex = None,
     quiet: Quiet = False,
 ) -> None:
-    """Show how far a run's updates moved the responses of each length, and which of these responses its rule clipped.
+    """Show which lengths a run moved and clipped most.
 
     The rollouts come from a run of rlzoo, or from any trainer that writes rollout files (docs/reference/rollout-files.md).
     """

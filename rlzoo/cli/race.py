@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 WIDTH = 48  # characters of a plotted interval
 
-app = typer.Typer(help="Race rules on standard tracks: every rule is tuned and evaluated alike.", no_args_is_help=True)
+app = typer.Typer(help="Race rules on standard tracks, all tuned and evaluated alike.", no_args_is_help=True)
 FOLDER = Path("races")
 
 TrackName = Annotated[str, typer.Option("--track", help="Track: sums, sums-again or off-policy, or a YAML file.")]

@@ -54,7 +54,7 @@ def replay(
     latex: Latex = None,
     quiet: Quiet = False,
 ) -> None:
-    """Replay recorded rollouts with other rules, and show what each rule would have clipped.
+    """Show what each rule would have clipped in a recording.
 
     The rollouts come from a run of rlzoo, or from any trainer that writes rollout files (docs/reference/rollout-files.md).
     """

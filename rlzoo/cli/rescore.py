@@ -33,7 +33,7 @@ def rescore(
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Compute the log-probs of recorded responses under other checkpoints, and write new rollout files.
+    """Compute log-probs of recorded responses with other weights.
 
     `rlzoo replay` can then compare rules at any distance between the sampling model and the trained model.
     A checkpoint is 'embedded', 'smollm2', a GGUF file, a folder, or a name on the hub. The recorded temperature is used.

@@ -59,7 +59,7 @@ def sweep(
     as_json: AsJson = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the runs and exit.")] = False,
 ) -> None:
-    """Train with every combination of rule and seed, and compare the rules; rerun the command to resume."""
+    """Train with every rule and seed, and compare the rules. Rerun the command to resume."""
     names = names_in("--clip", clip, "comma-separated rules; see `rlzoo clips list`")
     check_rule_names(names)
     with loading(is_quiet=quiet):

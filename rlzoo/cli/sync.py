@@ -16,7 +16,7 @@ from rlzoo.support.lock import Lock, is_locked
 
 
 def sync(runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories, such as runs/*.")]) -> None:
-    """Upload run data that MLflow did not receive during training; nothing is sent twice."""
+    """Upload data of runs that did not reach MLflow. Nothing is sent twice."""
     from rlzoo.journal.tracking.uploads import Upload, tracking_uri, uploaded_to, without_password
 
     for directory in runs:

@@ -67,7 +67,7 @@ def train(
         ),
     ] = False,
 ) -> None:
-    """Train a model; without --config, train the bundled model on arithmetic."""
+    """Train a model: by default, the bundled one on arithmetic."""
     if devices and not dry_run:
         raise UserError("--devices needs --dry-run")
     if allow_changed and not resume:

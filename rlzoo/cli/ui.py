@@ -31,7 +31,7 @@ def ui(
         bool, typer.Option("--allow-remote", help="Allow other machines to connect; MLflow has no authentication.")
     ] = False,
 ) -> None:
-    """Start MLflow's UI for the store that `rlzoo train` writes to; by default, only this machine can reach it.
+    """Start MLflow's UI for the runs. By default, only this machine can reach it.
 
     The command prints the address of a saved view, which shows the rules of the latest experiment side by side.
     """

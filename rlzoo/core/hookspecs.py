@@ -26,7 +26,7 @@ plugin is not loaded if this version of rlzoo does not support that interface ve
 
 @hookspec
 def rlzoo_clip_policies() -> Iterable[type[ClipPolicy]]:
-    """Return the clip policies that this plugin adds to the zoo."""
+    """Return the rules that this plugin adds to the zoo."""
     raise NotImplementedError  # pluggy calls only the implementations
 
 

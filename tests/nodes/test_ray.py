@@ -1,5 +1,6 @@
 """A sweep and a race on a Ray cluster of two machines have the numbers of local ones, even if a machine is lost."""
 
+import json
 import os
 import signal
 import time
@@ -38,15 +39,30 @@ def grade(problem, response):
     time.sleep(float(os.environ.get("PAUSE", "0")))
     return float(response.endswith(problem.answer))
 """
-SETS = [word for setting in SETTINGS for word in ("--set", setting)]
-SWEEP = ["sweep", "--clip", "grpo,fspo,flat", "--plugin", "flat.py", "--seeds", "2", "--steps", "3", *SETS]
+TRACK = """
+about: a test
+config:
+  model: {path: embedded}
+  task: {name: arithmetic, num_operands_max: 4, reward: "grade:grade"}
+  rollout: {num_prompts: 8, group_size: 4, max_new_tokens: 20}
+  eval: {num_problems: 20, num_samples: 2}
+  checkpoint: {every: 1, keep_for_replay: 0}
+  tracking: {mlflow: false}
+  steps: 3
+learning_rates: [1.0e-4, 3.0e-4, 9.0e-4]
+tuning_seeds: [100, 101]
+seeds: [200, 201]
+clip_fraction: 0.1
+reference: grpo
+"""
 ENVIRONMENT = {"RAY_ADDRESS": f"{ADDRESSES[0]}:{PORT}", "RAY_TMPDIR": str(FOLDER), "PAUSE": "0.05"}
 
 
-def give_files(machines):
-    """Write the user's files to machine 0, and have git ignore them."""
-    for name, text in {"grade.py": GRADE, "flat.py": RULE, ".gitignore": "*.py\n"}.items():
-        (machines.folders[0] / name).write_text(text)
+def give_files(machines, folder="."):
+    """Write the user's files to a folder of machine 0, and have git ignore them."""
+    (machines.folders[0] / folder).mkdir(exist_ok=True)
+    for name, text in {"grade.py": GRADE, "flat.py": RULE, "small.yaml": TRACK, ".gitignore": "*.py\n"}.items():
+        (machines.folders[0] / folder / name).write_text(text)
 
 
 @pytest.fixture
@@ -63,54 +79,98 @@ def cluster(tmp_path):
     machines.close()
 
 
-def start(machines, *words):
-    return machines.start(0, "python", "-m", "rlzoo", *words, environment=ENVIRONMENT)
+def start(machines, *words, folder="."):
+    return machines.start(0, "env", "-C", folder, "python", "-m", "rlzoo", *words, environment=ENVIRONMENT)
 
 
-def run(machines, *words, code=0):
-    codes, _ = wait([start(machines, *words)], limit=600)
+def run(machines, *words, folder=".", code=0):
+    codes, _ = wait([start(machines, *words, folder=folder)], limit=600)
     assert codes == [code], machines.log(0)[-3000:]
     return machines.log(0)
+
+
+def sweep(*words, settings=SETTINGS):
+    sets = [word for setting in settings for word in ("--set", setting)]
+    return ["sweep", "--clip", "grpo,fspo,flat", "--plugin", "flat.py", "--seeds", "2", "--steps", "3", *sets, *words]
+
+
+def race(*words):
+    return ["race", "run", "--track", "small.yaml", "--clip", "flat.py", *words]
+
+
+def lose_machine_1(machines, process, folder):
+    """Kill everything on machine 1 as soon as a run on each machine has a checkpoint."""
+    wait_for_checkpoints(machines, process, folder)
+    for id_ in ip("netns", "pids", machines.names[1]).split():
+        os.kill(int(id_), signal.SIGKILL)
+
+
+def wait_for_checkpoints(machines, process, folder):
+    while len(list(folder.rglob("checkpoints/step-000001"))) < 2:
+        assert process.poll() is None, machines.log(0)
+        time.sleep(0.1)
 
 
 def rows(folder):
     return {path.parent.name: without_times(lines(path)) for path in sorted(folder.glob("*/metrics.jsonl"))}
 
 
-@pytest.fixture
-def local(tmp_path):
-    """The metrics of the sweep on one machine."""
-    alone = tmp_path / "alone"
-    alone.mkdir()
-    machines = Machines(alone)
+def result(folder):
+    """Read the result of the race, without times and the command."""
+    content = json.loads((folder / "small" / "flat.json").read_text())
+    for name in ("step_seconds", "reference_step_seconds", "date", "command"):
+        del content[name]
+    for record in (*content["tuning"], *content["runs"]):
+        del record["seconds"]
+    return content
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    """The folder of the sweep and the race on one machine."""
+    machines = Machines(tmp_path_factory.mktemp("alone"))
     give_files(machines)
-    run(machines, *SWEEP, "--output", "local", "--jobs", "1")
+    for words in (sweep(), race()):
+        run(machines, *words, "--output", f"local-{words[0]}", "--jobs", "1")
     machines.close()
-    return rows(machines.folders[0] / "local")
+    return machines.folders[0]
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_a_sweep_on_two_machines_equals_a_local_one(local, cluster, is_lost):
-    process = start(cluster, *SWEEP, "--output", "far", "--on", "ray")
+    process = start(cluster, *sweep("--output", "far", "--on", "ray"))
     far = cluster.folders[0] / "far"
     if is_lost:
-        while len(list(far.glob("*/checkpoints/step-000001"))) < 2:
-            assert process.poll() is None, cluster.log(0)
-            time.sleep(0.1)
-        for id_ in ip("netns", "pids", cluster.names[1]).split():
-            os.kill(int(id_), signal.SIGKILL)
+        lose_machine_1(cluster, process, far)
     assert wait([process], limit=600)[0] == [0], cluster.log(0)[-3000:]
     assert "far" not in [path.name for path in cluster.folders[1].iterdir()]
-    assert rows(far) == local
+    assert rows(far) == rows(local / "local-sweep")
     assert ("was lost" in cluster.log(0)) == is_lost
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_race_on_two_machines_equals_a_local_one(local, cluster, is_lost):
+    process = start(cluster, *race("--output", "far", "--on", "ray"))
+    if is_lost:
+        lose_machine_1(cluster, process, cluster.folders[0] / "far")
+    assert wait([process], limit=600)[0] == [0], cluster.log(0)[-3000:]
+    assert ("was lost" in cluster.log(0)) == is_lost
+    ours, theirs = (
+        json.loads((folder / "small/flat.json").read_text()) for folder in (cluster.folders[0] / "far", local / "local-race")
+    )
+    assert ours["rule"] == "flat"
+    for result in (ours, theirs):
+        for name in ("step_seconds", "reference_step_seconds", "date", "command"):
+            del result[name]
+        for record in (*result["tuning"], *result["runs"]):
+            del record["seconds"]
+    assert ours == theirs
+
+
 def test_sigterm_saves_the_runs(cluster):
-    process = start(cluster, *SWEEP, "--steps", "200", "--output", "far", "--on", "ray")
+    process = start(cluster, *sweep("--steps", "200", "--output", "far", "--on", "ray"))
     far = cluster.folders[0] / "far"
-    while len(list(far.glob("*/checkpoints/step-000001"))) < 2:
-        assert process.poll() is None, cluster.log(0)
-        time.sleep(0.1)
+    wait_for_checkpoints(cluster, process, far)
     process.send_signal(signal.SIGTERM)
     assert wait([process])[0] == [143], cluster.log(0)[-3000:]
     for path in far.glob("*/metrics.jsonl"):
@@ -118,17 +178,20 @@ def test_sigterm_saves_the_runs(cluster):
         assert (path.parent / "checkpoints" / f"step-{done:06d}").is_dir()
 
 
+QUESTIONS = f"{FOLDER}/questions.jsonl"  # outside the current directory, so it does not travel
+OTHER_DATA = ["task.name=math_file", f"task.path={QUESTIONS}", "task.reward=grade:grade", "tracking.mlflow=false"]
 MISTAKES = {
-    "--on 'slurm': unknown (allowed: local, ray)": ["--on", "slurm"],
-    "a run needs 3 CPUs and 0 GPUs, and no node has them": ["--on", "ray", "--cpus", "3"],
-    "'/data/questions.csv' does not exist on the node machine-1": [
-        "--on", "ray", "--set", "task.name=math_file", "--set", "task.path=/data/questions.csv"
-    ],
-}  # fmt: skip
+    "--on 'slurm': unknown (allowed: local, ray)": sweep("--on", "slurm"),
+    "a run needs 3 CPUs and 0 GPUs, and no node has them": sweep("--on", "ray", "--cpus", "3"),
+    f"{QUESTIONS!r} does not exist on the node machine-1": sweep("--on", "ray", settings=OTHER_DATA),
+}
 
 
 def test_mistakes_are_reported_in_one_line_before_the_first_run(cluster):
+    give_files(cluster, "inner")
+    questions = "".join(f'{{"question": "{number} + 1", "answer": "{number + 1}"}}\n' for number in range(30))
+    (cluster.folders[0] / "questions.jsonl").write_text(questions)
     for line, words in MISTAKES.items():
-        log = run(cluster, *SWEEP, "--output", "far", *words, code=2)
+        log = run(cluster, *words, "--output", "far", folder="inner", code=2)
         assert line in log.splitlines()[-1]
-    assert not (cluster.folders[0] / "far").exists()
+    assert not (cluster.folders[0] / "inner" / "far").exists()
