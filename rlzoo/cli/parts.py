@@ -124,11 +124,11 @@ def _group(kind: Kind) -> typer.Typer:
     def list_(plugin: Plugins = None, as_json: AsJson = False) -> None:
         _list(kind, plugin, as_json)
 
-    @group.command(help=f"Show {kind.what}'s formula, settings with bounds and defaults, and reference.")
+    @group.command(help=f"Show {kind.what}'s formula, settings and reference.")
     def show(name: NameOrPath, plugin: Plugins = None, as_json: AsJson = False) -> None:
         _show(kind, name, plugin, as_json)
 
-    @group.command("check", help=f"Check {kind.what} against the laws; exit with code 1 if it breaks one.")
+    @group.command("check", help=f"Check {kind.what} against the laws. The exit code is 1 if it breaks one.")
     def check_(name: NameOrPath, as_json: AsJson = False) -> None:
         _check(kind, name, as_json)
 

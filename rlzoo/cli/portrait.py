@@ -24,7 +24,7 @@ def clips_portrait(
     plugin: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show where rules cut off gradients at each length, and how they weight gradients at each ratio."""
+    """Show where rules clip, and how they weight gradients. Edges are listed by length, weights by ratio."""
     with loading():
         from rlzoo.core.zoo import load_zoo
         from rlzoo.testing.portrait import portrait

@@ -42,7 +42,7 @@ def run(
     gpus: Gpus = 0,
     quiet: Quiet = False,
 ) -> None:
-    """Calibrate, tune and train rules on a track; rerun the command to resume."""
+    """Calibrate, tune and train rules on a track. Rerun the command to resume."""
     specs = names_in("--clip", clip, "comma-separated rules; see `rlzoo clips list`")
     with loading(is_quiet=quiet):
         from rlzoo.lab.race import race
@@ -75,7 +75,7 @@ def run(
 
 @app.command("show")
 def show(track: TrackName, output: Output = FOLDER, as_json: AsJson = False) -> None:
-    """Print the table of a track: the shipped results, and those in the folder of the races, which take precedence."""
+    """Print the table of a track. Results in the folder of the races replace shipped ones."""
     with loading():
         from rlzoo.lab.results import SHIPPED, Standings
         from rlzoo.lab.track import Track
@@ -118,7 +118,7 @@ def add(
     result: Annotated[Path, typer.Argument(metavar="RESULT.json", help="Result of `rlzoo race run`.")],
     plugin: Annotated[Path | None, typer.Option(metavar="FILE.py", help="File of a rule that is not bundled.")] = None,
 ) -> None:
-    """Check a result, and add it, with the file of its rule, to the results in this clone."""
+    """Check a result, and add it to those in this clone. The file of its rule is added too."""
     with loading():
         from rlzoo.lab.race import admit
         from rlzoo.lab.results import CLONE, Result, Standings

@@ -25,7 +25,7 @@ def list_(
     csv: Csv = None,
     latex: Latex = None,
 ) -> None:
-    """List runs: rule, progress, training time, last scores, bytes on disk, and how to resume an unfinished run."""
+    """List runs, with progress, time, scores and size. An unfinished run has the command that resumes it."""
     check_files(csv, latex)
     with loading():
         from rlzoo.lab.runs import list_runs
