@@ -232,7 +232,7 @@ def admit(result: Result, track: Track, plugins: Sequence[str | Path], others: S
         lr = f"learner.lr={result.learning_rate:g}"
         config = RunConfig.compose(files, clip=result.rule, overrides=[lr], plugins=plugins, seed=track.seeds[0])
     _unchanged(result, track, config.clip)
-    free = ("seed", "output", SCORE, VERSION, "plugin ")  # a plugin's hash is that of its rule, whatever its file is called
+    free = ("seed", "output", SCORE, VERSION, "plugin ")  # a rule has a hash of its own, whatever its file is called
     asked = {key: value for key, value in json.loads(json.dumps(run_facts(config))).items() if not key.startswith(free)}
     known = [other.facts for other in others if other.rule == track.reference]
     asked |= {key: value for key, value in (known[0] if known else {}).items() if key.startswith(MODEL)}
@@ -245,7 +245,7 @@ def _unchanged(result: Result, track: Track, policy: ClipPolicy) -> Result:
     """Return a result if neither the track nor the rule has changed since it was made; raises `UserError` otherwise."""
     result.check(track)
     if rule_hash(type(policy)) != result.rule_hash:
-        raise UserError(f"{result.rule}: the file with the rule has changed since this result was made; race the rule again")
+        raise UserError(f"{result.rule}: the code of the rule has changed since this result was made; race the rule again")
     return result
 
 

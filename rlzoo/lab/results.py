@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import platform
@@ -80,7 +81,7 @@ class Result(Settings):
     track: str
     track_digest: str
     rule: str
-    rule_hash: str  # SHA-256 of the file with the rule's class
+    rule_hash: str  # of the code in the file with the rule's class
     widths: dict[str, Any]  # calibrated settings of the rule; empty if it has no widths
     learning_rate: float
     tuning: tuple[Record, ...]
@@ -174,8 +175,13 @@ def right_or_rewards(rewards: Sequence[Sequence[float | None]]) -> dict[str, Any
 
 
 def rule_hash(rule: type[ClipPolicy]) -> str:
-    """Return the SHA-256 of the file with the rule's class."""
-    return hashlib.sha256(Path(sys.modules[rule.__module__].__file__ or "").read_bytes()).hexdigest()
+    """Return the SHA-256 of the code in the file with the rule's class, without comments and docstrings."""
+    tree = ast.parse(read_text(Path(sys.modules[rule.__module__].__file__ or "")))
+    for node in ast.walk(tree):
+        match getattr(node, "body", None):
+            case [ast.Expr(ast.Constant(str())), *code]:
+                node.body = code or [ast.Pass()]  # type: ignore[attr-defined]
+    return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()
 
 
 def processor() -> str:

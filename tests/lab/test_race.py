@@ -162,6 +162,7 @@ def test_an_outsiders_rule_is_raced_shown_and_admitted(track, tmp_path, zygote):
     assert {row["rule"] for row in shown["rules"]} == {"grpo", "soft-gate"}
     results = {name: Result.read(tmp_path / f"races/small/{name}.json") for name in ("grpo", "soft-gate")}
     rule = rule.rename(tmp_path / "soft-gate.py")  # its name in docs/results
+    rule.write_text(f"# words that change nothing\n{rule.read_text()}")
     admit(results["soft-gate"], track, [rule], [results["grpo"]])
     # the score of a run is that of the same run on its own
     run = tmp_path / "races/small/grpo/seeds" / "grpo-200"
@@ -177,7 +178,7 @@ def test_an_outsiders_rule_is_raced_shown_and_admitted(track, tmp_path, zygote):
             results["grpo"],
             "learner.num_minibatches is 8",
         ),
-        ({"rule_hash": "0"}, results["grpo"], "the file with the rule has changed"),
+        ({"rule_hash": "0"}, results["grpo"], "the code of the rule has changed"),
         ({}, other, "model weights is"),
     ]:
         with pytest.raises(UserError, match=message):
