@@ -68,9 +68,10 @@ def check_files(csv_file: Path | None, latex: Path | None, report: Path | None =
 def save_tables(tables: Sequence[ReportTable], csv_file: Path | None, latex: Path | None) -> None:
     """Write tables to one LaTeX file, rounded, and to a CSV file each, with all digits.
 
-    The first table gets the name of the CSV file, and each other table its caption as well. In CSV, an interval takes two
-    columns, and an unknown number is an empty cell. An existing CSV file is replaced only if it has the same columns.
+    The first table gets the name of the CSV file, and each other table its caption as well, if it has rows. In CSV, an interval
+    takes two columns, and an unknown number is an empty cell. An existing CSV file is replaced only if it has the same columns.
     """
+    tables = [*tables[:1], *(content for content in tables[1:] if content.rows)]
     for place, content in enumerate(tables):
         if csv_file is not None:
             words = re.sub("[^a-z0-9]+", "-", content.caption.lower()).strip("-") or place + 1

@@ -34,9 +34,10 @@ TABLE = Table("a & b", ["rule", "mean", "95 %", "n"], [["x_y", 1 / 3, (0.1, 0.25
 
 
 def test_csv_has_all_digits_two_columns_for_an_interval_and_empty_cells_for_unknown_numbers(tmp_path):
-    save_tables([TABLE, TABLE], tmp_path / "t.csv", None)
+    save_tables([TABLE, TABLE, Table("empty", ["rule"], [])], tmp_path / "t.csv", None)
     expected = "rule,mean,mean 95 % low,mean 95 % high,n\nx_y,0.3333333333333333,0.1,0.25,1000\nz,,,,2\n"
     assert (tmp_path / "t.csv").read_text() == (tmp_path / "t-a-b.csv").read_text() == expected
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_table_replaces_only_a_table_with_the_same_columns(tmp_path):
