@@ -78,6 +78,10 @@ def _show(kind: Kind, name: str, plugins: list[str] | None, as_json: bool) -> No
             print_settings(console, fields, option)
         if is_rule and entry.plugin.bundled and (changed := _in_the_default_run(plugin)):
             console.print(f"`rlzoo train --clip {plugin.name}` sets {changed}, which suits the small default model.")
+        if is_rule and (lines := _in_races(plugin.name)):
+            console.print("\nResults of `rlzoo race`", style="bold")
+            for line in lines:
+                console.print(Padding(Text(line), (0, 0, 0, 2)))
         for title, notes in (("Watch these metrics", getattr(plugin, "watch", {})), ("Laws it opts out of", plugin.exempt)):
             if notes:
                 console.print(f"\n{title}", style="bold")
@@ -99,6 +103,14 @@ def _in_the_default_run(policy: type[ClipPolicy]) -> str:
     defaults = policy().model_dump()
     run = RunConfig.compose(clip=policy.name).clip.model_dump()
     return ", ".join(f"{name} {json.dumps(run[name])}" for name in defaults if run[name] != defaults[name])
+
+
+def _in_races(rule: str) -> list[str]:
+    """Return the rule's line in the table of each track on which it has a result that ships with rlzoo."""
+    from rlzoo.lab.results import SHIPPED, Standings
+    from rlzoo.lab.track import Track, track_names
+
+    return [line for track in track_names() if (line := Standings.of(Track.read(track), SHIPPED).line(rule))]
 
 
 def _check(kind: Kind, name: str, as_json: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import math
 import platform
 import sys
 from collections.abc import Iterable, Sequence
@@ -217,6 +218,16 @@ class Standings:
     def pairs(self) -> dict[str, Difference]:
         """The difference of each other rule to the reference rule; empty if that has no result."""
         return against(self.track.reference, self.scores) if self.track.reference in self.scores else {}
+
+    def line(self, rule: str) -> str | None:
+        """Return the result of one rule in words; None if it has none."""
+        one = next((result.summary() for result in self.results if result.rule == rule), None)
+        if one is None:
+            return None
+        pair = self.pairs.get(rule)
+        low, high = pair.interval or (math.nan, math.nan) if pair else (math.nan, math.nan)
+        gap = f"; minus {self.track.reference}: {pair.mean:+.3f} [{low:+.3f}, {high:+.3f}]" if pair else ""
+        return f"{self.track.name}: mean reward {one['reward']:.3f} with learning rate {one['learning_rate']:g}{gap}"
 
     def sentences(self) -> list[str]:
         """Return what the table shows, and what it could not have shown."""
