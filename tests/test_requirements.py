@@ -25,7 +25,6 @@ OPTIONAL = {
     "textarena": {"plugins/rlzoo_textarena/__init__.py"},
     "vllm": {"rlzoo/rollout/vllm_model.py", "rlzoo/rollout/vllm_sampler.py"},
     "verifiers": {"plugins/rlzoo_verifiers/__init__.py"},
-    "wasmtime": {"plugins/rlzoo_sandbox/__init__.py"},
 }
 """Libraries from extras only, and where they are imported: only after a check that names the extra to install."""
 INSIDE = {

@@ -51,7 +51,7 @@ NEEDS = {
     "math-verify": "the extra math-verify",
     "reader": "the reader's own name, file or package",
     "reasoning-gym": "the extra reasoning-gym",
-    "sandbox": "the extra sandbox",
+    "sandbox": "the package examples/rlzoo-sandbox",
     "tinker": "Tinker",
     "tracker": "the tracker's package; tests/test_trackers.py runs it",
     "stop": "somebody who stops it, because it is a server or a user interface",

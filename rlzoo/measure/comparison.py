@@ -244,16 +244,3 @@ def detectable(deviation: float, num_seeds: int, num_pairs: int = 1) -> float:
     while missing(highest) < 0:
         highest += 0.5
     return float(optimize.brentq(missing, 0.0, highest)) * deviation / float(np.sqrt(num_seeds))
-
-
-def seeds_for(difference: float, deviation: float, num_pairs: int = 1, most: int = 10_000) -> int | None:
-    """Return how many seeds are needed to detect a true difference with probability `POWER`; None if more than ``most``."""
-    low, high = MIN_SEEDS - 1, MIN_SEEDS
-    while detectable(deviation, high, num_pairs) > difference:
-        low, high = high, 2 * high
-        if low > most:
-            return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if detectable(deviation, middle, num_pairs) <= difference else (middle, high)
-    return high

