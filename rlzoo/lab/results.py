@@ -242,7 +242,7 @@ class Standings:
             stdev(self.scores[name][seed] - self.scores[control][seed] for seed in self.track.seeds) for name in pairs
         )
         return [
-            f"{len(best)} of {number} rules cannot be told from the best one: {', '.join(best)}.",
+            f"{len(best)} of {number} rules cannot be distinguished from the best one: {', '.join(best)}.",
             f"{above} rules are shown to be better than {control}, {below} to be worse, and the others neither "
             "(paired t-tests, Holm's correction).",
             f"Such a table detects a difference to {control} of "

@@ -180,7 +180,7 @@ def against(control: str, scores: Mapping[str, Mapping[int, float]]) -> dict[str
 
 
 def best_rules(scores: Mapping[str, Mapping[int, float]]) -> list[str]:
-    """Return the policies that cannot be told from the best one: with a probability of at least 95%, the best is among them.
+    """Return the rules that cannot be distinguished from the best one; with a probability of at least 95%, it is among them.
 
     A policy is left out if another one beats it in a one-sided paired t-test at 5% divided by the number of other policies.
     """
