@@ -120,7 +120,8 @@ def test_differences_and_what_they_show(track):
 
     leaders = [rule for rule in table if not any(beats(other, rule) for other in table if other != rule)]
     said = lines[0]
-    assert said.startswith(f"{len(leaders)} of {len(scores)} rules cannot be distinguished from the best one: {', '.join(leaders)}.")
+    number = f"{len(leaders)} of {len(scores)}"
+    assert said.startswith(f"{number} rules cannot be distinguished from the best one: {', '.join(leaders)}.")
     assert f" {len(better)} rules are shown to be better than {CONTROL}, {len(worse)} to be worse," in said
     # the difference that is said to be detectable is detected with a probability of 80%
     degrees = len(scores[CONTROL]) - 1
