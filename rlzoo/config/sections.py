@@ -46,8 +46,8 @@ class VLLMConfig(Settings):
     )
     sync_folder: NameOrPath | None = Field(
         None,
-        description="folder for new weights that both trainer and server can access; null: a temporary folder, which works "
-        "only if both run on one machine",
+        description="folder for new weights that both trainer and server can access; null: a temporary folder, from which a "
+        "server on another machine downloads them",
     )
     timeout: float = Field(600.0, gt=0, le=86400, description="maximum time for one reply from the server, in seconds")
     dtype: Literal["float32", "bfloat16"] | None = Field(

@@ -1,4 +1,4 @@
-"""Samples with a vLLM server on this or another machine; new weights are passed through a shared folder."""
+"""Samples with a vLLM server on this or another machine; new weights are passed through a folder, or over HTTP."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 import json
 import logging
 import math
+import socket
 import tempfile
 import threading
 import time
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -48,6 +50,19 @@ def _are_near(answer: Answer, known: Answer, tolerance: float) -> bool:
     """Return whether the log-probs are equal within ``tolerance``, up to the first token that differs."""
     same = itertools.takewhile(lambda pair: pair[0][0] == pair[1][0], zip(answer, known, strict=False))
     return max((abs(first - second) for (_, first), (_, second) in same), default=math.inf) <= tolerance
+
+
+FETCH_HINT = "start it with --worker-extension-cls rlzoo.rollout.vllm_worker.FetchWeights"
+
+
+class _Files(SimpleHTTPRequestHandler):
+    """Serves files, but no lists of them, and logs nothing."""
+
+    def list_directory(self, path: Any) -> None:
+        self.send_error(404)
+
+    def log_message(self, *_: Any) -> None:
+        pass
 
 
 class SilentServerError(UserError):
@@ -126,8 +141,7 @@ class ServerSampler(AnyVLLMSampler):
         self.known: Answer = ()  # the answer with the weights that were sent last
         self.own_folder = not settings.sync_folder
         host = urlsplit(settings.server).hostname or ""
-        if self.own_folder and not (host in ("localhost", "::1") or host.startswith("127.")):
-            raise self._error("is on another machine; set rollout.vllm.sync_folder to a folder that both machines share")
+        self.is_fetching = self.own_folder and not (host in ("localhost", "::1") or host.startswith("127."))
         self._check_server()
         # not made by tempfile, because a server that runs as another user could not open it
         usual = Path(tempfile.gettempdir(), f"rlzoo-weights-{uuid.uuid4().hex}")
@@ -231,15 +245,44 @@ class ServerSampler(AnyVLLMSampler):
 
     def _load(self, folder: Path) -> None:
         """Make the server load the weights in ``folder``."""
-        body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}, "timeout": self.settings.timeout}
-        self._ask(
-            "POST", "/collective_rpc", json=body, hint=f"; it must have access to the folder {self.folder} under this path"
-        )
+        timeout = self.settings.timeout
+        with self._served(folder / "model.safetensors") if self.is_fetching else nullcontext() as url:
+            if url:
+                call, hint = {"method": "fetch_weights", "args": [url, timeout]}, f"{FETCH_HINT}, and let it reach {url}"
+            else:
+                call = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+                hint = f"it must have access to the folder {self.folder} under this path"
+            self._ask("POST", "/collective_rpc", json={**call, "timeout": timeout}, hint=f"; {hint}")
         if not (reply := self._ask("POST", "/reset_prefix_cache")).get("success"):
             advice = "make sure that no other client samples from it" if reply else "vLLM 0.32 says whether it did"
             raise self._error(f"did not reset its prefix cache; {advice}")
         self._answer()  # a server's first answer may come from kernels that are not used again
         self.known = self._answer()
+
+    @contextmanager
+    def _served(self, file: Path) -> Iterator[str]:
+        """Serve the folder of the weights over HTTP until the block ends, and return the file's address for the server.
+
+        The name of the file's folder is random, and folders are not listed, so that only the server knows the address.
+        """
+        address = urlsplit(self.settings.server or "")
+        port = address.port or (443 if address.scheme == "https" else 80)
+        try:
+            with socket.create_connection((address.hostname, port), CONNECT_SECONDS) as probe:
+                own, family = probe.getsockname()[0], probe.family  # the address under which the server sees this machine
+        except OSError as error:
+            raise self._error(f"cannot be reached: {error}", SilentServerError) from error
+
+        class Server(ThreadingHTTPServer):
+            address_family = family
+
+        with Server((own, 0), partial(_Files, directory=str(self.folder))) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            try:
+                host = f"[{own}]" if ":" in own else own
+                yield f"http://{host}:{server.server_port}/{file.relative_to(self.folder).as_posix()}"
+            finally:
+                server.shutdown()
 
     def _answer(self) -> Answer:
         """Send the fixed request, which is too short for the prefix cache and no text of which a model is sure."""

@@ -6,10 +6,13 @@ import json
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from safetensors.torch import load_file
+
+from rlzoo.rollout.vllm_worker import FetchWeights
 
 INFO = {
     "model_config": {
@@ -19,6 +22,17 @@ INFO = {
     "device_config": {"device": "cpu"},
     "scheduler_config": {"enable_chunked_prefill": False},
 }  # fmt: skip
+
+
+@dataclass
+class Worker(FetchWeights):
+    server: "StandIn"
+
+    def reload_weights(self, weights_path):
+        file = Path(weights_path, "model.safetensors")
+        self.server.modes = [path.stat().st_mode & 0o777 for path in (file.parent.parent, file.parent, file)]
+        self.server.loads.append(load_file(file))
+        self.server.has_weights = True
 
 
 class StandIn(ThreadingHTTPServer):
@@ -33,17 +47,18 @@ class StandIn(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128  # waiting connections; beyond this number a busy machine resets them
 
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, host="127.0.0.1", port=0):
+        super().__init__((host, port), Handler)
         self.failures, self.asked, self.loads = [], 0, []
         self.has_weights = False
         self.noise = []
         self.top_log_probs = None  # of each token's most probable tokens
         self.varies = False  # whether every other response is longer
+        self.draws = False  # whether the token depends on the request's seed
         self.lock = threading.RLock()
         self.holds = threading.Event()  # while set, responses wait for an abort after their first token
         self.aborted = threading.Event()
-        self.address = f"http://127.0.0.1:{self.server_port}"
+        self.address = f"http://{host}:{self.server_port}"
         self.by_path = {
             "/v1/models": (200, {"data": [{"id": "embedded"}]}),
             "/server_info": (200, {"vllm_config": copy.deepcopy(INFO)}),
@@ -64,11 +79,7 @@ class Handler(BaseHTTPRequestHandler):
         missing = (404, {"detail": "Not Found"})
         answer = self.completions(body) if path == "/v1/completions" else self.server.by_path.get(path, missing)
         if path == "/collective_rpc" and isinstance(answer, tuple) and answer[0] == 200:
-            folder = Path(body["kwargs"]["weights_path"])
-            file = folder / "model.safetensors"
-            self.server.modes = [path.stat().st_mode & 0o777 for path in (folder.parent, folder, file)]
-            self.server.loads.append(load_file(file))
-            self.server.has_weights = True
+            getattr(Worker(self.server), body["method"])(*body.get("args", ()), **body.get("kwargs", {}))
         if path == "/abort_requests":
             self.server.aborted.set()
         if answer is None:
@@ -94,6 +105,7 @@ class Handler(BaseHTTPRequestHandler):
             if failure == "foreign":
                 self.server.load_foreign()
         token = 5 if self.server.has_weights else 4
+        token += self.server.draws * (body["seed"] % 3)
         longer = 3 * (self.server.varies and self.server.asked % 2)
         if self.server.holds.is_set() and failure is None:
             self.server.aborted.wait(10)

@@ -185,9 +185,3 @@ def test_weights_that_do_not_arrive_are_an_error_and_leave_nothing(server, tmp_p
         given.update_weights(MODEL.state_dict().items())
     assert not given.has_weights
     assert not list(tmp_path.iterdir())
-
-
-def test_a_server_on_another_machine_needs_a_shared_folder():
-    # rejected before anything is sent to that address, which is unused
-    line = refusal("rollout.vllm.server=http://192.0.2.1:8000")
-    assert line.endswith("is on another machine; set rollout.vllm.sync_folder to a folder that both machines share")

@@ -8,8 +8,11 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
+import torch
 
 import rlzoo
 from rlzoo import RunConfig
@@ -20,6 +23,7 @@ from rlzoo.models.pretrained import load_pretrained
 from rlzoo.rollout import vllm_server
 from rlzoo.rollout.draws import Truncation
 from rlzoo.rollout.kept import KeptSets
+from rlzoo.rollout.vllm_model import vllm_weights
 from rlzoo.rollout.vllm_server import ServerSampler
 from tests.journal.tracking import hostile
 from tests.off_policy import make_model
@@ -231,6 +235,23 @@ def test_an_unwritable_folder_is_reported_with_its_setting(server, tmp_path):
     sampler = sampling_from(server.address, sync_folder=str(tmp_path / "file"))
     with closing(sampler), pytest.raises(UserError, match=r"rollout.vllm.sync_folder='.*file': Not a directory: .* free"):
         with_weights(sampler)
+
+
+def test_a_server_on_another_machine_downloads_the_weights(server):
+    sampler = sampling_from(server.address)
+    sampler.is_fetching = True
+    with closing(with_weights(sampler)):
+        expected = dict(vllm_weights(sampler.model.state_dict().items(), sampler.model.config, sampler.head_size))
+        assert server.loads[-1].keys() == expected.keys()
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in server.loads[-1].items())
+        assert not list(sampler.folder.iterdir())
+        with sampler._served(sampler.folder / "weights" / "model.safetensors") as address:
+            for path in ("/", "/weights/", "/../stolen"):
+                with pytest.raises(HTTPError, match="404"):
+                    urlopen(address.replace("/weights/model.safetensors", path))
+        server.by_path["/collective_rpc"] = (500, {"error": "no attribute 'fetch_weights'"})
+        with pytest.raises(RunError, match=r"start it with --worker-extension-cls rlzoo.rollout.vllm_worker.FetchWeights"):
+            with_weights(sampler)
 
 
 def test_user_files_next_to_the_weights_are_kept(server, tmp_path):

@@ -1,0 +1,28 @@
+"""Loads weights over HTTP in the workers of a vLLM server on another machine; see docs/how-to/vllm.md."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+from urllib.request import ProxyHandler, build_opener
+
+
+class FetchWeights:
+    """Extends vLLM's workers: ``vllm serve MODEL --worker-extension-cls rlzoo.rollout.vllm_worker.FetchWeights``."""
+
+    reload_weights: Any  # of vLLM's worker
+
+    def fetch_weights(self, url: str, timeout: float) -> None:
+        """Download a file of safetensors, and load it; the trainer calls this by name.
+
+        Args:
+            url: address of the file on the trainer's machine.
+            timeout: maximum time between two parts of the file, in seconds.
+        """
+        with tempfile.TemporaryDirectory(prefix="rlzoo-weights-") as folder:
+            opener = build_opener(ProxyHandler({}))  # the trainer is on this network, whatever proxy is configured
+            with opener.open(url, timeout=timeout) as answer, Path(folder, "model.safetensors").open("wb") as file:
+                shutil.copyfileobj(answer, file, 2**20)
+            self.reload_weights(weights_path=folder)  # refuses a file that was cut off
