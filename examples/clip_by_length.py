@@ -38,7 +38,7 @@ def main() -> None:
     rules = names[0].split(",") if names else RULES
     run = RecordedRun.read(Path(path))
     zoo = load_zoo()
-    replayed = replay(run, [zoo[name]() for name in rules], match=FRACTION, with_cosine=False)
+    replayed = replay(run, [zoo[name]() for name in rules], match=FRACTION)
     series, width = {}, max(map(len, rules))
     print(f"{'rule':{width}} {'clipped':>8} {'lre_max':>8} {'low':>6} {'high':>6} {'noise':>6}  by length, short to long")
     for rule in replayed.rules:

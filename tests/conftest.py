@@ -76,8 +76,8 @@ def own_store(empty_store, unused_stores, tmp_path_factory, monkeypatch):
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
-    """A run of four steps with the weights of its second and fourth step."""
-    return quick_run(tmp_path_factory.mktemp("lab") / "fspo", "fspo", "checkpoint.keep_for_replay=2")
+    """A run of four steps."""
+    return quick_run(tmp_path_factory.mktemp("lab") / "fspo", "fspo")
 
 
 @pytest.fixture(scope="session")

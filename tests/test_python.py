@@ -26,7 +26,7 @@ def test_a_class_that_no_plugin_provides_trains_resumes_and_is_replayed(tmp_path
     run = rlzoo.train(config.model_copy(update={"steps": 2}), resume=True)
     assert run.to_pandas()["step"].tolist() == [row["step"] for row in run.metrics] == [0, 1, 2]
     assert "profile" not in repr(run)
-    replayed = rlzoo.replay(run.path, [Flat(width=0.05), "gspo"], with_cosine=False)
+    replayed = rlzoo.replay(run.path, [Flat(width=0.05), "gspo"])
     assert [row["rule"] for row in replayed.rows] == ["flat", "gspo"]
     clipped = replayed.to_pandas()["clipped"][0]
     assert clipped == pytest.approx(sum(row["clip/fraction"] for row in run.metrics[1:]) / 2, abs=0.05)

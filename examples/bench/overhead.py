@@ -59,8 +59,7 @@ def beside_the_model(case: str | None = None) -> dict[str, float]:
             setattr(owner, method, clocks[name].around(getattr(owner, method)))
     folder = Path(tempfile.mkdtemp(prefix="rlzoo-bench-"))
     os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
-    overrides = ["eval.num_problems=0", "checkpoint.keep_for_replay=0"]
-    config = RunConfig.compose(clip="fspo", overrides=overrides, steps=STEPS, output=folder / "run")
+    config = RunConfig.compose(clip="fspo", overrides=["eval.num_problems=0"], steps=STEPS, output=folder / "run")
     task = config.task.model_copy(update={"seed": 0})
     shares: dict[str, list[float]] = {name: [] for name in clocks}
     with task:

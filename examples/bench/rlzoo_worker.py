@@ -53,7 +53,6 @@ def make_run(case: Case, folder: Path, *overrides: str) -> Run:
         "learner.lr=1e-6",
         "learner.max_grad_norm=1.0",
         "eval.num_problems=0",
-        "checkpoint.keep_for_replay=0",
         "tracking.mlflow=false",
         *case.settings,
         *overrides,

@@ -140,7 +140,7 @@ def whole(setting: Setting, name: str) -> Outcome:
 
     if name == "shape":
         return steps(make_run(shape(setting), setting.models))
-    quiet = ["eval.num_problems=0", "tracking.mlflow=false", "checkpoint.keep_for_replay=0"]
+    quiet = ["eval.num_problems=0", "tracking.mlflow=false"]
     small = ["rollout.num_prompts=2", "rollout.max_new_tokens=12"] if setting.quick and name == "smollm2" else []
     output = Path(tempfile.mkdtemp(prefix="rlzoo-gpu-")) / "run"
     configs = {"configs": ["smollm2-sums"]} if name == "smollm2" else {}

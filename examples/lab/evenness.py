@@ -45,8 +45,8 @@ def tables(path: Path, names: Sequence[str], options: argparse.Namespace) -> dic
     found: dict[Cell, ResponseTable] = {}
     for part, some in parts(run, by_update=options.by_update):
         for matched, by_sign in (("overall", False), ("by sign", True)):
-            settings: dict[str, Any] = {"skip_steps": options.skip_steps, "with_cosine": False}
-            for rule in replay(some, policies, match=options.fraction, by_sign=by_sign, **settings).rules:
+            study = replay(some, policies, match=options.fraction, by_sign=by_sign, skip_steps=options.skip_steps)
+            for rule in study.rules:
                 if not rule.note:
                     found[made, matched, part, rule.label] = rule.table
     return found

@@ -40,7 +40,7 @@ BANDS = {  # exponent of the band, and the width from which calibration starts
 }
 FACTORS = tuple(2.0**power for power in range(-4, 5))  # widths, relative to the width that clips a tenth
 LIGHT = ("tracking.mlflow=false",)
-NO_WEIGHTS = (*LIGHT, "checkpoint.every=0", "checkpoint.keep_for_replay=0")
+NO_WEIGHTS = (*LIGHT, "checkpoint.every=0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +265,7 @@ def widths(lab: Lab) -> None:
     for trained_with in ("fspo", "gspo", "grpo"):
         run = RecordedRun.read(lab.runs / "race" / f"{trained_with}-0", own_code=True)
         policies = [study.policy_for(run, name, [], [], []) for name in every_width()]
-        for rule in study.replay(run, policies, match=float(FRACTION), skip_steps=skip_steps, with_cosine=False).rules:
+        for rule in study.replay(run, policies, match=float(FRACTION), skip_steps=skip_steps).rules:
             for factor in FACTORS:
                 with suppress(ValidationError):  # a scaled width may be out of its field's bounds
                     profile = replay(run, rule.policy.scaled(factor), skip_steps).profile

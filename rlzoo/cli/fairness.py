@@ -47,7 +47,7 @@ def fairness(
         )
     names = names_in("--clip", clip, "comma-separated rules; see `rlzoo clips list`") if clip else ()
     rules = names or ([run.rule] if run.rule else [])
-    judged = replay(run, rules, plugins=plugin or [], with_cosine=False) if rules else None
+    judged = replay(run, rules, plugins=plugin or []) if rules else None
     tables = [_drift_table(drift), *(judged.tables() if judged else ())]
     save_tables(tables, csv, latex)
     if as_json:

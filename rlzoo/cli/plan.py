@@ -81,9 +81,8 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
     ]
     if plan.memory is not None and plan.disk is not None:
         disk = {name: shown(size) for name, size in plan.disk.items()}
-        replay = f", weights for replay {disk['replay']}" if plan.disk["replay"] else ""
         facts += [
-            ("disk", f"checkpoints {disk['checkpoints']}, rollouts at most {disk['rollouts']}{replay}"),
+            ("disk", f"checkpoints {disk['checkpoints']}, rollouts at most {disk['rollouts']}"),
             (
                 "memory",
                 f"{shown(plan.memory.peak)} of {shown(plan.device_memory)}{' on each device' if several else ''}, estimated:",

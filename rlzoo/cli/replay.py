@@ -37,7 +37,6 @@ def replay(
     ] = None,
     match_by_sign: MatchBySign = False,
     skip_steps: Annotated[int, typer.Option(min=0, help="Number of initial steps to leave out of the results.")] = 0,
-    cosine: Annotated[bool, typer.Option(help="Measure the angle to the unclipped gradient, if weights were saved.")] = True,
     config: Configs = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the rules, such as clip.drift=0.")
@@ -85,13 +84,12 @@ def replay(
             match=match,
             by_sign=match_by_sign,
             skip_steps=skip_steps,
-            with_cosine=cosine,
             progress=bars.reach,
         )
     if as_json:
         print(json.dumps(result.as_dict(), indent=2))
     else:
-        _print(Plain(), result, cosine)
+        _print(Plain(), result)
     save_tables(list(result.tables()), csv, latex)
     if differences:
         write_page(differences, differences_page(result), option="--differences")
@@ -103,7 +101,7 @@ def replay(
             Plain(stderr=as_json).print(f"report {page}")
 
 
-def _print(console: Plain, result: Study, with_cosine: bool) -> None:
+def _print(console: Plain, result: Study) -> None:
     run = result.run
     matched = f", every rule at a clip fraction of {result.goal}" if result.match else ""
     steps = f" after step {result.skip_steps}" if result.skip_steps else ""
@@ -114,5 +112,3 @@ def _print(console: Plain, result: Study, with_cosine: bool) -> None:
         console.print(f"{rule.label}: {rule.note or rule.widths or 'no width'}")
     unmoved = result.rules[0].profile.unmoved
     console.print(f"{unmoved:.0%} of the responses had not moved yet, so no rule can clip them")
-    if with_cosine and run.config and not result.by_sign and result.rules[0].cosine is None:
-        console.print("no cosine: the run saved no weights (train with --set checkpoint.keep_for_replay=10)")

@@ -309,9 +309,6 @@ class CheckpointConfig(Settings):
         description="steps between checkpoints, in addition to the checkpoints after step 0 and the last step; 0: no others",
     )
     keep: int = Field(2, ge=1, description="number of checkpoints to keep, in addition to the one with the best evaluation")
-    keep_for_replay: int = Field(
-        0, ge=0, description="interval in steps at which the weights before each update are saved for replay; 0: never"
-    )
 
 
 class TrackingConfig(Settings):

@@ -100,7 +100,7 @@ class Plan:
 
     @cached_property
     def disk(self) -> dict[str, float] | None:
-        """Maximum size of the run directory in bytes, split into checkpoints, rollouts and weights for replay."""
+        """Maximum size of the run directory in bytes, split into checkpoints and rollouts."""
         if self.architecture is None:
             return None
         config, weights, settings = self.config, weight_bytes(self.architecture, self.config), self.config.checkpoint
@@ -108,7 +108,6 @@ class Plan:
         most = (
             settings.keep + 1 + bool(config.eval.num_problems and config.eval.every)
         )  # plus the checkpoint being written and the best checkpoint
-        kept = config.steps // settings.keep_for_replay * self.updates if settings.keep_for_replay else 0
         # log-probs of the sampler, the old policy, and each epoch; the critic's values
         log_probs = 2 + config.learner.num_epochs + config.has_critic
         response = self.batch.response * (log_probs * _LOG_PROB_BYTES + _TEXT_BYTES) + self.batch.length * _ID_BYTES
@@ -121,7 +120,6 @@ class Plan:
         return {
             "checkpoints": (weights + resume_bytes(self.architecture, config, self.sharding.stage > 0)) * min(saved, most),
             "rollouts": config.steps * self.responses * response,
-            "replay": weights * kept,
         }
 
     def as_dict(self) -> dict[str, Any]:

@@ -176,9 +176,8 @@ def shortages(plan: Plan) -> Iterator[str]:
         need = {name: shown(size) for name, size in {**plan.disk, "all": sum(plan.disk.values())}.items()}
         yield (
             f"output directory {str(folder)!r}: {need['all']} is needed (checkpoints {need['checkpoints']}, "
-            f"rollouts at most {need['rollouts']}, weights for replay {need['replay']}), but only {shown(free)} is free; "
-            "choose another with --output, lower checkpoint.keep, or raise checkpoint.keep_for_replay "
-            "(0 saves nothing for replay)"
+            f"rollouts at most {need['rollouts']}), but only {shown(free)} is free; "
+            "choose another with --output, or lower checkpoint.keep"
         )
     if plan.memory is None or plan.architecture is None or plan.forward is None:
         return

@@ -18,7 +18,7 @@ from rlzoo.journal.state import RunState, identity, numbered
 from rlzoo.support.atomic import temporary_path
 
 DISCARDED = "-discarded"
-TIDIED = ("checkpoints", "rollouts", "replay", "evaluations", "figures", "superseded")  # folders with temporary files
+TIDIED = ("checkpoints", "rollouts", "evaluations", "figures", "superseded")  # folders with temporary files
 
 logger = logging.getLogger("rlzoo")
 

@@ -27,7 +27,7 @@ from rlzoo.journal.rollout_file import RolloutFile
 from rlzoo.journal.state import IDENTITY, identity
 from rlzoo.models.adapters import has_adapter
 from rlzoo.models.pretrained import quiet, save_model
-from rlzoo.support.atomic import follow_umask, replacing, sync, temporary_path, write_tensors, write_text, writing
+from rlzoo.support.atomic import follow_umask, replacing, sync, temporary_path, write_text, writing
 from rlzoo.support.lock import FILE as LOCK
 from rlzoo.support.lock import Lock
 from rlzoo.support.parsing import UnreadableError, parse_json
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 AS_LINE = json.JSONEncoder(ensure_ascii=False)
 FOLDERS = ("rollouts", "checkpoints")
-STEP = re.compile(r"([0-9]+)(?:-[0-9]+)?\.(?:jsonl?|safetensors)")
-"""File names in ``rollouts/``, ``evaluations/`` and ``replay/``: the step, followed by the update in ``replay/``."""
+STEP = re.compile(r"([0-9]+)\.(?:jsonl?|safetensors)")
+"""File names in ``rollouts/`` and ``evaluations/``: the step."""
 EMPTY = r"\.lock|lost\+found|\..*\.part"
 """Names that an empty directory may contain: a lock, ``lost+found``, and temporary files of killed processes."""
 BEGUN = rf"{EMPTY}|{re.escape(IDENTITY)}|{'|'.join(FOLDERS)}|plugins"
@@ -168,15 +168,6 @@ class RunDirectory:
         with writing(file, step.num_bytes):
             step.save(file, self.identity)
 
-    def save_weights(self, step: int, update: int, weights: Mapping[str, Tensor]) -> None:
-        """Save the weights as they were before an update, so that replay can compute gradients with them."""
-        if not self.is_writer:
-            return
-        file = self.path / "replay" / f"{step:06d}-{update}.safetensors"
-        with writing(file, _num_bytes(weights.values())):
-            file.parent.mkdir(exist_ok=True)
-            write_tensors(file, weights, self.identity)
-
     def save_evaluation(self, step: int, rewards: Sequence[Sequence[float | None]]) -> None:
         """Write all rewards of an evaluation, by problem; None is a missing grade."""
         if self.is_writer:
@@ -273,7 +264,7 @@ class RunDirectory:
         return [{key: value for key, value in row.items() if key != "step"} for row in kept]
 
     def _supersede(self, step: int, rows: Sequence[Mapping[str, float]]) -> None:
-        files = [file for name in ("rollouts", "evaluations", "replay") for file in (self.path / name).glob("[0-9]*")]
+        files = [file for name in ("rollouts", "evaluations") for file in (self.path / name).glob("[0-9]*")]
         later = [file for file in files if (match := STEP.fullmatch(file.name)) and int(match[1]) > step]
         if not rows and not later:
             return

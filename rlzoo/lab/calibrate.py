@@ -87,6 +87,6 @@ def overlay(pilot: Pilot, config: RunConfig) -> str:
 
 def pilot_config(config: RunConfig, policy: ClipPolicy, output: Path) -> RunConfig:
     """Return the configuration of a pilot with this policy, without evaluation, checkpoints or MLflow."""
-    off = {"eval": {"num_problems": 0}, "checkpoint": {"every": 0, "keep_for_replay": 0}, "tracking": {"mlflow": False}}
+    off = {"eval": {"num_problems": 0}, "checkpoint": {"every": 0}, "tracking": {"mlflow": False}}
     sections = {name: getattr(config, name).model_copy(update=settings) for name, settings in off.items()}
     return config.model_copy(update={**sections, "clip": policy, "output": output})

@@ -13,7 +13,6 @@ from torch import Tensor
 from rlzoo.core import ops
 from rlzoo.core.errors import UserError
 from rlzoo.core.policy import ClipPolicy
-from rlzoo.lab.cosine import Cosine
 from rlzoo.lab.recorded import RecordedRun, RecordedUpdate
 from rlzoo.learner.judge import Judgement, judge, judgement, updated
 from rlzoo.learner.on_policy import on_policy_gradient
@@ -32,7 +31,6 @@ class Replayed:
     profile: LengthProfile
     states: tuple[ClipPolicy, ...]  # before each update and after the last; they differ only if the rule is adaptive
     above: Replayed | None = None  # the results for A > 0 if each sign of the advantage has its own widths
-    cosine: Cosine | None = None  # None if it was not measured
     note: str = ""  # why the clip fraction was not matched, or how far it was missed
 
     @property

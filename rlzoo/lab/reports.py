@@ -11,7 +11,7 @@ from rlzoo.lab.study import Study
 from rlzoo.measure.comparison import TEST
 from rlzoo.measure.figures import Series, forest, lines, plot_by_length
 from rlzoo.measure.profile import LengthProfile
-from rlzoo.measure.report import ReportSection, Row, Table, render
+from rlzoo.measure.report import ReportSection, Table, render
 
 SMOOTHED = 5  # number of steps over which a curve is averaged
 PARTS = (
@@ -102,10 +102,7 @@ def study_report(study: Study) -> str:
         "clip fraction": "as configured" if study.match is None else f"matched at {study.goal}",
         "steps excluded": str(study.skip_steps),
     }
-    sections = [_summary(study), _by_length(study)]
-    if any(rule.cosine for rule in study.rules):
-        sections.append(_cosine(study))
-    return render(f"Replay of {run.path.name}", facts, sections)
+    return render(f"Replay of {run.path.name}", facts, [_summary(study), _by_length(study)])
 
 
 def _summary(study: Study) -> ReportSection:
@@ -139,19 +136,3 @@ def _clip_fractions(profiles: Mapping[str, LengthProfile], side: str) -> dict[st
     """Return clip fractions by length; ``side`` is ``"both"``, ``"below"`` or ``"above"``."""
     sides = {label: (profile.median_length, getattr(profile, side)) for label, profile in profiles.items()}
     return {label: Series(x, shares.fraction, shares.low, shares.high) for label, (x, shares) in sides.items()}
-
-
-def _cosine(study: Study) -> ReportSection:
-    series: dict[str, Series] = {}
-    rows: list[Row] = []
-    for rule in study.rules:
-        if rule.cosine:
-            series[rule.label] = Series(rule.profile.median_length, rule.cosine.by_length)
-            rows.append([rule.label, rule.cosine.mean, rule.cosine.interval, rule.cosine.num_updates])
-    text = (
-        "The cosine compares each rule's gradient with the gradient of the mean of exp(S) A, which is the unclipped "
-        "importance-weighted objective. Both are computed with the model weights that the run kept. A rule's length weighting "
-        "also rotates its gradient, even without any clipping."
-    )
-    table = Table("Over the updates whose weights were kept", ["rule", "cosine", "95%", "updates"], rows)
-    return ReportSection("Cosine to the unclipped gradient", [text], [plot_by_length(series, ylabel="cosine")], [table])

@@ -17,7 +17,6 @@ from rlzoo.core.fairness import NUM_BINS
 from rlzoo.core.policy import ClipPolicy
 from rlzoo.core.settings import user_path
 from rlzoo.core.zoo import load_zoo
-from rlzoo.lab.cosine import cosines, has_weights
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import Replayed, replay_matched
 from rlzoo.lab.replay import replay as replay_rule
@@ -56,7 +55,6 @@ class Study(Tabular):
                 "note": rule.note,
                 "profile": rule.profile,
                 "turns": TurnProfile.of(rule.table),
-                "cosine": rule.cosine,
             }
             for rule in self.rules
         ]
@@ -80,11 +78,10 @@ class Study(Tabular):
             profile, judged = rule.profile, rule.table.judged()
             by_sign = [float(judged.clipped[judged.advantage * sign > 0].mean()) for sign in (-1, 1)]
             error = (profile.lre_max, profile.lre_max_interval, profile.lre_noise)
-            cosine = None if rule.cosine is None else rule.cosine.mean
-            totals.append([rule.label, profile.clip_fraction, *by_sign, *error, profile.ess, cosine])
+            totals.append([rule.label, profile.clip_fraction, *by_sign, *error, profile.ess])
             corrected = profile.lre.conditional.max.corrected if profile.lre else None
             errors.append([rule.label, profile.lre_max, corrected, *profile.other_errors])
-        columns = ["rule", "clipped", "A < 0", "A > 0", "lre_max", "95 %", "noise", "ess", "cosine"]
+        columns = ["rule", "clipped", "A < 0", "A > 0", "lre_max", "95 %", "noise", "ess"]
         yield Table("", columns, totals)
         yield Table("parts of the length reweighting error", ["rule", "given sign", "corrected", "by signs", "total"], errors)
         by_length: list[Row] = [[rule.label, *rule.profile.both.fraction] for rule in self.rules]
@@ -137,7 +134,6 @@ def replay(
     match: float | None = None,
     by_sign: bool = False,
     skip_steps: int = 0,
-    with_cosine: bool = True,
     progress: Progress = lambda activity, done, total: None,
 ) -> Study:
     """Replay several rules on a recorded run, as ``rlzoo replay`` does.
@@ -149,9 +145,8 @@ def replay(
         overrides: ``"clip.key=value"`` strings for the rules that are named.
         plugins: plugin files and folders, in addition to those of the run.
         match: clip fraction to match by scaling the rules' widths; a rule without a width stays unchanged and gets a note.
-        by_sign: match negative and positive advantages separately. Cosines are then unavailable.
+        by_sign: match negative and positive advantages separately.
         skip_steps: number of initial steps to exclude from the results.
-        with_cosine: also measure the cosine between each rule's gradient and the unclipped gradient, if the run kept weights.
         progress: called to report progress.
     """
     if not isinstance(run, RecordedRun):
@@ -171,10 +166,6 @@ def replay(
             if match is None:
                 raise
             rules.append(replace(replay_rule(run, policy, skip_steps), note=str(error)))
-    if with_cosine and not by_sign and has_weights(run):
-        states = {rule.label: rule.states for rule in rules}
-        measured = cosines(run, states, rules[0].profile.edges, lambda done, total: progress("cosine", done, total))
-        rules = [replace(rule, cosine=measured[rule.label]) for rule in rules]
     return Study(run, tuple(rules), match, skip_steps, by_sign)
 
 

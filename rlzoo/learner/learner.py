@@ -318,14 +318,13 @@ class Learner:
         return drawn + [drawn[index] for order in later for index in order]
 
     def update(
-        self, batch: AdvantageBatch, before_update: Callable[[int, ScoredBatch], None] | None = None
+        self, batch: AdvantageBatch, before_update: Callable[[ScoredBatch], None] | None = None
     ) -> tuple[AdvantageBatch, list[Update]]:
         """Take all optimizer steps on one batch.
 
         Args:
             batch: batch, identical on every process.
-            before_update: called just before each update changes the weights, with the index of the update, from 0, and the
-                batch with its old log-probs.
+            before_update: called just before each update changes the weights, with the batch and its old log-probs.
 
         Returns:
             The batch with its old log-probs, and the updates in order. If no response can have a gradient, or only the critic
@@ -348,7 +347,7 @@ class Learner:
                 others = [other for other in minibatches[: self.config.num_minibatches] if other is not rows]
                 batch = self._with_old_log_probs(batch, minibatch, others + self._ignored(batch))
             if before_update is not None:
-                before_update(index, batch)
+                before_update(batch)
             update = self.apply(minibatch)
             updates.append(update)
             if self.policy.is_adaptive and not update.nonfinite:

@@ -68,8 +68,7 @@ def plot_by_length(series: Mapping[str, Series], *, ylabel: str = "clip fraction
     shortest, longest = axes.get_xlim()
     if longest < 4 * shortest:  # a short range may contain no power of two
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    if not axes.dataLim.y0 < 0:
-        axes.set_ylim(bottom=0.0)
+    axes.set_ylim(bottom=0.0)
     _legend(figure, axes)
     return figure
 

@@ -141,8 +141,8 @@ class Run:
             raise
         self.is_clean = False
 
-    def before_update(self, index: int, batch: ScoredBatch) -> None:
-        """Check the sampler's log-probs, and save the weights if ``checkpoint.keep_for_replay`` selects this step.
+    def before_update(self, batch: ScoredBatch) -> None:
+        """Check the sampler's log-probs.
 
         Raises:
             RunError: the sampler reads the learner's weights, but computes other log-probs.
@@ -150,8 +150,6 @@ class Run:
         if self.config.rollout.recorded is None and not self.rollouts.sampler.needs_weights:
             refuse_mismatch(self.config, batch)
         self.is_clean = False
-        if self.is_due(self.attempted, self.config.checkpoint.keep_for_replay):
-            self.directory.save_weights(self.attempted, index, kept_weights(self.learner.weights(), keep=self.is_main))
 
     def sample(self, step: int) -> Sampled:
         """Sample and grade the responses of a step, and start sampling for later steps.

@@ -65,7 +65,7 @@ def test_a_run_is_rescored_and_judged(rlzoo, trained, tmp_path):
 def test_individual_settings_of_the_run_rule_can_be_overridden(rlzoo, trained):
     """The run was trained with both widths at .015; settings that are not given keep their recorded values."""
     for path in (trained.path, trained.path / "rollouts"):
-        _, out, _ = rlzoo("replay", path, "--clip", "fspo", "--set", "clip.width_low=0.05", "--json", "--no-cosine")
+        _, out, _ = rlzoo("replay", path, "--clip", "fspo", "--set", "clip.width_low=0.05", "--json")
         settings = json.loads(out)["rules"][0]["settings"]
         assert (settings["width_low"], settings["width_high"]) == (0.05, 0.015)
 

@@ -22,7 +22,6 @@ def test_replay_prints_a_row_for_each_rule_and_writes_a_page(rlzoo, run):
         assert float(row[1]) == pytest.approx(0.1, abs=0.01)
     page = (run / "replay.html").read_text()
     assert f"report {run / 'replay.html'}" in out
-    assert "Cosine to the unclipped gradient" in page
     assert "<script" not in page
     assert not re.search(r'(src|href)="(?!#)', page)  # nothing is fetched
 
@@ -39,14 +38,13 @@ def test_replay_as_json_has_everything_the_table_has(rlzoo, run):
     for part in ("conditional", "composition", "total"):
         worst = parts[part]["max"]
         assert worst["interval"][0] <= worst["corrected"] <= worst["value"] <= worst["interval"][1]
-    assert own["cosine"]["num_updates"] == 8
     assert not (run / "replay.html").exists()
 
 
 def test_settings_of_the_rules_come_from_configs_and_overrides(rlzoo, run):
-    _, out, _ = rlzoo("replay", run, "--clip", "gspo", "--config", "arithmetic", "--json", "--no-cosine")
+    _, out, _ = rlzoo("replay", run, "--clip", "gspo", "--config", "arithmetic", "--json")
     assert json.loads(out)["rules"][0]["settings"]["clip_high"] == 0.0022
-    _, out, _ = rlzoo("replay", run, "--clip", "gspo", "--set", "clip.clip_high=0.005", "--json", "--no-cosine")
+    _, out, _ = rlzoo("replay", run, "--clip", "gspo", "--set", "clip.clip_high=0.005", "--json")
     assert json.loads(out)["rules"][0]["settings"]["clip_high"] == 0.005
 
 
@@ -62,7 +60,7 @@ def test_a_setting_that_a_replay_does_not_use_is_refused(refused, run):
 
 def test_differences_are_a_page_of_two_rules_at_the_same_clip_fraction(rlzoo, refused, run, tmp_path):
     page = tmp_path / "differences.html"
-    matched = ("--match-clip-fraction", "0.2", "--match-by-sign", "--no-cosine", "--differences", page)
+    matched = ("--match-clip-fraction", "0.2", "--match-by-sign", "--differences", page)
     message = "--differences compares two rules, but --clip 'fspo' names 1; use --clip A,B"
     assert refused("replay", run, "--clip", "fspo", *matched) == message
     code, _, _ = rlzoo("replay", run, "--clip", "fspo,grpo", *matched)
@@ -72,16 +70,9 @@ def test_differences_are_a_page_of_two_rules_at_the_same_clip_fraction(rlzoo, re
 
 @pytest.mark.long
 def test_a_rule_that_cannot_be_matched_is_unchanged_and_the_reason_reported(rlzoo, run):
-    code, out, _ = rlzoo("replay", run, "--clip", "fspo,gpg", "--match-clip-fraction", "0.1", "--no-cosine")
+    code, out, _ = rlzoo("replay", run, "--clip", "fspo,gpg", "--match-clip-fraction", "0.1")
     assert code == 0
     assert "gpg: rule 'gpg' has no width that could be scaled to match a clip fraction" in out
-
-
-def test_a_run_without_weights_says_how_to_keep_them(rlzoo, run):
-    shutil.rmtree(run / "replay")
-    code, out, _ = rlzoo("replay", run, "--clip", "fspo")
-    assert code == 0
-    assert "no cosine: the run saved no weights (train with --set checkpoint.keep_for_replay=10)" in out
 
 
 @pytest.mark.long

@@ -43,7 +43,7 @@ def test_commands_that_read_runs_ignore_or_refuse_a_damaged_run_in_one_line(stra
     monkeypatch.chdir(tmp_path)
     evaluate = ["eval", str(run), "--suite", "arithmetic", "--k", "1", "--limit", "1", "--max-new-tokens", "4", "--no-mlflow"]
     for command in (
-        ["replay", str(run), "--clip", "fspo", "--no-cosine"],
+        ["replay", str(run), "--clip", "fspo"],
         ["compare", str(run)],
         ["sync", str(run)],
         evaluate,

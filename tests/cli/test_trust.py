@@ -109,7 +109,7 @@ def test_fairness_does_not_need_the_reward_of_a_run(rlzoo, sent):
 
 
 def test_a_link_in_a_run_directory_creates_no_file_elsewhere(refused, sent, tmp_path):
-    for command, page in ((["compare"], "compare.html"), (["replay", "--clip", "fspo", "--no-cosine"], "replay.html")):
+    for command, page in ((["compare"], "compare.html"), (["replay", "--clip", "fspo"], "replay.html")):
         run = sent(command[0])
         (run / page).symlink_to(tmp_path / "profile")
         assert "exists and is not an rlzoo report" in refused(command[0], run, *command[1:])

@@ -44,8 +44,7 @@ PATIENCE = 20.0
 STEPS, EVERY = 8, 2
 DONE, REFUSED, EITHER = "done", "refused", "either"
 SMALL = ("rollout.num_prompts=4", "rollout.group_size=4", "rollout.max_new_tokens=16", "eval.num_problems=0",
-         "learner.lr=1e-3", "learner.num_minibatches=2", f"checkpoint.every={EVERY}", "tracking.mlflow=false",
-         "checkpoint.keep_for_replay=4")  # fmt: skip
+         "learner.lr=1e-3", "learner.num_minibatches=2", f"checkpoint.every={EVERY}", "tracking.mlflow=false")  # fmt: skip
 
 REWARD = """\
 import time

@@ -19,8 +19,8 @@ def _limited():
 
 @pytest.fixture(scope="session")
 def small_run(tmp_path_factory):
-    """The directory of a run of two steps with checkpoints, and the weights of its second step's updates."""
-    settings = ["rollout.num_prompts=3", "checkpoint.every=1", "checkpoint.keep_for_replay=2"]
+    """The directory of a run of two steps with checkpoints."""
+    settings = ["rollout.num_prompts=3", "checkpoint.every=1"]
     return quick_run(tmp_path_factory.mktemp("fuzz") / "run", "fspo", *settings, steps=2).path
 
 

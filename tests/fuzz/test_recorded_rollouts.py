@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, safe_open, save
 
 from rlzoo import load_zoo
-from rlzoo.lab.cosine import cosines, has_weights
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import replay
 from tests.fuzz.law import SURFACES, held_to_the_law
@@ -34,7 +33,7 @@ NAMES += ["turn_ids", "finished", "policy_versions", "rows/0", "rows/1", "rows/3
 
 @pytest.fixture(scope="module")
 def one_step(small_run, tmp_path_factory):
-    """A copy of the run with only its second step, whose weights were kept."""
+    """A copy of the run with only its second step."""
     folder = tmp_path_factory.mktemp("fuzz") / "one"
     shutil.copytree(small_run, folder, ignore=shutil.ignore_patterns("checkpoints", "000001.*"))
     return folder
@@ -101,7 +100,7 @@ def changed(tensors, changes):
 
 
 @pytest.mark.filterwarnings("default")  # complex numbers are converted to real ones
-@held_to_the_law("recorded rollouts", 0.63, changes=spoiled_tensors())
+@held_to_the_law("recorded rollouts", 0.65, changes=spoiled_tensors())
 def test_rollouts_with_other_tensors(one_step, zoo, changes):
     file = one_step / "rollouts" / "000002.safetensors"
     with safe_open(file, "pt") as opened:
@@ -125,24 +124,3 @@ def test_corrupted_headers_of_rollout_files(one_step, data, size):
     header = data.draw(spoiled_json(good[8:end]))
     with holding(file, struct.pack("<Q", len(header) if size is None else size) + header + good[end:]):
         SURFACE.check(lambda: read(one_step), str(one_step))
-
-
-@held_to_the_law(
-    "recorded rollouts", 0.02, data=st.data(), name=st.sampled_from(["000002-0", "000002-3", "x", "1-2-3", "2-", "٣-0", "-"])
-)
-def test_corrupted_weights_for_the_cosine(one_step, data, name):
-    kept = one_step / "replay" / "000002-0.safetensors"
-    good = kept.read_bytes()
-    file = kept.with_stem(name)
-    former = file.read_bytes() if file.exists() else None
-    file.write_bytes(data.draw(spoiled_bytes([good])))
-
-    def measure():
-        run = RecordedRun.read(one_step)
-        if has_weights(run):
-            cosines(run, {"fspo": replay(run, run.own_rule).states}, run.updates[0].edges.tolist())
-
-    try:
-        SURFACE.check(measure, str(one_step), "the weights kept for step 2")
-    finally:
-        file.unlink() if former is None else file.write_bytes(former)

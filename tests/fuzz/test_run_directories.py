@@ -29,7 +29,7 @@ SURFACE = SURFACES["run directories"]
 def run(small_run, tmp_path_factory):
     """A copy of the run, to be damaged file by file."""
     folder = tmp_path_factory.mktemp("fuzz") / "runs" / "spoiled"
-    shutil.copytree(small_run, folder, ignore=shutil.ignore_patterns("replay"))
+    shutil.copytree(small_run, folder)
     Upload.new("mine", "run", tags={}, params={"a": 1}).write(folder)
     Uploaded("x", run_id="y").write(folder, "sqlite:///x.db")
     return folder

@@ -224,21 +224,20 @@ def test_the_memory_and_disk_of_episodes_are_worked_by_hand():
     assert here.memory.sampler - there.memory.sampler == 16 * 8 * 16
     # 16 ids; 5 tokens with 3 log-probs and 5 bytes of text; after the prompt 13 tokens have the number of their turn and
     # are in the list of turns; 8 observed ones are in the transcript; and three turns
-    disk = plan(*EPISODES, "checkpoint.keep_for_replay=0", architecture=TINY, devices=CPU).disk
+    disk = plan(*EPISODES, architecture=TINY, devices=CPU).disk
     assert disk["rollouts"] == 3 * 16 * (16 * 8 + 5 * (3 * 4 + 5) + 13 * (8 + 5) + 8 * 5 + 3 * 128)
 
 
 def test_disk_is_worked_by_hand():
     # 3 steps of 16 responses: 8 ids of 8 bytes; 5 tokens with 3 log-probs of 4 bytes and 5 of text
-    small = plan("checkpoint.keep_for_replay=0", architecture=TINY, devices=CPU).disk
+    small = plan(architecture=TINY, devices=CPU).disk
     assert small["rollouts"] == 3 * 16 * (8 * 8 + 5 * (3 * 4 + 5))
-    truncated = plan("rollout.top_k=7", "checkpoint.keep_for_replay=0", architecture=TINY, devices=CPU).disk
+    truncated = plan("rollout.top_k=7", architecture=TINY, devices=CPU).disk
     assert truncated["rollouts"] - small["rollouts"] == 3 * 16 * 5 * (7 + 1) * 4  # 7 ids and their number for each token
     # the model, and for resuming: parameters and two moments
-    assert (small["checkpoints"], small["replay"]) == (172 * 4 * 4, 0)
-    kept = plan("checkpoint.every=1", "checkpoint.keep_for_replay=2", architecture=TINY, devices=CPU).disk
+    assert small["checkpoints"] == 172 * 4 * 4
+    kept = plan("checkpoint.every=1", architecture=TINY, devices=CPU).disk
     assert kept["checkpoints"] == 3 * 172 * 4 * 4  # two are kept, and the third is written before the first is removed
-    assert kept["replay"] == 2 * 172 * 4  # both updates of step 2
 
 
 def test_disk_of_a_checkpoint_with_deepspeed_is_worked_by_hand():

@@ -175,7 +175,7 @@ def test_an_interrupted_removal_can_be_repeated(trained, tmp_path, monkeypatch):
         left = 10**6
         assert removed(run) == ["checkpoints/step-000004/notes.txt"]
         assert files(run) == ["checkpoints/step-000004/notes.txt"]
-    assert moment > 30  # the run has more files than that
+    assert moment > 20  # the run has more files than that
 
 
 def test_copies_of_plugins_are_removed_unless_they_were_edited(run):

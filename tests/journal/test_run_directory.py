@@ -284,7 +284,7 @@ def test_user_files_with_temporary_names_are_kept(run):
     assert {name: (run / name).read_text() for name in TEMPORARY} == dict.fromkeys(TEMPORARY, "mine")
 
 
-FOLDERS = ("checkpoints/step-000005", "rollouts/000005.safetensors", "replay/000005-0.safetensors")
+FOLDERS = ("checkpoints/step-000005", "rollouts/000005.safetensors")
 
 
 def test_temporary_files_of_a_killed_process_are_removed(run):
@@ -606,7 +606,7 @@ def test_a_disk_that_is_full_at_the_end_is_reported_in_one_line(disk, run, whole
 def test_files_have_the_mode_that_the_umask_gives(tmp_path, umask, mode):
     before = os.umask(umask)
     try:
-        overrides = ["learner.lora.rank=2", "checkpoint.every=1", "checkpoint.keep_for_replay=1"]
+        overrides = ["learner.lora.rank=2", "checkpoint.every=1"]
         run = rlzoo.train(config(tmp_path / "run", *overrides, steps=1)).path
     finally:
         os.umask(before)
@@ -614,6 +614,6 @@ def test_files_have_the_mode_that_the_umask_gives(tmp_path, umask, mode):
     step = "checkpoints/step-000001"
     assert {
         f"{step}/model.safetensors", f"{step}/adapter/adapter_model.safetensors", f"{step}/state/optimizer.safetensors",
-        f"{step}/state/monitor.safetensors", "rollouts/000001.safetensors", "replay/000001-0.safetensors",
+        f"{step}/state/monitor.safetensors", "rollouts/000001.safetensors",
     } <= files.keys()  # fmt: skip
     assert set(files.values()) == {mode}

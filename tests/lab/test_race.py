@@ -21,7 +21,7 @@ config:
   task: {name: arithmetic, num_operands_max: 4}
   rollout: {num_prompts: 8, group_size: 4, max_new_tokens: 40}
   eval: {num_problems: 20, num_samples: 4}
-  checkpoint: {every: 0, keep_for_replay: 0}
+  checkpoint: {every: 0}
   tracking: {mlflow: false}
   steps: 2
 learning_rates: [1.0e-4, 3.0e-4, 9.0e-4]

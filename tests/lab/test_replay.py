@@ -8,7 +8,6 @@ import torch
 
 from rlzoo import load_zoo
 from rlzoo.core.errors import UserError
-from rlzoo.lab.cosine import cosines
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import clip_fraction, match_clip_fraction, replay, replay_matched
 from rlzoo.testing.data import filled
@@ -60,7 +59,7 @@ def test_all_epochs_of_a_prompt_are_drawn_together_when_updates_are_pooled(four_
 
 @pytest.mark.long
 def test_a_corrected_run_is_replayed_with_its_mismatch_weights(tmp_path):
-    settings = ["clip.clip_low=0.999", "clip.clip_high=100", "rollout.max_staleness=1", "checkpoint.keep_for_replay=1"]
+    settings = ["clip.clip_low=0.999", "clip.clip_high=100", "rollout.max_staleness=1"]
     correction = ["correction=mis", "correction.pool=sum", "correction.high=1.0"]  # drops about half
     trained = quick_run(tmp_path / "run", "rloo", *settings, *correction, steps=3)
     run = RecordedRun.read(trained.path, own_code=True)
@@ -68,8 +67,6 @@ def test_a_corrected_run_is_replayed_with_its_mismatch_weights(tmp_path):
         for name in ("clip/fraction", "fairness/ess", "fairness/gradient_mass_length_bin_0"):
             assert profile.metrics()[name] == pytest.approx(trained.metrics[step][name], rel=1e-3), name
     assert profile.ess < 0.8
-    own = replay(run, run.own_rule)  # it clips nothing, so its gradient is the corrected run's unclipped one
-    assert cosines(run, {"own": own.states}, own.profile.edges)["own"].mean == pytest.approx(1.0, abs=1e-4)
 
 
 def test_per_token_weights_are_refused_for_a_response_rule(recorded):
@@ -163,7 +160,7 @@ def test_skipped_steps_are_left_out_of_the_report_but_not_of_the_adaptation(reco
 
 @pytest.mark.long
 def test_a_sequence_rule_cannot_read_advantages_per_token(tmp_path):
-    settings = ["reward.kl_coef=0.1", "clip.advantage=batch_norm", "checkpoint.keep_for_replay=0"]
+    settings = ["reward.kl_coef=0.1", "clip.advantage=batch_norm"]
     run = RecordedRun.read(quick_run(tmp_path / "run", "grpo", *settings, steps=1).path)
     assert run.updates[0].inputs.advantages.shape == run.updates[0].inputs.log_probs.shape
     replay(run, load_zoo()["grpo"]())

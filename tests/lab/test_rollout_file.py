@@ -58,7 +58,7 @@ METADATA = {
 @pytest.fixture
 def run(trained, tmp_path):
     folder = tmp_path / "run"
-    shutil.copytree(trained.path, folder, ignore=shutil.ignore_patterns("checkpoints", "replay"))
+    shutil.copytree(trained.path, folder, ignore=shutil.ignore_patterns("checkpoints"))
     return folder
 
 

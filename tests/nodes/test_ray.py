@@ -46,7 +46,7 @@ config:
   task: {name: arithmetic, num_operands_max: 4, reward: "grade:grade"}
   rollout: {num_prompts: 8, group_size: 4, max_new_tokens: 20}
   eval: {num_problems: 20, num_samples: 2}
-  checkpoint: {every: 1, keep_for_replay: 0}
+  checkpoint: {every: 1}
   tracking: {mlflow: false}
   steps: 3
 learning_rates: [1.0e-4, 3.0e-4, 9.0e-4]

@@ -19,7 +19,7 @@ from rlzoo.journal.rollout_file import RolloutFile
 from rlzoo.models.pretrained import load_pretrained
 from rlzoo.rollout.sampler import HFSampler
 from tests.off_policy import plain_log_probs
-from tests.training.short import interrupted, lines, quick, resumes_after, without_times
+from tests.training.short import interrupted, keep_weights, lines, quick, resumes_after, without_times
 
 pytestmark = pytest.mark.usefixtures("interrupts")
 AHEAD = 3
@@ -31,7 +31,8 @@ def config(folder, *overrides, steps=7, clip="fspo"):
 
 
 @pytest.fixture(scope="module")
-def queued(tmp_path_factory):
+def queued_and_weights(tmp_path_factory):
+    """A run, and its weights before the first update of each step."""
     update, done = HFSampler.update_weights, []
 
     def late(self, weights, version=0):  # loads copied weights when the learner has changed its own
@@ -41,12 +42,17 @@ def queued(tmp_path_factory):
         update(self, weights, version)
 
     # the evaluation after step 4 uses the sampler between two batches
-    overrides = ("eval.every=4", "checkpoint.every=4", "checkpoint.keep_for_replay=1", "learner.lr=1e-3")
+    overrides = ("eval.every=4", "checkpoint.every=4", "learner.lr=1e-3")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(HFSampler, "update_weights", late)
-        return rlzoo.train(
-            config(tmp_path_factory.mktemp("queue") / "run", *overrides), observer=lambda step, metrics: done.append(step)
-        )
+        weights = keep_weights(patch)
+        run = config(tmp_path_factory.mktemp("queue") / "run", *overrides)
+        return rlzoo.train(run, observer=lambda step, metrics: done.append(step)), weights
+
+
+@pytest.fixture(scope="module")
+def queued(queued_and_weights):
+    return queued_and_weights[0]
 
 
 def recorded(result, step):
@@ -54,8 +60,8 @@ def recorded(result, step):
 
 
 @pytest.mark.long
-def test_the_batch_of_a_step_is_sampled_with_the_weights_of_the_schedule(queued):
-    model, _ = load_pretrained("embedded")
+def test_the_batch_of_a_step_is_sampled_with_the_weights_of_the_schedule(queued_and_weights):
+    (queued, weights), (model, _) = queued_and_weights, load_pretrained("embedded")
     versions = [recorded(queued, number).learner_version for number in range(1, 8)]  # after step 0, 1, ...
     assert versions == sorted(set(versions)), "the test needs steps with updates"
     for number in range(1, 8):
@@ -64,7 +70,7 @@ def test_the_batch_of_a_step_is_sampled_with_the_weights_of_the_schedule(queued)
         assert set(step.policy_versions.tolist()) == {version}
         assert queued.metrics[number]["rollout/staleness"] == versions[number - 1] - version
         assert queued.metrics[number]["rollout/staleness_max"] == versions[number - 1] - version
-        model.load_state_dict(load_file(queued.path / "replay" / f"{after + 1:06d}-0.safetensors"), strict=False)
+        model.load_state_dict(weights[after + 1], strict=False)
         sequences = step.token_ids.split(step.sequence_lengths.tolist())
         sizes = step.lengths.tolist()
         with torch.no_grad():
@@ -165,7 +171,7 @@ def test_a_failed_batch_ends_the_run_once_when_needed_and_can_be_resampled(tmp_p
 
 @pytest.mark.long
 def test_a_run_stopped_by_a_signal_resumes_as_if_uninterrupted(queued, tmp_path):
-    settings = ("eval.every=4", "checkpoint.every=4", "checkpoint.keep_for_replay=1", "learner.lr=1e-3")
+    settings = ("eval.every=4", "checkpoint.every=4", "learner.lr=1e-3")
 
     def interrupt(step, metrics):
         if step == 3:

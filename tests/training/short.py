@@ -8,7 +8,9 @@ import torch
 
 import rlzoo
 from rlzoo import RunConfig
+from rlzoo.learner.optimization import kept_weights
 from rlzoo.models.pretrained import load_pretrained
+from rlzoo.training.run import Run
 
 QUICK = [
     "rollout.num_prompts=8",
@@ -34,6 +36,19 @@ def make_teacher(folder, scale=0.9):
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def keep_weights(monkeypatch):
+    """Return a dict to which runs in this process add their weights before the first update of each step, by step."""
+    check, kept = Run.before_update, {}
+
+    def keep(self, batch):
+        if batch.step not in kept:
+            kept[batch.step] = kept_weights(self.learner.weights(), keep=True)
+        check(self, batch)
+
+    monkeypatch.setattr(Run, "before_update", keep)
+    return kept
 
 
 def lines(path):

@@ -11,8 +11,10 @@ import torch
 from safetensors.torch import load_file
 
 import rlzoo
+from rlzoo import RunConfig
 from rlzoo.journal.rollout_file import RolloutFile
 from rlzoo.models.pretrained import load_pretrained
+from tests.training.short import keep_weights
 
 EMBEDDED = Path(rlzoo.__file__).parent / "models" / "assets" / "embedded"  # the same model with another name
 QUICK = [
@@ -170,16 +172,17 @@ def test_two_processes_play_the_same_episodes_as_one_process(tmp_path, where, re
         assert two[2][name] == pytest.approx(one[2][name], rel=1e-3, abs=1e-6)
 
 
-def test_weights_updated_in_flight_are_known_for_every_token(tmp_path, embedded_server):
-    """Every token's log-prob matches the checkpoint of its version, even if one response has several versions."""
+def test_weights_updated_in_flight_are_known_for_every_token(tmp_path, embedded_server, monkeypatch):
+    """Every token's log-prob matches the weights of its version, even if one response has several versions."""
     overrides = [
         f"rollout.vllm.server={embedded_server}", "rollout.max_staleness=4", "rollout.vllm.in_flight=true",
         "rollout.max_new_tokens=200", "rollout.temperature=1.5", "rollout.batch_size=1", "task.num_operands_max=9",
-        "checkpoint.keep_for_replay=1", "checkpoint.every=0",  # a checkpoint would wait for the queue
+        "checkpoint.every=0",  # a checkpoint would wait for the queue
     ]  # fmt: skip
-    run = train(tmp_path, *overrides, options=("--steps", "10"))
+    kept = keep_weights(monkeypatch)
+    run = rlzoo.train(RunConfig.compose(clip="grpo", overrides=[*QUICK, *overrides], steps=10, output=tmp_path / "run")).path
     steps = [RolloutFile.load(run / "rollouts" / f"{number:06d}.safetensors") for number in range(1, 11)]
-    files = {step.learner_version: run / "replay" / f"{step.step:06d}-0.safetensors" for step in steps}
+    weights = {step.learner_version: kept[step.step] for step in steps if step.step in kept}
     model, _ = load_pretrained("embedded")
     num_mixed, worst = 0, 0.0
     for number, step in enumerate(steps):
@@ -190,7 +193,7 @@ def test_weights_updated_in_flight_are_known_for_every_token(tmp_path, embedded_
         assert int(every.max()) <= step.learner_version
         num_mixed += sum(len(row.unique()) > 1 for row in versions)
         for version in sorted(set(every.tolist())):
-            model.load_state_dict(load_file(files[version]), strict=False)
+            model.load_state_dict(weights[version], strict=False)
             sequences = step.token_ids.split(step.sequence_lengths.tolist())
             for ids, reported, row in zip(
                 sequences, step.rollout_log_probs.split(step.lengths.tolist()), versions, strict=True
