@@ -72,17 +72,6 @@ A = \begin{cases}
 
 The mean is taken over the group.
 """,
-    "optimal_token_baseline": r"""
-```math
-A_{i,t} = G_{i,t} - B_t, \qquad B_t = \frac{\sum_i G_{i,t} W_{i,t}}{\sum_i W_{i,t}}, \qquad
-W_{i,t} = \sum_{s \le t} \Bigl(1 - 2\, p_{i,s} + \sum_v p_{i,s}(v)^2\Bigr)
-```
-
-$G_{i,t}$ is the return of token $t$ of response $i$. The sums over $i$ run over the group's responses that have a token $t$; if
-there is only one, $B_t = 0$. $p_{i,s}$ is the probability of the token before the first update, and $p_{i,s}(v)$ is the
-probability of token $v$ in its place. Each term of $W$ is the squared norm of the gradient of $\log p_{i,s}$ with respect to
-the logits. $t$ and $s$ count the model's tokens.
-""",
     "reverse_kl": r"""
 ```math
 A_t = \log \pi_t^{T} - \log \pi_t^{\mathrm{old}}

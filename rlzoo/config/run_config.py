@@ -266,8 +266,8 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _gives_the_estimator_what_it_needs(self) -> Self:
-        name, provided = self.estimator.name, {"turn_ids", "old_log_probs", "collision_probs", "ref_log_probs"}
-        provided |= {"values", "last_values", "finished"}
+        name = self.estimator.name
+        provided = {"turn_ids", "old_log_probs", "ref_log_probs", "values", "last_values", "finished"}
         if self.rollout.recorded is None:
             # whether the rewards of a task have names is known from the first grades
             provided |= {"reward_parts"} if self.task.host is None else {"token_rewards", "state_ids"}
