@@ -13,15 +13,6 @@ A = \frac{R - \mathrm{mean}(R)}{\mathrm{std}(R) + 10^{-6}}
 
 The mean and the standard deviation (with $n - 1$) are taken over the batch.
 """,
-    "codapo": r"""
-```math
-A = \bigl(4\, c\, p\, (1 - p) + \mathrm{offset}\bigr)\, \frac{R - \mathrm{mean}(R)}{\mathrm{std}(R) + 10^{-6}}, \qquad
-c = \exp\Bigl(\frac{1}{G} \sum_i \frac{1}{L_i} \sum_t \log \pi^{\mathrm{old}}_{i,t}\Bigr)
-```
-
-$p$ is the share of the group's $G$ rewards that equal 1. Response $i$ of the group has $L_i$ tokens, and $\pi^{\mathrm{old}}$
-is the model before the first update. The mean and the standard deviation (with $n - 1$) are taken over the group.
-""",
     "gdpo": r"""
 ```math
 A = \frac{S}{\mathrm{std}(S) + 10^{-6}}, \qquad S = \sum_k w_k\, \frac{r_k - \mathrm{mean}(r_k)}{\mathrm{std}(r_k) + 10^{-6}}

@@ -97,36 +97,6 @@ class GDPO(AdvantageEstimator):
         return total / (std + STD_FLOOR)
 
 
-class CoDaPO(AdvantageEstimator):
-    """Weights normalised rewards by the model's confidence and by how close the group is to half of it being right.
-
-    Formula:
-        A = (4 c p (1 - p) + offset) (R - mean) / (std + 1e-6) within the group, where std divides by n - 1
-
-    Where:
-        p is the share of the group's rewards that equal 1. c is exp of the mean over the group's responses of the mean log-prob
-        of a response's tokens, under the model before the first update.
-
-    Reference:
-        CoDaPO, arXiv 2606.07950, as in the authors' code. Their trainer also samples the quarter of the prompts with the
-        largest weights again, for a second step; `rollout.band` is the nearest setting.
-    """
-
-    name, paper, takes_one = "codapo", "arXiv 2606.07950", True
-    needs: ClassVar = frozenset({"old_log_probs"})
-
-    offset: float = Field(0.1, ge=0, le=1e6, description="weight of a group in which every response is right, or none")
-
-    def estimate(self, inputs: AdvantageInputs) -> Tensor:
-        """See `AdvantageEstimator.estimate`."""
-        assert inputs.old_log_probs is not None, "guaranteed by needs"
-        right = ops.group_mean((inputs.rewards == 1).to(inputs.rewards), inputs.group_ids)
-        log_prob = ops.sequence_mean(inputs.old_log_probs, inputs.response_mask)
-        confidence = ops.group_mean(log_prob, inputs.group_ids).exp()
-        weight = 4 * confidence * right * (1 - right) + self.offset
-        return weight * _normalised(inputs.rewards, inputs.group_ids)
-
-
 class MaxRL(AdvantageEstimator):
     """Maximises log(success rate) instead of the success rate.
 
@@ -422,7 +392,7 @@ class GAE(AdvantageEstimator):
 @hookimpl
 def rlzoo_advantages() -> list[type[AdvantageEstimator]]:
     """Return the advantage estimators that this plugin provides."""
-    compared = [GroupNorm, GroupMean, LeaveOneOut, GDPO, CoDaPO, MaxRL, PassAtK, Process, GiGPO]
+    compared = [GroupNorm, GroupMean, LeaveOneOut, GDPO, MaxRL, PassAtK, Process, GiGPO]
     return [*compared, BatchNorm, Raw, ReverseKL, GAE]
 
 
