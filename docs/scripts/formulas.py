@@ -111,33 +111,6 @@ A = R
 }
 
 CORRECTIONS = {
-    "binary_kl_gate": r"""
-```math
-\begin{aligned}
-w_t &= \begin{cases}
-0 & \text{if } D_t > \delta \text{ and } A_t \log \rho_t > 0 \\
-\min(\rho_t,\ h) & \text{otherwise}
-\end{cases} \\
-D_t &= q_t \log \frac{q_t}{p_t} + (1 - q_t) \log \frac{1 - q_t}{1 - p_t}
-\end{aligned}
-```
-
-$p_t$ and $q_t$ are the probabilities of the sampled token under $\pi_{\mathrm{old}}$ and $\pi_{\mathrm{rollout}}$, and
-$\rho_t = p_t / q_t$. $D_t$ is the KL divergence between the two models on the binary event "this token or another", in nats.
-$\delta$ is `threshold` and $h$ is `high`.
-""",
-    "binary_tv_gate": r"""
-```math
-w_t = \begin{cases}
-0 & \text{if } \lvert p_t - q_t \rvert > \delta \text{ and } A_t \log \rho_t > 0 \\
-\min(\rho_t,\ h) & \text{otherwise}
-\end{cases}
-```
-
-$p_t$ and $q_t$ are the probabilities of the sampled token under $\pi_{\mathrm{old}}$ and $\pi_{\mathrm{rollout}}$, and
-$\rho_t = p_t / q_t$. $\lvert p_t - q_t \rvert$ is the total variation between the two models on the binary event "this token or
-another". $\delta$ is `threshold` and $h$ is `high`.
-""",
     "icepop": r"""
 ```math
 w = \begin{cases}
