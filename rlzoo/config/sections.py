@@ -324,8 +324,8 @@ class TrackingConfig(Settings):
     figure_every: int = Field(
         10,
         ge=0,
-        description="interval in steps at which figures of the clip fraction by length and pages of completions are logged, "
-        "in addition to the last step; 0: only after the last step",
+        description="interval in steps at which pages of completions are logged, in addition to the last step; "
+        "0: only after the last step",
     )
     completions: int = Field(4, ge=0, description="number of prompts on each page of completions; 0: no pages")
     metrics: Literal["curated", "all"] = Field(

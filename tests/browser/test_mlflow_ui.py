@@ -201,13 +201,6 @@ def test_system_metrics_have_separate_charts(run_page):
     expect(page.locator(".js-plotly-plot").first).to_be_visible(timeout=SLOW)
 
 
-def test_figures_are_shown_as_images(run_page):
-    page = run_page(f"artifacts/clip_by_length/step-{STEPS:06d}.png")
-    page.reload(wait_until="domcontentloaded")  # the page keeps showing the previous file
-    expect(page.locator("img[src^='blob:']").first).to_be_visible(timeout=SLOW)
-    keep(page, "figure")
-
-
 def test_two_clicks_from_a_run_show_what_its_rule_clipped_and_where(run_page):
     page = run_page()
     page.get_by_role("tab", name="Artifacts").or_(page.get_by_role("link", name="Artifacts")).first.click()
