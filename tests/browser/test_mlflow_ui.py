@@ -191,7 +191,6 @@ def test_a_run_page_shows_the_description_and_the_typed_command(run_page):
     if (more := page.get_by_text("Show more", exact=True).first).is_visible():
         more.click()
     expect(page.get_by_text("rlzoo train --resume --output").first).to_be_visible(timeout=SLOW)
-    expect(page.get_by_text("rlzoo train", exact=True).first).to_be_attached(timeout=SLOW)  # the source
     keep(page, "run")
 
 
