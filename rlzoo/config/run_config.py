@@ -368,7 +368,7 @@ class RunConfig(Settings):
                 given, what is allowed and what to do.
         """
         configs = [configs] if isinstance(configs, str | Path) else configs
-        layers = [read_config(config, plugins) for config in configs]
+        layers = [read_config(config) for config in configs]
         for file, layer in zip(map(user_path, configs), layers, strict=True):
             if layer.get("plugins") and file.is_file() and (file.parent / "run.json").is_file():
                 layer["plugins"] = plugins_of_run(file.parent, listed(layer["plugins"]), use_changed=use_changed_plugins)
