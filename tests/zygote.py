@@ -48,17 +48,12 @@ def become(request):
     os.chdir(request["folder"])
     for number, file in enumerate(request["files"]):
         access = os.O_WRONLY if number else os.O_RDONLY
-        opened = os.open(file, access | os.O_CREAT | os.O_APPEND | os.O_NOCTTY) if file else -1
-        os.close(number) if opened < 0 else os.dup2(opened, number)
+        os.dup2(os.open(file, access | os.O_CREAT | os.O_APPEND | os.O_NOCTTY), number)
     os.closerange(3, 256)
-    modes = ("r", "w", "w")
-    streams = [
-        os.fdopen(number, modes[number], closefd=False) if file else None for number, file in enumerate(request["files"])
-    ]
+    streams = [os.fdopen(number, mode, closefd=False) for number, mode in enumerate("rww")]
     sys.stdin, sys.stdout, sys.stderr = streams
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = streams
-    if streams[2] is not None:
-        streams[2].reconfigure(line_buffering=True, errors="backslashreplace")
+    streams[2].reconfigure(line_buffering=True, errors="backslashreplace")
     for name, limit in request["limits"].items():
         resource.setrlimit(getattr(resource, name), (limit, limit))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with Ctrl-C ignored
@@ -81,11 +76,10 @@ def become(request):
         traceback.print_exc()
     finally:
         for stream in streams[1:]:
-            if stream is not None:
-                try:
-                    stream.flush()
-                except OSError:
-                    code = 120  # like Python
+            try:
+                stream.flush()
+            except OSError:
+                code = 120  # like Python
         run_exit_functions()
         os._exit(code)
 
@@ -136,8 +130,8 @@ class Zygote:
         self._process.wait()
 
     def start(self, *words, folder, files, environment=None, script=None):
-        """Start a command or a script; ``files`` are the paths of stdin, stdout and stderr, None for a closed one."""
-        request = {"words": [*map(str, words)], "files": [file and str(file) for file in files], "folder": str(folder)}
+        """Start a command or a script; ``files`` are the paths of stdin, stdout and stderr."""
+        request = {"words": [*map(str, words)], "files": [*map(str, files)], "folder": str(folder)}
         request["script"] = script and str(script)
         pid = self.ask(request | {"environment": {**(environment or os.environ)}, "limits": {}})
         return Process(self, pid)

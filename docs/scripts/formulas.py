@@ -13,15 +13,6 @@ A = \frac{R - \mathrm{mean}(R)}{\mathrm{std}(R) + 10^{-6}}
 
 The mean and the standard deviation (with $n - 1$) are taken over the batch.
 """,
-    "codapo": r"""
-```math
-A = \bigl(4\, c\, p\, (1 - p) + \mathrm{offset}\bigr)\, \frac{R - \mathrm{mean}(R)}{\mathrm{std}(R) + 10^{-6}}, \qquad
-c = \exp\Bigl(\frac{1}{G} \sum_i \frac{1}{L_i} \sum_t \log \pi^{\mathrm{old}}_{i,t}\Bigr)
-```
-
-$p$ is the share of the group's $G$ rewards that equal 1. Response $i$ of the group has $L_i$ tokens, and $\pi^{\mathrm{old}}$
-is the model before the first update. The mean and the standard deviation (with $n - 1$) are taken over the group.
-""",
     "gdpo": r"""
 ```math
 A = \frac{S}{\mathrm{std}(S) + 10^{-6}}, \qquad S = \sum_k w_k\, \frac{r_k - \mathrm{mean}(r_k)}{\mathrm{std}(r_k) + 10^{-6}}
@@ -72,17 +63,6 @@ A = \begin{cases}
 
 The mean is taken over the group.
 """,
-    "optimal_token_baseline": r"""
-```math
-A_{i,t} = G_{i,t} - B_t, \qquad B_t = \frac{\sum_i G_{i,t} W_{i,t}}{\sum_i W_{i,t}}, \qquad
-W_{i,t} = \sum_{s \le t} \Bigl(1 - 2\, p_{i,s} + \sum_v p_{i,s}(v)^2\Bigr)
-```
-
-$G_{i,t}$ is the return of token $t$ of response $i$. The sums over $i$ run over the group's responses that have a token $t$; if
-there is only one, $B_t = 0$. $p_{i,s}$ is the probability of the token before the first update, and $p_{i,s}(v)$ is the
-probability of token $v$ in its place. Each term of $W$ is the squared norm of the gradient of $\log p_{i,s}$ with respect to
-the logits. $t$ and $s$ count the model's tokens.
-""",
     "reverse_kl": r"""
 ```math
 A_t = \log \pi_t^{T} - \log \pi_t^{\mathrm{old}}
@@ -131,33 +111,6 @@ A = R
 }
 
 CORRECTIONS = {
-    "binary_kl_gate": r"""
-```math
-\begin{aligned}
-w_t &= \begin{cases}
-0 & \text{if } D_t > \delta \text{ and } A_t \log \rho_t > 0 \\
-\min(\rho_t,\ h) & \text{otherwise}
-\end{cases} \\
-D_t &= q_t \log \frac{q_t}{p_t} + (1 - q_t) \log \frac{1 - q_t}{1 - p_t}
-\end{aligned}
-```
-
-$p_t$ and $q_t$ are the probabilities of the sampled token under $\pi_{\mathrm{old}}$ and $\pi_{\mathrm{rollout}}$, and
-$\rho_t = p_t / q_t$. $D_t$ is the KL divergence between the two models on the binary event "this token or another", in nats.
-$\delta$ is `threshold` and $h$ is `high`.
-""",
-    "binary_tv_gate": r"""
-```math
-w_t = \begin{cases}
-0 & \text{if } \lvert p_t - q_t \rvert > \delta \text{ and } A_t \log \rho_t > 0 \\
-\min(\rho_t,\ h) & \text{otherwise}
-\end{cases}
-```
-
-$p_t$ and $q_t$ are the probabilities of the sampled token under $\pi_{\mathrm{old}}$ and $\pi_{\mathrm{rollout}}$, and
-$\rho_t = p_t / q_t$. $\lvert p_t - q_t \rvert$ is the total variation between the two models on the binary event "this token or
-another". $\delta$ is `threshold` and $h$ is `high`.
-""",
     "icepop": r"""
 ```math
 w = \begin{cases}

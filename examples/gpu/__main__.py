@@ -39,7 +39,6 @@ PACKAGES = (
     "trl",
     "vllm",
     "peft",
-    "bitsandbytes",
     "flash_attn",
     "rlzoo-llm",
 )

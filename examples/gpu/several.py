@@ -17,7 +17,7 @@ import torch
 from examples.gpu.data import distance
 from examples.gpu.rows import AbsentError, Case, Outcome, Setting
 from examples.gpu.several_worker import start, three_updates
-from rlzoo.config.sections import LaunchConfig, LearnerConfig
+from rlzoo.config.sections import LaunchConfig
 from rlzoo.core.errors import UserError
 from rlzoo.gate.launch import check_launch
 
@@ -38,7 +38,7 @@ def shared(setting: Setting, launch: str) -> Outcome:
     """Take three updates on all GPUs (or with two processes on a CPU) and with one process, and compare the weights."""
     settings = LAUNCHES[launch]
     try:
-        check_launch(LaunchConfig.model_validate(settings), LearnerConfig())
+        check_launch(LaunchConfig.model_validate(settings))
     except UserError as error:
         raise AbsentError(str(error)) from error
     if "deepspeed" in settings and find_spec("deepspeed") is None:

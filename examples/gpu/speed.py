@@ -238,12 +238,6 @@ def packing(setting: Setting, attention: str) -> Outcome:
     return learning(setting, ("learner.packing=true", f"model.attn_implementation={attention}"), ragged=True)
 
 
-def eight_bit(setting: Setting) -> Outcome:
-    """Measure learning with 8-bit optimizer moments."""
-    needs("bitsandbytes")
-    return learning(setting, ("learner.optimizer=adamw_8bit",))
-
-
 def low_rank(setting: Setting) -> Outcome:
     """Measure learning with LoRA; its FLOPs are counted as if all weights were trained."""
     needs("peft")
@@ -259,7 +253,6 @@ CASES = [
     Case("step-smollm2", "SmolLM2's sums", "", partial(whole, name="smollm2")),
     Case("learn-checkpointing", "the shape: activation checkpointing", "", partial(learning, overrides=CHECKPOINTED)),
     Case("learn-lora", "the shape: LoRA of rank 16", "", low_rank),
-    Case("learn-8bit", "the shape: AdamW with 8-bit moments", "", eight_bit),
     Case("learn-bfloat16", "the shape: bfloat16 weights, float32 copies", "",
          partial(learning, overrides=("model.dtype=bfloat16",))),
     Case("ragged-padded", "the shape: ragged responses, padded", "", partial(learning, overrides=(), ragged=True)),

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rlzoo import ClipPolicy, ClipStats, ops
 from rlzoo.config.run_config import RunConfig
-from rlzoo.core.fairness import bin_edges, bin_index, bin_sums, length_reweighting_error
+from rlzoo.core.fairness import LengthWeights, bin_edges, bin_index, bin_sums
 from rlzoo.lab.recorded import RecordedRun
 from rlzoo.learner.judge import judge, updated
 
@@ -103,8 +103,8 @@ def replayed(run: RecordedRun, policy: ClipPolicy, skip: int) -> list[float]:
         assert isinstance(policy, FSPOAdaptive)
     edges = bin_edges(torch.cat([length for ledger in ledgers.values() for length in ledger.length]))
     below, above = (ledger.found(policy, edges) for ledger in ledgers.values())
-    lre, _ = length_reweighting_error(below[1] + above[1], below[2] + above[2])
-    return [*map(max, below[0], above[0]), float(lre)]
+    weights = LengthWeights.of(torch.stack([below[1], above[1]], -1), torch.stack([below[2], above[2]], -1))
+    return [*map(max, below[0], above[0]), float((weights.conditional - 1).abs().max())]
 
 
 def main() -> None:

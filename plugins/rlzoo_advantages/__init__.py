@@ -12,7 +12,6 @@ from torch import Tensor
 from rlzoo import AdvantageEstimator, AdvantageInputs, hookimpl, ops
 
 STD_FLOOR = 1e-6
-WEIGHT_FLOOR = 1e-8
 ROUNDING = 1e-12  # relative, in float64
 
 
@@ -96,36 +95,6 @@ class GDPO(AdvantageEstimator):
         total = torch.where(total.abs() > ROUNDING * terms.abs().sum(0), total, 0.0)
         std = (total.square().sum() / max(len(total) - 1, 1)).sqrt()
         return total / (std + STD_FLOOR)
-
-
-class CoDaPO(AdvantageEstimator):
-    """Weights normalised rewards by the model's confidence and by how close the group is to half of it being right.
-
-    Formula:
-        A = (4 c p (1 - p) + offset) (R - mean) / (std + 1e-6) within the group, where std divides by n - 1
-
-    Where:
-        p is the share of the group's rewards that equal 1. c is exp of the mean over the group's responses of the mean log-prob
-        of a response's tokens, under the model before the first update.
-
-    Reference:
-        CoDaPO, arXiv 2606.07950, as in the authors' code. Their trainer also samples the quarter of the prompts with the
-        largest weights again, for a second step; `rollout.band` is the nearest setting.
-    """
-
-    name, paper, takes_one = "codapo", "arXiv 2606.07950", True
-    needs: ClassVar = frozenset({"old_log_probs"})
-
-    offset: float = Field(0.1, ge=0, le=1e6, description="weight of a group in which every response is right, or none")
-
-    def estimate(self, inputs: AdvantageInputs) -> Tensor:
-        """See `AdvantageEstimator.estimate`."""
-        assert inputs.old_log_probs is not None, "guaranteed by needs"
-        right = ops.group_mean((inputs.rewards == 1).to(inputs.rewards), inputs.group_ids)
-        log_prob = ops.sequence_mean(inputs.old_log_probs, inputs.response_mask)
-        confidence = ops.group_mean(log_prob, inputs.group_ids).exp()
-        weight = 4 * confidence * right * (1 - right) + self.offset
-        return weight * _normalised(inputs.rewards, inputs.group_ids)
 
 
 class MaxRL(AdvantageEstimator):
@@ -312,49 +281,6 @@ class GiGPO(AdvantageEstimator):
         return ops.group_centred(episode, inputs.group_ids) + self.weight * compared.gather(1, turns.clamp(min=0))
 
 
-class OptimalTokenBaseline(AdvantageEstimator):
-    """Subtracts a per-token baseline: the group's mean return, weighted by the variance of the gradients.
-
-    Formula:
-        A_t = G_t - B_t,    B_t = sum_i G_it W_it / sum_i W_it over the group's responses that have a t-th token
-
-    Where:
-        G_t is the return of token t. W_t = sum over the tokens up to t of 1 - 2 p + sum_v p(v)^2; each summand is the
-        squared norm of the gradient of log p with respect to the logits. p is the model's probability before the first
-        update, and t counts the model's tokens. If only one response has a t-th token, B_t = 0.
-
-    Reference:
-        Optimal token baseline, arXiv 2602.07078, with B_t = 0 in the tail of the longest response, as in verl's code.
-    """
-
-    name, paper = "optimal_token_baseline", "arXiv 2602.07078"
-    needs: ClassVar = frozenset({"old_log_probs", "collision_probs"})
-    per_token, takes_token_rewards = True, True
-    exempt: ClassVar = {
-        "equal_rewards_have_no_advantage": "where only the longest response has a t-th token, no baseline is subtracted"
-    }
-
-    def estimate(self, inputs: AdvantageInputs) -> Tensor:
-        """See `AdvantageEstimator.estimate`."""
-        assert inputs.old_log_probs is not None, "guaranteed by needs"
-        assert inputs.collision_probs is not None, "guaranteed by needs"
-        mask, returns = inputs.response_mask, inputs.returns()
-        weight = ops.prefix_sum(1 - 2 * inputs.old_log_probs.exp() + inputs.collision_probs, mask)
-        # move the t-th token of every response to column t
-        column = torch.where(mask, mask.cumsum(-1) - 1, mask.shape[1])
-        group = torch.unique(inputs.group_ids[:, 0], return_inverse=True)[1]
-
-        def group_sums(values: Tensor) -> Tensor:
-            compact = torch.zeros(len(mask), mask.shape[1] + 1, dtype=values.dtype).scatter(1, column, values)
-            return torch.zeros_like(compact).index_add(0, group, compact)[group].gather(1, column)
-
-        # subtract the group's smallest reward, so that equal returns give exactly 0
-        smallest = torch.full_like(inputs.rewards, torch.inf).scatter_reduce(0, group[:, None], inputs.rewards, "amin")[group]
-        number, total = group_sums(mask.to(returns.dtype)), group_sums(weight)
-        baseline = smallest + group_sums((returns - smallest) * weight) / (total + WEIGHT_FLOOR)
-        return returns - torch.where(number > 1, baseline, 0.0)
-
-
 class ReverseKL(AdvantageEstimator):
     """Compares each token's log-prob under a teacher with that under the model; rewards are ignored.
 
@@ -466,7 +392,7 @@ class GAE(AdvantageEstimator):
 @hookimpl
 def rlzoo_advantages() -> list[type[AdvantageEstimator]]:
     """Return the advantage estimators that this plugin provides."""
-    compared = [GroupNorm, GroupMean, LeaveOneOut, GDPO, CoDaPO, MaxRL, PassAtK, Process, GiGPO, OptimalTokenBaseline]
+    compared = [GroupNorm, GroupMean, LeaveOneOut, GDPO, MaxRL, PassAtK, Process, GiGPO]
     return [*compared, BatchNorm, Raw, ReverseKL, GAE]
 
 

@@ -14,9 +14,6 @@ Pool = Literal["token", "sum", "mean"]
 """The ratio to judge: each token's, or the whole response's, computed from the sum or the mean of its log-ratios."""
 
 
-PROB_FLOOR = 1e-8  # 1 - probability is raised to at least this before its logarithm is taken
-
-
 class Pooled(Correction):
     """Base class for corrections based on rho, the ratio ``exp(log pi_old - log pi_rollout)`` of each token or response."""
 
@@ -160,67 +157,6 @@ class TVGate(Correction):
         return _gated(inputs, distance > self.threshold, self.high)
 
 
-class BinaryTVGate(Correction):
-    """Drops tokens whose trainer and sampler probabilities are far apart, if learning would increase the distance.
-
-    Formula:
-        w_t = 0 where |p_t - q_t| > threshold and sign(log rho_t) A_t > 0, else min(rho_t, high)
-
-    Where:
-        p_t = pi_old and q_t = pi_rollout of the sampled token, rho_t = p_t / q_t. |p_t - q_t| is the total variation between
-        the two models on the binary event "this token or another".
-
-    Reference:
-        The trust region of DPPO, arXiv 2602.04879, with the threshold from its published scripts. In the paper, the trust
-        region follows the current model; here it is computed once, before the first update. The cap is an rlzoo addition.
-    """
-
-    name, paper, per_token = "binary_tv_gate", "arXiv 2602.04879", True
-
-    threshold: float = Field(0.15, gt=0, le=1, description="largest difference between the two probabilities")
-    high: float = Field(2.0, gt=0, description="cap on the ratio of the tokens that are kept")
-
-    def weigh(self, inputs: CorrectionInputs) -> Tensor:
-        """See `Correction.weigh`."""
-        log_p, log_q = _log_probs(inputs)
-        return _gated(inputs, (log_p.exp() - log_q.exp()).abs() > self.threshold, self.high)
-
-
-class BinaryKLGate(Correction):
-    """Drops tokens on which trainer and sampler diverge too far, if learning would increase the divergence.
-
-    Formula:
-        w_t = 0 where D_t > threshold and sign(log rho_t) A_t > 0, else min(rho_t, high)
-        D_t = q_t log(q_t / p_t) + (1 - q_t) log((1 - q_t) / (1 - p_t))
-
-    Where:
-        p_t = pi_old and q_t = pi_rollout of the sampled token, rho_t = p_t / q_t. D_t is the KL divergence between the two
-        models on the binary event "this token or another", in nats.
-
-    Reference:
-        The trust region of DPPO, arXiv 2602.04879, with the threshold from its published scripts. In the paper, the trust
-        region follows the current model; here it is computed once, before the first update. The cap is an rlzoo addition.
-    """
-
-    name, paper, per_token = "binary_kl_gate", "arXiv 2602.04879", True
-
-    threshold: float = Field(0.05, gt=0, le=100, description="largest divergence of a token, in nats")
-    high: float = Field(2.0, gt=0, description="cap on the ratio of the tokens that are kept")
-
-    def weigh(self, inputs: CorrectionInputs) -> Tensor:
-        """See `Correction.weigh`."""
-        log_p, log_q = _log_probs(inputs)
-        other_p, other_q = ((-torch.expm1(log_prob)).clamp(min=PROB_FLOOR) for log_prob in (log_p, log_q))
-        divergence = log_q.exp() * (log_q - log_p) + other_q * (other_q / other_p).log()
-        return _gated(inputs, divergence > self.threshold, self.high)
-
-
-def _log_probs(inputs: CorrectionInputs) -> tuple[Tensor, Tensor]:
-    """Return the trainer's and the sampler's log-probs, both as float32 ``(B, T)``; they are equal at masked positions."""
-    log_q = torch.where(inputs.response_mask, inputs.rollout_log_probs.float(), 0.0)
-    return log_q + inputs.log_ratio, log_q
-
-
 def _gated(inputs: CorrectionInputs, is_far: Tensor, high: float) -> Tensor:
     """Return 0 for tokens that are far from the sampler and would move further away, else the ratio up to ``high``."""
     pushes = inputs.log_ratio.sign() * inputs.advantages > 0
@@ -230,4 +166,4 @@ def _gated(inputs: CorrectionInputs, is_far: Tensor, high: float) -> Tensor:
 @hookimpl
 def rlzoo_corrections() -> list[type[Correction]]:
     """Return the corrections that this plugin provides."""
-    return [Truncate, IcePop, LengthFair, TrustRegionMask, TVGate, BinaryTVGate, BinaryKLGate]
+    return [Truncate, IcePop, LengthFair, TrustRegionMask, TVGate]

@@ -48,7 +48,6 @@ def main() -> NoReturn:
     os.environ["PYTHONSAFEPATH"] = "1"  # child processes must not import from the working directory first
     # imported by Accelerate if it is installed, DeepSpeed prints the device that it detects to stdout
     logging.getLogger("DeepSpeed").addFilter(lambda record: record.module != "real_accelerator")
-    _open_closed_streams()
     signal.signal(signal.SIGTERM, _terminate)
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # sent when the terminal closes; ignored under nohup
         signal.signal(signal.SIGHUP, _terminate)
@@ -91,17 +90,6 @@ def _report(error: OSError) -> None:
         _show_traceback()
     else:
         _complain(": ".join(str(text) for text in (error.filename, error.strerror or error) if text is not None))
-
-
-def _open_closed_streams() -> None:
-    """Open closed standard streams (as with ``>&-``) on /dev/null, so that no other file gets their descriptors."""
-    for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # returns the lowest free descriptor, which is this one
-        if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(descriptor, mode, closefd=False, encoding="utf-8"))
 
 
 def _complain(text: str) -> None:

@@ -35,7 +35,7 @@ def sync(runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run dir
 
 
 def _sync(directory: Path, console: Plain) -> bool:
-    from rlzoo.journal.tracking.store import bounded_store, describe
+    from rlzoo.journal.tracking.store import describe
     from rlzoo.journal.tracking.sync import Sync
     from rlzoo.journal.tracking.uploads import FOLDER, tracking_uri, without_password
 
@@ -43,8 +43,7 @@ def _sync(directory: Path, console: Plain) -> bool:
     lock = Lock(directory / FOLDER)
     try:
         outbox = Sync(directory, uri)
-        with bounded_store():
-            outbox.send(is_over=not is_locked(directory))
+        outbox.send(is_over=not is_locked(directory))
     except Exception as error:
         console.print(f"{directory}: upload to MLflow at {without_password(uri)} failed: {describe(error, uri)}")
         return False

@@ -7,7 +7,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from rlzoo.core.discovery import plugin_configs
 from rlzoo.core.errors import UserError, did_you_mean, shown
 from rlzoo.core.settings import user_path
 from rlzoo.support.parsing import DEEPEST, UnreadableError, parse_yaml
@@ -26,22 +25,14 @@ def config_names() -> list[str]:
     return sorted({file.relative_to(folder).as_posix().removesuffix(".yaml") for folder, file in files})
 
 
-def read_config(config: str | Path, plugins: Sequence[str | Path] = ()) -> dict[str, Any]:
-    """Read a config by name if it ships with rlzoo or a plugin, or any config file by path.
-
-    Args:
-        config: name or path of the config.
-        plugins: plugin files and folders whose configs can be named, in addition to the configs of installed plugins.
-    """
+def read_config(config: str | Path) -> dict[str, Any]:
+    """Read a config by name if it ships with rlzoo, or any config file by path."""
     try:
         shipped = [folder / f"{config}.yaml" for folder in config_folders()]
-        file = user_path(config)
-        if not any(path.is_file() for path in [*shipped, file]):
-            shipped += [path for name, path in plugin_configs(plugins).items() if name == str(config)]
-        path = next((path for path in shipped if path.is_file()), file)
+        path = next((path for path in shipped if path.is_file()), user_path(config))
         text = read_text(path)
     except (OSError, ValueError) as error:  # the file is missing or not text, or the name is not a valid file name
-        names = [*config_names(), *plugin_configs(plugins)]
+        names = config_names()
         hint = did_you_mean(str(config), names) or f" (a file, or one of: {', '.join(names)})"
         raise UserError(f"no config {shown(str(config))}{hint}") from error
     try:

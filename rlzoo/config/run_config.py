@@ -266,8 +266,8 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _gives_the_estimator_what_it_needs(self) -> Self:
-        name, provided = self.estimator.name, {"turn_ids", "old_log_probs", "collision_probs", "ref_log_probs"}
-        provided |= {"values", "last_values", "finished"}
+        name = self.estimator.name
+        provided = {"turn_ids", "old_log_probs", "ref_log_probs", "values", "last_values", "finished"}
         if self.rollout.recorded is None:
             # whether the rewards of a task have names is known from the first grades
             provided |= {"reward_parts"} if self.task.host is None else {"token_rewards", "state_ids"}
@@ -368,7 +368,7 @@ class RunConfig(Settings):
                 given, what is allowed and what to do.
         """
         configs = [configs] if isinstance(configs, str | Path) else configs
-        layers = [read_config(config, plugins) for config in configs]
+        layers = [read_config(config) for config in configs]
         for file, layer in zip(map(user_path, configs), layers, strict=True):
             if layer.get("plugins") and file.is_file() and (file.parent / "run.json").is_file():
                 layer["plugins"] = plugins_of_run(file.parent, listed(layer["plugins"]), use_changed=use_changed_plugins)

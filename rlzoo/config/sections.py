@@ -225,9 +225,7 @@ class LearnerConfig(Settings):
     kl_coef: float = Field(0.0, ge=0, le=100, description="weight of the KL to the reference model in the loss; 0: none")
     kl_estimator: KLEstimator = Field("k3", description="estimator of the per-token KL")
     entropy_coef: float = Field(0.0, ge=0, le=100, description="weight of the entropy bonus in the objective; 0: none")
-    optimizer: Literal["adamw", "adamw_8bit"] = Field(
-        "adamw", description="AdamW, or AdamW with 8-bit moments from bitsandbytes"
-    )
+    optimizer: Literal["adamw"] = Field("adamw", description="optimizer; AdamW is the only one")
     master_weights: bool = Field(
         True, description="apply optimizer steps to float32 copies of bfloat16 weights; DeepSpeed always does"
     )
@@ -321,8 +319,8 @@ class TrackingConfig(Settings):
     figure_every: int = Field(
         10,
         ge=0,
-        description="interval in steps at which figures of the clip fraction by length and pages of completions are logged, "
-        "in addition to the last step; 0: only after the last step",
+        description="interval in steps at which pages of completions are logged, in addition to the last step; "
+        "0: only after the last step",
     )
     completions: int = Field(4, ge=0, description="number of prompts on each page of completions; 0: no pages")
     metrics: Literal["curated", "all"] = Field(

@@ -41,7 +41,6 @@ class AdvantageInputs:
     token_rewards: Tensor | None = None  # (B, T) per-token rewards, in addition to `rewards`
     state_ids: Tensor | None = None  # (B, T) int64: environment state at the start of the token's turn
     old_log_probs: Tensor | None = None  # (B, T) under the model before the first update on the batch
-    collision_probs: Tensor | None = None  # (B, T) sum of that model's squared probabilities over the vocabulary
     ref_log_probs: Tensor | None = None  # (B, T) under the reference model, `model.reference`
     reward_parts: Mapping[str, Tensor] | None = None  # (B, 1) each: the named rewards; `rewards` is their weighted sum
     reward_weights: Mapping[str, float] = field(default_factory=dict)  # weights of the named rewards; 1 for a missing name
@@ -150,7 +149,7 @@ class AdvantageEstimator(Settings, ABC):
 
 
 NEEDS = (
-    *("turn_ids", "token_rewards", "state_ids", "old_log_probs", "collision_probs", "ref_log_probs", "reward_parts"),
+    *("turn_ids", "token_rewards", "state_ids", "old_log_probs", "ref_log_probs", "reward_parts"),
     *("values", "last_values", "finished"),
 )
 """The optional inputs to an estimator."""

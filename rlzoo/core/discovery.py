@@ -47,16 +47,6 @@ class Plugin:
         """The names by which `RESTRICT` can select the plugin."""
         return {_normal(self.name), self.distribution}
 
-    @property
-    def package(self) -> Path | None:
-        """The folder of the plugin's package, found without importing it; None for a single-file plugin."""
-        if self.file is not None:
-            return self.file.parent if self.file.name == "__init__.py" else None
-        if "." in self.module:
-            return None  # finding a submodule would import its package
-        spec = importlib.util.find_spec(self.module)
-        return Path(next(iter(spec.submodule_search_locations))) if spec and spec.submodule_search_locations else None
-
     def __str__(self) -> str:
         return f"plugin {self.source!r}" if self.asked_for else f"plugin {self.name!r} from {self.source}"
 
@@ -94,20 +84,6 @@ def allowed_names() -> set[str] | None:
     """Return the names of the plugins that `RESTRICT` allows in addition to the bundled ones; None if it allows all."""
     allowed = os.environ.get(RESTRICT)
     return None if allowed is None else {_normal(name) for name in allowed.split(",") if name.strip()}
-
-
-def plugin_configs(paths: Sequence[str | Path] = ()) -> dict[str, Path]:
-    """Return the files ``configs/FILE.yaml`` in the packages of third-party plugins, keyed by ``PLUGIN/FILE``.
-
-    The plugins are those in ``paths``, and the installed ones that `RESTRICT` allows.
-    """
-    allowed = allowed_names()
-    installed = (plugin for plugin in installed_plugins() if not plugin.bundled and (allowed is None or plugin.names & allowed))
-    configs: dict[str, Path] = {}
-    for plugin in [*installed, *named_plugins(paths)]:
-        if package := plugin.package:
-            configs |= {f"{plugin.name}/{file.stem}": file for file in sorted((package / "configs").glob("*.yaml"))}
-    return configs
 
 
 def installed_plugins() -> list[Plugin]:

@@ -1,4 +1,4 @@
-"""Measures how evenly clipping treats response lengths: acceptance by length bin, and the length reweighting error."""
+"""Measures how evenly clipping treats response lengths: acceptance by length bin, and the weights of the bins."""
 
 from __future__ import annotations
 
@@ -87,32 +87,6 @@ class LengthWeights:
             total=filled(accepted.sum(-1) / number / mean),
             share=share,
         )
-
-
-def length_reweighting_error(weight: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the length reweighting error (arXiv 2509.09177) for length bins with weights w_k and shares p_k.
-
-    The error is 0 when nothing is clipped, and grows with the clip fraction. Compare policies only at matched clip
-    fractions.
-
-    Args:
-        weight: ``(..., K)``, one of the weights in `LengthWeights`.
-        share: ``(..., K)`` shares of the responses.
-
-    Returns:
-        ``lre_max``, the largest |w_k - 1|, and ``lre_mean``, the sum of p_k |w_k - 1|, float64 ``(...)``.
-
-    Example:
-        Two bins each hold half of the responses, and their clip fractions are 0 and 0.5. Their acceptance rates are
-        therefore 1 and 0.5, with a mean of 0.75:
-
-        >>> import torch
-        >>> weight, share = torch.tensor([1 / 0.75, 0.5 / 0.75]), torch.tensor([0.5, 0.5])
-        >>> [round(float(error), 3) for error in length_reweighting_error(weight, share)]
-        [0.333, 0.333]
-    """
-    error = (weight - 1).abs()
-    return error.amax(-1), (share * error).sum(-1)
 
 
 def effective_sample_size(weights: Tensor) -> float:

@@ -6,19 +6,14 @@ import os
 
 import torch
 
-from rlzoo.config.sections import LaunchConfig, LearnerConfig
+from rlzoo.config.sections import LaunchConfig
 from rlzoo.core.errors import UserError, shown
 from rlzoo.models.machine import LAUNCHED
 from rlzoo.models.processes import MPI_SIZES, NO, zero_settings
 
 
-def check_launch(launch: LaunchConfig, learner: LearnerConfig) -> None:
-    """Raise UserError if the launch settings contradict each other or the learner's settings."""
-    if launch.fsdp and learner.optimizer == "adamw_8bit":
-        raise UserError(
-            "learner.optimizer='adamw_8bit' cannot be combined with launch.fsdp; set learner.optimizer=adamw or "
-            "launch.fsdp=false"
-        )
+def check_launch(launch: LaunchConfig) -> None:
+    """Raise UserError if the launch settings contradict each other."""
     if launch.fsdp and launch.deepspeed is not None:
         raise UserError(
             f"launch.fsdp=true and launch.deepspeed={shown(launch.deepspeed)} both shard the model; set launch.fsdp=false or "

@@ -145,7 +145,7 @@ def memory(
     states = {
         "weights": weights,
         "master weights": on_device * trained * FLOAT if has_deepspeed or keeps else 0.0,
-        "optimizer states": on_device * 2 * trained * _moment_bytes(config, has_deepspeed),
+        "optimizer states": on_device * 2 * trained * _trained_bytes(config, has_deepspeed),
         "reference model": reference - offloaded,
         "communication buffers": _fsdp_buffers(architecture, element)
         if sharding.is_fsdp
@@ -199,7 +199,7 @@ def critic_bytes(architecture: Architecture, config: RunConfig) -> tuple[float, 
     trained = own.num_parameters - sum(own.parameter_sizes[name] for name in frozen)
     element = BYTES[config.model.dtype]
     number = FLOAT if config.learner.master_weights else element  # bytes of an optimized parameter
-    weights, moments = own.num_parameters * element, trained * 2 * (1 if config.learner.optimizer == "adamw_8bit" else number)
+    weights, moments = own.num_parameters * element, trained * 2 * number
     masters = trained * number if number != element else 0
     return weights + moments + masters, trained * number, weights + moments + trained * number
 
@@ -216,7 +216,7 @@ def trained_parameters(architecture: Architecture, config: RunConfig) -> int:
 
 def resume_bytes(architecture: Architecture, config: RunConfig, has_deepspeed: bool) -> float:
     """Return the size of a checkpoint in bytes across all processes, excluding the model: trained parameters and moments."""
-    number = _trained_bytes(config, has_deepspeed) + 2 * _moment_bytes(config, has_deepspeed)
+    number = 3 * _trained_bytes(config, has_deepspeed)  # the parameter and two moments
     more = float(weight_bytes(architecture, config)) if has_deepspeed else 0.0
     more += critic_bytes(architecture, config)[2]
     return more + trained_parameters(architecture, config) * number
@@ -229,14 +229,9 @@ def _keeps_masters(config: RunConfig, has_deepspeed: bool) -> bool:
 
 
 def _trained_bytes(config: RunConfig, has_deepspeed: bool) -> int:
-    """Return the number of bytes per optimized parameter."""
+    """Return the number of bytes per optimized parameter, and for each of its moments."""
     in_float32 = has_deepspeed or config.learner.lora.rank or _keeps_masters(config, has_deepspeed)
     return FLOAT if in_float32 else BYTES[config.model.dtype]
-
-
-def _moment_bytes(config: RunConfig, has_deepspeed: bool) -> int:
-    """Return the number of bytes per parameter for one AdamW moment."""
-    return 1 if config.learner.optimizer == "adamw_8bit" else _trained_bytes(config, has_deepspeed)
 
 
 def _buffers(weights: float, gradients: float, element: int, sharding: Sharding) -> float:

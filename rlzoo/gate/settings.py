@@ -86,7 +86,7 @@ def check_settings(config: RunConfig, start: Start) -> None:
     samples_adapter = config.learner.lora.rank > 0 and not rollout.max_staleness and not shards_weights(config.launch)
     if rollout.graphs == "on" and samples_adapter:
         raise UserError("rollout.graphs=on: a model with an adapter (learner.lora.rank) has no fused steps; set it to auto")
-    check_launch(config.launch, config.learner)
+    check_launch(config.launch)
     if start.here:
         check_launcher(config.launch)
         for problem in missing_libraries(config):
@@ -159,7 +159,6 @@ def missing_libraries(config: RunConfig) -> Iterator[str]:
         "deepspeed": (launch.deepspeed is not None, f"launch.deepspeed={launch.deepspeed!r}", how_to_install("deepspeed")),
         engine.library: (bool(engine.library), f"rollout.engine={config.rollout.engine!r}", engine.install),
         "peft": (learner.lora.rank > 0, f"learner.lora.rank={learner.lora.rank}", how_to_install("lora")),
-        "bitsandbytes": (learner.optimizer == "adamw_8bit", "learner.optimizer='adamw_8bit'", "pip install bitsandbytes"),
         "gguf": ("smollm2" in (config.model.path, config.model.reference), "model 'smollm2'", how_to_install("gguf")),
     }
     for library, (is_wanted, setting, command) in wanted.items():

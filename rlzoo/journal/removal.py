@@ -20,7 +20,7 @@ from rlzoo.support.lock import Lock
 OWN = re.compile(
     r"summary\.json|tracking/(record\.json|sent\.json|\.lock)|plugins/(.*/)?__pycache__/[^/]*\.pyc"
     r"|(superseded/[0-9]+/)?(metrics\.jsonl|rollouts/[0-9]+\.(jsonl|safetensors))"
-    r"|evaluations/[0-9]+\.json|figures/(completions\.html|completions/step-[0-9]+\.html|clip_by_length/step-[0-9]+\.png)"
+    r"|evaluations/[0-9]+\.json|figures/(completions|completions/step-[0-9]+)\.html"
 )
 """Paths in a run directory that only rlzoo and Python write; checkpoints have seals, and copies of plugins have hashes."""
 PAGES = ("compare.html", "replay.html")

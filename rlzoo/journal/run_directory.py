@@ -189,7 +189,7 @@ class RunDirectory:
             (self.path / "tracking" / "record.json").unlink(missing_ok=True)
 
     def save_figure(self, name: str, write: Callable[[Path], object]) -> None:
-        """Let ``write`` save a picture or an HTML page to ``figures/``, whose contents are logged to MLflow."""
+        """Let ``write`` save an HTML page to ``figures/``, whose pages are logged to MLflow."""
         if not self.is_writer:
             return
         file = self.path / "figures" / name

@@ -119,7 +119,7 @@ def policy_for(
     if run.is_run_directory and not is_own:
         return RunConfig.compose(configs, clip=name, overrides=overrides, plugins=plugins).clip
     settings: dict[str, Any] = {"clip": {"name": name, **run.rule.model_dump()}} if run.rule and is_own else {}
-    for layer in (*(read_config(config, plugins) for config in configs), changed):
+    for layer in (*map(read_config, configs), changed):
         settings = merge(settings, for_clip(layer, name))
     return load_zoo(plugins).build("clip", {**named_settings("clip", settings.get("clip")), "name": name})
 

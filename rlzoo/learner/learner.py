@@ -102,9 +102,7 @@ class Learner:
         self.reward = reward or RewardConfig()
         self.estimator = estimator or load_zoo().advantages.build("clip.advantage", policy.advantage)
         self.correction = correction
-        self._scores_before_advantages = bool(
-            self.reward.kl_coef or self.estimator.needs & {"old_log_probs", "collision_probs", "ref_log_probs"}
-        )
+        self._scores_before_advantages = bool(self.reward.kl_coef or self.estimator.needs & {"old_log_probs", "ref_log_probs"})
         self._is_regularized = config.kl_coef > 0 or config.entropy_coef > 0
         self._learns_without_advantages = policy.learns_without_advantages or self._is_regularized
         self.max_length = max_length
@@ -220,8 +218,6 @@ class Learner:
                 signals["token_rewards"] = -self.reward.kl_coef * kl_estimate(old_log_probs, ref_log_probs, "k1")
             scores = {"old_log_probs": old_log_probs, "ref_log_probs": ref_log_probs}
             signals |= {name: values for name, values in scores.items() if name in self.estimator.needs and values is not None}
-            if "collision_probs" in self.estimator.needs:
-                signals["collision_probs"] = self.collision_probs(batch)
             estimates = self._estimates(batch, **signals)
             advantages = estimates["advantages"]
         weights = None
@@ -276,14 +272,6 @@ class Learner:
     def log_probs(self, batch: Batch) -> Tensor:
         """Compute the model's log-probs of all responses, ``(B, T)``."""
         return self.micro_batches.log_probs(self.model, batch)[0]
-
-    def collision_probs(self, batch: Batch) -> Tensor:
-        """In a separate pass, compute collision probabilities ``(B, T)``: sums of squared probabilities over the vocabulary."""
-        self._module.statistic = "collision"
-        try:
-            return self.micro_batches.log_probs(self.model, batch)[1]
-        finally:
-            self._module.statistic = "entropy"
 
     def reference_log_probs(self, batch: Batch, micro_batches: Sequence[MicroBatch] | None = None) -> Tensor:
         """Compute the log-probs from the teacher, or from the starting model in the given micro-batches, ``(B, T)``."""

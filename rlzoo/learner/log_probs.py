@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -30,9 +30,6 @@ LOWEST = -1e6
 LARGE_LOGIT = 1e4
 """Upper bound of the logits at which a soft cap is looked for."""
 
-Statistic = Literal["entropy", "collision"]
-"""Statistic of the distribution that a token was drawn from."""
-
 logger = logging.getLogger("rlzoo")
 
 
@@ -44,16 +41,12 @@ class ResponseLogProbs(nn.Module):
     constructor disables chunking.
 
     If tokens were drawn from a truncated distribution, probabilities are renormalized over the tokens that the sampler kept.
-    Log-probs, statistics and gradients then refer to the truncated distribution.
-
-    ``statistic`` selects the second output: entropies, or collision probabilities, which are sums of squared probabilities over
-    the vocabulary.
+    Log-probs, entropies and gradients then refer to the truncated distribution.
     """
 
     def __init__(self, language_model: PreTrainedModel, temperature: float = 1.0, *, entropy_gradient: bool = False) -> None:
         super().__init__()
         self.entropy_gradient = entropy_gradient
-        self.statistic: Statistic = "entropy"
         self.language_model = language_model
         self.temperature = temperature
         self.chunked = head_gives_the_logits(language_model)
@@ -61,14 +54,14 @@ class ResponseLogProbs(nn.Module):
             logger.warning("%s transforms its logits, so log-probs are not computed in chunks", type(language_model).__name__)
 
     def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
-        """Compute the log-probability of each response token, and the ``statistic`` of its distribution.
+        """Compute the log-probability of each response token, and the entropy of its distribution.
 
         Args:
             inputs: R rows of S tokens, N of which the model chose.
 
         Returns:
-            Two float32 ``(N,)`` tensors, row by row: differentiable log-probabilities in nats, and the statistic. Entropies are
-            in nats and carry a gradient if ``entropy_gradient`` is set; collision probabilities never carry one.
+            Two float32 ``(N,)`` tensors in nats, row by row: differentiable log-probabilities, and entropies, which carry a
+            gradient if ``entropy_gradient`` is set.
         """
         arguments = {
             "input_ids": inputs.input_ids,
@@ -86,11 +79,10 @@ class ResponseLogProbs(nn.Module):
                 head,
                 self.temperature,
                 entropy_gradient=self.entropy_gradient,
-                statistic=self.statistic,
                 kept=inputs.kept,
             )
         logits = self.language_model(**arguments).logits[inputs.predicts]
-        return _log_probs_of_logits(logits, targets, inputs.kept, self.temperature, self.entropy_gradient, self.statistic)
+        return _log_probs_of_logits(logits, targets, inputs.kept, self.temperature, self.entropy_gradient)
 
 
 def chunked_log_probs(
@@ -100,10 +92,9 @@ def chunked_log_probs(
     temperature: float,
     *,
     entropy_gradient: bool = False,
-    statistic: Statistic = "entropy",
     kept: KeptSets | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute log-probabilities of ``targets`` and a statistic with at most `logits_per_chunk` logits in memory.
+    """Compute log-probabilities of ``targets`` and entropies with at most `logits_per_chunk` logits in memory.
 
     The chunks' gradients of the head's weights are summed in the data type of the weights, also under autocast.
 
@@ -113,11 +104,10 @@ def chunked_log_probs(
         head: maps ``(n, H)`` to ``(n, V)`` logits.
         temperature: the divisor of the logits.
         entropy_gradient: whether the entropies carry a gradient.
-        statistic: which statistic to return as the second output.
         kept: N sets of tokens over which probabilities are renormalized; None for the whole vocabulary.
 
     Returns:
-        Two float32 ``(N,)`` tensors: the log-probabilities and the statistic.
+        Two float32 ``(N,)`` tensors: the log-probabilities and the entropies.
     """
     device = hidden.device.type
     chunk = max(1, logits_per_chunk(is_cpu=device == "cpu") // head.out_features)
@@ -125,7 +115,7 @@ def chunked_log_probs(
     def of_chunk(states: Tensor, ids: Tensor, sets: KeptSets | None) -> tuple[Tensor, Tensor]:
         with uncached_autocast(device):  # otherwise the chunks' gradients would be summed in bfloat16
             logits = head(states)
-        return _log_probs_of_logits(logits, ids, sets, temperature, entropy_gradient, statistic)
+        return _log_probs_of_logits(logits, ids, sets, temperature, entropy_gradient)
 
     chunks = torch.split(hidden, chunk), torch.split(targets, chunk)
     arguments = zip(*chunks, [None] * len(chunks[0]) if kept is None else kept.split(chunk), strict=True)
@@ -134,7 +124,7 @@ def chunked_log_probs(
         checkpoint(of_chunk, *chunk_arguments, use_reentrant=False) if recomputes else of_chunk(*chunk_arguments)
         for chunk_arguments in arguments
     ]
-    return torch.cat([log_probs for log_probs, _ in results]), torch.cat([values for _, values in results])
+    return torch.cat([log_probs for log_probs, _ in results]), torch.cat([entropy for _, entropy in results])
 
 
 def logits_per_chunk(*, is_cpu: bool) -> int:
@@ -148,20 +138,16 @@ def _log_probs_of_logits(
     kept: KeptSets | None,
     temperature: float,
     entropy_gradient: bool,
-    statistic: Statistic,
 ) -> tuple[Tensor, Tensor]:
     scaled = logits.float() if temperature == 1 else logits.float() / temperature
     if kept is not None:
         scaled = scaled.masked_fill(~kept.mask(logits.shape[-1]), -torch.inf)
     log_probs = scaled.log_softmax(dim=-1)
     chosen = log_probs.gather(-1, targets[:, None]).squeeze(-1).clamp(min=LOWEST)
-    # the statistic comes last: a backward pass that recomputes the chunk stops before what needs no gradient
-    if statistic == "collision":
-        values = (2 * log_probs.detach()).exp().sum(dim=-1)
-    else:
-        all_log_probs = log_probs if entropy_gradient else log_probs.detach()
-        values = -(all_log_probs.exp() * all_log_probs.clamp(min=LOWEST)).sum(dim=-1)
-    return chosen, values
+    # the entropy comes last: a backward pass that recomputes the chunk stops before what needs no gradient
+    all_log_probs = log_probs if entropy_gradient else log_probs.detach()
+    entropy = -(all_log_probs.exp() * all_log_probs.clamp(min=LOWEST)).sum(dim=-1)
+    return chosen, entropy
 
 
 @torch.no_grad()

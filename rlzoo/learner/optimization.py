@@ -240,9 +240,7 @@ class FSDPOptimization:
             layer.set_reduce_scatter_unused_params(True)  # one process may use an expert that another does not
         self.model = module
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self.optimizer: torch.optim.Optimizer = _adamw(config)(
-            parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
-        )
+        self.optimizer: torch.optim.Optimizer = _adamw(parameters, config)
 
     def micro_batch(self, is_last: bool) -> AbstractContextManager[Any]:
         """Do nothing, because gradients are sharded after every backward pass."""
@@ -384,20 +382,14 @@ def make_optimization(
         for parameter in (rounded if config.master_weights else ())
     }
     trained = [masters.get(parameter, parameter) for parameter in parameters]
-    optimizer = _adamw(config)(trained, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
+    optimizer = _adamw(trained, config)
     if has_deepspeed:
         return DeepSpeedOptimization(accelerator, module, optimizer)
     return PlainOptimization(accelerator, module, optimizer, tuple(masters.items()))
 
 
-def _adamw(config: LearnerConfig) -> Any:
-    if config.optimizer == "adamw":
-        return partial(torch.optim.AdamW, fused=True)
-    try:
-        from bitsandbytes.optim import AdamW8bit
-    except ImportError as error:
-        raise UserError("learner.optimizer='adamw_8bit' needs bitsandbytes: pip install bitsandbytes") from error
-    return AdamW8bit
+def _adamw(parameters: Sequence[nn.Parameter], config: LearnerConfig) -> torch.optim.AdamW:
+    return torch.optim.AdamW(parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True)
 
 
 def named_weights(model: PreTrainedModel, rounded_to: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:

@@ -1,4 +1,4 @@
-"""Monitors clipping over many steps: a profile by length, its figure, and warnings after consecutive bad steps."""
+"""Monitors clipping over many steps: a profile by length, and warnings after consecutive bad steps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -15,9 +15,6 @@ from safetensors.torch import load_file, save_file
 from rlzoo.core.policy import ClipPolicy
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 logger = logging.getLogger("rlzoo")
 
@@ -84,7 +81,6 @@ class Monitor:
     """Keeps the response tables of the last `WINDOW` steps, and counts consecutive bad steps for each alarm."""
 
     def __init__(self, policy: ClipPolicy, *, expects_mismatch: bool = False) -> None:
-        self._name = policy.name
         self._tables: deque[ResponseTable] = deque(maxlen=WINDOW)
         widths = policy.width_fields()
         self._widths = " and ".join(f"clip.{name}" for name in widths) or "the band"
@@ -132,14 +128,3 @@ class Monitor:
     def profile(self) -> LengthProfile | None:
         """Compute the profile of all kept rows; None if no row has a nonzero advantage."""
         return LengthProfile.of(ResponseTable.concat(self._tables)) if self._tables else None
-
-    def figure(self, step: int) -> Figure | None:
-        """Plot the clip fraction of all kept rows against length; None if no row has a nonzero advantage."""
-        profile = self.profile()
-        if profile is None:
-            return None
-        from rlzoo.measure.figures import Series, plot_by_length
-
-        sides = {self._name: profile.both, "where A < 0": profile.below, "where A > 0": profile.above}
-        series = {label: Series(profile.median_length, side.fraction, side.low, side.high) for label, side in sides.items()}
-        return plot_by_length(series, title=f"steps {max(1, step - WINDOW + 1)} to {step}")

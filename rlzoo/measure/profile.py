@@ -14,7 +14,6 @@ from rlzoo.measure.intervals import Clusters, Decomposition, Interval, LengthErr
 from rlzoo.measure.response_table import ResponseTable
 
 MOVED = 1e-5  # nats, root mean square per token; smaller log-ratios are rounding errors
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,6 @@ class LengthProfile:
     ess_by_length: tuple[float, ...]
     gradient_mass: tuple[float, ...]  # each bin's share of the sum of |dJ/dlog_probs|
     sigma_root: tuple[float, ...]  # standard deviation of S / sqrt(L) over the responses that moved
-    standardised: tuple[float, ...]  # QUANTILES of (S - mu L) / (sigma sqrt(L)); normal: -1.64 -.67 0 .67 1.64
     drift: float  # mean log-ratio of a long response (95th percentile of length), in standard deviations
 
     @classmethod
@@ -80,7 +78,7 @@ class LengthProfile:
         index = bin_index(rows.length, edges)
         mass = bin_sums(index, rows.gradient_mass)
         sides = {sign: rows.advantage * sign > 0 for sign in (-1, 1)}
-        sigma_root, standardised, drift = _gaussian(rows, index)
+        sigma_root, drift = _spread_and_drift(rows, index)
         return cls(
             edges=tuple(edges.tolist()),
             median_length=_by_bin(index, rows.length, lambda lengths: float(lengths.median())),
@@ -94,7 +92,6 @@ class LengthProfile:
             ess_by_length=_by_bin(index, rows.weight, effective_sample_size),
             gradient_mass=tuple((mass / mass.sum()).tolist()),
             sigma_root=sigma_root,
-            standardised=standardised,
             drift=drift,
         )
 
@@ -144,8 +141,6 @@ class LengthProfile:
             for kind, side in (("", self.both), ("_negative", self.below), ("_positive", self.above)):
                 name = f"clip/fraction{kind}_length_bin_{k}"
                 metrics |= {name: side.fraction[k], f"{name}_ci_low": side.low[k], f"{name}_ci_high": side.high[k]}
-        for quantile, value in zip(QUANTILES, self.standardised, strict=True):
-            metrics[f"ratio/standardised_p{quantile * 100:02.0f}"] = value
         return {name: value for name, value in metrics.items() if value is not None and not math.isnan(value)}
 
 
@@ -168,16 +163,15 @@ def _by_bin(index: torch.Tensor, values: torch.Tensor, statistic: Callable[[torc
     return tuple(statistic(chosen) if len(chosen) else math.nan for chosen in picked)
 
 
-def _gaussian(rows: ResponseTable, index: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...], float]:
-    """For the rows that moved, compute the spread by bin, standardised quantiles and drift of the summed log-ratio S."""
+def _spread_and_drift(rows: ResponseTable, index: torch.Tensor) -> tuple[tuple[float, ...], float]:
+    """For the rows that moved, compute the spread by bin and the drift of the summed log-ratio S."""
     moved = _moved(rows)
     total, length = rows.token_log_ratio_sum[moved].double(), rows.length[moved].double()
     mu = float(total.sum() / length.sum()) if len(total) else math.nan
     scaled = (total - mu * length) / length.sqrt()
     sigma = float(scaled.square().mean().sqrt())
     if not sigma > 0:
-        return (math.nan,) * NUM_BINS, (math.nan,) * len(QUANTILES), math.nan
-    standardised = np.quantile((scaled / sigma).numpy(), QUANTILES)
+        return (math.nan,) * NUM_BINS, math.nan
     long = float(np.quantile(length.numpy(), 0.95))
     spread = _by_bin(index[moved], total / length.sqrt(), lambda scaled_sums: float(scaled_sums.std(correction=0)))
-    return spread, tuple(standardised.tolist()), mu * long**0.5 / sigma
+    return spread, mu * long**0.5 / sigma

@@ -86,7 +86,7 @@ class ReportSection:
 
 def render(title: str, facts: Mapping[str, str], sections: Sequence[ReportSection]) -> str:
     """Render an HTML page with ``facts`` at the top; it has no scripts or external resources, and all input is escaped."""
-    from rlzoo.measure.figures import svg  # imports matplotlib, which a run does not need before its first figure
+    from rlzoo.measure.figures import svg  # imports matplotlib, which a run does not need
 
     pages = environment(code=_code, svg=lambda figure: Markup(svg(figure)))
     return str(pages.get_template("report.html.j2").render(title=title, facts=facts, sections=sections))

@@ -53,7 +53,6 @@ def advantage_inputs(estimator: AdvantageEstimator, *, equal: bool = False) -> A
         paid if "token_rewards" in estimator.needs else None,
         states,
         torch.where(mask, probs.log(), 0.0),
-        torch.where(mask, probs.square() + (1 - probs).square() / 2, 0.0),  # two other tokens share the remaining probability
         torch.where(mask, probs.flip(1).log(), 0.0),
         values=torch.where(mask, probs - 0.5, 0.0),
         last_values=probs[:, :1],

@@ -1,12 +1,10 @@
-"""The work between training steps: evaluation, logging, checkpoints, figures and stopping."""
+"""The work between training steps: evaluation, logging, checkpoints and stopping."""
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from statistics import median
 
 from rlzoo.journal.checkpoints import own_checkpoints
@@ -70,8 +68,6 @@ class AfterStep:
         # with a checkpoint at step 0, every run that has begun can be resumed
         if step in (0, config.steps) or run.is_due(step, config.checkpoint.every) or is_stopping:
             run.save(step)
-        if run.is_drawn(step):
-            self._draw(step)
         if is_stopping and step < config.steps:
             self.stop.end(f"stopped after step {step} of {config.steps}; resume with: {run.how_to_resume}")
 
@@ -96,14 +92,6 @@ class AfterStep:
         run.rollouts.forget_ahead()  # these batches were sampled with the discarded weights
         logger.warning("step %d: gradient spike; restored the weights from step %d", step, state.step)
         return True
-
-    def _draw(self, step: int) -> None:
-        """Save a figure of the clip fraction by length."""
-        figure = self.run.monitor.figure(step) if self.tracker.is_on else None
-        if figure is not None:
-            self.run.directory.save_figure(f"clip_by_length/step-{step:06d}.png", partial(figure.savefig, format="png"))
-            del figure
-            gc.collect()  # a figure takes 2 MB and contains reference cycles
 
 
 def is_spike(metrics: Mapping[str, float], before: Iterable[Mapping[str, float]], limit: float | None) -> bool:

@@ -171,7 +171,7 @@ class Run:
             step = rollout_file(self.config, batch, sampled.groups, updates, sampled.learner_version)
             self.directory.save_rollouts(texts, replace(step, **sampled.unknown))
             tracking = self.config.tracking
-            if tracking.mlflow and tracking.completions and updates and self.is_drawn(batch.step):
+            if tracking.mlflow and tracking.completions and updates and self.has_page(batch.step):
                 assert isinstance(batch, ScoredBatch), "the updates have made it one"
                 page = response_page(self.config, self.tokenizer, sampled.groups, batch, updates)
                 # completions.html always holds the newest page
@@ -258,8 +258,8 @@ class Run:
         """Whether the step is a multiple of ``every``; False if ``every`` is 0."""
         return every > 0 and step > 0 and step % every == 0
 
-    def is_drawn(self, step: int) -> bool:
-        """Whether to draw figures for the step."""
+    def has_page(self, step: int) -> bool:
+        """Whether to write a page of completions for the step."""
         return step == self.config.steps or self.is_due(step, self.config.tracking.figure_every)
 
     @property

@@ -1,9 +1,5 @@
 """A mistake on the command line is one line with a suggestion."""
 
-import shlex
-import subprocess
-import sys
-
 import pytest
 
 
@@ -78,9 +74,3 @@ def test_home_is_expanded_in_every_path_on_the_command_line(rlzoo, refused, tmp_
         assert (code, f"output: {tmp_path}/run\n" in out, "steps: 3\n" in out) == (0, True, True)
     assert f"{tmp_path}/none" in refused("compare", "~/none")
     assert "no such user" in refused("clips", "new", "my-rule", "--folder=~no-such-user/x")
-
-
-@pytest.mark.long
-def test_a_command_succeeds_with_closed_standard_streams():
-    command = shlex.join([sys.executable, "-m", "rlzoo", "clips", "list", "--json"])
-    assert subprocess.run(["sh", "-c", f"{command} >&- 2>&- <&-"], check=False).returncode == 0

@@ -24,10 +24,6 @@ REFUSED = {
         ["launch.fsdp=true", "launch.deepspeed=zero3"],
         "launch.fsdp=true and launch.deepspeed='zero3' both shard the model",
     ),
-    "FSDP2 and an optimizer that it cannot shard": (
-        ["launch.fsdp=true", "learner.optimizer=adamw_8bit"],
-        "learner.optimizer='adamw_8bit' cannot be combined with launch.fsdp",
-    ),
     "no such file of DeepSpeed": (["launch.deepspeed=none.json"], "launch.deepspeed='none.json': no such file"),
     "not JSON": (["launch.deepspeed=text.json"], "launch.deepspeed='text.json': not JSON"),
     "not an object": (
@@ -42,7 +38,6 @@ REFUSED = {
     ),
     "no vLLM": (["rollout.engine=vllm"], f"rollout.engine='vllm': vllm is not installed: {how_to_install('vllm')}"),
     "no PEFT": (["learner.lora.rank=4"], f"learner.lora.rank=4: peft is not installed: {how_to_install('lora')}"),
-    "no bitsandbytes": (["learner.optimizer=adamw_8bit"], "learner.optimizer='adamw_8bit': bitsandbytes is not installed"),
     "no gguf": (["model.path=smollm2"], "model 'smollm2': gguf is not installed"),
     "a process without a prompt": (
         ["launch.processes=5", "rollout.num_prompts=4"],
@@ -75,7 +70,7 @@ def here(tmp_path, monkeypatch, rlzoo):
     (here / "plain.json").write_text("{}")
     (here / "adam.json").write_text(json.dumps({"zero_optimization": {"stage": 2}, "optimizer": {"type": "Adam"}}))
     real = importlib.util.find_spec
-    gone = ("deepspeed", "vllm", "peft", "bitsandbytes", "gguf")
+    gone = ("deepspeed", "vllm", "peft", "gguf")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in gone else real(name, *rest))
     return here
 

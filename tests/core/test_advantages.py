@@ -39,25 +39,6 @@ def test_batch_norm_ignores_groups_and_raw_is_the_reward():
     assert estimator("raw")(rewards, groups).tolist() == [[1.0], [1.0], [0.0], [0.0]]
 
 
-def test_groups_that_are_half_right_and_confident_weigh_most():
-    # group 0: p = 1/2, responses of 2 and 1 tokens with probabilities 1/2 1/8 and 1/4: c = exp((log 1/4 + log 1/4) / 2) = 1/4
-    # group 1: rewards 1 and 1/2, of which one is right; every probability is 1: c = 1. Normalised rewards are +-sqrt(1/2)
-    # group 2: nothing is right, so the weight is the offset
-    rewards, groups = torch.tensor([1.0, 0.0, 1.0, 0.5, 0.25, 0.0]), torch.tensor([0, 0, 1, 1, 2, 2])
-    log_probs = torch.tensor([[0.5, 0.125], [0.25, 9.0], [1, 1], [1, 1], [0.5, 0.5], [0.5, 0.5]]).log()
-    mask = torch.ones(6, 2, dtype=torch.bool)
-    mask[1, 1] = False
-    got = estimator("codapo")(rewards, groups, None, mask, old_log_probs=log_probs)[:, 0]
-    weights = [0.35, -0.35, 1.1, -1.1, 0.1, -0.1]
-    assert got.tolist() == pytest.approx([weight * 0.5**0.5 for weight in weights], rel=1e-4)
-    rng = torch.Generator().manual_seed(1)
-    rewards, groups = torch.randint(0, 3, (40,), generator=rng) / 2, torch.randint(0, 6, (40,), generator=rng)
-    log_probs, mask = -torch.rand(40, 9, generator=rng), torch.rand(40, 9, generator=rng) < 0.7
-    expected = oracle.codapo(rewards.double().numpy(), groups.numpy(), log_probs.double().numpy(), mask.numpy())
-    got = estimator("codapo")(rewards, groups, None, mask, old_log_probs=log_probs)
-    np.testing.assert_allclose(got.numpy(), expected, rtol=1e-5, atol=1e-7)
-
-
 def gdpo(parts, groups, weights=None):
     columns = {name: torch.tensor(values)[:, None] for name, values in parts.items()}
     rewards = torch.full((len(groups),), torch.nan)  # gdpo reads only the named rewards

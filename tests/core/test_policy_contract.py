@@ -28,7 +28,7 @@ def rlzoo_clip_policies():
 '''
 REFUSED = {
     "advantage: ClassVar = 'raw'": "it declares 'advantage' as a class variable, but it is a field",
-    "advantage: Advantage = 'mine'": "unknown advantage estimator 'mine' (installed: batch_norm, codapo, gae, gdpo, gigpo,",
+    "advantage: Advantage = 'mine'": "unknown advantage estimator 'mine' (installed: batch_norm, gae, gdpo, gigpo,",
     "advantage: Advantage = {'name': 'pass_at_k', 'k': 1}": "its default advantage.k=1: input should be greater than",
     "reduction: Reduction = Field('my_mean')": "it has the default 'my_mean' for 'reduction' (known: token_mean,",
     "scaled: float = 1.0": "it declares 'scaled', which is reserved in every rule; choose another name",

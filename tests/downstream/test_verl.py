@@ -341,7 +341,7 @@ def test_token_rewards_are_passed_on_or_summed_as_the_estimator_requires():
 @pytest.mark.parametrize(
     ("name", "index", "message"),
     [("gigpo", UIDS, "'gigpo' needs state_ids, which verl does not pass"),
-     ("optimal_token_baseline", UIDS, "needs collision_probs, old_log_probs"),
+     ("reverse_kl", UIDS, "needs old_log_probs, ref_log_probs"),
      ("group_norm", None, "compares the responses to one prompt, but the batch has no uid"),
      ("leave_one_out", np.arange(6), "at least 2 responses per prompt, not 1"),
      ("pass_at_k/k:9", UIDS, "at least 9 responses per prompt, not 3"),

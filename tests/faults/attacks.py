@@ -183,8 +183,8 @@ def stopping_clock(jump: float):
     return do
 
 
-def streams(**names: str | None):
-    """Use standard streams that are closed (None) or a device."""
+def streams(**names: str):
+    """Replace standard streams with a device."""
 
     def do(case: Case) -> None:
         for name, file in names.items():
@@ -789,9 +789,6 @@ ENVIRONMENT = [
     attack("the current directory deleted", cwd_deleted),
     attack("a clock that jumps by an hour", stopping_clock(3600), fresh=True, on="reward", expect=DONE),
     attack("a clock that jumps back by a day", stopping_clock(-86400), fresh=True, on="reward", expect=DONE),
-    attack("stdin closed", streams(stdin=None), expect=DONE),
-    attack("stdout closed", streams(stdout=None)),
-    attack("stdout and stderr closed", streams(stdout=None, stderr=None)),
     attack("stdout full", streams(stdout="/dev/full"), check=was_finished),
     attack("stderr full", streams(stderr="/dev/full"), check=was_finished),
     attack("| head -1", lambda case: shell(case, "RLZOO | head -1"), then=("resume",), begin="nothing", check=was_finished, expect=DONE),

@@ -216,9 +216,8 @@ class Case:
             MARKER: str(box),
         }
         self.limits: dict[str, int] = {}
-        self.stdin: str | None = os.devnull
-        self.stdout: str | None = ""  # "": a file; None: closed
-        self.stderr: str | None = ""
+        self.stdin = os.devnull
+        self.stdout = self.stderr = ""  # "": a file
         self.cwd = box
         self.fresh = False
         self.seconds = 90.0
@@ -334,14 +333,9 @@ class Case:
         self.commands.append(command)
         return command
 
-    def _new_interpreter(
-        self, words: Sequence[str], files: Sequence[str | None]
-    ) -> tuple[int, Callable[[int], list[int] | None]]:
+    def _new_interpreter(self, words: Sequence[str], files: Sequence[str]) -> tuple[int, Callable[[int], list[int] | None]]:
         with contextlib.ExitStack() as stack:
-            opened = [
-                stack.enter_context(open(file or os.devnull, mode))
-                for file, mode in zip(files, ("rb", "ab", "ab"), strict=True)
-            ]
+            opened = [stack.enter_context(open(file, mode)) for file, mode in zip(files, ("rb", "ab", "ab"), strict=True)]
             # a shell's background job starts with Ctrl-C ignored
             command = ["env", "--default-signal=INT", str(Path(sys.executable).parent / "rlzoo"), *words]
             process = subprocess.Popen(

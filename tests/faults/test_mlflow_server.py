@@ -93,6 +93,6 @@ def test_a_server_that_restarts_receives_every_record_once(tmp_path, comes_back)
         assert [(point.step, point.value) for point in history] == [(row["step"], row["reward/mean"]) for row in rows[1:]]
         assert client.get_run(found.run_id).info.status == "FINISHED"
         names = {item.path for item in client.list_artifacts(found.run_id)}
-        assert {"config.yaml", "metrics.jsonl", "clip_by_length"} <= names
+        assert {"config.yaml", "metrics.jsonl", "completions"} <= names
     finally:
         stop(server)

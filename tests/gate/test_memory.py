@@ -251,7 +251,6 @@ def test_disk_of_a_checkpoint_with_deepspeed_is_worked_by_hand():
     [
         ["learner.gradient_checkpointing=true"],
         ["learner.lora.rank=16"],
-        ["learner.optimizer=adamw_8bit"],
         ["learner.lora.rank=16", "learner.lora.target=q_proj"],
     ],
 )

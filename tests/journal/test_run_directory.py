@@ -288,7 +288,7 @@ FOLDERS = ("checkpoints/step-000005", "rollouts/000005.safetensors")
 
 
 def test_temporary_files_of_a_killed_process_are_removed(run):
-    names = ("rollouts/000005.jsonl", "metrics.jsonl", "figures/clip_by_length/step-000005.png", "figures/lre.png")
+    names = ("rollouts/000005.jsonl", "metrics.jsonl", "figures/completions/step-000005.html", "figures/lre.html")
     folders, left = ([temporary_path(run / name, identity(run)) for name in part] for part in (FOLDERS, names))
     for folder in folders:
         folder.mkdir(parents=True)

@@ -141,19 +141,6 @@ def test_chunking_changes_neither_values_nor_gradients(monkeypatch, model, group
     assert relative_error(got, want) < 1e-5
 
 
-def test_collision_probabilities_are_those_of_the_truncated_distribution(model, groups):
-    batch = collate(groups)
-    got = make_learner(model, load_zoo()["grpo"]()).collision_probs(batch)[batch.response_mask]
-    precise, expected = copy.deepcopy(model).double(), []
-    for rollout in (rollout for group in groups for rollout in group.rollouts):
-        with torch.no_grad():
-            logits = precise(input_ids=torch.tensor([rollout.prompt_ids + rollout.response_ids])).logits[0]
-        for place in (place for start, end in rollout.spans for place in range(start, end)):
-            scores = logits[len(rollout.prompt_ids) - 1 + place, sorted(sets_of(rollout)[place])]
-            expected.append(scores.softmax(-1).square().sum())
-    torch.testing.assert_close(got.double(), torch.stack(expected), atol=1e-5, rtol=0)
-
-
 def test_the_reference_is_renormalized_over_the_same_tokens(model, groups):
     learner = make_learner(model, load_zoo()["grpo"](), kl_coef=0.1)
     batch = learner.score(collate(groups))

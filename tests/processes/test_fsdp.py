@@ -120,11 +120,9 @@ def test_a_checkpoint_holds_tensors_only(two, tmp_path):
 
 def test_settings_that_fsdp_does_not_support_are_refused(caplog):
     with pytest.raises(UserError, match=r"launch.fsdp=true and launch.deepspeed='zero3' both shard the model"):
-        check_launch(LaunchConfig(fsdp=True, deepspeed="zero3"), LearnerConfig())
-    with pytest.raises(UserError, match=r"learner.optimizer='adamw_8bit' cannot be combined with launch.fsdp"):
-        check_launch(ALONE, LearnerConfig(optimizer="adamw_8bit"))
+        check_launch(LaunchConfig(fsdp=True, deepspeed="zero3"))
     with pytest.raises(UserError, match=r"launch.offload='optimizer': offloading needs DeepSpeed"):
-        check_launch(LaunchConfig(fsdp=True, offload="optimizer"), LearnerConfig())
+        check_launch(LaunchConfig(fsdp=True, offload="optimizer"))
     with caplog.at_level(logging.WARNING, logger="rlzoo"):
         make_learner(torch.bfloat16, ALONE, master_weights=False)
     assert "bfloat16 weights have no float32 copies" in caplog.text

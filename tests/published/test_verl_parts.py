@@ -25,16 +25,8 @@ def graded(seed, *, holes=True, with_token_rewards=False):
         mask[::3, 1:3] = False
     rewards = torch.randn(number, 1, generator=rng)
     rewards[:GROUP] = 0.5
-    probs = torch.rand(mask.shape, generator=rng) * 0.9 + 0.05
     paid = torch.where(mask, torch.randn(mask.shape, generator=rng), 0.0) if with_token_rewards else None
-    return AdvantageInputs(
-        rewards,
-        torch.arange(number)[:, None] // GROUP,
-        mask,
-        token_rewards=paid,
-        old_log_probs=torch.where(mask, probs.log(), 0.0),
-        collision_probs=torch.where(mask, probs.square() + (1 - probs).square() / 2, 0.0),
-    )
+    return AdvantageInputs(rewards, torch.arange(number)[:, None] // GROUP, mask, token_rewards=paid)
 
 
 def token_rewards(inputs):
@@ -46,23 +38,14 @@ def token_rewards(inputs):
 
 
 def verl_advantages(name, inputs, **settings):
-    """verl takes all rewards per token; the reward of a response is on its last token."""
-    mask = inputs.response_mask
-    last = torch.where(mask, torch.arange(mask.shape[1]), -1).amax(-1, keepdim=True)
-    paid = torch.zeros(mask.shape, dtype=torch.float64) if inputs.token_rewards is None else inputs.token_rewards.double()
-    paid = paid.scatter_add(1, last, inputs.rewards.double())
-    if name.endswith("optimal_token_baseline"):
-        settings["old_log_probs"] = inputs.old_log_probs.double()
-        settings["sum_pi_squared"] = inputs.collision_probs.double()
-    # its groups are keys of a dict
-    return get_adv_estimator_fn(name)(token_rewards(inputs), mask, index=inputs.group_ids[:, 0].numpy(), **settings)[0]
+    index = inputs.group_ids[:, 0].numpy()  # its groups are keys of a dict
+    return get_adv_estimator_fn(name)(token_rewards(inputs), inputs.response_mask, index=index, **settings)[0]
 
 
 ESTIMATORS = [
     ("group_norm", "grpo", {"epsilon": 1e-6}),
     ("group_mean", "grpo", {"norm_adv_by_std_in_grpo": False}),
     ("leave_one_out", "rloo", {}),
-    ("optimal_token_baseline", "tir_optimal_token_baseline", {}),
 ]
 
 
@@ -94,21 +77,6 @@ def test_gdpo_equals_verl_apart_from_the_unit_of_the_last_step():
         )[0]
         whitened = masked_whiten(ours.expand(mask.shape), mask) * mask
         torch.testing.assert_close(whitened, theirs, rtol=1e-4, atol=1e-4)
-
-
-def test_the_baseline_of_rewards_for_tokens_equals_verl():
-    for seed in range(4):
-        inputs = graded(seed, with_token_rewards=True)
-        expected = verl_advantages("tir_optimal_token_baseline", inputs).float()
-        torch.testing.assert_close(ZOO.advantages["optimal_token_baseline"]()(inputs), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_the_other_baseline_of_verl_compares_columns_rather_than_tokens():
-    whole, holes = graded(0, holes=False), graded(0)
-    for inputs, is_equal in ((whole, True), (holes, False)):
-        expected = verl_advantages("optimal_token_baseline", inputs).float()
-        got = ZOO.advantages["optimal_token_baseline"]()(inputs)
-        assert torch.allclose(got, expected, rtol=1e-5, atol=1e-5) is is_equal
 
 
 def sampled(seed, spread):

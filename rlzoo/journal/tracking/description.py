@@ -42,14 +42,6 @@ def typed_command() -> str:
     return os.environ.get(COMMAND) or shlex.join(redact_words([*_program(sys.argv[0]), *sys.argv[1:]]))
 
 
-def source_name() -> str:
-    """Return the source of a run for MLflow: the command, such as ``rlzoo train``, or the script's file."""
-    words = shlex.split(typed_command())
-    if words[:1] == ["rlzoo"]:
-        return " ".join(word for word in words[:2] if not word.startswith("-"))
-    return words[1] if len(words) > 1 and words[1].endswith(".py") else " ".join(words[:3])
-
-
 def redact_words(words: Sequence[str]) -> list[str]:
     """Redact the secrets in a command, including the values in ``KEY=VALUE`` and ``--key VALUE`` if the key names a secret.
 

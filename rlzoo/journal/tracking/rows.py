@@ -15,10 +15,7 @@ LARGEST_CALL = 1000  # maximum number of metrics in one call; MLflow's own limit
 
 Curves = Literal["curated", "all"]  # which metrics of a step are sent: all, or only those that are useful as curves
 
-LEFT_OUT = (
-    *("ratio/standardised_", "learner/objective", "eval/accuracy_se"),
-    *("fairness/lre_composition_mean", "fairness/lre_total_mean"),
-)
+LEFT_OUT = ("learner/objective", "eval/accuracy_se", "fairness/lre_composition_mean", "fairness/lre_total_mean")
 """Prefixes of metrics that are not curated. Interval bounds are not curated either."""
 
 BY_BIN = ("clip/fraction_length_bin_", "clip/fraction_num_turns_bin_", "clip/band_", "fairness/ess_length_bin_")

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sqlite3
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,7 +20,6 @@ from rlzoo.support.lock import Lock
 
 logger = logging.getLogger("rlzoo")
 
-LONGEST_EXCHANGE = 600.0  # maximum seconds that a command exchanges data with the store
 LONGEST_SETUP = 120.0  # maximum seconds to wait for a process that connects to a SQLite store; creating its tables takes 10 s
 OBJECT_STORES = ("s3", "gs", "wasbs")  # schemes of artifact locations that name neither a host nor a path
 
@@ -41,27 +37,6 @@ def load_mlflow() -> None:
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
     import mlflow  # noqa: F401
-
-
-@contextmanager
-def bounded_store() -> Iterator[None]:
-    """End the block with a `RunError` after `LONGEST_EXCHANGE` seconds, for a server that sends one byte per second.
-
-    MLflow's time limit restarts with every byte. Outside the main thread, it is the only limit.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise RunError(f"the store took longer than {LONGEST_EXCHANGE:g} s")
-
-    handler, timer = signal.signal(signal.SIGALRM, end), signal.setitimer(signal.ITIMER_REAL, LONGEST_EXCHANGE)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, *timer)
-        signal.signal(signal.SIGALRM, handler)
 
 
 def experiment_id(client: Any, name: str, chosen: str | None = None) -> str:
@@ -144,11 +119,10 @@ def find_run(client: Any, run_id: str) -> Any:
 
 @contextmanager
 def connected(otherwise: str = "") -> Iterator[Any]:
-    """Yield a client for the current store, with limits; any error is logged with ``otherwise``, or raised in one line."""
+    """Yield a client for the current store; any error is logged with ``otherwise``, or raised in one line."""
     uri = tracking_uri()
     try:
-        with bounded_store():
-            yield connect(uri)
+        yield connect(uri)
     except Exception as error:
         problem = f"MLflow at {without_password(uri)} cannot be used ({describe(error, uri)})"
         if not otherwise:

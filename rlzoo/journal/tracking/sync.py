@@ -17,7 +17,6 @@ from rlzoo.journal.tracking.uploads import EXPERIMENT_ID, Upload, Uploaded, with
 logger = logging.getLogger("rlzoo")
 
 ID_TAG = "rlzoo_id"
-SHOWN = (".png", ".html")  # files in figures/ that are logged
 
 
 class Sync:
@@ -123,9 +122,8 @@ class Sync:
             # metrics.jsonl grows throughout the run, so it is sent at the end
             if is_over or name != "metrics.jsonl":
                 self._send_file(self.directory / name, name)
-        for figure in sorted((self.directory / "figures").rglob("*")):
-            if figure.suffix in SHOWN:
-                self._send_file(figure, str(figure.relative_to(self.directory / "figures")))
+        for page in sorted((self.directory / "figures").rglob("*.html")):
+            self._send_file(page, str(page.relative_to(self.directory / "figures")))
 
     def _send_file(self, file: Path, name: str) -> None:
         # an untrusted run directory could name or link to any file

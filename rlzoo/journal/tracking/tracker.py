@@ -31,7 +31,6 @@ class Tracker:
     """
 
     def __init__(self, is_on: bool) -> None:
-        self.is_on = is_on
         self._directory: Path | None = None
         self._upload: Upload | None = None
         self._trouble: str | None = None

@@ -18,7 +18,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from rlzoo.config.redaction import redact, redact_settings, without_userinfo
 from rlzoo.core.errors import UserError, first_mistake
-from rlzoo.journal.tracking.description import source_name
 from rlzoo.journal.tracking.rows import Curves
 from rlzoo.support.atomic import write_text, writing
 from rlzoo.support.reading import remedy
@@ -58,7 +57,6 @@ class Upload:
         parent = os.environ.get(PARENT_RUN)
         ours = {
             "mlflow.user": psutil.Process().username(),
-            "mlflow.source.name": source_name(),
             "mlflow.source.type": "LOCAL",
             **({"mlflow.source.git.commit": tags["git_commit"]} if tags.get("git_commit") else {}),
             **({"mlflow.parentRunId": parent} if parent else {}),

@@ -12,9 +12,9 @@ from rlzoo.journal.tracking.uploads import Upload, run_id_of, tracking_uri
 
 def three_steps(tmp_path):
     """Create the directory of a three-step run in an empty directory."""
-    (tmp_path / "figures" / "clip").mkdir(parents=True)
+    (tmp_path / "figures" / "completions").mkdir(parents=True)
     (tmp_path / "config.yaml").write_text("seed: 0\n")
-    (tmp_path / "figures" / "clip" / "step-2.png").write_bytes(b"a picture")
+    (tmp_path / "figures" / "completions" / "step-2.html").write_bytes(b"a page")
     for step in range(3):
         add_row(tmp_path, step)
     record = Upload.new(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlzoo.journal.tracking.description import COMMAND, describe_run, redact_words, source_name, typed_command
+from rlzoo.journal.tracking.description import COMMAND, describe_run, redact_words, typed_command
 
 RUN = Path("/runs/mine")
 
@@ -24,20 +24,19 @@ def test_a_long_command_is_truncated_to_the_limit_of_mlflow(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("argv", "command", "source"),
+    ("argv", "command"),
     [
-        (["/env/bin/rlzoo", "train", "--clip", "fspo"], "rlzoo train --clip fspo", "rlzoo train"),
-        (["/lib/rlzoo/__main__.py", "eval", "runs/a b"], "rlzoo eval 'runs/a b'", "rlzoo eval"),
-        (["race.py", "--fast"], "python race.py --fast", "race.py"),
-        (["-c", "one"], "python one", "python one"),
-        ([""], "python", "python"),
+        (["/env/bin/rlzoo", "train", "--clip", "fspo"], "rlzoo train --clip fspo"),
+        (["/lib/rlzoo/__main__.py", "eval", "runs/a b"], "rlzoo eval 'runs/a b'"),
+        (["race.py", "--fast"], "python race.py --fast"),
+        (["-c", "one"], "python one"),
+        ([""], "python"),
     ],
 )  # fmt: skip
-def test_the_command_is_recorded_as_typed(monkeypatch, argv, command, source):
+def test_the_command_is_recorded_as_typed(monkeypatch, argv, command):
     monkeypatch.delenv(COMMAND, raising=False)
     monkeypatch.setattr(sys, "argv", argv)
     assert typed_command() == command
-    assert source_name() == source
 
 
 def test_launched_processes_record_the_command_of_the_launcher(monkeypatch):

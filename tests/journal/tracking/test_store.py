@@ -12,10 +12,9 @@ from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from rlzoo.cli.sync import sync
 from rlzoo.core.errors import RunError
-from rlzoo.journal.tracking import store as store_module
 from rlzoo.journal.tracking import tracker as tracker_module
 from rlzoo.journal.tracking.rows import accepted_name
-from rlzoo.journal.tracking.store import bounded_store, describe, latest_experiment
+from rlzoo.journal.tracking.store import describe, latest_experiment
 from rlzoo.journal.tracking.sync import Sync
 from rlzoo.journal.tracking.tracker import Tracker
 from rlzoo.journal.tracking.uploads import Upload, Uploaded, run_id_of, tracking_uri
@@ -34,10 +33,10 @@ def error_of(sending):
 
 @pytest.mark.parametrize("attack", hostile.ATTACKS, ids=lambda attack: attack.__name__)
 def test_a_hostile_server_is_reported_in_one_line_without_delay(attack, directory, monkeypatch):
-    monkeypatch.setattr(store_module, "LONGEST_EXCHANGE", 1.0)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     started = time.monotonic()
-    with hostile.serving(attack) as address, bounded_store():
+    with hostile.serving(attack) as address:
         error = error_of(Sync(directory, address))
     assert time.monotonic() - started < 10
     line = describe(error, address)
@@ -113,13 +112,12 @@ def test_a_store_that_was_deleted_is_filled_again(directory):
 
 @pytest.mark.long
 def test_a_database_deleted_during_a_run_is_reported_and_nothing_is_lost(directory, own_store, zygote, capfd):
-    with bounded_store():
-        sending = Sync(directory, tracking_uri())
-        sending.send(is_over=False)
-        (own_store / "mlflow.db").unlink()
-        add_row(directory, 3)
-        with pytest.raises(Exception, match="readonly database") as caught:
-            sending.send(is_over=True)
+    sending = Sync(directory, tracking_uri())
+    sending.send(is_over=False)
+    (own_store / "mlflow.db").unlink()
+    add_row(directory, 3)
+    with pytest.raises(Exception, match="readonly database") as caught:
+        sending.send(is_over=True)
     assert describe(caught.value, tracking_uri()).isprintable()
     # in another process, because this one keeps the deleted file open
     answer = zygote.run("sync", directory, folder=directory)
@@ -139,8 +137,7 @@ def test_an_invalid_tracking_uri_is_reported_in_one_line(uri, directory, monkeyp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     sending = Sync(directory, uri)
-    with bounded_store():
-        line = describe(error_of(sending), uri)
+    line = describe(error_of(sending), uri)
     sending.report(line)
     assert line.isprintable()
     assert len(line) < 400

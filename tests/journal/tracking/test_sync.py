@@ -29,18 +29,18 @@ def test_everything_arrives(directory):
     assert store().get_experiment(run.info.experiment_id).tags["mlflow.experimentKind"] == "custom_model_development"
     assert history(directory) == THREE_STEPS
     names = [item.path for item in store().list_artifacts(run.info.run_id)]
-    assert names == ["clip", "config.yaml", "metrics.jsonl"]
+    assert names == ["completions", "config.yaml", "metrics.jsonl"]
 
 
 def test_nothing_outside_the_directory_is_sent(directory):
-    outside = directory.parent / "outside.png"
+    outside = directory.parent / "outside.html"
     outside.write_bytes(b"private")
-    (directory / "figures" / "linked.png").symlink_to(outside)
+    (directory / "figures" / "linked.html").symlink_to(outside)
     (directory / "linked.txt").symlink_to(outside)
-    end(directory, files=("config.yaml", "../outside.png", str(outside), "linked.txt"))
-    assert send(directory).num_files == 2  # config.yaml and the one valid picture
+    end(directory, files=("config.yaml", "../outside.html", str(outside), "linked.txt"))
+    assert send(directory).num_files == 2  # config.yaml and the one valid page
     names = [item.path for item in store().list_artifacts(run_id_of(directory))]
-    assert names == ["clip", "config.yaml"]
+    assert names == ["completions", "config.yaml"]
 
 
 def test_a_second_upload_sends_nothing(directory):

@@ -69,7 +69,7 @@ def test_credentials_are_not_sent_to_an_address_from_a_run_directory(directory, 
         sync([directory])
         assert {credentials for _, _, credentials in received} == {password}
         uploads = {path.rpartition("/artifacts/")[2] for method, path, _ in received if method == "PUT"}
-        assert {"config.yaml", "metrics.jsonl", "clip/step-2.png"} <= uploads
+        assert {"config.yaml", "metrics.jsonl", "completions/step-2.html"} <= uploads
 
 
 def test_a_run_directory_does_not_choose_the_database(directory, password, tmp_path):
