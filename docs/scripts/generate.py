@@ -58,7 +58,6 @@ TOPICS = {
         "learner.warmup_updates",
         "learner.weight_decay",
         "learner.betas",
-        "learner.optimizer",
     ),
     "Batch size and group size": (
         "rollout.num_prompts",

@@ -26,8 +26,7 @@ gain: {score} minus {score} before training
 IQM: mean without the highest and lowest quarters of the seeds
 clip: share of responses clipped; {match}: length error at this share,
 0 if all lengths are clipped equally; noise: expected error in that case
-len: tokens per response; s: seconds per run
-P: probability that a run of the first rule beats a run of the second"""
+len: tokens per response; s: seconds per run"""
 MANY = 4  # maximum number of rules for which all pairs are shown, not just pairs with the best rule
 
 
@@ -84,13 +83,12 @@ def _print(console: Plain, result: Comparison) -> None:
     console.print(LEGEND.format(match=_matched(result), score=result.scored), style="dim")
     best = result.rules[0].label
     shown = [pair for pair in result.pairs if len(result.rules) <= MANY or best in (pair.first, pair.second)]
-    pairs = table("<pair", ">difference", ">95 %", ">P", "<verdict")
+    pairs = table("<pair", ">difference", ">95 %", "<verdict")
     for pair in shown:
         pairs.add_row(
             f"{names[pair.first]} - {names[pair.second]}",
             signed(pair.mean),
             interval(pair.interval),
-            "-" if pair.probability_interval is None else f"{pair.probability_of_improvement:.2f}",
             "" if pair.p_value is None else pair.verdict,
         )
     if shown:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import json
 import logging
 import os
@@ -167,21 +166,7 @@ def _print_result(console: Plain, result: RunResult, held_out: str, *, is_quiet:
     page, folder = result.path / "figures" / "completions.html", result.path.parent
     if page.is_file():
         console.print(f"clip decisions in individual responses: {page}")
-    if _are_comparable(folder):
+    if len(list(folder.glob("*/summary.json"))) > 1:
         console.print(f"compare the finished runs in {folder}: rlzoo compare {shlex.quote(str(folder))}")
     if result.mlflow_run_id:
         console.print("view the runs in MLflow: rlzoo ui")
-
-
-def _are_comparable(folder: Path) -> bool:
-    """Return whether a folder contains between 2 and 50 finished runs that can be compared."""
-    from rlzoo.lab.compare import labelled
-    from rlzoo.lab.runs import find_runs
-
-    try:
-        runs = [file.parent for file in itertools.islice(folder.glob("*/summary.json"), 51)]
-        finished = find_runs(runs)[0] if 2 <= len(runs) <= 50 else []
-        labelled(finished)  # raises an error if two runs have the same label and seed
-    except (OSError, UserError):
-        return False
-    return len(finished) > 1

@@ -225,7 +225,6 @@ class LearnerConfig(Settings):
     kl_coef: float = Field(0.0, ge=0, le=100, description="weight of the KL to the reference model in the loss; 0: none")
     kl_estimator: KLEstimator = Field("k3", description="estimator of the per-token KL")
     entropy_coef: float = Field(0.0, ge=0, le=100, description="weight of the entropy bonus in the objective; 0: none")
-    optimizer: Literal["adamw"] = Field("adamw", description="optimizer; AdamW is the only one")
     master_weights: bool = Field(
         True, description="apply optimizer steps to float32 copies of bfloat16 weights; DeepSpeed always does"
     )

@@ -31,7 +31,7 @@ LONGEST_VALUE = 80  # maximum length of a setting in a label, in characters
 MATCHED = ("lre_max, matched", "lowest and highest", "noise", "by signs", "total")  # at the same clip fraction
 TABLES = {
     "": ("rule", "seeds", "mean", "95%", "gain", "IQM", "95%", "clip fraction", "response length"),
-    "Every pair": ("first", "second", "seeds", "difference", "95%", "P(first > second)", "95%", "p, Holm", "verdict"),
+    "Every pair": ("first", "second", "seeds", "difference", "95%", "p, Holm", "verdict"),
     "Length fairness": ("rule", "clip fraction", "lre_max", *MATCHED, "ess"),
     "Means over runs": ("rule", "seconds", "tokens/s", "peak memory, MiB", "updates with norm clipping"),
     "The runs": ("rule", "seed", "folder", "MLflow run"),
@@ -136,8 +136,7 @@ class Comparison(Tabular):
             costs.append([rule.label, seconds, speed, fmean(memory) if memory else None, limited])
             runs += [[rule.label, run.seed, str(run.path), run_id_of(run.path) or ""] for run in rule.runs]
         for pair in self.pairs:
-            probability = None if pair.probability_interval is None else pair.probability_of_improvement
-            numbers = (pair.mean, pair.interval, probability, pair.probability_interval, pair.adjusted_p_value)
+            numbers = (pair.mean, pair.interval, pair.adjusted_p_value)
             pairs.append([pair.first, pair.second, pair.num_seeds, *numbers, pair.verdict])
         contents = zip(TABLES.items(), (scores, pairs, errors, costs, runs), strict=True)
         return [Table(title or self.score, columns, rows) for (title, columns), rows in contents]

@@ -47,8 +47,6 @@ class Difference:
     interval: Interval | None  # 95%, Student's t of the paired differences; simultaneous only in `against`
     p_value: float | None  # two-sided paired t-test
     adjusted_p_value: float | None  # after Holm's correction for all pairs that are tested
-    probability_of_improvement: float  # P(first > second) + P(equal) / 2 over all pairs of seeds
-    probability_interval: Interval | None  # 95%, Newcombe's score interval; None if either policy has fewer than two seeds
     verdict: str
 
 
@@ -93,30 +91,6 @@ def _trimmed_interval(values: Array) -> Interval | None:
     return float(kept.mean()) - half, float(kept.mean()) + half
 
 
-def probability_of_improvement(first: Array, second: Array, axis: int = -1) -> Array:
-    """Compute P(first > second) + P(equal) / 2 over all pairs of scores: the normalised Mann-Whitney U (arXiv 2108.13264)."""
-    wins = stats.mannwhitneyu(first, second, axis=axis, method="asymptotic").statistic  # `method` affects only the p-value
-    return np.asarray(wins / (first.shape[axis] * second.shape[axis]))
-
-
-def _probability_interval(first: Array, second: Array) -> Interval | None:
-    """Compute Newcombe's score interval for P(first > second), method 5 (Statistics in Medicine 25 (2006), 559)."""
-    if min(len(first), len(second)) < 2 or np.ptp(np.concatenate([first, second])) == 0:
-        return None
-    share, pairs = float(probability_of_improvement(first, second)), len(first) * len(second)
-    more = (len(first) + len(second)) / 2 - 1
-    quantile = float(stats.t.ppf(0.5 + CONFIDENCE / 2, min(len(first), len(second)) - 1))
-
-    def excess(theta: float) -> float:
-        variance = theta * (1 - theta) * (1 + more * (1 - theta) / (2 - theta) + more * theta / (1 + theta)) / pairs
-        return float((share - theta) ** 2 - quantile**2 * variance)
-
-    middle = min(max(share, 1e-9), 1 - 1e-9)  # the excess is negative here, but 0 at a share of exactly 0 or 1
-    low = 0.0 if share == 0 else float(optimize.brentq(excess, 1e-12, middle))
-    high = 1.0 if share == 1 else float(optimize.brentq(excess, middle, 1 - 1e-12))
-    return low, high
-
-
 def differences(scores: Mapping[str, Mapping[int, float]]) -> list[Difference]:
     """Compare all pairs of policies, given their scores by policy and seed.
 
@@ -148,7 +122,6 @@ def _difference(
     adjusted: float | None,
 ) -> Difference:
     gap = _gap(scores[first], scores[second])
-    all_ours, all_theirs = (np.array(list(scores[name].values()), dtype=float) for name in (first, second))
     return Difference(
         first,
         second,
@@ -157,8 +130,6 @@ def _difference(
         interval=interval,
         p_value=p_value,
         adjusted_p_value=adjusted,
-        probability_of_improvement=float(probability_of_improvement(all_ours, all_theirs)),
-        probability_interval=_probability_interval(all_ours, all_theirs),
         verdict=_verdict(first, second, gap, adjusted),
     )
 

@@ -14,7 +14,6 @@ from rlzoo.measure.comparison import (
     estimate,
     holm,
     iqm,
-    probability_of_improvement,
 )  # fmt: skip
 
 
@@ -28,26 +27,11 @@ def test_the_interquartile_mean_leaves_a_quarter_out_at_each_end():
     assert iqm(np.array([5.0])) == 5.0
 
 
-def test_the_probability_of_improvement_counts_pairs_and_half_of_the_ties():
-    # pairs (1,0) > (1,1) = (1,2) <, (3,0) > (3,1) > (3,2) >: 4 wins and a tie out of six
-    assert probability_of_improvement(np.array([1.0, 3.0]), np.array([0.0, 1.0, 2.0])) == pytest.approx(4.5 / 6)
-
-
-def test_the_probability_of_improvement_is_a_mean_over_pairs():
-    rng = np.random.default_rng(0)
-    first, second = rng.integers(0, 5, 7), rng.integers(0, 5, 9)
-    pairs = [(a > b) + (a == b) / 2 for a in first for b in second]
-    assert probability_of_improvement(first, second) == pytest.approx(np.mean(pairs))
-    (pair,) = differences({"a": by_seed(first), "b": by_seed(second)})
-    low, high = pair.probability_interval
-    assert 0 <= low < pair.probability_of_improvement < high <= 1
-
-
 def test_constant_values_have_no_interval():
     for scores in ([0.5], [0.5, 0.5, 0.5]):
         assert (estimate(scores).mean_interval, estimate(scores).iqm_interval) == (None, None)
     (pair,) = differences({"a": by_seed([0.5] * 5), "b": by_seed([0.5] * 5)})
-    assert (pair.mean, pair.interval, pair.probability_of_improvement, pair.probability_interval) == (0, None, 0.5, None)
+    assert (pair.mean, pair.interval) == (0, None)
     assert pair.verdict == "no difference shown"
 
 
@@ -77,17 +61,6 @@ def test_intervals_have_the_documented_coverage(name, truth, least, num_seeds):
     margin = 2 * (least * (1 - least) / 1000) ** 0.5
     assert least - margin <= of_mean <= 0.97
     assert 0.89 - margin <= of_iqm <= 0.97
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("num_seeds", [5, 12])
-@pytest.mark.parametrize("shift", [0.0, 1.5, 3.0])
-def test_the_interval_of_the_probability_of_improvement_has_its_coverage(shift, num_seeds):
-    rng, truth, held = np.random.default_rng(3), stats.norm.cdf(shift / 2**0.5), 0
-    for first, second in rng.normal(size=(400, 2, num_seeds)):
-        (pair,) = differences({"a": by_seed(first + shift), "b": by_seed(second)})
-        held += pair.probability_interval[0] <= truth <= pair.probability_interval[1]
-    assert held / 400 >= 0.94
 
 
 def test_the_paired_t_interval_and_test_by_hand():
