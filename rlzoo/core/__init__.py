@@ -1,1 +1,1 @@
-"""What a rule, an advantage estimator or a correction uses; imports no other part of rlzoo."""
+"""Building blocks of rules, estimators and corrections; imports no other part of rlzoo."""

@@ -91,7 +91,7 @@ class AdvantageEstimator(Settings, ABC):
     per_token: ClassVar[bool] = False  # whether the estimator always returns per-token values
     takes_token_rewards: ClassVar[bool] = False  # whether it turns token rewards into per-token advantages
     compares: ClassVar[bool] = True  # whether the estimator compares the responses to one prompt
-    takes_one: ClassVar[bool] = False  # whether the only response to a prompt gets advantage 0, rather than causing an error
+    takes_one: ClassVar[bool] = False  # whether a prompt's only response gets advantage 0 instead of raising an error
     exempt: ClassVar[Mapping[str, str]] = {}  # laws of `rlzoo.testing` that the estimator breaks on purpose, and why
 
     @property
@@ -114,7 +114,7 @@ class AdvantageEstimator(Settings, ABC):
         return advantages.float()
 
     def value_targets(self, inputs: AdvantageInputs) -> Tensor:
-        """Compute what the critic should have returned as ``values``.
+        """Compute the values that the critic should have returned.
 
         Returns:
             Detached float32 ``(B, T)``, 0 outside the mask.

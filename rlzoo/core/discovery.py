@@ -19,14 +19,14 @@ from rlzoo.core.errors import UserError, shown
 from rlzoo.core.hookspecs import PROJECT
 
 DISTRIBUTION = "rlzoo-llm"
-"""Name on PyPI. There, `rlzoo` is a different project, which installs its own package `rlzoo` into the same folder."""
+"""Name on PyPI, where `rlzoo` is a different project. Its package `rlzoo` would be installed into the same folder."""
 
 PUBLISHED = False
 """Whether PyPI has the distribution. The first release sets this to True (`CONTRIBUTING.md`)."""
 
 RESTRICT = "RLZOO_PLUGINS"
-"""Environment variable that selects installed plugins. If it is unset, all plugins are loaded; if it is empty, only bundled
-plugins. Otherwise, it is a comma-separated list of plugins or distributions to load in addition to the bundled plugins."""
+"""Environment variable that selects installed plugins. If it is unset, all plugins are loaded. If it is empty, only bundled
+plugins are. Otherwise, it is a comma-separated list of plugins or distributions to load in addition to the bundled ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Plugin:
     source: str  # distribution and version, or a path
     load: Callable[[], Any] = field(compare=False)
     bundled: bool
-    asked_for: bool  # whether the user named the plugin for this run, so that any problem is an error
+    asked_for: bool  # whether the user named the plugin for this run; if so, any problem with it is an error
     module: str  # a plugin that the user named replaces an installed plugin with the same module
     distribution: str = ""  # normalized name of the distribution that installed the plugin
     file: Path | None = None  # file of the plugin's module, if the user named the plugin
@@ -52,7 +52,7 @@ class Plugin:
 
 
 def distinct(paths: Sequence[str | Path]) -> tuple[str, ...]:
-    """Return the absolute paths of plugins without duplicates; links are resolved.
+    """Return the absolute paths of plugins, with links resolved and duplicates removed.
 
     Raises:
         UserError: a path is not a valid file name.
@@ -69,7 +69,7 @@ def distinct(paths: Sequence[str | Path]) -> tuple[str, ...]:
 
 
 def named_plugins(paths: Sequence[str | Path]) -> list[Plugin]:
-    """Return the plugins in the files and folders that the user named; a file that is named several times is one plugin.
+    """Return the plugins in the files and folders that the user named; a file that is named several times is included once.
 
     Raises:
         UserError: a path contains no plugin.
@@ -93,7 +93,7 @@ def installed_plugins() -> list[Plugin]:
     for point in metadata.entry_points(group=PROJECT):
         name, version = named(point.dist)
         source, normal = f"{name} {version}".rstrip(), _normal(name)
-        bundled, module = normal == DISTRIBUTION, point.value.partition(":")[0].strip()  # loading reports an odd value
+        bundled, module = normal == DISTRIBUTION, point.value.partition(":")[0].strip()  # loading reports an invalid value
         plugins.append(Plugin(point.name, source, point.load, bundled, asked_for=False, module=module, distribution=normal))
     return sorted(plugins, key=lambda plugin: (not plugin.bundled, plugin.name, plugin.source))
 

@@ -94,7 +94,7 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
         elsewhere = [] if prefix else keys_called(location[-1], model)
         dotted = (
             "" if "/" in prefix else key.removesuffix(location[-1])
-        )  # --set needs the whole key; a rule's name such as rule/key:value does not
+        )  # --set needs the whole key; the notation rule/key:value does not
         hint = f"; did you mean {elsewhere[0]!r}?" if elsewhere else did_you_mean(location[-1], allowed, dotted)
         listed = f" (allowed: {', '.join(allowed)})"
         return f"unknown key {key!r}{hint or listed}"
@@ -107,7 +107,7 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
 
 
 def first_mistake(error: ValidationError) -> str:
-    """Format the first problem that pydantic found in data written by a program: its place, and what is expected there."""
+    """Format the first problem that pydantic found in data written by a program: where it is, and what is expected there."""
     first = error.errors()[0]
     where = ".".join(str(key) for key in first["loc"])
     message = str(first["msg"])

@@ -46,7 +46,7 @@ def rlzoo_corrections() -> Iterable[type[Correction]]:
 def rlzoo_tasks() -> Mapping[str, str]:
     """Return a mapping from ``task.name`` to ``module:Class`` for the tasks that this plugin adds (since interface 1.1).
 
-    A name may end with a setting of the class: ``puzzles:<dataset>`` serves ``puzzles:sudoku`` with the setting ``dataset``.
+    A name may end with a placeholder for a setting: ``puzzles:<dataset>`` matches ``puzzles:sudoku`` (``dataset`` is sudoku).
     """
     raise NotImplementedError
 

@@ -52,7 +52,7 @@ def log_ratio(inputs: ClipInputs, against: Literal["old", "rollout", "ref"] = "o
 
 
 def masked(values: Tensor, response_mask: Tensor) -> Tensor:
-    """Return ``(B, T)`` values as float32, with exactly 0 in place of whatever masked positions hold."""
+    """Return ``(B, T)`` values as float32, with masked positions set to exactly 0 whatever they contain."""
     return torch.where(response_mask, values.float(), torch.zeros((), device=values.device))
 
 

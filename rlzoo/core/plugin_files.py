@@ -8,14 +8,14 @@ from pathlib import Path
 
 RUN = "run.json"  # marks a run directory
 SKIPPED = {"__pycache__", "mlruns", "mlflow.db"}
-OUTPUTS = (".log", ".md", ".rst", ".html", ".png", ".svg", ".pdf")  # files that code names in order to write them
+OUTPUTS = (".log", ".md", ".rst", ".html", ".png", ".svg", ".pdf")  # suffixes of files that a plugin writes rather than reads
 
 
 def plugin_files(path: Path) -> dict[str, Path]:
     """Return the files of a plugin, keyed and sorted by relative path.
 
-    Of a package, these are all files, except hidden ones, caches, MLflow stores and run directories. Of another folder, these
-    are the ``.py`` files in it.
+    For a package, these are all files, except hidden ones, caches, MLflow stores and run directories. For any other folder,
+    these are its ``.py`` files.
     """
     if not path.is_dir():
         return {path.name: path}

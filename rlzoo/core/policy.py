@@ -159,7 +159,7 @@ class ClipPolicy(Settings, ABC):
 
     @property
     def needs_whole_prompts(self) -> bool:
-        """Whether all responses to a prompt must be in one minibatch: the rule compares them, or their mean is taken."""
+        """Whether all responses to a prompt must be in one minibatch, because the rule or the reduction combines them."""
         return "group_ids" in self.needs or self.reduction == "prompt_mean"
 
     def replace(self, **settings: Any) -> Self:
@@ -175,7 +175,7 @@ class ClipPolicy(Settings, ABC):
 
 
 def limited_to_needs(policy: ClipPolicy, inputs: ClipInputs) -> ClipInputs:
-    """Return inputs on which reading an optional field that the rule does not name in `needs` raises a `PolicyError`."""
+    """Return inputs that raise a `PolicyError` if the rule reads an optional field that it does not name in `needs`."""
     kind = _limited(policy.name, frozenset(policy.needs))
     return kind(**{field.name: getattr(inputs, field.name) for field in fields(kind)})
 
@@ -201,7 +201,7 @@ NAMED = ("advantage", "reduction")
 
 
 def contract_problem(policy: type[ClipPolicy]) -> str | None:
-    """Return a description of the first declaration in a policy class that would fail or be ignored in training, or None."""
+    """Describe the first declaration in a policy class that would fail or be ignored in training; return None if all work."""
     for name in policy.model_fields.keys() & ClipPolicy.__class_vars__:
         return f"declares {name!r} as a field, but it is a class variable: write {name} = ... without an annotation"
     settable = OVERRIDABLE | ClipPolicy.__class_vars__ | {*NAMED}

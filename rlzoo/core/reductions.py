@@ -38,14 +38,14 @@ class StepCounts:
     num_responses: int  # responses with at least one token
     num_tokens: int
     num_prompts: int = field(default=0, repr=False)  # prompts whose responses have tokens; counted only for ``prompt_mean``
-    # (B, 1) tokens of all responses to the prompt of each row
+    # (B, 1) number of tokens in all responses to each row's prompt
     prompt_tokens: Tensor | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def of(cls, response_mask: Tensor, group_ids: Tensor | None = None) -> StepCounts:
         """Count the responses and tokens of a whole optimizer step, given its mask ``(B, T)``.
 
-        With ``group_ids``, ``(B, 1)``, also count the prompts and the tokens of each.
+        With ``group_ids``, ``(B, 1)``, also count the prompts, and the tokens of each prompt's responses.
         """
         lengths = response_mask.sum(dim=-1)
         counts = cls(int((lengths > 0).sum()), int(lengths.sum()))
@@ -80,13 +80,13 @@ def reduce_objective(
     Args:
         objective: ``(B, T)`` or ``(B, 1)``.
         response_mask: ``(B, T)`` bool.
-        reduction: one of the five reductions above; ``prompt_mean`` is that of ScaleRL (arXiv 2510.13786).
+        reduction: one of the five reductions above; ``prompt_mean`` is from ScaleRL (arXiv 2510.13786).
         counts: denominators of the whole step, never of the micro-batch.
         max_length: the divisor for ``constant_length`` (arXiv 2503.20783), in tokens.
 
     Raises:
-        UserError: the reduction is unknown, token_mean or prompt_mean gets a per-response objective, prompt_mean lacks the
-            tokens of the prompts, or constant_length lacks max_length.
+        UserError: the reduction is unknown, the objective is per response for token_mean or prompt_mean, the token counts of
+            the prompts are missing for prompt_mean, or max_length is missing for constant_length.
     """
     if reduction not in get_args(Reduction):
         raise UserError(f"unknown reduction {reduction!r} (known: {', '.join(get_args(Reduction))})")

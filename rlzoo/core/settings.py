@@ -12,7 +12,7 @@ from rlzoo.core.errors import UserError, shown
 
 
 def user_path(path: str | Path) -> Path:
-    """Return a path that a user wrote, with ``~`` expanded; raises `UserError` for ``~NAME`` if there is no such user."""
+    """Return a path that a user wrote, with ``~`` expanded; raise `UserError` for ``~NAME`` if there is no such user."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -20,7 +20,7 @@ def user_path(path: str | Path) -> Path:
 
 
 NameOrPath = Annotated[str, AfterValidator(lambda text: str(user_path(text)) if text.startswith("~") else text)]
-"""A setting that holds a path or a name, such as that of a model on the hub."""
+"""A setting that holds a path or a name, such as the name of a model on the hub."""
 
 
 class Settings(BaseModel):

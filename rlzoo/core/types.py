@@ -15,13 +15,12 @@ if TYPE_CHECKING:  # tasks and the command line import this module without impor
 class ClipInputs:
     """Inputs to a clip policy for B responses of up to T tokens; log-probabilities are in nats.
 
-    The engine fills the fields below ``seed`` only for rules that name them in `ClipPolicy.needs`; for others, reading them is
-    an error.
-    These fields carry no gradient. Values at masked positions are arbitrary, and a rule must ignore them.
+    The engine fills the fields below ``seed`` only for rules that name them in `ClipPolicy.needs`. Any other rule that reads
+    them raises an error. These fields carry no gradient. Values at masked positions are arbitrary, and a rule must ignore them.
 
-    A new optional input takes three files: a field here; a field or property of the same name of `Batch` in
-    `rlzoo.learner.batch`, filled by `collate` and read by `Learner.clip_inputs`, which looks inputs up by name; and in
-    `rlzoo.testing.data`, an example of its values in `optional_fields` and its name among the fields of its kind.
+    To add an optional input, change three files. Add a field here. In `rlzoo.learner.batch`, give `Batch` a field or property
+    with the same name, which `collate` fills; `Learner.clip_inputs` looks it up by name. In `rlzoo.testing.data`, add example
+    values to `optional_fields`, and the name to the fields of its kind.
 
     Example:
         Two responses have 3 and 2 tokens, and advantages +1 and -1:

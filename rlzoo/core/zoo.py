@@ -142,7 +142,7 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
         self.skip(plugin, f"{label} cannot be used: {problem} ({plugin})", *names)
 
     def skip(self, plugin: Plugin, problem: str, *names: str) -> None:
-        """Record why a plugin, or what it provides under these names, is not loaded; raise UserError if the user named it."""
+        """Record why a plugin, or its classes with these names, is not loaded; raise UserError if the user named the plugin."""
         if plugin.asked_for:
             raise UserError(problem)
         _warn_once(problem)
@@ -155,7 +155,7 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
                 rival = others[0].plugin
                 reason = f"{first.source} has the same name; rename or uninstall one of them ({rival})"
                 self.missing[name] = f"{self.what} {name!r} cannot be used: {reason}"
-                if not rival.asked_for:  # a name that a plugin named by the user shares matters only if it is chosen
+                if not rival.asked_for:  # a shared name of a plugin that the user named is an error only if it is chosen
                     self.skip(rival, self.missing[name])
             if not others or (first.plugin.bundled and not others[-1].plugin.asked_for):
                 self.entries[name] = first
@@ -163,7 +163,7 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
                 self.aliases |= {alias: (name, fields) for alias, fields in aliases.items() if alias not in self._candidates}
 
     def asked_for(self) -> list[Entry[Part]]:
-        """Return the classes of the plugins that the user named; raise UserError if another plugin has one of their names."""
+        """Return the classes of the plugins that the user named; raise UserError if another plugin uses a name of theirs."""
         for name in (name for name, entries in self._candidates.items() if entries[-1].plugin.asked_for):
             self[name]
         return [entry for entry in self.entries.values() if entry.plugin.asked_for]
@@ -267,7 +267,7 @@ def _answers(plugin: Plugin) -> dict[str, Any]:
         raise UserError(f"{plugin} is not valid: {_described(error)}") from error
     callers = manager.get_hookcallers(module) or []
     known = [caller for caller in callers if caller.has_spec()]
-    unknown = [caller.name for caller in callers if not caller.has_spec()]  # of a later version of rlzoo, or misspelt
+    unknown = [caller.name for caller in callers if not caller.has_spec()]  # from a later version of rlzoo, or misspelt
     if not known and unknown:
         hint = did_you_mean(unknown[0], HOOKS)
         raise UserError(f"{plugin} has no hook that this version of rlzoo knows, only {unknown[0]!r}{hint}")
@@ -325,7 +325,7 @@ def _estimator_problems(estimator: type[AdvantageEstimator]) -> Iterator[str]:
     for need in sorted(set(estimator.needs) - set(ADVANTAGE_NEEDS)):
         yield f"it needs {need!r}, which is not an optional input (known: {', '.join(ADVANTAGE_NEEDS)})"
     if "values" in estimator.needs and estimator.targets is AdvantageEstimator.targets:
-        yield "it needs 'values', but has no method `targets` that says what the critic should learn"
+        yield "it needs 'values', but does not implement `targets`, which returns what the critic should learn"
     yield from _part_problems(estimator)
 
 

@@ -109,6 +109,6 @@ def test_without_whitening_prompts_are_independent(settings):
 
 def test_an_estimator_with_values_says_what_the_critic_learns():
     silent = type("Silent", (GAE,), {"name": "silent", "targets": load_zoo().advantages["raw"].targets, "__doc__": "."})
-    assert "has no method `targets`" in load_zoo().advantages.problem(silent)
+    assert "does not implement `targets`" in load_zoo().advantages.problem(silent)
     with pytest.raises(UserError, match="advantage 'gae' needs finished, which this run does not have"):
         GAE()(dataclasses.replace(episodes(0), finished=None))
