@@ -1,4 +1,4 @@
-"""Checks before the first step that the merged weights of a model with an adapter are the model that is trained."""
+"""Checks before the first step that the merged weights of a model with an adapter reproduce the model that is trained."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_adapter(model: PreTrainedModel, before: Mapping[str, Tensor]) -> None:
     """Raise `UserError` unless merged weights give the logits of the adapted model.
 
     Args:
-        model: the unsharded model with its adapter, which gets random values during the check, because it starts at 0.
+        model: the unsharded model with its adapter. The adapter starts at 0, so it has random weights during the check.
         before: the result of `named_weights` before the adapter was added, which shares the model's memory.
     """
     _refuse_tied(model)
@@ -49,7 +49,7 @@ def check_adapter(model: PreTrainedModel, before: Mapping[str, Tensor]) -> None:
                 for tensor in map(before.__getitem__, originals):
                     tensor.mul_(1 + torch.finfo(tensor.dtype).eps / 2 * torch.randn_like(tensor))
                 rounded = _logits(model)
-        except (AttributeError, RuntimeError, TypeError, ValueError) as error:  # of a model that uses a module in its own way
+        except (AttributeError, RuntimeError, TypeError, ValueError) as error:  # if the model uses a module in an unusual way
             raise UserError(f"learner.lora.target: the adapted model fails ({error}); choose other modules") from error
         finally:
             for name, tensor in originals.items():

@@ -32,7 +32,7 @@ class Batch:
     rewards: Tensor  # (B,) float32; NaN without a grade
     group_ids: Tensor  # (B,) int64; responses to the same prompt share an id
     finished: Tensor  # (B,) bool; False if cut off at a limit
-    # (B,) float32 each: the named rewards, of which `rewards` is the weighted sum before shaping; None without names
+    # (B,) float32 each: the named rewards, whose weighted sum is `rewards` before shaping; None without named rewards
     reward_parts: Mapping[str, Tensor] | None = field(default=None, kw_only=True)
     # (B, T) rewards of all turns but the last, each at its turn's last token; included in `rewards`
     turn_rewards: Tensor | None = field(default=None, kw_only=True)
@@ -50,7 +50,7 @@ class Batch:
 
     @property
     def graded(self) -> Tensor:
-        """Whether each response has a grade, ``(B,)``; the others have advantage 0, and no rule sees them."""
+        """Whether each response has a grade, ``(B,)``; a response without one has advantage 0 and is not passed to the rule."""
         return ~self.rewards.isnan()
 
     @property
@@ -88,8 +88,8 @@ class Batch:
 class AdvantageBatch(Batch):
     """A batch with advantages, before its first optimizer step.
 
-    The model that trains on it is still the model that defines the old log-probs. The training pass of the first minibatch
-    therefore gives the old log-probs of its rows.
+    The current model is still the one that defines the old log-probs, so the training pass of the first minibatch also gives
+    the old log-probs of that minibatch.
     """
 
     advantages: Tensor  # (B, 1), or (B, T) with per-token credit
@@ -97,7 +97,7 @@ class AdvantageBatch(Batch):
     ref_log_probs: Tensor | None = field(default=None, kw_only=True)  # (B, T); None without a reference model
     values: Tensor | None = field(default=None, kw_only=True)  # (B, T) from the critic; None without one
     last_values: Tensor | None = field(default=None, kw_only=True)  # (B, 1) from the critic after the last token
-    value_targets: Tensor | None = field(default=None, kw_only=True)  # (B, T) that the critic learns
+    value_targets: Tensor | None = field(default=None, kw_only=True)  # (B, T) targets that the critic learns
     # (B, 1) or (B, T) factors of the objective, from a mismatch correction; None without a correction
     correction_weights: Tensor | None = field(default=None, kw_only=True)
 
@@ -122,7 +122,7 @@ class ScoredBatch(AdvantageBatch):
     """A batch with all of a rule's inputs except the current model's log-probs."""
 
     old_log_probs: Tensor  # (B, T) float32, from the model before the batch's first optimizer step
-    old_entropy: Tensor | None = field(default=None, kw_only=True)  # (B, T) in nats, likewise; None unless the rule needs it
+    old_entropy: Tensor | None = field(default=None, kw_only=True)  # (B, T) in nats, from the same model; None if not needed
 
 
 def collate(groups: Sequence[RolloutGroup], step: int = 0) -> Batch:

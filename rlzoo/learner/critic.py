@@ -44,14 +44,14 @@ class CriticUpdate:
 
 
 class Critic:
-    """Owns the critic's network and optimizer; its micro-batches and processes are those of the learner.
+    """Owns the critic's network and optimizer; distributes micro-batches among processes as the learner does.
 
     Args:
-        language_model: the model that the critic starts from, which it changes.
+        language_model: the model that the critic starts from and modifies.
         config: settings of the critic.
-        learner: settings of the learner; those that `config` does not have apply to the critic too, except for adapters.
+        learner: settings of the learner, which apply to the critic where `config` has none of its own, except for adapters.
         accelerator: connects the processes.
-        probe: log-probs of the model, with which the critic's way of computing rows is checked; None for no check.
+        probe: log-probs of the model, for checking how the critic computes rows; None for no check.
         pad_id: id of the padding token.
         fsdp: whether the states are sharded with FSDP2.
         padding_side: side of the padding.
@@ -114,7 +114,7 @@ class Critic:
         self.optimization.load(folder / "critic")
 
     def save_model(self, folder: Path, weights: Mapping[str, Tensor], tokenizer: PreTrainedTokenizerBase) -> None:
-        """Write the critic as a model of its own, from which ``critic.model`` can start, with copies of its `weights`."""
+        """Write the critic as a separate model that ``critic.model`` can start from, using copies of its `weights`."""
         own: dict[str, dict[str, Tensor]] = {"language_model": {}, "head": {}}
         for name, tensor in weights.items():
             part, _, rest = name.partition(".")
@@ -129,7 +129,7 @@ class Critic:
         Raises:
             RunError: a value is not finite.
         """
-        # the state after the last token is one more position of each row, as if the model had chosen another token
+        # for the value after the last token, each row has one more position, as if the model had chosen another token
         end = (torch.tensor(batch.sizes) - batch.prompt_lengths)[:, None]
         mask = pad(batch.response_mask, (0, 1)).scatter(1, end, True)
         longer = replace(batch, response_mask=mask, kept=None)
@@ -144,7 +144,7 @@ class Critic:
         return {"values": torch.where(batch.response_mask, scores[:, :-1], 0.0), "last_values": scores.gather(1, end)}
 
     def update(self, batch: AdvantageBatch, rows: Tensor, lr_factor: float = 1.0) -> None:
-        """Take the critic's optimizer steps on one minibatch; rows without a grade take no part.
+        """Take the critic's optimizer steps on one minibatch; rows without a grade are ignored.
 
         Args:
             batch: batch with values and value targets.

@@ -142,7 +142,7 @@ class Learner:
 
     @property
     def position(self) -> tuple[int, int]:
-        """Number of updates of the model, including skipped ones, and of the critic: whether a step has changed the weights."""
+        """Updates of the model, including skipped ones, and of the critic; if neither number grows, no weights have changed."""
         return self.scheduler.last_epoch, self.critic.num_updates if self.critic is not None else 0
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -191,10 +191,10 @@ class Learner:
         """Compute the advantages and the reference log-probs.
 
         If the advantages or a mismatch correction depend on the old log-probs, compute these too, and return a `ScoredBatch`.
-        Otherwise `update` computes them, without a pass of their own for the rows of the first minibatch.
+        Otherwise `update` computes them, without a separate pass for the rows of the first minibatch.
 
-        Every row is scored in the micro-batch in which it will be trained. In another one, rounding differs, and in bfloat16
-        ratios would differ from 1 although the weights are the same.
+        Every row is scored in the micro-batch in which it will be trained. In another micro-batch, rounding would differ, and
+        in bfloat16, ratios would differ from 1 even with the same weights.
 
         Args:
             batch: batch, identical on every process.
@@ -237,8 +237,8 @@ class Learner:
     def _estimates(self, batch: Batch, **signals: Any) -> dict[str, Tensor]:
         """Estimate ``advantages``, ``(B, 1)``, or ``(B, T)`` with per-token credit, and ``value_targets`` ``(B, T)``.
 
-        Advantages of filtered responses are 0. Responses without a grade are in no baseline, and have advantage 0, as do the
-        others of a group that is then too small.
+        Advantages of filtered responses are 0. Responses without a grade are left out of baselines and have advantage 0. If
+        this makes a group too small, its other responses have advantage 0 too.
 
         Args:
             batch: batch with shaped rewards.
@@ -461,14 +461,14 @@ class Learner:
                 self.scheduler.step()
 
     def _counts(self, batch: Batch, rows: Tensor) -> StepCounts:
-        """Return the denominators of a minibatch; those of prompts are for all rows of the batch, to select from."""
+        """Return the denominators of a minibatch; `StepCounts.prompt_tokens` has an entry for every row of the batch."""
         mask = batch.response_mask[rows]
         if self.policy.reduction != "prompt_mean":
             return StepCounts.of(mask)
         return StepCounts.of(torch.zeros_like(batch.response_mask).index_copy(0, rows, mask), batch.group_ids[:, None])
 
     def _ignored(self, batch: Batch) -> list[Tensor]:
-        """Return the rows of groups whose rewards, or whose compared named rewards, are equal, if such groups are ignored."""
+        """Return the rows to ignore, if any: those of groups whose rewards, or whose named rewards with a weight, are equal."""
         if not self.config.ignore_equal_groups:
             return []
         rewards, ids, graded = {"": batch.rewards}, batch.group_ids[:, None], batch.graded
@@ -486,8 +486,8 @@ class Learner:
     def _cut(self, batch: Batch, rows: Tensor, advantages: Tensor | None) -> list[MicroBatch]:
         """Split a minibatch into this process's micro-batches, in the same way for scoring and for training; see `score`.
 
-        Rows without a grade, rows that cannot have a gradient and the others are separate. If the advantages depend on the old
-        log-probs, so that they are unknown in the scoring pass, all rows with a grade may have a gradient.
+        Rows without a grade, rows that cannot have a gradient and all other rows are in separate micro-batches. If advantages
+        depend on the old log-probs, they are unknown in the scoring pass, so any row with a grade may have a gradient.
         """
         is_graded = batch.graded[rows]
         ungraded, graded = self.micro_batches.of(batch, rows[~is_graded]), rows[is_graded]
@@ -500,7 +500,7 @@ class Learner:
         return ungraded + self.micro_batches.of(batch, silent) + self.micro_batches.of(batch, acting, learns=True)
 
     def _with_old_log_probs(self, batch: AdvantageBatch, minibatch: Minibatch, others: Sequence[Tensor]) -> ScoredBatch:
-        """Add the old log-probs: those of the first minibatch, before its update, and those of a pass over the others."""
+        """Add the old log-probs: the first minibatch's come from its pass before the update, all others from another pass."""
         cuts = [cut for rows in others for cut in self._cut(batch, rows, batch.advantages)]
         old_log_probs, old_entropy = self.micro_batches.log_probs(self.model, batch, cuts)
         old_log_probs[minibatch.rows], old_entropy[minibatch.rows] = minibatch.log_probs, minibatch.entropy

@@ -28,7 +28,7 @@ LOWEST = -1e6
 """Log-prob of a token with probability 0, in nats. With -inf, differences of log-probs and entropies would be NaN."""
 
 LARGE_LOGIT = 1e4
-"""Upper bound of the logits at which a soft cap is looked for."""
+"""Upper bound of the logits in the check for a soft cap."""
 
 logger = logging.getLogger("rlzoo")
 
@@ -96,7 +96,7 @@ def chunked_log_probs(
 ) -> tuple[Tensor, Tensor]:
     """Compute log-probabilities of ``targets`` and entropies with at most `logits_per_chunk` logits in memory.
 
-    The chunks' gradients of the head's weights are summed in the data type of the weights, also under autocast.
+    The chunks' gradients with respect to the head's weights are summed in the weights' data type, even under autocast.
 
     Args:
         hidden: ``(N, H)`` last hidden states.
@@ -144,7 +144,7 @@ def _log_probs_of_logits(
         scaled = scaled.masked_fill(~kept.mask(logits.shape[-1]), -torch.inf)
     log_probs = scaled.log_softmax(dim=-1)
     chosen = log_probs.gather(-1, targets[:, None]).squeeze(-1).clamp(min=LOWEST)
-    # the entropy comes last: a backward pass that recomputes the chunk stops before what needs no gradient
+    # the entropy comes last: a backward pass that recomputes the chunk stops before operations that need no gradient
     all_log_probs = log_probs if entropy_gradient else log_probs.detach()
     entropy = -(all_log_probs.exp() * all_log_probs.clamp(min=LOWEST)).sum(dim=-1)
     return chosen, entropy
@@ -154,7 +154,7 @@ def _log_probs_of_logits(
 def head_gives_the_logits(model: PreTrainedModel) -> bool:
     """Check with 8 tokens whether the model's head reads ``base_model(x)``, and whether the logits are the head's output.
 
-    The head's input is scaled up inside the model, so that a soft cap shows however small the model's own logits are.
+    The head's input is scaled up inside the model, so that a soft cap takes effect however small the model's logits are.
     """
     head, passed = model.get_output_embeddings(), list[Tensor]()
     weight = getattr(head, "weight", None)

@@ -116,13 +116,13 @@ class MicroBatches:
         self.accelerator = accelerator
         self.pad_id = pad_id
         self.max_tokens = max_tokens(config.max_tokens_per_micro_batch, is_cpu=is_cpu, depth=depth)
-        if config.packing:  # some models fail on passes that exceed their positions, whatever the positions of the rows
+        if config.packing:  # some models fail on passes longer than their context, even if each row is shorter
             self.max_tokens = min(self.max_tokens, context_length(model) or self.max_tokens)
-        # the call overhead of a small model on a CPU costs as much as hundreds of tokens
+        # on a CPU, the overhead of calling a small model takes as long as hundreds of tokens
         self.overhead = 48 + 2**16 // depth if is_cpu else 256
         self.packing, self.autocasts = config.packing, config.autocast == "bfloat16"
         self.switch = rotary_switch(model)
-        self.keeps_lengths_apart = False  # set if the model gives rows of uneven length other log-probs together than alone
+        self.keeps_lengths_apart = False  # set if computing rows of different lengths together changes their log-probs
         self.padding_side: PaddingSide = padding_side
 
     def of(self, batch: Batch, rows: Tensor, *, learns: bool = False) -> list[MicroBatch]:
@@ -204,7 +204,7 @@ def cut(sizes: Sequence[int], rows: Tensor, max_tokens: int, *, packing: bool = 
         rows: ``(R,)``.
         max_tokens: maximum number of tokens in a micro-batch.
         packing: whether rows are packed.
-        overhead: measured fixed cost of a forward and backward pass, in tokens; limits how many micro-batches save padding.
+        overhead: measured fixed cost of a forward and backward pass, in tokens; the higher it is, the fewer micro-batches.
     """
     by_size = sorted(rows.tolist(), key=sizes.__getitem__, reverse=True)
     lengths = [sizes[row] for row in by_size]

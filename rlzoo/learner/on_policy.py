@@ -54,7 +54,7 @@ def on_policy_gradient(
 
 
 def _constants(policy: ClipPolicy, lengths: list[int], size: int, device: torch.device) -> dict[int, tuple[float, float]]:
-    """Return by length the constants for A > 0 and A < 0, measured on responses that are padded to the batch's width."""
+    """Return the constants for A > 0 and A < 0 by length, measured on responses that are padded to the batch's width."""
     number = len(lengths)
     if not number:
         return {}

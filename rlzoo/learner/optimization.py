@@ -153,7 +153,7 @@ def _restore(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) ->
 
 
 class DeepSpeedOptimization:
-    """Shards the optimizer states and gradients among processes (ZeRO-2), and in ZeRO-3 also the weights."""
+    """Shards the optimizer states and gradients among processes (ZeRO-2); ZeRO-3 also shards the weights."""
 
     rounded_to: torch.dtype | None = None
 
@@ -307,7 +307,7 @@ def make_scheduler(optimizer: torch.optim.Optimizer, config: LearnerConfig, num_
 
 
 def _lr_factor(update: int, config: LearnerConfig, num_updates: int) -> float:
-    """Return the fraction of the learning rate for an update, counted from 0; the last update of the warm-up has all of it."""
+    """Return the fraction of the learning rate for an update, counted from 0; it is 1 at the last update of the warm-up."""
     if update < config.warmup_updates:
         return (update + 1) / config.warmup_updates
     left = max(0, num_updates - update) / max(1, num_updates - config.warmup_updates)
@@ -315,12 +315,12 @@ def _lr_factor(update: int, config: LearnerConfig, num_updates: int) -> float:
 
 
 def freeze_unused(accelerator: Accelerator, module: ResponseLogProbs | ResponseValues) -> None:
-    """Freeze what only other inputs than texts use, such as a vision tower, and let steps differ in the experts that they use.
+    """Freeze parameters that text inputs never use, such as a vision tower, and allow steps to use different experts.
 
     Otherwise, DDP would wait for gradients that never come, and DeepSpeed would decay weights that never learn.
 
     Raises:
-        UserError: The model cannot make a training pass, or DeepSpeed cannot train it in several processes.
+        UserError: a training pass of the model fails, or DeepSpeed cannot train the model in several processes.
     """
     from accelerate.utils import DistributedDataParallelKwargs, DistributedType
 
@@ -412,7 +412,7 @@ def named_weights(model: PreTrainedModel, rounded_to: torch.dtype | None = None)
 
 
 def origin(model: nn.Module, name: str) -> tuple[str | None, list[Any]]:
-    """Return a tensor's name before adapters were added, None for an adapter's own, and PEFT's layers that adapt the tensor.
+    """Return a tensor's name before adapters were added (None for an adapter's tensor), and PEFT's layers that adapt it.
 
     PEFT wraps experts once for each of their adapted parameters, so a name may contain several ``base_layer``.
     """

@@ -1,4 +1,4 @@
-"""Checks before the first step that the learner gives the rows of a probe the log-probs of plain passes."""
+"""Checks before the first step that the learner computes the same log-probs for a probe's rows as plain passes."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ logger = logging.getLogger("rlzoo")
 def check_rows(
     micro_batches: MicroBatches, model: torch.nn.Module, module: ResponseLogProbs, config: LearnerConfig, probe: Probe
 ) -> None:
-    """Compute rows in the way of the run, padded or packed: in the mode, data type and shards of training.
+    """Compute a probe's rows as the run does: padded or packed, in training mode, and in the run's data type and shards.
 
-    If rows of equal length pass where others do not, ``micro_batches`` keeps lengths apart from here on.
+    If the check passes only for rows of equal length, ``micro_batches`` then gives each length its own micro-batches.
 
     Every process computes all rows, because collective operations wait for all processes.
 
     Raises:
-        UserError: the log-probs are not those of plain passes; the message names the setting that changes them.
+        UserError: the log-probs differ from those of plain passes; the message names the setting that changes them.
     """
     name, temperature = type(module.language_model).__name__, module.temperature
     module.temperature = 1.0
-    # as many tokens as a micro-batch of the run may have, so that memory suffices
+    # no more tokens than a micro-batch of the run may have, so that they fit into memory
     share = min(1.0, micro_batches.max_tokens / (len(probe.rows) * len(probe.rows[-1])))
     together = [row[: max(2, int(len(row) * share))] for row in probe.rows]
     even = [row[: len(together[1])] for row in together[1:]]
@@ -67,20 +67,20 @@ def check_rows(
     finally:
         module.temperature = temperature
     micro_batches.keeps_lengths_apart = True
-    logger.warning("%s: computing rows of uneven length together %s; micro-batches keep lengths apart", name, problem)
+    logger.warning("%s: computing rows of different lengths together %s; each micro-batch will have one length", name, problem)
 
 
 @torch.no_grad()
 def _problem(
     micro_batches: MicroBatches, model: torch.nn.Module, module: ResponseLogProbs, probe: Probe, rows: Sequence[tuple[int, ...]]
 ) -> str:
-    """Return what goes wrong with rows in one micro-batch, each the beginning of one of the last rows of a probe."""
+    """Return what goes wrong if rows, each the beginning of one of a probe's last rows, are computed in one micro-batch."""
     rollouts = (Rollout(row[:1], row[1:], (0.0,) * (len(row) - 1), "", finished=True, policy_version=0) for row in rows)
     batch, number = collate([RolloutGroup(Problem("", ""), tuple(rollouts))]), torch.arange(len(rows))
     eps = max(probe.precision, torch.finfo(torch.bfloat16).eps if micro_batches.autocasts else 0.0)
 
     def noise() -> Tensor:
-        with evaluation_mode(module):  # in which no random numbers pass for rounding
+        with evaluation_mode(module):  # so that random numbers are not mistaken for rounding
             plain = micro_batches.forward(model, batch, number)[0].cpu()
             with rounding(eps):
                 return (micro_batches.forward(model, batch, number)[0].cpu() - plain).abs()[batch.response_mask]

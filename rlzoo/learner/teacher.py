@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 class Teacher:
     """Scores responses with a frozen model, in its own data type and micro-batches, on the learner's device.
 
-    Its log-probs are normalised over its own head, at the run's temperature and over the tokens that the sampler kept. Raises
-    `UserError` if the model is not a pure function of its row, or accepts fewer than ``longest`` tokens (None: any number).
+    Its log-probs are normalised over its own vocabulary, at the run's temperature and over the tokens that the sampler kept.
+    Raises `UserError` if log-probs depend on more than their row, or the model takes fewer than ``longest`` tokens (if given).
     """
 
     def __init__(self, model: PreTrainedModel, accelerator: Accelerator, config: RunConfig, longest: int | None) -> None:
         limit, self.num_tokens = context_length(model), min(embedding_rows(model), len(model.get_output_embeddings().weight))
         if longest is not None and limit is not None and longest > limit:
-            raise UserError(f"model.reference: accepts {limit} tokens, rows may have {longest}; lower rollout.max_new_tokens")
+            raise UserError(f"model.reference takes {limit} tokens, but rows may have {longest}; lower rollout.max_new_tokens")
         settings = config.learner.model_copy(update={"autocast": "none", "gradient_checkpointing": False})
         self._device, self._home = accelerator.device, "cpu" if config.model.reference_offload else accelerator.device
         self.module = ResponseLogProbs(model.to(self._device), config.rollout.temperature).eval()
@@ -42,11 +42,11 @@ class Teacher:
         self.module.to(self._home)
 
     def log_probs(self, batch: Batch) -> Tensor:
-        """Compute the log-probs of all responses, ``(B, T)``; raises `RunError` if a row has a token that the model lacks."""
+        """Compute the log-probs of all responses, ``(B, T)``; raise `RunError` if a row has a token that the model lacks."""
         ids = torch.cat([*batch.sequences, *([] if batch.kept is None else [batch.kept.ids])])
         if (largest := int(ids.max())) >= self.num_tokens:
-            lacks = f"lacks token {largest}, which the sampler drew or kept; it has those below {self.num_tokens}"
-            raise RunError(f"model.reference: {lacks}; choose a model with a larger head")
+            lacks = f"lacks token {largest}, which the sampler drew or kept; its token ids are below {self.num_tokens}"
+            raise RunError(f"model.reference {lacks}; choose a model with a larger head")
         log_probs, _ = self._micro_batches.log_probs(self.module.to(self._device), batch)
         self.module.to(self._home)
         return log_probs

@@ -27,7 +27,7 @@ class ResponseValues(nn.Module):
             nn.init.zeros_(parameter)
 
     def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
-        """Compute the value at each position that predicts a token which the model chose, ``(N,)``; also without a gradient."""
+        """Compute the value before each token that the model chose, ``(N,)``, and return it with and without a gradient."""
         states = self.language_model.base_model(
             input_ids=inputs.input_ids,
             attention_mask=inputs.attention_mask,
@@ -42,8 +42,8 @@ class ResponseValues(nn.Module):
 def value_loss(values: Tensor, old_values: Tensor, targets: Tensor, mask: Tensor, clip: float | None) -> Tensor:
     """Sum the clipped squared error over the tokens (arXiv 1707.06347 and its code): half of max((V - R)^2, (V' - R)^2).
 
-    V' is V, clamped to within ``clip`` of the value before the first update: a value that has moved further towards its target
-    has no gradient.
+    V' is V, clamped to within ``clip`` of the value before the first update. A value that has moved further than ``clip``
+    towards its target has no gradient.
 
     Args:
         values: ``(B, T)`` from the critic.

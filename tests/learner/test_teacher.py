@@ -133,7 +133,7 @@ def test_a_token_that_the_teacher_lacks_ends_the_run_in_one_line(student, batch)
     teacher = make_teacher(make_model(seed=5, vocabulary=VOCABULARY - 7))
     fits = dataclasses.replace(batch, sequences=tuple(row.clamp(max=VOCABULARY - 8) for row in batch.sequences))
     assert teacher.log_probs(fits).isfinite().all()
-    message = rf"^model.reference: lacks token {VOCABULARY - 1}, which the sampler drew or kept; [^\n]*$"
+    message = rf"^model.reference lacks token {VOCABULARY - 1}, which the sampler drew or kept; [^\n]*$"
     with pytest.raises(RunError, match=message):
         make_learner(student, teacher).score(batch)
     number = int(batch.response_mask.sum())
@@ -143,7 +143,7 @@ def test_a_token_that_the_teacher_lacks_ends_the_run_in_one_line(student, batch)
 
 
 def test_a_teacher_that_cannot_score_the_rows_is_refused(larger):
-    with pytest.raises(UserError, match=r"^model.reference: accepts 128 tokens, rows may have 129; [^\n]*$"):
+    with pytest.raises(UserError, match=r"^model.reference takes 128 tokens, but rows may have 129; [^\n]*$"):
         make_teacher(larger, longest=129)
     broken = copy.deepcopy(larger)
     with torch.no_grad():
