@@ -84,8 +84,8 @@ def passes(k: int) -> list[int]:
 def estimates(problems: Sequence[Completions], *, votes: bool = True) -> dict[str, AtK]:
     """Estimate ``mean@k``, ``pass@1``, ``pass@2``, ``pass@4``, ..., ``pass@k`` and ``maj@k``; all problems have the same k.
 
-    If a grade is missing or is neither 0 nor 1, only ``mean@k`` is estimated, over the graded responses. ``votes`` is whether
-    equal answers are known, which ``maj@k`` needs.
+    If a grade is missing or is neither 0 nor 1, only ``mean@k`` is estimated, over the graded responses. ``votes`` says whether
+    the answer groups are known, without which there is no ``maj@k``.
     """
     return {name: _estimate(sums, counts) for name, (sums, counts) in _measures(problems, votes).items()}
 
@@ -120,7 +120,7 @@ def by_length(problems: Sequence[Completions], *, votes: bool = True) -> list[Le
 
 
 def _estimate(sums: Array, counts: Array) -> AtK:
-    """Compute the mean over all problems from per-problem sums and counts; outside [0, 1], with a t interval."""
+    """Compute the mean over all problems from per-problem sums and counts; with a t interval if values are outside [0, 1]."""
     mean, n = sums.sum() / counts.sum(), (counts > 0).sum()
     if ((sums >= 0) & (sums <= counts)).all():
         return AtK(float(mean), mean_interval(sums, counts))
@@ -130,9 +130,9 @@ def _estimate(sums: Array, counts: Array) -> AtK:
 
 
 def _measures(problems: Sequence[Completions], votes: bool) -> dict[str, tuple[Array, Array]]:
-    """Compute every measure for every problem, times the number of values that it is the mean of, and this number.
+    """Return two values for every measure and problem: the mean multiplied by its number of values, and this number.
 
-    A problem with a grade counts in full, as in training; one without is left out.
+    A problem with at least one grade counts as k values, as in training; a problem without a grade is left out.
     """
     k = len(problems[0])
     rewards = [[one.reward for one in completions if one.reward is not None] for completions in problems]

@@ -1,4 +1,4 @@
-"""Gives each rule one colour, which is the same in the terminal, in MLflow's charts and, unless two are alike, in reports."""
+"""Gives each rule a colour: the same in the terminal, in MLflow's charts and, unless two colours are similar, in reports."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rule_colour(label: str) -> str:
 
 
 def rule_colours(labels: Iterable[str]) -> list[str]:
-    """Return the colour of each label; of rules whose colours are alike, all but the first get another one."""
+    """Return the colour of each label; if several rules have similar colours, all but the first get another colour."""
     names, colours = [label.partition(" ")[0] for label in labels], dict[str, str]()
     for name in dict.fromkeys(names):
         used = [bytes.fromhex(colour[1:]) for colour in colours.values()]

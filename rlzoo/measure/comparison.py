@@ -109,7 +109,7 @@ def differences(scores: Mapping[str, Mapping[int, float]]) -> list[Difference]:
 
 
 def _gap(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Array:
-    """Return the differences between two policies' scores over their common seeds; .3 - .2 and .2 - .1 are equal."""
+    """Return the differences between two policies' scores over their common seeds; rounded so that .3 - .2 equals .2 - .1."""
     return np.round([ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())], 12)
 
 
@@ -138,7 +138,7 @@ def against(control: str, scores: Mapping[str, Mapping[int, float]]) -> dict[str
     """Compare every other policy with a control, given scores by policy and seed.
 
     The intervals are simultaneous (Bonferroni): with a probability of 95%, all of them contain the true differences. Holm's
-    correction is for the comparisons with the control only. ``pytest tests/measure/test_comparison.py -k simultaneous``
+    correction covers only the comparisons with the control. ``pytest tests/measure/test_comparison.py -k simultaneous``
     simulates both.
     """
     others = {name: _gap(scores[name], scores[control]) for name in scores if name != control}
@@ -151,7 +151,7 @@ def against(control: str, scores: Mapping[str, Mapping[int, float]]) -> dict[str
 
 
 def best_rules(scores: Mapping[str, Mapping[int, float]]) -> list[str]:
-    """Return the rules that cannot be distinguished from the best one; with a probability of at least 95%, it is among them.
+    """Return the rules that cannot be distinguished from the best one, and include it with a probability of at least 95%.
 
     A policy is left out if another one beats it in a one-sided paired t-test at 5% divided by the number of other policies.
     """

@@ -21,7 +21,7 @@ FEWEST = 10
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """The drift of responses that earlier updates moved and whose advantage is not 0; tuples have one entry per length bin.
+    """The drift of responses with a nonzero advantage that earlier updates moved; tuples have one entry per length bin.
 
     S is a response's log-ratio to the old model, summed over its L tokens. If tokens moved independently, sd(S) would grow
     with sqrt(L), and ``sigma_root`` would be equal in all bins. If all tokens moved together, ``sigma_mean`` would be equal

@@ -83,7 +83,7 @@ def forest(rows: Sequence[tuple[str, float, tuple[float, float] | None]], *, xla
             axes.plot(interval, [place, place], color=colour, linewidth=1.5)
         axes.plot([value], [place], "o", color=colour, markersize=5)
     axes.set_yticks(places, labels)
-    axes.xaxis.set_major_locator(MaxNLocator(5))  # more numbers touch each other beside long labels
+    axes.xaxis.set_major_locator(MaxNLocator(5))  # more numbers would overlap beside long labels
     axes.set_ylim(0.4, len(rows) + 0.6)
     return figure
 
@@ -134,7 +134,7 @@ def _legend(figure: Figure, axes: Axes) -> None:
 
 
 def _literal(label: str, longest: int = LONGEST_LABEL) -> str:
-    """Escape a label so that matplotlib shows it literally; fold it between words, and shorten a long word in the middle."""
+    """Escape a label so that matplotlib shows it literally; wrap it between words, and shorten a long word in the middle."""
     words = (
         word if len(word) <= longest else f"{word[: longest // 2 - 1]}…{word[-(longest // 2) :]}" for word in label.split(" ")
     )

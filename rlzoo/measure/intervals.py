@@ -28,11 +28,11 @@ Interval = tuple[float, float]
 class Proportions:
     """Proportions that are estimated from the same prompts.
 
-    The effective number of rows ``n`` of a proportion ``p`` is that of an independent sample with the same variance,
+    The effective number of rows ``n`` of a proportion ``p`` is the size of an independent sample with the same variance,
     ``p (1 - p) / n``, where prompts are the observations (Korn and Graubard, Survey Methodology 24 (1998), 193). The design
-    effect, the quotient of the number of rows and ``n``, is shrunk towards that of all bins together, which is shrunk towards
-    that of an assumed correlation (Smyth, Statistical Applications in Genetics 3 (2004), 3). The assumption is taken to be
-    exact: the degrees of freedom are those of the prompts divided by the weight of the data.
+    effect is the number of rows divided by ``n``. It is shrunk towards that of all bins together, which in turn is shrunk
+    towards that of an assumed correlation (Smyth, Statistical Applications in Genetics 3 (2004), 3). The assumption is taken
+    to be exact: the degrees of freedom are those of the prompts divided by the weight of the data.
     """
 
     share: Array  # (K,)
@@ -64,7 +64,7 @@ class Proportions:
         return cls(share, np.fmax(number, 1.0) / effect, degrees, between)
 
     def interval(self, extra: float = 0.5, tail: float = TAIL) -> tuple[Array, Array]:
-        """Compute binomial intervals at the tail probability that the normal gives to a quantile of Student's t.
+        """Compute binomial intervals; their tail probability is that of the normal beyond a quantile of Student's t.
 
         Args:
             extra: 1/2 for Jeffreys' interval, or 1 for Clopper and Pearson's, which is wider and holds for every proportion.
@@ -124,10 +124,10 @@ class Clusters:
     def reweighting(self) -> Decomposition | None:
         """Compute the length reweighting errors with a correction for noise; None if everything is clipped.
 
-        ``1 - w_k a``, with ``a`` the overall acceptance, is the clip fraction of bin k to which a weight corresponds. The
-        influence of a prompt on it is twice its change when the prompt counts only half as much. That lies between the
-        infinitesimal jackknife, which is too small with few prompts, and the delete-one jackknife, which is too large. It is
-        close to the CR2 estimator of Bell and McCaffrey (Survey Methodology 28 (2002), 169).
+        A weight w_k corresponds to the clip fraction ``1 - w_k a`` of bin k, where ``a`` is the overall acceptance rate. The
+        influence of a prompt on this fraction is twice the change if the prompt counts half. It lies between that of the
+        infinitesimal jackknife, which is too small with few prompts, and of the delete-one jackknife, which is too large. It
+        is close to the CR2 estimator of Bell and McCaffrey (Survey Methodology 28 (2002), 169).
         """
         count, clipped = self.count.sum(0), self.clipped.sum(0)
         if not (count - clipped).sum() > 0:
@@ -146,9 +146,9 @@ class Clusters:
 
 
 def _length_error(weight: Array, accepted: float, share: Array, bins: Proportions, observed: Proportions) -> LengthError:
-    """Compute the errors from the weights and the corresponding clip fractions; in ``observed``, the assumption weighs less."""
+    """Compute the errors from the weights and their clip fractions; ``observed`` gives the assumption less weight."""
     low, high = bins.interval()
-    slope = (np.outer(weight, share) - np.eye(NUM_BINS)) / accepted * (share > 0)[:, None]  # derivatives by clip fractions
+    slope = (np.outer(weight, share) - np.eye(NUM_BINS)) / accepted * (share > 0)[:, None]  # with respect to clip fractions
     values, vectors = np.linalg.eigh(bins.correlation)
     drawn = np.random.default_rng(0).standard_normal((NUM_BINS, NUM_DRAWS // 2))
     normal = (vectors * np.sqrt(values.clip(0))) @ np.concatenate([drawn, -drawn], axis=1)
@@ -201,8 +201,8 @@ class Reweighting:
     The error is the maximum of linear forms ``c (w - 1)``; the upper end of the interval is the largest of the forms' upper
     ends, so the interval is valid whichever bin is worst. The variance of a form comes from the intervals of the bins' clip
     fractions, which are valid for rare events (Zou and Donner, Statistics in Medicine 27 (2008), 1693). Their tail probability
-    is 2.5% / q, where q is the probability of so small an error if all lengths were clipped equally: the error is small only if
-    it is small in all bins. By construction, ``low <= corrected <= value <= high``, because the probability of measuring a
+    is 2.5% / q, where q is the probability of an error this small if all lengths were clipped equally: it is small only if it
+    is small in all bins. By construction, ``low <= corrected <= value <= high``, because the probability of measuring a
     smaller value decreases as the true error grows (Anderson, Proceedings of the American Mathematical Society 6 (1955), 170).
     """
 

@@ -70,7 +70,7 @@ ALARMS = (
         "mismatch",
         "mismatch/log_ratio_abs_mean",
         lambda value: not value <= 0.1,
-        1,  # a few stale updates make .03, so one step is enough
+        1,  # a few stale updates cause only .03, so one step is enough
         "sampler and trainer have drifted apart: their log-probs differ by {value:.2f} nats per token (more than 0.1); lower "
         "rollout.max_staleness or learner.lr; with rollout.max_staleness=0, compare model.dtype and rollout.vllm.dtype",
     ),
@@ -118,7 +118,7 @@ class Monitor:
         save_file({**columns, SIZES: sizes}, folder / FILE)
 
     def restore(self, folder: Path, alarms: Mapping[str, Any]) -> None:
-        """Restore the rows and alarms that `save` and `alarm_state` stored."""
+        """Restore the rows that `save` wrote and the alarms that `alarm_state` returned."""
         columns = load_file(folder / FILE)
         sizes = columns.pop(SIZES).tolist()
         rows_by_step = {name: column.split(sizes) for name, column in columns.items()}

@@ -31,7 +31,7 @@ class Table:
     rows: Sequence[Row]
 
     def flat(self) -> tuple[list[str], list[Row]]:
-        """Return the names of the columns and the rows; an interval takes two columns, and an unknown number is None."""
+        """Return the column names and the rows; an interval takes two columns, and an unknown number is None."""
         heads, rows = list[str](), []
         for before, name in zip(("", *self.columns), self.columns, strict=False):
             heads += (f"{before} {name} low", f"{before} {name} high") if name in INTERVALS else (name,)
@@ -44,7 +44,7 @@ class Table:
         return heads, rows
 
     def to_pandas(self) -> Any:
-        """Return the table as a pandas data frame, as `flat` does."""
+        """Return the table as a pandas data frame, with the columns and rows of `flat`."""
         import pandas as pd  # takes a second; MLflow requires it
 
         heads, rows = self.flat()
@@ -52,7 +52,7 @@ class Table:
 
 
 class Tabular:
-    """A result that consists of tables, the first of which has its main numbers."""
+    """A result that consists of tables; the first table contains the main numbers."""
 
     __slots__ = ()
 

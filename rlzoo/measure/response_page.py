@@ -45,14 +45,14 @@ class ShownResponse:
     length: int  # number of tokens that the model chose
     finished: bool
     reward: float
-    reward_parts: Mapping[str, float]  # named rewards, of which `reward` is the weighted sum; empty if there are none
+    reward_parts: Mapping[str, float]  # named rewards, whose weighted sum is `reward`; empty if there are none
     advantage: float
     clipped: int  # number of clipped tokens
     judged: float  # log-ratio that the rule judged
     band: tuple[float, float] | None  # edges of the rule's band
     ceiling: float | None  # ceiling of the rule's dual clip, which applies where the advantage is negative
     update: int  # number of the update, from 1
-    step: int | None = None  # None if the title says it
+    step: int | None = None  # None if the title gives the step
     weight: float = 1.0  # gradient as a multiple of that at ratio 1
     sides: Mapping[str, ShownResponse] = field(default_factory=dict)  # on a page of several rules: the response, by rule
 

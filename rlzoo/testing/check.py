@@ -49,14 +49,14 @@ def check(policy: Checked) -> list[Outcome]:
 
 
 def reached(component: Checked) -> list[Branch]:
-    """Return the branches of a rule, an estimator or a correction, and how often the examples of its laws passed them."""
+    """Return the branches of a rule, an estimator or a correction, and how often the examples of its laws take them."""
     if isinstance(component, ClipPolicy):
         return passed_branches(component)
     return [branch for branch in branches(component, component_examples(component)) if not branch.masks]
 
 
 def inputs_read(policy: Checked, inputs: ClipInputs) -> dict[str, Any]:
-    """Return the inputs that can change a rule's result, besides log-ratios, advantages and the mask, by name."""
+    """Return, by name, the inputs other than log-ratios, advantages and the mask that can change a rule's result."""
     names = [name for name in NEEDS if getattr(inputs, name) is not None]
     if isinstance(policy, ClipPolicy):
         result, log_ratio, old = answer(policy, inputs).objective, inputs.log_probs - inputs.old_log_probs, inputs.old_log_probs

@@ -26,7 +26,7 @@ Change = Callable[[Tensor], Tensor]
 def off_policy_inputs(policy: ClipPolicy, seed: int = 0, num_responses: int = 24, max_length: int = 40) -> ClipInputs:
     """Return ragged data in which every sixth advantage is 0 and the policy clips 10 to 40% of the responses with A != 0.
 
-    A search with this policy finds the spread of the token log-ratios. For a policy that never clips, the spread is 0.1.
+    The spread of the token log-ratios comes from a search with this policy. For a policy that never clips, it is 0.1.
     """
     with_spread = partial(ragged_inputs, policy, seed=seed, num_responses=num_responses, max_length=max_length)
     key = (*_key(policy), seed, num_responses, max_length)
@@ -109,11 +109,11 @@ def uniform_inputs(policy: ClipPolicy, log_ratios: Sequence[float], length: int,
 
 
 def wild_inputs(policy: ClipPolicy, seed: int, num_responses: int = 24, max_length: int = 40) -> ClipInputs:
-    """Return ragged inputs with holes in which everything that a rule may read varies widely; most of it grows with the seed.
+    """Return ragged inputs with gaps, in which everything that a rule may read varies widely; some ranges depend on the seed.
 
-    Token log-ratios spread by 0.03 to 3 nats, and token probabilities reach 0 and 1. The sampler differs from the trainer by up
-    to a nat. Groups have 1 to about 8 rows, turns have 1 to about 16 tokens, entropies are 0 to about 10 nats, and rewards are
-    -1 to 3.
+    Token log-ratios have a spread of 0.03 to 3 nats. Token probabilities reach 0 and 1. Sampler and trainer differ by up to a
+    nat. Groups have 1 to about 8 rows, turns have 1 to about 16 tokens, entropies are 0 to about 10 nats, and rewards are -1
+    to 3.
     """
     rng = torch.Generator().manual_seed(seed)
     rows, shape, size = (num_responses, 1), (num_responses, max_length), (0.3, 3.0, 0.03)[seed % 3]
@@ -143,7 +143,7 @@ def wild_inputs(policy: ClipPolicy, seed: int, num_responses: int = 24, max_leng
 
 
 def reaching_inputs(policy: ClipPolicy) -> list[ClipInputs]:
-    """Return inputs on which the rule's comparisons take the values that they do not take on `off_policy_inputs`."""
+    """Return inputs on which the rule's comparisons have the outcomes that they do not have on `off_policy_inputs`."""
     if (key := _key(policy)) not in REACHING:
         wild = (wild_inputs(policy, seed) for seed in range(9))
         long, equal = wild_inputs(policy, 9, num_responses=3, max_length=4096), uniform_inputs(policy, [0.0, 0.0], 1, 1.0)
@@ -158,7 +158,7 @@ def reaching_inputs(policy: ClipPolicy) -> list[ClipInputs]:
 
 
 def passed_branches(policy: ClipPolicy) -> list[Branch]:
-    """Return the rule's branches, and how often the examples of the laws passed them."""
+    """Return the rule's branches, and how often the examples of the laws take them."""
     passed = branches(partial(answer, policy), [off_policy_inputs(policy), *reaching_inputs(policy)])
     return [branch for branch in passed if not branch.masks]  # without those that only reproduce the response mask
 

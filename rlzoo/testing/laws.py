@@ -33,7 +33,7 @@ Evaluation = tuple[ClipResult, Tensor]  # a result and the gradient of its objec
 class Law:
     """One law: its statement, its example inputs, and its check, which raises an AssertionError with the observed values.
 
-    The check and the example take a rule, or an estimator or a correction; see `rlzoo.testing.parts`.
+    The check and the example take a rule, an estimator or a correction; see `rlzoo.testing.parts`.
     """
 
     name: str
@@ -93,7 +93,7 @@ def assert_close(got: Tensor, expected: Tensor, what: str, tolerance: float = 1e
 
 
 class LawError(AssertionError):
-    """A failure on inputs other than those given; the error holds the inputs on which the law failed."""
+    """A failure on inputs other than the given ones; the error holds the inputs on which the law failed."""
 
     def __init__(self, what: str, inputs: ClipInputs) -> None:
         super().__init__(what)
@@ -346,7 +346,7 @@ def runs_on_another_device(policy: ClipPolicy, inputs: ClipInputs) -> None:
     try:
         with _Devices(results) as devices:
             result = call(policy, without_values)
-    except Exception:  # a rule that passes values to another library is checked only up to the call of that library
+    except Exception:  # a rule that passes values to another library is checked only up to that call
         assert devices.mixed is None, f"{devices.mixed} mixes the inputs' device with the CPU; {advice}"
         return
     assert devices.mixed is None, f"{devices.mixed} mixes the inputs' device with the CPU; {advice}"
@@ -709,7 +709,7 @@ def clipped_means_held_back(policy: ClipPolicy, inputs: ClipInputs) -> None:
 @law(everywhere=True)
 def only_cuts_outward(policy: ClipPolicy, inputs: ClipInputs) -> None:
     """Gradients are cut only above ratio 1 if A > 0, and only below 1 or above a ceiling if A < 0; cuts persist outward."""
-    if policy.ratio_to_sampler:  # such a rule may also drop what the sampler and the trainer disagree about
+    if policy.ratio_to_sampler:  # such a rule may also drop tokens on which sampler and trainer disagree
         inputs = dataclasses.replace(inputs, rollout_log_probs=inputs.old_log_probs)
     by_token = dataclasses.replace(inputs, advantages=_token_advantages(inputs))
     for example in (inputs, by_token) if policy.scope == "token" else (inputs,):
@@ -1035,7 +1035,7 @@ def every_option_keeps_the_laws(policy: ClipPolicy, inputs: ClipInputs) -> None:
         for law in LAWS:
             if law.name in policy.exempt or law.name in ONCE or (error := law.failure(other, law.example(other))) is None:
                 continue
-            if law.failure(policy) is None:  # otherwise the law also fails with the defaults, and is reported for them
+            if law.failure(policy) is None:  # a law that also fails with the defaults is reported for the defaults
                 raise AssertionError(f"with {what}: {law.name}: {first_line(error)}") from error
 
 

@@ -25,7 +25,7 @@ SIZE = 32
 
 
 def with_rewards(inputs: AdvantageInputs, rewards: Tensor) -> AdvantageInputs:
-    """Return the inputs with other rewards, and with two named rewards that add up to them and grow with them below 1."""
+    """Return the inputs with other rewards, each the sum of two named rewards, both of which increase with rewards up to 1."""
     second = 0.1 * rewards**3
     return replace(inputs, rewards=rewards, reward_parts={"first": rewards - second, "second": second})
 

@@ -27,14 +27,14 @@ class Branch:
     """A comparison in a rule, and for how many response tokens (or responses) it is true and false."""
 
     where: str  # file, line and source text
-    is_exact: bool  # whether it compares with exact or infinite values, which no example may reach
+    is_exact: bool  # whether it compares with exact or infinite values, which examples may never reach
     true: int = 0
     false: int = 0
     masks: set[bool] = field(default_factory=lambda: {True, False})  # True: it was always the mask; False: the opposite
 
     @property
     def reached(self) -> int:
-        """How often it had the value that it has less often."""
+        """How often the comparison had its rarer outcome."""
         return min(self.true, self.false)
 
 
@@ -52,9 +52,9 @@ class Watched(TorchFunctionMode):
 
 
 def branches(call: Callable[[Any], object], examples: Iterable[Any]) -> list[Branch]:
-    """Return the branches that a rule, an estimator or a correction passes on the examples.
+    """Return the branches that a rule, an estimator or a correction reaches on the examples.
 
-    Of the comparisons inside `ops`, only those of `ops.clamp_by_advantage` count.
+    Of the comparisons inside `ops`, only those of `ops.clamp_by_advantage` are included.
     """
     seen: dict[tuple[object, ...], Branch] = {}
     mask = rows = torch.empty(0)
