@@ -68,7 +68,7 @@ class LeaveOneOut(AdvantageEstimator):
 
 
 class GDPO(AdvantageEstimator):
-    """Normalises each named reward within its group, adds them with their weights, and scales the sums of the batch.
+    """Normalises each named reward within its group, adds them up with their weights, and divides the sums by their std.
 
     Formula:
         A = S / (std of S over the batch + 1e-6),    S = sum over the named rewards of weight * (r - mean) / (std + 1e-6)
@@ -288,7 +288,7 @@ class ReverseKL(AdvantageEstimator):
         A_t = log pi_T - log pi_old, clamped to [-20, 20]
 
     Where:
-        pi_T is the teacher, `model.reference`, and pi_old the model before the first update. Later tokens do not count.
+        pi_T is the teacher, `model.reference`, and pi_old is the model before the first update. Later tokens have no effect.
 
     Reference:
         On-Policy Distillation, Thinking Machines Lab, 2025 (thinkingmachines.ai/blog/on-policy-distillation), without a clamp.
@@ -297,7 +297,7 @@ class ReverseKL(AdvantageEstimator):
     name, paper = "reverse_kl", "none"
     needs: ClassVar = frozenset({"ref_log_probs", "old_log_probs"})
     per_token, compares = True, False
-    exempt: ClassVar = {"equal_rewards_have_no_advantage": "the teacher is compared, not the rewards"}
+    exempt: ClassVar = {"equal_rewards_have_no_advantage": "advantages come from the teacher, not from rewards"}
 
     def estimate(self, inputs: AdvantageInputs) -> Tensor:
         """See `AdvantageEstimator.estimate`."""
@@ -307,7 +307,7 @@ class ReverseKL(AdvantageEstimator):
 
 
 class GAE(AdvantageEstimator):
-    """Compares what followed each step with the value that a critic gave it (generalised advantage estimation).
+    """Compares what follows each step with the critic's prediction (generalised advantage estimation).
 
     Formula:
         A_t = sum_k (gamma lam)^k delta_(t+k),    delta_t = r_t + gamma V_(t+1) - V_t
@@ -337,10 +337,10 @@ class GAE(AdvantageEstimator):
     gamma: float = Field(1.0, ge=0, le=1, description="discount of the next step")
     lam: float = Field(0.95, ge=0, le=1, description="weight of later steps: 0 trusts the critic, 1 the rewards")
     lam_alpha: float | None = Field(
-        None, gt=0, le=1e6, description="lam is max(0, 1 - 1 / (lam_alpha L)) for a response of L steps; null: it is fixed"
+        None, gt=0, le=1e6, description="lam is max(0, 1 - 1 / (lam_alpha L)) for a response of L steps; null: lam is fixed"
     )
-    lam_returns: float | None = Field(None, ge=0, le=1, description="lam of the value targets; null: that of the advantages")
-    time_step: Literal["token", "turn"] = Field("token", description="what a step is: a token or a turn of the model")
+    lam_returns: float | None = Field(None, ge=0, le=1, description="lam of the value targets; null: as for the advantages")
+    time_step: Literal["token", "turn"] = Field("token", description="whether a step is a token or a turn of the model")
     bootstrap_truncated: bool = Field(
         False,
         description="let the critic's last value replace the reward of a response that was cut off at a limit; only for "
@@ -367,7 +367,7 @@ class GAE(AdvantageEstimator):
         return values + self._estimate(inputs, self.lam_returns)
 
     def _estimate(self, inputs: AdvantageInputs, lam: float | None) -> Tensor:
-        """Return ``(B, T)`` advantages before whitening, with ``lam`` or, if it is None, with that of the advantages."""
+        """Return ``(B, T)`` advantages before whitening; if ``lam`` is None, they use the settings `lam` and `lam_alpha`."""
         paid, values, exists = _by_turn(inputs) if self.time_step == "turn" else _by_token(inputs)
         assert inputs.last_values is not None, "guaranteed by needs"
         assert inputs.finished is not None, "guaranteed by needs"

@@ -26,8 +26,8 @@ class CISPO(ClipPolicy):
 
     Reference:
         MiniMax-M1, arXiv 2506.13585, which sets no floor and does not state the value of its ceiling. The Art of Scaling
-        Reinforcement Learning Compute for LLMs, arXiv 2510.13786, states the ceiling itself, as TRL does: a cap of 5 in the
-        paper is a `clip_high` of 4, the default.
+        Reinforcement Learning Compute for LLMs, arXiv 2510.13786, caps the ratio itself, as TRL does. Its cap of 5
+        corresponds to a `clip_high` of 4, the default.
     """
 
     name = "cispo"

@@ -59,7 +59,7 @@ class IcePop(Pooled):
         w = rho where low <= rho <= high, else 0
 
     Reference:
-        Ring-1T, arXiv 2510.18855. With ``low = 0``, this is masked importance sampling, which has the name ``mis``.
+        Ring-1T, arXiv 2510.18855. With ``low = 0``, this is masked importance sampling, for which ``mis`` is an alias.
     """
 
     name, paper = "icepop", "arXiv 2510.18855"

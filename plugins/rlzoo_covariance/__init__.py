@@ -61,7 +61,7 @@ class ClipCov(ClipPolicy):
         cov = covariance(inputs)
         candidates = (cov > self.cov_low) & (cov < self.cov_high) & (inputs.advantages != 0) & ~result.clipped
         candidates = candidates & inputs.response_mask
-        places = candidates.nonzero()[cov[candidates].argsort()]  # in an order that does not depend on that of the rows
+        places = candidates.nonzero()[cov[candidates].argsort()]  # sorted, so that the order of the rows does not matter
         rng = torch.Generator().manual_seed(inputs.seed)
         number = max(1, int(self.fraction * int(inputs.response_mask.sum())))
         chosen = places[torch.randperm(len(places), generator=rng)[:number].to(places.device)]
@@ -75,7 +75,7 @@ class KLCov(ClipPolicy):
 
     Formula:
         J = mean over the step's tokens of r_t A - [t in K] kl_coef |log r_t|,   r_t = pi_t / pi_old_t
-        K = the max(1, fraction x tokens) tokens of the step with the largest cov_t; ties are all in K or all left out
+        K = the max(1, fraction x tokens) tokens of the step with the largest cov_t; tied tokens are all in or all out
 
     Where:
         cov_t is defined as in `clip-cov`. A penalised token counts as clipped if its probability has changed.

@@ -21,7 +21,7 @@ class CPPO(ClipPolicy):
 
     Where:
         t = 1..T counts the model's tokens, and S_0 = W_0 = 0. pi_rollout is the sampler's probability, or pi_old if the
-        sampler reported none. Dropped tokens also count in S and W. If `quantile` is null, b = budget.
+        sampler reported none. S and W include dropped tokens. If `quantile` is null, b = budget.
 
     Differences from GRPO:
         The bound is on the probability instead of the ratio. It becomes tighter when the prefix has drifted by more than b

@@ -21,9 +21,9 @@ class CTPO(ClipPolicy):
         from token t. A = (R - mean) / std, with the mean and std of the rewards R in the group.
 
     Differences from GRPO:
-        A token is weighted by the ratio of the whole prefix that it ends, which is the importance ratio of the state and the
-        token together. The band widens with the standard deviation of a sum of t token log-ratios, which grows as t^(1/2) if
-        they are independent.
+        A token is weighted by the ratio of the whole prefix that ends with it, which is the importance ratio of the state
+        and the token together. The band widens with the standard deviation of a sum of t token log-ratios, which grows as
+        t^(1/2) if the log-ratios are independent.
 
     Reference:
         Cumulative Token Policy Optimization, arXiv 2605.07331, with widths of 0.025 and 0.05 and a power of 0.5, as in the

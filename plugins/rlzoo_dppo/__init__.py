@@ -14,7 +14,7 @@ FLOOR = 1e-8  # 1 - probability is raised to at least this before its logarithm 
 
 
 class TrustRegion(ClipPolicy):
-    """What the two rules share."""
+    """Base class of both rules."""
 
     paper = "arXiv 2602.04879"
     scope = "token"

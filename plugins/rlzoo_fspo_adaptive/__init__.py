@@ -30,7 +30,7 @@ class FSPOAdaptive(ClipPolicy):
         J = mean over responses of exp(clamp(S)) A,   S = sum_t log(pi_t / pi_old_t)
         clamp(S) = min(S, high(L)) where A > 0
         clamp(S) = max(S, -low(L)), at most ceiling_factor low(L) where A < 0
-        low(L) = width_low sqrt(L) exp(offset_low(L)), high(L) likewise: FSPO's band times a factor per length
+        low(L) = width_low sqrt(L) exp(offset_low(L)), high(L) in the same way: FSPO's band times a factor per length
         After each update, for each sign of A and each knot j:
         offset_j += rate weight_j (clip fraction_j - target)
 

@@ -51,7 +51,7 @@ class GRPO(ClipPolicy):
 
 
 class UP(ClipPolicy):
-    """Gives tokens with A > 0 the plain policy gradient, without a ratio or a clip, and clips the others like GRPO.
+    """Gives tokens with A > 0 the plain policy gradient, without a ratio or a clip, and clips the others as GRPO does.
 
     Formula:
         J = mean over responses of mean_t u_t
@@ -61,11 +61,11 @@ class UP(ClipPolicy):
         r_t = pi_t / pi_old_t, and sg[.] stops the gradient. Where A > 0, u_t is A, and its gradient is that of A log pi_t.
 
     Differences from GRPO:
-        Where A > 0, tokens keep their gradient however much likelier they have become, and its weight is 1, not the ratio.
+        Where A > 0, a token keeps its gradient however likely it has become, and the gradient's weight is 1, not the ratio.
         The dual clip is on by default.
 
     Reference:
-        UP, arXiv 2607.06987, equation 15 (UP-GRPO). With `reduction` token_mean and no dual clip, this is its UP-DAPO.
+        UP, arXiv 2607.06987, equation 15 (UP-GRPO). With `reduction` token_mean and no dual clip, the rule is UP-DAPO.
     """
 
     name, paper, scope = "up", "arXiv 2607.06987", "token"
@@ -78,7 +78,7 @@ class UP(ClipPolicy):
     dual_clip: float | None = Field(3.0, gt=1, le=1e6, description="largest ratio where A < 0; null for none")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clip the log-ratio where A < 0, replace it by one that is 0 where A > 0, and return a ``(B, T)`` objective."""
+        """Clip the log-ratio where A < 0, set it to 0 but keep its gradient where A > 0, and return a ``(B, T)`` objective."""
         log_ratio, own, advantages = ops.log_ratio(inputs), ops.log_probs(inputs), inputs.advantages.float()
         band = ops.ratio_band(self.clip_low, torch.inf, self.dual_clip, like=log_ratio)
         within = log_ratio.clamp(band.low, band.ceiling)

@@ -19,7 +19,7 @@ class OPD(ClipPolicy):
         A_t = log pi_T_t - log pi_old_t, with the teacher pi_T (`model.reference`). Rewards are not used.
 
     Differences from GRPO:
-        The advantages are per token and from a teacher. There is no clip, and the mean is over all tokens.
+        The advantages are per token and come from a teacher. There is no clip, and the mean is over all tokens.
 
     Reference:
         On-Policy Distillation, Thinking Machines Lab, 2025 (thinkingmachines.ai/blog/on-policy-distillation).

@@ -93,7 +93,7 @@ class OpenEnv:
         if action is None:
             required = [name for name in schema.get("required", []) if name not in self.fields]
             if len(required) != 1:
-                raise UserError(f"task.arguments.action: set the field for the model's text, one of {', '.join(names)}")
+                raise UserError(f"task.arguments.action: set the field for the model's text to one of {', '.join(names)}")
             return str(required[0])
         for name in (action, *self.fields):
             if name not in names:

@@ -106,7 +106,7 @@ class ReasoningGymTask(Task):
         grades = self._grader.grade(
             [(self.dataset, self._options_json, final_answer(response), self._entries[problem]) for problem, response in pairs]
         )
-        return [grade or 0.0 for grade in grades]  # an answer that exhausts the grader is wrong: hanging it must not pay
+        return [grade or 0.0 for grade in grades]  # an answer that hangs the grader must not be rewarded
 
 
 @hookimpl

@@ -1,4 +1,4 @@
-"""SAO: the policy gradient inside a wide band around the sampler, and nothing outside."""
+"""SAO: the policy gradient inside a wide band of ratios to the sampler, and no gradient outside."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class SAO(ClipPolicy):
         dropped even if its advantage would bring it back. The band is wide, and the mean is over all tokens.
 
     Reference:
-        Single-rollout asynchronous optimisation, arXiv 2607.07508, of which this is the rule. The recipe `--config sao` adds
-        the critic. The band from 0.2 to 4 is that of Lego-RL's port.
+        The rule of single-rollout asynchronous optimisation, arXiv 2607.07508. The recipe `--config sao` adds the critic. The
+        band from 0.2 to 4 is from Lego-RL's port.
     """
 
     name = "sao"

@@ -1,4 +1,4 @@
-"""Turn ratio: clips, for each turn of a conversation, the geometric mean of its token ratios."""
+"""Turn ratio: clips the geometric mean of the token ratios in each turn of a conversation."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Verifiers:
             self._run = self._loop.create_task(_played(env, task, self._agent))
             messages, _, done, _ = self._advance()
         if done:
-            raise ValueError("the episode was over before the model was asked anything")
+            raise ValueError("the episode ended before the model's first turn")
         return messages
 
     def step(self, message: str) -> tuple[Messages, float, bool, Mapping[str, Any]]:
@@ -229,10 +229,10 @@ def _loaded(key: str, count: int) -> tuple[Any, list[Any]]:
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise UserError(f"task.arguments.taskset={shown(taskset)}: verifiers cannot load it: {error}") from error
     if env.taskset.toolsets(env.taskset.config):
-        raise UserError(f"task.arguments.taskset={taskset!r}: has tools, which are not supported")
+        raise UserError(f"task.arguments.taskset={taskset!r}: the taskset has tools, which are not supported")
     tasks = list(itertools.islice(env.taskset, count if env.taskset.INFINITE else None))
     if not tasks:
-        raise UserError(f"task.arguments.taskset={taskset!r}: has no tasks")
+        raise UserError(f"task.arguments.taskset={taskset!r}: the taskset has no tasks")
     return env, tasks
 
 
