@@ -22,7 +22,7 @@ UNREADABLE = (IndexError, KeyError, RuntimeError, TypeError, ValueError)  # JSON
 
 
 def read(file: Path, step: int, temperature: float) -> RolloutFile:
-    """Read R responses, each a line with a list of one element under every key; NeMo-RL pads prompt and response to T tokens.
+    """Read R responses, one per line, with a one-element list under every key; NeMo-RL pads prompt and response to T tokens.
 
     The fields are those of NeMo-RL 7ea279a (August 2026). `RolloutFile.from_padded` rejects inconsistent values.
     """
@@ -38,7 +38,7 @@ def read(file: Path, step: int, temperature: float) -> RolloutFile:
 
     token_ids, chosen = column("token_ids"), column("token_loss_mask").bool()
     sizes = chosen.long().argmax(1)  # of the prompts
-    # the dump has no number of the prompt: responses whose prompts have the same tokens form a group
+    # the dump does not number the prompts: responses whose prompts have the same tokens form a group
     prompts = [tuple(row[:size].tolist()) for row, size in zip(token_ids, sizes, strict=True)]
     numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
     advantages, old_log_probs = column("advantages"), column("prev_logprobs")

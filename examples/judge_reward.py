@@ -7,7 +7,7 @@ With a server on this machine, such as vLLM's, and a copy of examples/judge_rewa
 
 Because ``judge`` is an ``async def`` function, many requests can wait concurrently. If the server is temporarily unavailable, a
 request is repeated until ``task.timeout`` expires. If the function raises an exception, for example because a reply contains no
-grade, the response has no grade: it is in no baseline and has advantage 0.
+grade, the response has no grade: it is left out of baselines and has advantage 0.
 """
 
 import asyncio

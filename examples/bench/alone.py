@@ -36,7 +36,7 @@ TURNS = 5
 
 
 def main(name: str) -> None:
-    """Print the median times, without the first turn."""
+    """Print the median times, excluding the first turn."""
     case, folder = CASES[name], Path(tempfile.gettempdir()) / "rlzoo-bench-models"
     prompts = [case.prompt(index) for index in range(case.num_prompts)]
     run = make_run(case, folder)

@@ -81,7 +81,7 @@ def qwen3(folder: Path) -> Path:
 
 
 def small_qwen3(folder: Path) -> Path:
-    """Create the same with the shape of Qwen3-0.6B, which an 80 GB GPU can hold twice while it is trained."""
+    """Create the same with the shape of Qwen3-0.6B, which fits on an 80 GB GPU twice during training."""
     return models.random_qwen3("qwen3-0.6b", folder / "qwen3-0.6b-shape")
 
 

@@ -4,7 +4,7 @@
     python -m examples.bench.launches qwen3-0.6b    # needs 4 GB of memory
 
 A CPU has no launches, but a GPU launches about one kernel for each operator that computes something. A read makes the host wait
-for the device. In the way "graph", a CUDA graph replays a step as one launch; what happens outside it is counted separately.
+for the device. For "graph", a CUDA graph replays a step as one launch; operators and reads outside it are counted separately.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rlzoo.rollout.decode import decode
 from rlzoo.rollout.draws import row_uniforms
 
 ROWS, SIZE, SHORT, LONG = 4, 8, 33, 97
-"""Responses, tokens of a prompt, and tokens of a response, twice: counts per token are differences of these two."""
+"""Number of responses, tokens per prompt, and two response lengths, whose difference gives the counts per token."""
 WAYS: dict[str, dict[str, bool]] = {"rows": {}, "fused": {"fuses": True}, "graph": {"fuses": True, "graphs": True}}
 READS = ("aten::_local_scalar_dense", "aten::nonzero")
 """Operators that wait for the device; ``aten::item`` calls the first one."""

@@ -1,4 +1,4 @@
-"""Models whose responses have known lengths in any library, because the model decides when a response ends, if ever."""
+"""Models whose responses have known lengths in any library, because the model itself decides if and when a response ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker's part in taking turns: the worker waits for its turn, runs one step, reports, and waits again."""
+"""The worker's side of alternating steps: the worker waits for its turn, runs one step, reports, and waits again."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Clock:
         self.seconds = 0.0
 
     def around(self, function: Any, after: Any = None) -> Any:
-        """Wrap a function so that its time is counted."""
+        """Wrap a function so that its time is added up."""
 
         @functools.wraps(function)
         def timed(*args: Any, **kwargs: Any) -> Any:

@@ -128,7 +128,7 @@ def run_part(part: str, options: argparse.Namespace, report: dict[str, Any]) -> 
 
 
 def recover(part: str, listed: list[Case], report: dict[str, Any], options: argparse.Namespace) -> None:
-    """Put the rows that a worker of a killed command has finished into the report."""
+    """Add to the report the rows that the worker of a killed command had finished."""
     for line in read_lines(options.output / f"{part}.rows"):
         if "begun" not in line:
             replace_row(report, Row(**line), listed)

@@ -51,9 +51,9 @@ OTHER_WAYS: dict[str, dict[str, Any]] = {
 
 
 def other_way(setting: Setting, way: str, dtype: str) -> Outcome:
-    """Compare the gradient that is computed with other settings with the oracle's.
+    """Compare the gradient under other settings with the oracle's.
 
-    Two ways may each be exact to rounding and still differ from each other by more than from float64.
+    Two ways that are both exact to rounding may differ more from each other than from float64.
     """
     band = oracle.Rule("sum", -WIDE["width_low"], WIDE["width_high"], WIDE["width_ceiling"], grows=True)
     model, data, wanted = exact("fspo", band, quick=setting.quick)

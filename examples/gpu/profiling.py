@@ -23,7 +23,7 @@ from examples.bench.rlzoo_worker import make_run
 from examples.gpu.speed import random_batch, timed
 
 SHORT, LONG = 16, 80
-"""Numbers of tokens per response; counts and times per token are the differences, without the cost of the prompts."""
+"""Two response lengths in tokens; their difference gives counts and times per token, without the cost of the prompts."""
 LAUNCHES = ("cudaGraphLaunch", "cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx")
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "aten::_local_scalar_dense")
 

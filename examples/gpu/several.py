@@ -30,7 +30,7 @@ LAUNCHES: dict[str, dict[str, Any]] = {
 }
 """Settings under ``launch`` for each case; if the installed torch lacks what they need, the row says so."""
 ALLOWED = 1e-3
-"""Distance between the weights, relative to how far one process moved them."""
+"""Maximum distance between the weights, relative to the distance by which one process moved them."""
 AT_MOST = 8
 
 

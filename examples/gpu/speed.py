@@ -1,8 +1,8 @@
 """Part ``speed``: measures tokens per second by phase, utilisation of the device and peak memory, without pass criteria.
 
 Only the FLOPs of the model are counted (`roofline.step_flops`): matrix products and causal attention. Learning counts as three
-forward passes without recomputation, and the head counts on response tokens only. PaLM's formula of 6 N + 12 l h d T per token,
-which nanochat and torchtitan use, counts full attention and the head on all tokens, so it gives a higher utilisation for the
+forward passes without recomputation, and the head counts for response tokens only. PaLM's formula, 6 N + 12 l h d T per token,
+which nanochat and torchtitan use, counts full attention, and the head for all tokens, so it gives a higher utilisation for the
 same time.
 """
 

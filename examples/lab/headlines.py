@@ -160,7 +160,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     print(*headlines(folder), sep="\n")
     for rule, (held, number) in flat(read(folder / "evenness.csv")).items():
-        print(f"{rule}: indistinguishable from an even clip on {held} of {number} runs")
+        print(f"{rule}: indistinguishable from even clipping on {held} of {number} runs")
 
 
 if __name__ == "__main__":

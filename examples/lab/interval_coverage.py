@@ -1,12 +1,12 @@
 """Measures how often the 95% intervals of clip fractions, length errors and accuracies contain the truth, on simulated data.
 
 ``python -m examples.lab.interval_coverage --write`` draws every regime 2,000 times, and writes docs/reference/coverage.csv and
-the table of docs/reference/coverage.md. The simulation and the true values use nothing of `rlzoo.measure`.
+the table of docs/reference/coverage.md. The simulation and the true values use no code from `rlzoo.measure`.
 
 Responses have 20 to 300 tokens, and the responses to a prompt have similar lengths. Long responses have a positive advantage
 less often. The probability of being clipped depends on the length alone. Within a prompt, decisions follow a beta-binomial
-distribution with the stated correlation, and so do the decisions on one response in four epochs. The true error is that of the
-true clip fractions of the drawn length bins, weighted with the bins' shares of the drawn responses.
+distribution with the stated correlation, and so do the decisions on one response in four epochs. The true error is computed
+from the true clip fractions of the drawn length bins, weighted by the bins' shares of the drawn responses.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "coverage.md"
 DRAWS = 2000
 ROUNDING = 1e-12
 LENGTHS = np.arange(20, 301)
-LOG_MEDIAN, BETWEEN, WITHIN = np.log(80), 0.5, 0.35  # of the logarithm of the length; deviations between and within prompts
+LOG_MEDIAN, BETWEEN, WITHIN = np.log(80), 0.5, 0.35  # of the log of the length; deviations between and within prompts
 
 
 def _share_by_length() -> Array:
@@ -80,7 +80,7 @@ class Regime:
         return np.asarray(self.clip * shape / (SHARE @ shape))
 
     def draw(self, number: int) -> tuple[Array, ...]:
-        """Return rows with the given number as the seed: length, decision, prompt and whether A > 0."""
+        """Draw rows with the given number as the seed: length, decision, prompt and whether A > 0."""
         rng = np.random.default_rng([number, zlib.crc32(self.name.encode())])
         size = (self.prompts, self.responses)
         within = 0.03 if self.alike else WITHIN
@@ -227,7 +227,7 @@ def measure(regime: Regime | Problems, draws: int) -> dict[str, Counts]:
 
 
 def rows(regime: Regime | Problems, counts: dict[str, Counts], draws: int) -> Iterator[dict[str, str]]:
-    """Yield the rows of the table for one regime. The clip fractions' row has the bin with the lowest coverage."""
+    """Yield the rows of the table for one regime. The clip fractions' row is for the bin with the lowest coverage."""
     of_bins = [counts.pop(name) for name in list(counts) if name.startswith("bin ")]
     if of_bins:
         counts["clip fraction, worst bin"] = min(of_bins, key=lambda of_bin: of_bin.covered / of_bin.printed)

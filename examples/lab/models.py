@@ -2,7 +2,7 @@
 
 ``python -m examples.lab.models [TYPE ...]`` builds a small random model of each type, samples and scores with it as ``rlzoo
 train`` does, and compares all log-probs with passes of a second copy, which only transformers loads: one row at a time, in
-evaluation mode, without padding and without a cache. What rlzoo refuses is confirmed by plain passes. ``--write`` updates
+evaluation mode, without padding and without a cache. Plain passes also confirm each refusal by rlzoo. ``--write`` updates
 docs/reference/models.md. All types together take minutes on two cores.
 """
 
@@ -46,7 +46,7 @@ from rlzoo.training.run import Run
 TYPES = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "models.md"
 WARNED = 0.01
-"""Difference of the sampler in nats that is right if a warning names a smaller one before the first step."""
+"""Largest difference of the sampler, in nats, that is accepted if rlzoo warns of a difference before the first step."""
 TOLERANCE = 2e-3  # nats, in float32
 PROMPTS = ("3+5+9", "what is 12 + 7 * (3-1)?", "add 17, 4, 88 and 1; then take 5 from a sum.")  # 5, 23 and 44 tokens
 NEW_TOKENS = 40
@@ -127,7 +127,7 @@ class Plain:
         return worst
 
     def changes(self) -> Iterator[tuple[str, float | str]]:
-        """Yield how much a row's log-probs change with what they should not depend on, in nats, or why this cannot be asked."""
+        """Yield by how many nats a row's log-probs change with what they should not depend on, or why this cannot be tested."""
         random = torch.Generator().manual_seed(1)
         short, long = (torch.randint(3, 98, (size,), generator=random).tolist() for size in (21, 84))
         alone, whole, size, gap = self.log_probs(short)[0], self.log_probs(long)[0], len(short), len(long) - len(short)
@@ -182,7 +182,7 @@ CONFIRMED_BY = {
     "sampl|generate": ("a cache", "left padding"),
     "pad|rows": ("left padding", "right padding", "other rows"),
 }
-"""What confirms a refusal: names in `Plain.changes`, by words of the message."""
+"""Names in `Plain.changes` that confirm a refusal, by words of its message."""
 
 
 def confirmed(message: str, changes: Mapping[str, float | str]) -> str:
@@ -285,7 +285,7 @@ def one_line(error: Exception) -> str:
 
 
 def _alone(kind: str, folder: Path, seconds: int) -> Row:
-    """Call `ask` in a process of its own, which the system kills at its time limit."""
+    """Call `ask` in its own process, which the system kills at the time limit."""
     signal.alarm(seconds)
     torch.set_num_threads(1)
     with Path(os.devnull).open("w") as nowhere:
@@ -295,7 +295,7 @@ def _alone(kind: str, folder: Path, seconds: int) -> Row:
 
 
 def sweep(kinds: Sequence[str], *, jobs: int = 2, seconds: int = 60) -> Iterator[Row]:
-    """Ask about types in ``jobs`` processes; a type that takes more than ``seconds``, or whose process crashes, has failed."""
+    """Test types in ``jobs`` processes; a type that takes more than ``seconds``, or whose process crashes, has failed."""
     import_module("transformers.models.llama.modeling_llama")  # once, before the processes are forked
     import_module("accelerate")
     configured(Path(), Path())

@@ -39,7 +39,7 @@ SIZES = {
     r"max_window_layers|first_k_dense_replace|.*num_dense_layers|num_kv_shared_layers|moe_layer_start_index": 1,
     r"(n|topk|num_expert)_group": 1,
 }
-"""Sizes of the small models, by patterns of their names in a configuration; the first pattern that matches counts."""
+"""Sizes of the small models, by patterns of their names in a configuration; the first pattern that matches applies."""
 
 ROTARY = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
 INDEXER = {"n_heads": 16, "kv_heads": 1, "head_dim": 8, "budget": 16, "compress_ratio": 4}
@@ -65,16 +65,16 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "qwen4_exp": {f"text_config.indexer_{name}": value for name, value in INDEXER.items()},
     "qwen4_exp_text": {f"indexer_{name}": value for name, value in INDEXER.items()},
     "reformer": {"is_decoder": True, "axial_pos_embds": False},
-    "xlstm": {"hidden_size": 128, "embedding_dim": 128},  # it rounds its heads up to 64 in all
+    "xlstm": {"hidden_size": 128, "embedding_dim": 128},  # the total size of its heads is rounded up to a multiple of 64
     "xmod": {"default_language": "en_XX"},
     "zamba": {"attention_hidden_size": 64, "attention_head_dim": 16},
     "zamba2": {"attention_hidden_size": 64, "attention_head_dim": 16, "hybrid_layer_ids": [1, 3]},
 }
-"""Values that the patterns get wrong, by type; names with a dot are those of a nested configuration."""
+"""Values for which the patterns are wrong, by type; names with a dot are those of a nested configuration."""
 
 
 def shrunk(config: Mapping[str, Any], special: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with small sizes; of a list with one entry per layer, one entry of every kind remains."""
+    """Return a configuration with small sizes; a list with one entry per layer keeps one entry of every kind."""
     depth = next((config[name] for name in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") if config.get(name)), 0)
     lists = {name: values for name, values in config.items() if isinstance(values, list | tuple) and 1 < len(values) == depth}
     by_layer = {int(layer): values for layer, values in (config.get("per_layer_config") or {}).items()}
@@ -135,7 +135,7 @@ def build(kind: str, folder: Path) -> None:
 
 
 def _enlarge(weight: Tensor) -> None:
-    """Make weights so large and different that a wrong position or mask shows."""
+    """Make weights so large and different that a wrong position or mask changes the log-probs."""
     spread = float(weight.std()) if weight.is_floating_point() and weight.numel() > 1 else 1.0
     if weight.dim() >= 2 and 0 < spread < 0.2:
         weight.mul_(0.2 / spread)

@@ -24,7 +24,7 @@ from rlzoo.cli.ui import ui
 from rlzoo.core.errors import UserError
 from rlzoo.support.distribution import version as version_of
 
-# commands that need only one process
+# commands that run in a single process
 ALONE = ("calibrate", "compare", "eval", "fairness", "race", "replay", "rescore", "sweep")
 
 app = typer.Typer(

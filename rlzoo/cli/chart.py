@@ -53,7 +53,7 @@ def clip_in_words(profile: LengthProfile) -> str:
 
 
 def interval_bar(ends: Sequence[int], signs: str) -> str:
-    """Plot a bar from 0 to a value, with its interval over it.
+    """Plot a bar from 0 to a value, overlaid with its interval.
 
     ``ends`` are the low end of the interval, the value, and the high end.
 

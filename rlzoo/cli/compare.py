@@ -128,7 +128,7 @@ def _matched(result: Comparison) -> str:
 
 
 def _numbered(labels: Sequence[str]) -> dict[str, str]:
-    """Return a short name for each label: the rule, with a number if its settings are part of the label.
+    """Return a short name for each label: the name of the rule, with a number if the label contains settings.
 
     Example:
         >>> _numbered(["fspo clip.width_low=0.1", "gspo", "fspo clip.width_low=0.2"])

@@ -27,7 +27,7 @@ THEME = Theme(
 
 
 class Plain(Console):
-    """A console without markup, highlighting or folded lines: a terminal folds them, and a copied command stays whole."""
+    """A console without markup, highlighting or wrapping; the terminal wraps lines, so that a copied command stays whole."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, theme=THEME, **options)

@@ -28,7 +28,7 @@ def fairness(
     latex: Latex = None,
     quiet: Quiet = False,
 ) -> None:
-    """Show which lengths a run moved and clipped most.
+    """Show which response lengths a run moved and clipped most.
 
     The rollouts come from a run of rlzoo, or from any trainer that writes rollout files (docs/reference/rollout-files.md).
     """
@@ -42,7 +42,7 @@ def fairness(
     drift = Drift.of([update.inputs for update in run.updates])
     if drift is None:
         raise UserError(
-            f"{str(run.path)!r} has no response that has a nonzero advantage and whose log-probs had moved before an "
+            f"{str(run.path)!r} has no response with a nonzero advantage whose log-probs had moved before an "
             "update; with one optimizer step per batch, every ratio is 1 and no rule clips"
         )
     names = names_in("--clip", clip, "comma-separated rules; see `rlzoo clips list`") if clip else ()

@@ -1,4 +1,4 @@
-"""The three kinds of parts that plugins provide, as the command line names and finds them."""
+"""The three kinds of parts that plugins provide, and how the command line finds them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a group of commands is about."""
+    """The kind of part that a group of commands handles."""
 
     command: str  # name of the group
-    what: str  # one of its parts, with its article
+    what: str  # a part, with its article
     key: str  # the setting that selects a part
     folder: str  # folder with the templates of a new part
 
@@ -39,7 +39,7 @@ class Kind:
         if self is CLIPS and name not in shelf:
             check_rule_names([name])
             refuse_config(name)
-        return shelf, [shelf.entries[shelf[known].name]], False  # raises an error that says why a part cannot be used
+        return shelf, [shelf.entries[shelf[known].name]], False  # shelf[known] raises an error if the part cannot be used
 
 
 CLIPS = Kind("clips", "a rule", "clip", "policy")

@@ -48,7 +48,7 @@ def launch(config: RunConfig, *, resume: bool = False, options: Sequence[str] = 
 
 
 def end_with_the_launcher() -> None:
-    """Kill this process when the launcher that started it is killed (Linux only), because it cannot save a run alone."""
+    """Kill this process when its launcher is killed (Linux only), because a single process cannot save the run."""
     launcher = os.environ.pop(LAUNCHER, None)  # child processes must not inherit it
     if launcher is None or not sys.platform.startswith("linux"):
         return

@@ -46,7 +46,7 @@ def _end_at_once(signum: int, frame: FrameType | None) -> NoReturn:
 def main() -> NoReturn:
     """Run the command line and exit with 0 on success, 2 for a user error, 1 for any other error, 130 or 143 after a signal."""
     os.environ["PYTHONSAFEPATH"] = "1"  # child processes must not import from the working directory first
-    # imported by Accelerate if it is installed, DeepSpeed prints the device that it detects to stdout
+    # Accelerate imports DeepSpeed if it is installed, and DeepSpeed then prints the detected device to stdout
     logging.getLogger("DeepSpeed").addFilter(lambda record: record.module != "real_accelerator")
     signal.signal(signal.SIGTERM, _terminate)
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # sent when the terminal closes; ignored under nohup

@@ -33,7 +33,7 @@ Overrides = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Csv = Annotated[
-    Path | None, typer.Option("--csv", metavar="FILE", help="CSV file for the table; further tables get FILE-NAME.csv.")
+    Path | None, typer.Option("--csv", metavar="FILE", help="CSV file for the table; further tables go to FILE-NAME.csv.")
 ]
 Latex = Annotated[Path | None, typer.Option("--latex", metavar="FILE", help="LaTeX file for the tables.")]
 MatchBySign = Annotated[
@@ -96,8 +96,8 @@ class Lasting:
 
 
 On = Annotated[str, typer.Option("--on", metavar="local|ray", help="Where to run: on this machine, or on a Ray cluster.")]
-Cpus = Annotated[int, typer.Option(min=1, help="With --on ray: number of CPUs, and threads, of each run.")]
-Gpus = Annotated[int, typer.Option(min=0, help="With --on ray: number of GPUs of each run.")]
+Cpus = Annotated[int, typer.Option(min=1, help="With --on ray: number of CPUs and threads for each run.")]
+Gpus = Annotated[int, typer.Option(min=0, help="With --on ray: number of GPUs for each run.")]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Writes reports and pictures, and never overwrites anything but earlier ones."""
+"""Writes reports and pictures; overwrites only files that rlzoo wrote earlier."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from rlzoo.support.atomic import write_text
 
 
 def check_page(page: Path, mark: bytes = MARK, kind: str = "report", option: str = "--report") -> None:
-    """Raise `UserError` if a report or picture would overwrite a file that rlzoo did not write, which has no ``mark``."""
-    if not (page.exists() or page.is_symlink()):  # a link to a file that does not exist would create it
+    """Raise `UserError` if a report or picture would overwrite a file without ``mark``, which rlzoo did not write."""
+    if not (page.exists() or page.is_symlink()):  # writing to a dangling link would create its target
         return
     if page.is_file():
         with page.open("rb") as file:
@@ -28,6 +28,6 @@ def write_page(page: Path, text: str, mark: bytes = MARK, kind: str = "report", 
     """
     check_page(page, mark, kind, option)
     try:
-        write_text(page, text.encode("utf-8", "backslashreplace").decode(), "page")  # a path may not be valid text
+        write_text(page, text.encode("utf-8", "backslashreplace").decode(), "page")  # a path can contain invalid text
     except OSError as error:
         raise UserError(f"{kind} {str(page)!r} cannot be written: {error.strerror}; choose another with {option}") from error

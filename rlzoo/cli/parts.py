@@ -106,7 +106,7 @@ def _in_the_default_run(policy: type[ClipPolicy]) -> str:
 
 
 def _in_races(rule: str) -> list[str]:
-    """Return the rule's line in the table of each track on which it has a result that ships with rlzoo."""
+    """Return the rule's line in the table of each track on which rlzoo ships a result for it."""
     from rlzoo.lab.results import SHIPPED, Standings
     from rlzoo.lab.track import Track, track_names
 

@@ -39,7 +39,7 @@ def dry_run(
             print(json.dumps({"config": redact_settings(config.model_dump(mode="json")), "plan": shown_plan}, indent=2))
         else:
             print(config.to_yaml(), end="", flush=True)
-    finally:  # below the configuration, or above the line of an error
+    finally:  # printed below the configuration, or above the error message
         if not as_json:
             _print(plan, lines)
 

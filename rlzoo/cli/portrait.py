@@ -1,4 +1,4 @@
-"""`rlzoo clips portrait`: shows where rules cut off gradients and how rules weight gradients, as tables."""
+"""`rlzoo clips portrait`: shows, as tables, where rules cut off gradients and how they weight them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def clips_portrait(
 
 
 def print_portraits(console: Plain, portraits: Sequence[Portrait]) -> None:
-    """Print two tables, with one block per policy: cutoff log-ratios by length, and gradient weights by ratio."""
+    """Print two tables, with one block per rule: cutoff log-ratios by length, and gradient weights by ratio."""
     rows = table("<", ">L", ">A>0 above", ">A<0 below", ">A<0 above")
     for drawn in portraits:
         has_inward = [

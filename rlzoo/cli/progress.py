@@ -56,7 +56,7 @@ SHOWN = (
     Shown("fairness/lre_max", "length error, LRE", "lre"),
     Shown("learner/entropy", "entropy", "entropy"),
     Shown("response/length_mean", "response length", "length", digits=1),
-    Shown("critic/explained_variance", "critic's explained variance", "explained"),  # of a run with a critic
+    Shown("critic/explained_variance", "critic's explained variance", "explained"),  # only in runs with a critic
 )
 
 

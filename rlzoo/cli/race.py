@@ -1,4 +1,4 @@
-"""`rlzoo race`: tunes and trains rules alike on standard tracks, and shows and collects the results."""
+"""`rlzoo race`: tunes and trains all rules in the same way on standard tracks, and shows and collects the results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 WIDTH = 48  # characters of a plotted interval
 
-app = typer.Typer(help="Race rules on standard tracks, all tuned and evaluated alike.", no_args_is_help=True)
+app = typer.Typer(help="Race rules on standard tracks. All are tuned and evaluated in the same way.", no_args_is_help=True)
 FOLDER = Path("races")
 
 TrackName = Annotated[str, typer.Option("--track", help="Track: sums, sums-again or off-policy, or a YAML file.")]
@@ -97,8 +97,8 @@ def show(track: TrackName, output: Output = FOLDER, as_json: AsJson = False) -> 
 
 
 def _picture(standings: Standings, console: Plain) -> Table:
-    """Plot every rule's difference to the reference rule, with its interval."""
-    rows = table("<", "<", title=f"difference to {standings.track.reference}", show_header=False)
+    """Plot every rule's difference from the reference rule, with its interval."""
+    rows = table("<", "<", title=f"difference from {standings.track.reference}", show_header=False)
     means = {name: pair.mean or 0.0 for name, pair in standings.pairs.items()}
     intervals = {name: pair.interval or (means[name], means[name]) for name, pair in standings.pairs.items()}
     edges = [0.0, *(end for ends in intervals.values() for end in ends)]
@@ -118,7 +118,7 @@ def add(
     result: Annotated[Path, typer.Argument(metavar="RESULT.json", help="Result of `rlzoo race run`.")],
     plugin: Annotated[Path | None, typer.Option(metavar="FILE.py", help="File of a rule that is not bundled.")] = None,
 ) -> None:
-    """Check a result, and add it to those in this clone. The file of its rule is added too."""
+    """Check a result, and add it to this clone. The file of its rule is added too."""
     with loading():
         from rlzoo.lab.race import admit
         from rlzoo.lab.results import CLONE, Result, Standings

@@ -36,7 +36,7 @@ def replay(
         ),
     ] = None,
     match_by_sign: MatchBySign = False,
-    skip_steps: Annotated[int, typer.Option(min=0, help="Number of initial steps to leave out of the results.")] = 0,
+    skip_steps: Annotated[int, typer.Option(min=0, help="Number of initial steps to exclude from the results.")] = 0,
     config: Configs = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the rules, such as clip.drift=0.")

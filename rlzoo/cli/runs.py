@@ -25,7 +25,7 @@ def list_(
     csv: Csv = None,
     latex: Latex = None,
 ) -> None:
-    """List runs, with progress, time, scores and size. An unfinished run has the command that resumes it."""
+    """List runs, with progress, time, scores and size. Also prints the command that resumes each unfinished run."""
     check_files(csv, latex)
     with loading():
         from rlzoo.lab.runs import list_runs
@@ -49,16 +49,16 @@ def list_(
 @runs.command()
 def remove(
     paths: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories, such as runs/mine.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Remove runs after asking. Files that rlzoo did not write, and links, are kept."""
+    """Remove runs after confirmation. Links, and files that rlzoo did not write, are kept."""
     with loading():
         from rlzoo.journal.removal import lock_run, remove_run, run_at
     console = Plain()
     with ExitStack() as locks:
         chosen = [lock_run(path, locks) for path in dict.fromkeys(map(run_at, paths))]
         if not (yes or sys.stdin.isatty()):
-            raise UserError("nothing was removed: without a terminal, rlzoo cannot ask; add --yes")
+            raise UserError("nothing was removed: without a terminal, rlzoo cannot ask for confirmation; add --yes")
         if not yes:
             console.print(f"Remove {', '.join(map(str, chosen))}? [y/N]", end=" ")
             if sys.stdin.readline().strip().lower() not in ("y", "yes"):

@@ -82,7 +82,7 @@ def sweep(
 
 
 def _print_differences(sweep: Sweep, console: Plain) -> None:
-    """Print how the runs of different rules differ, apart from their rules, with the first value of each axis."""
+    """Print how the runs of different rules differ, apart from the rule; uses the first value of each grid axis."""
     from rlzoo.lab.compare import other_differences
     from rlzoo.lab.runs import resolved_settings
 
@@ -96,12 +96,12 @@ def settings_on(executor: str) -> tuple[str, ...]:
     """Return the settings that runs need on an executor."""
     from rlzoo.journal.tracking.uploads import tracking_uri
 
-    # an MLflow store in a file is on this machine
+    # an MLflow store in a file exists only on this machine
     return ("tracking.mlflow=false",) if executor == "ray" and not tracking_uri().startswith("http") else ()
 
 
 def cluster_of(executor: str, cpus: int, gpus: int) -> Cluster | None:
-    """Connect to the cluster on which the runs of a sweep shall run; None for this machine."""
+    """Connect to the cluster that is to run a sweep; return None for this machine."""
     if executor not in ("local", "ray"):
         raise UserError(f"--on {executor!r}: unknown (allowed: local, ray)")
     if executor == "local":
@@ -133,7 +133,7 @@ def finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool, cl
     finished = sum(child.is_finished for child in sweep.children)
 
     def ended(child: Child, code: int) -> None:
-        nonlocal finished  # counts the runs that were reported, because several may have finished since the last report
+        nonlocal finished  # counts the reported runs, because several may have finished since the last report
         bars.remove(child.name)
         finished += child.is_finished
         if is_quiet and child.is_finished:

@@ -16,7 +16,7 @@ from rlzoo.support.lock import Lock, is_locked
 
 
 def sync(runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories, such as runs/*.")]) -> None:
-    """Upload data of runs that did not reach MLflow. Nothing is sent twice."""
+    """Upload run data that has not reached MLflow. Nothing is sent twice."""
     from rlzoo.journal.tracking.uploads import Upload, tracking_uri, uploaded_to, without_password
 
     for directory in runs:

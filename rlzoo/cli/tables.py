@@ -53,7 +53,7 @@ def report_table(content: ReportTable) -> Table:
 
 
 def check_files(csv_file: Path | None, latex: Path | None, report: Path | None = None, differences: Path | None = None) -> None:
-    """Raise `UserError` if a file cannot be written, is not a table of rlzoo, or is to be a report in another format."""
+    """Raise `UserError` if a folder is missing, a report is not named .html, or rlzoo did not write the existing LaTeX file."""
     pages = (("--report", report), ("--differences", differences))
     for option, file in (("--csv", csv_file), ("--latex", latex), *pages):
         if file is not None and (file.is_dir() or not file.parent.is_dir()):
@@ -66,9 +66,9 @@ def check_files(csv_file: Path | None, latex: Path | None, report: Path | None =
 
 
 def save_tables(tables: Sequence[ReportTable], csv_file: Path | None, latex: Path | None) -> None:
-    """Write tables to one LaTeX file, rounded, and to a CSV file each, with all digits.
+    """Write rounded tables to one LaTeX file, and each table with all digits to its own CSV file.
 
-    The first table gets the name of the CSV file, and each other table its caption as well, if it has rows. In CSV, an interval
+    The first table goes to ``csv_file``; other tables with rows go to files named after their captions. In CSV, an interval
     takes two columns, and an unknown number is an empty cell. An existing CSV file is replaced only if it has the same columns.
     """
     tables = [*tables[:1], *(content for content in tables[1:] if content.rows)]

@@ -38,7 +38,7 @@ def train(
     plugin: Plugins = None,
     allow_changed: Annotated[
         bool,
-        typer.Option("--allow-changed", help="With --resume: allow settings, code, data and a model that have changed."),
+        typer.Option("--allow-changed", help="With --resume: allow changed settings, code, data and model."),
     ] = False,
     processes: Annotated[int | None, typer.Option(min=1, help="Number of processes to train with, one for each GPU.")] = None,
     deepspeed: Annotated[
@@ -129,11 +129,11 @@ def _train(run: RunConfig, resume: bool, allow_changed: bool, is_quiet: bool, as
             from rlzoo.models.processes import leave_process_group
             from rlzoo.training.train import train as learn  # this import takes seconds, so the display starts first
 
-            gc.freeze()  # half a million objects, which collections would look at again and again
+            gc.freeze()  # half a million objects, which every garbage collection would scan again
             gc.set_threshold(700, 10, 10)  # Python's default, because reference cycles may hold tensors
             result = learn(run, view.step, resume=resume, allow_changed=allow_changed, stage=view.stage)
     except (KeyboardInterrupt, SystemExit):
-        # the curves are below the last line of the log, which has the same command
+        # the log ends with the same command, but the curves are printed below it
         if console.is_screen and not (is_silent or as_json) and (path / "config.yaml").is_file():
             console.print(f"resume with: rlzoo train --resume --output {shlex.quote(str(path))}")
         raise

@@ -13,7 +13,7 @@ NAMED = {"advantage": "clip.advantage", "correction": "correction", "rule": "cli
 
 
 def explain_usage(error: Any) -> str:
-    """Return one line with the command, the mistake, and what to write instead; empty if typer has printed the help instead."""
+    """Return one line with the command, the mistake and a suggestion; empty if typer has printed the help instead."""
     command, message = error.ctx.command_path if error.ctx else "rlzoo", str(error.format_message()).removesuffix(".")
     options = [name for parameter in error.ctx.command.params for name in parameter.opts] if error.ctx else []
     advice = f"; see `{command} --help`"
@@ -41,6 +41,6 @@ def _similar(option: str, options: list[str]) -> str:
 
 
 def with_home(word: str) -> str:
-    """Expand the ``~`` of a path, which shells leave in place in ``--output=~/x``."""
+    """Expand the ``~`` of a path; shells do not expand it in ``--output=~/x``."""
     option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
     return f"{option}{equals}{user_path(value)}" if value.startswith("~") else word

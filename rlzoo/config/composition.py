@@ -66,7 +66,7 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def named_settings(key: str, value: object) -> dict[str, Any]:
-    """Return the settings of a layer's policy or task as a dict; a name becomes ``{"name": ...}``, and None becomes ``{}``."""
+    """Return the settings of a layer's rule or task as a dict; a name becomes ``{"name": ...}``, and None becomes ``{}``."""
     settings = {"name": value} if isinstance(value, str) else value
     if not isinstance(settings, Mapping | None) or not isinstance((settings or {}).get("name", ""), str):
         raise UserError(
@@ -77,7 +77,7 @@ def named_settings(key: str, value: object) -> dict[str, Any]:
 
 
 def clip_name(layer: Mapping[str, Any]) -> str | None:
-    """Return the name of the policy that a layer sets, or None."""
+    """Return the name of the rule that a layer sets, or None."""
     return named_settings("clip", layer.get("clip")).get("name")
 
 
@@ -89,7 +89,7 @@ def listed(plugins: object) -> Sequence[str]:
 
 
 def for_clip(layer: Mapping[str, Any], name: str | None) -> dict[str, Any]:
-    """Apply a layer's ``per_clip`` settings for one policy, and drop the layer's settings for other policies."""
+    """Apply a layer's ``per_clip`` settings for one rule, and drop the layer's settings for other rules."""
     settings = {key: value for key, value in layer.items() if key != "per_clip"}
     if isinstance(settings.get("clip"), str):
         settings["clip"] = {"name": settings["clip"]}

@@ -1,4 +1,4 @@
-"""Sampling engines: what the rest of a run has to know about the one that ``rollout.engine`` names."""
+"""Sampling engines: what a run needs to know about the engine that ``rollout.engine`` names."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ ENGINES = {
 
 
 class Engine:
-    """A sampling engine with the sampling settings of a run; the defaults are those of an engine that runs elsewhere."""
+    """A sampling engine with a run's sampling settings; the defaults describe an engine outside the trainer's processes."""
 
-    title: ClassVar[str]  # as in messages
+    title: ClassVar[str]  # for messages
     install: ClassVar[str] = ""  # command that installs `library`
-    temperatures: ClassVar[tuple[float, float]] = (0.0, math.inf)  # smallest and largest one
-    largest_top_k: ClassVar[int | None] = None  # if there is one, the kept tokens are only known with top-k
+    temperatures: ClassVar[tuple[float, float]] = (0.0, math.inf)  # smallest and largest allowed
+    largest_top_k: ClassVar[int | None] = None  # if not None, the kept tokens are known only with top-k
     length_setting: ClassVar[str] = ""  # the setting behind `max_length`
     in_flight_setting: ClassVar[str] = ""  # the setting behind `in_flight`
-    memory_setting: ClassVar[str] = "rollout.batch_size"  # the setting that lowers the memory for sampling
+    memory_setting: ClassVar[str] = "rollout.batch_size"  # the setting to lower if sampling needs too much memory
 
     library = ""  # the package that it needs
     has_graphs = False  # whether `rollout.graphs` has an effect
-    is_remote = True  # whether it runs outside the trainer's processes, in one place for all of them
+    is_remote = True  # whether it runs outside the trainer's processes, which share it
     in_flight = False  # whether weights may change while it samples
     max_length: int | None = None  # maximum number of tokens in prompt and response; None for the model's own limit
     device_share: float | None = 0.0  # share of a device's memory that it reserves; None if it samples with the trained model
@@ -41,7 +41,7 @@ class Engine:
         self.rollout = rollout  # a `RolloutConfig`, which checks itself with its engine
 
     def settled(self) -> Any:
-        """Return the sampling settings with those that recorded batches determine; raise UserError if others were set."""
+        """Return the sampling settings, with values from recorded batches if there are any; raise UserError for a conflict."""
         return self.rollout
 
     def check(self) -> None:
@@ -78,12 +78,12 @@ class Engine:
             tokenizer: its tokenizer.
             end_ids: tokens that end a response.
             named: model settings.
-            own_weights: whether an engine that samples with the model samples from a copy of it.
-            device: device of that copy; the model itself stays where it is.
+            own_weights: whether an engine that samples with the trained model uses a copy of it.
+            device: device of that copy; the model itself is not moved.
             probe: rows of the model; see `rlzoo.rollout.sampler.HFSampler`.
 
         Raises:
-            UserError: no way of sampling gives the model's log-probs; the engine is not installed or does not support the
+            UserError: no sampling method reproduces the model's log-probs; the engine is not installed or does not support the
                 settings; its server is unavailable or misconfigured.
         """
         size = model.config.get_text_config().vocab_size
@@ -108,7 +108,7 @@ class Engine:
 
 
 def engine_of(rollout: Any) -> Engine:
-    """Return the engine of a `RolloutConfig`; its module is imported now."""
+    """Import and return the engine of a `RolloutConfig`."""
     engine: type[Engine] = pkgutil.resolve_name(ENGINES[rollout.engine])
     return engine(rollout)
 

@@ -1,4 +1,4 @@
-"""The complete configuration of a run, composed from config files, a policy and overrides."""
+"""The complete configuration of a run, composed from config files, a rule and overrides."""
 
 from __future__ import annotations
 
@@ -60,16 +60,16 @@ DEFAULT_RUN = "arithmetic"
 
 
 class Plugins(tuple[str, ...]):
-    """Plugin files and folders, which are loaded once for each configuration: they may change between two runs."""
+    """Plugin files and folders; each configuration loads them once, because they may change between two runs."""
 
     @cached_property
     def zoo(self) -> Zoo:
-        """Everything that the installed plugins and these provide."""
+        """Everything that the installed plugins and these files provide."""
         return load_zoo(self)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        """Validate a sequence of paths; plugins that are given to another configuration are not loaded again."""
+        """Validate a sequence of paths; plugins that another configuration has loaded are not loaded again."""
 
         def validate(paths: Any, check: ValidatorFunctionWrapHandler) -> Plugins:
             return paths if isinstance(paths, cls) else cls(distinct(check(paths)))
@@ -269,7 +269,7 @@ class RunConfig(Settings):
         name = self.estimator.name
         provided = {"turn_ids", "old_log_probs", "ref_log_probs", "values", "last_values", "finished"}
         if self.rollout.recorded is None:
-            # whether the rewards of a task have names is known from the first grades
+            # only the first grades show whether a task's rewards have names
             provided |= {"reward_parts"} if self.task.host is None else {"token_rewards", "state_ids"}
         if self.reward.kl_coef:
             provided.add("token_rewards")
@@ -287,7 +287,7 @@ class RunConfig(Settings):
 
     @property
     def held_out_score(self) -> Literal["accuracy", "reward"]:
-        """What the mean reward of an evaluation is: the accuracy if every response is right (1) or wrong (0)."""
+        """What the mean reward of an evaluation measures: accuracy if every response is either right (1) or wrong (0)."""
         is_accuracy = self.task.right_or_wrong and self.task.reward is None and not self.reward.weights
         return "accuracy" if is_accuracy else "reward"
 
@@ -315,8 +315,8 @@ class RunConfig(Settings):
             )
         if self.reward.overlong_buffer and "reward_parts" in self.estimator.needs:
             raise UserError(
-                f"reward.overlong_buffer={self.reward.overlong_buffer}: the length penalty is none of the named rewards, "
-                f"which advantage {self.estimator.name!r} reads; return it as a named reward instead"
+                f"reward.overlong_buffer={self.reward.overlong_buffer}: the length penalty is not one of the named "
+                f"rewards that advantage {self.estimator.name!r} reads; return it as a named reward instead"
             )
         return self
 
@@ -356,7 +356,7 @@ class RunConfig(Settings):
 
         Args:
             configs: names of shipped configs, or paths of config files; a single one needs no list.
-            clip: name of the rule, which takes precedence over the configs; or a rule, which keeps its own settings.
+            clip: name of the rule, which takes precedence over the configs; or a rule object, which keeps its own settings.
             overrides: ``"section.key=value"`` strings, with values in YAML.
             plugins: plugin files and folders, in addition to those listed in the configs.
             use_changed_plugins: for the config of a run, whether to load a plugin that has changed since the run started,
@@ -389,7 +389,7 @@ class RunConfig(Settings):
         layers.append(merge(changed, settings, is_one_layer=True))
         sections = [layer.get("rollout") for layer in layers]
         if base and any(isinstance(section, Mapping) and section.get("recorded") for section in sections):
-            del base[0]["rollout"]  # so that recorded rollouts contradict only what the user has set
+            del base[0]["rollout"]  # so that recorded rollouts conflict only with what the user has set
         name = clip or next((n for n in map(clip_name, reversed(layers)) if n), None)
         merged: dict[str, Any] = {}
         for layer in layers:

@@ -31,9 +31,9 @@ class ModelConfig(Settings):
     )
     reference: NameOrPath | None = Field(None, description="reference model with the same tokenizer; null: the starting model")
     reference_dtype: Literal["float32", "bfloat16"] | None = Field(
-        None, description="data type of the weights of model.reference; null: that of its files"
+        None, description="data type of the weights of model.reference; null: the data type in its files"
     )
-    reference_offload: bool = Field(False, description="keep model.reference in CPU memory while it does not score responses")
+    reference_offload: bool = Field(False, description="keep model.reference in CPU memory when it is not scoring responses")
 
 
 class VLLMConfig(Settings):
@@ -111,7 +111,7 @@ class RolloutConfig(Settings):
     graphs: Literal["auto", "on", "off"] = Field(
         "auto",
         description="with rollout.engine=hf: decode in CUDA graphs, so that a GPU seldom waits for the host; "
-        "auto: on a GPU, for Llama-like models; on: require it, and on a CPU take the same steps without graphs",
+        "auto: on a GPU, for Llama-like models; on: require graphs (on a CPU, the same steps are taken without them)",
     )
     dynamic_sampling: int = Field(
         0, ge=0, le=1000, description="maximum number of extra sampling rounds that replace groups whose rewards are all equal"
@@ -152,7 +152,7 @@ class RewardConfig(Settings):
         0.5,
         ge=0,
         le=1,
-        description="maximum share of responses whose grading may fail; they have no grade and advantage 0, and if more fail, "
+        description="maximum share of responses whose grading may fail; they have no grade and advantage 0; if more fail, "
         "the run ends",
     )
 
@@ -221,7 +221,7 @@ class LearnerConfig(Settings):
         "512 to 3072 on a CPU",
     )
     autocast: Literal["none", "bfloat16"] = Field("none", description="data type of matrix products")
-    tf32: bool = Field(False, description="on a GPU, compute float32 matrix products in TF32, which keeps 10 bits")
+    tf32: bool = Field(False, description="on a GPU, compute float32 matrix products in TF32, which keeps 10 mantissa bits")
     kl_coef: float = Field(0.0, ge=0, le=100, description="weight of the KL to the reference model in the loss; 0: none")
     kl_estimator: KLEstimator = Field("k3", description="estimator of the per-token KL")
     entropy_coef: float = Field(0.0, ge=0, le=100, description="weight of the entropy bonus in the objective; 0: none")
@@ -243,7 +243,7 @@ class CriticConfig(Settings):
     )
     lr: float = Field(5e-6, gt=0, le=1, description="the critic's learning rate; learner.schedule and its warm-up apply")
     updates: int = Field(1, ge=1, le=100, description="the critic's updates on a minibatch, before the model's update")
-    warmup_steps: int = Field(0, ge=0, description="number of first steps in which only the critic learns")
+    warmup_steps: int = Field(0, ge=0, description="number of initial steps in which only the critic learns")
     value_clip: float | None = Field(
         0.2,
         gt=0,
@@ -251,7 +251,7 @@ class CriticConfig(Settings):
     )
     max_grad_norm: float | None = Field(1.0, gt=0, description="maximum gradient norm of the critic; null: no limit")
     frozen: Annotated[tuple[str, ...], AfterValidator(_patterns)] = Field(
-        (), description="regular expressions; parameters whose names contain a match are not trained, such as 'attn'"
+        (), description="regular expressions, such as 'attn'; parameters whose names contain a match are not trained"
     )
 
 

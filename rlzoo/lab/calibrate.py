@@ -1,4 +1,4 @@
-"""Calibration: short pilot runs that find the width at which a policy clips a target share of the responses."""
+"""Calibration: short pilot runs that find the width at which a rule clips a target share of the responses."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def calibrate(
         observer: called with the metrics of every step.
 
     Raises:
-        UserError: the policy has no width, or no width gives that share.
+        UserError: the rule has no width, or no width gives that share.
     """
     if not config.clip.width_fields() and config.clip.targeting(target) is None:
         raise UserError(f"rule {config.clip.name!r} has no width to calibrate")
@@ -86,7 +86,7 @@ def overlay(pilot: Pilot, config: RunConfig) -> str:
 
 
 def pilot_config(config: RunConfig, policy: ClipPolicy, output: Path) -> RunConfig:
-    """Return the configuration of a pilot with this policy, without evaluation, checkpoints or MLflow."""
+    """Return the configuration of a pilot with this rule, without evaluation, checkpoints or MLflow."""
     off = {"eval": {"num_problems": 0}, "checkpoint": {"every": 0}, "tracking": {"mlflow": False}}
     sections = {name: getattr(config, name).model_copy(update=settings) for name, settings in off.items()}
     return config.model_copy(update={**sections, "clip": policy, "output": output})

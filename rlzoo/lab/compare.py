@@ -36,7 +36,7 @@ TABLES = {
     "Means over runs": ("rule", "seconds", "tokens/s", "peak memory, MiB", "updates with norm clipping"),
     "The runs": ("rule", "seed", "folder", "MLflow run"),
 }
-"""The titles and columns of a comparison's tables; the first one's title is the score."""
+"""The titles and columns of a comparison's tables; the first table's title is the name of the score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class ComparedRule:
     score: Estimate
     profile: LengthProfile | None  # pooled over the responses of all runs; None without recorded rollouts
     matched: Mapping[int, LengthProfile] = field(default_factory=dict)  # by seed, with widths scaled to the same clip fraction
-    clips_parts: bool = False  # whether the rule clips tokens or turns, so that a part of a response may be clipped
+    clips_parts: bool = False  # whether the rule clips tokens or turns, so that only part of a response may be clipped
 
     def mean(self, name: str, last_share: float = 1.0) -> float | None:
         """Return a metric's mean within each run, averaged over the runs."""
@@ -89,7 +89,7 @@ class Comparison(Tabular):
 
     @property
     def scored(self) -> str:
-        """What the score is: the accuracy, or the reward if that is what the evaluations of any run measured."""
+        """What the score measures: the accuracy, or the reward if the evaluations of any run measured the reward."""
         scores = {run.settings.get(SCORE) for rule in self.rules for run in rule.runs}
         return "accuracy" if self.metric == "eval/accuracy" and "reward" not in scores else "reward"
 
@@ -118,7 +118,7 @@ class Comparison(Tabular):
         return sentences
 
     def tables(self) -> list[Table]:
-        """Return the scores, the pairs, the length errors, the means of costs, and the runs."""
+        """Return the scores, the pairs, the length errors, the mean costs, and the runs."""
         scores, pairs, errors, costs, runs = (list[Row]() for _ in range(5))
         for rule in self.rules:
             score, clipped, length = rule.score, rule.mean("clip/fraction"), rule.mean("response/length_mean", 0.25)
@@ -183,7 +183,7 @@ def _shown(label: str, pairs: Sequence[Difference], word: str) -> str:
 def _most_even(rules: Sequence[ComparedRule]) -> str:
     """Return the rule with the smallest length error, and the rules that it is shown to be more even than."""
     even = min(rules, key=lambda rule: fmean(rule.errors.values()))
-    # the negative error is a score, because a higher score is better
+    # scores are negated errors, because a higher score is better
     pairs = differences({rule.label: {seed: -error for seed, error in rule.errors.items()} for rule in rules})
     noise = "" if even.matched_noise is None else f"; noise {even.matched_noise:.3f}"
     return f"{even.label}, lre {even.matched_lre_max:.3f} ({_shown(even.label, pairs, 'more even than')}{noise})"
@@ -201,13 +201,13 @@ def compare(
 
     Args:
         paths: run directories, or folders that contain run directories, such as a sweep's folder.
-        plugins: plugins of the rules that are neither bundled nor installed; the code that a run names is not loaded.
+        plugins: plugins with the rules that are neither bundled nor installed; the runs' own plugins are not loaded.
         match: clip fraction at which to compare length fairness, by replaying each run's own rule with scaled widths.
         by_sign: match negative and positive advantages separately.
         progress: called to report progress.
 
     Raises:
-        UserError: there is no finished run, two of the paths are equal runs, or a plugin cannot be used.
+        UserError: there is no finished run, two paths are runs with the same label and seed, or a plugin cannot be used.
     """
     folders = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
     all_runs, notes = find_runs(folders, plugins)
@@ -258,10 +258,10 @@ def labelled(runs: Sequence[FinishedRun]) -> dict[str, list[FinishedRun]]:
 
 
 def drop_older(groups: Mapping[str, list[FinishedRun]], paths: Sequence[Path]) -> list[str]:
-    """Remove all but the newest of equal runs from the groups of `labelled`, and return a note on each removed run.
+    """Keep only the newest run for each label and seed in the groups of `labelled`; return a note on each removed run.
 
     Raises:
-        UserError: two equal runs are among ``paths``.
+        UserError: two runs with the same label and seed are among ``paths``.
     """
     notes, named = list[str](), {user_path(path).resolve() for path in paths}
     for label, group in groups.items():

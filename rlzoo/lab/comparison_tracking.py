@@ -10,7 +10,7 @@ from rlzoo.lab.compare import Comparison
 def log_comparison(comparison: Comparison) -> None:
     """Log a comparison to the current MLflow store, for the runs that the store contains.
 
-    Each run gets the metrics ``lre_at_<fraction>`` and ``lre_noise_at_<fraction>``; a rule that clips tokens or turns gets
+    The metrics are named ``lre_at_<fraction>`` and ``lre_noise_at_<fraction>`` or, for a rule that clips tokens or turns,
     ``lre_tokens_at_<fraction>`` and ``lre_noise_tokens_at_<fraction>`` (see `Comparison.highlights`).
     """
     runs = [(rule, run, run_id) for rule in comparison.rules for run in rule.runs if (run_id := run_id_of(run.path))]

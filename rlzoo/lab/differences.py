@@ -44,7 +44,7 @@ def differences_page(study: Study) -> str:
                 prompt=1 + int((torch.unique(batch.group_ids) < group).sum()),
                 response=int((batch.group_ids[: at + 1] == group).sum()),
                 question="".join(texts[:start]),
-                answer="",  # a rollout file has none
+                answer="",  # a rollout file holds no answers
                 tokens=[
                     Token(text, log_ratios[t], marks[t], ids[start + t] in special, weight=values[t])
                     if chosen[t]
@@ -70,16 +70,16 @@ def differences_page(study: Study) -> str:
         **{f"rule {rule.label}": rule.note or rule.widths or "no width" for rule in study.rules},
         "clip fraction": "as configured" if study.match is None else f"matched at {study.goal}",
         "different": f"one rule clips tokens that the other keeps in {unlike:,} of {len(found):,} responses",
-        "shown": f"the {len(shown)} with the largest share of such tokens; if it is equal, those whose weights differ most",
+        "shown": f"the {len(shown)} with the largest share of such tokens; among equal shares, those whose weights differ most",
     }
     return render(f"{study.run.path.name}: where {' and '.join(sides)} differ", facts, shown)
 
 
 def _differences(study: Study) -> Iterator[tuple[float, float, int, int, list[Any]]]:
-    """Yield the responses with a nonzero advantage, once for each update that contains them, as the study counts them.
+    """Yield the responses that the study counts (those with a nonzero advantage), once for each update that contains them.
 
-    A response is minus the share of its tokens that only one rule clips, minus the mean difference of its tokens' gradient
-    weights, the update, the row in it, and for each rule the table, the clip decisions and the weights of the update.
+    An item holds minus the share of tokens that only one rule clips; minus the mean difference of the tokens' gradient
+    weights; the index of the update; the row in the update; and each rule's table, clip decisions and weights for the update.
     """
     for number, update in enumerate(study.run.updates):
         for is_above in (False, True) if not study.skip_steps or update.step > study.skip_steps else ():

@@ -156,7 +156,7 @@ class SuiteResult:
 
     @classmethod
     def of(cls, suite: str, answered: Sequence[Answered], votes: bool) -> Self:
-        """Compute the results from all completions of a suite; ``votes`` is whether equal answers are known."""
+        """Compute the results from all completions of a suite; ``votes`` says whether equal answers are known."""
         problems = [item.completions for item in answered]
         completions = [completion for item in answered for completion in item.completions]
         return cls(
@@ -248,14 +248,14 @@ def evaluate(
     """Sample and grade the missing responses, and compute the results, as ``rlzoo eval`` does.
 
     Args:
-        config: the complete configuration; or a model or a run, which `EvaluationConfig.compose` gets with ``overrides`` and
-            ``settings``, such as ``suites=("gsm8k",)`` and ``limit=100``.
+        config: a complete configuration, or a model or run to pass to `EvaluationConfig.compose`.
         output: directory of the evaluation; None for a directory named after the model and the seed.
         k: number of responses per problem, unless ``config`` is complete.
         experiment: MLflow experiment for the results; None to log nothing.
         progress: called to report progress.
-        overrides: see ``config``; likewise ``settings``.
-        settings: see ``config``.
+        overrides: ``key=value`` overrides to pass to `compose`; only without a complete ``config``.
+        settings: settings to pass to `compose`, such as ``suites=("gsm8k",)`` and ``limit=100``; only without a complete
+            ``config``.
 
     Raises:
         UserError: the evaluation cannot start as configured; nothing has been written in that case.
@@ -347,7 +347,7 @@ def _of_run(config: EvaluationConfig, run: RunConfig, stack: ExitStack) -> Quest
 
 @contextmanager
 def _open_sampler(model: EvaluatedModel, rollout: RolloutConfig, suites: Sequence[Questions]) -> Iterator[Sampler]:
-    """Open the sampler for ``rollout.engine`` with the model's weights, after asking whether it can answer the prompts."""
+    """Open the sampler for ``rollout.engine`` with the model's weights, after checking that it can answer the prompts."""
     import torch
 
     check_model(model.path)

@@ -62,7 +62,7 @@ class EvaluationDirectory:
             )
 
     def create(self, settings: Mapping[str, Any]) -> Lock:
-        """Create or reopen the directory, and return its lock; raises `UserError` if another process uses it or that fails."""
+        """Create or reopen the directory, and return its lock; raises `UserError` if this fails or another process uses it."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = Lock(self.path)

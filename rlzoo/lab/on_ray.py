@@ -28,15 +28,15 @@ from rlzoo.support.atomic import replacing, temporary_path
 from rlzoo.support.extras import require_extra
 
 RUN = "run"  # run directory on a worker
-TRIES = 3  # times that a run is started or resumed after the node on which it ran was lost
-LONGEST_END = 600.0  # seconds in which the runs may save themselves after Ctrl-C or SIGTERM
+TRIES = 3  # maximum number of starts of a run; it is started again if its node is lost
+LONGEST_END = 600.0  # maximum time in seconds for runs to save themselves after Ctrl-C or SIGTERM
 FILES = dict[str, bytes]  # by relative path
 
 logger = logging.getLogger("rlzoo")
 
 
 class Runner:
-    """An actor: one run on some node, in a temporary folder."""
+    """A Ray actor that holds one run, in a temporary folder on some node."""
 
     def __init__(self, files: FILES, words: Sequence[str], variables: Mapping[str, str]) -> None:
         """Write the files into the folder, and start the command there."""
@@ -51,8 +51,8 @@ class Runner:
             )
 
     def poll(self) -> tuple[int | None, FILES, list[str]]:
-        """Return the exit code, the files that are new or have changed since the last call, and those that are gone."""
-        code = self._process.poll()  # before the files are read
+        """Return the exit code, the new and changed files since the last call, and the names of the removed files."""
+        code = self._process.poll()  # before the files are read, so that the last call includes all of them
         # checkpoints first: the metrics of every step up to a copied checkpoint are then copied too
         paths = [*(self.folder / RUN / "checkpoints").rglob("*"), *(self.folder / RUN).rglob("*"), self.folder / "log"]
         stamps: dict[str, tuple[int, int]] = {}
@@ -99,7 +99,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 @dataclass
 class Cluster:
-    """A Ray cluster, and what each run needs of one of its nodes."""
+    """A Ray cluster, and the resources that each run needs on one of its nodes."""
 
     cpus: int = 1
     gpus: int = 0
@@ -109,7 +109,7 @@ class Cluster:
         """Connect to the cluster.
 
         Raises:
-            UserError: it cannot be reached, or no node has what a run needs.
+            UserError: the cluster cannot be reached, or no node has enough resources for a run.
         """
         require_extra("ray", "ray")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -138,7 +138,7 @@ class Cluster:
             )
 
     def check(self, children: Sequence[Child]) -> None:
-        """Raise UserError if a node does not see a model or a file that does not travel with the runs."""
+        """Raise UserError if a node lacks a model, or a file that is not sent with the runs."""
         here = Path.cwd().resolve()
         files = {file for child in children for file in user_files(child.config) if not file.resolve().is_relative_to(here)}
         models = {path for child in children for path in (child.config.model.path, child.config.model.reference) if path}
@@ -216,10 +216,10 @@ class Cluster:
 
 
 def package(child: Child, cpus: int, parent_run: str | None) -> tuple[FILES, list[str], dict[str, str]]:
-    """Return what travels to the node of a run: the user's files and the run directory, the command, and variables.
+    """Return what is sent to the node of a run: the user's files and the run directory, the command, and environment variables.
 
     The files are plugins, configs, and the code and data that the settings name. They keep their paths relative to the current
-    directory, whatever ``.gitignore`` says.
+    directory. Files that ``.gitignore`` excludes are sent too.
 
     Raises:
         UserError: a config or plugin is outside the current directory, so that it would have no path on the node.
@@ -247,13 +247,13 @@ def _relative(path: Path, folder: Path) -> str:
         return path.resolve().relative_to(folder).as_posix()
     except ValueError:
         raise UserError(
-            f"--on ray: {str(path)!r} is outside the current directory, whose files travel to the nodes; copy it there, or "
+            f"--on ray: {str(path)!r} is outside the current directory, so it is not sent to the nodes; copy it there, or "
             "start the command elsewhere"
         ) from None
 
 
 def store(child: Child, files: FILES, gone: Sequence[str]) -> None:
-    """Update the copy of a run directory, and its log; a checkpoint gets its name when it is complete."""
+    """Update the copy of a run directory, and its log; a checkpoint is renamed into place when it is complete."""
     own = {name.removeprefix(f"{RUN}/"): content for name, content in files.items() if name.startswith(f"{RUN}/")}
     log = child.path.parent / "logs" / f"{child.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)

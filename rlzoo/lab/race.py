@@ -1,4 +1,4 @@
-"""Races a rule on a track: calibrates its widths, tunes its learning rate, trains it with the seeds that are reported."""
+"""Races a rule on a track: calibrates its widths, tunes its learning rate, and trains it with the reported seeds."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ RunAll = Callable[[Sweep], object]
 def race(
     track: Track, rule: str, plugins: Sequence[str | Path], folder: Path, run_all: RunAll, say: Callable[[str], None]
 ) -> Result:
-    """Race a rule, and return the result, which is also written to ``folder/RULE.json``, unless it is there already.
+    """Race a rule, write the result to ``folder/RULE.json``, and return it; an existing result is returned unchanged.
 
-    An interrupted race is resumed by the same call. A run that fails, for example because its gradients are not finite, counts
-    with a reward of 0.
+    To resume an interrupted race, repeat the call. A run that fails, for example because its gradients are not finite, is
+    scored as 0.
 
     Args:
         track: the track.
@@ -110,7 +110,7 @@ def _compose(track: Track, rule: str, plugins: Sequence[str | Path], configs: Se
 
 
 def _widths(track: Track, base: RunConfig, file: Path, say: Callable[[str], None]) -> list[str]:
-    """Calibrate the rule's widths, unless this was done before; return the config file with them, or nothing without widths."""
+    """Calibrate the rule's widths, unless this was done before; return the config file with them, or nothing if it has none."""
     if not base.clip.width_fields() and base.clip.targeting(track.clip_fraction) is None:
         return []
     if not file.is_file():
@@ -142,7 +142,7 @@ def _tune(
 
 
 def beyond(records: Sequence[Record]) -> tuple[float, ...]:
-    """Return the learning rate beyond the best one if that is the highest or the lowest, as far from it as its neighbour."""
+    """If the best learning rate is the highest or the lowest, return the next rate beyond it, by the same factor."""
     rates, best = sorted({record.learning_rate for record in records}), best_rate(records)
     if best == rates[0]:
         return (float(f"{best * best / rates[1]:.4g}"),)
@@ -150,7 +150,7 @@ def beyond(records: Sequence[Record]) -> tuple[float, ...]:
 
 
 def record_of(child: Child) -> Record:
-    """Read the record of a run that has ended; raises `RunError` if it was not the rule that ended it."""
+    """Read the record of a run that has ended; raises `RunError` if the cause was not the rule."""
     rows = read_metrics(child.path / "metrics.jsonl") if (child.path / "metrics.jsonl").is_file() else []
     seed, rate = child.config.seed, child.config.learner.lr
     number = child.config.rollout.num_prompts * child.config.rollout.group_size
@@ -178,7 +178,7 @@ def record_of(child: Child) -> Record:
 
 
 def _failure(child: Child) -> str:
-    """Return the error that ended a run; raises `RunError` if it was killed, or would not end this way again."""
+    """Return the error that ended a run; raises `RunError` if it was killed, or if the error may not recur."""
     log = child.path.parent / "logs" / f"{child.name}.log"
     lines = read_text(log).splitlines() if log.is_file() else []
     if not lines or not lines[-1].startswith("rlzoo: ") or lines[-1].endswith("run the same command again"):
@@ -187,7 +187,7 @@ def _failure(child: Child) -> str:
 
 
 def _evenness(track: Track, policy: ClipPolicy, folder: Path, plugins: Sequence[str | Path]) -> Evenness:
-    """Replay the rule on a run of the reference rule, which is recorded first, with the track's share of each sign clipped."""
+    """Replay the rule on a run of the reference rule (recorded first if needed), clipping the track's share of each sign."""
     config = _compose(track, track.reference, (), [folder.parent / "track.yaml"])
     if not read_mapping(folder / "summary.json").get("finished"):
         train(config.model_copy(update={"output": folder}), resume=(folder / "config.yaml").is_file())
@@ -205,7 +205,7 @@ def _evenness(track: Track, policy: ClipPolicy, folder: Path, plugins: Sequence[
 
 
 def _timed(config: RunConfig, reference: RunConfig) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Train with both rules in turn in this process, and return the seconds that the steps of each run took after the first."""
+    """Train with both rules in turn in this process; return each run's mean seconds per step, without the first step."""
     ours, theirs = list[float](), list[float]()
     for _ in range(TIMED_RUNS):
         for run, seconds in ((reference, theirs), (config, ours)):
@@ -232,12 +232,12 @@ def admit(result: Result, track: Track, plugins: Sequence[str | Path], others: S
         lr = f"learner.lr={result.learning_rate:g}"
         config = RunConfig.compose(files, clip=result.rule, overrides=[lr], plugins=plugins, seed=track.seeds[0])
     _unchanged(result, track, config.clip)
-    free = ("seed", "output", SCORE, VERSION, "plugin ")  # a rule has a hash of its own, whatever its file is called
+    free = ("seed", "output", SCORE, VERSION, "plugin ")  # a rule is identified by its own hash, whatever its file is called
     asked = {key: value for key, value in json.loads(json.dumps(run_facts(config))).items() if not key.startswith(free)}
     known = [other.facts for other in others if other.rule == track.reference]
     asked |= {key: value for key, value in (known[0] if known else {}).items() if key.startswith(MODEL)}
     if names := [key for key in asked if result.facts.get(key) != asked[key]]:
-        raise UserError(f"{result.rule}: {names[0]} is {result.facts.get(names[0])} in this result, and {asked[names[0]]} here")
+        raise UserError(f"{result.rule}: {names[0]} is {result.facts.get(names[0])} in this result, but {asked[names[0]]} here")
     refuse_broken_laws(config.clip)
 
 

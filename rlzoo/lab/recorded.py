@@ -37,7 +37,7 @@ class RecordedUpdate:
     inputs: ClipInputs  # of R responses
     batch: Batch  # all responses of the rollout step
     rows: Tensor  # (R,) int64, the responses' rows in `batch`
-    counts: StepCounts  # by which objectives are divided; includes responses without a grade
+    counts: StepCounts  # divisors of the objectives; include responses without a grade
     weights: Tensor | None = None  # (R, 1) or (R, T) weights for the objective, if the run used a mismatch correction
 
     def weights_for(self, policy: ClipPolicy) -> Tensor | None:
@@ -122,7 +122,7 @@ def _config(run: Path, plugins: Sequence[str | Path]) -> RunConfig:
 def _plugins_of(
     path: Path, step: RolloutFile, plugins: Sequence[str | Path]
 ) -> tuple[ClipPolicy | None, Correction | None, str]:
-    """Return the rule and the correction of a recording without its own code, and why there is no rule."""
+    """Return a recording's rule and correction without running its own code, and the reason if there is no rule."""
     file, zoo = path / "config.yaml", load_zoo(plugins)
     settings = read_config(file) if file.is_file() else {"clip": step.rule, "correction": None}
     correction, advice = settings.get("correction", "auto"), "to use a plugin that you trust, add --plugin FILE"

@@ -19,7 +19,7 @@ from rlzoo.learner.on_policy import on_policy_gradient
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable, group_keys
 
-TOLERANCE = 0.1  # largest difference from a clip fraction to match, as a share of it
+TOLERANCE = 0.1  # maximum relative difference between a matched clip fraction and its target
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replaye
     """Apply a rule to all recorded updates in order; an adaptive rule adapts only to earlier updates.
 
     Args:
-        run: the recording. The recorded advantages are used, whatever estimator the policy names. The run's mismatch correction
+        run: the recording. The recorded advantages are used, whatever estimator the rule names. The run's mismatch correction
             weights the objective of every rule whose ratio is not relative to the sampler.
         policy: the rule to apply.
         skip_steps: number of initial steps to exclude from the result, so that adaptive rules can settle first.
@@ -88,14 +88,14 @@ def applied(run: RecordedRun, update: RecordedUpdate, policy: ClipPolicy) -> tup
 def replay_matched(
     run: RecordedRun, policy: ClipPolicy, target: float, *, by_sign: bool = False, skip_steps: int = 0
 ) -> Replayed:
-    """Replay a policy with its widths scaled so that it clips the target share of the responses.
+    """Replay a rule with its widths scaled so that it clips the target share of the responses.
 
     With equal widths for both signs, a rule clips responses with A < 0 several times as often as responses with A > 0; how many
     times depends on the rule. ``by_sign`` scales the widths separately for A < 0 and for A > 0, so that the rule clips the
     target share of each. A rule that adapts to a target share already adapts for each sign separately.
 
     Raises:
-        UserError: no width gives this share; the message says which shares are possible. Or for the reasons of `replay`.
+        UserError: `replay` raises it, or no width gives this share; the message says which shares are possible.
     """
     if not by_sign or policy.targeting(target) is not None:
         replayed = replay(run, match_clip_fraction(run, policy, target, skip_steps), skip_steps)
@@ -140,7 +140,7 @@ def _nothing_left(run: RecordedRun, skip_steps: int) -> UserError:
 
 @torch.no_grad()
 def clip_fraction(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0, sign: int = 0) -> float:
-    """Compute a policy's clip fraction on a run, without the gradients that `replay` computes.
+    """Compute a rule's clip fraction on a run, without the gradients that `replay` computes.
 
     Args:
         run: the recording.
@@ -166,7 +166,7 @@ def clip_fraction(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0, sig
 
 
 def match_clip_fraction(run: RecordedRun, policy: ClipPolicy, target: float, skip_steps: int = 0, sign: int = 0) -> ClipPolicy:
-    """Scale all widths of a policy by one factor, found by bisection, so that the policy clips the target share of responses.
+    """Scale all widths of a rule by one factor, found by bisection, so that the rule clips the target share of responses.
 
     Args:
         run: the recording.
@@ -201,7 +201,7 @@ def _bracket(name: str, target: float, fraction: Callable[[float], float]) -> tu
     """Return two width factors: with the first, the rule clips more than the target; with the second, at most the target."""
     seen = [fraction(1.0)]
     step = 4.0 if seen[0] > target else 0.25
-    with suppress(ValidationError):  # a scaled width may be out of its field's bounds
+    with suppress(ValidationError):  # a scaled width may be outside its field's bounds
         for power in range(20):
             seen.append(fraction(step ** (power + 1)))
             if (seen[-1] > target) != (seen[0] > target):
@@ -214,10 +214,10 @@ def _bracket(name: str, target: float, fraction: Callable[[float], float]) -> tu
 
 
 def widths_of(policy: ClipPolicy) -> dict[str, float]:
-    """Return a policy's widths by field name, omitting widths that are None."""
+    """Return a rule's widths by field name, omitting widths that are None."""
     return {name: value for name in policy.width_fields() if (value := getattr(policy, name)) is not None}
 
 
 def widths_as_text(policy: ClipPolicy) -> str:
-    """Return a policy's widths, such as ``"width_low 0.01, width_high 0.02"``."""
+    """Return a rule's widths, such as ``"width_low 0.01, width_high 0.02"``."""
     return ", ".join(f"{name} {value:.4g}" for name, value in widths_of(policy).items())

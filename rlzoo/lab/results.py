@@ -1,4 +1,4 @@
-"""Results of races: the records of a rule's runs on a track, what follows from them, and the table of all rules."""
+"""Results of races: the records of a rule's runs on a track, the numbers derived from them, and the table of all rules."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class Record(Settings):
     rewards: tuple[float, ...] = ()  # the mean reward of each problem, if rewards are not 0 or 1
     curve: tuple[float, ...] = ()  # mean reward of each step
     tokens: int = 0  # in the responses that were sampled for training
-    clip_fraction: float | None = None  # mean over all steps; the following three over the last quarter of the steps
+    clip_fraction: float | None = None  # mean over all steps; the next three are means over the last quarter
     entropy: float | None = None  # nats per token
     length: float | None = None  # tokens
     truncated: float | None = None  # share of the responses
     seconds: float | None = None
-    failure: str = ""  # why the run failed; a failed run counts with a reward of 0
+    failure: str = ""  # why the run failed; a failed run is scored as 0
 
     @property
     def score(self) -> float:
@@ -63,7 +63,7 @@ class Record(Settings):
 
     @property
     def has_collapsed(self) -> bool:
-        """Whether the run failed, or lost half of the reward that it started with."""
+        """Whether the run failed, or lost more than half of its initial reward."""
         return bool(self.failure) or self.score < COLLAPSED * (self.start or 0.0)
 
 
@@ -88,7 +88,7 @@ class Result(Settings):
     tuning: tuple[Record, ...]
     runs: tuple[Record, ...]
     evenness: Evenness
-    step_seconds: tuple[float, ...]  # mean time per step of short runs of the rule, in turn with the reference rule
+    step_seconds: tuple[float, ...]  # mean time per step of each short run, in alternation with the reference rule
     reference_step_seconds: tuple[float, ...]
     facts: dict[str, Any]  # settings, hashes and versions of a reported run
     processor: str
@@ -146,7 +146,7 @@ class Result(Settings):
         return "{\n" + ",\n".join(lines) + "\n}\n"
 
     def check(self, track: Track) -> None:
-        """Raise `UserError` if the result is not one of this version of the track, or if runs are missing."""
+        """Raise `UserError` if the result is for another version of the track, or if runs are missing."""
         if self.track_digest != track.digest:
             raise UserError(f"{self.rule}: the track {track.name} has changed since this result was made; race the rule again")
         if missing := {*track.seeds} ^ {run.seed for run in self.runs}:
@@ -162,7 +162,7 @@ class Result(Settings):
 
 
 def best_rate(records: Sequence[Record]) -> float:
-    """Return the learning rate with the best mean score; of equal ones, the lowest."""
+    """Return the learning rate with the best mean score; of equally good ones, the lowest."""
     rates = sorted({record.learning_rate for record in records})
     return max(rates, key=lambda rate: fmean(record.score for record in records if record.learning_rate == rate))
 
@@ -201,7 +201,7 @@ class Standings:
 
     @classmethod
     def of(cls, track: Track, folders: Iterable[Path]) -> Standings:
-        """Read and check all results in ``FOLDER/TRACK/*.json``; of two for one rule, the later folder's counts."""
+        """Read and check all results in ``FOLDER/TRACK/*.json``; for the same rule, a later folder takes precedence."""
         results = {}
         for file in (file for folder in folders for file in sorted((folder / track.name).glob("*.json"))):
             result = Result.read(file)
@@ -216,11 +216,11 @@ class Standings:
 
     @cached_property
     def pairs(self) -> dict[str, Difference]:
-        """The difference of each other rule to the reference rule; empty if that has no result."""
+        """The difference of each other rule from the reference rule; empty if the reference rule has no result."""
         return against(self.track.reference, self.scores) if self.track.reference in self.scores else {}
 
     def line(self, rule: str) -> str | None:
-        """Return the result of one rule in words; None if it has none."""
+        """Return the result of one rule in words; None if there is no result."""
         one = next((result.summary() for result in self.results if result.rule == rule), None)
         if one is None:
             return None
@@ -230,10 +230,10 @@ class Standings:
         return f"{self.track.name}: mean reward {one['reward']:.3f} with learning rate {one['learning_rate']:g}{gap}"
 
     def sentences(self) -> list[str]:
-        """Return what the table shows, and what it could not have shown."""
+        """Return sentences on what the table shows, and on the smallest difference that it can detect."""
         number, control, pairs = len(self.results), self.track.reference, self.pairs
         if not pairs:
-            return [f"There are no results of two rules, one of which is {control}, to compare."]
+            return [f"A comparison needs results of {control} and of at least one other rule."]
         best = best_rules(self.scores)
         verdicts = [pair.verdict.partition(" above ")[0] for pair in pairs.values()]
         below = verdicts.count(control)
@@ -245,12 +245,12 @@ class Standings:
             f"{len(best)} of {number} rules cannot be distinguished from the best one: {', '.join(best)}.",
             f"{above} rules are shown to be better than {control}, {below} to be worse, and the others neither "
             "(paired t-tests, Holm's correction).",
-            f"Such a table detects a difference to {control} of "
+            f"Such a table detects a difference from {control} of "
             f"{detectable(spread, len(self.track.seeds), len(pairs)):.3f} with a probability of 80%.",
         ]
 
     def tables(self) -> list[Table]:
-        """Return a table of the scores, and one of what they depend on."""
+        """Return a table of the scores, and a table of the conditions under which they were reached."""
         control, scores, conditions = self.track.reference, list[Row](), list[Row]()
         for result in self.results:
             one, pair = result.summary(), self.pairs.get(result.rule)

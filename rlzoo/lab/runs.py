@@ -72,7 +72,7 @@ class FinishedRun:
 def find_runs(paths: Sequence[Path], plugins: Sequence[str | Path] = ()) -> tuple[list[FinishedRun], list[str]]:
     """Return every finished run in the given folders, at any depth, and a note on each run that was skipped.
 
-    Of the rules, only those that are installed or in ``plugins`` are known; a run's own plugins are not loaded.
+    Only rules that are installed or in ``plugins`` are known; a run's own plugins are not loaded.
 
     Raises:
         UserError: a path is not a folder, there is no finished run, or a plugin cannot be used.
@@ -108,7 +108,7 @@ def list_runs(folder: Path) -> list[dict[str, Any]]:
 
 
 def _folders_with(name: str, path: Path) -> list[Path]:
-    """Return the folders that contain a file, at any depth, without those that vanish meanwhile, as in a running run."""
+    """Return the folders that contain a file of this name, at any depth; folders that are removed meanwhile are skipped."""
     if not os.path.isdir(path := user_path(path)):  # noqa: PTH112 - Path.is_dir raises an error for a name that is too long
         raise UserError(f"{shown(str(path))} is not a folder; pass run directories, or folders that contain them")
     return sorted(Path(parent) for parent, _, names in os.walk(path) if name in names)
@@ -126,11 +126,11 @@ def _facts(path: Path) -> dict[str, Any]:
     for file in (Path(parent, name) for parent, _, names in os.walk(path) for name in names):
         with suppress(OSError):  # the file was removed meanwhile
             size += file.lstat().st_size
-    with suppress(OSError, OverflowError, ValueError):  # the number is no time
+    with suppress(OSError, OverflowError, ValueError):  # the number is not a valid time
         when = f"{datetime.fromtimestamp(metrics[-1].get('time/clock', path.stat().st_mtime)):%Y-%m-%d %H:%M}"
     facts, last = read_mapping(path / IDENTITY).get("fingerprint"), run.accuracies[-1] if run.accuracies else None
     is_reward = isinstance(facts, dict) and facts.get(SCORE) == "reward"
-    verb = "train --resume --output" if settings else "runs remove"  # config.yaml is what a removal removes first
+    verb = "train --resume --output" if settings else "runs remove"  # a removal removes config.yaml first
     return {
         "run": str(path),
         "rule": run.policy,
@@ -164,9 +164,9 @@ def changed_settings(before: Mapping[str, Any], asked: Mapping[str, Any]) -> lis
 
 
 def resolved_settings(config: Mapping[str, Any], zoo: Zoo) -> dict[str, Any]:
-    """Return a run's settings with dotted keys, and the values that null stands for where the rule or a setting decides.
+    """Return a run's settings with dotted keys; null is replaced where the rule or another setting determines the value.
 
-    A setting that an unknown rule decides is left out. A field that takes a name or a mapping, such as ``correction``, stays
+    A setting that depends on an unknown rule is omitted. A field that takes a name or a mapping, such as ``correction``, stays
     one value, so that every run has the same keys.
     """
     settings = flatten(config, section=RunConfig)

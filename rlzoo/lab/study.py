@@ -71,7 +71,7 @@ class Study(Tabular):
         )
 
     def tables(self) -> Iterator[Table]:
-        """Yield tables of what each rule clipped: in total, by length and for episodes by turn."""
+        """Yield tables of what each rule clipped: in total, by length and, for episodes, by turn."""
         totals: list[Row] = []
         errors: list[Row] = []
         for rule in self.rules:
@@ -106,7 +106,7 @@ def policy_for(
 ) -> ClipPolicy:
     """Return a rule with its settings for a recorded run; configs and overrides take precedence.
 
-    The rule that the run was trained with keeps its recorded settings. Any other rule gets the settings that `rlzoo train`
+    The rule that the run was trained with keeps its recorded settings. Any other rule has the settings that `rlzoo train`
     would compose if the run is from rlzoo, and its default settings otherwise.
     """
     changed = parse_overrides(overrides)
@@ -141,10 +141,10 @@ def replay(
     Args:
         run: the recording, or the path of a run directory or of rollout files.
         policies: rules, or names of rules; names must differ.
-        configs: configs with settings for the rules that are named.
-        overrides: ``"clip.key=value"`` strings for the rules that are named.
+        configs: configs with settings for the rules that are given by name.
+        overrides: ``"clip.key=value"`` strings for the rules that are given by name.
         plugins: plugin files and folders, in addition to those of the run.
-        match: clip fraction to match by scaling the rules' widths; a rule without a width stays unchanged and gets a note.
+        match: clip fraction to match by scaling the rules' widths; a rule without a width is not scaled and has a note.
         by_sign: match negative and positive advantages separately.
         skip_steps: number of initial steps to exclude from the results.
         progress: called to report progress.

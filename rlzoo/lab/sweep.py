@@ -1,4 +1,4 @@
-"""A sweep: runs all combinations of policies, settings and seeds in separate processes, nested under one MLflow run."""
+"""A sweep: runs all combinations of rules, settings and seeds in separate processes, nested under one MLflow run."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Child:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run has reached its last step, and still has what `find_runs` reads."""
+        """Whether the run has reached its last step, and still has the files that `find_runs` reads."""
         has_files = self.is_begun and (self.path / "metrics.jsonl").is_file()
         return has_files and bool(read_mapping(self.path / "summary.json").get("finished"))
 
@@ -69,28 +69,28 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Runs of every combination of policy, setting and seed, in one folder."""
+    """Runs of every combination of rule, setting and seed, in one folder."""
 
     folder: Path
     clips: tuple[str, ...]
     seeds: tuple[int, ...]
     configs: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
-    grid: tuple[str, ...] = ()  # such as "learner.lr=1e-4,3e-4": every value is combined with every policy and seed
+    grid: tuple[str, ...] = ()  # such as "learner.lr=1e-4,3e-4": every value is combined with every rule and seed
     plugins: tuple[str, ...] = ()
     steps: int | None = None
     children: tuple[Child, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Compose every child and ask about it, so that any mistake raises a `UserError` before the first one starts."""
+        """Compose and check every child, so that any mistake raises a `UserError` before the first child starts."""
         object.__setattr__(self, "children", tuple(self._children()))
         if len({child.name for child in self.children}) < len(self.children):
             raise UserError("--grid: two runs would have the same name; use distinct values of distinct settings")
         compared = [_compared_settings(child.config) for child in self.children]
         if repeated := [child.name for place, child in enumerate(self.children) if compared[place] in compared[:place]]:
             raise UserError(
-                f"--grid: the settings of the run {repeated[0]!r} are those of another one, apart from settings that a "
-                "comparison ignores; use distinct values of settings that change the training"
+                f"--grid: run {repeated[0]!r} has the same settings as another run, apart from settings that a "
+                "comparison ignores; use distinct values of settings that affect training"
             )
         for child in (child for child in self.children if not child.is_finished):
             check_settings(child.config, Start.of(child.config, resume=child.is_begun))
@@ -120,7 +120,7 @@ class Sweep:
 
 
 def _compared_settings(config: RunConfig) -> dict[str, Any]:
-    """Return the settings in which a comparison expects two runs of one sweep to differ."""
+    """Return the settings that distinguish two runs of one sweep in a comparison."""
     settings = resolved_settings(config.model_dump(mode="json"), config.plugins.zoo)
     return {key: value for key, value in settings.items() if key == "seed" or not key.startswith(REPETITION)}
 
@@ -197,7 +197,7 @@ def run_children(
         children: in the order in which to start them.
         jobs: number of children to run at once; None for one per GPU or, without GPUs, one per core, as far as memory allows.
         parent_run: ID of the MLflow run to which the children belong.
-        look: called every half second with the children that run.
+        look: called every half second with the children that are running.
         ended: called when a child ends, with the child and its exit code.
 
     Returns:
@@ -247,7 +247,7 @@ def _start(child: Child, environment: dict[str, str], parent_run: str | None) ->
     """Start or resume a child; its output goes to ``logs/``."""
     log = child.path.parent / "logs" / f"{child.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    # a forked process cannot use CUDA if the process that it was forked from has asked for GPUs, as some imports do
+    # CUDA cannot be used in a process forked from one that has queried the GPUs, as some imports do
     context: Any = mp.get_context("spawn" if "CUDA_VISIBLE_DEVICES" in environment else "forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     words = ["rlzoo", "train", *child.arguments, *(["--resume"] if child.is_begun else [])]
@@ -260,7 +260,7 @@ def _start(child: Child, environment: dict[str, str], parent_run: str | None) ->
 
 
 def _run(words: Sequence[str], variables: Mapping[str, str], log: Path) -> None:
-    """Run a command in this process as in one that was not forked; if the sweep is killed, the command saves and exits."""
+    """Run a command as if this process had not been forked; if the sweep is killed, the command saves and exits."""
     import torch
 
     os.setsid()  # so that Ctrl-C reaches only the sweep, which signals each child once
@@ -272,7 +272,7 @@ def _run(words: Sequence[str], variables: Mapping[str, str], log: Path) -> None:
     os.environ.update(variables)
     torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))  # torch has already read the variable
     sys.argv = list(words)
-    importlib.import_module("rlzoo.cli.main").entry()  # by name, because the lab imports nothing of the command line
+    importlib.import_module("rlzoo.cli.main").entry()  # by name, because the lab imports nothing from the command line
 
 
 def _end_with_the_sweep() -> None:

@@ -1,4 +1,4 @@
-"""Tracks of `rlzoo race`: tasks with fixed data, budget and evaluation, on which every rule is tuned and evaluated alike."""
+"""Tracks of `rlzoo race`: tasks with fixed data, budget and evaluation, on which all rules are tuned and evaluated alike."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Track(Settings):
     learning_rates: Annotated[tuple[Rate, ...], Field(min_length=3)]  # ascending, each a constant factor above the one before
     tuning_seeds: Seeds
     seeds: Seeds  # of the runs that are reported
-    clip_fraction: float = Field(gt=0, lt=1)  # to which widths are calibrated, with the first tuning seed
+    clip_fraction: float = Field(gt=0, lt=1)  # target for calibrating widths, with the first tuning seed
     reference: str  # the rule that the others are compared with
 
     @classmethod

@@ -13,17 +13,17 @@ from rlzoo.support.workers import Worker
 
 MEMORY = 768 * 2**20
 """Memory limit in bytes of a worker process that handles answers or templates. The libraries take 0.14 GB. An answer that needs
-more than the remainder, such as 9^{9^{9}}, is wrong."""
+more than the remainder, such as 9^{9^{9}}, counts as wrong."""
 
 LARGEST_REWARD = 1e6
 """Largest magnitude of a reward. Sums and variances of larger rewards overflow, which makes metrics infinite or NaN."""
 
 
 NAME = re.compile(r"[\w-]{1,64}")
-"""The form of the name of a reward."""
+"""Pattern for the name of a reward."""
 
 Grade = float | Mapping[str, float]
-"""A reward, or named rewards, of which the reward is a weighted sum."""
+"""A reward, or named rewards, whose weighted sum is the reward."""
 
 
 class Grader(Worker):
@@ -62,7 +62,7 @@ def checked_grade(value: object) -> Grade:
     """Convert a reward to a float, or a mapping from names to rewards to a dictionary of floats.
 
     Raises:
-        ValueError: a name is not valid, or a reward is not; see `checked_reward`.
+        ValueError: a name or a reward is not valid; see `checked_reward`.
     """
     if not isinstance(value, Mapping):
         return checked_reward(value)

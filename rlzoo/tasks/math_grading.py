@@ -47,7 +47,7 @@ class MathGrader:
             elif text := _compared(response, answer, _bare):
                 calls[index] = (_bare(problem.answer), text, answer is not None)
         for index, reward in zip(calls, self.worker.grade(list(calls.values())), strict=True):
-            rewards[index] = reward or 0.0  # an answer that exhausts the grader is wrong: hanging it must not pay
+            rewards[index] = reward or 0.0  # an answer that exhausts the grader is wrong, so that hanging it is never rewarded
         return rewards
 
     def answer_groups(self, responses: Sequence[str], rewards: Sequence[float]) -> list[int | None]:

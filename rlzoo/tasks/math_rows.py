@@ -53,7 +53,7 @@ def is_file_name(path: str) -> bool:
 def read_problems(path: str, split: str, subset: str | None, *, own_reward: bool = False) -> list[Problem]:
     """Return the problems of a local file, or of one split of a hub dataset, without duplicate questions.
 
-    With ``own_reward``, the user's function reads the answers: commas stay, and answers are equal only if their texts are.
+    With ``own_reward``, the answers are left unchanged for the user's function; they are equal only if their texts are equal.
 
     Raises:
         UserError: the data is missing or empty, a row is invalid, or two rows disagree; the message names the rows.
@@ -140,7 +140,7 @@ def _hub_rows(name: str, split: str, subset: str | None) -> Iterable[tuple[str, 
 
 
 def _numbered(place: str, rows: Iterable[Any], schema: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each row of a table with its place."""
+    """Yield each row of a table, with a description of its position."""
     from pyarrow import struct
 
     kind = struct(schema)
@@ -150,7 +150,7 @@ def _numbered(place: str, rows: Iterable[Any], schema: Any) -> Iterator[tuple[st
 
 
 def _shortest_floats(value: Any, kind: Any) -> Any:
-    """Return a value of an Arrow type, with 0.1 instead of 0.10000000149 for a float of 16 or 32 bits, also in structs."""
+    """Return a value of an Arrow type, with 0.1 instead of 0.10000000149 for a float of 16 or 32 bits, including in structs."""
     from pyarrow import types
 
     if types.is_struct(kind) and isinstance(value, dict):
@@ -236,7 +236,7 @@ def _worked_out(place: str, row: Mapping[str, Any]) -> str:
 
 
 def clean_answer(answer: str, cleaned: Callable[[str], str] = without_thousands_separators) -> str:
-    r"""Return the text after GSM8K's ``####``, else the content of the last ``\boxed{}``, else the whole text, all ``cleaned``.
+    r"""Apply ``cleaned`` to the text after GSM8K's ``####``, else to that of the last ``\boxed{}``, else to the whole text.
 
     Example:
         >>> clean_answer("He pays 2 * 600 = 1,200.\n#### 1,200"), clean_answer("#### 3, -3")

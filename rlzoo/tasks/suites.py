@@ -25,7 +25,7 @@ SuiteGrader = MathGrader | ArithmeticTask
 class Suite:
     """A set of questions with reference answers.
 
-    The question is read from the column ``question`` or ``problem``, and the reference from ``answer`` or else ``solution``.
+    `rlzoo.tasks.math_rows` lists the columns from which questions and references are read.
     """
 
     name: str

@@ -35,7 +35,7 @@ class Task(Settings, ABC):
     """
 
     right_or_wrong: ClassVar[bool] = True
-    """Whether the task's own grades are 1 or 0, so that their mean is an accuracy; otherwise, it is called a reward."""
+    """Whether the task's own grades are 1 or 0, so that their mean is an accuracy; otherwise, the mean is a reward."""
 
     template: str = Field(default="{question}", description="prompt template; {question} is replaced by the question")
     reward: str | None = Field(
@@ -47,7 +47,7 @@ class Task(Settings, ABC):
         default=5.0,
         gt=0,
         le=3600,
-        description="time limit in seconds for grading one answer in a worker process; after it, the answer is wrong or, "
+        description="time limit in seconds for grading one answer in a worker process; a slower answer is wrong or, "
         "with a custom reward, has no grade",
     )
     reward_concurrency: int = Field(
@@ -108,9 +108,9 @@ class Task(Settings, ABC):
     def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> Sequence[Grade | None]:
         """Return one reward per response, from the user's function if set, else from the task; None if grading fails.
 
-        A reward is a number, or a mapping from names to numbers, of which the run adds up the weighted values. A response
-        whose grading fails is in no baseline and has advantage 0. An answer that exhausts a built-in grader's time or memory is
-        wrong instead.
+        A reward is a number, or a mapping from names to numbers, whose weighted sum is then the reward. A response whose
+        grading fails is left out of baselines and has advantage 0. However, an answer that exhausts a built-in grader's time
+        or memory is wrong.
 
         Args:
             problems: the problem of each response.
@@ -133,7 +133,7 @@ class Task(Settings, ABC):
 
     @property
     def last_failure(self) -> str:
-        """Why a grading failed last."""
+        """The reason for the most recent grading failure."""
         return next((grader.last_failure for grader in self.graders if grader.last_failure), "the task returned no reward")
 
     @property
@@ -162,7 +162,7 @@ class Task(Settings, ABC):
 
 
 class Drawn(ABC):
-    """A base class, next to `Task`, for endless problems from a random generator; one in eight, by a hash, is held out."""
+    """A mixin for `Task`: endless problems from a random generator; a hash holds out one in eight for evaluation."""
 
     if TYPE_CHECKING:
         seed: int | None
@@ -256,7 +256,7 @@ def _imported(reference: str) -> type[Task]:
 
 
 def seeded(task: Task, seed: int | None) -> Task:
-    """Return the task with its own seed, which determines the order of the questions, or with this one if it has none."""
+    """Return the task, with ``seed`` if it has no seed of its own; the seed determines the order of the questions."""
     return task if task.seed is not None else task.model_copy(update={"seed": seed})
 
 
@@ -283,6 +283,6 @@ def fingerprint(problems: Sequence[Problem]) -> str:
 
 
 def train_fingerprint(task: Task) -> str:
-    """Return a hash that identifies a task's training problems, in any order; of an endless task, the first ones."""
+    """Return a hash that identifies a task's training problems, in any order; for an endless task, its first problems."""
     problems = task.train_problems(0, task.num_problems(held_out=False) or _FINGERPRINTED)
     return fingerprint(sorted(problems, key=lambda problem: (problem.question, problem.answer)))

@@ -104,7 +104,7 @@ class ToolTask(EpisodeTask):
 class AskingHost(Host):
     """A host whose episodes pose a task's questions; the task grades the final answers in this process.
 
-    The processes that run the tools know neither the reference answers nor the grader.
+    The processes that run the tools do not receive the reference answers or the grader.
     """
 
     def __init__(self, task: ToolTask) -> None:

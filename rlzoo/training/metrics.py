@@ -52,7 +52,7 @@ def step_metrics(run: Run, sampled: Sampled, batch: AdvantageBatch, updates: Seq
     Args:
         run: the run.
         sampled: the responses of the step.
-        batch: the same responses, as the learner scored them.
+        batch: the same responses, as scored by the learner.
         updates: the optimizer steps of the step.
     """
     config, policy = run.config, run.learner.policy
@@ -143,7 +143,7 @@ def episode_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 
 
 def band_metrics(rows: ResponseTable, profile: LengthProfile) -> dict[str, float]:
-    """Compute the mean edges of the band in each length bin; a rule may have no band, or none on one side."""
+    """Compute the mean edges of the band in each length bin; a rule may have no band, or only one edge."""
     index = bin_index(rows.length, torch.tensor(profile.edges))
     return {
         f"clip/band_{side}_length_bin_{k}": float(edge[index == k].mean())
@@ -174,7 +174,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 
 
 def reward_metrics(batch: AdvantageBatch, settings: RewardConfig) -> dict[str, float]:
-    """Compute the metrics of one step on shaped rewards and on the KL to the reference model, where there are any."""
+    """Compute one step's metrics of shaped rewards and of the KL to the reference model, if the run uses them."""
     metrics: dict[str, float] = {}
     if settings.overlong_buffer > 0:
         metrics |= {"reward/shaped_mean": float(batch.rewards.double().nanmean())} if batch.graded.any() else {}
@@ -208,8 +208,8 @@ def update_metrics(updates: Sequence[Update], *, with_kl: bool) -> dict[str, flo
 def critic_metrics(batch: AdvantageBatch, updates: Sequence[CriticUpdate]) -> dict[str, float]:
     """Compute the critic's metrics over its updates of one step, and how well its values predicted the value targets.
 
-    The explained variance 1 - var(target - value) / var(target) is that of all tokens, of the first and the last token of each
-    response, and of the tokens of each length bin. It is left out where all targets are equal.
+    The explained variance, 1 - var(target - value) / var(target), is computed over all tokens, over the first tokens and the
+    last tokens of the responses, and over the tokens of each length bin. It is omitted where all targets are equal.
     """
     metrics = {
         f"critic/{name}": fmean(getattr(update, name) for update in updates)

@@ -1,4 +1,4 @@
-"""The difference between the sampler's and the learner's log-probs, which every step measures."""
+"""The difference between the sampler's and the learner's log-probs, as measured in every step."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rlzoo.learner.batch import ScoredBatch
 
 EXACT, COARSE = 0.005, 0.25
-"""Mean differences in nats per token that rounding does not reach, in float32 and in lower precision: it makes 1e-7 in float32,
-.001 (embedded) to .05 (SmolLM2) in bfloat16; padding, caches or noise that a model handles wrongly make .3 to 7."""
+"""Limits on the mean difference in nats per token, in float32 and in lower precision. Rounding causes 1e-7 in float32, and .001
+(embedded) to .05 (SmolLM2) in bfloat16. A model that handles padding, caches or noise incorrectly causes .3 to 7."""
 
 
 def log_mismatch(batch: ScoredBatch) -> Tensor:
@@ -28,7 +28,7 @@ def log_mismatch(batch: ScoredBatch) -> Tensor:
 def refuse_mismatch(config: RunConfig, batch: ScoredBatch) -> None:
     """Raise RunError if the sampler's log-probs differ from the learner's by more than rounding, at equal weights."""
     is_exact = config.model.dtype == "float32" and config.learner.autocast == "none" and not config.learner.tf32
-    limit = (EXACT if is_exact else COARSE) / min(1.0, config.rollout.temperature)  # which divides the logits
+    limit = (EXACT if is_exact else COARSE) / min(1.0, config.rollout.temperature)  # the temperature divides the logits
     size = mismatch_metrics(batch)["mismatch/log_ratio_abs_mean"]
     if not size <= limit:
         raise RunError(

@@ -75,7 +75,7 @@ class Run:
             failed.pop_all()
 
     def _reopen(self, path: Path) -> tuple[RunDirectory, Path | None]:
-        """Open the run directory, and return the state to resume from; all processes raise the main one's error."""
+        """Open the run directory, and return the state to resume from; all processes raise the main process's error."""
         state: Path | Exception | None = None
         with ExitStack() as failed:
             if self.is_main:
@@ -103,7 +103,7 @@ class Run:
             )
         if len(state.queue) > rollout.max_staleness or sizes - {rollout.num_prompts * rollout.group_size}:
             raise UserError(
-                f"--resume: {str(folder)!r} holds batches that were sampled ahead with other settings of rollout; "
+                f"--resume: {str(folder)!r} holds batches that were sampled ahead with different rollout settings; "
                 "restore these settings"
             )
         self.learner.load(folder, state.num_optimizer_steps, updates)
@@ -231,7 +231,7 @@ class Run:
         self.done, self.is_clean = step, True
 
     def leave(self) -> None:
-        """End the run, and save it if the step that failed made no update, so that the state is that of the step before."""
+        """End the run; save it if the failed step made no update, so that the state is still that of the step before."""
         try:
             # saving is collective, and other processes may have failed elsewhere
             is_alone = self.accelerator.num_processes == 1 and not self.config.launch.is_sharded

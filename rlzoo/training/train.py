@@ -48,7 +48,7 @@ class RunResult:
 
     def to_pandas(self) -> Any:
         """Return `metrics` as a pandas data frame with a row for each step."""
-        import pandas as pd  # takes a second; MLflow requires it
+        import pandas as pd  # takes a second; MLflow requires pandas
 
         return pd.DataFrame(self.metrics)
 
@@ -70,7 +70,7 @@ def train(
         observer: called with the metrics of each step, for progress displays.
         resume: resume from the newest checkpoint in ``config.output``.
         stage: called before work outside the training steps, such as an evaluation, for progress displays.
-        allow_changed: with ``resume``, log a warning instead of raising an error if something that decides the run's numbers
+        allow_changed: with ``resume``, log a warning instead of raising an error if something that affects the run's numbers
             has changed since the run was started.
 
     Raises:
@@ -96,7 +96,7 @@ def train(
 
 
 def _run(run: Run, tracker: Tracker, stop: StopRequest, observer: Observer | None, stage: Stage | None) -> RunResult:
-    """Run all steps. A failed run keeps its last checkpoint, and is saved if the step that failed made no update."""
+    """Run all steps. A failed run keeps its last checkpoint; it is also saved if the failed step made no update."""
     config, after = run.config, AfterStep(run, tracker, stop, observer, stage)
     run.directory.summarise(run.summary(finished=False))
     for level, line in remarks(config):

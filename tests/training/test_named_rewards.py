@@ -173,7 +173,7 @@ def test_inconsistent_names_end_the_run_in_one_line(run, reward, settings, probl
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        (["clip.advantage=gdpo", "reward.overlong_buffer=0.2"], "the length penalty is none of the named rewards"),
+        (["clip.advantage=gdpo", "reward.overlong_buffer=0.2"], "the length penalty is not one of the named rewards"),
         (["clip.advantage=gdpo", "reward.kl_coef=0.1"], "advantage 'gdpo' does not accept per-token rewards"),
         (
             ["clip.advantage=gdpo", "task.name=guess"],

@@ -25,7 +25,7 @@ outside the time limit of a call. It raises `rlzoo.core.errors.UserError` if the
 """
 
 MOST_CALLS = 8
-"""Maximum number of calls in a turn; further calls get an error."""
+"""Maximum number of calls in a turn; further calls are answered with an error."""
 
 HOW = '<tool_call>{"name": ..., "arguments": {...}}</tool_call>'
 
