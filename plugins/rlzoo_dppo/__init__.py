@@ -22,7 +22,7 @@ class TrustRegion(ClipPolicy):
 
     advantage: Advantage = "group_mean"
     reduction: Reduction = "constant_length"
-    ratio_cap: float | None = Field(20.0, ge=1, le=1e6, description="largest weight of a token; null for none below exp(20)")
+    ratio_cap: float | None = Field(20.0, ge=1, le=1e6, description="largest weight of a token; null for no cap below exp(20)")
 
     def weighted(self, inputs: ClipInputs, divergence: Tensor, delta_low: float, delta_high: float) -> ClipResult:
         """Weight ``A log pi`` by the capped ratio, and drop tokens whose ``(B, T)`` divergence is too large and would grow."""

@@ -51,7 +51,7 @@ class GVPO(ClipPolicy):
     reduction: Literal["sequence_mean", "sequence_mean_token_sum", "constant_length"] = Field(
         "sequence_mean", description="how the objective is reduced to a scalar"
     )
-    beta: float = Field(0.1, gt=0, le=1e6, description="weight of the KL penalty whose optimum is fitted")
+    beta: float = Field(0.1, gt=0, le=1e6, description="weight of the KL penalty to whose optimum the model is fitted")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
         """Fit each group, and return a ``(B, 1)`` objective."""

@@ -36,7 +36,7 @@ class SAO(ClipPolicy):
     watch: ClassVar = {
         "clip/fraction": "the share of tokens outside the band; they have no gradient, so it should be small",
         "critic/explained_variance": "with the critic of the recipe: 0 or below means that the values do not help",
-        "rollout/staleness": "the wider the band, the staler the responses that still count",
+        "rollout/staleness": "a wider band keeps tokens of responses that are more stale",
     }
     exempt: ClassVar = {"only_cuts_outward": "a token outside the band is dropped even if its advantage would bring it back"}
 

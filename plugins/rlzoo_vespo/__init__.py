@@ -34,7 +34,7 @@ class VESPO(ClipPolicy):
     scope = "token"
     watch: ClassVar = {
         "fairness/ess": "the share of responses that carry the gradient",
-        "ratio/sigma_token": "multiplied by sqrt(L), this is approximately the spread of S; phi becomes small beyond 1",
+        "ratio/sigma_token": "multiplied by sqrt(L), this is approximately the spread of S; phi becomes small if it exceeds 1",
     }
     exempt: ClassVar = {"clipped_means_no_gradient": "the weight decreases and is never cut"}
 
