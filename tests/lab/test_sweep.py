@@ -234,7 +234,7 @@ def test_without_a_gpu_the_cores_are_divided_among_runs():
         (["rollout.top_p=0.9,0.8"], {"overrides": ("rollout.top_p=1",)}, "another --set or --grid sets rollout.top_p"),
         (["rollout.top_k=5,5"], {}, "would have the same name"),
         (["learner.lr=1e-3,0.001"], {}, "run 'grpo-lr=0.001-0' has the same settings as another run"),
-        (["checkpoint.every=5,10"], {}, "use distinct values of settings that change the training"),
+        (["checkpoint.every=5,10"], {}, "use distinct values of settings that affect training"),
         (["task=arithmetic,guess", "task.name=recurrence"], {}, "another --set or --grid sets task.name"),
         (["task.name=recurrence,guess"], {"overrides": ("task.digits=1",)}, "unknown key 'task.digits'"),
     ],
