@@ -39,7 +39,7 @@ class FSPO(ClipPolicy):
     watch: ClassVar = {
         "clip/fraction_length_bin_<k>": "flat if the band suits the model; rises if log-ratios are correlated or drift",
         "fairness/lre_max": "compare rules only at equal clip/fraction",
-        "ratio/sigma_token": "a width divided by this is z; unless it is far larger than ratio/mu_token times sqrt(L), set drift",
+        "ratio/sigma_token": "a width divided by this is z; unless it far exceeds ratio/mu_token times sqrt(L), set drift",
         "clip/fraction_dual": "the share of responses that are clipped at the ceiling for A < 0",
         "learner/grad_clipped": "close to 1, because the norm of a sum over tokens grows with L",
     }

@@ -40,7 +40,7 @@ class FSPOTurn(ClipPolicy):
     watch: ClassVar = {
         "clip/fraction_turn_<k>": "flat across the turns of an episode if the band suits the model",
         "fairness/lre_turn_max": "compare rules only at equal clip/fraction",
-        "ratio/sigma_token": "a width divided by this is z; unless it is far larger than ratio/mu_token times sqrt(L_k), set drift",
+        "ratio/sigma_token": "a width divided by this is z; unless it far exceeds ratio/mu_token times sqrt(L_k), set drift",
         "learner/grad_clipped": "close to 1, because the norm of a sum over tokens grows with L",
     }
 
