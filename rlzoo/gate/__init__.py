@@ -1,1 +1,1 @@
-"""The gate: everything that the engine assumes about settings, machine, model, tokens and data is asked here, before step 1."""
+"""The gate: checks all of the engine's assumptions about settings, machine, model, tokens and data before the first step."""

@@ -1,4 +1,4 @@
-"""The dimensions of a language model and the cost of its passes, counted in a copy whose tensors have shapes and no memory."""
+"""The dimensions of a language model and the cost of its passes, found with a copy whose tensors have shapes but no memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ KNOWN: dict[str, dict[str, Any]] = {
         ("smollm2", "llama", (49152, 576, 1536, 30, 9, 3), 64, 8192, True),
     )
 }
-"""Configurations of models that are planned for without their files."""
+"""Configurations of models for which a run can be planned without their files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Architecture:
         self.config = config
         self.vocab_size, self.hidden_size = int(settings.vocab_size), int(settings.hidden_size)
         self.num_layers = len(layers)
-        self.max_length = context_length(model)  # of prompt and response together, in tokens; None if it has no limit
+        self.max_length = context_length(model)  # of prompt and response together, in tokens; None if the model has no limit
         self.num_parameters = _size(model)  # a tied head is counted once
         self.parameter_sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
         self.layer_parameters = max(map(_size, layers))  # of the largest layer
@@ -73,7 +73,7 @@ class Architecture:
         self._shapes = [_shapes(layer) for layer in layers]
 
     def forward(self, config: RunConfig, rows: int, length: int) -> Forward:
-        """Return the cost of a run's forward pass on ``rows`` rows of ``length`` tokens; a process computes it once."""
+        """Return the cost of a run's forward pass on ``rows`` rows of ``length`` tokens; each cost is computed once."""
         learner = config.learner
         settings = config.model.dtype, config.model.attn_implementation, learner.autocast, learner.packing
         key = self.config.to_json_string(use_diff=False), *settings, rows, length
@@ -82,8 +82,8 @@ class Architecture:
         return _FORWARD[key]
 
     def _extrapolated(self, config: RunConfig, rows: int, length: int) -> Forward:
-        """Compute two layers of each kind; the second stands for the others, because the first may keep what all share."""
-        with suppress(Exception):  # a model whose layers need each other is computed in full
+        """Compute two layers of each kind; the second stands for the rest, as the first may keep tensors that all share."""
+        with suppress(Exception):  # a model whose layers depend on each other is computed in full
             kinds = list(zip(self._types or self._shapes, self._shapes, strict=True))
             counts = {
                 index: kinds.count(kind) - 1 if kind in kinds[:index] else 1
@@ -99,11 +99,11 @@ class Architecture:
         return self._forward(self.config, dict.fromkeys(range(self.num_layers), 1), config, rows, length)
 
     def _forward(self, shape: PreTrainedConfig, counts: dict[int, int], config: RunConfig, rows: int, length: int) -> Forward:
-        """Compute the layers of ``counts``, each of which costs as much as that number of layers."""
+        """Compute the layers in ``counts``, which maps each to the number of layers that it stands for."""
         named, autocasts = config.model, config.learner.autocast == "bfloat16"
-        flashes = (named.attn_implementation or "").startswith("flash")  # keeps what PyTorch's own flash attention keeps
+        flashes = (named.attn_implementation or "").startswith("flash")  # keeps the same tensors as PyTorch's own
         mode = FakeTensorMode()  # tensors have shapes and types, but no memory
-        # otherwise it logs a traceback if an operation fails
+        # otherwise, a traceback is logged if an operation fails
         logging.getLogger(FakeTensorMode.__module__).setLevel(logging.CRITICAL)
         with mode:
             model = _build(shape, named.dtype, None if flashes else named.attn_implementation)
@@ -152,7 +152,7 @@ def _shapes(layer: nn.Module) -> tuple[torch.Size, ...]:
 
 @contextmanager
 def saved_by(model: PreTrainedModel) -> Iterator[dict[int, int]]:
-    """Collect the sizes in bytes of what the block keeps for a backward pass, apart from the model's parameters."""
+    """Collect the sizes in bytes of the tensors that the block keeps for a backward pass, except the model's parameters."""
     parameters = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     saved: dict[int, int] = {}
 
@@ -190,7 +190,7 @@ def find_architecture(path: str) -> Architecture | None:
     except Exception as error:  # the file's settings can cause any exception
         what = "config.json" if weights is None else "GGUF file"
         raise UserError(f"model.path={path!r}: its {what} does not describe a model: {one_line(error)}") from error
-    with suppress(Exception):  # what cannot be built is refused when the model is loaded
+    with suppress(Exception):  # a model that cannot be built is refused when it is loaded
         return Architecture(config) if config else None
     return None
 

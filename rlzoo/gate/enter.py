@@ -1,4 +1,4 @@
-"""The one call before the first step: it asks everything, and returns what passed."""
+"""Runs all checks before the first step, and returns what the run uses, such as its model, sampler and learner."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ logger = logging.getLogger("rlzoo")
 
 @dataclass
 class Opening:
-    """A loaded model on its way to being sampled from; a question may use what the questions before it have set."""
+    """A model that is being checked before it is sampled from; a check may use fields that earlier checks have set."""
 
     model: PreTrainedModel = field(init=False)
     tokenizer: PreTrainedTokenizerBase = field(init=False)
     tokens: Tokens = field(init=False)
     probe: Probe = field(init=False)
     sampler: Sampler = field(init=False)
-    seconds: dict[str, float] = field(init=False, default_factory=dict)  # that each question took
+    seconds: dict[str, float] = field(init=False, default_factory=dict)  # taken by each check
 
     named: ModelConfig
     rollout: RolloutConfig
@@ -61,7 +61,7 @@ class Opening:
     device: torch.device | None = None
 
     def ask(self, questions: Sequence[Callable[[Any], None]]) -> None:
-        """Ask the questions in order; if one fails, release what the others opened."""
+        """Run the checks in order; if one fails, release what the earlier ones opened."""
         with ExitStack() as failed:
             failed.callback(self.close)
             for question in questions:
@@ -77,18 +77,18 @@ class Opening:
 
 
 def tokens(opening: Opening) -> None:
-    """Are the prompts what they should be, and short enough?"""
+    """Are the prompts encoded correctly, and are they short enough?"""
     opening.tokens = check_tokens(opening.model, opening.tokenizer, opening.asked, named=opening.named, rollout=opening.rollout)
 
 
 def rows(opening: Opening) -> None:
-    """Is the model a pure function of its row?"""
+    """Do the model's log-probs for a row depend on that row alone?"""
     opening.probe = Probe.of(opening.model, opening.tokens.longest_row)
 
 
 def sampler(opening: Opening) -> None:
-    """Does the sampler draw from the model?"""
-    # built before the learner, in which ZeRO-3 partitions the model and an adapter replaces its modules
+    """Does the sampler draw from the model's distribution?"""
+    # built before the learner, which may partition the model with ZeRO-3 or replace its modules with those of an adapter
     opening.sampler = engine_of(opening.rollout).make(
         opening.model,
         opening.tokenizer,
@@ -101,19 +101,19 @@ def sampler(opening: Opening) -> None:
 
 
 TO_SAMPLE = (tokens, rows, sampler)
-"""What is asked about a loaded model before it is sampled from."""
+"""Checks of a loaded model before it is sampled from."""
 
 
 @dataclass
 class Admission(Opening):
-    """A run on its way through the gate. What has passed it is everything that the steps of the run use."""
+    """A run that is passing through the gate; afterwards, it holds everything that the steps of the run use."""
 
     accelerator: Accelerator = field(init=False)
     learner: Learner = field(init=False)
     reference: PreTrainedModel | None = field(init=False, default=None)
     critic_model: PreTrainedModel | None = field(init=False, default=None)
     critic: Critic | None = field(init=False, default=None)
-    facts: dict[str, Any] = field(init=False)  # its fingerprint
+    facts: dict[str, Any] = field(init=False)  # the run's fingerprint
     changes: list[tuple[int, str]] = field(init=False, default_factory=list)  # since a resumed run started, with logging levels
 
     config: RunConfig = field(kw_only=True)
@@ -123,14 +123,14 @@ class Admission(Opening):
 
 
 def settings(run: Admission) -> None:
-    """Do the settings fit together, the environment, the packages and the output directory?"""
+    """Are the settings compatible with each other, the environment, the packages and the output directory?"""
     check_settings(run.config, Start.of(run.config, resume=run.resume))
     for level, line in question_counts(run.task, run.config.eval.num_problems):
         logger.log(level, line)
 
 
 def processes(run: Admission) -> None:
-    """Do the processes find each other?"""
+    """Can the processes reach each other?"""
     run.accelerator = make_accelerator(run.config.launch, run.config.learner, dtype=run.config.model.dtype)
     run.device = run.accelerator.device
     # the time in the default name may differ between ranks
@@ -139,7 +139,7 @@ def processes(run: Admission) -> None:
 
 
 def model(run: Admission) -> None:
-    """Can the model be loaded, is everything the same on all ranks, and has nothing changed since a resumed run started?"""
+    """Can the model be loaded? Is everything the same on all ranks and, in a resumed run, unchanged since the run started?"""
     run.model, run.tokenizer = load_named(run.config.model)
     if not shards_weights(run.config.launch):  # otherwise the weights are moved when they are sharded
         run.model.to(run.accelerator.device)
@@ -157,7 +157,7 @@ def model(run: Admission) -> None:
 
 
 def room(run: Admission) -> None:
-    """Is there enough memory and disk space? The forecast may be wrong, so that this question only warns."""
+    """Is there enough memory and disk space? The forecast may be wrong, so this check only warns."""
     prompts, architecture = Prompts(run.tokens.longest, counted=True), find_architecture(run.config.model.path)
     plan = Plan(run.config, architecture, this_machine(), prompts, run.accelerator.num_processes)
     for shortage in shortages(plan) if run.accelerator.is_main_process else ():
@@ -165,7 +165,7 @@ def room(run: Admission) -> None:
 
 
 def critic(run: Admission) -> None:
-    """Can the critic be loaded, and does it compute rows as the learner does?"""
+    """Can the critic be loaded, and do its batches give the same results as plain passes?"""
     config, path, model, head, probe = run.config, run.config.critic.model, run.critic_model, None, run.probe
     if not config.has_critic:
         return
@@ -192,7 +192,7 @@ def critic(run: Admission) -> None:
 
 
 def learner(run: Admission) -> None:
-    """Does the learner compute what plain passes of the model give, and are merged weights the adapted model?"""
+    """Do the learner's batches give the log-probs of plain passes? Do merged weights give the logits of the adapted model?"""
     config = run.config
     teacher = run.reference and Teacher(run.reference, run.accelerator, config, run.tokens.longest_row)
     run.learner = Learner(
@@ -215,11 +215,11 @@ def learner(run: Admission) -> None:
 
 
 TO_TRAIN = (settings, processes, model, *TO_SAMPLE, room, critic, learner)
-"""What is asked about a run before its first step."""
+"""Checks of a run before its first step."""
 
 
 def enter(config: RunConfig, task: Task, *, resume: bool = False, allow_changed: bool = False) -> Admission:
-    """Ask everything that the engine assumes about a run, before anything is written.
+    """Check everything that the engine assumes about a run, before anything is written.
 
     Args:
         config: configuration of the run.
@@ -245,7 +245,7 @@ def enter(config: RunConfig, task: Task, *, resume: bool = False, allow_changed:
 
 
 def _needed(config: RunConfig) -> int:
-    """Return how many problems, in the order of the task, hold all training problems that the run may sample."""
+    """Return n, such that the task's first n training problems include all problems that the run may train on."""
     if config.rollout.recorded is not None:
         return 0
     size = config.task.num_problems(held_out=False) if config.rollout.band is not None else None
@@ -253,7 +253,7 @@ def _needed(config: RunConfig) -> int:
 
 
 def forecast(config: RunConfig, devices: Devices | None = None, *, resume: bool = False) -> Plan:
-    """Ask what can be asked before anything is loaded, and forecast what the run needs.
+    """Check what can be checked before anything is loaded, and forecast the resources that the run needs.
 
     Args:
         config: configuration of the run.
@@ -272,10 +272,10 @@ def forecast(config: RunConfig, devices: Devices | None = None, *, resume: bool 
 
 
 def rehearse(plan: Plan, *, resume: bool = False, allow_changed: bool = False) -> str:
-    """Ask everything about a planned run that does not start, in one process, if the model's weights are on this machine.
+    """Run all checks of a planned run in one process, without starting it, if the model's weights are on this machine.
 
     Returns:
-        The seconds that the questions took, or why the model was not asked about.
+        The seconds that the checks took, or why the model was not checked.
 
     Raises:
         UserError: see `enter`.
@@ -297,11 +297,11 @@ def rehearse(plan: Plan, *, resume: bool = False, allow_changed: bool = False) -
         return f"passed in {sum(admission.seconds.values()):.1f} s ({parts})"
     if resume:
         check_unchanged(config, run_facts(config), allow_changed=allow_changed)
-    return f"settings passed; the model was not asked about, because {unasked}"
+    return f"settings passed; the model was not checked, because {unasked}"
 
 
 def _changes(accelerator: Accelerator, config: RunConfig, facts: Mapping[str, Any], allowed: bool) -> list[tuple[int, str]]:
-    """Return what has changed since a resumed run started; all processes raise the main one's error."""
+    """Return what has changed since a resumed run started; an error in the main process is raised in all processes."""
     changes: list[tuple[int, str]] | UserError | OSError = []
     if accelerator.is_main_process:
         try:

@@ -1,4 +1,4 @@
-"""The fingerprint of a run: what decides its numbers, so that a resumed run can name what has changed since the start."""
+"""The fingerprint of a run: the facts that determine its results, so that a resumed run can report what has changed."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ SCORE = "held-out score"  # see `RunConfig.held_out_score`
 FREE = ("steps", "output", "launch.", "checkpoint.", "tracking.", SCORE)  # settings that a resumed run may change
 PER_RANK = ("output", "tracking.")  # settings that matter on the main rank only
 VERSION = "version of "  # a different version is reported, not refused
-MODEL = "model "  # facts about the loaded model, which a dry run does not load
+MODEL = "model "  # facts about the loaded model, which a dry run may lack
 TRAIN_PROBLEMS = "training problems"
 
 _REFERENCE = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")  # names the user's code, as module:name
-_BLOCK = 4096  # bytes of a weight that are summed, a multiple of 8
+_BLOCK = 4096  # number of bytes that are summed together, a multiple of 8
 
 
 def run_facts(config: RunConfig) -> dict[str, Any]:
-    """Return the facts that decide a run's numbers, except those about its model.
+    """Return the facts that determine a run's results, except those about its model.
 
     Settings have dotted keys. The other keys contain a space, and their values are hashes or versions.
     """
@@ -52,7 +52,7 @@ def run_facts(config: RunConfig) -> dict[str, Any]:
 
 
 def file_facts(config: RunConfig) -> dict[str, str]:
-    """Return the hashes of the user's files that decide a run's numbers: code, data, and plugins."""
+    """Return the hashes of the user's files that determine a run's results: code, data, and plugins."""
     facts: dict[str, str] = {}
     for file, name in user_files(config).items():  # files in different folders may have the same name
         with file.open("rb") as stream:
@@ -61,7 +61,7 @@ def file_facts(config: RunConfig) -> dict[str, str]:
 
 
 def user_files(config: RunConfig) -> dict[Path, str]:
-    """Return the user's files that decide a run's numbers, and their names: code, data, and plugins."""
+    """Return the user's files that determine a run's results, and their names: code, data, and plugins."""
     settings, names = flatten(redact_settings(config.model_dump(mode="json", exclude={"plugins"}))), dict[Path, str]()
     for name, file in _files(config, settings):
         names.setdefault(file.resolve(), name)
@@ -69,7 +69,7 @@ def user_files(config: RunConfig) -> dict[Path, str]:
 
 
 def model_facts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, role: str = "") -> dict[str, str]:
-    """Return the facts about a model as it was loaded, before it is trained; ``role`` distinguishes it from others."""
+    """Return the facts about a model as it was loaded, before it is trained; ``role`` distinguishes it from other models."""
     configs = [config.to_diff_dict() for config in (model.config, model.generation_config) if config is not None]
     where_from = {"_name_or_path", "transformers_version", "_from_model_config"}
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -84,7 +84,7 @@ def model_facts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, role
 
 
 def _hash_weights(weights: Mapping[str, Tensor]) -> str:
-    """Hash weights at the speed of memory: of each block of `_BLOCK` bytes, only the sum of its 64-bit words is hashed."""
+    """Hash weights at memory speed: for each block of `_BLOCK` bytes, only the sum of its 64-bit words is hashed."""
     import torch
 
     hasher = hashlib.sha256()
@@ -105,7 +105,7 @@ def check_unchanged(config: RunConfig, facts: Mapping[str, Any], *, allow_change
         One line for each difference, with its logging level: a warning for a difference that only ``allow_changed`` allows.
 
     Raises:
-        UserError: something that decides the run's numbers has changed; the message names it.
+        UserError: something that determines the run's results has changed; the message names it.
     """
     assert config.output is not None, "a run is resumed in its directory"
     before, now = read_fingerprint(config.output), json.loads(json.dumps(facts))
@@ -144,7 +144,7 @@ def _difference(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> 
 
 
 def _files(config: RunConfig, settings: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
-    """Yield the user's files that decide a run's numbers, with their names: plugins, files in settings, and code."""
+    """Yield the user's files that determine a run's results, with their names: plugins, files in settings, and code."""
     code: list[Path] = []
     for path, name in copy_names(config.plugins).items():
         for place, file in plugin_files(path).items():
@@ -168,7 +168,7 @@ def _files(config: RunConfig, settings: Mapping[str, Any]) -> Iterator[tuple[str
 
 
 def _used_by(start: Path) -> list[Path]:
-    """Return a Python file, the user's modules that it imports, directly or not, and the files that their strings name."""
+    """Return a Python file, the user's modules that it imports directly or indirectly, and the files named in their strings."""
     installed = ("site-packages", "dist-packages", f"python{sys.version_info.major}.{sys.version_info.minor}", "lib-dynload")
     folders = [Path.cwd(), *(path for path in map(Path, sys.path) if path.name not in installed)]
     root = next(folder for folder in start.parents if not (folder / "__init__.py").is_file())

@@ -1,4 +1,4 @@
-"""Asks whether the processes can start as the settings and the environment say."""
+"""Checks the launch settings, and the environment variables that describe a launch."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Sharding:
     """How the model's states are sharded across processes."""
 
     processes: int
-    stage: int = 0  # ZeRO stage; 0 is plain data parallelism, without DeepSpeed or sharding
+    stage: int = 0  # ZeRO stage; 0 without ZeRO
     offloads_optimizer: bool = False
     offloads_weights: bool = False
     is_fsdp: bool = False
@@ -138,7 +138,7 @@ def memory(
     on_device = 0.0 if sharding.offloads_optimizer else share
     weights = float(one_copy + adapter)
     if sharding.shards_weights:
-        has_none = sharding.offloads_weights or (sharding.is_fsdp and keeps)  # FSDP2 keeps the master weights only
+        has_none = sharding.offloads_weights or (sharding.is_fsdp and keeps)  # FSDP2 keeps only the master weights
         weights = 0.0 if has_none else weights / processes
     reference = reference_bytes(architecture, config)
     offloaded = reference if config.model.reference and config.model.reference_offload and not devices.is_cpu else 0.0
@@ -152,7 +152,7 @@ def memory(
         else _buffers(one_copy, adapter or trained * element, element, sharding),
     }
     critic, critic_gradients, _ = critic_bytes(architecture, config)
-    if critic:  # sharded as the model's states with FSDP2, which is the only sharding that it has
+    if critic:  # sharded like the model's states under FSDP2, the only sharding that the critic supports
         states["critic"] = critic * share + (critic_gradients if has_both else 0.0)
     # the embedding's gradient from a micro-batch is held separately while the other gradients are computed
     head = 0 if is_low_rank else architecture.embedding_parameters * (FLOAT if keeps else element)
@@ -176,7 +176,7 @@ def weight_bytes(architecture: Architecture, config: RunConfig) -> int:
 
 
 def reference_bytes(architecture: Architecture, config: RunConfig) -> float:
-    """Return the size of the reference model in bytes; one of unknown shape is assumed to be as large as the model."""
+    """Return the size of the reference model in bytes; if its shape is unknown, it is assumed to be as large as the model."""
     named, is_needed = config.model, needs_reference(config.learner, config.reward, config.clip, config.estimator)
     with naming("model.reference"):
         teacher = find_architecture(named.reference) if is_needed and named.reference is not None else None
@@ -187,9 +187,9 @@ def reference_bytes(architecture: Architecture, config: RunConfig) -> float:
 
 
 def critic_bytes(architecture: Architecture, config: RunConfig) -> tuple[float, float, float]:
-    """Return the bytes of the critic's weights with their optimizer states, of its gradients, and of its files; 0 without one.
+    """Return the bytes of the critic's weights and optimizer states, its gradients, and its files; all are 0 without a critic.
 
-    A critic of unknown shape is assumed to be as large as the model.
+    If the critic's shape is unknown, it is assumed to be as large as the model.
     """
     if not config.has_critic:
         return 0.0, 0.0, 0.0
@@ -209,7 +209,7 @@ def trained_parameters(architecture: Architecture, config: RunConfig) -> int:
     lora = config.learner.lora
     if not lora.rank:
         return architecture.num_parameters
-    targets = " ".join(lora.target)  # a regular expression contains the names that it matches
+    targets = " ".join(lora.target)  # a regular expression is assumed to contain the names that it matches
     adapted = (sizes for name, *sizes in architecture.linears if name in targets or targets == "all-linear")
     return lora.rank * sum(map(sum, adapted))
 
@@ -229,7 +229,7 @@ def _keeps_masters(config: RunConfig, has_deepspeed: bool) -> bool:
 
 
 def _trained_bytes(config: RunConfig, has_deepspeed: bool) -> int:
-    """Return the number of bytes per optimized parameter, and for each of its moments."""
+    """Return the size in bytes of an optimized parameter, and of each of its moments."""
     in_float32 = has_deepspeed or config.learner.lora.rank or _keeps_masters(config, has_deepspeed)
     return FLOAT if in_float32 else BYTES[config.model.dtype]
 
@@ -258,7 +258,7 @@ def _compute_bytes(config: RunConfig) -> int:
 def activations(architecture: Architecture, config: RunConfig, forward: Forward, tokens: int) -> tuple[float, float]:
     """Return the size of the activations in bytes at the two peaks of the backward pass: in the head and in the last layer.
 
-    The backward pass of an MLP holds three gradients of its widest tensor.
+    The backward pass of an MLP holds three gradients that are as large as its widest tensor.
     """
     widest = max((max(inputs, outputs) for _, inputs, outputs in architecture.linears), default=architecture.hidden_size)
     in_backward = 3 * widest * _compute_bytes(config) * tokens

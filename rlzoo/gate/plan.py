@@ -46,7 +46,7 @@ class Plan:
     devices: Devices
     prompts: Prompts
     processes: int = 1  # one per device
-    is_here: bool = True  # whether the devices, and the disk, are this machine's
+    is_here: bool = True  # whether the devices and the disk are those of this machine
 
     @cached_property
     def sharding(self) -> Sharding:
@@ -87,7 +87,7 @@ class Plan:
     @cached_property
     def forward(self) -> Forward | None:
         """The cost of a forward pass on a full micro-batch."""
-        with suppress(Exception):  # what a model computes may depend on its data
+        with suppress(Exception):  # the computation of a model may depend on its data
             return self.architecture.forward(self.config, self.batch.rows, self.batch.length) if self.architecture else None
         return None
 

@@ -1,4 +1,4 @@
-"""Asks what can be asked before anything is loaded or written: settings, launch, packages, disk and memory."""
+"""Checks what can be checked before anything is loaded or written: settings, launch, packages, disk and memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from rlzoo.support.extras import how_to_install
 
 
 def usual_output(config: RunConfig) -> Path:
-    """Return the default run directory: rule, task, seed and time, and letters for runs that start in the same second."""
+    """Return a default run directory with a unique name, made of the rule, task, seed, time and random digits."""
     stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
     return Path("runs") / f"{config.clip.name}-{config.task.name.replace(':', '-')}-{config.seed}-{stamp}"
 
@@ -41,8 +41,8 @@ class Start:
     """How a run would start."""
 
     processes: int
-    resume: bool = False  # whether its directory exists
-    here: bool = True  # on this machine, which is asked about too
+    resume: bool = False  # whether it continues from its directory
+    here: bool = True  # on this machine, which is then checked too
 
     @classmethod
     def of(cls, config: RunConfig, *, resume: bool = False, devices: Devices | None = None) -> Start:
@@ -61,7 +61,7 @@ class Start:
 
 
 def check_settings(config: RunConfig, start: Start) -> None:
-    """Ask what can be asked before anything is loaded.
+    """Check what can be checked before anything is loaded.
 
     Raises:
         UserError: a setting would fail later in the run; the message describes the first problem in one line.
@@ -100,7 +100,7 @@ def check_settings(config: RunConfig, start: Start) -> None:
             (check_model if start.here else local_model)(critic)
     if config.has_critic and config.launch.deepspeed is not None:
         raise UserError(
-            f"launch.deepspeed={config.launch.deepspeed!r}: DeepSpeed trains one model in a process, and advantage {name!r} "
+            f"launch.deepspeed={config.launch.deepspeed!r}: DeepSpeed trains one model per process, but advantage {name!r} "
             "trains a critic too; use launch.fsdp=true"
         )
     if reference is not None:
@@ -112,13 +112,13 @@ def check_settings(config: RunConfig, start: Start) -> None:
 
 
 def _check_recording(config: RunConfig, recording: Recording) -> None:
-    """Ask whether recorded rollouts are enough for a run and have what it needs."""
+    """Check that recorded rollouts have enough steps for a run, and the values that it needs."""
     path, number, correction = config.rollout.recorded, len(recording.files), config.correction
     if config.steps > (most := number * config.rollout.recorded_epochs):
         passes = f"{path!r} has {number} steps (rollout.recorded_epochs={config.rollout.recorded_epochs})"
         raise UserError(f"steps={config.steps}: {passes}; set steps to at most {most}, or raise rollout.recorded_epochs")
     if buffer := config.reward.overlong_buffer:
-        raise UserError(f"reward.overlong_buffer={buffer:g}: recorded rewards include any penalty; set it to 0")
+        raise UserError(f"reward.overlong_buffer={buffer:g}: recorded rewards already include any penalty; set it to 0")
     is_compared = correction is not None or config.clip.ratio_to_sampler
     needed = {"rewards": True, "rollout_log_probs": is_compared, "finished": config.reward.overlong_filtering}
     for name in sorted(recording.absent):
@@ -148,7 +148,7 @@ def remarks(config: RunConfig) -> Iterator[tuple[int, str]]:
     else:
         applied = "no correction reweights them (correction=none)"
     age = f"rollout.max_staleness={steps}: responses are up to {steps} steps old"
-    age = age if config.rollout.recorded is None else "rollout.engine=recorded: the responses are those of the recorded sampler"
+    age = age if config.rollout.recorded is None else "rollout.engine=recorded: the responses come from the recorded sampler"
     yield logging.INFO, f"{age}; {applied}"
 
 
@@ -167,7 +167,7 @@ def missing_libraries(config: RunConfig) -> Iterator[str]:
 
 
 def shortages(plan: Plan) -> Iterator[str]:
-    """Yield one line for each resource of which the run may need more than there is: disk space, memory, the engine's share."""
+    """Yield one line for each resource that the run may exhaust: disk space, memory, or the engine's share of the memory."""
     config, folder = plan.config, plan.config.output or Path("runs")
     there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.is_dir())
     free = shutil.disk_usage(there).free

@@ -1,4 +1,4 @@
-"""Asks whether the model's tokenizer and template turn the questions of a run into the prompts that they should be."""
+"""Checks that the model's tokenizer and template turn the questions of a run into correct prompts."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ logger = logging.getLogger("rlzoo")
 
 Encodings = Mapping[str, tuple[int, ...]]  # texts and their tokens
 
-_ENCODED = 256  # how many prompts are encoded in any case: those with the most bytes
-_COMPLETE = 16  # how many prompts are encoded as the model reads them: those whose texts have the most tokens
+_ENCODED = 256  # number of prompts that are always encoded: those with the most bytes
+_COMPLETE = 16  # number of complete prompts that are encoded: those whose questions have the most tokens
 _BYTES_PER_TOKEN = 2  # assumed without a tokenizer; lower than for English (4) or LaTeX (3), so that lengths are overestimated
 _TEMPLATE_TOKENS = 64  # allowance for a chat template's own tokens
 
@@ -50,12 +50,12 @@ class Asked:
     """The prompts of a run or an evaluation."""
 
     prompts: list[str]  # before the chat template
-    tools: Sequence[Mapping[str, Any]] = ()  # which the template describes before the first message
+    tools: Sequence[Mapping[str, Any]] = ()  # described by the template before the first message
     host: bool = False  # whether an environment answers, so that episodes have several turns
 
     @classmethod
     def of(cls, task: Task, *, needed: int, held_out: int) -> Asked:
-        """Return the prompts of a run; if its task generates questions, those of the first `GENERATED`.
+        """Return the prompts of a run; if its task is endless, only the first `GENERATED` training prompts.
 
         Args:
             task: the run's task.
@@ -68,7 +68,7 @@ class Asked:
         return cls(task.prompts(problems), task.host.tools if task.host else (), task.host is not None)
 
     def estimate(self, model: ModelConfig, rollout: RolloutConfig, limit: int | None) -> Prompts:
-        """Return the length of the longest prompt, counted if the tokenizer is on this machine, without loading the model.
+        """Return the length of the longest prompt without loading the model; it is estimated if the tokenizer is not local.
 
         Raises:
             UserError: a prompt has no tokens, or is too long for the model, whose longest row has ``limit`` tokens.
@@ -88,9 +88,9 @@ class Asked:
     def encode(
         self, tokenizer: PreTrainedTokenizerBase, *, chat_template: bool, room: float = math.inf
     ) -> tuple[Encodings, Encodings]:
-        """Return the tokens of questions without a template, and some complete prompts, the longest among them.
+        """Return the tokens of selected questions without a template, and of some complete prompts, including the longest.
 
-        The questions are the longest ones, those with new characters, and all that might have more than ``room`` tokens.
+        Selected are the longest questions, those with new characters, and all that might have more than ``room`` tokens.
 
         Raises:
             PromptError: a prompt has no tokens, the tokenizer has no token for a character, or the template fails.
@@ -124,17 +124,17 @@ class Asked:
 
 @dataclass(frozen=True)
 class Tokens:
-    """What the gate found out about the tokens of a run."""
+    """The end tokens and the maximum lengths of a run."""
 
     end_ids: frozenset[int]  # tokens that end a response
-    longest: int  # the longest prompt, in tokens
-    longest_row: int  # the longest row that the run may need: prompt, responses and observations, in tokens
+    longest: int  # length of the longest prompt, in tokens
+    longest_row: int  # maximum length of a row in tokens: prompt, responses and observations
 
 
 def check_tokens(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: Asked, *, named: ModelConfig, rollout: RolloutConfig
 ) -> Tokens:
-    """Ask whether the prompts are what they should be, and count their tokens.
+    """Check that the prompts are encoded correctly, and count their tokens.
 
     Raises:
         UserError: a prompt cannot be used with the model.
@@ -153,7 +153,7 @@ def check_tokens(
     if named.chat_template and (end := end_of_turn(tokenizer, end_ids)) is not None and end < rows:
         end_ids |= {end}
         name = tokenizer.convert_ids_to_tokens(end)
-        logger.warning("the chat template ends turns with %r, which the model does not state; it ends responses too", name)
+        logger.warning("the chat template ends turns with %r, which is no end token of the model; it ends responses too", name)
     _check_contents(tokenizer, questions, complete, end_ids, "chat template" if named.chat_template else "tokenizer")
     longest = max(map(len, complete.values()), default=0)
     check_length(Prompts(longest, counted=True), rollout, limit=limit, path=named.path)
@@ -168,16 +168,16 @@ def check_tokens(
 def _check_recorded(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, recording: Recording, asked: Asked, named: ModelConfig
 ) -> None:
-    """Ask whether recorded rollouts fit the model and its tokenizer, and whether the prompts of evaluations are others."""
+    """Check that recorded rollouts fit the model and its tokenizer, and that they do not answer held-out prompts."""
     path, trained = str(recording.files[0].parent), f"model {named.path!r}"
     limits = {"token_id": embedding_rows(model) - 1, "row": context_length(model)}
     for name, limit in limits.items():
         if limit is not None and (size := recording.largest[name]) > limit:
-            raise UserError(f"the rollouts in {path!r} have a {name} of {size}, and {trained} at most {limit}; {_SAME}")
+            raise UserError(f"the rollouts in {path!r} have a {name} of {size}, but {trained} allows at most {limit}; {_SAME}")
     for other in sorted(recording.models):
         before = local_tokenizer(other)
         if before is not None and before.get_vocab() != tokenizer.get_vocab():
-            raise UserError(f"the rollouts in {path!r} are from model {other!r}, and {trained} has another tokenizer; {_SAME}")
+            raise UserError(f"the rollouts in {path!r} are from model {other!r}, but {trained} has another tokenizer; {_SAME}")
     for prompt in () if asked.host else asked.prompts:  # the first messages of all episodes may be the same
         if hash(encode_prompt(tokenizer, prompt, named.chat_template)) in recording.prompts:
             answered = f"the rollouts in {path!r} answer the held-out prompt {shown(prompt)}"
@@ -185,7 +185,7 @@ def _check_recorded(
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase, end_ids: frozenset[int]) -> int | None:
-    """Return the control token with which the chat template ends a turn; None if an end token follows or there is none."""
+    """Return the control token that ends a turn in the chat template; None if there is none, or an end token ends the turn."""
     turn = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": ANSWER}]
     try:
         text = rendered(tokenizer, turn, closed=True).rpartition(ANSWER)[2].lstrip()
@@ -199,7 +199,7 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase, end_ids: frozenset[int]) -> 
 def _check_contents(
     tokenizer: PreTrainedTokenizerBase, questions: Encodings, complete: Encodings, end_ids: frozenset[int], writer: str
 ) -> None:
-    """Ask whether every prompt contains its question, differs from the others and lets the model begin."""
+    """Check that every prompt contains its question, differs from the others, and does not end with an end token."""
     setting = "set model.chat_template=false" if writer == "chat template" else "change task.template"
     way_out = f"{setting}, or use another model"
     for encodings in (complete, questions):
@@ -211,12 +211,12 @@ def _check_contents(
     for prompt, ids in complete.items():
         text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         if tokenizer.unk_token_id in ids:
-            logger.warning("the prompt %s: the tokenizer has no tokens for a part of it: %s", shown(prompt), shown(text))
+            logger.warning("the prompt %s: the tokenizer has no tokens for part of it: %s", shown(prompt), shown(text))
             break
         question_ids = questions.get(prompt) or encode_text(tokenizer, prompt, follows=True)
         alone = tokenizer.decode(question_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         if "".join(alone.split()) not in "".join(text.split()) or _letters(prompt) not in _letters(text):
-            raise UserError(f"the prompt {shown(prompt)}: the model's {writer} makes {shown(text)} of it; {way_out}")
+            raise UserError(f"the prompt {shown(prompt)}: the model's {writer} turns it into {shown(text)}; {way_out}")
         last = next((token for token in reversed(ids) if tokenizer.decode([token]).strip()), ids[-1])
         if last in end_ids and len(ids) > 1:
             ends = f"its prompt ends with the end token {tokenizer.decode([last])!r}, so there is nothing to answer"
@@ -224,7 +224,7 @@ def _check_contents(
     if complete and writer == "tokenizer":
         prompt, ids = next(iter(complete.items()))
         if appended := list(tokenizer(prompt)["input_ids"])[len(ids) :]:
-            logger.warning("the tokenizer puts %r behind every text; prompts end without it", tokenizer.decode(appended))
+            logger.warning("the tokenizer appends %r to every text; prompts end without it", tokenizer.decode(appended))
 
 
 def _letters(text: str) -> str:
@@ -233,7 +233,7 @@ def _letters(text: str) -> str:
 
 
 def check_length(prompts: Prompts, rollout: RolloutConfig, *, limit: int | None, path: str) -> None:
-    """Raise UserError if prompts and responses exceed ``limit``, the longest row of the model at ``path``, or the engine's."""
+    """Raise UserError if a prompt and its response exceed ``limit``, that of the model at ``path``, or the engine's limit."""
     new, engine = rollout.max_new_tokens, engine_of(rollout)
     about = "" if prompts.counted else "about "
     needed = f"with prompts of up to {about}{prompts.longest} tokens, a sequence length of {prompts.longest + new} is needed"
@@ -257,7 +257,7 @@ def local_tokenizer(path: str) -> PreTrainedTokenizerBase | None:
     from transformers import AutoTokenizer
 
     file = model_file(path, "tokenizer.json", download=False)
-    with suppress(Exception), quiet():  # what cannot be read is refused later
+    with suppress(Exception), quiet():  # an unreadable tokenizer is refused later
         return AutoTokenizer.from_pretrained(file.parent, trust_remote_code=False) if file else None
     return None
 

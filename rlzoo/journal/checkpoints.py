@@ -75,8 +75,8 @@ def _remove_discarded(doomed: Path, folder: Path) -> None:
 def put_in_place(temporary: Path, folder: Path, run: Path) -> None:
     """Give a complete checkpoint its final name.
 
-    A checkpoint of this run with that name is damaged, so that the run was resumed from an earlier one; it is removed.
-    Anything else with that name is renamed.
+    A checkpoint of this run that already has the name is damaged: the run was resumed from an earlier checkpoint. It is
+    removed. Anything else with that name is renamed.
     """
     if own_state(folder, run) is not None:
         discard(folder, run)

@@ -33,16 +33,16 @@ def check_model(path: str) -> None:
         return  # not a checkpoint
     if what := damage(folder, lambda name: "/" not in name and name != "clip.json"):
         advice = f"restore it, or remove {FILE} to use the folder as it is"
-        raise UserError(f"checkpoint {str(folder)!r} is not as the run saved it: {what}; {advice}")
+        raise UserError(f"checkpoint {str(folder)!r} differs from what the run saved: {what}; {advice}")
 
 
 def damage(folder: Path, is_checked: Callable[[str], bool] = lambda name: True) -> str | None:
     """Return a description of the damage to a sealed folder, such as ``"model.safetensors was changed"``; None if it is intact.
 
-    Files that were added later are not checked; ``is_checked`` selects among the others by relative path.
+    Files that were added later are not checked; ``is_checked`` selects among the sealed files by relative path.
 
     Raises:
-        UserError: a file must not be read, so that nothing is known about its content.
+        UserError: permissions do not allow a file to be read, so its content is unknown.
     """
     try:
         for name, checksum in sealed_files(folder).items():

@@ -1,4 +1,4 @@
-"""Rollout files as the batches of a run: the engine ``recorded``, which samples only evaluations."""
+"""The engine ``recorded``, which takes the batches of a run from rollout files, and samples only evaluations."""
 
 from __future__ import annotations
 
@@ -55,18 +55,18 @@ def rollout_files(paths: Sequence[Path]) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What a run has to know about the rollout files that it trains on."""
+    """Facts about the rollout files that a run trains on."""
 
     files: tuple[Path, ...]  # in the order of their steps
     largest: dict[str, Any]  # settings and sizes, each from the file in which it is largest
     absent: frozenset[str]  # tensors that a file lacks
-    models: frozenset[str]  # that generated the responses, if a file names one
-    prompts: frozenset[int]  # hashes of their tokens
+    models: frozenset[str]  # models that generated the responses, where a file names one
+    prompts: frozenset[int]  # hashes of the prompts' tokens
 
 
 @lru_cache(maxsize=4)
 def _recording(path: str, files: tuple[tuple[Path, int, int], ...]) -> Recording:
-    """Read files, again if one of their times or sizes has changed; raise UserError if they are not those of one run."""
+    """Read the files, or reuse the result if no time or size has changed; raise UserError if they are not those of one run."""
     by_step: dict[int, Path] = {}
     absent, models, prompts, largest = set[str](), set[str](), set[int](), dict[str, Any]()
     for file, *_ in files:
@@ -116,7 +116,7 @@ class Recorded(HF):
         values |= {} if 0 < kept <= (rollout.top_k or kept) else {"top_k": None, "top_p": 1.0}
         for name in sorted(rollout.model_fields_set & values.keys()):
             if (stated := getattr(rollout, name)) != values[name]:
-                raise UserError(f"rollout.{name}={stated}: it is {values[name]} for {rollout.recorded!r}; remove the setting")
+                raise UserError(f"rollout.{name}={stated}: must be {values[name]} for {rollout.recorded!r}; remove the setting")
         return rollout.model_copy(update=values)
 
 
@@ -124,13 +124,13 @@ class RecordedRollouts(Rollouts):
     """Takes the batches of a run from rollout files, and evaluates as `Rollouts` does."""
 
     def take(self, step: int, newest: Callable[[], int]) -> Sampled:
-        """Return the batch of one step: step s trains on the s-th file, and after the last file on the first again."""
+        """Return the batch of one step: step s trains on the s-th file; after the last file, the first one follows again."""
         files = engine_of(self.config.rollout).recording.files
         recorded = RolloutFile.load(files[(step - 1) % len(files)])
         self.next_problem = step
         groups = groups_of(recorded, self.sampler.text)
         unknown = {name: None for name in ("rollout_log_probs", "finished") if getattr(recorded, name) is None}
-        unknown["policy_versions"] = None  # they count the updates of another run
+        unknown["policy_versions"] = None  # these versions are those of another run
         failed = [rollout.reward is None for group in groups for rollout in group.rollouts]
         return Sampled(groups, 1, 0, sum(failed) / len(failed), unknown=unknown)
 

@@ -22,12 +22,12 @@ OWN = re.compile(
     r"|(superseded/[0-9]+/)?(metrics\.jsonl|rollouts/[0-9]+\.(jsonl|safetensors))"
     r"|evaluations/[0-9]+\.json|figures/(completions|completions/step-[0-9]+)\.html"
 )
-"""Paths in a run directory that only rlzoo and Python write; checkpoints have seals, and copies of plugins have hashes."""
+"""Paths in a run directory that only rlzoo and Python write; seals mark checkpoints, and hashes mark copies of plugins."""
 PAGES = ("compare.html", "replay.html")
 
 
 def run_at(path: Path) -> Path:
-    """Return the directory of a run, without links and ``..`` in its path; raises `UserError` for a link and for no run."""
+    """Return the directory of a run, without links and ``..`` in its path; raises `UserError` if it is a link or not a run."""
     path = user_path(path)
     if not path.is_symlink() and not (path / IDENTITY).is_symlink():
         with suppress(UserError, OSError, ValueError, TypeError, KeyError):  # another program's run.json
@@ -41,7 +41,7 @@ def lock_run(path: Path, locks: ExitStack) -> Path:
     """Lock a run that is to be removed, and its upload to MLflow, until ``locks`` is closed; return its directory.
 
     Raises:
-        UserError: the path is not that of a run, another process writes to the run, or there is another run in its directory.
+        UserError: the path is not that of a run, another process writes to the run, or its directory contains another run.
     """
     run = run_at(path)
     try:
@@ -58,8 +58,8 @@ def lock_run(path: Path, locks: ExitStack) -> Path:
 def remove_run(run: Path) -> list[str]:
     """Remove what rlzoo wrote into a locked run directory, and empty folders; return the names of what is kept.
 
-    Links are neither followed nor removed. An interrupted removal can be repeated: ``config.yaml``, without which no command
-    takes the rest for a run, is removed first, and ``run.json``, which marks what belongs to the run, last.
+    Links are neither followed nor removed. An interrupted removal can be repeated: ``config.yaml`` is removed first, so that
+    no command takes the rest for a run, and ``run.json`` last, because it identifies the files of the run.
 
     Raises:
         UserError: a file cannot be removed.

@@ -74,7 +74,7 @@ class RolloutFile:
     sequence_lengths: Tensor  # (R,) int64: number of tokens in each prompt and its response
     response_mask: Tensor  # (N,) bool: True on tokens that the model chose
     group_ids: Tensor  # (R,) int64: responses to the same prompt share an ID
-    rewards: Tensor | None = None  # (R,) float32; NaN for a response without a grade, which no rule sees
+    rewards: Tensor | None = None  # (R,) float32; NaN for a response without a grade, which is hidden from rules
     reward_parts: Mapping[str, Tensor] = field(default_factory=dict)  # (R,) float32 each: named rewards, NaN without a grade
     advantages: Tensor | None = None  # (R,) float32, or (M,) if credit differs by token
     turn_ids: Tensor | None = None  # (M,) int64: turns 0, 1, ...; if None, a new turn starts after every gap in the mask
@@ -84,12 +84,12 @@ class RolloutFile:
     old_log_probs: Tensor | None = None  # (M,) under the trainer's model before the first update on the batch
     ref_log_probs: Tensor | None = None  # (M,) under the reference model
     old_entropy: Tensor | None = None  # (M,) in nats, under the same model as old_log_probs
-    values: Tensor | None = None  # (M,) from the critic before the token, before the first update on the batch
-    last_values: Tensor | None = None  # (R,) from the critic after the last token
+    values: Tensor | None = None  # (M,) the critic's value before each token, from before the first update on the batch
+    last_values: Tensor | None = None  # (R,) the critic's value after the last token
     kept_ids: Tensor | None = None  # (K,) int32: the token ids that top-k and top-p kept for each token, concatenated
     kept_sizes: Tensor | None = None  # (M,) int32: number of ids kept for each token; 0 for the whole vocabulary
     updates: tuple[UpdateLogProbs, ...] = ()
-    learner_version: int | None = None  # weights' version before the first update; minus policy_versions, it is the staleness
+    learner_version: int | None = None  # version of the weights before the first update; minus policy_versions: the staleness
     temperature: float = 1.0  # sampling temperature; all log-probs are computed from logits divided by it
     max_length: int | None = None  # maximum number of model tokens in a response
     num_steps: int | None = None  # number of rollout steps in the whole run, from which progress is computed
@@ -360,7 +360,7 @@ def _check(step: RolloutFile) -> None:
 
 
 def _check_length(step: RolloutFile, name: str, allowed: Mapping[int, str]) -> None:
-    """Check that a field has one value for each of the things in ``allowed``, which maps their number to what they are."""
+    """Check that a field has one value per item; ``allowed`` maps each allowed number of items to the name of the items."""
     value = getattr(step, name)
     things = " or ".join(f"{number} {what}" for number, what in allowed.items())
     _require(value is None or len(value) in allowed, f"{name} has {0 if value is None else len(value)} values for {things}")

@@ -115,7 +115,7 @@ class RunDirectory:
 
     @staticmethod
     def check_begun(path: Path) -> None:
-        """Reject a directory that is not that of a run, before any time is spent on the run."""
+        """Reject a directory that is not a run directory, before any time is spent on the run."""
         if not (path / "config.yaml").is_file():
             is_main = os.environ.get("RANK", "0") == "0"
             copy = f" on {socket.gethostname()}; copy config.yaml and plugins/ there from the machine with the run" * (
@@ -183,13 +183,13 @@ class RunDirectory:
         self._replace(self.path / "summary.json", json.dumps(facts, indent=2) + "\n")
 
     def allow_change(self, fingerprint: Mapping[str, Any]) -> None:
-        """Write the fingerprint of a run that was allowed to resume with changes, which becomes another run in MLflow."""
+        """Write the fingerprint of a run that was allowed to resume with changes; it becomes another run in MLflow."""
         if self.is_writer:
             self._replace(self.path / IDENTITY, _run_facts(self.identity, fingerprint))
             (self.path / "tracking" / "record.json").unlink(missing_ok=True)
 
     def save_figure(self, name: str, write: Callable[[Path], object]) -> None:
-        """Let ``write`` save an HTML page to ``figures/``, whose pages are logged to MLflow."""
+        """Let ``write`` save an HTML page to ``figures/``, from which pages are logged to MLflow."""
         if not self.is_writer:
             return
         file = self.path / "figures" / name

@@ -38,7 +38,7 @@ class RunState:
     periodic: bool  # False if saved because the run was stopped or had ended
     queue: list[QueuedBatch] = field(default_factory=list)  # batches that were sampled ahead for the next steps
     measured: Measured = field(default_factory=dict)  # empty without rollout.band
-    critic_nonfinite: NonNegativeInt = 0  # as num_nonfinite, of the critic
+    critic_nonfinite: NonNegativeInt = 0  # like num_nonfinite, for the critic
 
     def write(self, folder: Path) -> None:
         """Write the state to a folder in a checkpoint."""
@@ -70,7 +70,7 @@ def identity(run: Path) -> str:
 
 
 def read_fingerprint(run: Path) -> dict[str, Any]:
-    """Return what decided a run's numbers when it was started, as `rlzoo.gate.fingerprint` describes it.
+    """Return the facts that determined a run's results when it was started; see `rlzoo.gate.fingerprint`.
 
     Raises:
         UserError: ``run.json`` is missing or damaged.

@@ -21,7 +21,7 @@ else:
         """Leave the kernels to torch."""
 
     def can_fuse(model: PreTrainedModel) -> bool:
-        """Return that `fused_step` supports no model."""
+        """Return False, because `fused_step` is not available."""
         return False
 
 

@@ -33,8 +33,8 @@ def prepare_for_training(model: PreTrainedModel, config: LearnerConfig) -> None:
 def _checkpoint(model: PreTrainedModel) -> None:
     """Let layers recompute their activations in the backward pass.
 
-    Transformers does so only in training mode, in which some models draw random numbers even without dropout: only the layers
-    themselves are put into it, and everything in them and around them stays in evaluation mode.
+    Transformers recomputes only in training mode, in which some models draw random numbers even without dropout. Therefore,
+    only the layers themselves are put into training mode. All modules inside and around them stay in evaluation mode.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -68,7 +68,7 @@ def _add_lora(model: PreTrainedModel, config: LoraConfig) -> None:
             model.add_adapter(settings)
     except (ValueError, re.error) as error:
         raise UserError(f"learner.lora.target={target!r}: {' '.join(str(error).split())[:400]}") from error
-    # PEFT ignores names that match nothing if another matches; names of single experts, which it translates, are gone
+    # PEFT ignores a name without a match if another name matches; it has already replaced the names of single experts
     for name in () if is_pattern else sorted(settings.target_modules or ()):
         if not any(full.endswith(f".{name}") for full in names):
             raise UserError(f"learner.lora.target={target!r}: the model has no module {name!r}")

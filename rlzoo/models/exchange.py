@@ -1,4 +1,4 @@
-"""Exchanges files between ranks that do not share a file system: the main one writes and reads, the others send and receive."""
+"""Exchanges files between ranks that share no file system: the others send files to the main rank, and receive its files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def collect(accelerator: Accelerator, folder: Path) -> None:
-    """Move files that other ranks wrote into their copy of a folder to the main rank's, one rank after another.
+    """Move files that other ranks wrote into their own copy of a folder to that of the main rank, one rank at a time.
 
     Nothing happens if all ranks share the folder. Every rank needs memory for the files of one rank.
     """
@@ -28,7 +28,7 @@ def collect(accelerator: Accelerator, folder: Path) -> None:
         if missing:
             is_sender = accelerator.process_index == rank
             contents = {name: (folder / name).read_bytes() for name in missing} if is_sender else {}
-            for name in contents:  # before it is written, in case that a shared folder was listed too early
+            for name in contents:  # before the file is written, in case a shared folder was listed too early
                 (folder / name).unlink()
             contents = _from_rank(rank, contents)
             _write(folder, contents if accelerator.is_main_process else {})
@@ -46,7 +46,7 @@ def distributed(accelerator: Accelerator, folder: Path, key: str) -> Iterator[Pa
     Args:
         accelerator: connects the ranks.
         folder: a folder that the main rank has.
-        key: name of a file in it whose content differs between any two folders, by which a shared folder is recognised.
+        key: name of a file in the folder whose content differs between any two folders; it shows which ranks share it.
     """
     keys = gather(accelerator, [(folder / key).read_bytes() if (folder / key).is_file() else b""])
     lacks = keys[accelerator.process_index] != keys[0]

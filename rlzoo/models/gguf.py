@@ -1,4 +1,4 @@
-"""Models in GGUF files: asks whether transformers computes what a file describes, and converts the file once."""
+"""Models in GGUF files: checks that transformers computes what a file describes, and converts the file once."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rlzoo")
 
-_VERSION = 1  # of the conversion; raise it if folders that were converted before must not be used
+_VERSION = 1  # of the conversion; raise it if models that were converted earlier must not be used
 
-# values of tokenizer.ggml.pre, by what transformers leaves out of the tokenizers that they stand for
+# values of tokenizer.ggml.pre, grouped by what transformers omits from the tokenizers that they name
 _COMPLETE = {"gpt-2", "gpt-4o"}
 _DIGITS = {"smollm", "starcoder", "refact"}  # every digit is a token
 _WORDS = {"llama-bpe", "llama3", "llama-v3", "lfm2", "tekken"}  # a word of the vocabulary is one token; texts have a BOS token
@@ -54,7 +54,7 @@ def gguf_file(path: str) -> Path | None:
 
 
 def converted_folder(file: Path) -> Path:
-    """Return where a file's model is, or will be when it has been converted; the name depends on the file's content."""
+    """Return the folder of a file's converted model, which need not exist yet; its name depends on the file's content."""
     cache = os.environ.get("RLZOO_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "rlzoo"
     state = file.stat()
     return Path(cache).expanduser() / f"{file.stem}-{_hash(file, state.st_size, state.st_mtime_ns)}-{_VERSION}"
@@ -80,7 +80,7 @@ def convert(path: str) -> Path:
     temporary = temporary_path(folder, uuid.uuid4().hex)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = Lock(folder.parent, seconds=math.inf)  # one process at a time, because a conversion needs much memory
+        lock = Lock(folder.parent, seconds=math.inf)  # one process at a time, because a conversion needs a lot of memory
         temporary.mkdir()
     except OSError as error:
         advice = "set RLZOO_CACHE to use another folder"
@@ -103,8 +103,8 @@ def examine(file: Path) -> PreTrainedConfig:
     """Return transformers' configuration for the model in a GGUF file, without reading the weights.
 
     Raises:
-        UserError: the file is incomplete, or transformers would compute something else than the file describes.
-        Exception: it is no GGUF file, or transformers does not know its architecture; of any type.
+        UserError: the file is incomplete, or transformers would not compute what the file describes.
+        Exception: of any type, if this is not a GGUF file, or transformers does not know its architecture.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -117,19 +117,19 @@ def examine(file: Path) -> PreTrainedConfig:
     if (count := metadata.get("split.count", 1)) > 1:
         raise _refusal(file, f"one of {count} files", "merge them with llama-gguf-split --merge")
     if size < end:
-        raise _refusal(file, f"the file has {size} bytes of {end}", "copy it again")
+        raise _refusal(file, f"the file has only {size} of {end} bytes", "copy it again")
     architecture, kind = header.architecture, metadata.get("tokenizer.ggml.model")
     pre, has_prefix = metadata.get("tokenizer.ggml.pre", "default"), metadata.get("tokenizer.ggml.add_space_prefix", True)
     known = {"gpt2": _COMPLETE | _DIGITS | _WORDS | _NFC, "llama": {"default"}}.get(kind, set())
-    # the control tokens of Phi-3 remove white space after them, which no key says
+    # the control tokens of Phi-3 remove the white space after them, but no key says so
     if pre not in known or architecture == "phi3" or (kind == "llama" and has_prefix == architecture.startswith("gemma")):
         raise _refusal(file, f"its tokenizer cannot be converted ({architecture}, {kind}, tokenizer.ggml.pre={pre!r})")
     config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
     for key, value in metadata.items():
         name = key.removeprefix(f"{architecture}.")
         if name != key and not _agree(value, used := _stated(config, name)):
-            raise _refusal(file, f"{key} is {value!r}, and transformers would use {used!r}")
-    if architecture not in GGUF_CONFIG_ARCHS:  # for which transformers reports tensors that it does not use
+            raise _refusal(file, f"{key} is {value!r}, but transformers would use {used!r}")
+    if architecture not in GGUF_CONFIG_ARCHS:  # for the others, transformers itself reports unused tensors
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         used = get_gguf_hf_weights_map(model, TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict()))
@@ -139,7 +139,7 @@ def examine(file: Path) -> PreTrainedConfig:
 
 
 def _stated(config: PreTrainedConfig, name: str) -> Any:
-    """Return what a configuration says about a key of a file; None if it says nothing."""
+    """Return a configuration's value for a key of a file; None if it has none."""
     from transformers.integrations import GGUF_CONFIG_MAPPING
 
     rope = getattr(config, "rope_parameters", None) or {}
@@ -161,10 +161,10 @@ def _stated(config: PreTrainedConfig, name: str) -> Any:
 
 
 def _agree(value: Any, used: Any) -> bool:
-    """Return whether a file's value, or every value of a list, is the one in a configuration; 0 may mean none."""
+    """Return whether a file's value, or every value in a list, is the one in a configuration; 0 may stand for None."""
     if isinstance(value, list):
         return all(one == 0 or _agree(one, used) for one in value)
-    is_number = isinstance(value, int | float) and isinstance(used, int | float)  # floats of a file are float32
+    is_number = isinstance(value, int | float) and isinstance(used, int | float)  # a file's floats are float32
     return math.isclose(value, used, rel_tol=1e-6) if is_number else bool((value or None) == (used or None))
 
 
@@ -193,7 +193,7 @@ def _write(file: Path, config: PreTrainedConfig, folder: Path) -> None:
 
 
 def _tokenizer(file: Path) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a GGUF file, with what transformers leaves out."""
+    """Return the tokenizer of a GGUF file, including what transformers omits."""
     from tokenizers import Tokenizer, normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
     from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
@@ -201,7 +201,7 @@ def _tokenizer(file: Path) -> PreTrainedTokenizerBase:
     architecture, stated, settings = get_gguf_tokenizer(str(file))
     tokens, pre = stated["tokens"], stated.get("pre_tokenizer_type")
     state = json.loads(convert_gguf_tokenizer(architecture, stated)[0].to_str())
-    # without the tokens of the class that transformers uses, for which the embedding may have no rows
+    # without tokens that transformers' tokenizer class adds, because the embedding may have no rows for them
     state["added_tokens"] = [token for token in state["added_tokens"] if token["id"] < len(tokens)]
     backend = Tokenizer.from_str(json.dumps(state))
     if pre in _DIGITS:
@@ -217,7 +217,7 @@ def _tokenizer(file: Path) -> PreTrainedTokenizerBase:
         backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
     for index, (token, kind) in enumerate(zip(tokens, stated.get("token_type", []), strict=False)):
-        is_special = kind in (3, 4) and token.strip()  # a control token, or one that the user defined
+        is_special = kind in (3, 4) and token.strip()  # a control token or a user-defined token
         if is_special and tokenizer(token, add_special_tokens=False)["input_ids"] != [index]:
             raise _refusal(file, f"transformers' tokenizer does not know the token {token!r}")
     return tokenizer

@@ -11,7 +11,7 @@ import psutil
 
 ROOT = Path("/")  # contains proc/self/cgroup, which names this process's cgroups, and sys/fs/cgroup with their limits
 LAUNCHED = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # variables in which a launcher numbers its processes
-LAUNCHER = "RLZOO_LAUNCHER"  # variable with the ID of the process with which a run that it has started ends
+LAUNCHER = "RLZOO_LAUNCHER"  # variable with the ID of the process that launched a run, which ends with that process
 CPU = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))  # in cgroup version 2, and in version 1
 MEMORY = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 
@@ -19,12 +19,12 @@ MEMORY = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.us
 def cores(root: Path = ROOT) -> int:
     """Return the number of whole cores for this process, at least 1."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quotas = (quota // period for quota, period, _ in _limits("cpu", CPU, root) if quota > 0)  # -1 is no limit in version 1
+    quotas = (quota // period for quota, period, _ in _limits("cpu", CPU, root) if quota > 0)  # -1 means no limit in version 1
     return max(1, min([allowed, *quotas]))
 
 
 def total_memory(root: Path = ROOT) -> int:
-    """Return the memory that this process could use if nothing else did, in bytes."""
+    """Return the memory that this process could use if no other process used any, in bytes."""
     return min([int(psutil.virtual_memory().total), *(limit for limit, _, _ in _limits("memory", MEMORY, root))])
 
 
@@ -35,7 +35,7 @@ def available_memory(root: Path = ROOT) -> int:
 
 
 def _limits(controller: str, files: tuple[tuple[str, ...], ...], root: Path) -> Iterator[tuple[int, int, int]]:
-    """Yield the two numbers of each limit on this process's cgroup and those around it, and the size of its file cache."""
+    """Yield the two numbers of each limit on this process's cgroup and its parents, with the size of the group's file cache."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
@@ -44,7 +44,7 @@ def _limits(controller: str, files: tuple[tuple[str, ...], ...], root: Path) -> 
         folder = top / path.strip("/")
         for group in [folder, *folder.parents]:
             text = " ".join(_text(group / file) for file in files[controllers != ""])
-            numbers = re.findall(r"-?\d+", text)  # "max" is no limit in version 2
+            numbers = re.findall(r"-?\d+", text)  # "max" means no limit in version 2
             if len(numbers) == 2 and group.is_relative_to(top):
                 caches = re.findall(r"inactive_file (\d+)", _text(group / "memory.stat"))
                 yield int(numbers[0]), int(numbers[1]), int([0, *caches][-1])

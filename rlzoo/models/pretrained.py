@@ -27,9 +27,9 @@ EMBEDDED = ("embedded", "embedded-guess")
 ALLOWED = "'embedded', 'embedded-guess', 'smollm2', a GGUF file, a folder, or a hub name that is cached or can be downloaded"
 
 
-# settings that limit a row's length, in order; a model often states several, and those that come first hold
+# settings that limit the length of a row; if a configuration has several, the first of them in this order applies
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
-_POSITIONS = re.compile(r"wpe|(embed_)?positions?(_embeddings?|_embed)?")  # names of tables of learned positions
+_POSITIONS = re.compile(r"wpe|(embed_)?positions?(_embeddings?|_embed)?")  # names of learned position embeddings
 
 
 def local_model(path: str) -> Path | None:
@@ -52,7 +52,7 @@ def local_model(path: str) -> Path | None:
         if not folder.is_dir():
             raise UserError(f"model.path={path!r}: {folder} is neither a folder nor a file whose name ends in .gguf")
         if not (folder / "config.json").is_file():
-            saved = "; of a run, name a checkpoint: checkpoints/step-NUMBER" * (folder / "checkpoints").is_dir()
+            saved = "; to use a run, name a checkpoint: checkpoints/step-NUMBER" * (folder / "checkpoints").is_dir()
             raise UserError(f"model.path={path!r}: {folder} has no config.json, so it is not a model{saved}")
         return folder
     if path.startswith((".", "/", "~")) or path.count("/") > 1 or path.endswith(("/", ".gguf")):
@@ -99,13 +99,13 @@ def load_named(settings: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeni
         raise UserError(f"model.path={path!r}: the tokenizer has neither an end nor a padding token")
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     size = embedding_rows(model)
-    if (pad_id := int(tokenizer.pad_token_id)) >= size:  # padding is masked, so that any control token will do
+    if (pad_id := int(tokenizer.pad_token_id)) >= size:  # padding is masked, so any control token will do
         lacks = f"model.path={path!r}: the embedding has no row for the token {tokenizer.pad_token!r} (row {pad_id} of {size})"
         usable = [token for token in tokenizer.all_special_tokens if tokenizer.convert_tokens_to_ids(token) < size]
         if not usable:
             raise UserError(f"{lacks}; resize the embedding, or give the tokenizer another padding token")
         tokenizer.pad_token = tokenizer.eos_token if tokenizer.eos_token in usable else usable[0]
-        logger.warning("%s; %r pads instead", lacks, tokenizer.pad_token)
+        logger.warning("%s; %r is used as padding instead", lacks, tokenizer.pad_token)
     return model, tokenizer
 
 
@@ -119,24 +119,24 @@ def naming(setting: str) -> Iterator[None]:
 
 
 def load_reference(settings: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """Load the frozen model ``settings.reference``; raises `UserError` if its tokenizer has other ids than ``tokenizer``."""
+    """Load the frozen model ``settings.reference``; raises `UserError` if its token ids are not those of ``tokenizer``."""
     update = {"path": settings.reference, "dtype": settings.reference_dtype or "auto"}
     with naming("model.reference"):
         return load_alike(settings.model_copy(update=update), tokenizer).eval().requires_grad_(False)
 
 
 def load_alike(settings: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """Load the model ``settings.path``; raises `UserError` if its tokenizer has other ids than ``tokenizer``."""
+    """Load the model ``settings.path``; raises `UserError` if its token ids are not those of ``tokenizer``."""
     model, other = load_named(settings)
     ours, theirs = tokenizer.get_vocab(), other.get_vocab()
     for token, _ in sorted(ours.items() ^ theirs.items())[:1]:
         ids = f"the token {token!r} has id {theirs.get(token)} there and {ours.get(token)} in the model's"
-        raise UserError(f"model.path={settings.path!r}: another tokenizer ({ids}); choose a model with the same one")
+        raise UserError(f"model.path={settings.path!r}: another tokenizer ({ids}); choose a model with the same tokenizer")
     return model
 
 
 def save_model(folder: Path, model: PreTrainedModel, weights: Mapping[str, Tensor], tokenizer: PreTrainedTokenizerBase) -> None:
-    """Write other weights of the model, and the tokenizer, so that ``from_pretrained`` can load them."""
+    """Write the model with the given weights, and the tokenizer, so that ``from_pretrained`` can load them."""
     import torch
 
     with torch.device("meta"):
@@ -155,7 +155,7 @@ def embedding_rows(model: PreTrainedModel) -> int:
 def context_length(model: PreTrainedModel) -> int | None:
     """Return the longest row that the model can read, in tokens; None if it has no limit.
 
-    Linear attention biases (ALiBi) have no limit, whatever the configuration states, unless they are made for a fixed length.
+    Linear attention biases (ALiBi) have no limit, even if the configuration states one, unless they have a fixed length.
     """
     import torch
 
@@ -165,7 +165,7 @@ def context_length(model: PreTrainedModel) -> int | None:
     limits = [value for value in stated if isinstance(value, int) and value > 0][:1]
     for name, module in decoder.named_modules():
         if isinstance(module, torch.nn.Embedding) and _POSITIONS.fullmatch(name.rpartition(".")[2]):
-            padding, offset = module.padding_idx, int(getattr(module, "offset", 0))  # positions begin behind them
+            padding, offset = module.padding_idx, int(getattr(module, "offset", 0))  # the first rows are not positions
             limits.append(module.num_embeddings - (offset if padding is None else padding + 1))
     return min(limits, default=None)
 
@@ -207,7 +207,7 @@ def _from_pretrained(source: str, settings: ModelConfig, trust_remote_code: bool
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     prepare_cpu(model)
-    # cuDNN's attention makes a plan for every new shape, which takes a layer 1.5 ms; here, lengths differ from pass to pass
+    # cuDNN's attention makes a plan for every new shape, which takes 1.5 ms per layer, and lengths differ from pass to pass
     torch.backends.cuda.enable_cudnn_sdp(False)
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     tokenizer.padding_side = "left"

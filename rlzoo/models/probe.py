@@ -1,4 +1,4 @@
-"""Asks whether a model is a pure function of its row: the log-probs of a row must not depend on how the row is computed."""
+"""Checks that a model's log-probs for a row depend only on that row, and not on how the row is computed."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 REACH = 64
-"""Length in tokens of the longest row of a probe, if neither the run nor the model's configuration asks for another."""
+"""Length in tokens of the longest row of a probe, if neither the run nor the model's configuration requires another."""
 
 ROW_FLOP = {"cpu": 5e10}
 """Floating-point operations that the longest row of a probe may cost; on other devices, a thousand times as many.
 
-A probe computes about ten such rows: half a minute on one slow core, and always less than a step of the run.
+A probe computes about ten such rows. This takes half a minute on one slow core, and always less than a step of the run.
 """
 
 ROW_LOGITS = 2**28
-"""Number of logits that a row of a probe may have: 1 GB in float32."""
+"""Maximum number of logits in a row of a probe: 1 GB in float32."""
 
 TOLERANCE = 2e-3
-"""Difference between log-probs, in nats, that is allowed; float32 rounds a hundred times more finely, bfloat16 less."""
+"""Allowed difference of log-probs, in nats. Rounding errors are a hundred times smaller in float32, and larger in bfloat16."""
 
 MODEL_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""What models raise for inputs that they do not support."""
+"""Exceptions that models raise for inputs that they do not support."""
 
-# settings of a configuration that are numbers of tokens, at which the way in which a row is computed changes
+# settings that hold a number of tokens at which the computation of a row changes
 _BORDER = re.compile(
     r"(^|\.)(?!num_|max_window|chunk_size_feed)[^.]*(window|chunk|block|top_?k|compress|stride|local|distance)"
 )
-_SWITCHING = ("longrope", "su", "dynamic")  # rotary embeddings that the longest row of a pass changes
+_SWITCHING = ("longrope", "su", "dynamic")  # rotary embeddings that depend on the longest row of a pass
 
 
 @dataclass(frozen=True)
@@ -76,18 +76,18 @@ class Probe:
 
 
 def _check(model: PreTrainedModel, probe: Probe, *, changed: Sequence[int], cut: int, longest: int) -> None:
-    """Raise `UserError` if log-probs move in plain passes; ``changed`` is the longest row with other tokens from ``cut`` on."""
+    """Raise `UserError` if log-probs vary in plain passes; ``changed`` is the longest row with other tokens from ``cut`` on."""
     rows, log_probs, name, switch = probe.rows, probe.log_probs, type(model).__name__, rotary_switch(model)
     again = "is not repeatable: the same row gets other log-probs", "choose a model that draws no random numbers"
     causal = (
         "is not causal: later tokens move a log-prob",
-        "choose a causal model (for BERT's kin, is_decoder=true in config.json)",
+        "choose a causal model (for models like BERT, set is_decoder=true in config.json)",
     )
     earlier = "depends on earlier passes: after a longer row, a row gets other log-probs", "choose another model"
     questions = [
         (again, rows[-1], rows[-1], log_probs[-1]),
         *((earlier, row, row, expected) for row, expected in zip(rows[:-1], log_probs[:-1], strict=True)),
-        (causal, changed, rows[-1], log_probs[-1][:cut]),  # a model that sees one token ahead gives the next token away
+        (causal, changed, rows[-1], log_probs[-1][:cut]),  # a model that sees one token ahead would know the next token
         *((causal, rows[i] + rows[-1][len(rows[i]) :], None, log_probs[i]) for i in (0, -2)),
     ]
     eps = precision(model)
@@ -96,7 +96,7 @@ def _check(model: PreTrainedModel, probe: Probe, *, changed: Sequence[int], cut:
     )
     for (problem, advice), row, targets, expected in questions:
         actual = plain_log_probs(model, row, targets)[: len(expected)]
-        # noise of a model that draws random numbers would be those: of the same row, only the precision is allowed for
+        # noise would hide that a model draws random numbers, so only the precision is allowed for the same row
         noise = (lambda: torch.tensor([eps])) if row is rows[-1] else partial(noise_of, model, rows[-1], log_probs[-1])
         nats = excess(actual, expected, eps, noise)
         if row is changed:
@@ -114,8 +114,8 @@ def excess(actual: Tensor, expected: Tensor, eps: float, noise: Callable[[], Ten
     Args:
         actual: ``(S,)``.
         expected: ``(S,)``.
-        eps: relative precision; if low, single tokens do not count, because rounding may route them to other experts.
-        noise: returns differences that rounding makes.
+        eps: relative precision; if coarse, single tokens are ignored, because rounding may route them to other experts.
+        noise: returns the differences that rounding causes.
     """
 
     def size(differences: Tensor) -> float:
@@ -151,7 +151,7 @@ def plain_log_probs(model: PreTrainedModel, row: Sequence[int], targets: Sequenc
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put all modules into evaluation mode inside the block; training mode of a part of them is restored exactly."""
+    """Put all modules into evaluation mode inside the block; afterwards, each module is in its former mode again."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
@@ -182,7 +182,7 @@ def rounding(eps: float) -> Iterator[None]:
 
 
 def rotary_switch(model: PreTrainedModel) -> int | None:
-    """Return the length above which the configured rotary embedding of a whole pass changes; None if it does not."""
+    """Return the row length above which the rotary embedding of a whole pass changes; None if it never does."""
     config = model.config.get_text_config()
     settings = _flat(config.to_dict())
     kinds = [key.rpartition(".")[0] for key, value in settings.items() if key.endswith("type") and value in _SWITCHING]
@@ -191,7 +191,7 @@ def rotary_switch(model: PreTrainedModel) -> int | None:
 
 
 def _reach(model: PreTrainedModel, longest: int | None) -> int:
-    """Return the length of a probe's longest row: the run's, or what exceeds every border and can be afforded."""
+    """Return the length of a probe's longest row: that of the run or, if too expensive, one that exceeds every border."""
     config, switch = model.config.get_text_config(), rotary_switch(model)
     borders = _borders(config)
     if longest is None:
@@ -238,6 +238,6 @@ def precision(model: PreTrainedModel) -> float:
 
 
 def noise_of(model: PreTrainedModel, row: Sequence[int], log_probs: Tensor) -> Tensor:
-    """Return the differences ``(S - 1,)`` that rounding makes to a row's log-probs in a plain pass."""
+    """Return the differences ``(S - 1,)`` that rounding causes in a row's log-probs in a plain pass."""
     with rounding(precision(model)):
         return (plain_log_probs(model, row) - log_probs).abs()

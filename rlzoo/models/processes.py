@@ -34,7 +34,7 @@ STAGES = {"zero2": 2, "zero3": 3}
 
 MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")  # Accelerate reads them too
 NO = ("", "0", "f", "false", "n", "no", "off")
-PATIENCE = 10.0  # seconds after which a rank reports that it still waits for the others
+PATIENCE = 10.0  # seconds after which a rank reports that it is still waiting for the others
 
 
 def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str = "float32") -> Accelerator:
@@ -61,7 +61,7 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
         settings = deepspeed_settings(launch, bf16=bf16 or dtype == "bfloat16", max_grad_norm=learner.max_grad_norm)
         _prepare_environment()
         if not torch.cuda.is_available():
-            os.environ.pop("ACCELERATE_USE_CPU", None)  # with it, Accelerate leaves out DeepSpeed
+            os.environ.pop("ACCELERATE_USE_CPU", None)  # otherwise, Accelerate would not use DeepSpeed
         # without an explicit backend, each process on a CPU would train alone
         handlers = [] if torch.cuda.is_available() else [InitProcessGroupKwargs(backend="gloo")]
         plugin = DeepSpeedPlugin(hf_ds_config=settings, zero3_init_flag=False)
@@ -92,7 +92,7 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
 
 
 def _clean_environment() -> None:
-    """Remove the variables that would change how Accelerate trains, now or later; the run's settings determine that."""
+    """Remove the variables that would change how Accelerate trains, now or later; only the run's settings determine that."""
     removed = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("ACCELERATE_")}
     removed.pop("ACCELERATE_USE_DEEPSPEED", None)  # launch.deepspeed agrees with it
     if removed.pop("ACCELERATE_USE_CPU", "").lower() not in NO:
@@ -111,7 +111,7 @@ def leave_process_group() -> None:
     Otherwise a thread of the group may abort this process while Python exits, and the launcher then kills the others.
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        gc.collect()  # sharded parameters are in reference cycles and hold the group
+        gc.collect()  # sharded parameters are in reference cycles, and keep the group alive
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
 
@@ -260,7 +260,7 @@ def deal(rows: Tensor, lengths: Sequence[int], num_shares: int) -> list[Tensor]:
 
 
 def peak_memory() -> int:
-    """Return the peak so far of this process's memory or, on a GPU, of the memory that torch has allocated there, in bytes."""
+    """Return the peak memory so far in bytes: of this process or, with a GPU, of torch's allocations on the GPU."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     unit = 1 if sys.platform == "darwin" else 1024

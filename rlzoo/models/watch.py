@@ -16,38 +16,38 @@ from typing import Any, ClassVar
 
 from rlzoo.core.errors import RunError, one_line
 
-BEAT = 2.0  # seconds between signs of life
-PATIENCE = 40.0  # seconds without a sign of life after which a rank counts as lost
+BEAT = 2.0  # seconds between reports that a rank is alive
+PATIENCE = 40.0  # seconds without a report after which a rank counts as lost
 GRACE = 8.0  # seconds in which a rank may end by itself after another one has failed
 
 
 class Watch(threading.Thread):
-    """Reports to the other ranks that this rank lives, and ends this process when another rank is lost or has failed.
+    """Reports to the other ranks that this rank is alive, and ends this process when another rank is lost or has failed.
 
-    A thread decides, not the time limit of a collective operation, because a rank may sample for minutes while the others
-    wait. All signs of life are in the store that torch's launcher has opened at ``MASTER_ADDR``. A rank that has not started
-    yet is not missed.
+    A thread detects this, not a time limit of collective operations, because a rank may sample for minutes while the others
+    wait. All ranks report to the store that torch's launcher has opened at ``MASTER_ADDR``. A rank that has not started yet
+    does not count as lost.
     """
 
     active: ClassVar[bool] = False
-    number: ClassVar[int] = 0  # of the watches of this process, which is the same on every rank
+    number: ClassVar[int] = 0  # of watches that this process has started, the same on every rank
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(name="watch", daemon=True)
         self.rank, self.size = rank, size
         self.over = threading.Event()
-        self.failure: str | None = None  # of this rank
+        self.failure: str | None = None  # why this rank failed
         Watch.number += 1
         self._prefix = f"rlzoo/{Watch.number}"
 
     def run(self) -> None:
-        """Report and look until the run is over on this rank."""
+        """Report, and read the reports of the other ranks, until the run is over on this rank."""
         address, seen = os.environ["MASTER_ADDR"], dict[int, tuple[str, float]]()
         try:
             store = _store(address)
             while not self.over.wait(0.0 if not seen else BEAT):
                 # requests to the store have no time limit of their own
-                limit = threading.Timer(PATIENCE, self._end, [f"rank 0 (at {address}) cannot be reached for {PATIENCE:g} s"])
+                limit = threading.Timer(PATIENCE, self._end, [f"rank 0 (at {address}) has been unreachable for {PATIENCE:g} s"])
                 limit.daemon = True
                 limit.start()
                 self._report(store, "lives")
@@ -63,7 +63,7 @@ class Watch(threading.Thread):
         store.set(f"{self._prefix}/{self.rank}", json.dumps(sign))
 
     def _look(self, store: Any, seen: dict[int, tuple[str, float]]) -> None:
-        """Read the signs of the other ranks; ``seen`` has the last one of each rank and when it was new."""
+        """Read the reports of the other ranks; ``seen`` holds the last report of each rank and the time when it was new."""
         seen[self.rank] = ("", 0.0)
         for rank in range(self.size):
             key = f"{self._prefix}/{rank}"
@@ -86,7 +86,7 @@ class Watch(threading.Thread):
 
 
 def _store(address: str) -> Any:
-    """Connect to the launcher's store, or open it if this is rank 0 and the launcher leaves that to it."""
+    """Connect to the launcher's store, or open a store if this is rank 0 and the launcher has not opened one."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not export it to type checkers
 
     is_open = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -119,7 +119,7 @@ def watched_ranks() -> Iterator[None]:
         yield
     except Exception as error:
         if isinstance(error, RuntimeError) and re.search("peer|gloo|NCCL", str(error)) and not isinstance(error, RunError):
-            watch.join(PATIENCE + 3 * BEAT)  # it names the rank that was lost
+            watch.join(PATIENCE + 3 * BEAT)  # the watch names the rank that was lost
             error = RunError(f"the connection to another rank broke: {one_line(str(error))}")
         watch.failure = one_line(str(error))
         raise error

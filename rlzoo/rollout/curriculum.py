@@ -1,4 +1,4 @@
-"""Chooses training problems by the mean rewards that were measured when they were last sampled."""
+"""Chooses training problems by their mean rewards, measured when they were last sampled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Measured = dict[str, tuple[float, int]]
 
 
 def choose(problems: Sequence[Problem], measured: Measured, step: int, rollout: RolloutConfig) -> list[int]:
-    """Return the places of ``rollout.num_prompts`` different problems: the first in the band, or else those nearest to it.
+    """Return the indices of ``rollout.num_prompts`` different problems: the first in the band, then those nearest to it.
 
     A problem that was never measured, or not for ``rollout.measure_every`` steps, counts as in the band.
 

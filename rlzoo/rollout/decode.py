@@ -76,7 +76,7 @@ def decode(
         else:
             assert places is not None, "caches require places"
             responses = ResumedResponses(model, prompts, pad_id, limit, caches, places, fuses=fuses, graphs=graphs)
-        # one pass needs every weight once, so copies of them in bfloat16 would only take memory beside those of `FusedStep`
+        # one pass uses every weight once, so cached bfloat16 copies would only add to the memory that `FusedStep` takes
         with uncached_autocast(model.device.type) if fuses else nullcontext():
             logits = responses.first_logits()
         if graphs:
@@ -118,7 +118,7 @@ def possible_ways(model: PreTrainedModel, graphs: Literal["auto", "on", "off"] =
 
     Args:
         model: the model.
-        graphs: whether "graph" may be used: on a CUDA device, in any case and no other way, or never.
+        graphs: whether "graph" may be used: only on a CUDA device, always and as the only way, or never.
     """
     try:
         has_plain_caches = all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)

@@ -59,7 +59,7 @@ class Truncation:
 
 
 def refuse_nan(log_probs: Tensor) -> None:
-    """Raise RunError if a log-prob is NaN, as it is if a logit is NaN or +inf, or if all logits of a token are -inf."""
+    """Raise RunError if a log-prob is NaN, which happens if a logit is NaN or +inf, or if all logits of a token are -inf."""
     if number := int(log_probs.isnan().sum()):
         what = "check its weights for NaN and infinity, and whether model.dtype can hold its activations"
         raise RunError(f"the model's logits are not finite for {number} of {log_probs.numel()} tokens; {what}")

@@ -104,7 +104,7 @@ class Player:
         self._has_warned = False
         self.dialogue = Dialogue(sampler.tokenizer, sampler.end_ids, chat_template=sampler.chat_template, tools=host.tools)
         if host.tools and not sampler.chat_template:
-            logger.warning("model.chat_template=false: the tools are not described to the model, so the question must do it")
+            logger.warning("model.chat_template=false: no template describes the tools, so the question must describe them")
 
     @torch.no_grad()
     def play(

@@ -1,4 +1,4 @@
-"""Decodes in steps of constant shapes that read nothing on the host, so that a CUDA graph can replay them."""
+"""Decodes in steps of constant shapes that copy nothing to the host, so that a CUDA graph can replay them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from rlzoo.rollout.kept import KeptSets
 from rlzoo.rollout.open_responses import OpenResponses, rounded
 
 CHECKED = 32
-"""Number of tokens after which the host asks which responses have ended. Only then does it wait for the device."""
+"""Number of tokens after which the host checks which responses have ended. Only then does it wait for the device."""
 
 
 class StaticSteps:
     """Draws the tokens of open responses with `FusedStep`, in steps whose state is in tensors on the device.
 
-    Responses that have ended are computed until they are removed, but they keep their tokens, log-probs and positions. They are
-    removed when at most half of the rows are open. Within a call of `decode`, the number of rows never grows and the number of
-    columns never shrinks, so each combination of them is captured at most once, in a graph that the next one replaces.
+    Responses that have ended are still computed until they are removed, but their tokens, log-probs and positions no longer
+    change. They are removed when at most half of the rows are open. Within a call of `decode`, the number of rows never grows
+    and the number of columns never shrinks, so each combination is captured at most once. A new graph replaces the last one.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class StaticSteps:
         self.place = torch.zeros(1, dtype=torch.long, device=device)  # index of the next token in the response
         self.is_open = torch.ones(number, dtype=torch.bool, device=device)  # (R,) for the R rows that are computed
         self.drawn = torch.full((number,), pad_id, device=device)  # (R,) last tokens
-        self.is_kept = torch.empty_like(logits, dtype=torch.bool)  # (R, V), written with truncation
+        self.is_kept = torch.empty_like(logits, dtype=torch.bool)  # (R, V), written only with truncation
         self.layers = responses.layers
         self.length = self.layers[0].length  # number of columns in use
         self.column = torch.tensor([self.length], device=device)  # the column that is written next
@@ -116,7 +116,7 @@ class StaticSteps:
             self.kept.append((self.responses.rows, KeptSets.of_mask(self.is_kept)))
 
     def _remove(self, num_open: int) -> None:
-        """Remove ended responses until the number of rows, halved as often as the open ones permit, is reached."""
+        """Halve the number of rows as often as the number of open responses permits, by removing ended responses."""
         rows = number = len(self.drawn)
         while number // 2 >= num_open:
             number //= 2
@@ -129,10 +129,10 @@ class StaticSteps:
 
 
 class Replayed:
-    """Calls a function that has no arguments and no result; on a CUDA device, later calls replay a graph of it."""
+    """Calls a function that has no arguments and no result; on a CUDA device, later calls replay a CUDA graph of it."""
 
     def __init__(self, function: Callable[[], None], device: torch.device) -> None:
-        """Store a function whose operations have constant shapes, and the same tensors as operands in every call."""
+        """Store a function whose operations have constant shapes, and use the same tensors in every call."""
         self.function, self.device = function, device
         self.stream: torch.cuda.Stream | None = None
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -143,7 +143,7 @@ class Replayed:
             self.function()
             return
         with torch.cuda.device(self.device):
-            if self.stream is None:  # also loads kernels, which must not happen in a capture
+            if self.stream is None:  # also loads kernels, which must not happen during a capture
                 self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
                 self.stream.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(self.stream):

@@ -22,7 +22,7 @@ def _unpacked(text: object) -> Tensor:
 
 
 Packed = Annotated[Tensor, PlainValidator(_unpacked), PlainSerializer(_packed)]
-"""An int32 tensor, which is base64 in JSON."""
+"""An int32 tensor, encoded as base64 in JSON."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +43,7 @@ class KeptSets:
     def __len__(self) -> int:
         return len(self.sizes)
 
-    __hash__ = None  # type: ignore[assignment]  # as of all that has tensors
+    __hash__ = None  # type: ignore[assignment]  # unhashable, because it holds tensors
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, KeptSets) and torch.equal(self.ids, other.ids) and torch.equal(self.sizes, other.sizes)
@@ -71,7 +71,7 @@ class KeptSets:
 
     def first(self, number: int) -> KeptSets:
         """Return a copy of the first ``number`` sets."""
-        sizes = self.sizes[:number].clone()  # copied, because a view is pickled with all that it is a view of
+        sizes = self.sizes[:number].clone()  # copied, because pickling a view also pickles the tensor that it views
         return KeptSets(self.ids[: int(sizes.sum())].clone(), sizes)
 
     def select(self, index: Tensor) -> KeptSets:
@@ -80,7 +80,7 @@ class KeptSets:
         return KeptSets(self.ids[ranges((self.sizes.cumsum(0) - self.sizes)[index], sizes)], sizes)
 
     def split(self, number: int | list[int]) -> list[KeptSets]:
-        """Split into collections of ``number`` sets, of which the last may be smaller, or of the given numbers."""
+        """Split into collections of ``number`` sets, the last of which may be smaller, or of the given sizes."""
         sizes = torch.split(self.sizes, number)
         ids = torch.split(self.ids, [int(size.sum()) for size in sizes])
         return [KeptSets(*pair) for pair in zip(ids, sizes, strict=True)]
@@ -108,7 +108,7 @@ def by_response(columns: Sequence[tuple[Tensor, KeptSets]], number: int) -> list
     """Return the sets of each of ``number`` responses, in the order of the tokens.
 
     Args:
-        columns: for one token after another, the responses ``(R,)`` that have it, and their R sets.
+        columns: for each token in turn, the responses ``(R,)`` that have such a token, and their R sets.
         number: number of responses.
     """
     rows = torch.cat([row.cpu() for row, _ in columns])

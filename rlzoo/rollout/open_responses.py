@@ -152,7 +152,7 @@ class OpenResponses:
         return tokens[order]
 
     def _mark_ends(self, ended: Tensor) -> None:
-        """Store up to which column the caches of these responses are used: `StaticSteps` also writes after it."""
+        """Store the number of columns that these responses use, because `StaticSteps` also writes columns after them."""
         index = ended.nonzero()[:, 0]
         rows = self.rows[index]
         self.ends[rows] = self.first[rows] + self.positions[index, 0]
@@ -252,7 +252,7 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Store the prompts' states ``(P, H, S, D)``, repeated for each response."""
-        repeats, number = self.repeats.to(key_states.device), self.num_rows  # without the number, a GPU would have to report it
+        repeats, number = self.repeats.to(key_states.device), self.num_rows  # without the number, the host waits for the GPU
         both = (states.repeat_interleave(repeats, dim=0, output_size=number) for states in (key_states, value_states))
         self.keys, self.values = map(self._with_room, both)
         self.is_initialized = True
@@ -280,8 +280,8 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
     def write_at(self, column: Tensor) -> None:
         """Make updates write the column that the tensor ``(1,)`` holds, and return the first `width` columns.
 
-        Its caller changes `width` and `length`, and masks the columns that are not in use. They become 0, because a weight of 0
-        does not remove what is not a number.
+        The caller changes `width` and `length`, and masks the unused columns. This method sets them to 0, because a NaN would
+        remain even with an attention weight of 0.
         """
         self.column = column
         for buffer in (self.keys, self.values):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rlzoo")
 
-_BREAK = "\ufdd0"  # a code point that no text may contain: text is encoded separately before and after it
+_BREAK = "\ufdd0"  # a code point that no text may contain; the texts before and after it are encoded separately
 
 _CONTROL = re.compile(r"<\|.+\|>|<(start|end)_of_\w+>")  # such as <|im_end|> and <end_of_turn>
 
@@ -38,8 +38,8 @@ class PromptError(UserError):
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, chat_template: bool) -> tuple[int, ...]:
     """Encode a prompt, wrapped in the tokenizer's chat template if ``chat_template`` is set.
 
-    With the template, control tokens in the prompt are text. Without it, the prompt is the whole text that the model reads,
-    so its control tokens count.
+    With the template, control tokens in the prompt are encoded as plain text. Without it, the prompt is all the text that the
+    model reads, so its control tokens are encoded as control tokens.
 
     Raises:
         PromptError: the tokenizer has no token for a character, the template fails, or nothing is left.
@@ -53,8 +53,8 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, chat_template
 def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, *, bare: bool = False, follows: bool = False) -> tuple[int, ...]:
     """Encode a text, in which `without_control_tokens` may have marked control tokens.
 
-    A ``bare`` text is the beginning of a row that no template wrote; it gets the tokens that the tokenizer puts before a text,
-    but not those that it puts behind it. A text that ``follows`` other text gets no space in front.
+    A ``bare`` text starts a row without a template. It includes the tokens that the tokenizer adds before a text, but not
+    those that it adds after one. No space is added before a text that ``follows`` other text.
 
     Raises:
         PromptError: the tokenizer fails, or the beginning of a row has no tokens.
@@ -73,7 +73,7 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, *, bare: bool = F
     def encode_after(segment: str) -> list[int]:
         try:
             edge, ids = encode("\n"), encode("\n" + segment)
-        except Exception:  # no token for a line break; such a tokenizer puts no space before a text
+        except Exception:  # no token for a line break; such a tokenizer adds no space before a text
             return encode(segment)
         return ids[len(edge) :] if ids[: len(edge)] == edge else encode(segment)
 
@@ -81,13 +81,13 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, *, bare: bool = F
     for place, segment in enumerate(text.split(_BREAK)):
         ids += encoded(encode_after if follows or place else encode_bare if bare else encode, segment)
     if not ids and not follows:
-        reason = "the model's tokenizer makes no tokens of it, so the model has nothing to answer"
+        reason = "the model's tokenizer turns it into no tokens, so the model has nothing to answer"
         raise PromptError(f"the prompt {shown(text)}: {reason}; change the questions or task.template", reason)
     return tuple(ids)
 
 
 def without_control_tokens(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Mark control tokens in messages, so that `encode_text` encodes them as the text that they are."""
+    """Mark control tokens in messages, so that `encode_text` encodes them as plain text."""
     if (pattern := _control_tokens.get(tokenizer)) is None:
         first = (
             f"{re.escape(token[0])}(?={re.escape(token[1:])})" for token in special_tokens(tokenizer).values() if token[1:]
@@ -97,7 +97,7 @@ def without_control_tokens(tokenizer: PreTrainedTokenizerBase, messages: Sequenc
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
-    """Return the tokenizer's control tokens by id, among them added tokens that are only written like control tokens."""
+    """Return the tokenizer's control tokens by id, including added tokens that only look like control tokens."""
     named = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
     added = tokenizer.added_tokens_decoder.items()
     return named | {key: str(token) for key, token in added if token.special or _CONTROL.fullmatch(str(token))}
@@ -160,7 +160,7 @@ def rendered(
         failure = error
     if failure is None and all(content in text for content in contents):
         return text
-    with suppress(Exception):  # templates that iterate over contents lose strings, or fail
+    with suppress(Exception):  # templates that iterate over contents drop strings, or fail
         in_parts = render([{**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages])
         if "'type': 'text'" not in in_parts and all(content in in_parts for content in contents):
             return in_parts

@@ -43,9 +43,9 @@ class Sampled:
     groups: list[RolloutGroup]
     num_rounds: int  # number of sampling rounds
     num_dropped: int  # number of groups that were dropped because their rewards were equal
-    failed: float = 0.0  # share of all sampled responses whose grading failed, or exhausted a built-in grader
+    failed: float = 0.0  # share of all sampled responses whose grading failed, or exceeded a built-in grader's limits
     learner_version: int = 0  # optimizer steps taken before training on this batch
-    unknown: dict[str, Any] = field(default_factory=dict)  # tensors of a rollout file that a recording lacks, as None
+    unknown: dict[str, Any] = field(default_factory=dict)  # tensors that the recorded rollouts lack, as None
 
 
 def collect(sample_round: Callable[[int], list[RolloutGroup]], num_groups: int, extra_rounds: int) -> Sampled:
@@ -256,7 +256,7 @@ class Rollouts:
         """Return the training problems of the next batch, which the given step trains on, and their indices."""
         first, settings = self.next_problem, self.config.rollout
         size = self.task.num_problems(held_out=False) if settings.band is not None else None
-        problems = self.task.train_problems(first, 2 * size if size else settings.num_prompts)  # all, if two epochs
+        problems = self.task.train_problems(first, 2 * size if size else settings.num_prompts)  # two epochs hold every problem
         places = choose(problems, self.measured, step, settings) if size else range(settings.num_prompts)
         self.next_problem += max(places) + 1
         return [first + place for place in places], [problems[place] for place in places]

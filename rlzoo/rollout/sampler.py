@@ -244,10 +244,10 @@ class HFSampler(Sampler):
             model: see `Sampler`.
             tokenizer: see `Sampler`.
             own_weights: whether to sample from a copy of the model.
-            way: the only way to try, or "generate" to try the ways from there on.
+            way: the only way to try, or "generate" to try it and the slower ways.
             graphs: see ``rollout.graphs``; it has no effect if ``way`` is set.
             device: device of the copy.
-            probe: rows of the model, which reach as far as the ways are compared; None makes them.
+            probe: a probe of the model, whose longest row limits how far ways are compared; None makes one.
             common: see `Sampler`.
 
         Raises:
@@ -281,7 +281,7 @@ class HFSampler(Sampler):
     def draw(self, rows: Sequence[Ids], draws: Draws) -> list[Drawn]:
         """See `Sampler.draw`."""
         is_padded = self.way in (*RESUMED, "generate")
-        lengths = [len(ids) > self._switch > 0 if is_padded else len(ids) for ids in rows]  # equal if rows go together
+        lengths = [len(ids) > self._switch > 0 if is_padded else len(ids) for ids in rows]  # equal values are drawn together
         drawn: dict[int, Drawn] = {}
         ways = {"generate": self._generate, "equal": self._generate, "plain": self._pass_whole_rows}
         decode_rows = ways.get(self.way, self._decode)
@@ -312,7 +312,7 @@ class HFSampler(Sampler):
         """Return the first way with the model's log-probs in rows as long as ``reach``, and log why faster ones failed."""
         name = type(self.model).__name__
         prompts, number = _uneven_prompts(reach)
-        ends, self.end_ids = self.end_ids, frozenset()  # every response is as long as the others
+        ends, self.end_ids = self.end_ids, frozenset()  # so that all responses have the same length
         try:
             for self.way in ways:
                 try:
@@ -332,7 +332,7 @@ class HFSampler(Sampler):
         finally:
             self.end_ids = ends
         if failed:
-            text = "%s: sampling with %s; faster ways fail, or give other log-probs than one pass over the row (%s)"
+            text = "%s: sampling with %s; faster ways fail, or give different log-probs from one pass over the row (%s)"
             logger.warning(text, name, WAYS[self.way], "; ".join(failed))
         return self.way
 
@@ -346,7 +346,7 @@ class HFSampler(Sampler):
                 plain = plain_log_probs(self.model, row)
                 compare = partial(excess, eps=precision(self.model), noise=partial(noise_of, self.model, row, plain))
                 nats = compare(torch.tensor(response.log_probs), plain[len(ids) - 1 :])
-                # a row whose tokens depend on later ones, as beside a rotary switch, has no log-probs to compare with
+                # a row whose tokens depend on later ones, as near a rotary switch, has no log-probs to compare with
                 if nats and not compare(plain_log_probs(self.model, ids), plain[: len(ids) - 1]):
                     return nats
             answered = enumerate(zip(prompts, drawn, strict=True))
@@ -425,7 +425,7 @@ def _drawn(decoded: Decoded) -> list[Drawn]:
 def _uneven_prompts(row: Ids) -> tuple[list[Ids], int]:
     """Cut prompts out of a row, and return them with the number of tokens to draw; two turns are at most as long as the row.
 
-    Responses begin before every power of two, at which windows and chunks mostly end, and continue after it.
+    Responses begin before every power of two, where windows and chunks usually end, and continue after it.
     """
     number = max(1, min(NUM_DRAWN, len(row) // 6))
     longest = max(3, len(row) - 2 * number - 3)

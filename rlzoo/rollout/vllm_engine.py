@@ -43,7 +43,7 @@ class VLLM(Engine):
         self, model: Any, tokenizer: Any, *, path: str, own_weights: bool, device: Any, probe: Any, **common: Any
     ) -> Any:
         """See `Engine.sampler`."""
-        super().check()  # an evaluation was not asked yet
+        super().check()  # an evaluation has not been checked yet
         common["top_k"] = self.rollout.top_k
         if self.is_remote:
             from rlzoo.rollout.vllm_server import ServerSampler

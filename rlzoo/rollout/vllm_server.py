@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 CONNECT_SECONDS = 10
 PAUSES = (1, 2, 4, 8, 16, 32, 64)  # seconds between retries if the server does not respond or fails
-LARGEST_REPLY = 2**30  # bytes; a token takes about 100, and each log-prob beside it about 40
+LARGEST_REPLY = 2**30  # bytes; a token takes about 100, and each additional log-prob about 40
 PROBES = 3  # answers that must all differ from the known one before the server's weights count as changed
 
 Answer = tuple[tuple[int, float], ...]  # tokens and log-probs of the fixed request; empty if it was aborted
@@ -56,7 +56,7 @@ FETCH_HINT = "start it with --worker-extension-cls rlzoo.rollout.vllm_worker.Fet
 
 
 class _Files(SimpleHTTPRequestHandler):
-    """Serves files, but no lists of them, and logs nothing."""
+    """Serves files, but no directory listings, and logs nothing."""
 
     def list_directory(self, path: Any) -> None:
         self.send_error(404)
@@ -225,7 +225,7 @@ class ServerSampler(AnyVLLMSampler):
         folder = self.folder / f"weights-{uuid.uuid4().hex}"
         # without in_flight, nothing is sampled at this time
         with self.gate.closed(self._abort) if self.in_flight else nullcontext():
-            if self.in_flight and self.known:  # open batches have checked older weights, and will only check these
+            if self.in_flight and self.known:  # open batches have checked older weights; their next check is of the new ones
                 self._patiently(partial(self._check_weights, is_closed=True))
             self.known, self.version = (), version
             try:
@@ -254,7 +254,7 @@ class ServerSampler(AnyVLLMSampler):
                 hint = f"it must have access to the folder {self.folder} under this path"
             self._ask("POST", "/collective_rpc", json={**call, "timeout": timeout}, hint=f"; {hint}")
         if not (reply := self._ask("POST", "/reset_prefix_cache")).get("success"):
-            advice = "make sure that no other client samples from it" if reply else "vLLM 0.32 says whether it did"
+            advice = "make sure that no other client samples from it" if reply else "vLLM 0.32 reports whether it did"
             raise self._error(f"did not reset its prefix cache; {advice}")
         self._answer()  # a server's first answer may come from kernels that are not used again
         self.known = self._answer()
@@ -285,7 +285,7 @@ class ServerSampler(AnyVLLMSampler):
                 server.shutdown()
 
     def _answer(self) -> Answer:
-        """Send the fixed request, which is too short for the prefix cache and no text of which a model is sure."""
+        """Send the fixed request, which is too short for the prefix cache, and whose text no model predicts with certainty."""
         prompt = [self.vocabulary * place // 5 for place in range(1, 5)]
         request = {"max_tokens": 8, "temperature": 2.0, "seed": 0, "logprobs": 0, "stop_token_ids": [], "ignore_eos": True}
         body = {"model": self.served, "prompt": prompt, "return_token_ids": True, **request}
@@ -314,7 +314,7 @@ class ServerSampler(AnyVLLMSampler):
         raise RunError(str(self._error(f"{problem}; give every run its own server")))
 
     def _patiently(self, work: Callable[[], T]) -> T:
-        """Call ``work``, and repeat it after pauses while the server does not respond; raises a RunError in the end."""
+        """Call ``work``, and repeat it after pauses while the server does not respond; finally, raise a RunError."""
         for pause in PAUSES:
             try:
                 return work()

@@ -15,14 +15,14 @@ class FetchWeights:
     reload_weights: Any  # of vLLM's worker
 
     def fetch_weights(self, url: str, timeout: float) -> None:
-        """Download a file of safetensors, and load it; the trainer calls this by name.
+        """Download a safetensors file, and load it; the trainer calls this method by name.
 
         Args:
             url: address of the file on the trainer's machine.
             timeout: maximum time between two parts of the file, in seconds.
         """
         with tempfile.TemporaryDirectory(prefix="rlzoo-weights-") as folder:
-            opener = build_opener(ProxyHandler({}))  # the trainer is on this network, whatever proxy is configured
+            opener = build_opener(ProxyHandler({}))  # without a proxy, because the trainer is on this network
             with opener.open(url, timeout=timeout) as answer, Path(folder, "model.safetensors").open("wb") as file:
                 shutil.copyfileobj(answer, file, 2**20)
             self.reload_weights(weights_path=folder)  # refuses a file that was cut off

@@ -1,1 +1,1 @@
-"""General helpers: files, locks, signals, worker processes and parsing of untrusted input."""
+"""General helpers: files, locks, worker processes, parsing of untrusted input, and the installation."""

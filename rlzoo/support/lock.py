@@ -57,7 +57,7 @@ def is_locked(folder: Path) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
-        return isinstance(error, BlockingIOError)  # any other error is that of a file system without locks
+        return isinstance(error, BlockingIOError)  # any other error means that the file system has no locks
     finally:
         os.close(descriptor)
     return False

@@ -20,7 +20,7 @@ TOO_DEEP = f"lists or mappings nested deeper than {DEEPEST}"
 
 
 class UnreadableError(ValueError):
-    """Raised when a text is not valid YAML or JSON, or exceeds a limit; of the text, the message shows at most a key."""
+    """Raised when a text is not valid YAML or JSON, or exceeds a limit; the message quotes at most a key of the text."""
 
 
 TAG = "tag:yaml.org,2002:"

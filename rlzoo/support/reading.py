@@ -1,4 +1,4 @@
-"""Reads text files of users, and says what to do about a file that cannot be read."""
+"""Reads users' text files, and gives advice if a file cannot be read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def remedy(error: Exception, for_damage: str) -> str:
-    """Return what to do about a file that cannot be read: ``for_damage``, unless the system did not let us read it."""
+    """Return advice about a file that cannot be read: ``for_damage``, unless the operating system refused access."""
     return "check the permissions of the file and its folders" if isinstance(error, OSError) else for_damage
 
 

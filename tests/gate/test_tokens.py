@@ -94,7 +94,7 @@ def ask(prompts=QUESTIONS, template=None, *, after="", model=None, **rollout):
         (
             QUESTIONS[:1],
             "hello {{ messages[0].role }}:",
-            "chat template makes 'hello user:' of it; set model.chat_template=false",
+            "chat template turns it into 'hello user:'; set model.chat_template=false",
         ),
         (QUESTIONS, CLOSED, "ends with the end token '<turn>'"),
         (["1+1=", "2+3=<end>"], None, "'2.3=<end>': its prompt ends with the end token '<end>'.*task.template"),
@@ -114,7 +114,7 @@ def test_a_prompt_without_tokens_is_refused():
     made = byte_tokenizer()
     made.backend_tokenizer.post_processor = TemplateProcessing(single="$A", special_tokens=[])
     for refuses in (lambda: encode_prompt(made, "", False), lambda: Asked(["1+1=", ""]).encode(made, chat_template=False)):
-        with pytest.raises(UserError, match=r"the prompt '': .*makes no tokens of it"):
+        with pytest.raises(UserError, match=r"the prompt '': .*turns it into no tokens"):
             refuses()
     assert encode_prompt(byte_tokenizer(after="<end>"), "", False) == (2,)
 
@@ -123,7 +123,7 @@ def test_tokens_that_a_tokenizer_appends_are_removed(caplog):
     made, question = byte_tokenizer(after="<end>"), "<start>3<end>4"
     assert encode_prompt(made, question, False) == tuple(made(question)["input_ids"][:-1])
     ask(after="<end>")
-    assert "the tokenizer puts '<end>' behind every text" in caplog.text
+    assert "the tokenizer appends '<end>' to every text" in caplog.text
 
 
 def test_the_end_of_turn_token_of_the_template_ends_responses(caplog):

@@ -114,7 +114,7 @@ def test_a_checkpoint_that_has_changed_since_it_was_saved_is_refused(tmp_path, c
     content = bytearray((checkpoint / name).read_bytes())
     content[-2] ^= 1
     (checkpoint / name).write_bytes(content)
-    message = f"checkpoint {str(checkpoint)!r} is not as the run saved it: {name} was changed; restore it"
+    message = f"checkpoint {str(checkpoint)!r} differs from what the run saved: {name} was changed; restore it"
     for model in (checkpoint, checkpoint.parent.parent):  # a run directory stands for its last checkpoint
         assert error_of(config(model=str(model)), tmp_path / "eval").startswith(message)
     assert not (tmp_path / "eval").exists()

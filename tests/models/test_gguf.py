@@ -105,7 +105,7 @@ REFUSED = {
     "a window": ({"keys": [("llama.attention.sliding_window", 8)]}, "llama.attention.sliding_window is 8"),
     "experts": ({"keys": [("llama.expert_count", 4)]}, "llama.expert_count is 4"),
     "values of another size": ({"keys": [("llama.attention.value_length", 4)]}, "llama.attention.value_length is 4"),
-    "a scale": ({"keys": [("llama.logit_scale", 0.5)]}, "llama.logit_scale is 0.5, and transformers would use None"),
+    "a scale": ({"keys": [("llama.logit_scale", 0.5)]}, "llama.logit_scale is 0.5, but transformers would use None"),
     "an unknown split": ({"pre": "deepseek-coder"}, "cannot be converted (llama, gpt2, tokenizer.ggml.pre='deepseek-coder')"),
     "no prefix": (
         {"tokenizer": pieces, "keys": [("tokenizer.ggml.add_space_prefix", False)]},
@@ -146,7 +146,7 @@ def test_damaged_files_are_refused_in_one_line(tmp_path):
     write_gguf(file)
     content = file.read_bytes()
     file.write_bytes(content[:-100])
-    refuses(file, f"the file has {len(content) - 100} bytes of ", "copy it again")
+    refuses(file, f"the file has only {len(content) - 100} of ", "copy it again")
     for damaged in (b"", b"GGUF", content[:1000], b"text" * 1000):
         file.write_bytes(damaged)
         refuses(file, "cannot be loaded")

@@ -211,8 +211,7 @@ def test_a_rule_whose_ratio_is_to_the_sampler_is_not_corrected(original):
     assert config.correction is None
     check_settings(config, Start(1))
     assert any(
-        "the responses are those of the recorded sampler; the ratio of dppo-tv is relative" in line
-        for _, line in remarks(config)
+        "the responses come from the recorded sampler; the ratio of dppo-tv is relative" in line for _, line in remarks(config)
     )
 
 
@@ -224,14 +223,14 @@ def test_settings_of_the_sampler_come_from_the_files(original):
 
 
 REFUSED = {
-    "rollout.num_prompts=9": "rollout.num_prompts=9: it is 8 for '.*'; remove the setting",
-    "rollout.group_size=2": "rollout.group_size=2: it is 4 for '.*'; remove the setting",
-    "rollout.temperature=0.5": "rollout.temperature=0.5: it is 1.0 for '.*'; remove the setting",
-    "rollout.max_new_tokens=80": "rollout.max_new_tokens=80: it is 60 for '.*'; remove the setting",
-    "rollout.top_k=1": "rollout.top_k=1: it is None for '.*'; remove the setting",
-    "rollout.dynamic_sampling=2": "rollout.dynamic_sampling=2: it is 0 for '.*'; remove the setting",
-    "rollout.max_staleness=1": "rollout.max_staleness=1: it is 0 for '.*'; remove the setting",
-    "reward.overlong_buffer=0.2": "reward.overlong_buffer=0.2: recorded rewards include any penalty; set it to 0",
+    "rollout.num_prompts=9": "rollout.num_prompts=9: must be 8 for '.*'; remove the setting",
+    "rollout.group_size=2": "rollout.group_size=2: must be 4 for '.*'; remove the setting",
+    "rollout.temperature=0.5": "rollout.temperature=0.5: must be 1.0 for '.*'; remove the setting",
+    "rollout.max_new_tokens=80": "rollout.max_new_tokens=80: must be 60 for '.*'; remove the setting",
+    "rollout.top_k=1": "rollout.top_k=1: must be None for '.*'; remove the setting",
+    "rollout.dynamic_sampling=2": "rollout.dynamic_sampling=2: must be 0 for '.*'; remove the setting",
+    "rollout.max_staleness=1": "rollout.max_staleness=1: must be 0 for '.*'; remove the setting",
+    "reward.overlong_buffer=0.2": "reward.overlong_buffer=0.2: recorded rewards already include any penalty; set it to 0",
     "steps=4": r"steps=4: '.*' has 3 steps \(rollout.recorded_epochs=1\); set steps to at most 3, or raise rollout.record",
     "rollout.recorded=nowhere": "'nowhere' does not exist; pass a run directory, rollout files, or a folder of rollout files",
     "rollout.recorded=null": "rollout.engine=recorded: set rollout.recorded to a run directory or a rollout file",
@@ -280,12 +279,12 @@ def test_another_vocabulary_tokenizer_or_limit_and_answered_held_out_prompts_are
         admit(original, [prompt])
     ids = torch.where(recorded.token_ids == recorded.token_ids.max(), 4096, recorded.token_ids)
     changes = {
-        r"have a token_id of 4096, and model 'embedded' at most \d+; set model.path": {
+        r"have a token_id of 4096, but model 'embedded' allows at most \d+; set model.path": {
             "token_ids": ids,
             "kept_ids": None,
             "kept_sizes": None,
         },
-        "are from model 'embedded-guess', and model 'embedded' has another tokenizer; set model.path": {
+        "are from model 'embedded-guess', but model 'embedded' has another tokenizer; set model.path": {
             "model": "embedded-guess"
         },
     }

@@ -40,7 +40,7 @@ def load_mlflow() -> None:
 
 
 def experiment_id(client: Any, name: str, chosen: str | None = None) -> str:
-    """Return the ID of the experiment with this name, which is created with its saved view if there is none.
+    """Return the ID of the experiment with this name; if there is none, create it with its saved view.
 
     An ID from `EXPERIMENT_ID` (``chosen``) takes precedence; raises `UserError` if no active experiment has this ID.
     """
@@ -70,7 +70,7 @@ def experiment_id(client: Any, name: str, chosen: str | None = None) -> str:
 
 
 def latest_experiment() -> str | None:
-    """Return the ID from `EXPERIMENT_ID`, or of the experiment with the newest run, adding a missing view; None if empty."""
+    """Return the ID from `EXPERIMENT_ID`, or of the experiment with the newest run, and add its view; None if there is none."""
     with connected() as client:
         experiments = client.search_experiments(order_by=["last_update_time DESC"])
         ids = [experiment.experiment_id for experiment in experiments if experiment.experiment_id != "0"]  # MLflow's "Default"
@@ -154,7 +154,7 @@ def connect(uri: str) -> Any:
 
 
 def artifact_repository(location: str, uri: str) -> Any:
-    """Return MLflow's access to the location of files that a store named; a server must not name a path or another host."""
+    """Return MLflow's access to the artifact location that a store named; a server must not name a path or another host."""
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
     place, server = urlsplit(location), urlsplit(uri)

@@ -138,7 +138,7 @@ def git_commit() -> str:
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "", section: Any = None) -> dict[str, Any]:
-    """Flatten nested settings to dotted keys, as in ``--set``; with a settings class as ``section``, only its sections."""
+    """Flatten nested settings to dotted keys, as in ``--set``; only the sections of the class ``section``, if given."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         inner = getattr(section.model_fields.get(key), "annotation", None) if section else None

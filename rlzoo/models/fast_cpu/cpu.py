@@ -1,4 +1,4 @@
-"""Fast matrix products on CPUs: freed memory is kept, and oneDNN replaces MKL where MKL is only half as fast.
+"""Speeds up matrix products on CPUs: keeps freed memory, and replaces MKL with oneDNN where MKL is only half as fast.
 
 torch uses MKL for float32 products. On AMD CPUs, MKL uses AVX2 even if AVX-512 is available. oneDNN, which torch uses for
 bfloat16, supports AVX-512 on these CPUs.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MODELS = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROPES = ("default", "linear", "llama3", "yarn")  # rotary types whose angles do not depend on the response's length
 JOINED_BYTES = 2**30
-"""Maximum size of the layers, in bytes, at which their matrices are joined and packed; this copies the matrices."""
+"""Maximum total size of the layers, in bytes, up to which their matrices are joined and packed, which copies them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ def _times(states: Tensor, matrices: tuple[Product, ...]) -> Tensor:
 
 
 def can_fuse(model: PreTrainedModel) -> bool:
-    """Return whether `FusedStep` supports the model: plain linear layers without hooks, and rotary angles known ahead."""
+    """Return whether `FusedStep` supports the model: plain linear layers without hooks, and rotary angles known in advance."""
     if type(model).__name__ not in MODELS:
         return False
     rope = getattr(model.config, "rope_parameters", None) or {}
