@@ -324,9 +324,9 @@ def laws() -> str:
 
 
 def gate() -> str:
-    """Return a table with one row per question that is asked before the first step."""
+    """Return a table with one row per check that is made before the first step."""
     asked = {True: "train, eval", False: "train"}
-    rows = ["| | question | asked by |", "|---|---|---|"]
+    rows = ["| | what is checked | by |", "|---|---|---|"]
     rows += [f"| `{each.__name__}` | {inspect.getdoc(each)} | {asked[each in TO_SAMPLE]} |" for each in TO_TRAIN]
     return "\n".join(rows)
 

@@ -254,7 +254,7 @@ class ServerSampler(AnyVLLMSampler):
                 hint = f"it must have access to the folder {self.folder} under this path"
             self._ask("POST", "/collective_rpc", json={**call, "timeout": timeout}, hint=f"; {hint}")
         if not (reply := self._ask("POST", "/reset_prefix_cache")).get("success"):
-            advice = "make sure that no other client samples from it" if reply else "vLLM 0.32 reports whether it did"
+            advice = "make sure that no other client samples from it" if reply else "use vLLM 0.32 or newer"
             raise self._error(f"did not reset its prefix cache; {advice}")
         self._answer()  # a server's first answer may come from kernels that are not used again
         self.known = self._answer()
