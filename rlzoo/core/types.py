@@ -20,7 +20,7 @@ class ClipInputs:
 
     To add an optional input, change three files. Add a field here. In `rlzoo.learner.batch`, give `Batch` a field or property
     with the same name, which `collate` fills; `Learner.clip_inputs` looks it up by name. In `rlzoo.testing.data`, add example
-    values to `optional_fields`, and add the name to the tuple of fields that have its shape.
+    values to `optional_fields`, and add the name to the tuple of fields with its shape and type.
 
     Example:
         Two responses have 3 and 2 tokens, and advantages +1 and -1:
