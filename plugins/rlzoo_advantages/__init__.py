@@ -68,7 +68,7 @@ class LeaveOneOut(AdvantageEstimator):
 
 
 class GDPO(AdvantageEstimator):
-    """Normalises each named reward within its group, adds them up with their weights, and divides the sums by their std.
+    """Normalises the named rewards within each group, adds them up with their weights, and divides the sums by their std.
 
     Formula:
         A = S / (std of S over the batch + 1e-6),    S = sum over the named rewards of weight * (r - mean) / (std + 1e-6)
@@ -78,7 +78,7 @@ class GDPO(AdvantageEstimator):
         the batch is 0, because it is 0 over each group.
 
     Reference:
-        GDPO, arXiv 2601.05242. The standard deviation of S is over responses, as in TRL; verl's is over tokens.
+        GDPO, arXiv 2601.05242. The standard deviation of S is taken over responses, as in TRL; verl takes it over tokens.
     """
 
     name, paper, takes_one = "gdpo", "arXiv 2601.05242", True
@@ -288,7 +288,7 @@ class ReverseKL(AdvantageEstimator):
         A_t = log pi_T - log pi_old, clamped to [-20, 20]
 
     Where:
-        pi_T is the teacher, `model.reference`, and pi_old is the model before the first update. Later tokens have no effect.
+        pi_T is the teacher, `model.reference`, and pi_old is the model before the first update. Later tokens do not affect A_t.
 
     Reference:
         On-Policy Distillation, Thinking Machines Lab, 2025 (thinkingmachines.ai/blog/on-policy-distillation), without a clamp.

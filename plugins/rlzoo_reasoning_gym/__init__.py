@@ -98,7 +98,7 @@ class ReasoningGymTask(Task):
 
     @cached_property
     def _grader(self) -> Grader:
-        # the import does not count against the time limit of the first answer
+        # the worker imports the package beforehand, so that the import does not use up the first answer's time
         return Grader(_score, partial(import_module, "reasoning_gym"), self.timeout, MEMORY)
 
     def _grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[float]:
@@ -116,7 +116,7 @@ def rlzoo_tasks() -> dict[str, str]:
 
 
 def _is_held_out(question: str) -> bool:
-    # CRC-32 is linear: alone, it may hold out no question if questions differ in only a few digits, as in string_splitting
+    # CRC-32 is linear: used alone, it may hold out no question if questions differ in only a few digits, as in string_splitting
     return is_held_out(hashlib.sha256(question.encode()).hexdigest())
 
 

@@ -11,7 +11,7 @@ from rlzoo import ClipInputs, ClipPolicy, ClipResult, hookimpl, ops
 
 
 class SAPO(ClipPolicy):
-    """Reduces a token's gradient smoothly as its ratio moves away from 1, faster if the advantage is negative.
+    """Reduces a token's gradient smoothly as its ratio moves away from 1, and faster if the advantage is negative.
 
     Formula:
         J = mean over responses of mean_t (4 / tau) sigmoid(tau (r_t - 1)) A

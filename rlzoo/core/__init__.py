@@ -1,1 +1,1 @@
-"""Building blocks of rules, estimators and corrections; imports no other part of rlzoo."""
+"""The building blocks of rules, estimators and corrections, which import no other part of rlzoo."""

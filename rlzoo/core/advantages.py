@@ -43,13 +43,13 @@ class AdvantageInputs:
     old_log_probs: Tensor | None = None  # (B, T) under the model before the first update on the batch
     ref_log_probs: Tensor | None = None  # (B, T) under the reference model, `model.reference`
     reward_parts: Mapping[str, Tensor] | None = None  # (B, 1) each: the named rewards; `rewards` is their weighted sum
-    reward_weights: Mapping[str, float] = field(default_factory=dict)  # weights of the named rewards; 1 for a missing name
+    reward_weights: Mapping[str, float] = field(default_factory=dict)  # weights of the named rewards; 1 for names not listed
     values: Tensor | None = None  # (B, T) from the critic before each token, before the first update on the batch
     last_values: Tensor | None = None  # (B, 1) from the critic after the last token
-    finished: Tensor | None = None  # (B, 1) bool; False if cut off at a limit
+    finished: Tensor | None = None  # (B, 1) bool; False if the response was cut off at a limit
 
     def select(self, rows: Tensor) -> AdvantageInputs:
-        """Return the inputs of the given rows, ``(R,)`` int64."""
+        """Return the inputs for the given rows, ``(R,)`` int64."""
         return self.mapped(lambda values: values[rows])
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> AdvantageInputs:
@@ -89,9 +89,9 @@ class AdvantageEstimator(Settings, ABC):
     aliases: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # other names, and the settings that each implies
     needs: ClassVar[frozenset[str]] = frozenset()  # optional inputs that the estimator requires, from `NEEDS`
     per_token: ClassVar[bool] = False  # whether the estimator always returns per-token values
-    takes_token_rewards: ClassVar[bool] = False  # whether it turns token rewards into per-token advantages
+    takes_token_rewards: ClassVar[bool] = False  # whether the estimator turns token rewards into per-token advantages
     compares: ClassVar[bool] = True  # whether the estimator compares the responses to one prompt
-    takes_one: ClassVar[bool] = False  # whether a prompt's only response gets advantage 0 instead of raising an error
+    takes_one: ClassVar[bool] = False  # whether a lone response to a prompt gets advantage 0 instead of causing an error
     exempt: ClassVar[Mapping[str, str]] = {}  # laws of `rlzoo.testing` that the estimator breaks on purpose, and why
 
     @property
@@ -117,10 +117,10 @@ class AdvantageEstimator(Settings, ABC):
         """Compute the values that the critic should have returned.
 
         Returns:
-            Detached float32 ``(B, T)``, 0 outside the mask.
+            Detached float32 value targets, ``(B, T)``, with 0 outside the mask.
 
         Raises:
-            UserError: as for the advantages.
+            UserError: see `__call__`.
         """
         targets = self.targets(self._checked(inputs)).detach()
         return torch.where(inputs.response_mask, targets, 0.0).float()

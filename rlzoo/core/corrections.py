@@ -31,7 +31,7 @@ class CorrectionInputs:
 
     @property
     def log_ratio(self) -> Tensor:
-        """Per-token log-ratio of trainer to sampler (``log pi_old - log pi_rollout``) as float32 ``(B, T)``; 0 if masked."""
+        """Per-token log-ratio of trainer to sampler (``log pi_old - log pi_rollout``) as float32 ``(B, T)``; 0 where masked."""
         difference = self.old_log_probs.float() - self.rollout_log_probs.float()
         return torch.where(self.response_mask, difference, 0.0)
 

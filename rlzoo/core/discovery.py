@@ -19,10 +19,10 @@ from rlzoo.core.errors import UserError, shown
 from rlzoo.core.hookspecs import PROJECT
 
 DISTRIBUTION = "rlzoo-llm"
-"""Name on PyPI, where `rlzoo` is a different project. Its package `rlzoo` would be installed into the same folder."""
+"""Name on PyPI, where `rlzoo` is a different project; both install a package `rlzoo`, so they cannot coexist."""
 
 PUBLISHED = False
-"""Whether PyPI has the distribution. The first release sets this to True (`CONTRIBUTING.md`)."""
+"""Whether the distribution is on PyPI. The first release sets this to True (`CONTRIBUTING.md`)."""
 
 RESTRICT = "RLZOO_PLUGINS"
 """Environment variable that selects installed plugins. If it is unset, all plugins are loaded. If it is empty, only bundled

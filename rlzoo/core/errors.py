@@ -1,4 +1,4 @@
-"""Exceptions with one-line messages, grouped by who can fix the cause; also formats pydantic errors as one line."""
+"""Exceptions with one-line messages, grouped by who can fix the cause, and functions to format pydantic errors as one line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LONGEST_VALUE = 200
 
 _shortened = reprlib.Repr()
 _shortened.maxlevel, _shortened.maxstring, _shortened.maxother = 6, _LONGEST_VALUE, _LONGEST_VALUE
-_shortened.repr_Decimal = lambda number, level: str(number)  # type: ignore[attr-defined]  # as in the user's file
+_shortened.repr_Decimal = lambda number, level: str(number)  # type: ignore[attr-defined]  # written as in the user's file
 _shortened.maxdict = _shortened.maxlist = _shortened.maxtuple = _shortened.maxset = _shortened.maxlong = 40
 
 

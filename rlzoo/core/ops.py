@@ -31,8 +31,8 @@ def log_ratio(inputs: ClipInputs, against: Literal["old", "rollout", "ref"] = "o
 
     Args:
         inputs: inputs to the policy.
-        against: the denominator. ``"rollout"`` uses the sampler's log-probabilities, or the old log-probabilities if those
-            are missing; ``"ref"`` uses the reference model's, which must be in `needs`.
+        against: the denominator. ``"rollout"`` uses the sampler's log-probabilities, or the old ones if the sampler
+            reported none; ``"ref"`` uses the reference model's, for which `needs` must name ``ref_log_probs``.
 
     Raises:
         ValueError: ``against`` has another value, or the inputs have no log-probabilities of a reference model.

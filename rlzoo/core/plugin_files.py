@@ -56,7 +56,7 @@ def copy_plugins(paths: Sequence[str | Path], folder: Path) -> None:
 def plugins_of_run(run: Path, paths: Sequence[str], *, use_changed: bool) -> list[str]:
     """Return where to load a run's plugins from: their original paths, or their copies in the run directory.
 
-    A copy is loaded if the original is gone, or, unless ``use_changed``, if the original differs from the copy.
+    A copy is loaded if the original is missing, or if the original has changed and ``use_changed`` is False.
     """
     places: list[str] = []
     for path, name in copy_names(paths).items():

@@ -201,7 +201,7 @@ NAMED = ("advantage", "reduction")
 
 
 def contract_problem(policy: type[ClipPolicy]) -> str | None:
-    """Describe the first declaration in a policy class that would fail or be ignored in training; return None if all work."""
+    """Describe the first declaration in a policy class that would fail or be ignored in training, or return None."""
     for name in policy.model_fields.keys() & ClipPolicy.__class_vars__:
         return f"declares {name!r} as a field, but it is a class variable: write {name} = ... without an annotation"
     settable = OVERRIDABLE | ClipPolicy.__class_vars__ | {*NAMED}

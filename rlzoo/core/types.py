@@ -15,12 +15,12 @@ if TYPE_CHECKING:  # tasks and the command line import this module without impor
 class ClipInputs:
     """Inputs to a clip policy for B responses of up to T tokens; log-probabilities are in nats.
 
-    The engine fills the fields below ``seed`` only for rules that name them in `ClipPolicy.needs`. Any other rule that reads
-    them raises an error. These fields carry no gradient. Values at masked positions are arbitrary, and a rule must ignore them.
+    The fields below ``seed`` are filled only for rules that name them in `ClipPolicy.needs`. Reading them in any other rule
+    raises an error. These fields carry no gradient. Values at masked positions are arbitrary, and a rule must ignore them.
 
     To add an optional input, change three files. Add a field here. In `rlzoo.learner.batch`, give `Batch` a field or property
     with the same name, which `collate` fills; `Learner.clip_inputs` looks it up by name. In `rlzoo.testing.data`, add example
-    values to `optional_fields`, and the name to the fields of its kind.
+    values to `optional_fields`, and add the name to the tuple of fields with its shape and type.
 
     Example:
         Two responses have 3 and 2 tokens, and advantages +1 and -1:
@@ -42,13 +42,13 @@ class ClipInputs:
     response_mask: Tensor  # (B, T) bool, True on tokens that the model chose
     rollout_log_probs: Tensor | None = None  # (B, T) as reported by the sampler
     seed: int = 0  # seed of the optimizer step, for rules that draw random numbers
-    group_ids: Tensor | None = None  # (B, 1) int64; responses to the same prompt share an ID and stay together
+    group_ids: Tensor | None = None  # (B, 1) int64; responses to the same prompt share an ID and a minibatch
     turn_ids: Tensor | None = None  # (B, T) int64: 0, 1, ... on the model's tokens, -1 elsewhere
     old_entropy: Tensor | None = None  # (B, T) in nats, under the model at the start of the update
     ref_log_probs: Tensor | None = None  # (B, T) under `model.reference`, by default the model that the run started from
     rewards: Tensor | None = None  # (B, 1) float32, before advantage estimation
     token_ids: Tensor | None = None  # (B, T) int64
-    finished: Tensor | None = None  # (B, 1) bool; False if cut off at a limit
+    finished: Tensor | None = None  # (B, 1) bool; False if the response was cut off at a limit
     max_length: int | None = None  # the run's maximum number of model tokens in a response
     progress: float | None = None  # in [0, 1): the share of the run's updates that precede this one
 

@@ -49,7 +49,7 @@ class Entry(Generic[Part]):
 
 
 class Shelf(Mapping[str, type[Part]], Generic[Part]):
-    """Sorted mapping from names to classes of one kind; an error for an unknown name suggests the closest known one.
+    """Sorted mapping from names to classes of one kind; the error for an unknown name suggests the closest known name.
 
     Example:
         >>> from rlzoo import load_zoo
@@ -149,13 +149,13 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
         self.missing |= dict.fromkeys([plugin.name, plugin.name.replace("_", "-"), *names], problem)
 
     def resolve(self) -> None:
-        """Choose a class for each name; a name that several plugins claim is missing, unless a bundled class has it."""
+        """Choose a class for each name; a name that several plugins claim is left out, unless a bundled class has it."""
         for name, (first, *others) in sorted(self._candidates.items()):
             if others:
                 rival = others[0].plugin
                 reason = f"{first.source} has the same name; rename or uninstall one of them ({rival})"
                 self.missing[name] = f"{self.what} {name!r} cannot be used: {reason}"
-                if not rival.asked_for:  # a shared name of a plugin that the user named is an error only if it is chosen
+                if not rival.asked_for:  # if the user named the plugin, a shared name is an error only when it is used
                     self.skip(rival, self.missing[name])
             if not others or (first.plugin.bundled and not others[-1].plugin.asked_for):
                 self.entries[name] = first
@@ -163,7 +163,7 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
                 self.aliases |= {alias: (name, fields) for alias, fields in aliases.items() if alias not in self._candidates}
 
     def asked_for(self) -> list[Entry[Part]]:
-        """Return the classes of the plugins that the user named; raise UserError if another plugin uses a name of theirs."""
+        """Return the classes of the plugins that the user named; raise UserError if another plugin uses one of their names."""
         for name in (name for name, entries in self._candidates.items() if entries[-1].plugin.asked_for):
             self[name]
         return [entry for entry in self.entries.values() if entry.plugin.asked_for]
@@ -278,14 +278,14 @@ def _answers(plugin: Plugin) -> dict[str, Any]:
     answers: dict[str, Any] = {}
     for caller in known:
         try:
-            answer: Any = next(iter(caller()), None)  # pluggy leaves out None
+            answer: Any = next(iter(caller()), None)  # pluggy omits results that are None
             answers[caller.name] = dict(answer) if caller.name == TASKS else list(answer)
         except Exception as error:
             raise UserError(f"{plugin} raised an error in its hook {caller.name}: {_described(error)}") from error
     return answers
 
 
-# every command and every configuration loads the zoo
+# cached, because every command and every configuration loads the zoo
 _bundled_answers = functools.cache(_answers)
 
 

@@ -163,7 +163,7 @@ class RolloutRecorder:
         step.save(self.folder / f"{self.number:06d}.safetensors")
 
     def _joined(self, trainer: RecordingTrainer, number: int, processes: Sequence[Any]) -> RolloutFile:
-        """Join the generation batches of all processes; each has tensors and updates."""
+        """Join the generation batches of all processes; each of ``processes`` has tensors and updates."""
         tensors = {name: _stacked([process[name] for process, _ in processes]) for name in processes[0][0]}
         starts = itertools.accumulate((len(process[GROUPS]) for process, _ in processes), initial=0)
         offsets = list(starts)[:-1]
@@ -350,8 +350,8 @@ class ClipPolicyTrainer(RecordingTrainer):
     - The KL is reduced as in TRL with the ``loss_type`` that corresponds to that reduction: sequence_mean "grpo", token_mean
       "dapo", constant_length "dr_grpo", sequence_mean_token_sum "luspo".
     - The entropy bonus is averaged over the tokens of a micro-batch, and then over micro-batches, regardless of the reduction.
-    - The advantages are TRL's. They follow ``scale_rewards``, not ``policy.advantage``. "group" is group_norm, except that
-      TRL adds 1e-4 to the standard deviation where rlzoo adds 1e-6; "none" is group_mean.
+    - The advantages are TRL's. They follow ``scale_rewards``, not ``policy.advantage``. "group" corresponds to group_norm,
+      but TRL adds 1e-4 to the standard deviation where rlzoo adds 1e-6; "none" corresponds to group_mean.
     - TRL's correction for vLLM's log-probs multiplies the rule's objective, unless the rule's ratio is relative to the sampler
       and already corrects for it.
     - An adaptive rule is updated after every optimizer step, from the step's micro-batches on all processes. Checkpoints

@@ -22,8 +22,8 @@ def check_adapter(model: PreTrainedModel, before: Mapping[str, Tensor]) -> None:
     """Raise `UserError` unless merged weights give the logits of the adapted model.
 
     Args:
-        model: the unsharded model with its adapter. The adapter starts at 0, so it has random weights during the check.
-        before: the result of `named_weights` before the adapter was added, which shares the model's memory.
+        model: the unsharded model with its adapter. The adapter starts at 0, so the check gives it random weights temporarily.
+        before: the result of `named_weights` before the adapter was added; its tensors share the model's memory.
     """
     _refuse_tied(model)
     adapter = dict(named_adapter(model))
@@ -83,7 +83,7 @@ def _refuse_tied(model: PreTrainedModel) -> None:
 
 
 def _logits(model: PreTrainedModel) -> Tensor:
-    """Return the logits ``(16, V)`` of a few tokens, with 0 for those that are not finite."""
+    """Return the logits ``(16, V)`` of 16 tokens, with 0 in place of logits that are not finite."""
     ids = torch.arange(3, 19, device=model.device)[None] % model.config.get_text_config().vocab_size
     logits: Tensor = model(input_ids=ids, use_cache=False).logits
     return logits[0].float().nan_to_num(0.0, 0.0, 0.0)

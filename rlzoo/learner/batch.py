@@ -29,9 +29,9 @@ class Batch:
     response_mask: Tensor  # (B, T) bool, padded on the right
     turn_ids: Tensor  # (B, T) int64: 0, 1, ... on the model's tokens, -1 elsewhere
     rollout_log_probs: Tensor  # (B, T) float32, as the sampler reported them
-    rewards: Tensor  # (B,) float32; NaN without a grade
+    rewards: Tensor  # (B,) float32; NaN for a response without a grade
     group_ids: Tensor  # (B,) int64; responses to the same prompt share an id
-    finished: Tensor  # (B,) bool; False if cut off at a limit
+    finished: Tensor  # (B,) bool; False if the response was cut off at a limit
     # (B,) float32 each: the named rewards, whose weighted sum is `rewards` before shaping; None without named rewards
     reward_parts: Mapping[str, Tensor] | None = field(default=None, kw_only=True)
     # (B, T) rewards of all turns but the last, each at its turn's last token; included in `rewards`

@@ -49,11 +49,11 @@ class Critic:
     Args:
         language_model: the model that the critic starts from and modifies.
         config: settings of the critic.
-        learner: settings of the learner, which apply to the critic where `config` has none of its own, except for adapters.
+        learner: settings of the learner, which the critic uses where `config` has none of its own; it never has an adapter.
         accelerator: connects the processes.
         probe: log-probs of the model, for checking how the critic computes rows; None for no check.
         pad_id: id of the padding token.
-        fsdp: whether the states are sharded with FSDP2.
+        fsdp: whether FSDP2 shards the weights, gradients and optimizer states.
         padding_side: side of the padding.
         head: weights of the value head; None to start at 0.
 
@@ -149,10 +149,10 @@ class Critic:
         Args:
             batch: batch with values and value targets.
             rows: ``(R,)`` rows of the minibatch, across all processes.
-            lr_factor: fraction of ``critic.lr``.
+            lr_factor: learning rate, as a fraction of ``critic.lr``.
 
         Raises:
-            RunError: the gradient was not finite too many times in a row.
+            RunError: the gradient was not finite in too many consecutive updates.
         """
         rows = rows[batch.graded[rows]]
         number = int(batch.response_mask[rows].sum())  # of tokens, across all micro-batches and processes

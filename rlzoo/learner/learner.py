@@ -142,7 +142,7 @@ class Learner:
 
     @property
     def position(self) -> tuple[int, int]:
-        """Updates of the model, including skipped ones, and of the critic; if neither number grows, no weights have changed."""
+        """Numbers of updates of the model (skipped ones too) and the critic; if neither grows, no weights have changed."""
         return self.scheduler.last_epoch, self.critic.num_updates if self.critic is not None else 0
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -174,7 +174,7 @@ class Learner:
             self.optimization.load(folder)
             if self.critic is not None:
                 self.critic.load(folder)
-            if self.policy.is_adaptive:  # its state is in its settings
+            if self.policy.is_adaptive:  # an adaptive rule keeps its state in its settings
                 written = json.loads(read_text(folder / "policy.json"))
                 settings = with_secrets_of(self.policy.model_dump(mode="json"), written)
                 self.policy = type(self.policy).model_validate_json(json.dumps(settings))
@@ -274,7 +274,7 @@ class Learner:
         return self.micro_batches.log_probs(self.model, batch)[0]
 
     def reference_log_probs(self, batch: Batch, micro_batches: Sequence[MicroBatch] | None = None) -> Tensor:
-        """Compute the log-probs from the teacher, or from the starting model in the given micro-batches, ``(B, T)``."""
+        """Compute the log-probs ``(B, T)`` of the teacher, or of the starting model in the given micro-batches."""
         if self.teacher is not None:
             return self.teacher.log_probs(batch)
         if self.reference is None:
@@ -312,7 +312,7 @@ class Learner:
 
         Args:
             batch: batch, identical on every process.
-            before_update: called just before each update changes the weights, with the batch and its old log-probs.
+            before_update: called with the batch and its old log-probs, just before each update changes the weights.
 
         Returns:
             The batch with its old log-probs, and the updates in order. If no response can have a gradient, or only the critic
@@ -500,7 +500,7 @@ class Learner:
         return ungraded + self.micro_batches.of(batch, silent) + self.micro_batches.of(batch, acting, learns=True)
 
     def _with_old_log_probs(self, batch: AdvantageBatch, minibatch: Minibatch, others: Sequence[Tensor]) -> ScoredBatch:
-        """Add the old log-probs: the first minibatch's come from its pass before the update, all others from another pass."""
+        """Add the old log-probs: the first minibatch's come from its training pass, and all others from a separate pass."""
         cuts = [cut for rows in others for cut in self._cut(batch, rows, batch.advantages)]
         old_log_probs, old_entropy = self.micro_batches.log_probs(self.model, batch, cuts)
         old_log_probs[minibatch.rows], old_entropy[minibatch.rows] = minibatch.log_probs, minibatch.entropy

@@ -22,13 +22,13 @@ LOGITS_PER_CHUNK = 2**24
 """Maximum number of logits in memory at once on a CPU: 64 MB in float32, regardless of the vocabulary size."""
 
 LOGITS_PER_CHUNK_ON_GPU = 2**28
-"""The same on a GPU: 1 GB. Every chunk reads the head's weights and adds to their gradient, so small chunks are slow."""
+"""The limit on a GPU: 1 GB. Every chunk reads the head's weights and adds to their gradient, so small chunks are slow."""
 
 LOWEST = -1e6
 """Log-prob of a token with probability 0, in nats. With -inf, differences of log-probs and entropies would be NaN."""
 
 LARGE_LOGIT = 1e4
-"""Upper bound of the logits in the check for a soft cap."""
+"""Upper bound on the logits that the check for a soft cap produces."""
 
 logger = logging.getLogger("rlzoo")
 

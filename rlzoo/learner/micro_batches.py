@@ -157,7 +157,7 @@ class MicroBatches:
     def log_probs(
         self, model: nn.Module, batch: Batch, micro_batches: Sequence[MicroBatch] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Compute log-probs and entropies ``(B, T)`` of the given micro-batches, or of all rows, on the CPU.
+        """Compute log-probs and entropies ``(B, T)`` for the given micro-batches, or for all rows, and move them to the CPU.
 
         The result contains the rows of all processes, and 0 for rows in no micro-batch.
         """

@@ -153,7 +153,7 @@ def _restore(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) ->
 
 
 class DeepSpeedOptimization:
-    """Shards the optimizer states and gradients among processes (ZeRO-2); ZeRO-3 also shards the weights."""
+    """Shards the optimizer states and gradients across processes (ZeRO-2); ZeRO-3 also shards the weights."""
 
     rounded_to: torch.dtype | None = None
 
@@ -203,7 +203,7 @@ class DeepSpeedOptimization:
 
 
 class FSDPOptimization:
-    """Shards weights, gradients and optimizer states among processes (PyTorch's FSDP2).
+    """Shards weights, gradients and optimizer states across processes (PyTorch's FSDP2).
 
     A pass gathers the weights of one layer at a time. For bfloat16 weights, each process keeps float32 shards (the
     masters). A pass gathers these shards rounded to bfloat16, and gradients are summed and accumulated in float32.
@@ -307,7 +307,7 @@ def make_scheduler(optimizer: torch.optim.Optimizer, config: LearnerConfig, num_
 
 
 def _lr_factor(update: int, config: LearnerConfig, num_updates: int) -> float:
-    """Return the fraction of the learning rate for an update, counted from 0; it is 1 at the last update of the warm-up."""
+    """Return the factor on the learning rate for an update, numbered from 0; the factor is 1 at the end of the warm-up."""
     if update < config.warmup_updates:
         return (update + 1) / config.warmup_updates
     left = max(0, num_updates - update) / max(1, num_updates - config.warmup_updates)
@@ -315,7 +315,7 @@ def _lr_factor(update: int, config: LearnerConfig, num_updates: int) -> float:
 
 
 def freeze_unused(accelerator: Accelerator, module: ResponseLogProbs | ResponseValues) -> None:
-    """Freeze parameters that text inputs never use, such as a vision tower, and allow steps to use different experts.
+    """Freeze parameters that are never used for text, such as a vision tower's, and let steps use different experts.
 
     Otherwise, DDP would wait for gradients that never come, and DeepSpeed would decay weights that never learn.
 
@@ -414,7 +414,7 @@ def named_weights(model: PreTrainedModel, rounded_to: torch.dtype | None = None)
 def origin(model: nn.Module, name: str) -> tuple[str | None, list[Any]]:
     """Return a tensor's name before adapters were added (None for an adapter's tensor), and PEFT's layers that adapt it.
 
-    PEFT wraps experts once for each of their adapted parameters, so a name may contain several ``base_layer``.
+    PEFT wraps experts once for each of their adapted parameters, so a name may contain ``base_layer`` several times.
     """
     *path, last = name.split(".")
     module, names, layers = model, list[str](), list[Any]()

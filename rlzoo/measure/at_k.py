@@ -25,7 +25,7 @@ class Completion:
     reward: Annotated[float, Field(allow_inf_nan=False)] | None  # 1 if the response is right, else 0; None without a grade
     answer_group: Annotated[int, Field(ge=0)] | None  # index of the first response with the same answer; None without an answer
     length: Annotated[int, Field(ge=0)]  # in tokens, including the end token
-    finished: bool  # False if cut off at the length limit
+    finished: bool  # False if the response was cut off at the length limit
 
 
 Completions = tuple[Completion, ...]  # the k responses to one problem
@@ -85,7 +85,7 @@ def estimates(problems: Sequence[Completions], *, votes: bool = True) -> dict[st
     """Estimate ``mean@k``, ``pass@1``, ``pass@2``, ``pass@4``, ..., ``pass@k`` and ``maj@k``; all problems have the same k.
 
     If a grade is missing or is neither 0 nor 1, only ``mean@k`` is estimated, over the graded responses. ``votes`` says whether
-    the answer groups are known, without which there is no ``maj@k``.
+    the answer groups are known; if they are not, ``maj@k`` is omitted.
     """
     return {name: _estimate(sums, counts) for name, (sums, counts) in _measures(problems, votes).items()}
 
@@ -120,7 +120,7 @@ def by_length(problems: Sequence[Completions], *, votes: bool = True) -> list[Le
 
 
 def _estimate(sums: Array, counts: Array) -> AtK:
-    """Compute the mean over all problems from per-problem sums and counts; with a t interval if values are outside [0, 1]."""
+    """Compute the mean over all problems and its interval (a t interval if values are outside [0, 1]) from sums and counts."""
     mean, n = sums.sum() / counts.sum(), (counts > 0).sum()
     if ((sums >= 0) & (sums <= counts)).all():
         return AtK(float(mean), mean_interval(sums, counts))

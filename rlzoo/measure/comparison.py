@@ -109,7 +109,7 @@ def differences(scores: Mapping[str, Mapping[int, float]]) -> list[Difference]:
 
 
 def _gap(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Array:
-    """Return the differences between two policies' scores over their common seeds; rounded so that .3 - .2 equals .2 - .1."""
+    """Return the differences between two policies' scores over their common seeds, rounded so that .3 - .2 equals .2 - .1."""
     return np.round([ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())], 12)
 
 
@@ -151,7 +151,7 @@ def against(control: str, scores: Mapping[str, Mapping[int, float]]) -> dict[str
 
 
 def best_rules(scores: Mapping[str, Mapping[int, float]]) -> list[str]:
-    """Return the rules that cannot be distinguished from the best one, and include it with a probability of at least 95%.
+    """Return the rules that cannot be distinguished from the best; with a probability of at least 95%, they include the best.
 
     A policy is left out if another one beats it in a one-sided paired t-test at 5% divided by the number of other policies.
     """

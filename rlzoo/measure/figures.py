@@ -22,7 +22,7 @@ from rlzoo.measure.colours import rule_colours
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 STYLES = ("-", "--", ":", "-.")
 LONGEST_LABEL, LONGEST_TITLE = 36, 80  # characters in a line; longer lines leave no room for the data
-MOST_BANDS = 6  # more bands hide each other
+MOST_BANDS = 6  # more bands than this would hide each other
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,10 +64,10 @@ class Proportions:
         return cls(share, np.fmax(number, 1.0) / effect, degrees, between)
 
     def interval(self, extra: float = 0.5, tail: float = TAIL) -> tuple[Array, Array]:
-        """Compute binomial intervals; their tail probability is that of the normal beyond a quantile of Student's t.
+        """Compute binomial intervals; their tail probability is that of a normal variable beyond Student's t quantile.
 
         Args:
-            extra: 1/2 for Jeffreys' interval, or 1 for Clopper and Pearson's, which is wider and holds for every proportion.
+            extra: 1/2 for Jeffreys' interval, or 1 for Clopper and Pearson's, which is wider and valid for every proportion.
             tail: probability of a miss on each side.
         """
         tails, share = ndtr(-stdtrit(self.degrees, 1 - tail)), self.share
@@ -125,9 +125,9 @@ class Clusters:
         """Compute the length reweighting errors with a correction for noise; None if everything is clipped.
 
         A weight w_k corresponds to the clip fraction ``1 - w_k a`` of bin k, where ``a`` is the overall acceptance rate. The
-        influence of a prompt on this fraction is twice the change if the prompt counts half. It lies between that of the
-        infinitesimal jackknife, which is too small with few prompts, and of the delete-one jackknife, which is too large. It
-        is close to the CR2 estimator of Bell and McCaffrey (Survey Methodology 28 (2002), 169).
+        influence of a prompt on this fraction is twice the change if the prompt counts half. This influence lies between that
+        of the infinitesimal jackknife, which is too small with few prompts, and that of the delete-one jackknife, which is
+        too large. It is close to the CR2 estimator of Bell and McCaffrey (Survey Methodology 28 (2002), 169).
         """
         count, clipped = self.count.sum(0), self.clipped.sum(0)
         if not (count - clipped).sum() > 0:
@@ -146,7 +146,7 @@ class Clusters:
 
 
 def _length_error(weight: Array, accepted: float, share: Array, bins: Proportions, observed: Proportions) -> LengthError:
-    """Compute the errors from the weights and their clip fractions; ``observed`` gives the assumption less weight."""
+    """Compute the errors from the weights and their clip fractions; ``observed`` weights the assumption less than ``bins``."""
     low, high = bins.interval()
     slope = (np.outer(weight, share) - np.eye(NUM_BINS)) / accepted * (share > 0)[:, None]  # with respect to clip fractions
     values, vectors = np.linalg.eigh(bins.correlation)
@@ -157,11 +157,11 @@ def _length_error(weight: Array, accepted: float, share: Array, bins: Proportion
     even, scaled = share @ bins.share, normal / np.sqrt(observed.effective)[:, None]
     alone = (share - np.eye(NUM_BINS)) @ scaled * (share > 0)[:, None] * np.sqrt(even / (1 - even))
     symmetric = slope @ (normal * np.sqrt(bins.share * (1 - bins.share) / bins.effective)[:, None])  # for the median
-    as_small = np.mean(np.abs(alone).max(0) <= np.abs(weight - 1).max()).clip(0.1)  # probability
+    as_small = np.mean(np.abs(alone).max(0) <= np.abs(weight - 1).max()).clip(0.1)  # probability of so small an error
     low, high = bins.interval(tail=TAIL / as_small)
 
     def error(forms: Array, measure: Callable[[Array], Array]) -> Reweighting:
-        """Compute the error that is the largest of linear forms of ``w - 1``, ``(F, K)``."""
+        """Compute the error, which is the largest of the linear forms of ``w - 1`` with coefficients ``forms``, ``(F, K)``."""
         gradient = forms @ slope
         reach = gradient * np.where(gradient > 0, high - bins.share, bins.share - low)
         above = float((forms @ (weight - 1) + np.sqrt(((reach @ bins.correlation) * reach).sum(1))).max())
@@ -201,8 +201,8 @@ class Reweighting:
     The error is the maximum of linear forms ``c (w - 1)``; the upper end of the interval is the largest of the forms' upper
     ends, so the interval is valid whichever bin is worst. The variance of a form comes from the intervals of the bins' clip
     fractions, which are valid for rare events (Zou and Donner, Statistics in Medicine 27 (2008), 1693). Their tail probability
-    is 2.5% / q, where q is the probability of an error this small if all lengths were clipped equally: it is small only if it
-    is small in all bins. By construction, ``low <= corrected <= value <= high``, because the probability of measuring a
+    is 2.5% / q, where q is the probability of an error this small if all lengths were clipped equally: the error is small
+    only if every bin's is. By construction, ``low <= corrected <= value <= high``, because the probability of measuring a
     smaller value decreases as the true error grows (Anderson, Proceedings of the American Mathematical Society 6 (1955), 170).
     """
 

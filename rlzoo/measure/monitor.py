@@ -70,7 +70,7 @@ ALARMS = (
         "mismatch",
         "mismatch/log_ratio_abs_mean",
         lambda value: not value <= 0.1,
-        1,  # a few stale updates cause only .03, so one step is enough
+        1,  # a few stale updates cause only 0.03, so a single step above 0.1 is a sign of trouble
         "sampler and trainer have drifted apart: their log-probs differ by {value:.2f} nats per token (more than 0.1); lower "
         "rollout.max_staleness or learner.lr; with rollout.max_staleness=0, compare model.dtype and rollout.vllm.dtype",
     ),

@@ -27,7 +27,7 @@ class Fractions:
 
     @classmethod
     def of(cls, rows: ResponseTable, index: torch.Tensor) -> Fractions:
-        """Count clip decisions by bin; ``index`` is the bin of each row, ``(n,)``."""
+        """Compute clip fractions and their intervals by bin; ``index`` is the bin of each row, ``(n,)``."""
         count, clipped = bin_sums(index, torch.ones_like(rows.clipped)), bin_sums(index, rows.clipped)
         low, high = clusters(rows, index).proportions()
         share = tuple((clipped / count).tolist())

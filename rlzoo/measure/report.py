@@ -45,7 +45,7 @@ class Table:
 
     def to_pandas(self) -> Any:
         """Return the table as a pandas data frame, with the columns and rows of `flat`."""
-        import pandas as pd  # takes a second; MLflow requires it
+        import pandas as pd  # the import takes a second; MLflow requires pandas
 
         heads, rows = self.flat()
         return pd.DataFrame(rows, columns=heads)

@@ -54,7 +54,7 @@ class ShownResponse:
     update: int  # number of the update, from 1
     step: int | None = None  # None if the title gives the step
     weight: float = 1.0  # gradient as a multiple of that at ratio 1
-    sides: Mapping[str, ShownResponse] = field(default_factory=dict)  # on a page of several rules: the response, by rule
+    sides: Mapping[str, ShownResponse] = field(default_factory=dict)  # if a page shows several rules: the response under each
 
     @property
     def decision(self) -> str:

@@ -89,7 +89,7 @@ def _outcome(policy: Checked, law: Law) -> Outcome:
     try:
         failures = ((inputs, law.failure(policy, inputs)) for inputs in law.examples(policy))
         inputs, failure = next((pair for pair in failures if pair[1] is not None), (None, None))
-    except Exception as error:  # the examples call the policy; raising any exception fails the law
+    except Exception as error:  # creating the examples calls the policy; any exception fails the law
         return Outcome(law.name, "fail", _describe(error, policy))
     if failure is None:
         return Outcome(law.name, "pass")

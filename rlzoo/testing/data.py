@@ -26,7 +26,7 @@ Change = Callable[[Tensor], Tensor]
 def off_policy_inputs(policy: ClipPolicy, seed: int = 0, num_responses: int = 24, max_length: int = 40) -> ClipInputs:
     """Return ragged data in which every sixth advantage is 0 and the policy clips 10 to 40% of the responses with A != 0.
 
-    The spread of the token log-ratios comes from a search with this policy. For a policy that never clips, it is 0.1.
+    A search with this policy finds the spread of the token log-ratios. For a policy that never clips, the spread is 0.1.
     """
     with_spread = partial(ragged_inputs, policy, seed=seed, num_responses=num_responses, max_length=max_length)
     key = (*_key(policy), seed, num_responses, max_length)
@@ -143,7 +143,7 @@ def wild_inputs(policy: ClipPolicy, seed: int, num_responses: int = 24, max_leng
 
 
 def reaching_inputs(policy: ClipPolicy) -> list[ClipInputs]:
-    """Return inputs on which the rule's comparisons have the outcomes that they do not have on `off_policy_inputs`."""
+    """Return inputs on which the rule's comparisons have the outcomes that do not occur on `off_policy_inputs`."""
     if (key := _key(policy)) not in REACHING:
         wild = (wild_inputs(policy, seed) for seed in range(9))
         long, equal = wild_inputs(policy, 9, num_responses=3, max_length=4096), uniform_inputs(policy, [0.0, 0.0], 1, 1.0)
@@ -207,7 +207,7 @@ def answer(policy: ClipPolicy, inputs: ClipInputs) -> ClipResult:
 
 
 def call(policy: ClipPolicy, inputs: ClipInputs) -> ClipResult:
-    """Return the policy's result; it can read only the inputs that it names in `needs`."""
+    """Return the policy's result; the policy can read only the optional inputs that it names in `needs`."""
     return policy(limited_to_needs(policy, inputs))
 
 

@@ -55,7 +55,7 @@ class Law:
             self.check(policy, example)
 
     def failure(self, policy: Any, inputs: Any = None) -> Exception | None:
-        """Return the exception that checking a policy raises; any exception fails the law."""
+        """Return the exception that checking a policy raises, or None; any exception fails the law."""
         try:
             self(policy, inputs)
         except Exception as error:
@@ -64,7 +64,7 @@ class Law:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of a failure's message, after its type unless it is an AssertionError."""
+    """Return the first line of a failure's message, preceded by its type unless it is an AssertionError."""
     text = str(error).strip().partition("\n")[0]
     return text if isinstance(error, AssertionError) else f"{type(error).__name__}: {text}"
 
@@ -93,7 +93,7 @@ def assert_close(got: Tensor, expected: Tensor, what: str, tolerance: float = 1e
 
 
 class LawError(AssertionError):
-    """A failure on inputs other than the given ones; the error holds the inputs on which the law failed."""
+    """Raised when a law fails on inputs other than those it was called with; ``inputs`` holds the ones on which it failed."""
 
     def __init__(self, what: str, inputs: ClipInputs) -> None:
         super().__init__(what)
@@ -648,7 +648,7 @@ def clipped_means_no_gradient(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 
 def _faded(policy: ClipPolicy, inputs: ClipInputs) -> Tensor:
-    """Mark the positions whose gradient decays to 0: it is small where it reappears while all log-ratios shrink."""
+    """Mark the positions whose gradient decays to 0: as all log-ratios shrink, the gradient reappears with a small value."""
     gradients = [evaluate(policy, data.moved(inputs, 0.85**step))[1].abs() for step in range(30)]
     first = torch.stack([gradient > 0 for gradient in gradients]).int().argmax(dim=0, keepdim=True)
     reappeared = torch.stack(gradients).gather(0, first)[0]

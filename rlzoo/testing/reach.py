@@ -30,7 +30,7 @@ class Branch:
     is_exact: bool  # whether it compares with exact or infinite values, which examples may never reach
     true: int = 0
     false: int = 0
-    masks: set[bool] = field(default_factory=lambda: {True, False})  # True: it was always the mask; False: the opposite
+    masks: set[bool] = field(default_factory=lambda: {True, False})  # True: always equals the mask; False: always its opposite
 
     @property
     def reached(self) -> int:
@@ -39,7 +39,7 @@ class Branch:
 
 
 class Watched(TorchFunctionMode):
-    """Passes the function, the arguments and the result of every torch call to a function."""
+    """Passes the function, the arguments and the result of every torch call to ``note``."""
 
     def __init__(self, note: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], object]) -> None:
         super().__init__()
