@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-import math
 import platform
 import sys
 from collections.abc import Iterable, Sequence
@@ -224,10 +223,10 @@ class Standings:
         one = next((result.summary() for result in self.results if result.rule == rule), None)
         if one is None:
             return None
-        pair = self.pairs.get(rule)
-        low, high = pair.interval or (math.nan, math.nan) if pair else (math.nan, math.nan)
-        gap = f"; minus {self.track.reference}: {pair.mean:+.3f} [{low:+.3f}, {high:+.3f}]" if pair else ""
-        return f"{self.track.name}: mean reward {one['reward']:.3f} with learning rate {one['learning_rate']:g}{gap}"
+        line = f"{self.track.name}: mean reward {one['reward']:.3f} with learning rate {one['learning_rate']:g}"
+        if (pair := self.pairs.get(rule)) and pair.interval:
+            line += f"; minus {self.track.reference}: {pair.mean:+.3f} [{pair.interval[0]:+.3f}, {pair.interval[1]:+.3f}]"
+        return line
 
     def sentences(self) -> list[str]:
         """Return sentences on what the table shows, and on the smallest difference that it can detect."""

@@ -247,12 +247,12 @@ class ServerSampler(AnyVLLMSampler):
         """Make the server load the weights in ``folder``."""
         timeout = self.settings.timeout
         with self._served(folder / "model.safetensors") if self.is_fetching else nullcontext() as url:
+            body: dict[str, Any] = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}, "timeout": timeout}
+            hint = f"it must have access to the folder {self.folder} under this path"
             if url:
-                call, hint = {"method": "fetch_weights", "args": [url, timeout]}, f"{FETCH_HINT}, and let it reach {url}"
-            else:
-                call = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-                hint = f"it must have access to the folder {self.folder} under this path"
-            self._ask("POST", "/collective_rpc", json={**call, "timeout": timeout}, hint=f"; {hint}")
+                body |= {"method": "fetch_weights", "kwargs": {"url": url, "timeout": timeout}}
+                hint = f"{FETCH_HINT}, and let it reach {url}"
+            self._ask("POST", "/collective_rpc", json=body, hint=f"; {hint}")
         if not (reply := self._ask("POST", "/reset_prefix_cache")).get("success"):
             advice = "make sure that no other client samples from it" if reply else "use vLLM 0.32 or newer"
             raise self._error(f"did not reset its prefix cache; {advice}")

@@ -95,7 +95,7 @@ def test_values_are_drawn_between_the_smallest_and_the_largest_of_the_page():
         *([[f"v{level}"], f"+0.0000, value {value:g}"] for level, value in zip((0, 1, 2, 4), values, strict=True)),
         [["o"], None],
     ]
-    assert "the critic's value before it: from 0 " in text
+    assert "the critic's value before the token, from 0 " in text
     assert "critic" not in render("t", {}, [completion([Token("a", 0.0)])])
 
 

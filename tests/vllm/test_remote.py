@@ -15,6 +15,7 @@ from tests.training.short import lines
 from tests.vllm.conftest import OPTIONS, SERVER
 from tests.vllm.test_train import QUICK
 
+pytest.importorskip("vllm")
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 PORT = 8000
