@@ -1,1 +1,1 @@
-"""The gate: checks all of the engine's assumptions about settings, machine, model, tokens and data before the first step."""
+"""The gate, which checks the engine's assumptions about settings, machine, model, tokens and data before the first step."""

@@ -1,4 +1,4 @@
-"""The dimensions of a language model and the cost of its passes, found with a copy whose tensors have shapes but no memory."""
+"""The dimensions of a language model and the cost of its passes, computed on a copy whose tensors have shapes but no memory."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ KNOWN: dict[str, dict[str, Any]] = {
         ("smollm2", "llama", (49152, 576, 1536, 30, 9, 3), 64, 8192, True),
     )
 }
-"""Configurations of models for which a run can be planned without their files."""
+"""Configurations of models, so that runs can be planned without the models' files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """The cost of a forward pass without the head."""
+    """The cost of a forward pass, excluding the output head."""
 
     saved: int  # bytes that the pass keeps for its backward pass
     cache: int  # bytes of the keys and values
@@ -73,7 +73,7 @@ class Architecture:
         self._shapes = [_shapes(layer) for layer in layers]
 
     def forward(self, config: RunConfig, rows: int, length: int) -> Forward:
-        """Return the cost of a run's forward pass on ``rows`` rows of ``length`` tokens; each cost is computed once."""
+        """Return the cost of a run's forward pass on ``rows`` rows of ``length`` tokens; results are cached."""
         learner = config.learner
         settings = config.model.dtype, config.model.attn_implementation, learner.autocast, learner.packing
         key = self.config.to_json_string(use_diff=False), *settings, rows, length
@@ -82,7 +82,7 @@ class Architecture:
         return _FORWARD[key]
 
     def _extrapolated(self, config: RunConfig, rows: int, length: int) -> Forward:
-        """Compute two layers of each kind; the second stands for the rest, as the first may keep tensors that all share."""
+        """Compute two layers of each kind; the second stands for the rest, because the first may keep tensors shared by all."""
         with suppress(Exception):  # a model whose layers depend on each other is computed in full
             kinds = list(zip(self._types or self._shapes, self._shapes, strict=True))
             counts = {
@@ -99,9 +99,9 @@ class Architecture:
         return self._forward(self.config, dict.fromkeys(range(self.num_layers), 1), config, rows, length)
 
     def _forward(self, shape: PreTrainedConfig, counts: dict[int, int], config: RunConfig, rows: int, length: int) -> Forward:
-        """Compute the layers in ``counts``, which maps each to the number of layers that it stands for."""
+        """Compute the layers in ``counts``, which maps each layer to the number of layers that it stands for."""
         named, autocasts = config.model, config.learner.autocast == "bfloat16"
-        flashes = (named.attn_implementation or "").startswith("flash")  # keeps the same tensors as PyTorch's own
+        flashes = (named.attn_implementation or "").startswith("flash")  # keeps the same tensors as PyTorch's attention
         mode = FakeTensorMode()  # tensors have shapes and types, but no memory
         # otherwise, a traceback is logged if an operation fails
         logging.getLogger(FakeTensorMode.__module__).setLevel(logging.CRITICAL)
@@ -116,7 +116,7 @@ class Architecture:
                     layer.register_forward_pre_hook(lambda *_: bounds.append(sum(saved.values())))
                     layer.register_forward_hook(lambda *_: bounds.append(sum(saved.values())))
                 output = decoder(ids, use_cache=True)
-            if config.learner.packing and not flashes:  # one row after the other, with an explicit mask
+            if config.learner.packing and not flashes:  # all rows joined into one, with an explicit mask
                 bounds.clear()
                 positions = torch.arange(length).repeat(rows)[None]
                 with saved_by(model) as saved:
@@ -152,7 +152,7 @@ def _shapes(layer: nn.Module) -> tuple[torch.Size, ...]:
 
 @contextmanager
 def saved_by(model: PreTrainedModel) -> Iterator[dict[int, int]]:
-    """Collect the sizes in bytes of the tensors that the block keeps for a backward pass, except the model's parameters."""
+    """Collect the sizes, in bytes, of the tensors that the block keeps for a backward pass, except the model's parameters."""
     parameters = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     saved: dict[int, int] = {}
 
@@ -174,7 +174,7 @@ def find_architecture(path: str) -> Architecture | None:
     """Return the dimensions of the model at ``model.path``, from its GGUF file, ``config.json`` or `KNOWN`; None if unknown.
 
     Raises:
-        UserError: the file does not describe a model that can be used; also see `local_model`.
+        UserError: the file does not describe a usable model; see also `local_model`.
     """
     from transformers import CONFIG_MAPPING, AutoConfig
 

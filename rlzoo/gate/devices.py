@@ -31,7 +31,7 @@ class Devices:
 
 
 GIGABYTES = {"A100-40GB": 40, "A100-80GB": 80, "H100": 80, "H200": 141, "L40S": 48, "RTX4090": 24}
-"""Memory of each device that has a name, from NVIDIA's data sheets."""
+"""Memory in GB of each named device, from NVIDIA's data sheets."""
 
 
 def parse_devices(text: str) -> Devices:

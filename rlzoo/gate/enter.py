@@ -106,7 +106,7 @@ TO_SAMPLE = (tokens, rows, sampler)
 
 @dataclass
 class Admission(Opening):
-    """A run that is passing through the gate; afterwards, it holds everything that the steps of the run use."""
+    """A run that is passing through the gate; afterwards, this object holds everything that the run's steps use."""
 
     accelerator: Accelerator = field(init=False)
     learner: Learner = field(init=False)
@@ -175,7 +175,7 @@ def critic(run: Admission) -> None:
         model.to(run.accelerator.device)
         limit, longest = context_length(model), run.tokens.longest_row
         if longest is not None and limit is not None and longest > limit:
-            raise UserError(f"critic.model={path!r}: accepts {limit} tokens, rows may have {longest}")
+            raise UserError(f"critic.model={path!r}: accepts at most {limit} tokens, but rows may have {longest}")
         with naming("critic.model"):
             folder, probe = local_model(path), Probe.of(model, longest)
         head = load_file(folder / HEAD) if folder is not None and (folder / HEAD).is_file() else None
@@ -223,7 +223,7 @@ def enter(config: RunConfig, task: Task, *, resume: bool = False, allow_changed:
 
     Args:
         config: configuration of the run.
-        task: its task, entered and seeded.
+        task: the run's task, entered and seeded.
         resume: whether the run continues from its directory.
         allow_changed: see `check_unchanged`.
 
@@ -301,7 +301,7 @@ def rehearse(plan: Plan, *, resume: bool = False, allow_changed: bool = False) -
 
 
 def _changes(accelerator: Accelerator, config: RunConfig, facts: Mapping[str, Any], allowed: bool) -> list[tuple[int, str]]:
-    """Return what has changed since a resumed run started; an error in the main process is raised in all processes."""
+    """Return what has changed since the resumed run started; an error in the main process is raised in all processes."""
     changes: list[tuple[int, str]] | UserError | OSError = []
     if accelerator.is_main_process:
         try:

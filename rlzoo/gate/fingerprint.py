@@ -61,7 +61,7 @@ def file_facts(config: RunConfig) -> dict[str, str]:
 
 
 def user_files(config: RunConfig) -> dict[Path, str]:
-    """Return the user's files that determine a run's results, and their names: code, data, and plugins."""
+    """Return the user's files (code, data and plugins) that determine a run's results, with their names."""
     settings, names = flatten(redact_settings(config.model_dump(mode="json", exclude={"plugins"}))), dict[Path, str]()
     for name, file in _files(config, settings):
         names.setdefault(file.resolve(), name)
@@ -144,7 +144,7 @@ def _difference(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> 
 
 
 def _files(config: RunConfig, settings: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
-    """Yield the user's files that determine a run's results, with their names: plugins, files in settings, and code."""
+    """Yield the user's files (plugins, files in settings, and code) that determine a run's results, with their names."""
     code: list[Path] = []
     for path, name in copy_names(config.plugins).items():
         for place, file in plugin_files(path).items():
@@ -202,5 +202,5 @@ def _named_in(file: Path) -> Iterator[str]:
 def _is_file(path: str | Path) -> bool:
     try:
         return Path(path).is_file() and os.access(path, os.R_OK)
-    except (OSError, ValueError):  # too long, or with a zero byte
+    except (OSError, ValueError):  # the path is too long, or contains a zero byte
         return False

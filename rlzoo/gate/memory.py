@@ -187,7 +187,7 @@ def reference_bytes(architecture: Architecture, config: RunConfig) -> float:
 
 
 def critic_bytes(architecture: Architecture, config: RunConfig) -> tuple[float, float, float]:
-    """Return the bytes of the critic's weights and optimizer states, its gradients, and its files; all are 0 without a critic.
+    """Return the sizes in bytes of the critic's weights with optimizer states, its gradients and its files; 0 without a critic.
 
     If the critic's shape is unknown, it is assumed to be as large as the model.
     """

@@ -87,7 +87,7 @@ class Plan:
     @cached_property
     def forward(self) -> Forward | None:
         """The cost of a forward pass on a full micro-batch."""
-        with suppress(Exception):  # the computation of a model may depend on its data
+        with suppress(Exception):  # a model's computation may depend on the data
             return self.architecture.forward(self.config, self.batch.rows, self.batch.length) if self.architecture else None
         return None
 

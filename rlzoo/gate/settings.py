@@ -42,7 +42,7 @@ class Start:
 
     processes: int
     resume: bool = False  # whether it continues from its directory
-    here: bool = True  # on this machine, which is then checked too
+    here: bool = True  # whether it starts on this machine, which is then checked too
 
     @classmethod
     def of(cls, config: RunConfig, *, resume: bool = False, devices: Devices | None = None) -> Start:
@@ -124,7 +124,7 @@ def _check_recording(config: RunConfig, recording: Recording) -> None:
     for name in sorted(recording.absent):
         if needed[name] or name in config.clip.needs | config.estimator.needs:
             otherwise = ", or set correction=none" if name == "rollout_log_probs" and correction else ""
-            raise UserError(f"{path!r} has a file without {name}, which this run uses; record them{otherwise}")
+            raise UserError(f"a rollout file of {path!r} lacks {name}, which this run uses; record them{otherwise}")
 
 
 def remarks(config: RunConfig) -> Iterator[tuple[int, str]]:

@@ -90,7 +90,7 @@ class Asked:
     ) -> tuple[Encodings, Encodings]:
         """Return the tokens of selected questions without a template, and of some complete prompts, including the longest.
 
-        Selected are the longest questions, those with new characters, and all that might have more than ``room`` tokens.
+        The selected questions are the longest, those with new characters, and those that might have more than ``room`` tokens.
 
         Raises:
             PromptError: a prompt has no tokens, the tokenizer has no token for a character, or the template fails.
@@ -153,7 +153,7 @@ def check_tokens(
     if named.chat_template and (end := end_of_turn(tokenizer, end_ids)) is not None and end < rows:
         end_ids |= {end}
         name = tokenizer.convert_ids_to_tokens(end)
-        logger.warning("the chat template ends turns with %r, which is no end token of the model; it ends responses too", name)
+        logger.warning("the template ends turns with %r, which is not an end token of the model; it ends responses too", name)
     _check_contents(tokenizer, questions, complete, end_ids, "chat template" if named.chat_template else "tokenizer")
     longest = max(map(len, complete.values()), default=0)
     check_length(Prompts(longest, counted=True), rollout, limit=limit, path=named.path)
@@ -185,7 +185,7 @@ def _check_recorded(
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase, end_ids: frozenset[int]) -> int | None:
-    """Return the control token that ends a turn in the chat template; None if there is none, or an end token ends the turn."""
+    """Return the control token that ends a turn in the chat template; None if there is none, or if an end token ends it."""
     turn = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": ANSWER}]
     try:
         text = rendered(tokenizer, turn, closed=True).rpartition(ANSWER)[2].lstrip()
@@ -233,7 +233,7 @@ def _letters(text: str) -> str:
 
 
 def check_length(prompts: Prompts, rollout: RolloutConfig, *, limit: int | None, path: str) -> None:
-    """Raise UserError if a prompt and its response exceed ``limit``, that of the model at ``path``, or the engine's limit."""
+    """Raise UserError if a prompt and its response exceed ``limit`` (of the model at ``path``) or the engine's limit."""
     new, engine = rollout.max_new_tokens, engine_of(rollout)
     about = "" if prompts.counted else "about "
     needed = f"with prompts of up to {about}{prompts.longest} tokens, a sequence length of {prompts.longest + new} is needed"

@@ -75,8 +75,8 @@ def _remove_discarded(doomed: Path, folder: Path) -> None:
 def put_in_place(temporary: Path, folder: Path, run: Path) -> None:
     """Give a complete checkpoint its final name.
 
-    A checkpoint of this run that already has the name is damaged: the run was resumed from an earlier checkpoint. It is
-    removed. Anything else with that name is renamed.
+    If a checkpoint of this run already has that name, it must be damaged, because the run was resumed from an earlier one; the
+    damaged checkpoint is removed. Anything else with that name is renamed.
     """
     if own_state(folder, run) is not None:
         discard(folder, run)
@@ -89,7 +89,7 @@ def put_in_place(temporary: Path, folder: Path, run: Path) -> None:
 
 
 def tidy(run: Path) -> None:
-    """Remove the temporary files and folders that killed processes of this run left behind; their names contain its ID."""
+    """Remove the temporary files and folders that killed processes of this run left behind; the names contain the run's ID."""
     pattern = temporary_path(run / "*", identity(run)).name
     for path in [*run.glob(pattern), *(path for name in TIDIED for path in (run / name).rglob(pattern))]:
         name = path.name.removeprefix(".").removesuffix(".part").rpartition(".")[0]

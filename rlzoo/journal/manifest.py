@@ -18,7 +18,7 @@ FILE = "manifest.json"
 
 
 def seal(folder: Path) -> None:
-    """Write the SHA-256 of each file in a complete folder to ``manifest.json``, and flush the whole folder to disk."""
+    """Write the SHA-256 hash of each file in a complete folder to ``manifest.json``, and flush the whole folder to disk."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / FILE)
     checksums = {path.relative_to(folder).as_posix(): _checksum(path) for path in files}
     (folder / FILE).write_text(json.dumps(checksums, indent=2) + "\n", encoding="utf-8")

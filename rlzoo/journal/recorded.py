@@ -1,4 +1,4 @@
-"""The engine ``recorded``, which takes the batches of a run from rollout files, and samples only evaluations."""
+"""The engine ``recorded``, which takes a run's batches from rollout files, and samples only for evaluations."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ class Recording:
     files: tuple[Path, ...]  # in the order of their steps
     largest: dict[str, Any]  # settings and sizes, each from the file in which it is largest
     absent: frozenset[str]  # tensors that a file lacks
-    models: frozenset[str]  # models that generated the responses, where a file names one
+    models: frozenset[str]  # models that generated the responses, as far as the files name them
     prompts: frozenset[int]  # hashes of the prompts' tokens
 
 
 @lru_cache(maxsize=4)
 def _recording(path: str, files: tuple[tuple[Path, int, int], ...]) -> Recording:
-    """Read the files, or reuse the result if no time or size has changed; raise UserError if they are not those of one run."""
+    """Read the files, or reuse the result if times and sizes are unchanged; raise UserError if several runs wrote the files."""
     by_step: dict[int, Path] = {}
     absent, models, prompts, largest = set[str](), set[str](), set[int](), dict[str, Any]()
     for file, *_ in files:
@@ -96,7 +96,7 @@ def _recording(path: str, files: tuple[tuple[Path, int, int], ...]) -> Recording
 
 
 class Recorded(HF):
-    """Samples evaluations with the model; batches come from rollout files."""
+    """Takes batches from rollout files, and samples with the model only for evaluations."""
 
     @property
     def recording(self) -> Recording | None:
@@ -124,13 +124,13 @@ class RecordedRollouts(Rollouts):
     """Takes the batches of a run from rollout files, and evaluates as `Rollouts` does."""
 
     def take(self, step: int, newest: Callable[[], int]) -> Sampled:
-        """Return the batch of one step: step s trains on the s-th file; after the last file, the first one follows again."""
+        """Return the batch of one step: step s trains on the s-th file, and the files repeat after the last one."""
         files = engine_of(self.config.rollout).recording.files
         recorded = RolloutFile.load(files[(step - 1) % len(files)])
         self.next_problem = step
         groups = groups_of(recorded, self.sampler.text)
         unknown = {name: None for name in ("rollout_log_probs", "finished") if getattr(recorded, name) is None}
-        unknown["policy_versions"] = None  # these versions are those of another run
+        unknown["policy_versions"] = None  # the versions in the file are those of another run
         failed = [rollout.reward is None for group in groups for rollout in group.rollouts]
         return Sampled(groups, 1, 0, sum(failed) / len(failed), unknown=unknown)
 

@@ -72,7 +72,7 @@ def policy_versions(rollouts: Sequence[Rollout]) -> Tensor:
 def transcripts(groups: Sequence[RolloutGroup], batch: AdvantageBatch, updates: Sequence[Update]) -> Iterator[dict[str, Any]]:
     """Yield the responses of a step in readable form, one object per response.
 
-    ``clipped`` is the clipped share of the tokens at the response's last update; None if the step had no update.
+    ``clipped`` is the share of tokens that were clipped at the response's last update; None if the step had no update.
     """
     advantages = ops.per_response(batch.advantages, batch.response_mask)[:, 0].tolist()
     clipped = clipped_shares(batch, updates) if updates else [None] * len(batch)

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 AS_LINE = json.JSONEncoder(ensure_ascii=False)
 FOLDERS = ("rollouts", "checkpoints")
 STEP = re.compile(r"([0-9]+)\.(?:jsonl?|safetensors)")
-"""File names in ``rollouts/`` and ``evaluations/``: the step."""
+"""Names of files in ``rollouts/`` and ``evaluations/``, which begin with the step."""
 EMPTY = r"\.lock|lost\+found|\..*\.part"
-"""Names that an empty directory may contain: a lock, ``lost+found``, and temporary files of killed processes."""
+"""Names in a directory that still counts as empty: a lock, ``lost+found``, and temporary files of killed processes."""
 BEGUN = rf"{EMPTY}|{re.escape(IDENTITY)}|{'|'.join(FOLDERS)}|plugins"
 """Names in a run directory whose creation was interrupted before ``config.yaml`` was written."""
 
@@ -52,7 +52,7 @@ logger = logging.getLogger("rlzoo")
 
 
 class RunDirectory:
-    """The directory of one run, which never overwrites another run and is written by one process at a time."""
+    """The directory of one run; it never overwrites another run, and only one process at a time may write to it."""
 
     def __init__(self, path: Path, is_writer: bool = True) -> None:
         self.path = path
@@ -71,8 +71,8 @@ class RunDirectory:
     ) -> RunDirectory:
         """Create the directory, copy the plugin files of the run, and write ``config.yaml``, which marks a run.
 
-        An existing directory is used if it is empty, even if it is a mount point, a link or the current directory, or if its
-        creation was interrupted.
+        An existing directory is used if it is empty or if its creation was interrupted, even if it is a mount point, a link or
+        the current directory.
 
         Raises:
             UserError: the directory is not empty, or cannot be created.
@@ -183,7 +183,7 @@ class RunDirectory:
         self._replace(self.path / "summary.json", json.dumps(facts, indent=2) + "\n")
 
     def allow_change(self, fingerprint: Mapping[str, Any]) -> None:
-        """Write the fingerprint of a run that was allowed to resume with changes; it becomes another run in MLflow."""
+        """Write the fingerprint of a run that was allowed to resume with changes; MLflow then tracks it as another run."""
         if self.is_writer:
             self._replace(self.path / IDENTITY, _run_facts(self.identity, fingerprint))
             (self.path / "tracking" / "record.json").unlink(missing_ok=True)
@@ -215,7 +215,7 @@ class RunDirectory:
 
         The folder holds the weights and the tokenizer for ``from_pretrained``, and the settings of the rule in ``clip.json``,
         which include the state of an adaptive rule. A LoRA adapter is also saved separately, in ``adapter/``; ``adapter``
-        holds its weights if the model is sharded. The checkpoint gets its name when the block ends.
+        holds its weights if the model is sharded. The checkpoint gets its final name when the block ends.
         """
         folder = self.path / "checkpoints" / f"step-{step:06d}"
         temporary = temporary_path(folder, self.identity)

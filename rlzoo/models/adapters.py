@@ -21,7 +21,7 @@ def prepare_for_training(model: PreTrainedModel, config: LearnerConfig) -> None:
     """Add a LoRA adapter and enable gradient checkpointing, as configured.
 
     Raises:
-        UserError: the model lacks the target modules, or it cannot recompute activations.
+        UserError: the model lacks the target modules, or cannot recompute activations.
     """
     if config.lora.rank:
         _add_lora(model, config.lora)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def collect(accelerator: Accelerator, folder: Path) -> None:
-    """Move files that other ranks wrote into their own copy of a folder to that of the main rank, one rank at a time.
+    """Move files that other ranks wrote into their own copies of a folder to the main rank's copy, one rank at a time.
 
     Nothing happens if all ranks share the folder. Every rank needs memory for the files of one rank.
     """

@@ -115,7 +115,7 @@ def examine(file: Path) -> PreTrainedConfig:
     metadata, header = read_gguf_metadata(str(file))[0], GgufHeader.from_file(str(file))
     size, end = file.stat().st_size, header.data_start + max(tensor.offset + tensor.nbytes for tensor in header.tensors)
     if (count := metadata.get("split.count", 1)) > 1:
-        raise _refusal(file, f"one of {count} files", "merge them with llama-gguf-split --merge")
+        raise _refusal(file, f"this is one of {count} files", "merge them with llama-gguf-split --merge")
     if size < end:
         raise _refusal(file, f"the file has only {size} of {end} bytes", "copy it again")
     architecture, kind = header.architecture, metadata.get("tokenizer.ggml.model")
@@ -161,7 +161,7 @@ def _stated(config: PreTrainedConfig, name: str) -> Any:
 
 
 def _agree(value: Any, used: Any) -> bool:
-    """Return whether a file's value, or every value in a list, is the one in a configuration; 0 may stand for None."""
+    """Return whether a file's value (in a list, every value) equals the value in a configuration; 0 may stand for None."""
     if isinstance(value, list):
         return all(one == 0 or _agree(one, used) for one in value)
     is_number = isinstance(value, int | float) and isinstance(used, int | float)  # a file's floats are float32
@@ -182,11 +182,11 @@ def _write(file: Path, config: PreTrainedConfig, folder: Path) -> None:
         output_loading_info=True,
     )
     for name in sorted({*report["missing_keys"], *report["unexpected_keys"]}):
-        raise _refusal(file, f"only the file or only transformers' model has the tensor {name}")
+        raise _refusal(file, f"the tensor {name} is only in the file, or only in transformers' model")
     model.save_pretrained(folder)
     tokenizer = _tokenizer(file)
     tokenizer.save_pretrained(folder)
-    loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)  # of another class, for some architectures
+    loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)  # which has another class for some architectures
     states = [json.loads(each.backend_tokenizer.to_str()) for each in (tokenizer, loaded)]
     if any(states[0][step] != states[1][step] for step in ("normalizer", "pre_tokenizer")):
         raise _refusal(file, f"transformers' {type(loaded).__name__} would replace its tokenizer")
@@ -213,7 +213,7 @@ def _tokenizer(file: Path) -> PreTrainedTokenizerBase:
     elif pre in _NFC:
         backend.normalizer = normalizers.NFC()
     elif stated["tokenizer_type"] == "llama" and not architecture.startswith("gemma"):
-        # as in llama.cpp and the fast tokenizers of Llama 2: a space before every text, also after a control token
+        # as in llama.cpp and the fast tokenizers of Llama 2: a space before every text, even after a control token
         backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
     for index, (token, kind) in enumerate(zip(tokens, stated.get("token_type", []), strict=False)):

@@ -111,7 +111,7 @@ def load_named(settings: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeni
 
 @contextmanager
 def naming(setting: str) -> Iterator[None]:
-    """Inside the block, errors about the model name another setting instead of ``model.path``."""
+    """Inside the block, make errors about the model refer to another setting instead of ``model.path``."""
     try:
         yield
     except UserError as error:
@@ -155,7 +155,7 @@ def embedding_rows(model: PreTrainedModel) -> int:
 def context_length(model: PreTrainedModel) -> int | None:
     """Return the longest row that the model can read, in tokens; None if it has no limit.
 
-    Linear attention biases (ALiBi) have no limit, even if the configuration states one, unless they have a fixed length.
+    With linear attention biases (ALiBi), there is no limit, even if the configuration states one, unless their length is fixed.
     """
     import torch
 

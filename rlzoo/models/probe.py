@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 REACH = 64
-"""Length in tokens of the longest row of a probe, if neither the run nor the model's configuration requires another."""
+"""Length in tokens of the longest row of a probe, if neither the run nor the model's configuration requires another length."""
 
 ROW_FLOP = {"cpu": 5e10}
 """Floating-point operations that the longest row of a probe may cost; on other devices, a thousand times as many.
@@ -31,7 +31,7 @@ ROW_LOGITS = 2**28
 """Maximum number of logits in a row of a probe: 1 GB in float32."""
 
 TOLERANCE = 2e-3
-"""Allowed difference of log-probs, in nats. Rounding errors are a hundred times smaller in float32, and larger in bfloat16."""
+"""Allowed log-prob difference, in nats. Rounding errors are a hundred times smaller in float32, and larger in bfloat16."""
 
 MODEL_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """Exceptions that models raise for inputs that they do not support."""
@@ -53,14 +53,14 @@ class Probe:
 
     @classmethod
     def of(cls, model: PreTrainedModel, longest: int | None = None) -> Probe:
-        """Score rows in plain passes, and check that a token's log-prob depends on the tokens up to it and on nothing else.
+        """Score rows in plain passes, and check that a token's log-prob depends only on it and the tokens before it.
 
         Args:
             model: the model as it was loaded, without an adapter and unsharded.
             longest: length in tokens of the longest row that the run may need; None if there is no run.
 
         Raises:
-            UserError: the model fails, or is not finite, repeatable, causal and independent of earlier passes.
+            UserError: the model fails or has non-finite logits, or is not repeatable, causal and independent of earlier passes.
         """
         length, usable, rng = _reach(model, longest), _usable_ids(model), torch.Generator().manual_seed(0)
         lengths = sorted({max(2, min(8, length // 4)), max(2, length // 3), -(-length * 2 // 3), length})
@@ -92,11 +92,11 @@ def _check(model: PreTrainedModel, probe: Probe, *, changed: Sequence[int], cut:
     ]
     eps = precision(model)
     limit = (
-        f"its rotary embedding changes at {switch} tokens: set rollout.max_new_tokens so that rows, of up to {longest} tokens,"
+        f"its rotary embedding changes at {switch} tokens: set rollout.max_new_tokens so that rows (now up to {longest} tokens)"
     )
     for (problem, advice), row, targets, expected in questions:
         actual = plain_log_probs(model, row, targets)[: len(expected)]
-        # noise would hide that a model draws random numbers, so only the precision is allowed for the same row
+        # noise would hide that a model draws random numbers, so the same row may differ only by the precision
         noise = (lambda: torch.tensor([eps])) if row is rows[-1] else partial(noise_of, model, rows[-1], log_probs[-1])
         nats = excess(actual, expected, eps, noise)
         if row is changed:
@@ -130,7 +130,7 @@ def excess(actual: Tensor, expected: Tensor, eps: float, noise: Callable[[], Ten
 
 @torch.no_grad()
 def plain_log_probs(model: PreTrainedModel, row: Sequence[int], targets: Sequence[int] | None = None) -> Tensor:
-    """Return the log-probs ``(S - 1,)`` of a row's tokens but the first, or of ``targets`` in their places, from a plain pass.
+    """Return the log-probs ``(S - 1,)`` of a row's tokens except the first, or of ``targets`` in their place, in a plain pass.
 
     Raises:
         UserError: the model fails.
@@ -191,7 +191,7 @@ def rotary_switch(model: PreTrainedModel) -> int | None:
 
 
 def _reach(model: PreTrainedModel, longest: int | None) -> int:
-    """Return the length of a probe's longest row: that of the run or, if too expensive, one that exceeds every border."""
+    """Return the length of a probe's longest row: that of the run's longest or, if too expensive, one beyond every border."""
     config, switch = model.config.get_text_config(), rotary_switch(model)
     borders = _borders(config)
     if longest is None:
@@ -214,7 +214,7 @@ def _borders(config: PreTrainedConfig) -> set[int]:
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the settings of a configuration; the keys of nested ones are joined by dots."""
+    """Return the settings of a configuration; nested keys are joined with dots."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}

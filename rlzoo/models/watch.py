@@ -24,7 +24,7 @@ GRACE = 8.0  # seconds in which a rank may end by itself after another one has f
 class Watch(threading.Thread):
     """Reports to the other ranks that this rank is alive, and ends this process when another rank is lost or has failed.
 
-    A thread detects this, not a time limit of collective operations, because a rank may sample for minutes while the others
+    A thread is used instead of a time limit on collective operations, because a rank may sample for minutes while the others
     wait. All ranks report to the store that torch's launcher has opened at ``MASTER_ADDR``. A rank that has not started yet
     does not count as lost.
     """

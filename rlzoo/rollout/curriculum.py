@@ -12,9 +12,9 @@ Measured = dict[str, tuple[float, int]]
 
 
 def choose(problems: Sequence[Problem], measured: Measured, step: int, rollout: RolloutConfig) -> list[int]:
-    """Return the indices of ``rollout.num_prompts`` different problems: the first in the band, then those nearest to it.
+    """Return the indices of ``rollout.num_prompts`` different problems: first those in the band, then the nearest others.
 
-    A problem that was never measured, or not for ``rollout.measure_every`` steps, counts as in the band.
+    A problem that was never measured, or not in the last ``rollout.measure_every`` steps, counts as being in the band.
 
     Example:
         >>> measured = {"easy": (1.0, 1), "hard": (0.125, 1), "impossible": (0.0, 1)}

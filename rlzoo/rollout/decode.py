@@ -118,7 +118,7 @@ def possible_ways(model: PreTrainedModel, graphs: Literal["auto", "on", "off"] =
 
     Args:
         model: the model.
-        graphs: whether "graph" may be used: only on a CUDA device, always and as the only way, or never.
+        graphs: when "graph" may be used: "auto" on a CUDA device, "on" always and as the only way, "off" never.
     """
     try:
         has_plain_caches = all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)

@@ -74,7 +74,7 @@ class Dialogue:
         return ids[self._written(ids, last) :] if self.chat_template else ids
 
     def _written(self, ids: Sequence[int], last: int | None) -> int:
-        """Return how many of the tokens after a turn close it, up to the end token that the model has already generated."""
+        """Return how many leading tokens to drop because they close the turn, up to the end token that the model generated."""
         is_text = (token not in self._special and self.tokenizer.decode([token]).strip() != "" for token in ids)
         closing = list(ids[: next((place for place, is_one in enumerate(is_text) if is_one), len(ids))])
         ends = [last] if last in closing else [token for token in closing if token in self.end_ids]

@@ -132,7 +132,7 @@ class Replayed:
     """Calls a function that has no arguments and no result; on a CUDA device, later calls replay a CUDA graph of it."""
 
     def __init__(self, function: Callable[[], None], device: torch.device) -> None:
-        """Store a function whose operations have constant shapes, and use the same tensors in every call."""
+        """Store a function whose operations have constant shapes and use the same tensors in every call."""
         self.function, self.device = function, device
         self.stream: torch.cuda.Stream | None = None
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -143,7 +143,7 @@ class Replayed:
             self.function()
             return
         with torch.cuda.device(self.device):
-            if self.stream is None:  # also loads kernels, which must not happen during a capture
+            if self.stream is None:  # this call also loads kernels, which must not happen during a capture
                 self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
                 self.stream.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(self.stream):

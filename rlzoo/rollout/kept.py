@@ -50,7 +50,7 @@ class KeptSets:
 
     @classmethod
     def of(cls, ids: Sequence[int], sizes: Sequence[int]) -> KeptSets:
-        """Convert lists."""
+        """Build the sets from lists."""
         return cls(torch.tensor(ids, dtype=torch.int32), torch.tensor(sizes, dtype=torch.int32))
 
     @classmethod
@@ -80,7 +80,7 @@ class KeptSets:
         return KeptSets(self.ids[ranges((self.sizes.cumsum(0) - self.sizes)[index], sizes)], sizes)
 
     def split(self, number: int | list[int]) -> list[KeptSets]:
-        """Split into collections of ``number`` sets, the last of which may be smaller, or of the given sizes."""
+        """Split into collections of ``number`` sets (the last may be smaller), or of the given sizes."""
         sizes = torch.split(self.sizes, number)
         ids = torch.split(self.ids, [int(size.sum()) for size in sizes])
         return [KeptSets(*pair) for pair in zip(ids, sizes, strict=True)]

@@ -152,7 +152,7 @@ class OpenResponses:
         return tokens[order]
 
     def _mark_ends(self, ended: Tensor) -> None:
-        """Store the number of columns that these responses use, because `StaticSteps` also writes columns after them."""
+        """Store the number of columns that the ended responses use, because `StaticSteps` also writes columns after them."""
         index = ended.nonzero()[:, 0]
         rows = self.rows[index]
         self.ends[rows] = self.first[rows] + self.positions[index, 0]
@@ -280,8 +280,8 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
     def write_at(self, column: Tensor) -> None:
         """Make updates write the column that the tensor ``(1,)`` holds, and return the first `width` columns.
 
-        The caller changes `width` and `length`, and masks the unused columns. This method sets them to 0, because a NaN would
-        remain even with an attention weight of 0.
+        The caller changes `width` and `length`, and masks the unused columns. This method sets those columns to 0, because a
+        NaN in them would spread even with an attention weight of 0.
         """
         self.column = column
         for buffer in (self.keys, self.values):

@@ -42,7 +42,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, chat_template
     model reads, so its control tokens are encoded as control tokens.
 
     Raises:
-        PromptError: the tokenizer has no token for a character, the template fails, or nothing is left.
+        PromptError: the tokenizer has no token for a character, the template fails, or the result has no tokens.
     """
     if not chat_template:
         return encode_text(tokenizer, prompt, bare=True)
@@ -53,8 +53,8 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, chat_template
 def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, *, bare: bool = False, follows: bool = False) -> tuple[int, ...]:
     """Encode a text, in which `without_control_tokens` may have marked control tokens.
 
-    A ``bare`` text starts a row without a template. It includes the tokens that the tokenizer adds before a text, but not
-    those that it adds after one. No space is added before a text that ``follows`` other text.
+    A ``bare`` text starts a row without a template. Its encoding has the tokens that the tokenizer adds before a text, but
+    not those that it adds after one. No space is added before a text that ``follows`` other text.
 
     Raises:
         PromptError: the tokenizer fails, or the beginning of a row has no tokens.

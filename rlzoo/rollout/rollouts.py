@@ -230,7 +230,7 @@ class Rollouts:
         return means | sampled_mean(rewards), [[one.reward for one in group.rollouts] for group in groups]
 
     def answer(self, problems: list[Problem], samples: int, *, first_row: int = 0, **how: Any) -> list[RolloutGroup]:
-        """Return ``samples`` graded responses to each problem; ``how`` are settings of `Sampler.sample`."""
+        """Return ``samples`` graded responses to each problem; ``how`` holds other arguments of `Sampler.sample`."""
         return self._graded(problems, self._sample(problems, samples, first_row=first_row, **how), samples)
 
     def close(self) -> None:
@@ -253,7 +253,7 @@ class Rollouts:
         return groups
 
     def _next_problems(self, step: int) -> tuple[list[int], list[Problem]]:
-        """Return the training problems of the next batch, which the given step trains on, and their indices."""
+        """Return the indices and the problems of the next training batch, on which the given step trains."""
         first, settings = self.next_problem, self.config.rollout
         size = self.task.num_problems(held_out=False) if settings.band is not None else None
         problems = self.task.train_problems(first, 2 * size if size else settings.num_prompts)  # two epochs hold every problem
@@ -285,7 +285,7 @@ class Rollouts:
         return self._sample(problems, settings.group_size, temperature=settings.temperature, truncation=truncation, **how)
 
     def _sample(self, problems: list[Problem], samples: int, *, first_row: int = 0, **how: Any) -> list[Rollout]:
-        """Return the responses to this process's share of the problems; ``how`` are settings of `Sampler.sample`."""
+        """Return the responses to this process's share of the problems; ``how`` holds other arguments of `Sampler.sample`."""
         start, end = self._share(len(problems))
         how["first_row"] = first_row + start * samples
         if self.player is not None:
@@ -354,7 +354,7 @@ class Rollouts:
         return graded, [self.task.last_failure] * failed
 
     def _rewards(self, asked: list[Problem], rollouts: list[Rollout]) -> list[tuple[float | None, dict[str, float]]]:
-        """Return one reward per response, with its named rewards; check for errors and invalid rewards of a user's task."""
+        """Return one reward per response, with its named rewards; raise RunError if a user's task fails."""
         named = f"task {self.task.name!r}"
         try:
             answers = self.task.grade(asked, [rollout.text for rollout in rollouts])
@@ -370,7 +370,7 @@ class Rollouts:
         return rewards
 
     def _weighted(self, grade: object) -> tuple[float | None, dict[str, float]]:
-        """Return a grade as one reward, the weighted sum of its named rewards if it has any, and the named rewards."""
+        """Return a grade as one reward (the weighted sum of its named rewards, if it has any) and the named rewards."""
         if grade is None or not isinstance(grade := checked_grade(grade), Mapping):
             return grade, {}
         weights = self.config.reward.weights

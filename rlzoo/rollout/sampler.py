@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 Ids = tuple[int, ...]
 
 NUM_DRAWN = 16
-"""Maximum number of tokens that are drawn after each prompt, to compare a way of sampling with the model."""
+"""Maximum number of tokens that are drawn after each prompt when a way of sampling is compared with the model."""
 
 WAYS: dict[Way, str] = {
     "graph": "fused steps of constant shapes, in CUDA graphs on a GPU",
@@ -198,8 +198,8 @@ class Sampler(ABC):
     def draw_turn(self, contexts: Mapping[int, Ids], draws: Draws, caches: Caches | None = None) -> tuple[list[Drawn], Any]:
         """Draw a turn for each open episode; the caller calls `rest` after the last turn.
 
-        This works with every sampler, because it passes the whole episode to the sampler in every turn. vLLM reuses earlier
-        computation through its prefix cache.
+        This method works with every sampler, because it passes the whole episode to the sampler in every turn. vLLM reuses
+        earlier computation through its prefix cache.
 
         Args:
             contexts: all tokens so far of each open episode, keyed by its index in the batch. They begin with the tokens that
@@ -332,7 +332,7 @@ class HFSampler(Sampler):
         finally:
             self.end_ids = ends
         if failed:
-            text = "%s: sampling with %s; faster ways fail, or give different log-probs from one pass over the row (%s)"
+            text = "%s: sampling with %s; faster ways fail, or their log-probs differ from those of one pass over the row (%s)"
             logger.warning(text, name, WAYS[self.way], "; ".join(failed))
         return self.way
 
@@ -423,7 +423,7 @@ def _drawn(decoded: Decoded) -> list[Drawn]:
 
 
 def _uneven_prompts(row: Ids) -> tuple[list[Ids], int]:
-    """Cut prompts out of a row, and return them with the number of tokens to draw; two turns are at most as long as the row.
+    """Cut prompts out of a row, and return them with the number of tokens to draw; even after two turns, none exceeds the row.
 
     Responses begin before every power of two, where windows and chunks usually end, and continue after it.
     """

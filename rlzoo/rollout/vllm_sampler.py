@@ -226,7 +226,7 @@ def _import_vllm() -> tuple[Any, type[LLM]]:
         problem = f"vLLM cannot be imported: {' '.join(str(error).split())}"
         raise UserError(f"rollout.engine='vllm': {problem}; see docs/how-to/vllm.md, or set rollout.vllm.server") from error
     if not current_platform.device_type:
-        raise UserError("rollout.engine='vllm': this build of vLLM supports no device of this machine; see docs/how-to/vllm.md")
+        raise UserError("rollout.engine='vllm': this build of vLLM supports no device on this machine; see docs/how-to/vllm.md")
     return current_platform, LLM
 
 

@@ -111,7 +111,7 @@ class ServerSampler(AnyVLLMSampler):
     """Samples with the server at ``settings.server``, which serves the model under the name ``served``.
 
     vLLM reports no version of its weights. A fixed request is therefore sent after loading weights, before and after every
-    batch, and before loading weights in flight; while the answer stays the same, nobody else has changed the weights.
+    batch, and before loading weights in flight. As long as the answer stays the same, nobody else has changed the weights.
 
     With ``settings.in_flight``, the server's weights change while it samples. Responses in progress are aborted, and then
     continued from their existing tokens with the new weights, so that the version of the weights is known for every token.
@@ -261,7 +261,7 @@ class ServerSampler(AnyVLLMSampler):
 
     @contextmanager
     def _served(self, file: Path) -> Iterator[str]:
-        """Serve the folder of the weights over HTTP until the block ends, and return the file's address for the server.
+        """Serve the folder of the weights over HTTP until the block ends, and yield the file's address for the server.
 
         The name of the file's folder is random, and folders are not listed, so that only the server knows the address.
         """
@@ -285,7 +285,7 @@ class ServerSampler(AnyVLLMSampler):
                 server.shutdown()
 
     def _answer(self) -> Answer:
-        """Send the fixed request, which is too short for the prefix cache, and whose text no model predicts with certainty."""
+        """Send the fixed request, which is too short for the prefix cache, and whose continuation no model can be sure of."""
         prompt = [self.vocabulary * place // 5 for place in range(1, 5)]
         request = {"max_tokens": 8, "temperature": 2.0, "seed": 0, "logprobs": 0, "stop_token_ids": [], "ignore_eos": True}
         body = {"model": self.served, "prompt": prompt, "return_token_ids": True, **request}
@@ -376,7 +376,7 @@ class ServerSampler(AnyVLLMSampler):
                     if time.monotonic() > end:
                         raise self._error(late, SilentServerError)
                     if len(data) > LARGEST_REPLY:
-                        raise self._error(f"failed to respond to {path} in {LARGEST_REPLY:,} bytes", SilentServerError)
+                        raise self._error(f"responded to {path} with more than {LARGEST_REPLY:,} bytes", SilentServerError)
         except ReadTimeoutError as error:
             raise self._error(late, SilentServerError) from error
         except HTTPError as error:

@@ -100,7 +100,7 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor], key: str, metadata:
 
 def follow_umask(folder: Path) -> None:
     """Give files below a folder the modes of ordinary files; safetensors makes them readable by their owner only."""
-    mode = folder.stat().st_mode & 0o666  # of mkdir, because a process can read its umask only by changing it for all threads
+    mode = folder.stat().st_mode & 0o666  # set by mkdir; a process can read its umask only by changing it for all threads
     for path in folder.rglob("*"):
         if path.is_file():
             path.chmod(mode)

@@ -15,10 +15,10 @@ def version() -> str:
 
 
 def damage() -> str | None:
-    """Return why rlzoo cannot work, or None; the other project may have replaced or removed its ``__init__.py``."""
+    """Return why rlzoo cannot work, or None; the other project may have replaced or removed rlzoo's ``__init__.py``."""
     try:
         Path.cwd()
-    except FileNotFoundError:  # torch's import would end the program
+    except FileNotFoundError:  # importing torch would end the program
         return "the current directory was deleted; change to another one"
     package = sys.modules["rlzoo"]
     if "load_zoo" not in getattr(package, "__all__", ()):

@@ -50,7 +50,7 @@ class Worker:
         self._lock = threading.Lock()
 
     def call(self, arguments: tuple[Any, ...], timeout: float, number: int = 1) -> tuple[list[Any], str]:
-        """Call the function; return its values, and why the rest are missing (empty if none are).
+        """Call the function; return its values, and the reason why values are missing (empty if none are).
 
         Args:
             arguments: arguments of the function.
@@ -104,7 +104,7 @@ class Worker:
             raise UserError(f"{self.title} cannot start: {failure.removeprefix('UserError: ')}")
 
     def _exchange(self, message: bytes, number: int, timeout: float) -> tuple[list[Any], str]:
-        """Send a message; return the values of the replies, and why the rest are missing. A late process is killed."""
+        """Send a message; return the values of the replies, and the reason why values are missing. A late process is killed."""
         values: list[Any] = []
         try:
             self._connection.settimeout(timeout)

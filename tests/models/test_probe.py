@@ -73,7 +73,7 @@ def test_rows_that_cross_a_rotary_switch_are_refused_and_others_are_not_computed
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 40}
     rope |= {"factor": 4.0, "short_factor": [1.0] * 4, "long_factor": [4.0, 8.0, 16.0, 32.0]}
     model = llama(rope_parameters=rope)
-    with pytest.raises(UserError, match=r"changes at 40 tokens: set rollout.max_new_tokens so that rows, of up to 60 tokens"):
+    with pytest.raises(UserError, match=r"changes at 40 tokens: set rollout.max_new_tokens so that rows .now up to 60 tokens"):
         Probe.of(model, 60)
     assert len(Probe.of(model, 30).rows[-1]) == 30
     monkeypatch.setattr("rlzoo.models.probe.ROW_FLOP", {"cpu": 1.0})  # too expensive: the configuration decides

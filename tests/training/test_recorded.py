@@ -197,7 +197,7 @@ def test_files_without_the_samplers_log_probs_or_ends_train_without_what_needs_t
         ((), "dppo-tv", "rollout_log_probs, which this run uses; record them"),
         (("correction=none", "reward.overlong_filtering=true"), "grpo", "finished, which this run uses; record them"),
     ):
-        with pytest.raises(UserError, match=f"dump' has a file without {lacks}$"):
+        with pytest.raises(UserError, match=f"dump' lacks {lacks}$"):
             check_settings(composed(folder, *overrides, clip=clip), Start(1))
     run = rlzoo.train(composed(folder, "correction=none", output=tmp_path / "run"))
     assert not differing(weights(run.path), weights(original))
@@ -256,7 +256,7 @@ def test_files_that_are_not_of_one_run_are_refused(original, tmp_path, change):
     problem = {
         "step": "rollout.recorded='.*dump': two files are for step 7; use the files of a single run",
         "temperature": "rollout.recorded='.*dump': temperatures differ between the files; use the files of a single run",
-        "rewards": "dump' has a file without rewards, which this run uses; record them",
+        "rewards": "dump' lacks rewards, which this run uses; record them",
     }[change]
     with pytest.raises(UserError, match=problem):
         check_settings(composed(folder), Start(1))

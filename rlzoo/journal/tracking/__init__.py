@@ -1,4 +1,4 @@
-"""MLflow tracking: a separate process sends everything in the run directory exactly once."""
+"""MLflow tracking: a separate process sends the contents of the run directory to MLflow exactly once."""
 
 import os
 

@@ -33,7 +33,7 @@ def follow(sync: Sync, is_over: Callable[[float], bool], uri: str) -> bool:
 
     Args:
         sync: the sender of the run directory.
-        is_over: waits until the run is over, but at most for the given number of seconds; returns whether the run is over.
+        is_over: waits until the run is over, but for at most the given number of seconds; returns whether the run is over.
         uri: address of the store.
     """
     pause, until = 0.0, math.inf

@@ -19,7 +19,7 @@ LEFT_OUT = ("learner/objective", "eval/accuracy_se", "fairness/lre_composition_m
 """Prefixes of metrics that are not curated. Interval bounds are not curated either."""
 
 BY_BIN = ("clip/fraction_length_bin_", "clip/fraction_num_turns_bin_", "clip/band_", "fairness/ess_length_bin_")
-"""Prefixes of curated metrics by length or number of turns; other metrics of these kinds are only in ``metrics.jsonl``."""
+"""Prefixes of curated metrics for bins of length or number of turns; other such metrics are only in ``metrics.jsonl``."""
 
 
 class Lines:
@@ -91,7 +91,7 @@ def points(row: Mapping[str, float], kind: Curves) -> list[Any]:
 
 @cache
 def accepted_name(name: str) -> str:
-    """Return a name as MLflow accepts it; a replacement ends with a checksum, so that two metrics never become one."""
+    """Return a name in a form that MLflow accepts; a changed name ends with a checksum, so that no two metrics share it."""
     is_path = posixpath.normpath(f"/{name}") == f"/{name}" and not name.startswith(("/", ".."))
     if is_path and re.fullmatch(r"[/\w.\- :]{1,250}", name):
         return name

@@ -70,7 +70,7 @@ def experiment_id(client: Any, name: str, chosen: str | None = None) -> str:
 
 
 def latest_experiment() -> str | None:
-    """Return the ID from `EXPERIMENT_ID`, or of the experiment with the newest run, and add its view; None if there is none."""
+    """Add the view to experiment `EXPERIMENT_ID`, or the one with the newest run, and return its ID; None if there is none."""
     with connected() as client:
         experiments = client.search_experiments(order_by=["last_update_time DESC"])
         ids = [experiment.experiment_id for experiment in experiments if experiment.experiment_id != "0"]  # MLflow's "Default"
@@ -106,7 +106,7 @@ def open_parent(experiment: str, run_name: str, tags: Mapping[str, str], former:
 
 
 def find_run(client: Any, run_id: str) -> Any:
-    """Return a run, which may be deleted but can then be restored; None if the store does not have it."""
+    """Return a run, even if it was deleted, because it can be restored; None if the store does not have it."""
     from mlflow import MlflowException
 
     try:
@@ -119,7 +119,7 @@ def find_run(client: Any, run_id: str) -> Any:
 
 @contextmanager
 def connected(otherwise: str = "") -> Iterator[Any]:
-    """Yield a client for the current store; any error is logged with ``otherwise``, or raised in one line."""
+    """Yield a client for the current store; an error is logged with ``otherwise`` or, if that is empty, raised in one line."""
     uri = tracking_uri()
     try:
         yield connect(uri)
@@ -148,13 +148,13 @@ def connect(uri: str) -> Any:
             new.unlink(missing_ok=True)
             MlflowClient(f"sqlite:///{new}")
             new.rename(file)
-        with closing(sqlite3.connect(file, timeout=20)) as store:  # MLflow retries for 100 s if the file is no database
+        with closing(sqlite3.connect(file, timeout=20)) as store:  # MLflow retries for 100 s if the file is not a database
             store.execute("SELECT 1 FROM sqlite_master")
         return MlflowClient(uri)
 
 
 def artifact_repository(location: str, uri: str) -> Any:
-    """Return MLflow's access to the artifact location that a store named; a server must not name a path or another host."""
+    """Return MLflow's repository for the artifact location from a store; a server must not name a path or another host."""
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
     place, server = urlsplit(location), urlsplit(uri)

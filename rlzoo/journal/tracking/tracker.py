@@ -27,7 +27,7 @@ class Tracker:
     """Tracks a run in MLflow, and sets its status to FINISHED, KILLED or FAILED when the block ends.
 
     The run only writes to its directory, and a separate process sends the contents. A slow or unreachable store therefore
-    neither delays the run nor loses data. A tracker with ``is_on=False`` does nothing.
+    neither delays the run nor causes data loss. A tracker with ``is_on=False`` does nothing.
     """
 
     def __init__(self, is_on: bool) -> None:

@@ -125,7 +125,7 @@ def without_password(uri: str) -> str:
     """Return the address of a store without its password, or the absolute path of the default store."""
     if uri == DEFAULT_STORE:
         return f"sqlite:///{Path('mlflow.db').resolve()}"
-    return without_userinfo(uri.encode(errors="backslashreplace").decode())  # the variable may not be valid text
+    return without_userinfo(uri.encode(errors="backslashreplace").decode())  # the variable might not be valid text
 
 
 def git_commit() -> str:
@@ -138,7 +138,7 @@ def git_commit() -> str:
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "", section: Any = None) -> dict[str, Any]:
-    """Flatten nested settings to dotted keys, as in ``--set``; only the sections of the class ``section``, if given."""
+    """Flatten nested settings to dotted keys, as in ``--set``; if the class ``section`` is given, only its sections."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         inner = getattr(section.model_fields.get(key), "annotation", None) if section else None

@@ -20,7 +20,7 @@ NAME = "Rules side by side"
 MOST_RUNS = 100  # maximum number of lines or bars in a chart
 
 FILTER = f"tags.{RULE_TAG} != '' and attributes.status != 'FAILED'"
-"""Selects the runs that the view shows: all runs of a rule, except failed runs."""
+"""Selects the runs that the view shows: all runs that have a rule, except failed runs."""
 
 COLUMNS = (  # from left to right
     *("params.`seed`", "metrics.`accuracy`", "metrics.`gain`", "metrics.`lre_at_0.1`", "metrics.`lre_noise_at_0.1`"),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MODELS = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROPES = ("default", "linear", "llama3", "yarn")  # rotary types whose angles do not depend on the response's length
 JOINED_BYTES = 2**30
-"""Maximum total size of the layers, in bytes, up to which their matrices are joined and packed, which copies them."""
+"""Maximum total size, in bytes, of layers whose matrices are joined and packed, which requires copies of the matrices."""
 
 
 @dataclass(frozen=True, slots=True)
