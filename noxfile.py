@@ -81,7 +81,7 @@ def ci(session: nox.Session) -> None:
         python = project(session) / "python"
         # compile the libraries once; otherwise, each of the first processes that import them would do so
         session.run(str(python), "-c", "import tests.zygote as zygote; zygote.import_all()", external=True, env=OFFLINE)
-        run_tests(session, workers=2)  # the other sessions use the time in which tests wait
+        run_tests(session, workers=2)  # the other sessions run while tests wait
     finally:
         code = beside.wait()
         print(log.read_text(), flush=True)
@@ -342,7 +342,7 @@ def vllm(session: nox.Session) -> None:
     session.run(str(bin_folder / "python"), "-m", "pip", "uninstall", "-q", "-y", *unneeded, external=True)
     # otherwise a missing library would only skip tests
     session.run(str(bin_folder / "python"), "-c", "import vllm", external=True)
-    recipe = {**OFFLINE, "RLZOO_TEST_ENGINE": "vllm"}  # in several processes; its real questions are in RLZOO_DATA
+    recipe = {**OFFLINE, "RLZOO_TEST_ENGINE": "vllm"}  # test_recipe starts several processes; RLZOO_DATA has its real questions
     tests = ["tests/vllm", "tests/processes/test_recipe.py"]
     session.run(str(bin_folder / "pytest"), *tests, "--timeout=900", *session.posargs, external=True, env=recipe)
 
@@ -391,7 +391,7 @@ BARE = {**OFFLINE, "RLZOO_BARE": "1"}
 def installed(session: nox.Session) -> Path:
     """Install a wheel of this checkout as a user would, with the libraries of `project`, which are not downloaded again.
 
-    If it is requested, tests/bare.py hides the libraries that rlzoo does not require. Runs once per call of nox.
+    On request, tests/bare.py hides the libraries that rlzoo does not require. Runs once per call of nox.
     """
     libraries = next((project(session).parent / "lib").glob("python*/site-packages"))
     bin_folder = environment(session, "installed")
@@ -422,7 +422,7 @@ def build(session: nox.Session) -> None:
 
 @nox.session
 def release(session: nox.Session) -> None:
-    """Run all checks before a release; not part of continuous integration, and publishes nothing. Takes 5 minutes.
+    """Run all checks before a release, but publish nothing; not part of continuous integration. Takes 5 minutes.
 
     `tests.release` checks the checkout. The wheel and the sdist are each installed with their requirements into an empty
     environment, train for two steps, and train with a new plugin. ``-- TAG`` names an existing tag.

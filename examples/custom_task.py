@@ -43,7 +43,7 @@ class LastDigit(Task):
         while True:
             numbers = [generator.randint(1, 9) for _ in range(self.num_operands)]
             question = "+".join(map(str, numbers))
-            if is_held_out(question) == held_out:  # the question's text decides
+            if is_held_out(question) == held_out:  # depends only on the question's text
                 return Problem(question=question, answer=str(sum(numbers) % 10))
 
 

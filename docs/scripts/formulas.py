@@ -69,7 +69,7 @@ A_t = \log \pi_t^{T} - \log \pi_t^{\mathrm{old}}
 ```
 
 $\pi^T$ is the teacher, `model.reference`, and $\pi^{\mathrm{old}}$ the model before the first update. $A_t$ is clamped to
-$[-20, 20]$. Rewards are ignored, and later tokens do not count.
+$[-20, 20]$. Neither rewards nor later tokens affect $A_t$.
 """,
     "gae": r"""
 ```math

@@ -58,7 +58,7 @@ def stage(folder: Path = STAGE) -> None:
     """Write every page, and every file that a page links to."""
     shutil.rmtree(folder, ignore_errors=True)
     queue = sources()
-    seen = {*queue, Path("README.md")}  # docs/index.md takes its place on the site
+    seen = {*queue, Path("README.md")}  # on the site, docs/index.md replaces README.md
     while queue:
         source = queue.pop()
         target = folder / home(source)

@@ -45,7 +45,7 @@ def race(track: str) -> str:
 
 
 def picture(track: str) -> str:
-    """Draw each rule's difference to the reference rule, with simultaneous intervals."""
+    """Draw each rule's difference from the reference rule, with simultaneous intervals."""
     table = standings(track)
     rows = [(rule, pair.mean or 0.0, pair.interval) for rule, pair in table.pairs.items()]
     return svg(forest(rows, xlabel=f"mean reward minus that of {table.track.reference}, simultaneous 95% intervals")) + "\n"

@@ -157,7 +157,7 @@ def uncompared(text: str) -> list[int]:
 
 
 def not_printed(sample: str, output: str) -> str:
-    """Return the first consecutive lines of a sample that the output does not have in their place; empty if it has all."""
+    """Return the first block of sample lines that is missing at its place in the output; empty if none is missing."""
     printed = "".join(f"\n{line.rstrip()}" for line in output.splitlines()) + "\n"
     for part in re.split(r"^\.\.\.\n", sample, flags=re.MULTILINE):
         if f"\n{part}" not in printed:

@@ -81,7 +81,7 @@ def qwen3(folder: Path) -> Path:
 
 
 def small_qwen3(folder: Path) -> Path:
-    """Create the same with the shape of Qwen3-0.6B, which fits on an 80 GB GPU twice during training."""
+    """Create such a model with the shape of Qwen3-0.6B; an 80 GB GPU can hold two of them during training."""
     return models.random_qwen3("qwen3-0.6b", folder / "qwen3-0.6b-shape")
 
 
@@ -91,7 +91,7 @@ def tiny_qwen3(folder: Path) -> Path:
 
 
 def counts(start: int, every: int = 0, long: int = 0) -> Callable[[int], str]:
-    """Return a function that creates 12-token prompts; responses have ``start`` tokens, but one in ``every`` has ``long``."""
+    """Return a function that creates 12-token prompts; one response in ``every`` has ``long`` tokens, the others ``start``."""
 
     def prompt(index: int) -> str:
         number = long if every and index % every == 0 else start

@@ -1,4 +1,4 @@
-"""Counts the operators and the host reads of one decoded token, for each way of sampling with fewer calls than `generate`.
+"""Counts the operators and host reads per decoded token, for each way of sampling with fewer calls than `generate`.
 
     python -m examples.bench.launches               # the tiny shape, a minute on a CPU
     python -m examples.bench.launches qwen3-0.6b    # needs 4 GB of memory
@@ -55,7 +55,7 @@ def is_replayed(event: Any) -> bool:
 
 def counted(model: Any, limit: int, way: dict[str, bool]) -> Counter[str]:
     """Decode ``limit`` tokens, and return the numbers of operators that compute something, of reads, and of replays."""
-    prompts = [tuple(range(2, SIZE + 2 - row % 2)) for row in range(ROWS)]  # of uneven length
+    prompts = [tuple(range(2, SIZE + 2 - row % 2)) for row in range(ROWS)]  # prompts of uneven length
     uniforms = row_uniforms(0, range(ROWS), limit)
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
         decode(model, prompts, uniforms, end_ids=frozenset({model.config.vocab_size}), pad_id=0, temperature=1.0, **way)

@@ -67,7 +67,7 @@ def machine() -> dict[str, float]:
 def step_flops(case: Case, model: Path, prompt_lengths: list[int], lengths: list[int]) -> dict[str, float]:
     """Count the operations of a step's matrix products: sampling (with a cache, so each prompt is processed once) and learning.
 
-    Learning consists of the old log-probs of all responses except the responses of the first update, a forward pass, and a
+    Learning consists of the old log-probs of all responses except those of the first update, a forward pass, and a
     backward pass that costs twice as much. The head is needed only for response tokens.
     """
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))

@@ -221,7 +221,7 @@ def parts_of(only: list[str], parser: argparse.ArgumentParser) -> list[str]:
 
 
 def unproven(report: dict[str, Any]) -> list[Row]:
-    """Return the checks that failed or were not run; a measurement cannot fail the command."""
+    """Return the checks that failed or were not run; a measurement cannot make the command fail."""
     return [row for row in report["rows"] if row.allowed and row.status in ("failed", "stopped", "not run")]
 
 

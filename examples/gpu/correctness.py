@@ -17,13 +17,13 @@ from examples.gpu.rows import AbsentError, Case, Outcome, Setting
 
 DTYPES: dict[str, dict[str, Any]] = {"float32": {}, "bfloat16": {"autocast": "bfloat16"}}
 ORACLE = {"float32": 1e-4, "bfloat16": 5e-2}
-"""Relative L2 error of the gradient. Float32 must not be TF32; bfloat16 keeps 8 bits, a relative error of 4e-3 per product."""
+"""Maximum relative L2 error of the gradient. TF32 would exceed it for float32; a bfloat16 product is off by 4e-3."""
 WAYS = {"float32": 1e-5, "bfloat16": 5e-2}
-"""The same for other micro-batches, packing and padding."""
+"""The maximum error with other micro-batches, packing and padding."""
 LOG_PROBS = {"float32": 1e-3, "bfloat16": 5e-2}
-"""Mean absolute difference of a token's log-prob, in nats."""
+"""Maximum of the mean absolute difference between log-probs, in nats per token."""
 FORECAST = 0.2
-"""Relative difference allowed between the measured peak of memory and the planner's forecast."""
+"""Maximum relative difference between the measured peak of memory and the planner's forecast."""
 
 
 @cache

@@ -17,7 +17,7 @@ from rlzoo.learner.batch import ScoredBatch
 from rlzoo.learner.learner import Learner
 
 KEPT = ((0.0, 0.8), (1.25, 2.6), (3.4, 4.0))
-"""Log-ratios to draw, in units of the band's width; none is near an edge or the ceiling, where rounding could decide."""
+"""Log-ratios to draw, in units of the band's width; rounding cannot move any of them across an edge or the ceiling."""
 
 
 def make_model(quick: bool, seed: int = 0) -> Any:

@@ -203,7 +203,7 @@ def learning(setting: Setting, overrides: tuple[str, ...], *, ragged: bool = Fal
 
 
 def random_batch(case: BenchCase, model: Any, *, ragged: bool) -> Any:
-    """Return a batch of random responses of the case's length or, if ``ragged``, of a sixteenth of it to all of it."""
+    """Return a batch of random responses of the case's length; if ``ragged``, lengths start at a sixteenth of it."""
     from rlzoo.learner.batch import Batch
 
     rng = torch.Generator().manual_seed(0)

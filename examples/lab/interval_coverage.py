@@ -39,7 +39,7 @@ LOG_MEDIAN, BETWEEN, WITHIN = np.log(80), 0.5, 0.35  # of the log of the length;
 
 
 def _share_by_length() -> Array:
-    """Return the probability of each length; shorter and longer responses count as 20 and 300 tokens."""
+    """Return the probability of each length; responses outside the range count as 20 or 300 tokens."""
     ends = ndtr((np.log(np.append(LENGTHS - 0.5, 300.5)) - LOG_MEDIAN) / np.hypot(BETWEEN, WITHIN))
     ends[0], ends[-1] = 0, 1
     return np.asarray(np.diff(ends))

@@ -5,7 +5,7 @@
 The model is a two-layer Qwen3 of 0.1 million parameters that answers ``3+5+9+6=`` with running totals, ``8,17#23``. It
 learns from worked solutions in which every total is off by one with probability ``--slip``, and later totals continue from
 the wrong total. It therefore knows how to add, but makes mistakes about equally often at every step of a sampled solution:
-short sums are mostly right and long ones mostly wrong, which reinforcement learning can improve. All 9000 steps are needed:
+short sums are mostly right and long ones mostly wrong. Reinforcement learning can improve both. All 9000 steps are needed:
 after 5000 steps with a slip of 0.09, the sampled accuracy was the same, but 40 steps of reinforcement learning gained no
 more than 0.05.
 """

@@ -64,7 +64,7 @@ NOT_BUILT = {
     "musicgen": "AutoModelForCausalLM cannot build its decoder from its configuration",
     "musicgen_melody": "AutoModelForCausalLM cannot build its decoder from its configuration",
 }
-"""Reasons in place of the errors."""
+"""Reasons that the table gives instead of the error messages."""
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Row:
     seconds: float = 0.0
 
     def add(self, mode: str, answer: str, remark: str = "") -> None:
-        """Record the answer of a mode, with a remark."""
+        """Record the outcome of a mode, with a remark."""
         self.answers[mode] = answer
         if remark:
             self.remarks.append(remark if mode == DEFAULT else f"{mode}: {remark}")
@@ -127,7 +127,7 @@ class Plain:
         return worst
 
     def changes(self) -> Iterator[tuple[str, float | str]]:
-        """Yield by how many nats a row's log-probs change with what they should not depend on, or why this cannot be tested."""
+        """For each input that should not affect a row's log-probs, yield the change in nats, or why it cannot be tested."""
         random = torch.Generator().manual_seed(1)
         short, long = (torch.randint(3, 98, (size,), generator=random).tolist() for size in (21, 84))
         alone, whole, size, gap = self.log_probs(short)[0], self.log_probs(long)[0], len(short), len(long) - len(short)

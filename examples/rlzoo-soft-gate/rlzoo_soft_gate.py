@@ -20,7 +20,7 @@ class SoftGate(ClipPolicy):
         r_t = pi_t / pi_old_t. The gradient is A at ratio 1, and r_t A / (1 + tau^2 (r_t - 1)^2) elsewhere.
 
     Differences from GRPO:
-        No token is ever cut off, so nothing counts as clipped.
+        The gradient of a token never drops to 0, so nothing counts as clipped.
 
     Reference:
         An example plugin. The bundled rule `sapo` (arXiv 2511.20347) has a separate gate for each sign of the advantage.

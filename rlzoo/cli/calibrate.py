@@ -32,7 +32,7 @@ def calibrate(
     plugin: Plugins = None,
     quiet: Quiet = False,
 ) -> None:
-    """Find the width at which a rule clips a given share. The command runs short pilots and writes the width to a config."""
+    """Find the width that clips a given share of responses. The command runs short pilots and writes the width to a config."""
     path = output or Path(f"{clip}-calibrated.yaml")
     if path.exists():
         raise UserError(f"{str(path)!r} exists; remove it, or choose another file with --output")

@@ -34,7 +34,7 @@ def clip_by_length(profile: LengthProfile, console: Plain) -> Table:
 
 
 def clip_in_words(profile: LengthProfile) -> str:
-    """State which lengths were clipped more or less often than the average response, beyond what noise explains."""
+    """State at which lengths responses were clipped more or less often than on average, beyond what noise explains."""
     both, average = profile.both, profile.clip_fraction
     if not average:
         return "Nothing was clipped."

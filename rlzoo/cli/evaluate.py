@@ -51,7 +51,7 @@ def evaluate(
     quiet: Quiet = False,
     mlflow: Annotated[bool, typer.Option("--mlflow/--no-mlflow", help="Log the results to MLflow.")] = True,
 ) -> None:
-    """Evaluate a model on suites, or on a run's own task. Reports mean@k, pass@k and maj@k; rerun the command to resume."""
+    """Evaluate a model on suites, or a run on its own task. Reports mean@k, pass@k and maj@k; rerun the command to resume."""
     names = () if suite is None else names_in("--suite", suite, "comma-separated suites, such as gsm8k,math500")
     check_files(csv, latex)
     with loading(is_quiet=quiet):

@@ -30,7 +30,7 @@ class Kind:
         return zoo if self is CLIPS else getattr(zoo, self.command)
 
     def find(self, name: str, plugins: list[str] | None) -> tuple[Shelf[Any], list[Entry[Any]], bool]:
-        """Return the shelf, the parts that a name, an alias or a path stands for, and whether it is a path."""
+        """Return the shelf, the parts that a name, an alias or a path stands for, and whether a path was given."""
         shelf = self.shelf(plugins)
         known = shelf.aliases[name][0] if name in shelf.aliases else name
         if known not in shelf and (name.endswith(".py") or os.sep in name or Path(name).is_dir()):

@@ -1,4 +1,4 @@
-"""Starts a run in several processes with torch's launcher, and passes on their exit code."""
+"""Starts a run in several processes with torch's launcher, and exits with the code of the first process that fails."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def launch(config: RunConfig, *, resume: bool = False, options: Sequence[str] = 
     config.refuse_redacted()
     with tempfile.TemporaryDirectory(prefix="rlzoo-launch-") as folder:
         file = Path(folder) / "run.yaml"
-        file.write_text(config.to_yaml(with_secrets=True), encoding="utf-8")  # only this user can read the folder
+        file.write_text(config.to_yaml(with_secrets=True), encoding="utf-8")  # no other user can read the folder
         command = ["-m", "rlzoo", "train", "--config", str(file), *options]
         if resume:
             command += ["--resume", "--output", str(config.output)]

@@ -19,7 +19,7 @@ from rlzoo.core.errors import PolicyError, RunError, UserError
 from rlzoo.support.distribution import damage, leftovers
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE)
-"""Errors that are clear without a file name: the disk is full, or the reader of the output has closed it."""
+"""Errors that are clear without a file name: the disk is full, or the program that reads the output has ended."""
 
 
 class Terminated(SystemExit):
@@ -56,7 +56,7 @@ def main() -> NoReturn:
             raise UserError(problem)
         if problem := leftovers():
             _complain(problem)
-        gc.set_threshold(50_000, 10, 10)  # most of the objects that imports create are kept
+        gc.set_threshold(50_000, 10, 10)  # imports create objects that mostly stay, so frequent collections would be wasted
         from rlzoo.cli.app import app
         from rlzoo.cli.usage import with_home
 

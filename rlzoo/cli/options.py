@@ -24,7 +24,7 @@ Configs = Annotated[
     list[str] | None,
     typer.Option(
         "--config",
-        help="Shipped config or YAML file; may be repeated, and later configs override earlier ones.",
+        help="Name of a shipped config, or a YAML file; may be repeated (later configs override earlier ones).",
     ),
 ]
 Overrides = Annotated[
@@ -65,7 +65,7 @@ def refuse_config(name: str) -> None:
 
 
 class Lasting:
-    """A text stream that switches to /dev/null when its reader has closed it or its disk is full."""
+    """A text stream that switches to /dev/null when the pipe's reader is gone or the disk is full."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -30,4 +30,4 @@ def write_page(page: Path, text: str, mark: bytes = MARK, kind: str = "report", 
     try:
         write_text(page, text.encode("utf-8", "backslashreplace").decode(), "page")  # a path can contain invalid text
     except OSError as error:
-        raise UserError(f"{kind} {str(page)!r} cannot be written: {error.strerror}; choose another with {option}") from error
+        raise UserError(f"{str(page)!r} cannot be written: {error.strerror}; choose another with {option}") from error

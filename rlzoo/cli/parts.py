@@ -1,4 +1,4 @@
-"""`rlzoo clips`, `advantages` and `corrections`: list, show, check and create what plugins provide."""
+"""`rlzoo clips`, `advantages` and `corrections`: list, show, check and create the parts that plugins provide."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _in_the_default_run(policy: type[ClipPolicy]) -> str:
 
 
 def _in_races(rule: str) -> list[str]:
-    """Return the rule's line in the table of each track on which rlzoo ships a result for it."""
+    """Return one line about the rule's result on each track; tracks without a shipped result are omitted."""
     from rlzoo.lab.results import SHIPPED, Standings
     from rlzoo.lab.track import Track, track_names
 

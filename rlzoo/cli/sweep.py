@@ -82,7 +82,7 @@ def sweep(
 
 
 def _print_differences(sweep: Sweep, console: Plain) -> None:
-    """Print how the runs of different rules differ, apart from the rule; uses the first value of each grid axis."""
+    """Print which settings differ between the rules; every axis of the grid is at its first value."""
     from rlzoo.lab.compare import other_differences
     from rlzoo.lab.runs import resolved_settings
 

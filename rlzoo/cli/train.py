@@ -47,7 +47,7 @@ def train(
     ] = None,
     fsdp: Annotated[
         bool | None,
-        typer.Option("--fsdp", help="Shard weights, gradients and optimizer states among the processes with FSDP2."),
+        typer.Option("--fsdp", help="Use FSDP2 to shard weights, gradients and optimizer states across the processes."),
     ] = None,
     quiet: Quiet = False,
     dry_run: Annotated[

@@ -22,19 +22,19 @@ class Engine:
 
     title: ClassVar[str]  # for messages
     install: ClassVar[str] = ""  # command that installs `library`
-    temperatures: ClassVar[tuple[float, float]] = (0.0, math.inf)  # smallest and largest allowed
-    largest_top_k: ClassVar[int | None] = None  # if not None, the kept tokens are known only with top-k
-    length_setting: ClassVar[str] = ""  # the setting behind `max_length`
-    in_flight_setting: ClassVar[str] = ""  # the setting behind `in_flight`
+    temperatures: ClassVar[tuple[float, float]] = (0.0, math.inf)  # lowest and highest allowed temperature
+    largest_top_k: ClassVar[int | None] = None  # None: the engine reports the kept tokens for any top-k
+    length_setting: ClassVar[str] = ""  # name of the setting that determines `max_length`
+    in_flight_setting: ClassVar[str] = ""  # name of the setting that determines `in_flight`
     memory_setting: ClassVar[str] = "rollout.batch_size"  # the setting to lower if sampling needs too much memory
 
-    library = ""  # the package that it needs
+    library = ""  # the package that the engine needs
     has_graphs = False  # whether `rollout.graphs` has an effect
-    is_remote = True  # whether it runs outside the trainer's processes, which share it
-    in_flight = False  # whether weights may change while it samples
+    is_remote = True  # whether the engine runs outside the trainer's processes, which share it
+    in_flight = False  # whether weights may change during sampling
     max_length: int | None = None  # maximum number of tokens in prompt and response; None for the model's own limit
-    device_share: float | None = 0.0  # share of a device's memory that it reserves; None if it samples with the trained model
-    is_resident = False  # whether it keeps that memory while the learner works
+    device_share: float | None = 0.0  # reserved share of a device's memory; None if the engine samples with the trained model
+    is_resident = False  # whether that memory stays reserved while the learner works
     recording: Any = None  # the `rlzoo.journal.recorded.Recording` that batches come from, if they are not sampled
 
     def __init__(self, rollout: Any) -> None:
@@ -49,7 +49,7 @@ class Engine:
         if self.rollout.vllm.in_flight and not self.in_flight:
             raise UserError("rollout.vllm.in_flight needs rollout.engine=vllm with a server (rollout.vllm.server)")
         if self.rollout.recorded is not None and self.recording is None:
-            raise UserError(f"rollout.recorded={self.rollout.recorded!r}: only rollout.engine=recorded reads it; set that too")
+            raise UserError(f"rollout.recorded={self.rollout.recorded!r} needs rollout.engine=recorded; set both")
         if self.rollout.graphs == "on" and not self.has_graphs:
             raise UserError("rollout.graphs=on: only rollout.engine=hf has this setting; set it to auto")
         top_p, top_k, largest = self.rollout.top_p, self.rollout.top_k, self.largest_top_k
@@ -57,7 +57,7 @@ class Engine:
             setting = f"top_p={top_p:g}" if top_k is None else f"top_k={top_k}"
             raise UserError(
                 f"rollout.{setting}: {self.title} reports the kept tokens only if rollout.top_k is at most {largest}; "
-                "set it, or use rollout.engine=hf"
+                "set rollout.top_k, or use rollout.engine=hf"
             )
 
     def make(
@@ -77,9 +77,9 @@ class Engine:
             model: the trained model.
             tokenizer: its tokenizer.
             end_ids: tokens that end a response.
-            named: model settings.
+            named: settings of the model.
             own_weights: whether an engine that samples with the trained model uses a copy of it.
-            device: device of that copy; the model itself is not moved.
+            device: device of the copy; the trained model itself is not moved.
             probe: rows of the model; see `rlzoo.rollout.sampler.HFSampler`.
 
         Raises:

@@ -23,7 +23,7 @@ _IS_A_PATH = re.compile(r"PWD|.*CREDENTIALS?", re.IGNORECASE)
 _OR_NUMBERS = ("token", "pass", "sig", "_id")
 """Suffixes of names whose numeric values are not secrets, such as token ids and counts."""
 
-# the patterns take linear time: text without a secret is consumed too, so that later starts do not scan it again
+# the patterns take linear time: they also consume text without a secret, so that no text is scanned twice
 # a password may contain a slash or an @, and the user name alone may be a token; without an @, the group user is None
 _USERINFO = re.compile(
     r"(?P<scheme>[A-Za-z0-9+.\-]://)(?:(?P<user>[^\s'\"/@:]*(?::(?P<password>[^\s'\"]*))?)@|[^\s'\"/@:]*:[^\s'\"]*)"

@@ -107,11 +107,11 @@ class RolloutConfig(Settings):
     top_k: int | None = Field(
         None, ge=1, le=2**31 - 1, description="sample only from this many of the most probable tokens; null: no limit"
     )
-    batch_size: int = Field(256, ge=1, le=65536, description="responses sampled at once")
+    batch_size: int = Field(256, ge=1, le=65536, description="number of responses to sample at once")
     graphs: Literal["auto", "on", "off"] = Field(
         "auto",
         description="with rollout.engine=hf: decode in CUDA graphs, so that a GPU seldom waits for the host; "
-        "auto: on a GPU, for Llama-like models; on: require graphs (on a CPU, the same steps are taken without them)",
+        "auto: on a GPU, for Llama-like models; on: require graphs (on a CPU, decoding takes the same steps without graphs)",
     )
     dynamic_sampling: int = Field(
         0, ge=0, le=1000, description="maximum number of extra sampling rounds that replace groups whose rewards are all equal"
@@ -122,7 +122,7 @@ class RolloutConfig(Settings):
         "values, such as [0.2,0.8]; if there are too few, the nearest are added; null: all problems in turn",
     )
     measure_every: int = Field(
-        100, ge=1, description="with rollout.band: steps after which a problem is preferred again, whatever its mean reward was"
+        100, ge=1, description="with rollout.band: number of steps after which a problem is preferred again, at any mean reward"
     )
     max_staleness: int = Field(
         0,
@@ -213,7 +213,7 @@ class LearnerConfig(Settings):
         False,
         description="leave groups with equal rewards out of the minibatches, and so out of all means",
     )
-    num_epochs: int = Field(1, ge=1, le=1000, description="passes over a rollout batch")
+    num_epochs: int = Field(1, ge=1, le=1000, description="number of passes over a rollout batch")
     max_tokens_per_micro_batch: int | None = Field(
         None,
         ge=1,
@@ -242,12 +242,12 @@ class CriticConfig(Settings):
         "starting model",
     )
     lr: float = Field(5e-6, gt=0, le=1, description="the critic's learning rate; learner.schedule and its warm-up apply")
-    updates: int = Field(1, ge=1, le=100, description="the critic's updates on a minibatch, before the model's update")
+    updates: int = Field(1, ge=1, le=100, description="number of critic updates on each minibatch, before the model's update")
     warmup_steps: int = Field(0, ge=0, description="number of initial steps in which only the critic learns")
     value_clip: float | None = Field(
         0.2,
         gt=0,
-        description="largest change of a value in a step that still lowers the loss; null: any",
+        description="largest change of a value in a step that still lowers the loss; null: no limit",
     )
     max_grad_norm: float | None = Field(1.0, gt=0, description="maximum gradient norm of the critic; null: no limit")
     frozen: Annotated[tuple[str, ...], AfterValidator(_patterns)] = Field(
@@ -292,7 +292,7 @@ class EvalConfig(Settings):
     num_problems: int = Field(0, ge=0, le=1_000_000, description="number of held-out problems; 0: no evaluation")
     num_samples: int = Field(1, ge=1, le=65536, description="sampled responses per problem")
     every: int = Field(
-        0, ge=0, description="steps between evaluations, in addition to the first and the last one; 0: no others"
+        0, ge=0, description="steps between evaluations; the model is also evaluated before and after training; 0: only then"
     )
     temperature: float = Field(1.0, gt=0, le=10, description="sampling temperature")
 
@@ -303,7 +303,7 @@ class CheckpointConfig(Settings):
     every: int = Field(
         10,
         ge=0,
-        description="steps between checkpoints, in addition to the checkpoints after step 0 and the last step; 0: no others",
+        description="steps between checkpoints; step 0 and the last step always have one; 0: only these two",
     )
     keep: int = Field(2, ge=1, description="number of checkpoints to keep, in addition to the one with the best evaluation")
 
@@ -318,8 +318,7 @@ class TrackingConfig(Settings):
     figure_every: int = Field(
         10,
         ge=0,
-        description="interval in steps at which pages of completions are logged, in addition to the last step; "
-        "0: only after the last step",
+        description="steps between logged pages of completions; the last step always has one; 0: only for the last step",
     )
     completions: int = Field(4, ge=0, description="number of prompts on each page of completions; 0: no pages")
     metrics: Literal["curated", "all"] = Field(

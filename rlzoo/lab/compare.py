@@ -181,7 +181,7 @@ def _shown(label: str, pairs: Sequence[Difference], word: str) -> str:
 
 
 def _most_even(rules: Sequence[ComparedRule]) -> str:
-    """Return the rule with the smallest length error, and the rules that it is shown to be more even than."""
+    """Name the rule with the smallest length error, and say which rules were shown to clip less evenly."""
     even = min(rules, key=lambda rule: fmean(rule.errors.values()))
     # scores are negated errors, because a higher score is better
     pairs = differences({rule.label: {seed: -error for seed, error in rule.errors.items()} for rule in rules})

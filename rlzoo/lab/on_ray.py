@@ -1,4 +1,4 @@
-"""Runs the runs of a sweep on a Ray cluster, and copies their directories back while they train."""
+"""Trains the runs of a sweep on a Ray cluster, and meanwhile copies their directories back."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from rlzoo.support.atomic import replacing, temporary_path
 from rlzoo.support.extras import require_extra
 
 RUN = "run"  # run directory on a worker
-TRIES = 3  # maximum number of starts of a run; it is started again if its node is lost
-LONGEST_END = 600.0  # maximum time in seconds for runs to save themselves after Ctrl-C or SIGTERM
+TRIES = 3  # maximum number of times that a run is started; it is restarted if its node is lost
+LONGEST_END = 600.0  # seconds that the runs have for saving and exiting after Ctrl-C or SIGTERM
 FILES = dict[str, bytes]  # by relative path
 
 logger = logging.getLogger("rlzoo")
 
 
 class Runner:
-    """A Ray actor that holds one run, in a temporary folder on some node."""
+    """A Ray actor that trains one run, in a temporary folder on its node."""
 
     def __init__(self, files: FILES, words: Sequence[str], variables: Mapping[str, str]) -> None:
-        """Write the files into the folder, and start the command there."""
+        """Write the files into a new folder, and start the command in it."""
         self.folder = Path(tempfile.mkdtemp(prefix="rlzoo-ray-"))
         write(self.folder, files)
         self._known = {name: _stamp(self.folder / name) for name in files}
@@ -59,7 +59,7 @@ class Runner:
         files: FILES = {}
         for path in paths:
             name = path.relative_to(self.folder).as_posix()
-            with suppress(FileNotFoundError):  # removed meanwhile
+            with suppress(FileNotFoundError):  # the file was removed meanwhile
                 if name in stamps or not path.is_file() or "/." in f"/{name}":
                     continue
                 stamps[name] = _stamp(path)
@@ -70,7 +70,7 @@ class Runner:
         return code, files, gone
 
     def stop(self) -> None:
-        """Ask the run to save itself and to exit."""
+        """Ask the run to save a checkpoint and exit."""
         self._process.terminate()
 
     def remove(self) -> None:
@@ -103,7 +103,7 @@ class Cluster:
 
     cpus: int = 1
     gpus: int = 0
-    capacity: int = field(init=False)  # number of runs at once
+    capacity: int = field(init=False)  # maximum number of concurrent runs
 
     def __post_init__(self) -> None:
         """Connect to the cluster.
@@ -123,7 +123,7 @@ class Cluster:
                 "--head`, or set RAY_ADDRESS"
             ) from error
         finally:
-            for number, handler in handlers.items():  # Ray replaces them
+            for number, handler in handlers.items():  # Ray replaces these handlers
                 signal.signal(number, handler)
         nodes = [node["Resources"] for node in _nodes()]
         fits = [
@@ -247,8 +247,8 @@ def _relative(path: Path, folder: Path) -> str:
         return path.resolve().relative_to(folder).as_posix()
     except ValueError:
         raise UserError(
-            f"--on ray: {str(path)!r} is outside the current directory, so it is not sent to the nodes; copy it there, or "
-            "start the command elsewhere"
+            f"--on ray: {str(path)!r} is not sent to the nodes, because it is outside the current directory; copy it "
+            "into this directory, or start the command elsewhere"
         ) from None
 
 

@@ -29,11 +29,11 @@ from rlzoo.support.reading import read_text
 from rlzoo.testing import check
 from rlzoo.training.train import train
 
-PILOTS, PILOT_STEPS = 8, 10  # of a calibration
-TIMED_STEPS, TIMED_RUNS = 5, 3  # of each rule, when the time per step is measured
+PILOTS, PILOT_STEPS = 8, 10  # maximum number of pilots, and their steps
+TIMED_STEPS, TIMED_RUNS = 5, 3  # of each rule, to measure the time per step
 
 RunAll = Callable[[Sweep], object]
-"""Runs all unfinished runs of a sweep."""
+"""Starts or resumes all unfinished runs of a sweep."""
 
 
 def race(
@@ -150,7 +150,7 @@ def beyond(records: Sequence[Record]) -> tuple[float, ...]:
 
 
 def record_of(child: Child) -> Record:
-    """Read the record of a run that has ended; raises `RunError` if the cause was not the rule."""
+    """Read the record of a run that has ended; raises `RunError` if it failed for a reason other than the rule."""
     rows = read_metrics(child.path / "metrics.jsonl") if (child.path / "metrics.jsonl").is_file() else []
     seed, rate = child.config.seed, child.config.learner.lr
     number = child.config.rollout.num_prompts * child.config.rollout.group_size
@@ -178,7 +178,7 @@ def record_of(child: Child) -> Record:
 
 
 def _failure(child: Child) -> str:
-    """Return the error that ended a run; raises `RunError` if it was killed, or if the error may not recur."""
+    """Return the error that ended a run; raises `RunError` if the run was killed, or if the error may not recur."""
     log = child.path.parent / "logs" / f"{child.name}.log"
     lines = read_text(log).splitlines() if log.is_file() else []
     if not lines or not lines[-1].startswith("rlzoo: ") or lines[-1].endswith("run the same command again"):
@@ -187,7 +187,7 @@ def _failure(child: Child) -> str:
 
 
 def _evenness(track: Track, policy: ClipPolicy, folder: Path, plugins: Sequence[str | Path]) -> Evenness:
-    """Replay the rule on a run of the reference rule (recorded first if needed), clipping the track's share of each sign."""
+    """Replay the rule on a run of the reference rule, trained first if needed, and clip the track's share of each sign."""
     config = _compose(track, track.reference, (), [folder.parent / "track.yaml"])
     if not read_mapping(folder / "summary.json").get("finished"):
         train(config.model_copy(update={"output": folder}), resume=(folder / "config.yaml").is_file())
@@ -220,7 +220,7 @@ def _timed(config: RunConfig, reference: RunConfig) -> tuple[tuple[float, ...], 
 
 
 def admit(result: Result, track: Track, plugins: Sequence[str | Path], others: Sequence[Result]) -> None:
-    """Check a submitted result: its runs, its settings and data, its rule, and that it starts from the same model as others.
+    """Check a submitted result: its runs, settings, data and rule, and whether it starts from the same model as other results.
 
     Raises:
         UserError: the result cannot be added to the table of this track.
@@ -250,6 +250,6 @@ def _unchanged(result: Result, track: Track, policy: ClipPolicy) -> Result:
 
 
 def refuse_broken_laws(policy: ClipPolicy) -> None:
-    """Raise `UserError` if a rule breaks a law from which it is not exempt."""
+    """Raise `UserError` if a rule breaks a law that it does not opt out of."""
     if broken := [outcome.law for outcome in check(policy) if outcome.status == "fail"]:
         raise UserError(f"{policy.name} breaks the law {broken[0]}; see `rlzoo clips check`")

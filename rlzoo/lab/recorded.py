@@ -34,10 +34,10 @@ class RecordedUpdate:
     step: int
     index: int  # within the step, from 0
     edges: Tensor  # (K + 1,) length bins of the rollout batch, in tokens
-    inputs: ClipInputs  # of R responses
+    inputs: ClipInputs  # R responses
     batch: Batch  # all responses of the rollout step
     rows: Tensor  # (R,) int64, the responses' rows in `batch`
-    counts: StepCounts  # divisors of the objectives; include responses without a grade
+    counts: StepCounts  # divisors of the objectives; responses without a grade count too
     weights: Tensor | None = None  # (R, 1) or (R, T) weights for the objective, if the run used a mismatch correction
 
     def weights_for(self, policy: ClipPolicy) -> Tensor | None:

@@ -31,7 +31,7 @@ class Replayed:
     profile: LengthProfile
     states: tuple[ClipPolicy, ...]  # before each update and after the last; they differ only if the rule is adaptive
     above: Replayed | None = None  # the results for A > 0 if each sign of the advantage has its own widths
-    note: str = ""  # why the clip fraction was not matched, or how far it was missed
+    note: str = ""  # why the clip fraction was not matched, or by how much it misses the target
 
     @property
     def label(self) -> str:

@@ -29,10 +29,10 @@ from rlzoo.support.parsing import UnreadableError, parse_json
 from rlzoo.support.reading import read_text
 
 PACKAGE = Path(str(resources.files("rlzoo")))
-CLONE = PACKAGE.parent / "docs" / "results"  # the folder of the results in a clone
-SHIPPED = (PACKAGE / "results", CLONE)  # one of them exists: the first in an installed wheel
+CLONE = PACKAGE.parent / "docs" / "results"  # where a clone holds the results
+SHIPPED = (PACKAGE / "results", CLONE)  # only one exists: in an installed wheel, the first
 CONDITIONS = ("loss_beside", "clip_fraction", "entropy", "length", "relative_step_time")
-COLLAPSED = 0.5  # a run has collapsed if it failed, or ended below this share of its reward before training
+COLLAPSED = 0.5  # a run has collapsed if it failed, or if its reward fell below this share of its initial reward
 
 
 class Record(Settings):
@@ -40,12 +40,12 @@ class Record(Settings):
 
     seed: int
     learning_rate: float
-    num_samples: int = 1  # responses to each held-out problem
+    num_samples: int = 1  # number of responses to each held-out problem
     start: float | None = None  # mean reward on the held-out problems before training
     right: str = ""  # after training: the number of right responses to each problem, one digit each; empty for other rewards
     rewards: tuple[float, ...] = ()  # the mean reward of each problem, if rewards are not 0 or 1
     curve: tuple[float, ...] = ()  # mean reward of each step
-    tokens: int = 0  # in the responses that were sampled for training
+    tokens: int = 0  # number of tokens in the responses sampled for training
     clip_fraction: float | None = None  # mean over all steps; the next three are means over the last quarter
     entropy: float | None = None  # nats per token
     length: float | None = None  # tokens
@@ -67,12 +67,12 @@ class Record(Settings):
 
 
 class Evenness(Settings):
-    """A rule on the track's common recording, with its widths scaled so that it clips the track's share of each sign."""
+    """How evenly a rule clips the track's common recording, with widths scaled to clip the track's share of each sign."""
 
     clip_fraction: float | None = None
     length_error: float | None = None  # largest length reweighting error given the sign of the advantage
     interval: Interval | None = None
-    note: str = ""  # why there is no length error, or how far the share was missed
+    note: str = ""  # why there is no length error, or by how much the rule misses the share
 
 
 class Result(Settings):
@@ -81,7 +81,7 @@ class Result(Settings):
     track: str
     track_digest: str
     rule: str
-    rule_hash: str  # of the code in the file with the rule's class
+    rule_hash: str  # SHA-256 of the code in the file with the rule's class
     widths: dict[str, Any]  # calibrated settings of the rule; empty if it has no widths
     learning_rate: float
     tuning: tuple[Record, ...]
@@ -161,7 +161,7 @@ class Result(Settings):
 
 
 def best_rate(records: Sequence[Record]) -> float:
-    """Return the learning rate with the best mean score; of equally good ones, the lowest."""
+    """Return the learning rate with the best mean score; if several have this score, the lowest of them."""
     rates = sorted({record.learning_rate for record in records})
     return max(rates, key=lambda rate: fmean(record.score for record in records if record.learning_rate == rate))
 
@@ -215,7 +215,7 @@ class Standings:
 
     @cached_property
     def pairs(self) -> dict[str, Difference]:
-        """The difference of each other rule from the reference rule; empty if the reference rule has no result."""
+        """The difference between each other rule and the reference rule; empty if the reference rule has no result."""
         return against(self.track.reference, self.scores) if self.track.reference in self.scores else {}
 
     def line(self, rule: str) -> str | None:

@@ -116,7 +116,7 @@ def _folders_with(name: str, path: Path) -> list[Path]:
 
 def _facts(path: Path) -> dict[str, Any]:
     metrics: list[dict[str, float]] = [{"step": 0}]
-    with suppress(UserError):  # `rlzoo train --resume` says what is wrong
+    with suppress(UserError):  # `rlzoo train --resume` reports the error
         metrics = read_metrics(path / "metrics.jsonl") or metrics
     summary, settings = read_mapping(path / "summary.json"), flatten(read_mapping(path / "config.yaml", parse_yaml))
     run = FinishedRun(path, settings.get("clip.name", ""), 0, {"steps": metrics[-1]["step"]}, tuple(metrics), summary)
@@ -130,7 +130,7 @@ def _facts(path: Path) -> dict[str, Any]:
         when = f"{datetime.fromtimestamp(metrics[-1].get('time/clock', path.stat().st_mtime)):%Y-%m-%d %H:%M}"
     facts, last = read_mapping(path / IDENTITY).get("fingerprint"), run.accuracies[-1] if run.accuracies else None
     is_reward = isinstance(facts, dict) and facts.get(SCORE) == "reward"
-    verb = "train --resume --output" if settings else "runs remove"  # a removal removes config.yaml first
+    verb = "train --resume --output" if settings else "runs remove"  # `rlzoo runs remove` deletes config.yaml first
     return {
         "run": str(path),
         "rule": run.policy,

@@ -194,7 +194,7 @@ def run_children(
     """Run every child that is not finished, and wait for all of them.
 
     Args:
-        children: in the order in which to start them.
+        children: the runs, in the order in which to start them.
         jobs: number of children to run at once; None for one per GPU or, without GPUs, one per core, as far as memory allows.
         parent_run: ID of the MLflow run to which the children belong.
         look: called every half second with the children that are running.
@@ -272,7 +272,7 @@ def _run(words: Sequence[str], variables: Mapping[str, str], log: Path) -> None:
     os.environ.update(variables)
     torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))  # torch has already read the variable
     sys.argv = list(words)
-    importlib.import_module("rlzoo.cli.main").entry()  # by name, because the lab imports nothing from the command line
+    importlib.import_module("rlzoo.cli.main").entry()  # imported by name, because the lab must not depend on the command line
 
 
 def _end_with_the_sweep() -> None:

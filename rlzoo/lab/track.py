@@ -28,7 +28,7 @@ class Track(Settings):
     config: dict[str, Any]  # settings of a run, except the rule, the learning rate and the seed
     learning_rates: Annotated[tuple[Rate, ...], Field(min_length=3)]  # ascending, each a constant factor above the one before
     tuning_seeds: Seeds
-    seeds: Seeds  # of the runs that are reported
+    seeds: Seeds  # seeds of the reported runs
     clip_fraction: float = Field(gt=0, lt=1)  # target for calibrating widths, with the first tuning seed
     reference: str  # the rule that the others are compared with
 

@@ -17,7 +17,7 @@ ASK_FOR_A_BOX = "{question}\n\nPlease reason step by step, and put your final an
 LONGEST_ANSWER = 5_000
 LONGEST_SEARCHED = 100_000  # number of characters at the end of a response that math-verify searches for an answer
 
-# a number with commas between thousands; with another comma, or a number or bracket before it, the text may be a list
+# matches a number with commas between thousands, unless another comma, or a number or bracket before it, suggests a list
 _THOUSANDS = re.compile(
     r"((?:[^0-9,;()\[\]{}<\\]|\\\$)*)(?<![A-Za-z_^.])([1-9][0-9]{0,2}(?:,[0-9]{3})+)(?![0-9])((?:[^,;{}\\]|\\%)*)"
 )
@@ -131,7 +131,7 @@ def plain_answer(answer: str) -> str:
 
 
 def without_thousands_separators(answer: str) -> str:
-    """Remove the commas between the thousands of a number; a text that may be a list is returned as it is.
+    """Remove the commas between the thousands of a number; a text that may be a list is returned unchanged.
 
     Example:
         >>> [without_thousands_separators(answer) for answer in ("-1,200.50", "$1,200", "3, -3", "(1,200, 5)")]

@@ -126,7 +126,7 @@ def _hub_rows(name: str, split: str, subset: str | None) -> Iterable[tuple[str, 
         chosen = subset or ("main" if "main" in subsets else None)  # main is the usual subset of GSM8K
         splits = datasets.get_dataset_split_names(name, chosen)
         rows = datasets.load_dataset(name, chosen, split=split) if split in splits else None
-    except Exception as error:  # due to the network, the name or the subset; the error classes differ between versions
+    except Exception as error:  # caused by the network, the name or the subset; error classes differ between versions
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(f"{name!r} is not a file, and loading it as a hub dataset failed: {reason}") from error
     if rows is None:
@@ -236,7 +236,7 @@ def _worked_out(place: str, row: Mapping[str, Any]) -> str:
 
 
 def clean_answer(answer: str, cleaned: Callable[[str], str] = without_thousands_separators) -> str:
-    r"""Apply ``cleaned`` to the text after GSM8K's ``####``, else to that of the last ``\boxed{}``, else to the whole text.
+    r"""Apply ``cleaned`` to the text after GSM8K's ``####``, else inside the last ``\boxed{}``, else to the whole text.
 
     Example:
         >>> clean_answer("He pays 2 * 600 = 1,200.\n#### 1,200"), clean_answer("#### 3, -3")

@@ -231,7 +231,7 @@ def _task_class(name: object, tasks: Mapping[str, str], fields: dict[str, Any]) 
         if served != name:
             setting = served[len(kind) + 2 : -1]
             if setting in fields:
-                raise UserError(f"task.{setting}={shown(fields[setting])}: task.name={name!r} sets it; remove task.{setting}")
+                raise UserError(f"task.{setting}={shown(fields[setting])}: remove this setting; task.name={name!r} sets it too")
             fields[setting] = value
         return _imported(tasks[served])
     kinds = {known.partition(":")[0] for known in tasks}
@@ -256,7 +256,7 @@ def _imported(reference: str) -> type[Task]:
 
 
 def seeded(task: Task, seed: int | None) -> Task:
-    """Return the task, with ``seed`` if it has no seed of its own; the seed determines the order of the questions."""
+    """Return the task, with ``seed`` as its seed if it has none; the seed determines the order of the questions."""
     return task if task.seed is not None else task.model_copy(update={"seed": seed})
 
 

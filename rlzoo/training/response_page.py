@@ -78,7 +78,7 @@ def _shown_response(
     batch: ScoredBatch,
     updates: Sequence[Update],
 ) -> ShownResponse:
-    """Collect what the page shows about a row, with ``size`` tokens; ``number`` is (prompt, position within the prompt)."""
+    """Collect what the page shows about a row, with ``size`` tokens; ``number`` has the indices of its prompt and response."""
     prompt, place = number
     problem, rollout = groups[prompt].problem, groups[prompt].rollouts[place]
     index, update = max((index, update) for index, update in enumerate(updates) if row in update.minibatch.table_rows)

@@ -45,7 +45,7 @@ class Run:
         rollouts = Rollouts if config.rollout.recorded is None else RecordedRollouts
         self.rollouts = rollouts(config, self.task, admission.sampler, self.accelerator)
         self.monitor = Monitor(config.clip, expects_mismatch=config.rollout.recorded is not None)
-        self.recent: deque[dict[str, float]] = deque(maxlen=WINDOW)  # metrics of the last steps; all are in metrics.jsonl
+        self.recent: deque[dict[str, float]] = deque(maxlen=WINDOW)  # metrics of the last steps only
         self.accuracies: dict[int, float] = {}  # by step
         self.done = 0  # completed steps
         self._began, self._before = time.perf_counter(), 0.0
@@ -155,7 +155,7 @@ class Run:
         """Sample and grade the responses of a step, and start sampling for later steps.
 
         If the responses were sampled ahead, only the groups that dynamic sampling adds are sampled now. A checkpoint waits
-        for every batch whose sampling has begun, so it need not store the older weights that sample the batch.
+        for every batch whose sampling has begun, so it need not store the older weights that these batches use.
         """
         version = self.learner.num_optimizer_steps
         if self.rollouts.sampler.in_flight:

@@ -105,6 +105,6 @@ def test_every_error_is_reported_in_one_line():
         "task.options.seed is set by rlzoo; remove it (task.seed determines the order of problems)"
     )
     assert error_of("chain_sum", dataset="gcd") == (
-        "task.dataset='gcd': task.name='reasoning_gym:chain_sum' sets it; remove task.dataset"
+        "task.dataset='gcd': remove this setting; task.name='reasoning_gym:chain_sum' sets it too"
     )
     assert error_of("chain_sum", options=3).startswith("task.options=3: ")

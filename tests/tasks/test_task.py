@@ -55,7 +55,7 @@ def test_an_unknown_task_gets_the_allowed_names_and_the_closest(name, hint):
 def test_the_name_of_a_task_may_end_with_one_of_its_settings():
     tasks = {"sums:<operand_max>": "rlzoo.tasks.arithmetic:ArithmeticTask"}
     assert build_task({"name": "sums:5"}, tasks).operand_max == 5
-    with pytest.raises(UserError, match=r"^task.operand_max=7: task.name='sums:5' sets it; remove task.operand_max$"):
+    with pytest.raises(UserError, match=r"^task.operand_max=7: remove this setting; task.name='sums:5' sets it too$"):
         build_task({"name": "sums:5", "operand_max": 7}, tasks)
 
 

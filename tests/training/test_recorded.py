@@ -234,7 +234,7 @@ REFUSED = {
     "steps=4": r"steps=4: '.*' has 3 steps \(rollout.recorded_epochs=1\); set steps to at most 3, or raise rollout.record",
     "rollout.recorded=nowhere": "'nowhere' does not exist; pass a run directory, rollout files, or a folder of rollout files",
     "rollout.recorded=null": "rollout.engine=recorded: set rollout.recorded to a run directory or a rollout file",
-    "rollout.engine=hf": "rollout.recorded='.*': only rollout.engine=recorded reads it; set that too",
+    "rollout.engine=hf": "rollout.recorded='.*' needs rollout.engine=recorded; set both",
 }
 
 
