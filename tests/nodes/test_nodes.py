@@ -93,7 +93,7 @@ def one_process(tmp_path_factory):
 def test_three_steps_equal_one_process_and_resume_without_a_shared_file_system(machines, one_process, strategy):
     settings = STRATEGIES[strategy]
     ended_well(machines, [machines.rank(number, *words(*settings, steps=2)) for number in range(2)])
-    assert sorted(path.name for path in machines.folders[1].iterdir()) == ["grade.py"]
+    assert {path.name for path in machines.folders[1].iterdir()} <= {"grade.py", "__pycache__"}
     before = machines.num_bytes()
     ended_well(machines, resume(machines))
     print(f"{strategy}: {machines.num_bytes() - before:,} bytes on the cable to resume, for a step and to save it")
