@@ -340,8 +340,8 @@ def freeze_unused(accelerator: Accelerator, module: ResponseLogProbs | ResponseV
     adds_in_order = accelerator.distributed_type is DistributedType.DEEPSPEED and accelerator.num_processes > 1
     if adds_in_order and with_one_token != with_various:
         raise UserError(
-            f"launch.deepspeed: the tokens determine which layers {type(model).__name__} uses, so DeepSpeed would add up "
-            "gradients of different layers if processes differ; use launch.fsdp=true"
+            f"launch.deepspeed: the layers that {type(model).__name__} uses depend on the tokens, so DeepSpeed would add "
+            "gradients of different layers together; use launch.fsdp=true"
         )
     if any(parameter.requires_grad for parameter in text_model - (with_one_token & with_various)):
         accelerator.ddp_handler = DistributedDataParallelKwargs(find_unused_parameters=True)

@@ -36,11 +36,11 @@ class StaticSteps:
         """Allocate the state, and draw the first tokens.
 
         Args:
-            responses: responses after their first pass, with a `FusedStep` and a number of columns from `rounded`.
+            responses: responses after their first pass, with a `FusedStep`, their columns padded to a number that `rounded` returns.
             logits: ``(B, V)`` logits from that pass.
             numbers: float64 ``(T, B)`` random numbers in [0, 1).
             ends: ``(E,)`` tokens that end a response.
-            pad_id: token id after the end of a response.
+            pad_id: token id that fills the positions after the end of a response.
             temperature: sampling temperature.
             truncation: restricts which tokens are drawn.
         """

@@ -72,7 +72,7 @@ def parse_yaml(text: str) -> Any:
     """Parse a YAML text with the types of YAML 1.2's core schema.
 
     Raises:
-        UnreadableError: the text is invalid, too long, too deeply nested or too large, or a mapping has a key twice.
+        UnreadableError: the text is invalid, too long, too deeply nested or too large, or a mapping contains a key twice.
     """
     if len(text) > LONGEST_YAML:
         raise UnreadableError(f"{len(text):,} characters are too many (at most {LONGEST_YAML:,})")

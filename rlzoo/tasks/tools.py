@@ -43,7 +43,7 @@ class ToolTask(EpisodeTask):
 
     @cached_property
     def task(self) -> Task:
-        """The task that asks the questions and grades the answers. Copies of this task share it."""
+        """The task that asks the questions and grades the answers, shared by all copies of a `ToolTask`."""
         try:
             return build_task(self.problems)
         except UserError as error:
