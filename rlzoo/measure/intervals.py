@@ -146,7 +146,7 @@ class Clusters:
 
 
 def _length_error(weight: Array, accepted: float, share: Array, bins: Proportions, observed: Proportions) -> LengthError:
-    """Compute the errors from the weights and clip fractions; ``observed`` gives less weight to the prior than ``bins`` does."""
+    """Compute the errors from the weights and clip fractions; ``observed`` gives the prior less weight than ``bins`` does."""
     low, high = bins.interval()
     slope = (np.outer(weight, share) - np.eye(NUM_BINS)) / accepted * (share > 0)[:, None]  # with respect to clip fractions
     values, vectors = np.linalg.eigh(bins.correlation)

@@ -36,7 +36,7 @@ class StaticSteps:
         """Allocate the state, and draw the first tokens.
 
         Args:
-            responses: responses after their first pass, with a `FusedStep`, their columns padded to a number that `rounded` returns.
+            responses: responses after their first pass, with a `FusedStep`, and padded as `rounded` says.
             logits: ``(B, V)`` logits from that pass.
             numbers: float64 ``(T, B)`` random numbers in [0, 1).
             ends: ``(E,)`` tokens that end a response.

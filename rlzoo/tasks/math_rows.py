@@ -182,7 +182,7 @@ def _problem(place: str, row: Any, cleaned: Callable[[str], str]) -> Problem:
     if question is None:
         raise _missing(place, row, "question")
     if not isinstance(question, str) or not question.strip():
-        raise UserError(f"{place}: the question is {shown(question)}, not a text")
+        raise UserError(f"{place}: the question is {shown(question)}; expected a non-empty string")
     return Problem(question=question, answer=_answer(place, row, cleaned))
 
 

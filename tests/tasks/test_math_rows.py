@@ -126,8 +126,8 @@ def test_every_error_in_a_file_is_reported_with_its_location(tmp_path, gsm8k):
     assert message(json.dumps({"prompt": twice, "answer": "1"})) == "2 user messages; expected exactly one, with the question"
     assert message('{"prompt": [], "answer": "1"}') == "0 user messages; expected exactly one, with the question"
     assert message('{"prompt": [{"role": "user"}], "answer": "1"}').startswith("no column with the question")
-    assert message('{"question": 3, "answer": "1"}') == "the question is 3, not a text"
-    assert message('{"question": " ", "answer": "1"}') == "the question is ' ', not a text"
+    assert message('{"question": 3, "answer": "1"}') == "the question is 3; expected a non-empty string"
+    assert message('{"question": " ", "answer": "1"}') == "the question is ' '; expected a non-empty string"
     assert message('{"question": "q", "answer": ["1"]}') == "the answer is ['1'], not a string or a number"
     assert message('{"question": "q", "answer": true}') == "the answer is True, not a string or a number"
     assert message('{"question": "q", "answer": "hm\\n####"}') == "the answer is empty"
@@ -242,7 +242,7 @@ def test_a_number_that_cannot_be_converted_to_text_is_refused(tmp_path):
         file.write_text(f'{{"question": "a", "answer": {number}}}')
         assert error_of(file) == f"{file} line 1: the answer is {shown}, not a string or a number"
     file.write_text('{"question": 2.50, "answer": "1"}')
-    assert error_of(file) == f"{file} line 1: the question is 2.50, not a text"
+    assert error_of(file) == f"{file} line 1: the question is 2.50; expected a non-empty string"
 
 
 def narrow_table():
