@@ -297,5 +297,5 @@ def test_a_server_that_returns_too_few_log_probs_is_refused(server):
 
 @pytest.mark.parametrize("given", ["top_p=0.9", "top_k=513"])
 def test_a_truncation_whose_kept_sets_vllm_does_not_return_is_refused(given):
-    with pytest.raises(UserError, match=f"rollout.{given}: .* only if rollout.top_k is at most 512; set it, or"):
+    with pytest.raises(UserError, match=f"rollout.{given}: .* only if rollout.top_k is at most 512; set rollout.top_k, or"):
         rlzoo.RunConfig.compose(clip="grpo", overrides=["rollout.engine=vllm", f"rollout.{given}"])
