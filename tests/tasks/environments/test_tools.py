@@ -292,7 +292,7 @@ SMALL = [
 def test_a_run_with_tools_is_graded_as_one_without(rlzoo, tmp_path, caplog):  # noqa: F811
     code, _, err = rlzoo(*SMALL, "--set", f"task.tools=[{CALCULATOR}]")
     assert (code, "Traceback" in err) == (0, False)
-    assert "model.chat_template=false: the tools are not described to the model" in caplog.text
+    assert "model.chat_template=false: no template describes the tools" in caplog.text
     rows = [json.loads(line) for line in (tmp_path / "here" / "run" / "metrics.jsonl").read_text().splitlines()]
     rollouts = [json.loads(line) for line in (tmp_path / "here" / "run" / "rollouts" / "000001.jsonl").read_text().splitlines()]
     task = build_task({"name": "arithmetic"})
