@@ -54,13 +54,14 @@ class Runner:
         """Return the exit code, the new and changed files since the last call, and the names of the removed files."""
         code = self._process.poll()  # before the files are read, so that the last call includes all of them
         # checkpoints first: the metrics of every step up to a copied checkpoint are then copied too
-        paths = [*(self.folder / RUN / "checkpoints").rglob("*"), *(self.folder / RUN).rglob("*"), self.folder / "log"]
+        tops = (self.folder / RUN / "checkpoints", self.folder / RUN)
+        paths = [Path(folder, name) for top in tops for folder, _, names in os.walk(top) for name in names]
         stamps: dict[str, tuple[int, int]] = {}
         files: FILES = {}
-        for path in paths:
+        for path in (*paths, self.folder / "log"):
             name = path.relative_to(self.folder).as_posix()
-            with suppress(FileNotFoundError):  # the file was removed meanwhile
-                if name in stamps or not path.is_file() or "/." in f"/{name}":
+            with suppress(FileNotFoundError):  # the file was removed meanwhile; `os.walk` skips a folder that was
+                if name in stamps or "/." in f"/{name}":
                     continue
                 stamps[name] = _stamp(path)
                 if stamps[name] != self._known.get(name):
@@ -181,7 +182,8 @@ class Cluster:
                     code, files, gone = ray.get(ready)
                 except ray.exceptions.RayError as error:
                     del runners[child.name]
-                    logger.warning("%s was lost: %s", child.name, one_line(str(error).partition("\n")[0]))
+                    ray.kill(runner)  # if it still exists, so that the run does not continue in two places
+                    logger.warning("%s was lost: %s", child.name, one_line(str(error).strip().rpartition("\n")[2]))
                     waiting.insert(0, child)
                     continue
                 store(child, files, gone)
