@@ -91,25 +91,26 @@ def server_is_restarted(machines, server):
 
 
 ENDED = {
-    "the server restarted": (server_is_restarted, "no longer has the weights that this run sent: it restarted", 60),
-    "the cable was cut": (lambda machines, _: machines.connect(is_up=False), f"http://{ADDRESSES[1]}:{PORT}", 300),
+    "the server restarted": (server_is_restarted, "no longer has the weights that this run sent: it restarted", 60, {0, 1}),
+    "the cable was cut": (lambda machines, _: machines.connect(is_up=False), f"http://{ADDRESSES[1]}:{PORT}", 300, {1}),
 }
 
 
 @pytest.mark.parametrize("fault", ENDED)
-def test_a_run_whose_server_is_lost_ends_in_one_line_and_can_be_resumed(machines, beside, fault):
-    lose, message, limit = ENDED[fault]
+def test_a_run_whose_server_is_lost_can_be_resumed_and_loses_nothing(machines, beside, fault):
+    lose, message, limit, allowed = ENDED[fault]
     server = serve(machines)
     process = train(machines)
     until_step(machines, 1)
-    lose(machines, server)
     log = machines.logs[0]
+    lose(machines, server)
     codes, seconds = wait([process], limit=limit)
-    print(f"{fault}: ended after {seconds:.0f} s")
-    assert codes == [1]
-    last = log.read_text().splitlines()[-1]
-    assert last.startswith("rlzoo: ")
-    assert message in last
+    print(f"{fault}: ended with exit code {codes[0]} after {seconds:.0f} s")
+    assert codes[0] in allowed
     machines.connect()
-    assert wait([train(machines, "--resume")])[0] == [0], machines.log(0)[-3000:]
+    if codes != [0]:  # a server that restarts between two steps receives the next step's weights, and the run continues
+        last = log.read_text().splitlines()[-1]
+        assert last.startswith("rlzoo: ")
+        assert message in last
+        assert wait([train(machines, "--resume")])[0] == [0], machines.log(0)[-3000:]
     assert metrics(machines) == beside
