@@ -152,9 +152,10 @@ def memory(
         if sharding.is_fsdp
         else _buffers(one_copy, adapter or trained * element, element, sharding),
     }
-    critic, critic_gradients, _ = critic_bytes(architecture, config)
-    if critic:  # sharded like the model's states under FSDP2, the only sharding that the critic supports
-        states["critic"] = critic * share + (critic_gradients if has_both else 0.0)
+    critic, critic_states, critic_gradients, _ = critic_bytes(architecture, config, has_deepspeed)
+    if critic:  # sharded like the model
+        whole = critic / processes if sharding.shards_weights else critic
+        states["critic"] = whole + on_device * critic_states + (critic_gradients if has_both and not has_deepspeed else 0.0)
     # the embedding's gradient from a micro-batch is held separately while the other gradients are computed
     head = 0 if is_low_rank else architecture.embedding_parameters * (FLOAT if keeps else element)
     gradients = max(share * (adapter or trained * number) + head, share * critic_gradients)  # never both at the same time
@@ -187,22 +188,22 @@ def reference_bytes(architecture: Architecture, config: RunConfig) -> float:
     return float(teacher.num_parameters * (BYTES[dtype] if dtype else stated.itemsize if stated else FLOAT))
 
 
-def critic_bytes(architecture: Architecture, config: RunConfig) -> tuple[float, float, float]:
-    """Return the sizes in bytes of the critic's weights with optimizer states, its gradients and its files; 0 without a critic.
+def critic_bytes(architecture: Architecture, config: RunConfig, has_deepspeed: bool) -> tuple[float, float, float, float]:
+    """Return the sizes in bytes of the critic's weights, optimizer states, gradients and files; 0 without a critic.
 
     If the critic's shape is unknown, it is assumed to be as large as the model.
     """
     if not config.has_critic:
-        return 0.0, 0.0, 0.0
+        return 0.0, 0.0, 0.0, 0.0
     with naming("critic.model"):
         own = (find_architecture(config.critic.model) if config.critic.model is not None else None) or architecture
     frozen = {name for name in own.parameter_sizes for pattern in config.critic.frozen if re.search(pattern, name)}
     trained = own.num_parameters - sum(own.parameter_sizes[name] for name in frozen)
     element = BYTES[config.model.dtype]
-    number = FLOAT if config.learner.master_weights else element  # bytes of an optimized parameter
+    number = FLOAT if config.learner.master_weights or has_deepspeed else element  # bytes of an optimized parameter
     weights, moments = own.num_parameters * element, trained * 2 * number
-    masters = trained * number if number != element else 0
-    return weights + moments + masters, trained * number, weights + moments + trained * number
+    masters = trained * number if number != element or has_deepspeed else 0
+    return weights, moments + masters, trained * (element if has_deepspeed else number), weights + moments + trained * number
 
 
 def trained_parameters(architecture: Architecture, config: RunConfig) -> int:
@@ -219,7 +220,7 @@ def resume_bytes(architecture: Architecture, config: RunConfig, has_deepspeed: b
     """Return the size of a checkpoint in bytes across all processes, excluding the model: trained parameters and moments."""
     number = 3 * _trained_bytes(config, has_deepspeed)  # the parameter and two moments
     more = float(weight_bytes(architecture, config)) if has_deepspeed else 0.0
-    more += critic_bytes(architecture, config)[2]
+    more += critic_bytes(architecture, config, has_deepspeed)[-1]
     return more + trained_parameters(architecture, config) * number
 
 

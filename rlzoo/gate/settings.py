@@ -98,11 +98,6 @@ def check_settings(config: RunConfig, start: Start) -> None:
     if (critic := config.critic.model) is not None:
         with naming("critic.model"):
             (check_model if start.here else local_model)(critic)
-    if config.has_critic and config.launch.deepspeed is not None:
-        raise UserError(
-            f"launch.deepspeed={config.launch.deepspeed!r}: DeepSpeed trains one model per process, but advantage {name!r} "
-            "trains a critic too; use launch.fsdp=true"
-        )
     if reference is not None:
         if not needs_reference(config.learner, config.reward, config.clip, config.estimator):
             advice = "set learner.kl_coef or reward.kl_coef, or choose a rule or an advantage that needs ref_log_probs"

@@ -159,6 +159,7 @@ class DeepSpeedOptimization:
 
     def __init__(self, accelerator: Accelerator, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.accelerator = accelerator
+        accelerator.deepspeed_engine_wrapped = None  # otherwise, Accelerate warns that it trains only one of two models
         self.model, _ = accelerator.prepare(module, optimizer)
         self.optimizer = self.model.basic_optimizer  # differs from the given optimizer if states are offloaded to the CPU
 
@@ -171,7 +172,8 @@ class DeepSpeedOptimization:
         self.model.backward(loss * self.accelerator.num_processes, scale_wrt_gas=False)
 
     def apply(self, max_grad_norm: float | None) -> tuple[float, bool]:
-        """Update the weights and reset the gradient; DeepSpeed's configuration already contains the norm limit."""
+        """Clip the gradient's norm, update the weights and reset the gradient; see `PlainOptimization.apply`."""
+        self.model.optimizer.clip_grad = max_grad_norm or 0.0
         self.model.step()
         norm = float(self.model.get_global_grad_norm() or 0.0)
         return norm, bool(self.model.was_step_applied())

@@ -92,7 +92,7 @@ def two_processes(request, zygote, tmp_path_factory):
     # DeepSpeed's optimizer for offloaded states rounds in another order, which shows in one case
     cases = dict(CASES) if request.param != "offload" else {"fspo": CASES["fspo"]}
     if "deepspeed" in LAUNCHES[request.param]:
-        cases = {name: case for name, case in cases.items() if name not in ("unused", "critic")}
+        cases = {name: case for name, case in cases.items() if name != "unused"}
     cases, folder = {**cases, "few": ("fspo", {"num_responses": 15})}, tmp_path_factory.mktemp(request.param)
     if request.param != "ddp":
         return launched(request.param, folder, cases)

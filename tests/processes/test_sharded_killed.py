@@ -16,6 +16,7 @@ STEPS = 6
 SHARDED = {
     "zero2": ["--deepspeed", "zero2"],
     "zero3": ["--deepspeed", "zero3"],
+    "zero2 with a critic": ["--deepspeed", "zero2", "--config", "ppo"],
     "fsdp": ["--fsdp"],
     "fsdp in bfloat16": ["--fsdp", "--set", "model.dtype=bfloat16"],
 }
@@ -27,7 +28,8 @@ def whole(request, tmp_path_factory):
     """The uninterrupted run, and the arguments that start it."""
     settings = ("rollout.num_prompts=4", "rollout.group_size=4", "rollout.max_new_tokens=16", "eval.num_problems=0",
                 "tracking.mlflow=false", "checkpoint.every=2", "learner.lr=1e-3", "learner.num_minibatches=2")  # fmt: skip
-    words = ["--clip", "fspo", "--steps", str(STEPS), "--processes", "2", *SHARDED[request.param]]
+    clip = "grpo" if "critic" in request.param else "fspo"
+    words = ["--clip", clip, "--steps", str(STEPS), "--processes", "2", *SHARDED[request.param]]
     words += [word for setting in settings for word in ("--set", setting)]
     folder = tmp_path_factory.mktemp(request.param) / "run"
     assert ended(start(folder, folder.parent / "mlflow.db", *words), folder) == 0

@@ -167,7 +167,6 @@ def test_a_spike_of_the_critics_gradient_counts_and_a_roll_back_restores_both(tm
 REFUSED = {
     "critic.lr=1e-3": "critic.lr=0.001: advantage 'group_norm' has no critic; remove the setting, or set clip.advantage=gae",
     "clip.advantage=gae critic.frozen=[(]": "critic.frozen=['(']: '(' is not a regular expression: missing )",
-    "clip.advantage=gae launch.deepspeed=zero2": "launch.deepspeed='zero2': DeepSpeed trains one model per process",
     "clip.advantage=gae critic.model=nowhere/at/all": "critic.model='nowhere/at/all': no such folder",
     "clip.name=gspo clip.advantage=gae": "its values differ between tokens, but gspo accepts only one value per response",
 }
