@@ -1,4 +1,4 @@
-"""The sections of a run's configuration: settings with bounds, without behaviour."""
+"""The sections of a run's configuration, which define settings and their bounds but no behaviour."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class AdvantageEstimator(Settings, ABC):
     per_token: ClassVar[bool] = False  # whether the estimator always returns per-token values
     takes_token_rewards: ClassVar[bool] = False  # whether the estimator turns token rewards into per-token advantages
     compares: ClassVar[bool] = True  # whether the estimator compares the responses to one prompt
-    takes_one: ClassVar[bool] = False  # whether a lone response to a prompt gets advantage 0 instead of causing an error
+    takes_one: ClassVar[bool] = False  # whether a single response to a prompt gets advantage 0 instead of causing an error
     exempt: ClassVar[Mapping[str, str]] = {}  # laws of `rlzoo.testing` that the estimator breaks on purpose, and why
 
     @property
@@ -144,7 +144,7 @@ class AdvantageEstimator(Settings, ABC):
         """Return float64 advantages of shape ``(B, 1)`` or ``(B, T)``; floating-point inputs are float64 and detached."""
 
     def targets(self, inputs: AdvantageInputs) -> Tensor:
-        """Return float64 value targets ``(B, T)``; an estimator that needs ``values`` implements this method."""
+        """Return float64 value targets ``(B, T)``. An estimator that needs ``values`` implements this method."""
         raise NotImplementedError
 
 

@@ -19,7 +19,7 @@ LOG_RATIO_LIMIT = 20.0
 
 
 def log_probs(inputs: ClipInputs) -> Tensor:
-    """Return the current policy's log-probabilities as float32 ``(B, T)``, exactly 0 where masked; they carry the gradient."""
+    """Return the current model's log-probabilities as float32 ``(B, T)`` with gradient, exactly 0 where masked."""
     return masked(inputs.log_probs, inputs.response_mask)
 
 
@@ -57,12 +57,12 @@ def masked(values: Tensor, response_mask: Tensor) -> Tensor:
 
 
 def limited_exp(log_ratio: Tensor) -> Tensor:
-    """Compute ``exp`` of a log-ratio clamped to +-`LOG_RATIO_LIMIT`: always finite, with zero gradient beyond the limit."""
+    """Compute ``exp`` of a log-ratio clamped to +-`LOG_RATIO_LIMIT`; it is finite, with zero gradient beyond the limit."""
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
 def lengths(response_mask: Tensor) -> Tensor:
-    """Count the response tokens per row, as float32 ``(B, 1)``; 1 for a row without tokens, so that division is safe."""
+    """Count the response tokens per row, as float32 ``(B, 1)``. A row without tokens counts as 1, so that division is safe."""
     return response_mask.sum(dim=-1, keepdim=True).clamp(min=1).float()
 
 

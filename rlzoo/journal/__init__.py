@@ -1,1 +1,1 @@
-"""Persists a run: the run directory, checkpoints, recorded rollouts and the upload to MLflow."""
+"""Persists a run. Covers the run directory, checkpoints, recorded rollouts and the upload to MLflow."""

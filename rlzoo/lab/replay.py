@@ -1,4 +1,4 @@
-"""Replay: applies any rule to the rollouts and log-probs that a run recorded."""
+"""Applies any rule to the rollouts and log-probs that a run recorded."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ TOLERANCE = 0.1  # maximum relative difference between a matched clip fraction a
 class Replayed:
     """The results of one rule on recorded data."""
 
-    policy: ClipPolicy  # before the first update
+    policy: ClipPolicy  # the rule before the first update
     table: ResponseTable
     profile: LengthProfile
-    states: tuple[ClipPolicy, ...]  # before each update and after the last; they differ only if the rule is adaptive
+    states: tuple[ClipPolicy, ...]  # the rule before each update and after the last; constant unless it is adaptive
     above: Replayed | None = None  # the results for A > 0 if each sign of the advantage has its own widths
-    note: str = ""  # why the clip fraction was not matched, or by how much it misses the target
+    note: str = ""  # why the clip fraction was not matched, or how far it is from the target
 
     @property
     def label(self) -> str:
-        """The rule's name."""
+        """The name of the rule."""
         return self.policy.name
 
     @property
@@ -47,11 +47,11 @@ class Replayed:
 
 
 def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replayed:
-    """Apply a rule to all recorded updates in order; an adaptive rule adapts only to earlier updates.
+    """Apply a rule to all recorded updates in order. An adaptive rule adapts only to earlier updates.
 
     Args:
-        run: the recording. The recorded advantages are used, whatever estimator the rule names. The run's mismatch correction
-            weights the objective of every rule whose ratio is not relative to the sampler.
+        run: the recording. The recorded advantages are used regardless of the estimator that the rule names. The run's mismatch
+            correction weights the objective of every rule whose ratio is not relative to the sampler.
         policy: the rule to apply.
         skip_steps: number of initial steps to exclude from the result, so that adaptive rules can settle first.
 
@@ -76,7 +76,7 @@ def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replaye
 
 
 def applied(run: RecordedRun, update: RecordedUpdate, policy: ClipPolicy) -> tuple[Judgement, Tensor, ResponseTable]:
-    """Apply a rule to one recorded update; also return its gradient at ratio 1, and the table of responses."""
+    """Apply a rule to one recorded update. Also return the rule's gradient at ratio 1 and the table of responses."""
     inputs, scale = update.inputs, (update.counts, run.max_length, update.weights_for(policy))
     judged = judgement(policy, inputs, *scale)
     on_policy = on_policy_gradient(policy, inputs, judged.result, *scale)
@@ -90,9 +90,9 @@ def replay_matched(
 ) -> Replayed:
     """Replay a rule with its widths scaled so that it clips the target share of the responses.
 
-    With equal widths for both signs, a rule clips responses with A < 0 several times as often as responses with A > 0; how many
-    times depends on the rule. ``by_sign`` scales the widths separately for A < 0 and for A > 0, so that the rule clips the
-    target share of each. A rule that adapts to a target share already adapts for each sign separately.
+    With equal widths for both signs, a rule clips responses with A < 0 several times as often as responses with A > 0. The
+    factor depends on the rule. ``by_sign`` scales the widths separately for A < 0 and A > 0, so that the rule clips the target
+    share of each. A rule that adapts to a target share already adapts to each sign separately.
 
     Raises:
         UserError: `replay` raises it, or no width gives this share; the message says which shares are possible.
