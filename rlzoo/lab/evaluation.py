@@ -300,7 +300,7 @@ class Questions:
     problems: list[Problem]
     asked: Asked
     seed: int  # seed for sampling
-    answer: Callable[[Sampler, list[Problem], dict[str, Any]], list[RolloutGroup]]  # k responses each, with settings for `sample`
+    answer: Callable[[Sampler, list[Problem], dict[str, Any]], list[RolloutGroup]]  # samples k responses
     answer_groups: Callable[[Sequence[str], Sequence[float]], list[int | None]] | None  # see `MathGrader.answer_groups`
 
 

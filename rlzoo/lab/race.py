@@ -110,7 +110,7 @@ def _compose(track: Track, rule: str, plugins: Sequence[str | Path], configs: Se
 
 
 def _widths(track: Track, base: RunConfig, file: Path, say: Callable[[str], None]) -> list[str]:
-    """Calibrate the rule's widths unless this was done before. Return the config file with the widths, or [] without widths."""
+    """Calibrate the rule's widths unless this was done before. Return the config file with them, or [] if there are none."""
     if not base.clip.width_fields() and base.clip.targeting(track.clip_fraction) is None:
         return []
     if not file.is_file():
@@ -205,7 +205,7 @@ def _evenness(track: Track, policy: ClipPolicy, folder: Path, plugins: Sequence[
 
 
 def _timed(config: RunConfig, reference: RunConfig) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Train with both rules in turn in this process. Return each run's mean time per step in seconds, without the first step."""
+    """Train with both rules in turn in this process. Return each run's mean seconds per step, excluding the first step."""
     ours, theirs = list[float](), list[float]()
     for _ in range(TIMED_RUNS):
         for run, seconds in ((reference, theirs), (config, ours)):
@@ -220,7 +220,7 @@ def _timed(config: RunConfig, reference: RunConfig) -> tuple[tuple[float, ...], 
 
 
 def admit(result: Result, track: Track, plugins: Sequence[str | Path], others: Sequence[Result]) -> None:
-    """Check a submitted result, including its runs, settings, data and rule, and whether it starts from the usual model.
+    """Check the runs, settings, data and rule of a submitted result, and that its model is the same as in other results.
 
     Raises:
         UserError: the result cannot be added to the table of this track.

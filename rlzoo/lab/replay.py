@@ -95,7 +95,7 @@ def replay_matched(
     share of each. A rule that adapts to a target share already adapts to each sign separately.
 
     Raises:
-        UserError: `replay` raises it, or no width gives this share; the message says which shares are possible.
+        UserError: `replay` fails, or no width reaches the target share; the message says which shares are possible.
     """
     if not by_sign or policy.targeting(target) is not None:
         replayed = replay(run, match_clip_fraction(run, policy, target, skip_steps), skip_steps)
@@ -119,7 +119,7 @@ def refuse_missing(run: RecordedRun, policy: ClipPolicy) -> None:
     """Reject a rule if the run did not record all inputs that the rule needs.
 
     Raises:
-        UserError: an input is missing; the message says which one, and how to record it.
+        UserError: an input is missing; the message names the input and says how to record it.
     """
     missing = sorted(name for name in policy.needs if getattr(run.updates[0].inputs, name) is None)
     if missing:
@@ -146,7 +146,7 @@ def clip_fraction(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0, sig
         run: the recording.
         policy: the rule.
         skip_steps: number of initial steps to exclude.
-        sign: responses to count: -1 for negative advantages, 1 for positive advantages, 0 for both.
+        sign: sign of the advantages to count: -1 for negative, 1 for positive, 0 for both.
     """
     refuse_missing(run, policy)
     if policy.is_adaptive:
@@ -171,12 +171,12 @@ def match_clip_fraction(run: RecordedRun, policy: ClipPolicy, target: float, ski
     Args:
         run: the recording.
         policy: a rule with a width, or one that adapts to a target share of clipped responses.
-        target: target clip fraction among the responses with a nonzero advantage; between 0 and 1.
+        target: target clip fraction, between 0 and 1, among the responses with a nonzero advantage.
         skip_steps: number of initial steps to exclude.
-        sign: responses to count, see `clip_fraction`.
+        sign: sign of the advantages to count; see `clip_fraction`.
 
     Raises:
-        UserError: no width gives this share; the message says which shares are possible.
+        UserError: no width reaches the target share; the message says which shares are possible.
     """
     if (adaptive := policy.targeting(target)) is not None:
         return adaptive
@@ -193,12 +193,12 @@ def match_clip_fraction(run: RecordedRun, policy: ClipPolicy, target: float, ski
             wide = middle
         else:
             narrow = middle
-    # the clip fraction is a step function: return the side of the jump that is nearer to the target
+    # the clip fraction is a step function, so return the side of the jump that is nearer to the target
     return policy.scaled(min(narrow, wide, key=lambda factor: abs(fraction(factor) - target)))
 
 
 def _bracket(name: str, target: float, fraction: Callable[[float], float]) -> tuple[float, float]:
-    """Return two width factors: with the first, the rule clips more than the target; with the second, at most the target."""
+    """Return two width factors. The rule clips more than the target with the first and at most the target with the second."""
     seen = [fraction(1.0)]
     step = 4.0 if seen[0] > target else 0.25
     with suppress(ValidationError):  # a scaled width may be outside its field's bounds

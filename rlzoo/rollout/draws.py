@@ -1,4 +1,4 @@
-"""Draws tokens by inverse transform sampling, using separate random numbers for each response."""
+"""Draws tokens by inverse transform sampling, with separate random numbers for each response."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from rlzoo.core.errors import RunError
 from rlzoo.rollout.kept import KeptSets, by_response
 
-BLOCK = 256  # number of probabilities per block; a draw finds its block first, then the token
+BLOCK = 256  # number of probabilities per block; a draw finds its block first and then the token
 
 
 def row_uniforms(seed: int, rows: Sequence[int], num_tokens: int, turn: int = 0) -> Tensor:
@@ -23,12 +23,12 @@ def row_uniforms(seed: int, rows: Sequence[int], num_tokens: int, turn: int = 0)
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """Restricts sampling to the most probable tokens: first to the ``top_k`` largest logits, then by top-p.
+    """Restricts sampling to the most probable tokens, first to the ``top_k`` largest logits and then by top-p.
 
-    Top-k keeps every token whose logit is at least the k-th largest. Of these tokens, top-p keeps the most probable,
-    up to and including the token at which their total probability reaches ``top_p``, so it keeps at least one token. These
-    are the conventions of transformers' ``TopKLogitsWarper`` and ``TopPLogitsWarper``. Among equal probabilities at the edge
-    of top-p, higher ids are kept first.
+    Top-k keeps every token whose logit is at least the k-th largest. Of these tokens, top-p keeps the most probable ones, up
+    to and including the token at which their total probability reaches ``top_p``. It therefore keeps at least one token.
+    These are the conventions of transformers' ``TopKLogitsWarper`` and ``TopPLogitsWarper``. Among equal probabilities at the
+    edge of top-p, higher IDs are kept first.
 
     Example:
         ``Truncation(top_p=0.9)(logits, temperature=1.0)`` keeps the most probable tokens, whose probabilities
