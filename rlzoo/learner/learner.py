@@ -142,7 +142,7 @@ class Learner:
 
     @property
     def position(self) -> tuple[int, int]:
-        """Numbers of updates of the model (including skipped ones) and the critic. If neither grows, no weights have changed."""
+        """Numbers of updates of the model (including skipped ones) and critic. If neither grows, no weights have changed."""
         return self.scheduler.last_epoch, self.critic.num_updates if self.critic is not None else 0
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:

@@ -148,7 +148,7 @@ class Clusters:
 def _length_error(weight: Array, accepted: float, share: Array, bins: Proportions, observed: Proportions) -> LengthError:
     """Compute the errors from the weights and clip fractions. ``observed`` gives the prior less weight than ``bins`` does."""
     low, high = bins.interval()
-    slope = (np.outer(weight, share) - np.eye(NUM_BINS)) / accepted * (share > 0)[:, None]  # derivative with respect to clip fractions
+    slope = (np.outer(weight, share) - np.eye(NUM_BINS)) / accepted * (share > 0)[:, None]  # with respect to clip fractions
     values, vectors = np.linalg.eigh(bins.correlation)
     drawn = np.random.default_rng(0).standard_normal((NUM_BINS, NUM_DRAWS // 2))
     normal = (vectors * np.sqrt(values.clip(0))) @ np.concatenate([drawn, -drawn], axis=1)

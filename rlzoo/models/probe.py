@@ -76,7 +76,7 @@ class Probe:
 
 
 def _check(model: PreTrainedModel, probe: Probe, *, changed: Sequence[int], cut: int, longest: int) -> None:
-    """Raise `UserError` if log-probs vary in plain passes. ``changed`` is the longest row, with other tokens from ``cut`` on."""
+    """Raise `UserError` if log-probs vary in plain passes. ``changed`` is the longest row with other tokens from ``cut`` on."""
     rows, log_probs, name, switch = probe.rows, probe.log_probs, type(model).__name__, rotary_switch(model)
     again = "is not repeatable: the same row gets other log-probs", "choose a model that draws no random numbers"
     causal = (
@@ -122,7 +122,7 @@ def excess(actual: Tensor, expected: Tensor, eps: float, noise: Callable[[], Ten
         return float(differences.quantile(0.75, interpolation="lower") if eps > 1e-5 else differences.max())
 
     difference = (actual - expected).abs()
-    for nats in (size(difference), size(difference[-8:])):  # check the last tokens alone, because a model may see a few tokens ahead
+    for nats in (size(difference), size(difference[-8:])):  # the last tokens, because a model may see a few tokens ahead
         if not nats <= TOLERANCE and not (eps > 1e-5 and nats <= TOLERANCE + 3 * size(noise())):
             return nats
     return 0.0

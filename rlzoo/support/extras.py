@@ -1,4 +1,4 @@
-"""Checks that optional libraries are installed, and returns the command that installs them."""
+"""Checks that optional libraries are installed and returns the commands that install them."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(states, weight)
-        return onednn_linear(states, weight, bias).data  # `data`, because a model may change the result in place
+        return onednn_linear(states, weight, bias).data  # `data` is not a view, so a model may change it in place
 
     @staticmethod
     @once_differentiable
