@@ -41,7 +41,7 @@ class GPG(ClipPolicy):
     reduction: Reduction = Field("token_mean", description="how the objective is reduced to a scalar")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Weight each token's log-probability, and return a ``(B, T)`` objective."""
+        """Weight each token's log-probability and return a ``(B, T)`` objective."""
         log_ratio = ops.log_ratio(inputs).detach()
         objective = inputs.advantages.detach().float() * ops.log_probs(inputs)
         return ClipResult(objective, log_ratio, torch.zeros_like(log_ratio, dtype=torch.bool))

@@ -47,7 +47,7 @@ class MathGrader:
             elif text := _compared(response, answer, _bare):
                 calls[index] = (_bare(problem.answer), text, answer is not None)
         for index, reward in zip(calls, self.worker.grade(list(calls.values())), strict=True):
-            rewards[index] = reward or 0.0  # an answer that exhausts the grader is wrong, so that hanging the grader is never rewarded
+            rewards[index] = reward or 0.0  # an answer that exhausts the grader is wrong, so hanging it is never rewarded
         return rewards
 
     def answer_groups(self, responses: Sequence[str], rewards: Sequence[float]) -> list[int | None]:
@@ -61,7 +61,7 @@ class MathGrader:
             rewards: their rewards from `grade`.
 
         Returns:
-            The index of the first response in the group of each response, or None if no answer can be read.
+            For each response, the index of the first response in its group, or None if no answer can be read.
         """
         marked = [response_answer(response) for response in responses]
         pairs = zip(responses, marked, strict=True)

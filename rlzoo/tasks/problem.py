@@ -1,4 +1,4 @@
-"""The type of a question with its reference answer."""
+"""Defines the type of a question with its reference answer."""
 
 from __future__ import annotations
 

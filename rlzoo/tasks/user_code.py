@@ -16,7 +16,7 @@ from rlzoo.tasks.grading import Grade, Grader
 from rlzoo.tasks.problem import Problem
 
 RewardFunction = Callable[[Problem, str], Any]
-"""Returns a number, or a mapping from names to numbers. An ``async def`` function returns an awaitable of either."""
+"""A function that returns a number or a mapping from names to numbers, or, with ``async def``, an awaitable of either."""
 
 
 def import_named(setting: str, reference: str, form: str) -> Any:

@@ -1,1 +1,1 @@
-"""Trains a model: the training loop, evaluation, logging and checkpoints after a step, stopping and resuming."""
+"""Trains a model. Covers the training loop, evaluation, logging and checkpoints after a step, stopping and resuming."""
