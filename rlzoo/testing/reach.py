@@ -30,7 +30,7 @@ class Branch:
     is_exact: bool  # whether the comparison is with exact or infinite values, which examples may never reach
     true: int = 0
     false: int = 0
-    masks: set[bool] = field(default_factory=lambda: {True, False})  # True: always equals the mask; False: is always its opposite
+    masks: set[bool] = field(default_factory=lambda: {True, False})  # True: always equal to the mask; False: always opposite
 
     @property
     def reached(self) -> int:
