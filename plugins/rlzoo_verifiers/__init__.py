@@ -34,7 +34,8 @@ class Verifiers:
 
         Args:
             taskset: name of an installed module that exports a taskset in ``__all__``.
-            env: name of the environment that plays the taskset. The default is the taskset's own, or a single turn without one.
+            env: name of the environment that plays the taskset. By default, it is the taskset's own environment or, if there is
+                none, a single turn.
             tasks: number of tasks to use from an infinite taskset.
             config: further settings of the taskset.
         """

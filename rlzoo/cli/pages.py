@@ -10,7 +10,7 @@ from rlzoo.support.atomic import write_text
 
 
 def check_page(page: Path, mark: bytes = MARK, kind: str = "report", option: str = "--report") -> None:
-    """Raise `UserError` if a report or picture would overwrite a file that rlzoo did not write, that is, has no ``mark``."""
+    """Raise `UserError` if a report or picture would overwrite a file without ``mark``, which rlzoo puts in its files."""
     if not (page.exists() or page.is_symlink()):  # writing to a dangling link would create its target
         return
     if page.is_file():

@@ -79,12 +79,12 @@ class Engine:
             end_ids: tokens that end a response.
             named: settings of the model.
             own_weights: whether an engine that samples with the trained model uses a copy of it.
-            device: device of the copy; the trained model itself is not moved.
+            device: device of the copy. The trained model itself is not moved.
             probe: rows of the model; see `rlzoo.rollout.sampler.HFSampler`.
 
         Raises:
-            UserError: no sampling method reproduces the model's log-probs; the engine is not installed or does not support the
-                settings; its server is unavailable or misconfigured.
+            UserError: no sampling method reproduces the model's log-probs, the engine is not installed or does not support the
+                settings, or its server is unavailable or misconfigured.
         """
         size = model.config.get_text_config().vocab_size
         return self.sampler(

@@ -352,16 +352,16 @@ class RunConfig(Settings):
         """Compose a run as the command line does. Later sources override earlier ones.
 
         The sources are, in order, `DEFAULT_RUN` (if no config names a model), the configs, and ``overrides`` with ``settings``.
-        A config's ``per_clip`` section holds settings for individual rules; only the settings for the chosen rule apply.
+        A config's ``per_clip`` section holds settings for individual rules. Only the settings for the chosen rule apply.
 
         Args:
-            configs: names of shipped configs, or paths of config files; a single config needs no list.
-            clip: name of the rule, which takes precedence over the configs; or a rule object, which keeps its own settings.
+            configs: names of shipped configs or paths of config files. A single config needs no list.
+            clip: name of the rule, which takes precedence over the configs, or a rule object, which keeps its own settings.
             overrides: ``"section.key=value"`` strings, with values in YAML.
             plugins: plugin files and folders, in addition to those listed in the configs.
             use_changed_plugins: whether to load a plugin that has changed since the run started instead of its copy in the
                 run directory. This applies only to the config of a run.
-            settings: top-level fields such as ``seed=1``; fields that are None are ignored.
+            settings: top-level fields such as ``seed=1``. Fields that are None are ignored.
 
         Raises:
             UserError: a setting is not valid, or ``overrides`` contradict ``clip`` or ``settings``; the message says what was

@@ -15,11 +15,11 @@ from torch import Tensor
 from rlzoo.core.types import ClipBand, ClipInputs, ClipResult
 
 LOG_RATIO_LIMIT = 20.0
-"""Maximum absolute log-ratio; larger values are clamped before ``exp``. exp(20), about 4.9e8, is far beyond any rule's band."""
+"""Maximum absolute log-ratio. Larger values are clamped before ``exp``. exp(20), about 4.9e8, is far beyond any rule's band."""
 
 
 def log_probs(inputs: ClipInputs) -> Tensor:
-    """Return the current model's log-probabilities as float32 ``(B, T)`` with gradient, exactly 0 where masked."""
+    """Return the current model's differentiable log-probabilities as float32 ``(B, T)``, exactly 0 where masked."""
     return masked(inputs.log_probs, inputs.response_mask)
 
 
@@ -32,7 +32,7 @@ def log_ratio(inputs: ClipInputs, against: Literal["old", "rollout", "ref"] = "o
     Args:
         inputs: inputs to the policy.
         against: the denominator. ``"rollout"`` uses the sampler's log-probabilities, or the old ones if the sampler
-            reported none; ``"ref"`` uses the reference model's, for which `needs` must name ``ref_log_probs``.
+            reported none. ``"ref"`` uses those of the reference model, for which `needs` must name ``ref_log_probs``.
 
     Raises:
         ValueError: ``against`` has another value, or the inputs have no log-probabilities of a reference model.
@@ -169,7 +169,7 @@ def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, band: ClipBand | No
     """Compute PPO's pessimistic surrogate ``exp(clamp(log_ratio)) A`` (Schulman et al., arXiv 1707.06347).
 
     Args:
-        log_ratio: ``(B, T)`` per token, or ``(B, 1)`` per response (a sum or a mean); carries the gradient.
+        log_ratio: ``(B, T)`` per token, or ``(B, 1)`` per response (a sum or a mean), with a gradient.
         advantages: broadcastable to ``log_ratio``.
         band: see `clamp_by_advantage`.
 

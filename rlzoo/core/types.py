@@ -19,7 +19,7 @@ class ClipInputs:
     them in any other rule raises an error. Values at masked positions are arbitrary, and a rule must ignore them.
 
     To add an optional input, change three files. Add a field here. In `rlzoo.learner.batch`, give `Batch` a field or property
-    with the same name, which `collate` fills; `Learner.clip_inputs` looks it up by name. In `rlzoo.testing.data`, add example
+    with the same name, which `collate` fills. `Learner.clip_inputs` looks it up by name. In `rlzoo.testing.data`, add example
     values to `optional_fields`, and add the name to the tuple of fields with its shape and type.
 
     Example:

@@ -94,7 +94,7 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
         return list(dict.fromkeys(self.missing.values()))
 
     def outside(self) -> dict[str, list[str]]:
-        """Return the names that third-party plugins provide, grouped by source: a distribution and version, or a path."""
+        """Return the names that third-party plugins provide, grouped by source (distribution and version, or path)."""
         sources: dict[str, list[str]] = {}
         for name, entry in self.entries.items():
             if not entry.plugin.bundled:

@@ -351,7 +351,7 @@ class ClipPolicyTrainer(RecordingTrainer):
       "dapo", constant_length "dr_grpo", sequence_mean_token_sum "luspo".
     - The entropy bonus is averaged over the tokens of a micro-batch, and then over micro-batches, regardless of the reduction.
     - The advantages are TRL's. They follow ``scale_rewards``, not ``policy.advantage``. "group" corresponds to group_norm,
-      but TRL adds 1e-4 to the standard deviation where rlzoo adds 1e-6; "none" corresponds to group_mean.
+      but TRL adds 1e-4 to the standard deviation where rlzoo adds 1e-6. "none" corresponds to group_mean.
     - TRL's correction for vLLM's log-probs multiplies the rule's objective, unless the rule's ratio is relative to the sampler
       and already corrects for it.
     - An adaptive rule is updated after every optimizer step, from the step's micro-batches on all processes. Checkpoints

@@ -147,13 +147,13 @@ class RolloutFile:
         Args:
             step: rollout step, from 1.
             prompt_ids: ``(R, P)``.
-            prompt_mask: ``(R, P)``, nonzero on the prompt's tokens; padding may be on either side.
+            prompt_mask: ``(R, P)``, nonzero on the prompt's tokens. Padding may be on either side.
             completion_ids: ``(R, T)`` tokens after the prompts.
             completion_mask: ``(R, T)``, nonzero on tokens, zero on padding.
             group_ids: ``(R,)``.
-            response_mask: ``(R, T)``, nonzero on the tokens that the model chose; by default, the whole completion.
+            response_mask: ``(R, T)``, nonzero on the tokens that the model chose. The default is the whole completion.
             updates: rows ``(U,)`` and log-probs ``(U, T)`` for each optimizer step.
-            **values: other fields; per-token values are ``(R, T)``.
+            **values: other fields. Per-token values are ``(R, T)``.
 
         Raises:
             ValueError: some values are inconsistent; the message names them.
@@ -193,7 +193,7 @@ class RolloutFile:
         """Write the file atomically, so that it is either complete or absent.
 
         Args:
-            file: path ending in ``.safetensors``; an existing file is replaced.
+            file: path that ends in ``.safetensors``. An existing file is replaced.
             key: random name for the temporary file; see `rlzoo.support.atomic.temporary_path`.
         """
         facts = {"version": VERSION, **{name: value for name in FACTS if (value := getattr(self, name)) is not None}}

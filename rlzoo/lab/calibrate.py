@@ -47,7 +47,7 @@ def calibrate(
     with the width that would have hit the target in the previous pilot.
 
     Args:
-        config: configuration of the pilots; evaluation, checkpoints and MLflow tracking are disabled.
+        config: configuration of the pilots. Evaluation, checkpoints and MLflow tracking are disabled.
         target: target share of clipped responses among all responses with a nonzero advantage, across all steps of a pilot.
         max_pilots: maximum number of pilots.
         on_pilot: called after each pilot.

@@ -253,8 +253,8 @@ def evaluate(
         k: number of responses per problem, unless ``config`` is complete.
         experiment: MLflow experiment for the results; None to log nothing.
         progress: called to report progress.
-        overrides: ``key=value`` overrides to pass to `compose`; only without a complete ``config``.
-        settings: settings to pass to `compose`, such as ``suites=("gsm8k",)`` and ``limit=100``; only without a complete
+        overrides: ``key=value`` overrides to pass to `compose`. They require an incomplete ``config``.
+        settings: settings to pass to `compose`, such as ``suites=("gsm8k",)`` and ``limit=100``. They also require an incomplete
             ``config``.
 
     Raises:

@@ -188,7 +188,7 @@ def max_tokens(limit: int | None, *, is_cpu: bool, depth: int) -> int:
     Args:
         limit: the configured limit, or None to choose one.
         is_cpu: whether the model is on a CPU.
-        depth: number of layers times width; a larger model needs fewer tokens.
+        depth: number of layers times width. A larger model needs fewer tokens.
     """
     return limit or (max(512, min(3072, 2**24 // depth)) if is_cpu else 16384)
 

@@ -247,7 +247,7 @@ def deal(rows: Tensor, lengths: Sequence[int], num_shares: int) -> list[Tensor]:
         num_shares: number of processes.
 
     Returns:
-        One tensor of row numbers for each process; some may be empty.
+        One tensor of row numbers for each process. Some tensors may be empty.
     """
     by_length = sorted(rows.tolist(), key=lambda row: lengths[row], reverse=True)
     turn = num_shares * 2
