@@ -50,7 +50,7 @@ def products(setting: Setting) -> Outcome:
 
 
 def utilisation(model: Path, batch: Any, seconds: float, autocast: str) -> float:
-    """Return the utilisation of learning from a scored batch, which is the model's FLOPs over the time and the measured rate.
+    """Return the utilisation of learning from a scored batch: the model's FLOPs divided by the time and the measured rate.
 
     Responses to one prompt are consecutive. Responses with an advantage of 0 need only a forward pass.
     """

@@ -152,7 +152,7 @@ def _make_dataset(name: str, options: str, seed: int) -> Any:
 
 
 def _score(name: str, options: str, answer: str, entry: dict[str, Any]) -> float:
-    """Return, in the worker, 1.0 if the answer equals the reference or gets a full score from the scorer, else 0.0.
+    """Return 1.0 if the answer equals the reference or gets a full score, else 0.0. This function runs in the worker.
 
     Args:
         name: name of the dataset.

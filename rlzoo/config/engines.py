@@ -114,7 +114,7 @@ def engine_of(rollout: Any) -> Engine:
 
 
 def known_engine(name: str) -> str:
-    """Return the name if an engine has it; otherwise raise ValueError."""
+    """Return ``name`` if there is an engine with this name; otherwise, raise ValueError."""
     if name not in ENGINES:
         raise ValueError(f"input should be {', '.join(map(repr, ENGINES))}")
     return name

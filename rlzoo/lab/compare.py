@@ -246,7 +246,7 @@ def compare(
 
 
 def labelled(runs: Sequence[FinishedRun]) -> dict[str, list[FinishedRun]]:
-    """Group runs by rule, and by the settings (other than the seed) that differ between runs of the same rule."""
+    """Group runs by rule and by the settings (other than the seed) that differ between runs of the same rule."""
     groups: dict[str, list[FinishedRun]] = {}
     for run in runs:
         varied = _varied([other.settings for other in runs if other.policy == run.policy])

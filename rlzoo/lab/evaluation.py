@@ -254,8 +254,8 @@ def evaluate(
         experiment: MLflow experiment for the results; None to log nothing.
         progress: called to report progress.
         overrides: ``key=value`` overrides to pass to `compose`. They require an incomplete ``config``.
-        settings: settings to pass to `compose`, such as ``suites=("gsm8k",)`` and ``limit=100``. They also require an incomplete
-            ``config``.
+        settings: settings to pass to `compose`, such as ``suites=("gsm8k",)`` and ``limit=100``. They also require an
+            incomplete ``config``.
 
     Raises:
         UserError: the evaluation cannot start as configured. In that case, nothing has been written.

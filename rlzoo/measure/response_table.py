@@ -164,7 +164,7 @@ def _by_edge(result: ClipResult, advantages: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def _multiple(gradient: Tensor, on_policy_gradient: Tensor) -> Tensor:
-    """Return the factor, ``(B, 1)``, that brings ``on_policy_gradient`` closest to ``gradient``; 0 where the former is 0."""
+    """Return the factor, ``(B, 1)``, that brings ``on_policy_gradient`` closest to ``gradient``, or 0 for a zero gradient."""
     # the values are of order 1 / tokens, and their squares would lose digits in float32
     gradient, on_policy_gradient = gradient.double(), on_policy_gradient.double()
     square = on_policy_gradient.square().sum(-1, keepdim=True)
