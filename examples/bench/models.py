@@ -109,7 +109,7 @@ def random_qwen3(name: str, folder: Path) -> Path:
 
 
 def endless(name: str, folder: Path) -> Path:
-    """Copy a model with an end token outside its vocabulary, so that every response reaches the length limit."""
+    """Copy a model but move its end token outside the vocabulary, so that every response reaches the length limit."""
     from rlzoo.models.pretrained import load_pretrained
 
     if (folder / "config.json").exists():

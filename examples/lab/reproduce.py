@@ -152,7 +152,7 @@ def numbers(folders: Mapping[str, Path]) -> list[dict[str, Any]]:
 
 
 def races(lab: Lab) -> None:
-    """Experiment 1: five rules, five seeds, with each rule at its usual settings and a clip fraction of a tenth."""
+    """Experiment 1: five rules and five seeds, with each rule at its usual settings and a clip fraction of a tenth."""
     files = {name: lab.calibrated(name, "--clip", name) for name in WITH_WIDTH}
     config = merged(files, lab.runs / "widths" / "race.yaml")
     folder = lab.sweep("race", ",".join(RULES), lab.seeds(5), LIGHT, "--config", str(config))

@@ -111,7 +111,7 @@ class DPPOKL(TrustRegion):
 
 
 def probabilities(inputs: ClipInputs) -> tuple[Tensor, Tensor]:
-    """Return each token's probability now and under the sampler, both detached and ``(B, T)``, with 1 at masked positions."""
+    """Return each token's probability under the model and the sampler, detached, ``(B, T)`` each, with 1 where masked."""
     now = ops.log_probs(inputs).detach()
     return now.exp(), (now - ops.log_ratio(inputs, against="rollout").detach()).exp()
 

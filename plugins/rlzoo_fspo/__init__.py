@@ -20,8 +20,8 @@ class FSPO(ClipPolicy):
     Where:
         L is the response's length in tokens, and A is its advantage. Under the old policy, S is approximately normal with
         mean mu L and variance sigma^2 L. If `drift` is mu and a width is z sigma, the same share is clipped at every length.
-        With another `exponent`, L^exponent replaces sqrt(L), and the widths need other values. An exponent of 0 gives RLOO's
-        band. With 1, responses are clipped as with GSPO's band on the mean log-ratio, but weighted by the importance ratio.
+        With another `exponent`, L^exponent replaces sqrt(L), and the widths need other values. With 0, the band is RLOO's. With
+        1, responses are clipped as with GSPO's band on the mean log-ratio but are weighted by the importance ratio.
 
     Differences from GRPO:
         The importance ratio is the product of a response's token ratios, so that the response is clipped as a unit. The

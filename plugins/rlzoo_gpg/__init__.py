@@ -21,7 +21,7 @@ class GPG(ClipPolicy):
 
     Differences from GRPO:
         There is no ratio, no clip and no division by std, and the mean is over all tokens. After the first update on a
-        rollout batch, the data is off-policy and the gradient is not corrected.
+        rollout batch, the data is off-policy, and the gradient is not corrected.
 
     Reference:
         Group Policy Gradient, arXiv 2504.02546. The paper's correction for groups without a signal is omitted, because it

@@ -1,4 +1,4 @@
-"""``check``: checks rules, estimators and corrections against the laws, and shows the smallest inputs that break a law."""
+"""``check``: checks rules, estimators and corrections against the laws and shows the smallest inputs that break a law."""
 
 from __future__ import annotations
 

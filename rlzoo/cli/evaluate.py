@@ -1,4 +1,4 @@
-"""`rlzoo eval`: samples k responses to every problem in one or more suites, and prints tables of the results."""
+"""`rlzoo eval`: samples k responses to every problem in one or more suites and prints tables of the results."""
 
 from __future__ import annotations
 

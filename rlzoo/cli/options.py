@@ -43,7 +43,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Print only warnings and th
 
 
 def check_rule_names(names: Iterable[str]) -> None:
-    """Raise `UserError` for a well-known name that no rule in the zoo has; the message suggests the right name."""
+    """Raise `UserError` for a well-known name that no rule in the zoo has. The message suggests the right name."""
     if "ppo" in names:
         raise UserError("there is no rule 'ppo'; did you mean 'grpo', which has PPO's clip?")
 

@@ -1,4 +1,4 @@
-"""Shows the progress of a run: as curves on a terminal or in a notebook, or as one line or one JSON object per step."""
+"""Shows the progress of a run as curves on a terminal or in a notebook, or as one line or one JSON object per step."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def ui(
 
 
 def _is_local(host: str) -> bool:
-    """Return whether only this machine can reach a host; a name other than localhost may stand for any address."""
+    """Return whether only this machine can reach a host. A name other than localhost may stand for any address."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -35,7 +35,7 @@ class Engine:
     max_length: int | None = None  # maximum number of tokens in prompt and response; None: the model's own limit
     device_share: float | None = 0.0  # reserved share of a device's memory; None: the engine samples with the trained model
     is_resident = False  # whether the reserved memory stays reserved while the learner works
-    recording: Any = None  # the `rlzoo.journal.recorded.Recording` that batches come from, if they are not sampled
+    recording: Any = None  # the `rlzoo.journal.recorded.Recording` from which batches come if they are not sampled
 
     def __init__(self, rollout: Any) -> None:
         self.rollout = rollout  # a `RolloutConfig`, which uses its engine to check itself
@@ -94,7 +94,7 @@ class Engine:
             own_weights=own_weights,
             device=device,
             probe=probe,
-            end_ids=frozenset(token for token in end_ids if token < size),  # vLLM rejects ids outside the vocabulary
+            end_ids=frozenset(token for token in end_ids if token < size),  # vLLM rejects IDs outside the vocabulary
             max_new_tokens=self.rollout.max_new_tokens,
             batch_size=self.rollout.batch_size,
             chat_template=named.chat_template,
@@ -103,7 +103,7 @@ class Engine:
     def sampler(
         self, model: Any, tokenizer: Any, *, path: str, own_weights: bool, device: Any, probe: Any, **common: Any
     ) -> Any:
-        """Return the sampler for `make`; ``path`` is ``model.path``, and ``common`` are the other arguments of `Sampler`."""
+        """Return the sampler for `make`. ``path`` is ``model.path``, and ``common`` holds the other arguments of `Sampler`."""
         raise NotImplementedError
 
 

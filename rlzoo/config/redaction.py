@@ -21,7 +21,7 @@ _IS_A_PATH = re.compile(r"PWD|.*CREDENTIALS?", re.IGNORECASE)
 """Environment variables with secret-like names whose values are paths."""
 
 _OR_NUMBERS = ("token", "pass", "sig", "_id")
-"""Suffixes of names whose numeric values are not secrets, such as token ids and counts."""
+"""Suffixes of names whose numeric values are not secrets, such as token IDs and counts."""
 
 # to take linear time, the patterns also consume text without a secret, so that no text is scanned twice
 # a password may contain a slash or an @, and the user name alone may be a token; without an @, the group user is None
@@ -45,7 +45,7 @@ _SHAPES = re.compile(
 def redact(text: str) -> str:
     """Replace everything in a text that is or looks like a secret.
 
-    This covers user names and passwords in URLs, values that follow names such as ``api_key=``, tokens in known formats, and
+    Secrets are user names and passwords in URLs, values that follow names such as ``api_key=``, tokens in known formats, and
     the values of environment variables that have secret-like names or contain a URL with a password.
 
     Example:

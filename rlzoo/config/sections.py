@@ -234,7 +234,7 @@ class LearnerConfig(Settings):
 
 
 class CriticConfig(Settings):
-    """The critic of an advantage estimator that needs values, such as gae; other settings are those of the learner."""
+    """Settings of the critic for an advantage estimator that needs values, such as gae. The learner's settings also apply."""
 
     model: NameOrPath | None = Field(
         None,

@@ -20,7 +20,7 @@ Advantage = str | dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class AdvantageInputs:
-    """Inputs to an estimator for B responses of up to T tokens; per-response values are ``(B, 1)`` columns.
+    """Inputs to an estimator for B responses of up to T tokens. Per-response values are ``(B, 1)`` columns.
 
     Example:
         Two responses to one prompt have 3 and 2 tokens, and rewards 1 and 0:
@@ -141,7 +141,7 @@ class AdvantageEstimator(Settings, ABC):
 
     @abstractmethod
     def estimate(self, inputs: AdvantageInputs) -> Tensor:
-        """Return float64 advantages of shape ``(B, 1)`` or ``(B, T)``; floating-point inputs are float64 and detached."""
+        """Return float64 advantages of shape ``(B, 1)`` or ``(B, T)``. Floating-point inputs are float64 and detached."""
 
     def targets(self, inputs: AdvantageInputs) -> Tensor:
         """Return float64 value targets ``(B, T)``. An estimator that needs ``values`` implements this method."""

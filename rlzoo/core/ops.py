@@ -52,7 +52,7 @@ def log_ratio(inputs: ClipInputs, against: Literal["old", "rollout", "ref"] = "o
 
 
 def masked(values: Tensor, response_mask: Tensor) -> Tensor:
-    """Return ``(B, T)`` values as float32, with masked positions set to exactly 0 whatever they contain."""
+    """Return ``(B, T)`` values as float32, with masked positions set to exactly 0 regardless of their content."""
     return torch.where(response_mask, values.float(), torch.zeros((), device=values.device))
 
 
@@ -77,7 +77,7 @@ def sequence_mean(values: Tensor, response_mask: Tensor) -> Tensor:
 
 
 def per_response(values: Tensor, response_mask: Tensor) -> Tensor:
-    """Average per-token values ``(B, T)`` over each response, to ``(B, 1)``; return per-response values unchanged."""
+    """Average per-token values ``(B, T)`` over each response, to ``(B, 1)``. Return per-response values unchanged."""
     return values if values.shape[-1] == 1 else sequence_mean(values, response_mask)
 
 
@@ -87,7 +87,7 @@ def positions(response_mask: Tensor) -> Tensor:
 
 
 def prefix_sum(values: Tensor, response_mask: Tensor) -> Tensor:
-    """Compute the cumulative sum over each response's tokens, ``(B, T)``; masked tokens are ignored and get 0."""
+    """Compute the cumulative sum over each response's tokens, ``(B, T)``. Masked tokens are ignored and get 0."""
     inside = torch.where(response_mask, values, torch.zeros_like(values))
     return torch.where(response_mask, inside.cumsum(dim=-1), torch.zeros_like(values))
 
@@ -125,7 +125,7 @@ def group_centred(values: Tensor, group_ids: Tensor) -> Tensor:
 
 
 def _numbered(group_ids: Tensor) -> Tensor:
-    """Return the group ids ``(B, 1)`` renumbered from 0, as ``(B,)``; no tensor shape depends on the number of groups."""
+    """Return the group IDs ``(B, 1)`` renumbered from 0, as ``(B,)``. No tensor shape depends on the number of groups."""
     order = group_ids[:, 0].argsort()
     ascending = group_ids[:, 0][order]
     number = torch.cat([torch.zeros_like(ascending[:1]), (ascending[1:] != ascending[:-1]).long()]).cumsum(0)
@@ -133,15 +133,15 @@ def _numbered(group_ids: Tensor) -> Tensor:
 
 
 def step_mean(values: Tensor, response_mask: Tensor) -> Tensor:
-    """Average over all response tokens of the step; only rules with scope "batch" may call this function."""
+    """Average over all response tokens of the step. Only rules with scope "batch" may call this function."""
     return torch.where(response_mask, values, torch.zeros_like(values)).sum() / response_mask.sum().clamp(min=1)
 
 
 def clamp_by_advantage(log_ratio: Tensor, advantages: Tensor, band: ClipBand | None) -> tuple[Tensor, Tensor]:
     """Clamp a log-ratio on the side towards which the advantage pushes it.
 
-    A ratio is positive and monotone in its logarithm. Therefore ``min(r A, clip(r) A)`` equals ``exp(clamped) A`` in value and
-    gradient, with ``clamped = min(log_ratio, high)`` where A > 0 and ``max(log_ratio, low)`` where A < 0. Unlike the
+    A ratio is positive and monotone in its logarithm. Therefore, ``min(r A, clip(r) A)`` equals ``exp(clamped) A`` in value
+    and gradient, with ``clamped = min(log_ratio, high)`` where A > 0 and ``max(log_ratio, low)`` where A < 0. Unlike the
     ratio, the clamped log-ratio cannot overflow. A dual-clip ceiling (arXiv 1912.09729) also caps the log-ratio where A < 0.
 
     Args:

@@ -45,7 +45,7 @@ class StepCounts:
     def of(cls, response_mask: Tensor, group_ids: Tensor | None = None) -> StepCounts:
         """Count the responses and tokens of a whole optimizer step, given its mask ``(B, T)``.
 
-        With ``group_ids``, ``(B, 1)``, also count the prompts, and the tokens of each prompt's responses.
+        With ``group_ids``, ``(B, 1)``, also count the prompts and the tokens of each prompt's responses.
         """
         lengths = response_mask.sum(dim=-1)
         counts = cls(int((lengths > 0).sum()), int(lengths.sum()))

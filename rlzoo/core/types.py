@@ -62,7 +62,7 @@ NEEDS = _NAMES[_NAMES.index("seed") + 1 :]
 
 @dataclass(frozen=True, slots=True)
 class ClipBand:
-    """Range of log-ratios in which the gradient flows; each edge is broadcastable to the log-ratio.
+    """Range of log-ratios in which the gradient flows. Each edge is broadcastable to the log-ratio.
 
     Example:
         The width of a band is 0.03 times the square root of the length. The responses have 100 and 400 tokens:

@@ -253,7 +253,7 @@ def _needed(config: RunConfig) -> int:
 
 
 def forecast(config: RunConfig, devices: Devices | None = None, *, resume: bool = False) -> Plan:
-    """Check what can be checked before anything is loaded, and forecast the resources that the run needs.
+    """Run all checks that are possible before anything is loaded, and forecast the resources that the run needs.
 
     Args:
         config: configuration of the run.
@@ -272,7 +272,7 @@ def forecast(config: RunConfig, devices: Devices | None = None, *, resume: bool 
 
 
 def rehearse(plan: Plan, *, resume: bool = False, allow_changed: bool = False) -> str:
-    """Run all checks of a planned run in one process, without starting it, if the model's weights are on this machine.
+    """Run all checks of a planned run in one process without starting the run, if the model's weights are on this machine.
 
     Returns:
         The time that the checks took, in seconds, or the reason why the model was not checked.

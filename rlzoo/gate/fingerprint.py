@@ -1,4 +1,4 @@
-"""The fingerprint of a run: the facts that determine its results, so that a resumed run can report what has changed."""
+"""The fingerprint of a run, which holds the facts that determine its results, so that a resumed run can report changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code shared by the integrations: parses rules, checks what a trainer supports, and counts clip decisions by length."""
+"""Code that the integrations share to parse rules, check what a trainer supports, and count clip decisions by length."""
 
 from __future__ import annotations
 

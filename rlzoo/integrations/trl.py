@@ -138,7 +138,7 @@ class RolloutRecorder:
         self._passes = [[]]
 
     def add(self, rows: Tensor, log_probs: Tensor) -> None:
-        """Store the log-probs ``(B, T)`` of a micro-batch; ``rows`` are its rows in the process's generation batch."""
+        """Store the log-probs ``(B, T)`` of a micro-batch. ``rows`` are its rows in the process's generation batch."""
         self._passes[-1].append((rows.cpu(), log_probs.detach().float().cpu()))
 
     def end_update(self) -> None:

@@ -86,8 +86,8 @@ class RolloutFile:
     old_entropy: Tensor | None = None  # (M,) in nats, under the same model as old_log_probs
     values: Tensor | None = None  # (M,) the critic's value before each token, computed before the first update
     last_values: Tensor | None = None  # (R,) the critic's value after the last token
-    kept_ids: Tensor | None = None  # (K,) int32: the token ids that top-k and top-p kept for each token, concatenated
-    kept_sizes: Tensor | None = None  # (M,) int32: number of ids kept for each token; 0 for the whole vocabulary
+    kept_ids: Tensor | None = None  # (K,) int32: the IDs that top-k and top-p kept for each token, concatenated
+    kept_sizes: Tensor | None = None  # (M,) int32: number of IDs kept for each token; 0 for the whole vocabulary
     updates: tuple[UpdateLogProbs, ...] = ()
     learner_version: int | None = None  # version before the first update; the staleness is learner_version - policy_versions
     temperature: float = 1.0  # sampling temperature; all log-probs are computed from logits divided by it

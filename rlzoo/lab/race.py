@@ -232,7 +232,7 @@ def admit(result: Result, track: Track, plugins: Sequence[str | Path], others: S
         lr = f"learner.lr={result.learning_rate:g}"
         config = RunConfig.compose(files, clip=result.rule, overrides=[lr], plugins=plugins, seed=track.seeds[0])
     _unchanged(result, track, config.clip)
-    free = ("seed", "output", SCORE, VERSION, "plugin ")  # a rule is identified by its own hash, whatever its file is called
+    free = ("seed", "output", SCORE, VERSION, "plugin ")  # a hash identifies the rule, regardless of the name of its file
     asked = {key: value for key, value in json.loads(json.dumps(run_facts(config))).items() if not key.startswith(free)}
     known = [other.facts for other in others if other.rule == track.reference]
     asked |= {key: value for key, value in (known[0] if known else {}).items() if key.startswith(MODEL)}

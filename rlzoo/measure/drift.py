@@ -41,7 +41,7 @@ class Drift:
 
     @classmethod
     def of(cls, updates: Sequence[ClipInputs]) -> Drift | None:
-        """Compute the drift over all updates; return None if every non-empty response with a nonzero advantage is unmoved.
+        """Compute the drift over all updates, or return None if no response with a nonzero advantage has moved.
 
         Args:
             updates: inputs of each update, with the log-probs before its optimizer step.

@@ -38,8 +38,8 @@ class PromptError(UserError):
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, chat_template: bool) -> tuple[int, ...]:
     """Encode a prompt, wrapped in the tokenizer's chat template if ``chat_template`` is set.
 
-    With the template, control tokens in the prompt are encoded as plain text. Without it, the prompt is all the text that the
-    model reads, so its control tokens are encoded as control tokens.
+    With the template, control tokens in the prompt are encoded as plain text. Without the template, the prompt is all the text
+    that the model reads, so its control tokens are encoded as control tokens.
 
     Raises:
         PromptError: the tokenizer has no token for a character, the template fails, or the result has no tokens.

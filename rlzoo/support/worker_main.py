@@ -1,6 +1,6 @@
 """The main program of a worker process, which calls one function for its parent.
 
-`rlzoo.support.workers` starts it as ``python -P worker_main.py CALLS``, where CALLS is the descriptor of a socket for calls
+`rlzoo.support.workers` runs this program as ``python -P worker_main.py CALLS``, where CALLS is a socket's descriptor for calls
 and results. Its stdin is a pipe that is never written to. When the parent ends, the pipe closes, and the kernel kills this
 process at once. The module imports only the standard library.
 """

@@ -152,7 +152,7 @@ def score(reference: str, answer: str, is_marked: bool, is_reference_marked: boo
 
     Args:
         reference: the correct answer, in LaTeX or plain text.
-        answer: the response's answer if ``is_marked``, else the whole response, in which math-verify looks for one.
+        answer: the response's answer if ``is_marked``, else the whole response, in which math-verify looks for an answer.
         is_marked: whether ``answer`` has already been extracted.
         is_reference_marked: whether ``reference`` has already been extracted. Otherwise, it is another whole response.
     """

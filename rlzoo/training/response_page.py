@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MOST_TOKENS = 20_000  # maximum number of tokens on a page, which then takes 1 MB
 
 PARTIAL = "\N{WHITE VERTICAL RECTANGLE}"
-"""Shown for a token that ends inside a character, because a byte-level tokenizer may split characters."""
+"""The text shown for a token that ends inside a character, because a byte-level tokenizer may split characters."""
 
 LONGEST_CHARACTER = 4  # maximum length in UTF-8 bytes, and therefore in tokens of a byte-level tokenizer
 

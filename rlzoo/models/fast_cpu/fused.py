@@ -1,7 +1,7 @@
 """Runs a decoding step of a Llama-like model with joined matrices and one operation for all heads, bypassing its modules.
 
 Most of the cost of a step in a small model is the overhead of many small operations. This module needs only a third as many
-operations. It computes the same results as the Llama, Mistral, Qwen2 and Qwen3 models in transformers, and is compared with
+operations. It computes the same results as the Llama, Mistral, Qwen2 and Qwen3 models in transformers and is compared with
 them before it is used.
 """
 
