@@ -33,25 +33,6 @@ def clip_by_length(profile: LengthProfile, console: Plain) -> Table:
     return rows
 
 
-def clip_in_words(profile: LengthProfile) -> str:
-    """Name the lengths at which responses were clipped more or less often than average, by more than noise explains."""
-    both, average = profile.both, profile.clip_fraction
-    if not average:
-        return "Nothing was clipped."
-    error = profile.lre and profile.lre.total.max.interval
-    more, less = [], []
-    for label, share, low, high in zip(profile.bin_labels(), both.fraction, both.low, both.high, strict=True):
-        words = f"{label} tokens ({share / average:.1f} times)"
-        more += [words] if low > average else []  # False for an empty bin, whose numbers are NaN
-        less += [words] if high < average else []
-    if not (more or less) or (error and error[0] == 0):  # one of six bins may differ by chance
-        bound = f"; the length error may be as large as {error[1]:.2f}" if error else ""
-        return f"No difference between lengths was shown{bound}."
-    sentences = [f"Clipped {word} often than the average response: {', '.join(bins)}."
-             for word, bins in (("more", more), ("less", less)) if bins]  # fmt: skip
-    return " ".join([*sentences, "No difference was shown at other lengths."])
-
-
 def interval_bar(ends: Sequence[int], signs: str) -> str:
     """Draw a bar from 0 to a value, overlaid with the value's interval.
 

@@ -81,6 +81,7 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
     ]
     if plan.memory is not None and plan.disk is not None:
         disk = {name: shown(size) for name, size in plan.disk.items()}
+        facts += [("network", f"each process sends {shown(sent)} per step, estimated")] if (sent := plan.traffic) else []
         facts += [
             ("disk", f"checkpoints {disk['checkpoints']}, rollouts at most {disk['rollouts']}"),
             (

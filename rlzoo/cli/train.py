@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlzoo.cli.chart import clip_by_length, clip_in_words
+from rlzoo.cli.chart import clip_by_length
 from rlzoo.cli.console import Plain, show_log
 from rlzoo.cli.options import Configs, Overrides, Plugins, Quiet, check_rule_names, lasting_output, loading
 from rlzoo.core.errors import UserError
@@ -159,7 +159,6 @@ def _print_result(console: Plain, result: RunResult, held_out: str, *, is_quiet:
         console.print(f"held-out {held_out} {accuracies[0]:.3f} -> {accuracies[-1]:.3f}")
     if result.profile is not None and not is_quiet:
         console.print(clip_by_length(result.profile, console))
-        console.print(clip_in_words(result.profile))
     console.print(f"run directory {result.path}")
     if is_quiet:
         return

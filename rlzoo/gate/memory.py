@@ -24,6 +24,7 @@ BYTES = {"float32": 4, "bfloat16": 2}
 _SAMPLER_BYTES_PER_LOGIT = 5 * FLOAT  # `draw` holds the logits, their scaled, shifted and exponentiated copies, and blocks
 _BUCKET = 5e8  # DeepSpeed's reduce_bucket_size, in elements
 _LIVE = 1e9  # DeepSpeed's stage3_max_live_parameters
+_PERSISTENT = 1e5  # DeepSpeed's stage3_param_persistence_threshold: smaller tensors are gathered only after an optimizer step
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +221,28 @@ def resume_bytes(architecture: Architecture, config: RunConfig, has_deepspeed: b
     more = float(weight_bytes(architecture, config)) if has_deepspeed else 0.0
     more += critic_bytes(architecture, config)[2]
     return more + trained_parameters(architecture, config) * number
+
+
+def traffic(architecture: Architecture, config: RunConfig, sharding: Sharding, passes: int, *, is_cpu: bool) -> float:
+    """Estimate how many bytes a process sends to other processes in one step, for weights and gradients.
+
+    In a ring, gathering the shards of a tensor or summing them costs each process almost the size of the tensor; summing the
+    whole tensor costs twice as much. On CPUs, gloo always sums whole tensors. ``passes`` is the number of micro-batches per
+    process and optimizer step.
+    """
+    learner, element = config.learner, BYTES[config.model.dtype]
+    updates, weights = learner.num_minibatches * learner.num_epochs, weight_bytes(architecture, config)
+    gradients = trained_parameters(architecture, config) * (FLOAT if learner.lora.rank or sharding.is_fsdp else element)
+    summed = gradients * (2 if is_cpu else 1)
+    if not sharding.shards_weights:
+        sent = updates * (passes * summed + gradients if sharding.stage else 2 * gradients)
+    else:
+        sizes = architecture.parameter_sizes.values()
+        kept = 0 if sharding.is_fsdp else element * sum(size for size in sizes if size <= _PERSISTENT)
+        # for two passes of every update, for the old log-probs of all minibatches but the first, and for the sampler's copy
+        gathers = 2 * updates * passes + (learner.num_minibatches - 1) * passes + 1
+        sent = updates * (passes * summed + kept) + gathers * (weights - kept)
+    return sent * (1 - 1 / sharding.processes)
 
 
 def _keeps_masters(config: RunConfig, has_deepspeed: bool) -> bool:

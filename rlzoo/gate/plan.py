@@ -18,6 +18,7 @@ from rlzoo.gate.memory import (
     micro_batch,
     resume_bytes,
     rows_per_step,
+    traffic,
     weight_bytes,
 )
 
@@ -98,6 +99,13 @@ class Plan:
             return None
         return memory(self.architecture, self.forward, self.config, self.sharding, self.batch, self.devices)
 
+    @property
+    def traffic(self) -> float | None:
+        """Number of bytes that each process sends to other processes in one step; None for a run with a critic."""
+        if self.architecture is None or self.config.has_critic:
+            return None
+        return traffic(self.architecture, self.config, self.sharding, self.passes, is_cpu=self.devices.is_cpu)
+
     @cached_property
     def disk(self) -> dict[str, float] | None:
         """Maximum size of the run directory in bytes, split into checkpoints and rollouts."""
@@ -143,4 +151,5 @@ class Plan:
             "micro_batch": {"rows": self.batch.rows, "tokens": self.batch.tokens, "per_optimizer_step": self.passes},
             "memory_bytes": memory,
             "disk_bytes": self.disk,
+            "network_bytes_per_step": self.traffic,
         }

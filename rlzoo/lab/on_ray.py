@@ -42,7 +42,7 @@ class Runner:
         """Write the files into a new folder, and start the command in it."""
         self.folder = Path(tempfile.mkdtemp(prefix="rlzoo-ray-"))
         write(self.folder, files)
-        self._known = {name: _stamp(self.folder / name) for name in files}
+        self._known = self._sent = {name: _stamp(self.folder / name) for name in files}
         command = [sys.executable, "-P", "-m", "rlzoo", "train", *words]
         own = {**variables, LAUNCHER: str(os.getpid())}  # the run ends with this process
         with (self.folder / "log").open("wb") as log:
@@ -50,8 +50,9 @@ class Runner:
                 command, cwd=self.folder, env={**os.environ, **own}, stdout=log, stderr=log, start_new_session=True
             )
 
-    def poll(self) -> tuple[int | None, FILES, list[str]]:
-        """Return the exit code, the new and changed files since the last call, and the names of the removed files."""
+    def poll(self, was_received: bool) -> tuple[int | None, FILES, list[str]]:
+        """Return the exit code, and the files that are new, changed or removed since the last call whose reply was received."""
+        self._known = self._sent if was_received else self._known
         code = self._process.poll()  # before the files are read, so that the last call includes all of them
         # checkpoints first: the metrics of every step up to a copied checkpoint are then copied too
         tops = (self.folder / RUN / "checkpoints", self.folder / RUN)
@@ -67,7 +68,7 @@ class Runner:
                 if stamps[name] != self._known.get(name):
                     files[name] = path.read_bytes()
         gone = [name for name in self._known if name.startswith(f"{RUN}/") and name not in stamps]
-        self._known = stamps
+        self._sent = stamps
         return code, files, gone
 
     def stop(self) -> None:
@@ -180,6 +181,9 @@ class Cluster:
                 child, runner = runners[polls.pop(ready)]
                 try:
                     code, files, gone = ray.get(ready)
+                except ray.exceptions.ActorUnavailableError:  # for now; if its node is lost, Ray soon reports it as dead
+                    polls[runner.poll.remote(False)] = child.name
+                    continue
                 except ray.exceptions.RayError as error:
                     del runners[child.name]
                     ray.kill(runner)  # if it still exists, so that the run does not continue in two places
@@ -188,7 +192,7 @@ class Cluster:
                     continue
                 store(child, files, gone)
                 if code is None:
-                    polls[runner.poll.remote()] = child.name
+                    polls[runner.poll.remote(True)] = child.name
                 else:
                     ray.get(runner.remove.remote())
                     ray.kill(runner)
@@ -204,7 +208,7 @@ class Cluster:
                         raise RunError(f"{child.name} was lost {TRIES} times; rerun the command to resume it")
                     runner = actor.remote(*package(child, self.cpus, parent_run))
                     runners[child.name] = child, runner
-                    polls[runner.poll.remote()] = child.name
+                    polls[runner.poll.remote(True)] = child.name
                 time.sleep(POLL)
                 collect(POLL)
                 look([child for child, _ in runners.values()])

@@ -2,16 +2,12 @@
 
 import dataclasses
 import io
-import math
 
-import numpy as np
 import pytest
 
-from rlzoo.cli.chart import clip_by_length, clip_in_words
+from rlzoo.cli.chart import clip_by_length
 from rlzoo.cli.console import Plain
 from rlzoo.lab.replay import replay
-from rlzoo.measure.intervals import Clusters
-from rlzoo.measure.profile import Fractions
 
 
 @pytest.fixture
@@ -56,31 +52,3 @@ def test_bins_do_not_overlap(profile):
     rows = drawn(dataclasses.replace(profile, edges=edges))[1:]
     assert rows[0].split()[0] == "9-13"
     assert rows[1].split()[0] == "14-20"
-
-
-def test_the_summary_lists_lengths_whose_clip_rate_differs_significantly(profile):
-    sides = dataclasses.replace(
-        profile.both,
-        fraction=(0.05, 0.1, 0.1, 0.1, 0.1, 0.22),
-        low=(0.02, 0.06, 0.06, 0.06, 0.06, 0.15),
-        high=(0.09, 0.15, 0.15, 0.15, 0.15, 0.3),
-    )
-    edges = (1, 8, 16, 32, 64, 128, 256)
-    found = clip_in_words(dataclasses.replace(profile, both=sides, clip_fraction=0.1, edges=edges, lre=None))
-    assert found == (
-        "Clipped more often than the average response: 129-256 tokens (2.2 times). "
-        "Clipped less often than the average response: 1-8 tokens (0.5 times). No difference was shown at other lengths."
-    )
-    assert clip_in_words(dataclasses.replace(profile, clip_fraction=0.0)) == "Nothing was clipped."
-
-
-def test_absent_evidence_is_not_called_equal_clipping(profile):
-    # eight responses, with the fractions 0, 0, 1, 0 and .33 by length
-    rows = np.array([0, 0, 1, 2, 3, 4, 4, 4]), np.array([0.0, 0, 0, 1, 0, 1, 0, 0])
-    low, high = (tuple(ends) for ends in Clusters.of(*rows, np.arange(8)).proportions())
-    sides = Fractions((2, 1, 1, 1, 3, 0), (0.0, 0.0, 1.0, 0.0, 1 / 3, math.nan), low, high)
-    lre = Clusters.of(*rows, np.arange(8)).reweighting()
-    few = dataclasses.replace(profile, both=sides, clip_fraction=0.25, edges=(1, 8, 16, 32, 64, 128, 256), lre=lre)
-    said, bound = clip_in_words(few).removesuffix(".").rsplit(" ", 1)
-    assert said == "No difference between lengths was shown; the length error may be as large as"
-    assert float(bound) > 0.5

@@ -41,7 +41,7 @@ class Machines:
             ip("netns", "add", name)
         ip("link", "add", "rz0", "netns", self.names[0], "type", "veth", "peer", "name", "rz1", "netns", self.names[1])
         for number, (name, place) in enumerate(zip(self.names, self.folders, strict=True)):
-            place.mkdir()
+            place.mkdir(parents=True)
             ip("-n", name, "addr", "add", f"{ADDRESSES[number]}/24", "dev", f"rz{number}")
             ip("-n", name, "link", "set", "lo", "up")
         self.connect()

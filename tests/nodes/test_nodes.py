@@ -1,14 +1,23 @@
-"""A run on two machines equals one process, survives a bad network, and ends on both when one of them is lost."""
+"""A run on two machines equals one process, survives a bad network, and ends on both when one of them is lost.
 
+The traffic between the machines is what the planner forecasts.
+"""
+
+import shutil
 import signal
 import time
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import rlzoo
 from rlzoo import RunConfig
+from rlzoo.gate.architecture import find_architecture
+from rlzoo.gate.devices import Devices
+from rlzoo.gate.plan import Plan, Prompts
+from rlzoo.models.pretrained import load_pretrained
 from tests.nodes.machines import ADDRESSES, PORT, Machines, wait, why_not
 from tests.training.short import QUICK, lines, without_times
 
@@ -94,9 +103,7 @@ def test_three_steps_equal_one_process_and_resume_without_a_shared_file_system(m
     settings = STRATEGIES[strategy]
     ended_well(machines, [machines.rank(number, *words(*settings, steps=2)) for number in range(2)])
     assert {path.name for path in machines.folders[1].iterdir()} <= {"grade.py", "__pycache__"}
-    before = machines.num_bytes()
     ended_well(machines, resume(machines))
-    print(f"{strategy}: {machines.num_bytes() - before:,} bytes on the cable to resume, for a step and to save it")
     state = machines.folders[0] / "run" / "checkpoints" / "step-000003" / "state"
     assert (state / WRITES[strategy]).exists()
     expected, got = weights(one_process), weights(machines.folders[0])
@@ -110,6 +117,46 @@ def pytest_generate_tests(metafunc):
     marks = {"zero2": [pytest.mark.deepspeed], "zero3": [pytest.mark.deepspeed]}
     if "strategy" in metafunc.fixturenames:
         metafunc.parametrize("strategy", [pytest.param(name, marks=marks.get(name, [])) for name in STRATEGIES])
+
+
+HASH = """
+import hashlib
+
+def grade(problem, response):
+    return int(hashlib.sha256((problem.answer + response).encode()).hexdigest()[:6], 16) / 2**24
+"""
+"""A reward that differs between all responses, so that every response has a gradient, as the planner assumes."""
+
+
+@pytest.fixture(scope="module")
+def larger(tmp_path_factory):
+    """A model with 4.7 million random weights; in the shipped model, ZeRO-3 would keep every tensor on both machines."""
+    folder, tokenizer = tmp_path_factory.mktemp("larger"), load_pretrained("embedded")[1]
+    sizes = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 8, "head_dim": 32}
+    config = AutoConfig.for_model("qwen3", **sizes, num_key_value_heads=4, vocab_size=16, tie_word_embeddings=True)
+    config.update({"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None})
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_the_planner_forecasts_the_bytes_on_the_cable(tmp_path, larger, strategy):
+    usual = [word for word in SETTINGS if not word.startswith(("checkpoint", "eval"))]
+    settings = (*usual, *STRATEGIES[strategy], "model.path=larger", "eval.num_problems=0")
+    sent = {}
+    for steps in (1, 3):  # the difference excludes the start and the end of the run
+        machines = Machines(tmp_path / str(steps))
+        for folder in machines.folders:
+            (folder / "grade.py").write_text(HASH)
+            shutil.copytree(larger, folder / "larger")
+        ended_well(machines, [machines.rank(number, *words(steps=steps, settings=settings)) for number in range(2)])
+        sent[steps] = machines.num_bytes()
+        machines.close()
+    config = RunConfig.compose(clip="fspo", overrides=[*usual, *STRATEGIES[strategy], "launch.processes=2"])
+    plan = Plan(config, find_architecture(str(larger)), Devices("CPU", 2, 2**34, is_cpu=True), Prompts(20, True), processes=2)
+    forecast, measured = 2 * plan.traffic, (sent[3] - sent[1]) / 2
+    print(f"{strategy}: {measured:,.0f} bytes per step on the cable, {forecast:,.0f} forecast")
+    assert forecast == pytest.approx(measured, rel=0.1)
 
 
 def cable_is_cut_for_5_s(machines):

@@ -1,4 +1,4 @@
-"""The description of a run in MLflow: its command without secrets, and the commands to resume, replay and repeat it."""
+"""The description of a run in MLflow: its command without secrets, and the commands that resume and replay it."""
 
 from __future__ import annotations
 
@@ -18,19 +18,12 @@ LONGEST_COMMAND = 1500  # maximum number of characters; MLflow's limit for a des
 
 
 def describe_run(title: str, directory: Path) -> str:
-    """Describe a run in Markdown, with its title, its command, and the commands that resume, replay and repeat it."""
+    """Describe a run in Markdown, with its title, its command, and the commands that resume and replay it."""
     place = shlex.quote(str(directory))
-    paragraphs = [
-        title,
-        _as_it_is(typed_command()[:LONGEST_COMMAND]),
-        f"On `{socket.gethostname()}`, resume the run, replay it with other rules, or repeat it with:",
-        _as_it_is(
-            f"rlzoo train --resume --output {place}",
-            f"rlzoo replay {place} --clip NAME,NAME",
-            f"rlzoo train --config {shlex.quote(str(directory / 'config.yaml'))} --output NEW",
-        ),
-    ]
-    return "\n\n".join(paragraphs)
+    command = _as_it_is(typed_command()[:LONGEST_COMMAND])
+    advice = f"On `{socket.gethostname()}`, resume the run, or replay it with other rules:"
+    others = _as_it_is(f"rlzoo train --resume --output {place}", f"rlzoo replay {place} --clip NAME,NAME")
+    return "\n\n".join((title, command, advice, others))
 
 
 def _as_it_is(*lines: str) -> str:
