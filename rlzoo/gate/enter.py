@@ -1,4 +1,4 @@
-"""Runs all checks before the first step and returns the objects that the run uses, such as its model and sampler."""
+"""Runs all checks before the first step and returns the objects that the run uses: its model, sampler, learner and others."""
 
 from __future__ import annotations
 

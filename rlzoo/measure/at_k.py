@@ -130,7 +130,7 @@ def _estimate(sums: Array, counts: Array) -> AtK:
 
 
 def _measures(problems: Sequence[Completions], votes: bool) -> dict[str, tuple[Array, Array]]:
-    """Return two values for every measure and problem: the number of values, and the mean multiplied by this number.
+    """Return a sum and a number of values for every measure and problem, where the sum is the mean times the number.
 
     A problem with at least one grade counts as k values, as in training. A problem without a grade is left out.
     """

@@ -28,7 +28,7 @@ class MathGrader:
     """Grades the final answers in responses with math-verify in a worker process and groups equal answers."""
 
     def __init__(self, timeout: float = 5.0) -> None:
-        """Store the time limit in seconds for one comparison, after which the answers count as unequal.
+        """Store the time limit per comparison in seconds, after which answers are unequal. The first call starts the worker.
 
         Raises:
             UserError: math-verify is not installed.
