@@ -6,9 +6,9 @@
 Instead of a run directory, you can pass a folder with rollout files from another trainer. A third argument selects other rules,
 separated by commas.
 
-Every rule is applied to the same recorded log-probs, as in `rlzoo replay`. Its widths are scaled until it clips a tenth of
-all responses with a non-zero advantage (for grpo, a tenth of their tokens). Bars show 95% intervals over prompts.
-``lre_max`` is printed with its noise: the value to expect from this many prompts if all lengths were clipped equally.
+Every rule is applied to the same recorded log-probs, as in `rlzoo replay`. A rule's widths are scaled until it clips a tenth of
+all responses with a non-zero advantage (for grpo, a tenth of their tokens). Bars show 95% intervals over prompts. ``lre_max``
+is printed with its noise, which is the value to expect from this many prompts if all lengths were clipped equally.
 """
 
 from __future__ import annotations

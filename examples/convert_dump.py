@@ -1,10 +1,10 @@
-"""Converts the dump of another trainer's run to rollout files, one per step; here, the JSON lines that NeMo-RL logs.
+"""Converts the dump of another trainer's run, here the JSON lines that NeMo-RL logs, to rollout files, one per step.
 
 python examples/convert_dump.py DUMPS OUTPUT --temperature 1.0
 rlzoo rescore OUTPUT --model CHECKPOINT --output rescored
 rlzoo replay rescored --clip fspo,gspo,grpo
 
-DUMPS is the folder with the train_data_step*.jsonl of one run. For another trainer, change `FILE` and `read`;
+DUMPS is the folder with the train_data_step*.jsonl files of one run. For another trainer, change `FILE` and `read`.
 docs/how-to/convert-rollouts.md lists the fields of verl, prime-rl, SkyRL and slime.
 """
 
@@ -22,13 +22,13 @@ UNREADABLE = (IndexError, KeyError, RuntimeError, TypeError, ValueError)  # JSON
 
 
 def read(file: Path, step: int, temperature: float) -> RolloutFile:
-    """Read R responses, one per line, with a one-element list under every key; NeMo-RL pads prompt and response to T tokens.
+    """Read R responses, one per line, with a one-element list under every key. NeMo-RL pads prompt and response to T tokens.
 
     The fields are those of NeMo-RL 7ea279a (August 2026). `RolloutFile.from_padded` rejects inconsistent values.
     """
     with file.open(encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
-    # responses and tokens that NeMo-RL did not train on are left out
+    # leave out responses and tokens on which NeMo-RL did not train
     rows = [row for row in rows if row["sample_loss_mask"][0] and any(row["token_loss_mask"][0])]
     if not rows:
         raise ValueError("it contains no trained response")
@@ -37,8 +37,8 @@ def read(file: Path, step: int, temperature: float) -> RolloutFile:
         return torch.tensor([row[key][0] for row in rows])
 
     token_ids, chosen = column("token_ids"), column("token_loss_mask").bool()
-    sizes = chosen.long().argmax(1)  # of the prompts
-    # the dump does not number the prompts: responses whose prompts have the same tokens form a group
+    sizes = chosen.long().argmax(1)  # lengths of the prompts
+    # the dump does not number the prompts, so responses whose prompts have the same tokens form a group
     prompts = [tuple(row[:size].tolist()) for row, size in zip(token_ids, sizes, strict=True)]
     numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
     advantages, old_log_probs = column("advantages"), column("prev_logprobs")
@@ -51,12 +51,12 @@ def read(file: Path, step: int, temperature: float) -> RolloutFile:
         completion_mask=torch.arange(token_ids.shape[1]) < column("input_lengths")[:, None],
         response_mask=chosen,
         group_ids=torch.tensor([numbers[prompt] for prompt in prompts]),
-        # with dynamic sampling, `rewards` are those of the responses before filtering
+        # with dynamic sampling, `rewards` contains the rewards of the responses before filtering
         rewards=column("filtered_rewards" if "filtered_rewards" in rows[0] else "rewards"),
-        # one value per response, unless its tokens differ
+        # one value per response, unless the values of its tokens differ
         advantages=per_response if bool((advantages == per_response)[chosen].all()) else advantages,
         rollout_log_probs=column("generation_logprobs"),
-        # zeros mean that NeMo-RL did not compute them, as with force_on_policy_ratio
+        # zeros mean that NeMo-RL did not compute these log-probs, as with force_on_policy_ratio
         old_log_probs=old_log_probs if bool(old_log_probs[chosen].any()) else None,
         temperature=temperature,
         writer="NeMo-RL",
@@ -64,7 +64,7 @@ def read(file: Path, step: int, temperature: float) -> RolloutFile:
 
 
 def main() -> None:
-    """Convert every step of a run; the first file that cannot be converted ends the command."""
+    """Convert every step of a run. The first file that cannot be converted ends the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dumps", metavar="DUMPS", type=Path, help="folder with the dumps of one run")
     parser.add_argument("output", metavar="OUTPUT", type=Path, help="new or empty folder for the rollout files")

@@ -1,4 +1,4 @@
-"""A custom reward: a right answer earns 1, and every character costs a little.
+"""A custom reward, in which a right answer earns 1 and every character costs a little.
 
 ``python examples/custom_reward.py`` trains with this reward for three steps, in under a minute. The equivalent command, in this
 folder, is ``rlzoo train --set task.reward=custom_reward:short_and_right --steps 3``.

@@ -1,4 +1,4 @@
-"""A custom task: one class provides questions, answers and grades, without changes to the library.
+"""A custom task, in which one class provides questions, answers and grades without changes to the library.
 
 ``python examples/custom_task.py`` trains the bundled model on this task for three steps, in under a minute. The equivalent
 command, in this folder, is ``rlzoo train --set task.name=custom_task:LastDigit --set task.num_operands=4 --steps 3``.
@@ -18,13 +18,13 @@ QUICK = ["rollout.num_prompts=8", "rollout.group_size=4", "eval.num_problems=20"
 
 
 class LastDigit(Task):
-    """Sums in which only the last digit counts: both ``#5`` and ``#15`` are right for ``7+8=``."""
+    """Sums in which only the last digit counts, so that both ``#5`` and ``#15`` are right for ``7+8=``."""
 
     template: str = Field(default="{question}=", description="prompt template; {question} is replaced by the sum")
     num_operands: int = Field(default=3, ge=2, le=20, description="numbers in a sum")
 
     def train_problems(self, start: int, count: int) -> list[Problem]:
-        """Return sums from an infinite sequence; each sum depends only on the seed and its index."""
+        """Return sums from an infinite sequence. Each sum depends only on the seed and its index."""
         return [self._draw(f"{self.seed}:{index}", held_out=False) for index in range(start, start + count)]
 
     def held_out_problems(self, count: int) -> list[Problem]:
@@ -43,7 +43,7 @@ class LastDigit(Task):
         while True:
             numbers = [generator.randint(1, 9) for _ in range(self.num_operands)]
             question = "+".join(map(str, numbers))
-            if is_held_out(question) == held_out:  # depends only on the question's text
+            if is_held_out(question) == held_out:  # this depends only on the question's text
                 return Problem(question=question, answer=str(sum(numbers) % 10))
 
 

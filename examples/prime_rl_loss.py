@@ -26,14 +26,14 @@ INSTEAD = {
 
 
 class LossInputs(Protocol):
-    """The input to a prime-rl loss: one sample of T tokens, including its prompt."""
+    """The input to a prime-rl loss, which is one sample of T tokens, including its prompt."""
 
     trainer_logprobs: Tensor  # (T,) under the trained model, with a gradient
     inference_logprobs: Tensor  # (T,) from the sampler
     ref_logprobs: Tensor | None  # (T,) under the reference model
     advantages: Tensor  # (T,)
     loss_mask: Tensor  # (T,) bool
-    loss_weights: Tensor | None  # (T,); None means 1 everywhere
+    loss_weights: Tensor | None  # (T,); None for 1 everywhere
 
 
 class LossOutputs(NamedTuple):
@@ -48,7 +48,7 @@ def loss(inputs: LossInputs, rule: str, **settings: Any) -> LossOutputs:
 
     The ratio is relative to the sampler's log-probs, because prime-rl provides no others. prime-rl divides the sum of all
     losses by the number of tokens in the step, regardless of the rule's ``reduction``. The effective reduction is therefore
-    ``token_mean`` for rules with a per-token objective; for rules with a per-response objective, it is ``sequence_mean`` times
+    ``token_mean`` for rules with a per-token objective. For rules with a per-response objective, it is ``sequence_mean`` times
     the number of responses divided by the number of tokens.
 
     Args:
@@ -86,7 +86,7 @@ def loss(inputs: LossInputs, rule: str, **settings: Any) -> LossOutputs:
 
 @functools.cache
 def _made(name: str, settings: tuple[tuple[str, Any], ...]) -> ClipPolicy:
-    """Return the rule with these settings; results are cached."""
+    """Return the rule with these settings. Results are cached."""
     policy = make_rule(name, INSTEAD, **dict(settings))
     check_supported(policy, "prime-rl", ("turn_ids", "ref_log_probs"))
     if policy.scope == "batch":
@@ -96,7 +96,7 @@ def _made(name: str, settings: tuple[tuple[str, Any], ...]) -> ClipPolicy:
 
 @torch.no_grad()
 def _metrics(clipped: Tensor, mask: Tensor, advantages: Tensor) -> dict[str, Tensor]:
-    """Return the sample's clip fraction, overall and in its length bin; empty for a sample whose advantages are all 0."""
+    """Return the sample's clip fraction, overall and in its length bin, or {} for a sample whose advantages are all 0."""
     if not bool((torch.where(mask, advantages, 0.0) != 0).any()):
         return {}
     fraction = ops.per_response(clipped.float(), mask)[0, 0]

@@ -1,6 +1,6 @@
 """Shows how much each rule of the zoo clips at short and long response lengths, without a model or training.
 
-Run ``python examples/quickstart.py``; it takes a few seconds. The log-probability of every token changes by a random amount
+Run ``python examples/quickstart.py``, which takes a few seconds. The log-probability of every token changes by a random amount
 with a standard deviation of 0.02, independently of other tokens. Over a response, the sum of these changes therefore typically
 grows with the square root of the length, and their mean shrinks accordingly. A constant band on the sum (rloo) clips long
 responses, and a constant band on the mean (gspo) clips short ones. A band that grows with the square root (fspo) clips all
@@ -13,8 +13,8 @@ import torch
 from rlzoo import ClipInputs, load_zoo
 from rlzoo.testing.data import filled
 
-LENGTHS = (16, 64, 256, 1024)  # tokens
-RESPONSES = 200  # per length; half of them right (A = 1), half wrong (A = -1)
+LENGTHS = (16, 64, 256, 1024)  # in tokens
+RESPONSES = 200  # number of responses per length; half are right (A = 1), and half are wrong (A = -1)
 
 torch.manual_seed(0)
 length = torch.tensor(LENGTHS).repeat_interleave(RESPONSES)[:, None]

@@ -1,4 +1,4 @@
-"""Prints responses of a run as text: question and response, or the turns of an episode with their rewards.
+"""Prints responses of a run as text, with their questions or, for episodes, with the turns and their rewards.
 
 python examples/show_completions.py RUN            the newest step
 python examples/show_completions.py RUN --step 1 --number 3

@@ -33,17 +33,17 @@ def loss_fn(
     max_length: int | None = None,
     **settings: Any,
 ) -> CustomLoss:
-    """Make a loss function for ``TrainingClient.forward_backward_custom``.
+    """Create a loss function for ``TrainingClient.forward_backward_custom``.
 
-    From each datum, the loss reads the keys that tinker-cookbook writes: ``logprobs`` (from the sampler; the denominator of the
-    ratio), ``advantages`` and ``mask``. Each datum is a response, and a gap in the mask starts a new turn. The rule's reduction
-    applies to the data of one call, so one call corresponds to one optimizer step.
+    From each datum, the loss reads the keys that tinker-cookbook writes: ``logprobs`` (the sampler's log-probs, which are the
+    denominator of the ratio), ``advantages`` and ``mask``. Each datum is a response, and a gap in the mask starts a new turn.
+    The rule's reduction applies to the data of one call, so one call corresponds to one optimizer step.
 
     Args:
         name: name of the rule, optionally with settings, such as ``"my-rule/width_low:0.02"``.
-        group_ids: one number per datum, equal for responses to the same prompt; needed by rules that compare groups.
-        rewards: one reward per datum; needed by rules that read rewards.
-        max_length: maximum number of model tokens in a response; the reduction ``constant_length`` divides by it.
+        group_ids: one number per datum, equal for responses to the same prompt. Rules that compare groups need it.
+        rewards: one reward per datum. Rules that read rewards need it.
+        max_length: maximum number of model tokens in a response. The reduction ``constant_length`` divides by it.
         **settings: settings of the rule.
 
     Returns:

@@ -20,7 +20,7 @@ from rlzoo.models.pretrained import load_pretrained
 
 
 def sums(model: str) -> Dataset:
-    """Return 256 sums in the model's format, with their answers."""
+    """Return 256 sums in the model's format with their answers."""
     rng = random.Random(0)
     rows = []
     for _ in range(256):

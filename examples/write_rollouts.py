@@ -1,4 +1,4 @@
-"""Writes a rollout file using only numpy and safetensors, as any trainer can.
+"""Writes a rollout file using only numpy and safetensors, as any trainer can do.
 
 python examples/write_rollouts.py 000001.safetensors
 rlzoo replay 000001.safetensors --clip fspo,gspo,grpo
@@ -25,7 +25,7 @@ class Response:
 
 
 def write(file: str, step: int, responses: list[Response], minibatches: list[tuple[list[int], list[np.ndarray]]]) -> None:
-    """Write one rollout batch; a minibatch has the indices of its responses and their log-probs before its optimizer step."""
+    """Write one rollout batch. A minibatch has the indices of its responses and their log-probs before its optimizer step."""
     masks = [[False] * len(each.prompt) + [True] * len(each.completion) for each in responses]
     tensors = {
         "token_ids": joined(each.prompt + each.completion for each in responses),

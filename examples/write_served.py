@@ -16,7 +16,7 @@ from rlzoo.support.atomic import write_tensors
 
 
 def write_served(path: str, folder: Path) -> None:
-    """Write a model to a folder, which must not exist; ``path`` is any valid value of ``model.path``."""
+    """Write a model to a folder that does not exist yet. ``path`` is any valid value of ``model.path``."""
     from vllm.platforms import current_platform
 
     model, tokenizer = load_pretrained(path, "float32")

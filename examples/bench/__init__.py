@@ -1,1 +1,1 @@
-"""Benchmarks against TRL's GRPOTrainer: both libraries do the same work, in alternating steps. Run with ``nox -s bench``."""
+"""Benchmarks against TRL's GRPOTrainer. Both libraries do the same work in alternating steps. Run with ``nox -s bench``."""

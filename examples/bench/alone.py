@@ -67,7 +67,7 @@ def steps(name: str, kind: str, *, compiles: bool) -> None:
 
 
 def profile(name: str, kind: str) -> None:
-    """Print the operations that take most of the time in sampling and in learning, with their shares of the total."""
+    """Print the operations that take the most time in sampling and in learning, with their shares of the total."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as recording
 
@@ -87,7 +87,7 @@ def profile(name: str, kind: str) -> None:
 
 
 def cost(name: str) -> None:
-    """Print the cost per token and the fixed cost of a forward and backward pass, and the fixed cost assumed by `overhead`."""
+    """Print the cost per token and the fixed cost of a forward and backward pass, and compare the latter with `overhead`."""
     run = make_run(CASES[name], Path(tempfile.gettempdir()) / "rlzoo-bench-models")
     sizes = run.learner.language_model.config.get_text_config()
     rows = (1, 2, 4, 8, 16, 24)

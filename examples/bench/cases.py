@@ -30,10 +30,10 @@ class Case:
     prompt: Callable[[int], str]
     num_prompts: int
     max_new_tokens: int
-    updates: int  # optimizer steps per rollout batch
+    updates: int  # number of optimizer steps per rollout batch
     pairs: int = 5
     autocast: Literal["none", "bfloat16"] = "none"
-    rows: int | None = None  # rows per micro-batch in TRL; None: a whole update
+    rows: int | None = None  # number of rows per micro-batch in TRL; None for a whole update
     settings: tuple[str, ...] = ()  # settings of rlzoo that differ from its defaults
 
     @property
@@ -81,7 +81,7 @@ def qwen3(folder: Path) -> Path:
 
 
 def small_qwen3(folder: Path) -> Path:
-    """Create such a model with the shape of Qwen3-0.6B; an 80 GB GPU can hold two of them during training."""
+    """Create such a model with the shape of Qwen3-0.6B. An 80 GB GPU can hold two of them during training."""
     return models.random_qwen3("qwen3-0.6b", folder / "qwen3-0.6b-shape")
 
 
@@ -91,7 +91,7 @@ def tiny_qwen3(folder: Path) -> Path:
 
 
 def counts(start: int, every: int = 0, long: int = 0) -> Callable[[int], str]:
-    """Return a function that creates 12-token prompts; one response in ``every`` has ``long`` tokens, the others ``start``."""
+    """Return a function that creates 12-token prompts. One response in ``every`` has ``long`` tokens, the others ``start``."""
 
     def prompt(index: int) -> str:
         number = long if every and index % every == 0 else start
@@ -138,7 +138,7 @@ ON_GPU = {
              settings=("learner.max_tokens_per_micro_batch=176",)),
     )
 }  # fmt: skip
-"""Cases of `examples.gpu`, and the same cases at a small scale."""
+"""The cases of `examples.gpu`, and the same cases at a small scale."""
 
 
 def find(name: str) -> Case:

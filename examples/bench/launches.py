@@ -1,10 +1,10 @@
-"""Counts the operators and host reads per decoded token, for each way of sampling with fewer calls than `generate`.
+"""Counts the operators and host reads per decoded token for each way of sampling with fewer calls than `generate`.
 
     python -m examples.bench.launches               # the tiny shape, a minute on a CPU
     python -m examples.bench.launches qwen3-0.6b    # needs 4 GB of memory
 
 A CPU has no launches, but a GPU launches about one kernel for each operator that computes something. A read makes the host wait
-for the device. For "graph", a CUDA graph replays a step as one launch; operators and reads outside it are counted separately.
+for the device. For "graph", a CUDA graph replays a step as one launch. Operators and reads outside it are counted separately.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from rlzoo.rollout.decode import decode
 from rlzoo.rollout.draws import row_uniforms
 
 ROWS, SIZE, SHORT, LONG = 4, 8, 33, 97
-"""Number of responses, tokens per prompt, and two response lengths, whose difference gives the counts per token."""
+"""The number of responses, the tokens per prompt, and two response lengths, whose difference gives the counts per token."""
 WAYS: dict[str, dict[str, bool]] = {"rows": {}, "fused": {"fuses": True}, "graph": {"fuses": True, "graphs": True}}
 READS = ("aten::_local_scalar_dense", "aten::nonzero")
-"""Operators that wait for the device; ``aten::item`` calls the first one."""
+"""Operators that wait for the device. ``aten::item`` calls the first one."""
 VIEWS = (
     "view",
     "reshape",
@@ -54,8 +54,8 @@ def is_replayed(event: Any) -> bool:
 
 
 def counted(model: Any, limit: int, way: dict[str, bool]) -> Counter[str]:
-    """Decode ``limit`` tokens, and return the numbers of operators that compute something, of reads, and of replays."""
-    prompts = [tuple(range(2, SIZE + 2 - row % 2)) for row in range(ROWS)]  # prompts of uneven length
+    """Decode ``limit`` tokens and return the numbers of operators that compute something, of reads, and of replays."""
+    prompts = [tuple(range(2, SIZE + 2 - row % 2)) for row in range(ROWS)]  # prompts of different lengths
     uniforms = row_uniforms(0, range(ROWS), limit)
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
         decode(model, prompts, uniforms, end_ids=frozenset({model.config.vocab_size}), pad_id=0, temperature=1.0, **way)

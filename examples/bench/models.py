@@ -1,4 +1,4 @@
-"""Models whose responses have known lengths in any library, because the model itself decides if and when a response ends."""
+"""Models whose responses have known lengths in any library, because the model itself decides whether and when they end."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from transformers import Qwen3Config
 
 HIDDEN, LAYERS, INNER, HEADS, KEY_HEADS, HEAD_SIZE = 256, 6, 768, 8, 4, 32
-LONGEST = 1200  # number of counters; if a prompt's last counter is far above the length limit, the response reaches the limit
-SPECIAL = 2  # padding and end token
+LONGEST = 1200  # number of counters; if a prompt's last counter is far above the length limit, the response reaches this limit
+SPECIAL = 2  # number of special tokens: padding and end
 
 
 def qwen3(shape: tuple[int, int, int, int, int, int, int], **settings: Any) -> Qwen3Config:
-    """Return the configuration of a Qwen3 model; ``shape`` is ordered as in `SHAPES`, and token 0 is the padding."""
+    """Return the configuration of a Qwen3 model. ``shape`` is ordered as in `SHAPES`, and token 0 is the padding token."""
     from transformers import Qwen3Config
 
     vocabulary, hidden, inner, layers, heads, key_heads, head_size = shape
@@ -38,7 +38,7 @@ def countdown(folder: Path) -> Path:
     """Create a Qwen3 model with 5 million parameters that counts down from the last token of the prompt and then ends.
 
     After "c32", for example, it writes 32 tokens. Each count can be written as either of two tokens with equal probability, so
-    that sampling is not trivial. The embeddings and the head do the counting; the layers between them are computed as usual,
+    that sampling is not trivial. The embeddings and the head do the counting. The layers between them are computed as usual
     but contribute little.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -81,7 +81,7 @@ SHAPES = {
 
 
 def random_qwen3(name: str, folder: Path) -> Path:
-    """Create a Qwen3 model with one of `SHAPES`, random bfloat16 weights and no end token; its words are t0, t1, ..."""
+    """Create a Qwen3 model with one of `SHAPES`, random bfloat16 weights and no end token. Its words are t0, t1, ..."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
@@ -109,7 +109,7 @@ def random_qwen3(name: str, folder: Path) -> Path:
 
 
 def endless(name: str, folder: Path) -> Path:
-    """Copy a model with an end token outside its vocabulary, so that every response reaches the length limit."""
+    """Copy a model but move its end token outside the vocabulary, so that every response reaches the length limit."""
     from rlzoo.models.pretrained import load_pretrained
 
     if (folder / "config.json").exists():

@@ -1,4 +1,4 @@
-"""Writes the page of benchmark results, with a section for each CPU: ``python -m examples.bench.page bench.json``."""
+"""Writes the page of benchmark results with a section for each CPU: ``python -m examples.bench.page bench.json``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def comparison(report: dict[str, Any]) -> str:
-    """Format a table with one row per case: how many times as long TRL takes."""
+    """Format a table with one row per case that shows how many times as long TRL takes."""
     rows = []
     for name in dict.fromkeys(row["case"] for row in report["rows"]):
         phases = {row["phase"]: row for row in report["rows"] if row["case"] == name}
@@ -37,7 +37,7 @@ def comparison(report: dict[str, Any]) -> str:
 
 
 def roofline(report: dict[str, Any]) -> str:
-    """Format a table with a row per case and phase: the bound from the matrix product rate, and each library's share of it."""
+    """Format a table with the bound from the matrix product rate and each library's share of it, by case and phase."""
     machine = report["machine"]
     gain = machine["onednn_float32"] / machine["matmul_float32"]
     rows = [

@@ -1,4 +1,4 @@
-"""Measures the machine's rates, and counts the operations in a step."""
+"""Measures the machine's rates and counts the operations in a step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZE, SIZE_ON_GPU = 2048, 8192
 
 
 def seconds_of(work: Callable[[], object], repeats: int = 7) -> list[float]:
-    """Return the time of each repetition, after an uncounted warm-up."""
+    """Return the time of each repetition after an uncounted warm-up, in seconds."""
     work()
     found = []
     for _ in range(repeats):
@@ -33,21 +33,21 @@ def seconds_of(work: Callable[[], object], repeats: int = 7) -> list[float]:
 
 
 def product_rate(dtype: torch.dtype) -> float:
-    """Return the current FLOP/s of square matrix products: the median of five, because a shared machine's rate varies."""
+    """Return the current FLOP/s of square matrix products, as the median of five because a shared machine's rate varies."""
     size, device = (SIZE_ON_GPU, "cuda") if torch.cuda.is_available() else (SIZE, "cpu")
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     return 2 * size**3 / statistics.median(seconds_of(lambda: a @ b, 5))
 
 
 def processor() -> str:
-    """Return the name of the CPU, as the system reports it."""
+    """Return the name of the CPU as the system reports it."""
     file = Path("/proc/cpuinfo")
     found = re.search(r"^model name\s*: *(.+)$", file.read_text(encoding="utf-8") if file.exists() else "", re.MULTILINE)
     return found[1] if found else platform.processor() or platform.machine()
 
 
 def machine() -> dict[str, float]:
-    """Return the FLOP/s of matrix products (float32 in torch and oneDNN, bfloat16) and the bytes/s of memory copies.
+    """Return the FLOP/s of matrix products (float32 in torch, float32 in oneDNN, bfloat16) and the bytes/s of memory copies.
 
     Each rate is the best of seven repetitions.
     """
@@ -65,7 +65,7 @@ def machine() -> dict[str, float]:
 
 
 def step_flops(case: Case, model: Path, prompt_lengths: list[int], lengths: list[int]) -> dict[str, float]:
-    """Count the operations of a step's matrix products: sampling (with a cache, so each prompt is processed once) and learning.
+    """Count the operations of the matrix products in a step's sampling (which processes each prompt once) and learning.
 
     Learning consists of the old log-probs of all responses except those of the first update, a forward pass, and a
     backward pass that costs twice as much. The head is needed only for response tokens.

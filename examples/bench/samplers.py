@@ -1,6 +1,6 @@
 """Compares rlzoo's decoding with vLLM's on the same prompts and weights, in alternation.
 
-Needs an environment with both libraries, such as the environment of `nox -s vllm`.
+The script needs an environment with both libraries, such as that of `nox -s vllm`.
 
 python -m examples.bench.samplers smollm2
 python -m examples.bench.samplers smollm2 --dtype bfloat16
@@ -51,5 +51,5 @@ if __name__ == "__main__":
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--pairs", type=int, default=5)
     options = parser.parse_args()
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")  # gigabytes
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")  # in gigabytes
     main(options.case, options.dtype, options.pairs)

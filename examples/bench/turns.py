@@ -1,4 +1,4 @@
-"""The worker's side of alternating steps: the worker waits for its turn, runs one step, reports, and waits again."""
+"""The worker's side of alternating steps. The worker waits for its turn, runs one step, reports, and waits again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _answers: list[TextIO] = []
 
 
 def take_standard_output() -> None:
-    """Reserve stdout for reports; the libraries' output goes to stderr."""
+    """Reserve stdout for reports. The libraries' output goes to stderr."""
     _answers.append(os.fdopen(os.dup(1), "w"))
     os.dup2(2, 1)
 
@@ -33,13 +33,13 @@ def report(**measured: Any) -> None:
 
 
 def settle() -> None:
-    """If there is a GPU, wait until it has finished its work, so that times are correct."""
+    """Wait until the GPU, if there is one, has finished its work, so that times are correct."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def forget_peak() -> None:
-    """Reset the peak of this process's memory, or of its memory on the GPU if there is one."""
+    """Reset the peak of this process's memory, or the peak of its GPU memory if there is a GPU."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         return
@@ -47,7 +47,7 @@ def forget_peak() -> None:
 
 
 def peak_bytes() -> int:
-    """Return the peak of resident memory since `forget_peak`; on a GPU, the peak of the memory that torch has allocated."""
+    """Return the peak of resident memory since `forget_peak` or, on a GPU, the peak of torch's allocated memory."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     line = next(line for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines() if line.startswith("VmHWM"))
@@ -81,6 +81,6 @@ class Clock:
         return timed
 
     def take(self) -> float:
-        """Return the total time in seconds, and reset it."""
+        """Return the total time in seconds and reset it."""
         seconds, self.seconds = self.seconds, 0.0
         return seconds

@@ -1,11 +1,11 @@
-"""Validates rlzoo on this machine's GPUs, and writes one JSON file and one page.
+"""Validates rlzoo on this machine's GPUs and writes one JSON file and one page.
 
     python -m examples.gpu                          # everything, at most 8 minutes for each of four parts
     python -m examples.gpu --only correctness
     python -m examples.gpu --device cpu --quick     # everything at a small scale, to check that it runs
 
-If the command is interrupted, or a part reaches its time limit, run it again to continue: finished rows are kept. The exit code
-is 1 if a check failed or was not run. If a case needs something that the machine lacks, its row says so.
+If the command is interrupted or a part reaches its time limit, run the command again to continue. Finished rows are kept. The
+exit code is 1 if a check failed or was not run. If a case needs something that the machine lacks, its row says so.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PACKAGES = (
 
 
 def make_findable(folder: Path) -> None:
-    """Make the plugins discoverable if rlzoo is not installed and there is only this checkout.
+    """Make the plugins discoverable if there is only this checkout and rlzoo is not installed.
 
     The entry points of pyproject.toml are written to the metadata of a distribution in ``folder``, which is added to
     PYTHONPATH.
@@ -82,7 +82,7 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def run_part(part: str, options: argparse.Namespace, report: dict[str, Any]) -> None:
-    """Run the unfinished cases of a part; if the process ends or hangs, only the current case fails."""
+    """Run the unfinished cases of a part. If the process ends or hangs, only the current case fails."""
     try:
         listed = cases(part)
     except ImportError as error:  # a library that rlzoo requires, or rlzoo itself, is missing
@@ -95,7 +95,7 @@ def run_part(part: str, options: argparse.Namespace, report: dict[str, Any]) -> 
     pending = [case for case in listed if case.name not in before or before[case.name].status not in DONE]
     if part not in options.only:
         pending = [case for case in pending if case.name in options.only]
-    # the case that used up the part's time in the previous call runs last
+    # run the case that used up the part's time in the previous call last
     pending.sort(key=lambda case: case.name in before and before[case.name].status == "stopped")
     end = time.monotonic() + 60 * options.minutes
     while pending and time.monotonic() < end:
@@ -136,7 +136,7 @@ def recover(part: str, listed: list[Case], report: dict[str, Any], options: argp
 
 
 def save(report: dict[str, Any], options: argparse.Namespace) -> None:
-    """Write the rows so far to gpu.json, and the page with them to gpu.md."""
+    """Write the rows so far to gpu.json and the page with these rows to gpu.md."""
     from examples.gpu.page import page
 
     records.write(options.output / "gpu.json", report)
@@ -149,7 +149,7 @@ def row_of(part: str, case: Case, status: Status, found: str, options: argparse.
 
 
 def replace_row(report: dict[str, Any], row: Row, listed: list[Case]) -> None:
-    """Put a row into the report, and keep the rows in the order of parts and cases."""
+    """Put a row into the report, keeping the rows in the order of parts and cases."""
     kept = [each for each in report["rows"] if (each.part, each.name) != (row.part, row.name)]
     order = {case.name: number for number, case in enumerate(listed)}
     parts = list(PARTS)
@@ -157,7 +157,7 @@ def replace_row(report: dict[str, Any], row: Row, listed: list[Case]) -> None:
 
 
 def run_worker(part: str, pending: list[Case], options: argparse.Namespace, end: float) -> tuple[list[Row], str | None, int]:
-    """Run cases in one process until it ends or time is up; return the rows, any unfinished case, and the exit code."""
+    """Run cases in one process until it ends or time is up. Return the rows, any unfinished case, and the exit code."""
     file = options.output / f"{part}.rows"
     file.unlink(missing_ok=True)
     names = ",".join(case.name for case in pending)
@@ -199,7 +199,7 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
 
 
 def show(file: Path, seen: int) -> int:
-    """Print the new rows, and return the number of lines that were read."""
+    """Print the new rows and return the number of lines that were read."""
     lines = read_lines(file)
     for line in lines[seen:]:
         if "begun" not in line:
@@ -208,7 +208,7 @@ def show(file: Path, seen: int) -> int:
 
 
 def parts_of(only: list[str], parser: argparse.ArgumentParser) -> list[str]:
-    """Return the named parts, and the parts that contain the named rows."""
+    """Return the named parts and the parts that contain the named rows."""
     rows: dict[str, str] = {}
     if any(name not in PARTS for name in only):
         rows = {case.name: part for part in PARTS for case in cases(part)}
@@ -221,7 +221,7 @@ def parts_of(only: list[str], parser: argparse.ArgumentParser) -> list[str]:
 
 
 def unproven(report: dict[str, Any]) -> list[Row]:
-    """Return the checks that failed or were not run; a measurement cannot make the command fail."""
+    """Return the checks that failed or were not run. A measurement cannot make the command fail."""
     return [row for row in report["rows"] if row.allowed and row.status in ("failed", "stopped", "not run")]
 
 
@@ -256,7 +256,7 @@ def main() -> int:
         )
     if options.quick and options.device == "cpu":
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are so small that a second thread only slows them down
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the workers are stopped too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # exiting also stops the workers
     os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "MLFLOW_TRACKING_URI": ""}
     with tempfile.TemporaryDirectory(prefix="rlzoo-gpu-") as folder:
         make_findable(Path(folder))

@@ -1,4 +1,4 @@
-"""Part ``trl``: steps of rlzoo and of TRL's GRPOTrainer in alternation, as in `examples.bench.compare`."""
+"""Part ``trl``: runs steps of rlzoo and of TRL's GRPOTrainer in alternation, as in `examples.bench.compare`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from examples.bench.compare import PHASES, compare
 from examples.gpu.rows import AbsentError, Case, Outcome, Setting
 
 GOAL = 1.5
-"""The goal for TRL's time per step divided by rlzoo's."""
+"""The goal for TRL's time per step divided by rlzoo's time per step."""
 
 
 def beside(setting: Setting, name: str) -> Outcome:
-    """Run pairs of steps of a case, and return TRL's time divided by rlzoo's."""
+    """Run pairs of steps of a case and return TRL's time divided by rlzoo's time."""
     for library in ("trl", "datasets"):
         if find_spec(library) is None:
             raise AbsentError(f"{library.upper() if library == 'trl' else library} is not installed")

@@ -17,13 +17,13 @@ from examples.gpu.rows import AbsentError, Case, Outcome, Setting
 
 DTYPES: dict[str, dict[str, Any]] = {"float32": {}, "bfloat16": {"autocast": "bfloat16"}}
 ORACLE = {"float32": 1e-4, "bfloat16": 5e-2}
-"""Maximum relative L2 error of the gradient. TF32 would exceed it for float32; a bfloat16 product is off by 4e-3."""
+"""Maximum relative L2 error of the gradient. TF32 would exceed the limit for float32. A bfloat16 product is off by 4e-3."""
 WAYS = {"float32": 1e-5, "bfloat16": 5e-2}
-"""The maximum error with other micro-batches, packing and padding."""
+"""The same maximum with other micro-batches, packing and padding."""
 LOG_PROBS = {"float32": 1e-3, "bfloat16": 5e-2}
-"""Maximum of the mean absolute difference between log-probs, in nats per token."""
+"""Maximum mean absolute difference between log-probs, in nats per token."""
 FORECAST = 0.2
-"""Maximum relative difference between the measured peak of memory and the planner's forecast."""
+"""Maximum relative difference between the measured peak memory and the planner's forecast."""
 
 
 @cache
@@ -35,7 +35,7 @@ def exact(name: str, rule: oracle.Rule, *, quick: bool) -> tuple[Any, Data, dict
 
 
 def gradient(setting: Setting, rule: str, dtype: str) -> Outcome:
-    """Compare the learner's gradient with the oracle's."""
+    """Compare the learner's gradient with the oracle's gradient."""
     model, data, wanted = exact(rule, oracle.RULES[rule], quick=setting.quick)
     learner = make_learner(rule, model, **DTYPES[dtype])
     return judged("relative L2 error", distance(gradient_of(learner, off_policy(learner, data)), wanted), ORACLE[dtype])
@@ -51,9 +51,9 @@ OTHER_WAYS: dict[str, dict[str, Any]] = {
 
 
 def other_way(setting: Setting, way: str, dtype: str) -> Outcome:
-    """Compare the gradient under other settings with the oracle's.
+    """Compare the gradient under other settings with the oracle's gradient.
 
-    Two ways that are both exact to rounding may differ more from each other than from float64.
+    Two settings that are both exact to within rounding may differ more from each other than from float64.
     """
     band = oracle.Rule("sum", -WIDE["width_low"], WIDE["width_high"], WIDE["width_ceiling"], grows=True)
     model, data, wanted = exact("fspo", band, quick=setting.quick)
@@ -62,7 +62,7 @@ def other_way(setting: Setting, way: str, dtype: str) -> Outcome:
 
 
 def judged(what: str, error: float, allowed: float) -> Outcome:
-    """Return an outcome that passes if the error is within the tolerance; NaN fails."""
+    """Return an outcome that passes if the error is within the tolerance. NaN fails."""
     return Outcome(f"{what} {error:.1e}", {"error": error, "allowed": allowed}, passed=error <= allowed)
 
 
@@ -90,7 +90,7 @@ def log_probs(setting: Setting, engine: str, dtype: str) -> Outcome:
 
 
 def resume(setting: Setting) -> Outcome:
-    """Train twice for 4 steps, and once for 2 steps plus 2 more after resuming, and compare weights and metrics."""
+    """Compare the weights and metrics of two runs of 4 steps and one run of 2 steps plus 2 more after resuming."""
     folder = Path(tempfile.mkdtemp(prefix="rlzoo-gpu-resume-"))
     whole, again = _trained(folder / "whole", 4), _trained(folder / "again", 4)
     _trained(folder / "parts", 2)
@@ -106,7 +106,7 @@ def resume(setting: Setting) -> Outcome:
 
 
 def _trained(folder: Path, steps: int, *, resumed: bool = False) -> tuple[dict[str, Any], list[dict[str, float]]]:
-    """Train the embedded model, and return its weights and the run's metrics except times."""
+    """Train the embedded model. Return its weights and the run's metrics other than times."""
     from safetensors.torch import load_file
 
     import rlzoo
@@ -125,7 +125,7 @@ def _trained(folder: Path, steps: int, *, resumed: bool = False) -> tuple[dict[s
 
 
 def memory(setting: Setting, checkpointing: bool) -> Outcome:
-    """Compare the peak of the learner's memory with the planner's forecast."""
+    """Compare the learner's peak memory with the planner's forecast."""
     from examples.lab.measure_planner import QUICK, measure
     from examples.lab.measure_planner import WIDE as LARGE
 

@@ -1,4 +1,4 @@
-"""A Qwen3 with random weights, and a batch of ragged, off-policy responses whose log-ratios are known."""
+"""A Qwen3 model with random weights, and a batch of ragged, off-policy responses whose log-ratios are known."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from rlzoo.learner.batch import ScoredBatch
 from rlzoo.learner.learner import Learner
 
 KEPT = ((0.0, 0.8), (1.25, 2.6), (3.4, 4.0))
-"""Log-ratios to draw, in units of the band's width; rounding cannot move any of them across an edge or the ceiling."""
+"""Log-ratios to draw, in units of the band's width. Rounding cannot move any of them across an edge or the ceiling."""
 
 
 def make_model(quick: bool, seed: int = 0) -> Any:
-    """Return a Qwen3 with random weights, large enough that a GPU uses its usual kernels."""
+    """Return a Qwen3 model with random weights that is large enough for a GPU to use its usual kernels."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     hidden, layers, vocabulary = (64, 2, 512) if quick else (512, 4, 8192)
@@ -47,19 +47,19 @@ def make_model(quick: bool, seed: int = 0) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """A batch, and what the oracle needs to know about it."""
+    """A batch and the facts about it that the oracle needs."""
 
     batch: ScoredBatch  # old log-probs are 0 until `off_policy` sets them
     log_ratios: Tensor  # (B, T) float64, at the positions of the mask
     rule: str
 
     def rows(self) -> list[tuple[Tensor, Tensor]]:
-        """Return each response's tokens, and the positions of the tokens that the model chose."""
+        """Return each response's tokens and the positions of the tokens that the model chose."""
         numbered = zip(self.batch.sequences, self.batch.prompt_lengths, self.batch.response_mask, strict=True)
         return [(tokens, prompt + mask.nonzero()[:, 0]) for tokens, prompt, mask in numbered]
 
     def packed_log_ratios(self) -> Tensor:
-        """Return the log-ratios, moved to the beginning of each row."""
+        """Return the log-ratios moved to the start of each row."""
         packed = torch.zeros_like(self.log_ratios)
         for row, mask in enumerate(self.batch.response_mask):
             packed[row, : int(mask.sum())] = self.log_ratios[row, mask]
@@ -67,7 +67,7 @@ class Data:
 
 
 def make_data(rule: str, quick: bool, band: Rule | None = None, seed: int = 1) -> Data:
-    """Draw responses to prompts of different lengths, and log-ratios, some of which are outside the rule's band.
+    """Draw responses to prompts of different lengths, and draw log-ratios, some of which are outside the rule's band.
 
     Every third response has a gap in its mask, as between two turns of an episode.
 
@@ -109,7 +109,7 @@ def make_data(rule: str, quick: bool, band: Rule | None = None, seed: int = 1) -
 
 
 def _log_ratios(rule: Rule, mask: Tensor, rng: torch.Generator) -> Tensor:
-    """Return log-ratios whose pooled value is a band width times a factor from one of the ranges in `KEPT`."""
+    """Return log-ratios whose pooled value is the band's width times a factor from one of the ranges in `KEPT`."""
 
     def draw(length: int) -> float:
         start, end = KEPT[int(torch.randint(len(KEPT), (), generator=rng))]
@@ -139,7 +139,7 @@ def make_learner(rule: str, model: Any, clip: dict[str, Any] | None = None, **se
 
 
 def off_policy(learner: Learner, data: Data) -> ScoredBatch:
-    """Return the batch with old log-probs that differ from the learner's log-probs by the log-ratios.
+    """Return the batch with old log-probs that differ from the learner's log-probs by the given log-ratios.
 
     The learner's log-probs come from the same forward passes as in learning, so that the log-ratios are exact in any type.
     """

@@ -17,12 +17,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A band on pooled log-ratios of a response; ``low``, ``high`` and ``ceiling`` are its edges."""
+    """A band on the pooled log-ratios of a response. ``low``, ``high`` and ``ceiling`` are its edges."""
 
     pool: Literal["token", "mean", "sum"]
     low: float
     high: float
-    ceiling: float | None = None  # where the advantage is negative
+    ceiling: float | None = None  # upper edge where the advantage is negative
     grows: bool = False  # whether the edges grow with the square root of the length
 
     def edges(self, length: int) -> tuple[float, float, float]:
@@ -52,7 +52,7 @@ RULES = {
     "grpo": Rule("token", math.log(0.8), math.log(1.2)),
     "rloo": Rule("sum", math.log(0.8), math.log(1.2)),
 }
-"""The rules with rlzoo's default settings; all of them average over responses."""
+"""The rules with rlzoo's default settings. All of them average over responses."""
 
 
 def _normed(values: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -69,7 +69,7 @@ def _rotated(values: Tensor, base: float) -> Tensor:
 
 
 def log_probs(weights: Mapping[str, Tensor], config: Any, tokens: Tensor) -> Tensor:
-    """Return the log-probs of all tokens of a row except the first, for a Qwen3 model with tied embeddings.
+    """Return the log-probs of all tokens in a row except the first for a Qwen3 model with tied embeddings.
 
     Args:
         weights: float64 weights, by their names in transformers.
@@ -120,8 +120,8 @@ def gradient(
         weights: weights of any type, by their names in transformers.
         config: transformers' configuration of the model.
         rows: for each response, the tokens of the prompt and the response, and the positions of the tokens that the model
-        chose.
-        log_ratios: ``(B, T)``; the log-ratios at these positions, in order, are at the beginning of each row.
+            chose.
+        log_ratios: ``(B, T)``. The log-ratios at these positions are, in order, at the start of each row.
         advantages: one for each response.
     """
     own = {name: tensor.detach().cpu().double().requires_grad_() for name, tensor in weights.items()}

@@ -73,7 +73,7 @@ def published() -> list[dict[str, Any]]:
 
 
 def publish(file: Path) -> None:
-    """Add a report to the documentation; it replaces an earlier report with the same device and size."""
+    """Add a report to the documentation, replacing any earlier report with the same device and size."""
     new = records.read(file)
     reports = [report for report in published() if report["mark"] != new["mark"]] + [new]
     plain = [report | {"rows": [asdict(row) for row in report["rows"]]} for report in reports]

@@ -1,10 +1,10 @@
-"""Profiles decoding and learning on a GPU, for the shape of Qwen3-1.7B.
+"""Profiles decoding and learning on a GPU with the shape of Qwen3-1.7B.
 
     python -m examples.gpu.profiling               # a minute on a GPU
     python -m examples.gpu.profiling --quick       # two narrow layers, also on a CPU
 
-Prints the time per decoded token with and without cuDNN's attention, the number of kernel launches and synchronizations per
-token, and the operators that take the most time on the device.
+The script prints the time per decoded token with and without cuDNN's attention, the number of kernel launches and
+synchronizations per token, and the operators that take the most time on the device.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from examples.bench.rlzoo_worker import make_run
 from examples.gpu.speed import random_batch, timed
 
 SHORT, LONG = 16, 80
-"""Two response lengths in tokens; their difference gives counts and times per token, without the cost of the prompts."""
+"""Two response lengths in tokens. Their difference gives counts and times per token without the cost of the prompts."""
 LAUNCHES = ("cudaGraphLaunch", "cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx")
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "aten::_local_scalar_dense")
 
 
 def profiled(work: Any) -> Any:
-    """Do the work under torch's profiler, and return the events by operator and by kernel."""
+    """Do the work under torch's profiler and return the events by operator and by kernel."""
     on_gpu = torch.cuda.is_available()
     with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as recorded:
         timed(work)

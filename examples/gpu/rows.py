@@ -1,4 +1,4 @@
-"""The cases of a part, their outcomes, and the file that stores them, so that an interrupted command can resume."""
+"""The cases of a part, their outcomes, and the file that stores the outcomes, so that an interrupted command can resume."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class AbsentError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The device that the cases run on, and the size of the cases."""
+    """The device on which the cases run, and the size of the cases."""
 
     device: Literal["cuda", "cpu"]
     quick: bool
-    models: Path  # folder of generated models
+    models: Path  # folder with the generated models
 
     @property
     def mark(self) -> str:
@@ -38,9 +38,9 @@ class Setting:
 class Outcome:
     """The result of a case."""
 
-    found: str  # for the page
+    found: str  # text for the page
     values: dict[str, Any] = field(default_factory=dict)
-    passed: bool | None = None  # None: a measurement, which has no requirement
+    passed: bool | None = None  # None for a measurement, which has no requirement
 
 
 @dataclass(frozen=True, slots=True)

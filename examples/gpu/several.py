@@ -1,4 +1,4 @@
-"""Part ``several``: checks that several processes compute the same weights as one process, however the state is sharded."""
+"""Part ``several``: checks that several processes compute the same weights as one process for every kind of sharding."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LAUNCHES: dict[str, dict[str, Any]] = {
     "zero3": {"deepspeed": "zero3"},
     "fsdp2": {"fsdp": True},
 }
-"""Settings under ``launch`` for each case; if the installed torch lacks what they need, the row says so."""
+"""Settings under ``launch`` for each case. If the installed torch lacks something that they need, the row says so."""
 ALLOWED = 1e-3
 """Maximum distance between the weights, relative to the distance by which one process moved them."""
 AT_MOST = 8
@@ -51,7 +51,7 @@ def shared(setting: Setting, launch: str) -> Outcome:
     from safetensors.torch import load_file
 
     found, wanted, before = load_file(file), three_updates({}, setting.quick), start(setting.quick)
-    # relative to the change in the weights; relative to the weights themselves, even a run without training would pass
+    # use the change in the weights, because relative to the weights themselves, even a run without training would pass
     moved = {name: wanted[name].double() - before[name].double() for name in found}
     error = {name: found[name].double() - before[name].double() for name in found}
     apart = distance(error, moved)
@@ -60,13 +60,13 @@ def shared(setting: Setting, launch: str) -> Outcome:
 
 
 def launched(file: Path, processes: int, settings: dict[str, Any], setting: Setting) -> None:
-    """Run the worker in several processes, which are started in the same way as by ``rlzoo train --processes``."""
+    """Run the worker in several processes, which are started as ``rlzoo train --processes`` starts them."""
     options = ["--multi_gpu", "--num_processes", str(processes), "--num_machines", "1", "--main_process_port", "0"]
     plain = ["--mixed_precision", "no", "--dynamo_backend", "no"]
     launch = json.dumps({"processes": processes, **settings})
     worker = ["-m", "examples.gpu.several_worker", str(file), launch, json.dumps(setting.quick)]
     command = [sys.executable, "-m", "accelerate.commands.launch", *options, *plain, *worker]
-    extensions = setting.models / "torch-extensions"  # used by DeepSpeed; a killed build leaves a lock that nobody releases
+    extensions = setting.models / "torch-extensions"  # for DeepSpeed; a killed build leaves a lock that nobody releases
     for lock in extensions.glob("**/lock"):
         lock.unlink()
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

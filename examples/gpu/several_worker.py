@@ -1,4 +1,4 @@
-"""Runs in every process of `examples.gpu.several`: takes three FSPO updates on one batch; process 0 writes the weights."""
+"""Takes three FSPO updates on one batch in every process of `examples.gpu.several`. Process 0 writes the weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def three_updates(launch: dict[str, Any], quick: bool) -> dict[str, Tensor]:
     policy = load_zoo()["fspo"]()
     learner = Learner(make_model(quick), policy, config, pad_id=0, max_length=512, num_updates=10, accelerator=accelerator)
     batch = data.batch
-    current = learner.log_probs(batch).double()  # computed by all processes together, so that all have the same old log-probs
+    current = learner.log_probs(batch).double()  # all processes compute this together, so that all have the same old log-probs
     old = torch.where(batch.response_mask, current - data.log_ratios, 0.0).float()
     batch = replace(batch, old_log_probs=old)
     for number, rows in enumerate(torch.arange(len(batch)).tensor_split(3)):

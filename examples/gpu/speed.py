@@ -1,9 +1,9 @@
-"""Part ``speed``: measures tokens per second by phase, utilisation of the device and peak memory, without pass criteria.
+"""Part ``speed``: measures tokens per second by phase, device utilisation and peak memory, without requirements.
 
-Only the FLOPs of the model are counted (`roofline.step_flops`): matrix products and causal attention. Learning counts as three
-forward passes without recomputation, and the head counts for response tokens only. PaLM's formula, 6 N + 12 l h d T per token,
-which nanochat and torchtitan use, counts full attention, and the head for all tokens, so it gives a higher utilisation for the
-same time.
+Only the model's FLOPs in matrix products and causal attention are counted (`roofline.step_flops`). Learning counts as three
+forward passes without recomputation, and the head counts only for response tokens. PaLM's formula, 6 N + 12 l h d T per token,
+which nanochat and torchtitan use, counts full attention and counts the head for all tokens, so it gives a higher utilisation
+for the same time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from examples.bench.cases import Case as BenchCase
 from examples.gpu.rows import AbsentError, Case, Outcome, Setting
 
 MEASURED = 2
-"""Number of repetitions, after an uncounted warm-up."""
+"""Number of repetitions after an uncounted warm-up."""
 
 
 def shape(setting: Setting) -> BenchCase:
@@ -42,7 +42,7 @@ def rate(dtype: torch.dtype) -> float:
 
 
 def products(setting: Setting) -> Outcome:
-    """Measure the rate of matrix products, to which utilisation is relative."""
+    """Measure the rate of matrix products, relative to which utilisation is computed."""
     rates = {str(dtype)[6:]: rate(dtype) / 1e12 for dtype in (torch.float32, torch.bfloat16)}
     values: dict[str, Any] = {f"{name}_teraflops": value for name, value in rates.items()}
     values["tf32"] = torch.backends.cuda.matmul.allow_tf32
@@ -52,10 +52,10 @@ def products(setting: Setting) -> Outcome:
 def utilisation(model: Path, batch: Any, seconds: float, autocast: str) -> float:
     """Return the utilisation of learning from a scored batch: the model's FLOPs divided by the time and the measured rate.
 
-    Responses to one prompt are consecutive; responses with an advantage of 0 need only a forward pass.
+    Responses to one prompt are consecutive. Responses with an advantage of 0 need only a forward pass.
     """
     learns = (batch.advantages != 0).any(dim=-1).tolist()
-    passes = [0.0, 0.0]  # FLOPs of learning from the responses with an advantage of 0, and from the others
+    passes = [0.0, 0.0]  # FLOPs of learning from the responses with an advantage of 0 and from the others
     for start in range(0, len(batch), GROUP):
         for learning in (False, True):
             lengths = [int(batch.lengths[row]) for row in range(start, start + GROUP) if learns[row] == learning]
@@ -66,7 +66,7 @@ def utilisation(model: Path, batch: Any, seconds: float, autocast: str) -> float
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:
-    """Do the work, and return its result and the time that it took in seconds."""
+    """Do the work. Return its result and the time that it took in seconds."""
     turns.settle()
     started = time.perf_counter()
     result = work()
@@ -90,7 +90,7 @@ def outcome_of(values: dict[str, Any]) -> Outcome:
 
 
 def steps(run: Any) -> Outcome:
-    """Measure whole steps of a run by phase; scoring is a forward pass on all responses."""
+    """Measure whole steps of a run by phase. Scoring is a forward pass on all responses."""
     from rlzoo.training import loop
 
     clocks = {phase: turns.Clock() for phase in ("sampling", "learning")}
@@ -132,7 +132,7 @@ def steps(run: Any) -> Outcome:
 
 
 def whole(setting: Setting, name: str) -> Outcome:
-    """Measure whole steps of the default run, of SmolLM2 on sums, or of the Qwen3 shape."""
+    """Measure whole steps of the default run, SmolLM2 on sums, or the Qwen3 shape."""
     from examples.bench.rlzoo_worker import make_run
     from rlzoo import RunConfig
     from rlzoo.gate.enter import enter
@@ -157,7 +157,7 @@ def needs(*modules: str) -> None:
 
 
 def sampling(setting: Setting, engine: str) -> Outcome:
-    """Measure a sampling method on its own."""
+    """Measure a sampling method separately."""
     from examples.bench.rlzoo_worker import make_run
 
     if engine == "vllm":
@@ -203,7 +203,7 @@ def learning(setting: Setting, overrides: tuple[str, ...], *, ragged: bool = Fal
 
 
 def random_batch(case: BenchCase, model: Any, *, ragged: bool) -> Any:
-    """Return a batch of random responses of the case's length; if ``ragged``, lengths start at a sixteenth of it."""
+    """Return a batch of random responses of the case's length. If ``ragged``, lengths start at a sixteenth of that length."""
     from rlzoo.learner.batch import Batch
 
     rng = torch.Generator().manual_seed(0)
@@ -239,7 +239,7 @@ def packing(setting: Setting, attention: str) -> Outcome:
 
 
 def low_rank(setting: Setting) -> Outcome:
-    """Measure learning with LoRA; its FLOPs are counted as if all weights were trained."""
+    """Measure learning with LoRA. Its FLOPs are counted as if all weights were trained."""
     needs("peft")
     return learning(setting, ("learner.lora.rank=16",))
 
@@ -266,4 +266,4 @@ CASES = [
     Case("sample-vllm", "the shape: sampling with vLLM", "", partial(sampling, engine="vllm")),
     Case("step-shape", "the shape: whole steps", "", partial(whole, name="shape")),
 ]  # fmt: skip
-"""The cases, in the order in which they run; "the shape" is that of Qwen3-1.7B, with 64 responses of 1,024 tokens."""
+"""The cases, in the order in which they run. "The shape" is that of Qwen3-1.7B, with 64 responses of 1,024 tokens."""

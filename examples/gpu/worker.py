@@ -1,4 +1,4 @@
-"""Runs cases of one part in this process, and appends each row to a file: ``python -m examples.gpu.worker``."""
+"""Runs cases of one part in this process and appends each row to a file: ``python -m examples.gpu.worker``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cases(part: str) -> list[Case]:
 
 
 def run_case(part: str, case: Case, setting: Setting) -> Row:
-    """Run a case and return its row; if it raises an exception, the row contains the message."""
+    """Run a case and return its row. If the case raises an exception, the row contains the message."""
     import torch
 
     from rlzoo.core.errors import UserError
@@ -51,7 +51,7 @@ def run_case(part: str, case: Case, setting: Setting) -> Row:
 
 
 def main() -> None:
-    """Run the named cases one after the other; before each case, write a line with its name."""
+    """Run the named cases one after the other. Before each case, write a line with its name."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("names")

@@ -1,9 +1,9 @@
 """Computes the terms of the bound on the length error of `fspo-adaptive` for recorded runs.
 
 ``python examples/lab/adaptive_bound.py RUN [RUN ...]`` replays the rule on every run. It prints maxima over both signs of
-the advantage. ``knot`` is the error of a knot, the weighted mean of its clip fraction minus the target. ``identity`` is the
-difference from the same error computed from the offsets alone, and must be about 0. ``from range`` is the error that the
-range of the offsets allows. ``bin`` is the error in one of six bins of the pooled lengths, and ``offsets`` and ``bridge``
+the advantage. ``knot`` is the error of a knot, which is the weighted mean of its clip fraction minus the target. ``identity``
+is the difference from the same error computed from the offsets alone and must be about 0. ``from range`` is the error that
+the range of the offsets allows. ``bin`` is the error in one of six bins of the pooled lengths, and ``offsets`` and ``bridge``
 are the two parts of that error. See docs/explanation/adaptive-bound.md.
 """
 
@@ -43,7 +43,7 @@ class Ledger:
         self.counted: list[Tensor] = []  # (n, K) weight of each row in each knot's error
 
     def add(self, policy: FSPOAdaptive, stats: ClipStats, length: Tensor, clipped: Tensor) -> None:
-        """Add an update: its policy (which must have knots), its statistics, and its rows with this sign of the advantage."""
+        """Add an update, given its policy (which must have knots), its statistics, and its rows with this advantage sign."""
         weight, _ = policy.errors(stats, self.sign)
         count, sums = stats.num_responses[:, self.sign], stats.length[:, self.sign]
         cell = bin_index(length, stats.bin_edges)
@@ -59,7 +59,7 @@ class Ledger:
         return torch.tensor(policy.offsets_high if self.sign == ABOVE else policy.offsets_low, dtype=torch.float64)
 
     def found(self, last: FSPOAdaptive, edges: Tensor) -> tuple[list[float], Tensor, Tensor]:
-        """Return the maxima of all columns but the last, and the numbers of rows and of clipped rows per pooled length bin."""
+        """Return the maxima of all columns but the last, and the numbers of rows and of clipped rows in each pooled bin."""
         offsets = torch.stack([*self.offsets, self.offsets_of(last)])
         weight, length, excess = (
             torch.stack(self.weights).sum(0).clamp(min=1e-9),
@@ -108,7 +108,7 @@ def replayed(run: RecordedRun, policy: ClipPolicy, skip: int) -> list[float]:
 
 
 def main() -> None:
-    """Print a row for each run, and the mean of the rows."""
+    """Print a row for each run and the mean of the rows."""
     parser = argparse.ArgumentParser()
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--skip-steps", type=int, default=10)

@@ -1,8 +1,8 @@
 """Compares a critic with a group baseline at equal numbers of responses, and SAO with GRPO at several values of max_staleness.
 
 Usage: python examples/lab/critic_worth.py --seeds 8 --records docs/explanation/critic-worth.csv
-Each of the ten arms takes one to two minutes per seed on an idle core, so that eight seeds take about two hours. Finished runs
-are in the file of records, and are not repeated. Several processes can share the work: ``--share 0/2`` and ``--share 1/2``.
+Each of the ten arms takes one to two minutes per seed on an idle core, so eight seeds take about two hours. Finished runs are
+in the file of records and are not repeated. Several processes can share the work, as with ``--share 0/2`` and ``--share 1/2``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ for _steps in (0, 4, 16):
 
 
 def accuracy(arm: str, seed: int) -> float:
-    """Train one run, and return the accuracy of its last evaluation; 0 if the run failed."""
+    """Train one run and return the accuracy of its last evaluation, or 0 if the run failed."""
     configs, settings = ARMS[arm]
     overrides = [*settings, "tracking.mlflow=false", "eval.every=0", "checkpoint.every=0"]
     with tempfile.TemporaryDirectory(prefix="rlzoo-critic-") as folder:
@@ -55,7 +55,7 @@ def read(file: Path) -> dict[tuple[str, int], float]:
 
 
 def main() -> None:
-    """Run what is missing, and print the mean accuracy of each arm with its 95% interval over the seeds."""
+    """Run the missing runs and print the mean accuracy of each arm with its 95% interval over the seeds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--records", type=Path, default=Path("critic-worth.csv"))

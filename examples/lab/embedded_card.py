@@ -1,4 +1,4 @@
-"""Writes the model card of the tiny language model that ships with rlzoo, from measurements of its responses.
+"""Writes the model card of the tiny language model that ships with rlzoo, using measurements of its responses.
 
 python examples/lab/make_embedded_model.py    # writes the card
 """
@@ -23,9 +23,9 @@ class Sample:
         ``Sample(question="3+5+9", text="8#17", length=5, finished=True, reward=1.0)``
     """
 
-    question: str  # without the equals sign of the prompt
+    question: str  # the prompt without its equals sign
     text: str
-    length: int  # tokens, including the end token
+    length: int  # number of tokens, including the end token
     finished: bool
     reward: float
 
@@ -36,7 +36,7 @@ class Sample:
 
     @property
     def well_formed(self) -> bool:
-        """Whether the response ends and has one total, right or wrong, for each operand after the first."""
+        """Whether the response ends and contains one total, right or wrong, for each operand after the first."""
         totals = self.text.replace("#", ",").lstrip(",").count(",") + 1
         return self.finished and bool(WELL_FORMED.fullmatch(self.text)) and totals == self.num_operands - 1
 
@@ -53,7 +53,7 @@ def accuracy_table(samples: list[Sample]) -> str:
 def model_card(
     parameters: int, solutions: int, samples: list[Sample], numbers: dict[str, float], options: argparse.Namespace
 ) -> str:
-    """Return the README of the model: what it is, how it was made, and its measurements."""
+    """Return the README of the model, which describes the model, how it was made, and its measurements."""
     percentiles = quantiles((sample.length for sample in samples), n=20)
     command = f"python examples/lab/make_embedded_model.py --seed {options.seed} --steps {options.steps} --slip {options.slip}"
     measured = "\n".join(f"| {what} | {number:.3f} |" for what, number in numbers.items())

@@ -1,9 +1,9 @@
-"""Draws two games of a run on the task `guess`, before and after training, and marks the tokens that are trained on.
+"""Draws two games of a run on the task `guess`, before and after training, and marks the tokens on which the run trains.
 
     rlzoo train --config guess --clip fspo --output runs/guess
     python examples/lab/episode_picture.py runs/guess docs/images/episodes.svg
 
-The first game in the picture is the first loss in the first step. The second game is from the last step: the first win that
+The first game in the picture is the first loss in the first step. The second game, from the last step, is the first win that
 took more than four turns and began with at least as wide a range as the first game.
 """
 
@@ -34,7 +34,7 @@ def width(row: dict[str, Any]) -> int:
 
 
 def games(run: Path) -> list[tuple[int, int, dict[str, Any]]]:
-    """Return the two games to draw: for each, its step, its index within the step, and its row in the step's file."""
+    """Return, for each of the two games to draw, its step, its index within the step, and its row in the step's file."""
     files = sorted((run / "rollouts").glob("*.jsonl"))
     first, last = ([json.loads(line) for line in file.read_text().splitlines()] for file in (files[0], files[-1]))
     lost = next(index for index, row in enumerate(first) if row["reward"] < 0)
@@ -45,7 +45,7 @@ def games(run: Path) -> list[tuple[int, int, dict[str, Any]]]:
 
 
 def tokens(run: Path, step: int, index: int) -> list[tuple[str, bool]]:
-    """Return the tokens of a game as text, and, for each, whether the model generated it."""
+    """Return the tokens of a game as text and, for each token, whether the model generated it."""
     config = RunConfig.compose([run / "config.yaml"])
     _, tokenizer = load_named(config.model)
     kept = RolloutFile.load(run / "rollouts" / f"{step:06d}.safetensors")
@@ -56,7 +56,7 @@ def tokens(run: Path, step: int, index: int) -> list[tuple[str, bool]]:
 
 
 def drawn(found: list[tuple[str, bool]], top: float) -> tuple[list[str], float]:
-    """Return the tokens as SVG elements below ``top``, and the y coordinate of their end; lines break only between speakers."""
+    """Return the tokens as SVG elements below ``top`` and the y coordinate of their end. Lines break only between speakers."""
     parts, column = [], 0
     for chosen, run in itertools.groupby(found, key=lambda token: token[1]):
         texts = [text.replace("<eos>", END) for text, _ in run]

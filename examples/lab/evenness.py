@@ -1,9 +1,9 @@
-"""Measures how evenly rules clip across lengths in recorded runs, and prints the parts of the length reweighting error as CSV.
+"""Measures how evenly rules clip across lengths in recorded runs and prints the parts of the length reweighting error as CSV.
 
 ``python -m examples.lab.evenness FOLDER [FOLDER ...] > evenness.csv`` replays every run under the folders with every rule. All
 widths of a rule are scaled to clip a tenth of the responses, once by one factor (``overall``) and once by a factor for each
 sign of the advantage (``by sign``). Each row is for one rule on one run. Rows with ``seed`` "all" pool the runs of one training
-rule. ``--by-update`` adds a row for each update of a batch: update 2 learns from responses that are one update old.
+rule. ``--by-update`` adds a row for each update of a batch. Update 2, for example, learns from responses one update old.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rlzoo.measure.response_table import ResponseTable, pooled_runs
 
 RULES = "fspo,fspo-adaptive,gspo,rloo"
 FRACTION = 0.1
-SETTLING = 10  # initial steps to skip, during which adaptive rules settle
+SETTLING = 10  # number of initial steps to skip, during which adaptive rules settle
 
 Cell = tuple[str, str, str, str]
 """The training rule of a run, how the clip fraction was matched, the part of the run, and the rule that was applied."""
@@ -53,7 +53,7 @@ def tables(path: Path, names: Sequence[str], options: argparse.Namespace) -> dic
 
 
 def parts(run: RecordedRun, *, by_update: bool) -> Iterator[tuple[str, RecordedRun]]:
-    """Yield the whole run, and each update of its batches except the first, which has ratio 1 and clips nothing."""
+    """Yield the whole run and each update of its batches except the first, which has ratio 1 and clips nothing."""
     yield "all", run
     for index in sorted({update.index for update in run.updates}) if by_update else ():
         if index > 0:

@@ -1,8 +1,8 @@
 """Draws the length error of every rule on rollouts from five rules, in total and conditional on the sign of the advantage.
 
 ``python -m examples.lab.evenness_picture evenness.csv evenness.svg`` draws a group of bars for each training rule. Bars are
-means over the rule's runs, and dots are individual runs. The dashed line is the mean noise floor, which is the error of
-clipping that treats all lengths equally.
+means over the rule's runs, and dots are individual runs. The dashed line is the mean noise floor, which is the error to expect
+if all lengths were clipped equally.
 """
 
 from __future__ import annotations

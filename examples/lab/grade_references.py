@@ -1,8 +1,8 @@
-"""Grades the reference solutions and answers of the mathematics suites, and deliberately wrong answers.
+"""Grades the reference solutions and answers of the mathematics suites, as well as deliberately wrong answers.
 
 RLZOO_DATA=FOLDER python examples/lab/grade_references.py
 
-FOLDER contains the files that `rlzoo eval --data FOLDER` reads; suites without a file are skipped.
+FOLDER contains the files that `rlzoo eval --data FOLDER` reads. Suites without a file are skipped.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def rows_of(grader: MathGrader, name: str, folder: Path) -> dict[str, tuple[str,
 
 
 def by_library(grader: MathGrader, problems: list[Problem]) -> tuple[str, list[str]]:
-    """Compare answers with themselves, but skip the text comparison that grading usually does first."""
+    """Compare answers with themselves without the text comparison that grading usually does first."""
     rewards = grader.worker.grade([(problem.answer, problem.answer, True) for problem in problems])
     others = [problem.answer for problem, reward in zip(problems, rewards, strict=True) if not reward]
     return f"{len(problems) - len(others)} of {len(problems)}", others

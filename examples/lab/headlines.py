@@ -1,7 +1,7 @@
 """Prints the headline numbers of docs/explanation/which-rule-wins.md from its CSV files.
 
 ``python -m examples.lab.headlines docs/explanation/which-rule-wins`` prints each number with its 95% interval. Runs with the
-same seed see the questions in the same order, so their values are averaged first, and the interval is a Student's t interval
+same seed see the questions in the same order, so their values are averaged first. The interval is then Student's t interval
 over seeds. The docstring of `rlzoo.measure.comparison.estimate` states the interval's simulated coverage.
 """
 
@@ -30,8 +30,8 @@ class Headline:
 
     what: str
     value: float
-    interval: Interval | None  # 95%
-    number: int  # seeds
+    interval: Interval | None  # 95% interval
+    number: int  # number of seeds
 
     def __str__(self) -> str:
         ends = "" if self.interval is None else f" [{self.interval[0]:+.3f}, {self.interval[1]:+.3f}]"
@@ -81,7 +81,7 @@ def evenness(rows: Sequence[Row]) -> list[Headline]:
 
 
 def flat(rows: Sequence[Row]) -> dict[str, tuple[int, int]]:
-    """For each rule, return how many runs, matched by sign, have an error indistinguishable from 0, and the total."""
+    """Return, for each rule, how many runs matched by sign have an error indistinguishable from 0, and the total."""
     found: dict[str, tuple[int, int]] = {}
     for row in rows:
         if row["seed"] != "all" and row["part"] == "all" and row["matched"] == "by sign":
@@ -91,7 +91,7 @@ def flat(rows: Sequence[Row]) -> dict[str, tuple[int, int]]:
 
 
 def factorial(rows: Sequence[Row]) -> list[Headline]:
-    """Return the differences in accuracy between bands, and between clipping all gradient norms and clipping none."""
+    """Return the differences in accuracy between bands and between clipping all gradient norms and clipping none."""
     scores: dict[str, dict[int, float]] = {}
     for row in rows:
         scores.setdefault(row["cell"], {})[int(row["seed"])] = float(row["accuracy"])
@@ -119,7 +119,7 @@ def factorial(rows: Sequence[Row]) -> list[Headline]:
 
 
 def staleness(rows: Sequence[Row]) -> list[Headline]:
-    """Return how the length error changes with response age: updates 10 to 16 of a batch minus updates 2 to 8."""
+    """Return the change in length error with response age, from updates 2 to 8 of a batch to updates 10 to 16."""
     found = []
     for rule in dict.fromkeys(row["rule"] for row in rows):
         by_seed: dict[int, list[float]] = {}

@@ -1,6 +1,6 @@
-"""Measures how often the 95% intervals of clip fractions, length errors and accuracies contain the truth, on simulated data.
+"""Measures how often 95% intervals for clip fractions, length errors and accuracies contain the true value in simulations.
 
-``python -m examples.lab.interval_coverage --write`` draws every regime 2,000 times, and writes docs/reference/coverage.csv and
+``python -m examples.lab.interval_coverage --write`` draws every regime 2,000 times and writes docs/reference/coverage.csv and
 the table of docs/reference/coverage.md. The simulation and the true values use no code from `rlzoo.measure`.
 
 Responses have 20 to 300 tokens, and the responses to a prompt have similar lengths. Long responses have a positive advantage
@@ -39,14 +39,14 @@ LOG_MEDIAN, BETWEEN, WITHIN = np.log(80), 0.5, 0.35  # of the log of the length;
 
 
 def _share_by_length() -> Array:
-    """Return the probability of each length; responses outside the range count as 20 or 300 tokens."""
+    """Return the probability of each length. Responses outside the range count as 20 or 300 tokens."""
     ends = ndtr((np.log(np.append(LENGTHS - 0.5, 300.5)) - LOG_MEDIAN) / np.hypot(BETWEEN, WITHIN))
     ends[0], ends[-1] = 0, 1
     return np.asarray(np.diff(ends))
 
 
 SHARE = _share_by_length()
-RANK = np.cumsum(SHARE) - SHARE / 2  # between 0 and 1
+RANK = np.cumsum(SHARE) - SHARE / 2  # rank of each length, between 0 and 1
 POSITIVE = 0.65 - 0.3 * RANK  # probability of A > 0 by length
 
 
@@ -56,12 +56,12 @@ class Regime:
 
     prompts: int
     responses: int
-    clip: float  # fraction of all responses
-    shape: str = "even"  # how the fraction depends on length
+    clip: float  # fraction of all responses that is clipped
+    shape: str = "even"  # how this fraction depends on length
     correlation: float = 0.0  # between the decisions on the responses to a prompt
     epochs: int = 1
     within: float = 0.6  # correlation between the epochs of a response
-    alike: bool = False  # the responses to a prompt have nearly the same length, and often the same sign
+    alike: bool = False  # whether the responses to a prompt have nearly the same length and often the same sign
 
     @property
     def name(self) -> str:
@@ -80,7 +80,7 @@ class Regime:
         return np.asarray(self.clip * shape / (SHARE @ shape))
 
     def draw(self, number: int) -> tuple[Array, ...]:
-        """Draw rows with the given number as the seed: length, decision, prompt and whether A > 0."""
+        """Draw rows with the given number as the seed. A row has a length, a decision, a prompt and whether A > 0."""
         rng = np.random.default_rng([number, zlib.crc32(self.name.encode())])
         size = (self.prompts, self.responses)
         within = 0.03 if self.alike else WITHIN
@@ -102,7 +102,7 @@ class Regime:
         return length, clipped.astype(float), prompt, positive
 
     def truth(self, edges: Array, share: Array) -> tuple[Array, float, float]:
-        """Return the true clip fractions of the bins, and the largest and the mean length error for the bins' shares."""
+        """Return the true clip fractions of the bins and the largest and the mean length error for the bins' shares."""
         inside = (np.searchsorted(edges[1:-1], LENGTHS) == np.arange(NUM_BINS)[:, None]) * SHARE
         fraction = inside @ self.chance / np.maximum(inside.sum(1), 1e-300)
         error = np.abs(fraction - share @ fraction) / (1 - share @ fraction) * (share > 0)
@@ -146,7 +146,7 @@ REGIMES = [
 
 @dataclass(frozen=True)
 class Problems:
-    """Simulated evaluations: the probability of solving a problem follows a beta distribution with this mean."""
+    """Simulated evaluations, in which the probability of solving a problem follows a beta distribution with this mean."""
 
     problems: int
     mean: float
@@ -161,7 +161,7 @@ class Problems:
         return f"{name}, {self.problems} problems, success {self.mean:.0%}"
 
     def draw(self, number: int) -> Array:
-        """Return each problem's pass@j, with the given number as the seed."""
+        """Return each problem's pass@j, using the given number as the seed."""
         rng = np.random.default_rng([number, zlib.crc32(self.name.encode())])
         chance = rng.beta(self.mean * self.spread, (1 - self.mean) * self.spread, self.problems)
         wrong = self.k - rng.binomial(self.k, chance)
@@ -190,7 +190,7 @@ class Counts:
     printed: int = 0
     covered: int = 0
     width: float = 0.0
-    above_zero: int = 0  # intervals that exclude 0
+    above_zero: int = 0  # number of intervals that exclude 0
 
     def add(self, low: float, high: float, truth: float) -> None:
         """Count one interval."""
@@ -201,7 +201,7 @@ class Counts:
 
 
 def measure(regime: Regime | Problems, draws: int) -> dict[str, Counts]:
-    """Return the results by statistic; ``bin <k>`` is the clip fraction of a length bin."""
+    """Return the results by statistic. ``bin <k>`` is the clip fraction of a length bin."""
     if isinstance(regime, Problems):
         of_mean = Counts()
         for number in range(draws):
@@ -255,7 +255,7 @@ def _job(task: tuple[Regime | Problems, int]) -> list[dict[str, str]]:
 
 
 def write(table: Sequence[dict[str, str]], page: Path) -> None:
-    """Write the table next to the page and into it; columns that begin with "before" are kept from the existing file."""
+    """Write the table next to the page and into the page. Columns that begin with "before" are kept from the existing file."""
     file = page.with_suffix(".csv")
     with file.open(newline="") as stream:
         kept = {(row["regime"], row["statistic"]): row for row in csv.DictReader(stream)}
@@ -281,7 +281,7 @@ def markdown(table: Sequence[dict[str, str]]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Print the table, or write it."""
+    """Print or write the table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--draws", type=int, default=DRAWS)
     parser.add_argument("--processes", type=int, default=2)

@@ -3,18 +3,18 @@
     python -m examples.lab.length_law --output FOLDER [--results FOLDER] [--quick]
 
 SmolLM2-135M-Instruct writes documents. Its weights take one step of a given kind, and the log-ratio of every token is measured
-in float32. A response of L tokens is a window of a document, and its prompt is the text before it, so windows of every length
-have the same mix of positions. All steps are scaled to the same spread of token log-ratios:
+in float32. A response of L tokens is a window of a document, and its prompt is the text before the window, so windows of every
+length have the same mix of positions. All steps are scaled to the same spread of token log-ratios:
 
-- ``random``: every weight moves up or down by the same amount, at random.
+- ``random``: every weight moves up or down by the same amount, and the direction is random.
 - ``mean``: the first Adam step (the sign of the gradient) of a policy gradient that takes the mean over a response's tokens.
 - ``sum``: the same with the sum over a response's tokens, which weights the response by its length.
 
-The gradients come from separate responses, of 16 to 512 tokens, to other prompts; the reward of a response is its share of
-commas and full stops. The model of the variance is ``Var(S | L) = a L + b L^2``: a is the variance of a token's log-ratio plus
-its covariance with neighbouring tokens, and b is the variance of the component that all tokens of a response have in common.
-The model is fitted to every other length and tested on the lengths in between. Results are kept in FOLDER; to resume, repeat
-the command.
+The gradients come from separate responses, of 16 to 512 tokens, to other prompts. The reward of a response is its share of
+commas and full stops. The model of the variance is ``Var(S | L) = a L + b L^2``, where a is the variance of a token's log-ratio
+plus its covariance with neighbouring tokens, and b is the variance of the component that all tokens of a response have in
+common. The model is fitted to every other length and tested on the lengths in between. Results are kept in FOLDER. To resume,
+repeat the command.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ KINDS = ("random", "mean", "sum")
 SPREAD = 0.02  # root mean square of the token log-ratios after every step, in nats
 TRAINING_TOPICS = 4  # number of initial topics whose responses give the gradients and are not measured
 GROUP = 8
-LENGTHS = (16, 23, 32, 45, 64, 91, 128, 181, 256, 362, 512, 724, 1024, 1448, 2048)  # tokens of the windows
+LENGTHS = (16, 23, 32, 45, 64, 91, 128, 181, 256, 362, 512, 724, 1024, 1448, 2048)  # lengths of the windows in tokens
 PER_DOCUMENT = 8  # maximum number of windows of one length from one document
 
 
@@ -68,9 +68,9 @@ class Settings:
     model: str = "smollm2"
     prompt: str = "Write a long text about {topic}."
     topics: tuple[str, ...] = TOPICS
-    length: int = 2048  # tokens of a document
-    training_length: int = 512  # tokens in the longest response that gives the gradients
-    probe: int = 512  # tokens in each of the two documents that set the size of a step
+    length: int = 2048  # number of tokens in a document
+    training_length: int = 512  # number of tokens in the longest response that gives the gradients
+    probe: int = 512  # number of tokens in each of the two documents that set the size of a step
     batch: int = 12  # number of prompts that are sampled together
     kinds: tuple[str, ...] = KINDS
 
@@ -79,7 +79,7 @@ QUICK = Settings("embedded", "{topic}=", tuple(f"{1 + i % 9}+{1 + i // 9}+7+3" f
 
 
 def documents(folder: Path, options: Settings) -> tuple[list[Document], list[Document]]:
-    """Return the documents for the gradients and the documents to measure, sampled at temperature 1 without an end token."""
+    """Return the documents for the gradients and those to measure, sampled at temperature 1 without an end token."""
     model, tokenizer = load_pretrained(options.model)
     prompts = [options.prompt.format(topic=topic) for topic in options.topics]
     chat = options.model != "embedded"
@@ -111,7 +111,7 @@ def sampled(file: Path, sampler: HFSampler, prompts: Sequence[str], samples: int
 
 
 def log_probs(model: PreTrainedModel, document: Document) -> Tensor:
-    """Return the log-probability of every token in the response, ``(T,)``, differentiable if gradients are enabled."""
+    """Return the log-probability of every token in the response, ``(T,)``. It is differentiable if gradients are enabled."""
     prompt, response = document
     ids = torch.tensor([[*prompt, *response]])
     hidden = model.get_decoder()(input_ids=ids[:, :-1], use_cache=False).last_hidden_state[0, len(prompt) - 1 :]
@@ -119,7 +119,7 @@ def log_probs(model: PreTrainedModel, document: Document) -> Tensor:
 
 
 def lessons(training: Sequence[Document], tokenizer: PreTrainedTokenizerBase) -> list[tuple[Document, float]]:
-    """Return the responses for the gradients, cut to lengths from 16 tokens to the maximum, and their advantages."""
+    """Return the responses for the gradients, cut to lengths from 16 tokens to the maximum, with their advantages."""
     punctuation = torch.tensor([any(c in tokenizer.decode([i]) for c in ",.#") for i in range(len(tokenizer))])
     longest = len(training[0][1])
     lengths = [round(16 * (longest / 16) ** (index / (GROUP - 1))) for index in range(GROUP)]
@@ -130,7 +130,7 @@ def lessons(training: Sequence[Document], tokenizer: PreTrainedTokenizerBase) ->
 
 
 def directions(model: PreTrainedModel, given: Sequence[tuple[Document, float]]) -> dict[str, list[Tensor]]:
-    """Return the direction of each kind of step, as a sign for every weight."""
+    """Return the direction of each kind of step as a sign for every weight."""
     generator = torch.Generator().manual_seed(0)
     parameters = list(model.parameters())
     found = {"random": [torch.randn(p.shape, generator=generator).sign() for p in parameters]}
@@ -155,7 +155,7 @@ def move(model: PreTrainedModel, direction: Sequence[Tensor], size: float) -> No
 def measured(
     folder: Path, options: Settings, documents: Sequence[Document], training: Sequence[Document]
 ) -> tuple[dict[str, Array], list[Row]]:
-    """Return the token log-ratios ``(D, T)`` for every kind of step, and the sums for the responses that give the gradients."""
+    """Return the token log-ratios ``(D, T)`` for every kind of step and the sums for the responses that give the gradients."""
     model, tokenizer = load_pretrained(options.model)
     weights = [p.clone() for p in model.parameters()]
 
@@ -209,7 +209,7 @@ def measured(
 
 
 def windows(log_ratios: dict[str, Array]) -> list[Row]:
-    """Return disjoint windows of every length, up to `PER_DOCUMENT` per length and document, evenly spaced."""
+    """Return disjoint, evenly spaced windows of every length, up to `PER_DOCUMENT` per length and document."""
     some = next(iter(log_ratios.values()))
     sums = {kind: np.concatenate([np.zeros((len(values), 1)), values.cumsum(1)], 1) for kind, values in log_ratios.items()}
     rows: list[Row] = []
@@ -225,7 +225,7 @@ def windows(log_ratios: dict[str, Array]) -> list[Row]:
 
 
 def prefixes(log_ratios: dict[str, Array]) -> list[Row]:
-    """Return the summed log-ratios of every document's prefixes, as if its response had been cut off at each of the lengths."""
+    """Return the summed log-ratios of every document's prefixes, as if its response had been cut off at each length."""
     some = next(iter(log_ratios.values()))
     return [
         {"document": document, "length": length, **{kind: float(v[document, :length].sum()) for kind, v in log_ratios.items()}}
@@ -255,7 +255,7 @@ def write(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Sample documents, take the steps, measure the log-ratios, and write the windows."""
+    """Sample the documents, take the steps, measure the log-ratios, and write the windows."""
     parser = argparse.ArgumentParser(description="Measure how the variance of the summed log-ratio grows with length.")
     parser.add_argument("--output", type=Path, required=True, help="folder for results, from which the command resumes")
     parser.add_argument("--results", type=Path, help="folder for the CSV file (default: --output)")

@@ -1,8 +1,8 @@
-"""Fits the variance law of the summed log-ratio to the windows from `length_law.py`, and tests it on held-out lengths.
+"""Fits the variance law of the summed log-ratio to the windows from `length_law.py` and tests it on held-out lengths.
 
     python -m examples.lab.length_law_fit length-law.csv --results FOLDER [--figure length-law.svg]
 
-The script writes ``length-law-fit.csv``, with a row for each kind of step and each split of the lengths. A row contains the
+The script writes ``length-law-fit.csv`` with a row for each kind of step and each split of the lengths. A row contains the
 coefficients with 95% intervals, and the errors of the predicted variance at the held-out lengths for the law, for each of its
 two terms alone, and for a free power. For three bands, a row also contains the number of held-out lengths at which the
 predicted clip fraction lies in the 95% interval of the measured clip fraction. ``between`` holds out every other length, and
@@ -51,7 +51,7 @@ class Windows:
         return np.unique(self.length)
 
     def resampled(self, rng: np.random.Generator) -> Windows:
-        """Return a bootstrap resample: the windows of as many documents, drawn with replacement."""
+        """Return a bootstrap resample, which has the windows of as many documents, drawn with replacement."""
         names = np.unique(self.document)
         drawn = rng.choice(names, len(names))
         index = np.concatenate([np.flatnonzero(self.document == name) for name in drawn])
@@ -71,7 +71,7 @@ class Fit:
     b: float
     root: float  # coefficient of the model a L
     line: float  # coefficient of the model b L^2
-    power: tuple[float, float]  # c and p
+    power: tuple[float, float]  # c and p of the model c L^p
 
     @classmethod
     def of(cls, lengths: Array, variances: Array) -> Fit:
@@ -118,7 +118,7 @@ def predicted_clip(windows: Windows, fit: Fit, fitted: Array, edge: float, power
 
 
 def error(predicted: Array, measured: Array) -> float:
-    """Return the RMS log-ratio of the variances, converted to a relative error: 0.1 means about 10% too high or too low."""
+    """Return the RMS log-ratio of the variances as a relative error, so that 0.1 means about 10% too high or too low."""
     return float(np.expm1(np.sqrt(np.square(np.log(predicted / measured)).mean())))
 
 
@@ -150,7 +150,7 @@ def analysed(kind: str, windows: Windows) -> list[dict[str, Any]]:
                            for windows_variances in (one.variances() for one in resamples)])  # fmt: skip
         row["sampling_error"] = float(
             np.median(errors)
-        )  # the error that a perfect prediction would have, due to the choice of documents
+        )  # the error that a perfect prediction would have because of the choice of documents
         for model in MODELS:
             row[f"error of {model}"] = error(fit.variance(model, lengths[~fitted]), variances[~fitted])
         for band, power in BANDS.items():

@@ -2,7 +2,7 @@
 
     python -m examples.lab.length_law_picture FOLDER length-law-texts.svg
 
-FOLDER contains ``length-law-texts.csv`` and ``length-law-texts-fit.csv``. Each panel shows one kind of step: the standard
+FOLDER contains ``length-law-texts.csv`` and ``length-law-texts-fit.csv``. Each panel shows, for one kind of step, the standard
 deviation of S divided by the square root of the length, with 95% intervals, and the predictions of both models.
 """
 

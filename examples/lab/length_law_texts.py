@@ -1,17 +1,17 @@
-"""Tests the length law on 2,000 independent texts, each from its first token, at lengths that were not used to fit it.
+"""Tests the length law on 2,000 independent texts, each from its first token, at lengths that were not used for fitting.
 
     python -m examples.lab.length_law_texts --output FOLDER [--results FOLDER] [--texts 2000] [--quick]
 
 SmolLM2-135M-Instruct writes texts of 16 to 2,048 tokens to 2,000 different prompts. Its weights take the steps that
 `examples.lab.length_law` describes. Two models of the variance of S, the summed log-ratio of a text, are fitted to the texts of
-every other length, and tested on the texts of the lengths in between:
+every other length and tested on the texts of the lengths in between:
 
 - ``a L + b L^2``: all tokens have the same variance, and the tokens of a text have a component in common.
 - ``tokens``: the sum over the first L positions of the variance of the token log-ratio at that position. This model has no
-  common component, but lets the variance depend on the position.
+  common component but lets the variance depend on the position.
 
 The command writes ``length-law-texts.csv``, with a row for each text, and ``length-law-texts-fit.csv``, with a row for each
-kind of step and model. Results are kept in FOLDER; to resume, repeat the command.
+kind of step and model. Results are kept in FOLDER. To resume, repeat the command.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Batch:
 
 
 def prompts(options: Settings, number: int) -> list[str]:
-    """Return different prompts; none is about a topic of the responses that give the gradients."""
+    """Return different prompts, none of which is about a topic of the responses that give the gradients."""
     topics = options.topics[TRAINING_TOPICS:]
     if options is QUICK:
         return [options.prompt.format(topic=topics[index % len(topics)]) for index in range(number)]
@@ -81,7 +81,7 @@ def prompts(options: Settings, number: int) -> list[str]:
 
 
 def texts(folder: Path, options: Settings, number: int) -> list[Batch]:
-    """Sample the texts at temperature 1 without an end token; each length has the same number of texts."""
+    """Sample the texts at temperature 1 without an end token. Each length has the same number of texts."""
     model, tokenizer = load_pretrained(options.model)
     lengths = [length for length in LENGTHS if length <= options.length]
     asked, batches = prompts(options, number), []
@@ -179,13 +179,13 @@ def summed_token_variances(rows: Sequence[Array], lengths: Array) -> Array:
 
 
 def analysed(kind: str, log_ratios: Mapping[str, Array], batches: Sequence[Batch]) -> list[dict[str, Any]]:
-    """Return, for each model, the error of the predicted variance and of the predicted clip rates at the left-out lengths."""
+    """Return, for each model, the errors of the predicted variance and of the predicted clip rates at the held-out lengths."""
     each = [(batch.length, row) for batch in batches for row in log_ratios[batch.name]]
     windows = Windows(
         np.arange(len(each)), np.array([length for length, _ in each], dtype=float), np.array([row.sum() for _, row in each])
     )
     lengths, variances = windows.lengths, windows.variances()
-    fitted = SPLITS["between"](lengths[::-1])[::-1]  # including the longest, because only its texts reach every position
+    fitted = SPLITS["between"](lengths[::-1])[::-1]  # includes the longest length, because only its texts reach every position
     inside = np.isin(windows.length, lengths[fitted])
     law = Fit.of(lengths[fitted], variances[fitted])
     predicted = dict(
@@ -199,7 +199,7 @@ def analysed(kind: str, log_ratios: Mapping[str, Array], batches: Sequence[Batch
         )
     )
     rng = np.random.default_rng(0)
-    # every length is resampled on its own, because its texts are independent of the others
+    # resample every length separately, because its texts are independent of the others
     resamples = [stratified(windows, rng) for _ in range(NUM_RESAMPLES)]
     laws = [Fit.of(lengths[fitted], one.variances()[fitted]) for one in resamples]
     sampling = float(np.median([error(one.variances()[~fitted], variances[~fitted]) for one in resamples]))

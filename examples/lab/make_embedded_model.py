@@ -1,12 +1,12 @@
-"""Creates the tiny language model that ships with rlzoo: it can add, but makes mistakes at a small, constant rate.
+"""Creates the tiny language model that ships with rlzoo, which can add but makes mistakes at a small, constant rate.
 
     python examples/lab/make_embedded_model.py [--output DIR] [--seed 0] [--steps 9000] [--slip 0.07]
 
-The model is a two-layer Qwen3 of 0.1 million parameters that answers ``3+5+9+6=`` with running totals, ``8,17#23``. It
+The model is a two-layer Qwen3 with 0.1 million parameters that answers ``3+5+9+6=`` with running totals, as in ``8,17#23``. It
 learns from worked solutions in which every total is off by one with probability ``--slip``, and later totals continue from
-the wrong total. It therefore knows how to add, but makes mistakes about equally often at every step of a sampled solution:
-short sums are mostly right and long ones mostly wrong. Reinforcement learning can improve both. All 9000 steps are needed:
-after 5000 steps with a slip of 0.09, the sampled accuracy was the same, but 40 steps of reinforcement learning gained no
+the wrong total. It therefore knows how to add but makes mistakes about equally often at every step of a sampled solution, so
+short sums are mostly right and long sums are mostly wrong. Reinforcement learning can improve both. All 9000 steps are needed.
+After 5000 steps with a slip of 0.09, the sampled accuracy was the same, but 40 steps of reinforcement learning gained no
 more than 0.05.
 """
 
@@ -32,14 +32,14 @@ from rlzoo.tasks.problem import Problem
 PAD, EOS = "<pad>", "<eos>"
 OUTPUT = Path(__file__).resolve().parents[2] / "rlzoo" / "models" / "assets" / "embedded"
 MAX_LENGTH = 256  # maximum number of tokens in a prompt with its response
-MAX_RESPONSE = 96  # tokens; the longest solution has 76
+MAX_RESPONSE = 96  # maximum number of tokens in a response; the longest solution has 76
 FIRST_PROBLEM = 10_000_000  # an index far above those of the first problems, on which reinforcement learning trains
 BATCH, POOL = 32, 512
 PEAK_LR, WARM_STEPS = 2.5e-3, 100
 
 
 def make_tokenizer(characters: str = "0123456789+=,#", max_length: int = MAX_LENGTH) -> PreTrainedTokenizerFast:
-    """Create a tokenizer with one token per character; characters outside the vocabulary raise an error."""
+    """Create a tokenizer with one token per character. Characters outside the vocabulary raise an error."""
     vocabulary = {token: index for index, token in enumerate([PAD, EOS, *characters])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
@@ -55,7 +55,7 @@ def make_tokenizer(characters: str = "0123456789+=,#", max_length: int = MAX_LEN
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast, num_layers: int = 2) -> Qwen3ForCausalLM:
-    """Create an untrained model; its small rotary base lets two layers find the i-th operand."""
+    """Create an untrained model. Its small rotary base lets two layers find the i-th operand."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=64,
@@ -103,7 +103,7 @@ def solution_with_slips(question: str, slip: float, generator: random.Random) ->
 
 
 def training_problems(task: Task, generator: random.Random) -> Iterator[Problem]:
-    """Yield an infinite sequence of training problems; the longest are kept four times as often as the shortest."""
+    """Yield an infinite sequence of training problems. The longest are kept four times as often as the shortest."""
     start = FIRST_PROBLEM
     while True:
         for problem in task.train_problems(start, POOL):
@@ -125,7 +125,7 @@ def batches(task: Task, slip: float, generator: random.Random) -> Iterator[list[
 
 
 def response_loss(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, batch: list[tuple[str, str]]) -> Tensor:
-    """Return the summed cross-entropy of response tokens in nats; padding is on the right, where attention ignores it."""
+    """Return the summed cross-entropy of response tokens in nats. Padding is on the right, where attention ignores it."""
     texts = [prompt + solution + EOS for prompt, solution in batch]
     tokens = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")
     prompt_lengths = torch.tensor([[len(prompt)] for prompt, _ in batch])
@@ -136,7 +136,7 @@ def response_loss(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, b
 
 
 def warm_up(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, task: Task, options: argparse.Namespace) -> None:
-    """Train on worked solutions; the learning rate rises for 100 steps and then falls linearly to zero."""
+    """Train on worked solutions. The learning rate rises for 100 steps and then falls linearly to zero."""
     steps = options.steps
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARM_STEPS) * (1 - step / steps))
@@ -146,7 +146,7 @@ def warm_up(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, task: T
         batch = next(stream)
         loss = response_loss(model, tokenizer, batch)
         optimizer.zero_grad()
-        # The divisor is a constant, close to the number of tokens in a batch, so that tokens count equally in short and long
+        # The divisor is a constant close to the number of tokens in a batch, so that tokens count equally in short and long
         # sums.
         (loss / (BATCH * 30)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -170,7 +170,7 @@ def sample_all(
     seed: int,
     greedy: bool = False,
 ) -> list[Sample]:
-    """Sample one response per problem, from the full distribution at temperature 1, or greedily if ``greedy`` is set."""
+    """Sample one response per problem from the full distribution at temperature 1, or greedily if ``greedy`` is set."""
     torch.manual_seed(seed)
     samples = []
     for start in range(0, len(problems), 256):
@@ -198,7 +198,7 @@ def parse_options() -> argparse.Namespace:
 def measure(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, task: Task, seed: int
 ) -> tuple[list[Sample], dict[str, float]]:
-    """Sample four responses to each of 1000 held-out problems, and return the accuracies and shares for the card."""
+    """Sample four responses to each of 1000 held-out problems and return the accuracies and shares for the card."""
     problems = task.held_out_problems(1000)
     samples = sample_all(model, tokenizer, task, problems * 4, seed=seed)
     greedy = sample_all(model, tokenizer, task, problems, seed=seed, greedy=True)

@@ -1,11 +1,11 @@
-"""Creates the tiny language model that ships with rlzoo for a guessing game: it knows the game, but plays badly.
+"""Creates the tiny language model that ships with rlzoo for a guessing game, which knows the game but plays badly.
 
     python examples/lab/make_guess_model.py [--output DIR] [--seed 0] [--steps 3000]
 
-The model is a two-layer Qwen3 of 0.1 million parameters that plays ``task.name=guess``. It learns from the games of a mediocre
-player, which writes its current bounds and then a guess: ``37-100:64``. In every turn, this player may forget an answer,
-confuse an answer with its opposite, or guess outside its bounds, each with a small probability. Otherwise, it guesses
-uniformly between its bounds. Reinforcement learning can remove these mistakes and move the guesses to the middle.
+The model is a two-layer Qwen3 with 0.1 million parameters that plays ``task.name=guess``. It learns from the games of a
+mediocre player, which writes its current bounds and then a guess, as in ``37-100:64``. In every turn, this player may forget
+an answer, confuse an answer with its opposite, or guess outside its bounds, each with a small probability. Otherwise, it
+guesses uniformly between its bounds. Reinforcement learning can remove these mistakes and move the guesses to the middle.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ BATCH, POOL = 32, 512
 PEAK_LR, WARM_STEPS = 2.5e-3, 100
 
 Segments = list[tuple[str, bool]]
-"""Segments of an episode's text, and, for each, whether the player wrote it."""
+"""Segments of an episode's text and, for each segment, whether the player wrote it."""
 
 
 def mediocre_game(game: Guess, problem: Problem, generator: random.Random) -> Segments:
-    """Play one game as the player that the model learns from; the module's docstring describes the player's mistakes.
+    """Play one game as the player from which the model learns. The module's docstring describes the player's mistakes.
 
     If no number is left between its bounds, the player starts again with the initial bounds.
     """
@@ -83,7 +83,7 @@ def batches(task: GuessTask, generator: random.Random) -> Iterator[list[Segments
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, batch: list[Segments]) -> tuple[Tensor, Tensor]:
-    """Return token IDs and labels; the labels are -100 on padding and on the environment's text."""
+    """Return token IDs and labels. The labels are -100 on padding and on the environment's text."""
     rows = []
     for segments in batch:
         pieces = [(tokenizer(text)["input_ids"], own) for text, own in segments]
@@ -95,7 +95,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, batch: list[Segments]) -> tuple[T
 
 
 def warm_up(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, task: GuessTask, options: argparse.Namespace) -> None:
-    """Train on games; the learning rate rises for 100 steps and then falls linearly to zero."""
+    """Train on games. The learning rate rises for 100 steps and then falls linearly to zero."""
     steps = options.steps
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARM_STEPS) * (1 - step / steps))
@@ -106,7 +106,7 @@ def warm_up(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, task: G
         logits = model(input_ids=ids[:, :-1]).logits
         loss = cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
         optimizer.zero_grad()
-        # The divisor is a constant, close to the number of the player's tokens in a batch, so that tokens count equally in
+        # The divisor is a constant close to the number of the player's tokens in a batch, so that tokens count equally in
         # short and long games.
         (loss / (BATCH * 75)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -123,7 +123,7 @@ def warm_up(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, task: G
 def play(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, task: GuessTask, problems: list[Problem], *, seed: int
 ) -> list[Rollout]:
-    """Play one game for each problem, sampling from the full distribution at temperature 1."""
+    """Play one game per problem, sampling from the full distribution at temperature 1."""
     limits = Limits(turns=task.turns, turn_tokens=TURN, tokens=task.turns * TURN, observation_tokens=16, context=MAX_LENGTH)
     sampler = HFSampler(model, tokenizer, end_ids=eos_token_ids(model, tokenizer), max_new_tokens=limits.tokens)
     assert task.host is not None
@@ -154,7 +154,7 @@ def replayed(task: GuessTask, problem: Problem, segments: Segments) -> float:
 def card(
     parameters: int, task: GuessTask, rollouts: list[Rollout], problems: list[Problem], options: argparse.Namespace
 ) -> str:
-    """Return the README of the model: what it is, how it was made, and its measurements."""
+    """Return the README of the model, which describes the model, how it was made, and its measurements."""
     rewards = [rollout.reward for rollout in rollouts]
     lengths = quantiles((rollout.length for rollout in rollouts), n=20)
     turns = quantiles((len(rollout.turns) for rollout in rollouts), n=20)

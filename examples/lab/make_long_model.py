@@ -33,11 +33,11 @@ FIRST_PROBLEM = 10_000_000  # an index far above those of the first problems, on
 POOL = 256
 BATCH_TOKENS = 2048
 PEAK_LR, WARM_STEPS = 2e-3, 100
-WINDOW = 168  # tokens; most solutions are cut off here, so that attention is cheap
+WINDOW = 168  # number of tokens after which most solutions are cut off, so that attention is cheap
 SHARE_SHORT, SHARE_WHOLE = (
     0.15,
     0.05,
-)  # shares of the batches with problems that end within the window, and with complete solutions
+)  # shares of batches whose problems end within the window and of batches with complete solutions
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
@@ -70,7 +70,7 @@ def multiplier(question: str) -> int:
 
 
 def solution_with_slips(question: str, slip: float, generator: random.Random) -> str:
-    """Return the worked solution; each term is off by one with probability ``slip``, and later terms use the wrong value.
+    """Return the worked solution. Each term is off by one with probability ``slip``, and later terms use the wrong value.
 
     Example:
         >>> solution_with_slips("004c17,003c42,", 0.0, random.Random(0))
@@ -88,7 +88,7 @@ def solution_with_slips(question: str, slip: float, generator: random.Random) ->
 
 
 def texts(task: Task, ratio: float, slip: float, generator: random.Random) -> Iterator[tuple[str, int]]:
-    """Yield questions with solutions, and the question lengths; multiplier k is kept with probability ``ratio ** (k - 1)``."""
+    """Yield questions with solutions and the questions' lengths, keeping multiplier k with probability ``ratio ** (k - 1)``."""
     start = FIRST_PROBLEM
     while True:
         for problem in task.train_problems(start, POOL):
@@ -98,7 +98,7 @@ def texts(task: Task, ratio: float, slip: float, generator: random.Random) -> It
 
 
 def batches(ratio: float, slip: float, seed: int) -> Iterator[tuple[list[tuple[str, int]], int]]:
-    """Yield batches of three kinds with about the same number of tokens, and the length at which each batch is cut off."""
+    """Yield batches of three kinds with about the same number of tokens and the length at which each batch is cut off."""
     generator = random.Random(seed)
     short, long = (
         texts(build_task({"name": "recurrence", "seed": seed, **limits}), ratio, slip, generator)
@@ -115,7 +115,7 @@ def batches(ratio: float, slip: float, seed: int) -> Iterator[tuple[list[tuple[s
 
 
 def warm_up(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, options: argparse.Namespace) -> None:
-    """Train on worked solutions; the learning rate rises for 100 steps and then falls linearly to zero."""
+    """Train on worked solutions. The learning rate rises for 100 steps and then falls linearly to zero."""
     steps = options.steps
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARM_STEPS) * (1 - step / steps))
@@ -144,7 +144,7 @@ def warm_up(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, options
 
 @torch.no_grad()
 def step_accuracy(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> dict[int, float]:
-    """For each multiplier, return the share of terms in which every token is the model's most likely token."""
+    """Return, for each multiplier, the share of terms in which every token is the model's most likely token."""
     task = build_task({"name": "recurrence", "steps_min": 24, "steps_max": 250})
     found = defaultdict(list)
     for problem in task.held_out_problems(144):

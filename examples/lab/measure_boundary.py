@@ -1,9 +1,9 @@
-"""Measures the overhead of the plugin interface: the policy call and the checks of its result, as shares of a learner step.
+"""Measures the shares of a learner step that the plugin interface takes for calling the policy and checking its result.
 
 ``python examples/lab/measure_boundary.py [NAME ...]`` times optimizer steps with the model and batch of the default run. For
-each step, it also times the policy call alone, and everything that depends on the policy: the call, the checks, the
+each step, it also times the policy call alone and everything that depends on the policy: the call, the checks, the
 reduction and the gradient with respect to the log-probs, all of which are repeated at ratio 1 for the metrics. The script uses
-one thread, and prints the median shares.
+one thread and prints the median shares.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def shares(name: str) -> tuple[float, float, float]:
-    """Return the median time of a step, and the median shares of the policy call alone and of everything that depends on it."""
+    """Return the median time of a step and the median shares of the policy call and of all work that depends on the policy."""
     with tempfile.TemporaryDirectory() as folder:
         config = RunConfig.compose(clip=name, overrides=["eval.num_problems=0"], steps=1, output=Path(folder) / "run")
         task = config.task.model_copy(update={"seed": 0})

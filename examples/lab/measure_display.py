@@ -1,8 +1,8 @@
-"""Measures the cost of the display of `rlzoo train`: the display's CPU time as a share of the duration of the steps shown.
+"""Measures the CPU time of the display of `rlzoo train` as a share of the duration of the steps that it shows.
 
 python examples/lab/measure_display.py runs/mine
 
-The script draws to a separate terminal of 80 columns, at the pace of the run, and does nothing else. The cost is the CPU time
+The script draws to a separate terminal with 80 columns at the pace of the run and does nothing else. The cost is the CPU time
 of the whole process minus the CPU time of the same loop without a display.
 """
 
@@ -34,15 +34,15 @@ def spent(rows: list[Row], pause: float, *, is_quiet: bool) -> tuple[float, floa
 
 
 def read(terminal: int) -> None:
-    """Read the output of a terminal, as its window would."""
-    with contextlib.suppress(OSError):  # raised at the end of the stream
+    """Read the output of a terminal as its window would."""
+    with contextlib.suppress(OSError):  # this is raised at the end of the stream
         while True:
             os.read(terminal, 65536)
 
 
 def main() -> None:
     rows = read_metrics(Path(sys.argv[1]) / "metrics.jsonl")
-    pause = (rows[-1]["time/clock"] - rows[1]["time/clock"]) / (len(rows) - 2)  # with evaluation and bookkeeping
+    pause = (rows[-1]["time/clock"] - rows[1]["time/clock"]) / (len(rows) - 2)  # includes evaluation and bookkeeping
     os.environ |= {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
     ours, theirs = os.openpty()
     threading.Thread(target=read, args=(ours,), daemon=True).start()

@@ -1,4 +1,4 @@
-"""Measures the peak memory and the time that chunking the log-probs saves; each variant runs in its own process.
+"""Measures the peak memory and the time that chunking the log-probs saves. Each variant runs in a separate process.
 
 python examples/lab/measure_log_probs.py --model smollm2 --rows 8 --tokens 512
 """
@@ -20,7 +20,7 @@ PARTS = (
 
 
 def measure(model_path: str, rows: int, tokens: int, chunked: bool, part: str) -> dict[str, Any]:
-    """Return the additional peak memory in MB, and the time in seconds, of one way to compute the log-probs."""
+    """Return the additional peak memory in MB and the time in seconds of one way to compute the log-probs."""
     import torch
 
     from rlzoo.learner.log_probs import ResponseLogProbs, chunked_log_probs
@@ -63,7 +63,7 @@ def measure(model_path: str, rows: int, tokens: int, chunked: bool, part: str) -
 
 
 def main() -> None:
-    """Measure each part with and without chunking, and print the ratios."""
+    """Measure each part with and without chunking and print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--rows", type=int, default=8)
@@ -81,7 +81,7 @@ def main() -> None:
             "part": part,
             "plain_megabytes": round(plain["megabytes"]),
             "chunked_megabytes": round(ours["megabytes"]),
-            # a small model may fit into memory that the process already has
+            # a small model may fit in memory that the process already has
             "memory_ratio": round(ours["megabytes"] / plain["megabytes"], 3) if plain["megabytes"] else None,
             "time_ratio": round(ours["seconds"] / plain["seconds"], 2),
             "largest_difference": max(abs(a - b) for a, b in pairs),

@@ -23,7 +23,7 @@ from rlzoo.tasks import build_task
 from rlzoo.tasks.problem import Problem
 
 STEPS = (1, 4, 16, 64)
-"""Smallest number of steps in each row by length; each row covers two octaves."""
+"""Smallest number of steps in each row by length. Each row covers two octaves."""
 MAX_NEW_TOKENS = 1792
 
 

@@ -5,8 +5,8 @@ python examples/lab/measure_planner.py --quick    three small ones, as JSON line
 
 The measurement uses torch's profiler, which records every allocation and release by torch's CPU allocator, including those
 inside operators and in the backward pass. The peak of the running sum of these sizes is exact to the byte. The size of the
-process would be less precise: it changes in units of pages, and includes the interpreter, its libraries, and memory that the
-allocator has not returned. On a GPU, torch's caching allocator counts the bytes itself.
+process would be less precise, because it changes in units of pages and includes the interpreter, its libraries, and memory
+that the allocator has not returned. On a GPU, torch's caching allocator counts the bytes itself.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def measure(
 
 
 def _checkpoint(model: Any) -> None:
-    """Enable gradient checkpointing; transformers plans to rename the method in version 6."""
+    """Enable gradient checkpointing. Transformers plans to rename the method in version 6."""
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable()
 
@@ -132,7 +132,7 @@ def _batch(prompt: int, response: int, vocab_size: int, rows: int = 32) -> Any:
 
 
 def main() -> None:
-    """Measure each configuration in its own process."""
+    """Measure each configuration in a separate process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()

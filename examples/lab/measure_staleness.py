@@ -23,7 +23,7 @@ METRICS = ("rollout/staleness", "mismatch/log_ratio_abs_mean", "clip/fraction", 
 
 
 def measured(arm: str, seed: int, steps: int, server: str | None, clip: str) -> dict[str, float]:
-    """Train one run, and return its steps per hour and the means of its metrics over the second half of the steps."""
+    """Train one run. Return its steps per hour and the means of its metrics over the second half of the steps."""
     engine = ["rollout.engine=vllm", f"rollout.vllm.server={server}"] if server else ["rollout.engine=hf"]
     overrides = [*engine, *ARMS[arm], "tracking.mlflow=false", "eval.num_problems=0", "checkpoint.every=0"]
     with tempfile.TemporaryDirectory() as folder:
@@ -36,7 +36,7 @@ def measured(arm: str, seed: int, steps: int, server: str | None, clip: str) -> 
 
 
 def main() -> None:
-    """Run all settings in alternation, and print a table."""
+    """Run all settings in alternation and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=24)

@@ -1,8 +1,8 @@
-"""Measures the cost of turns: sampling episodes of eight turns, compared with one turn of the same total length.
+"""Measures the cost of turns by comparing episodes of eight turns with single turns of the same total length.
 
-``python examples/lab/measure_turns.py [MODEL]`` repeatedly samples 64 responses of 256 tokens in one turn, and in eight
+``python examples/lab/measure_turns.py [MODEL]`` repeatedly samples 64 responses of 256 tokens, both in one turn and in eight
 turns of 32 tokens with 8 environment tokens between turns. MODEL is a value of ``model.path``. The script prints the median
-ratio of the times per token, once with caches that are kept from turn to turn, and once with the whole episode recomputed in
+ratio of the times per token, once with caches that are kept from turn to turn and once with the whole episode recomputed in
 each turn.
 """
 

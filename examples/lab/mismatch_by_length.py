@@ -3,7 +3,7 @@
     python examples/lab/mismatch_by_length.py                 # independent, normal token log-ratios
     python examples/lab/mismatch_by_length.py runs/mine       # the log-ratios of a recorded run
 
-It prints the share of the responses (or, for per-token masks, of their tokens) that each correction keeps.
+The script prints the share of the responses (or, for per-token masks, of their tokens) that each correction keeps.
 """
 
 from __future__ import annotations

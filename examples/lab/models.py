@@ -1,9 +1,9 @@
-"""Compares rlzoo's log-probs with plain passes of the model, for every type of causal language model in transformers.
+"""Compares rlzoo's log-probs with plain passes of the model for every type of causal language model in transformers.
 
 ``python -m examples.lab.models [TYPE ...]`` builds a small random model of each type, samples and scores with it as ``rlzoo
-train`` does, and compares all log-probs with passes of a second copy, which only transformers loads: one row at a time, in
-evaluation mode, without padding and without a cache. Plain passes also confirm each refusal by rlzoo. ``--write`` updates
-docs/reference/models.md. All types together take minutes on two cores.
+train`` does, and compares all log-probs with plain passes of a second copy, which only transformers loads. A plain pass
+computes one row in evaluation mode, without padding and without a cache. Plain passes also confirm each refusal by rlzoo.
+``--write`` updates docs/reference/models.md. All types together take minutes on two cores.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from rlzoo.training.run import Run
 TYPES = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "models.md"
 WARNED = 0.01
-"""Largest difference of the sampler, in nats, that is accepted if rlzoo warns of a difference before the first step."""
-TOLERANCE = 2e-3  # nats, in float32
+"""Largest difference of the sampler in nats that is accepted if rlzoo warns of a difference before the first step."""
+TOLERANCE = 2e-3  # maximum difference in nats in float32
 PROMPTS = ("3+5+9", "what is 12 + 7 * (3-1)?", "add 17, 4, 88 and 1; then take 5 from a sum.")  # 5, 23 and 44 tokens
 NEW_TOKENS = 40
 DEFAULT = "default"
 MODES = {DEFAULT: (), "packing": ("learner.packing=true",), "checkpointing": ("learner.gradient_checkpointing=true",)}
-"""Overrides of the settings, by mode."""
+"""Overrides of the settings in each mode."""
 COLUMNS = ("type", "sampled by", "log-probs", "packing", "checkpointing", "remarks")
 ANSWERS = ("agrees", "refused", "off", "failed", "not built")
 NOT_BUILT = {
@@ -64,15 +64,15 @@ NOT_BUILT = {
     "musicgen": "AutoModelForCausalLM cannot build its decoder from its configuration",
     "musicgen_melody": "AutoModelForCausalLM cannot build its decoder from its configuration",
 }
-"""Reasons that the table gives instead of the error messages."""
+"""Reasons that the table states instead of the error messages."""
 
 
 @dataclass
 class Row:
-    """What the sweep found about one type of model."""
+    """The results of the sweep for one type of model."""
 
     type: str
-    answers: dict[str, str] = field(default_factory=dict)  # by mode: agrees, refused, off, failed or not built
+    answers: dict[str, str] = field(default_factory=dict)  # outcome by mode: agrees, refused, off, failed or not built
     way: str = ""  # how its responses were sampled
     remarks: list[str] = field(default_factory=list)
     errors: dict[str, float] = field(default_factory=dict)  # largest difference of each path from plain passes, in nats
@@ -92,7 +92,7 @@ class Row:
 
 
 class Prompts(Task):
-    """Three prompts of uneven length; every second response is right."""
+    """Three prompts of different lengths. Every second response is right."""
 
     def train_problems(self, start: int, count: int) -> list[Problem]:
         """See `Task.train_problems`."""
@@ -119,7 +119,7 @@ class Plain:
         return logits.log_softmax(-1)
 
     def difference(self, batch: Batch, log_probs: Tensor) -> float:
-        """Return the largest difference of log-probs ``(B, T)`` of responses from plain passes of each row, in nats."""
+        """Return the largest difference in nats between responses' log-probs, ``(B, T)``, and plain passes of each row."""
         worst = 0.0
         for ours, ids, start in zip(log_probs, batch.sequences, batch.prompt_lengths.tolist(), strict=True):
             theirs = self.log_probs(ids.tolist())[0, start - 1 : -1].gather(-1, ids[start:, None])[:, 0]
@@ -127,7 +127,7 @@ class Plain:
         return worst
 
     def changes(self) -> Iterator[tuple[str, float | str]]:
-        """For each input that should not affect a row's log-probs, yield the change in nats, or why it cannot be tested."""
+        """Yield, for each input that should not affect a row's log-probs, the change in nats or why it cannot be tested."""
         random = torch.Generator().manual_seed(1)
         short, long = (torch.randint(3, 98, (size,), generator=random).tolist() for size in (21, 84))
         alone, whole, size, gap = self.log_probs(short)[0], self.log_probs(long)[0], len(short), len(long) - len(short)
@@ -154,7 +154,7 @@ class Plain:
 
     @torch.no_grad()
     def _generated(self, row: Sequence[int]) -> Tensor:
-        """Return the differences ``(20, V)`` of transformers' `generate` from one pass over the tokens that it generated."""
+        """Return the differences ``(20, V)`` between transformers' `generate` and one pass over the generated tokens."""
         options = {"output_logits": True, "return_dict_in_generate": True, "pad_token_id": 0}
         asked = GenerationConfig(max_new_tokens=20, min_new_tokens=20, **options)
         given = self.model.generate(torch.tensor([row]), generation_config=asked)
@@ -182,7 +182,7 @@ CONFIRMED_BY = {
     "sampl|generate": ("a cache", "left padding"),
     "pad|rows": ("left padding", "right padding", "other rows"),
 }
-"""Names in `Plain.changes` that confirm a refusal, by words of its message."""
+"""Names in `Plain.changes` that confirm a refusal, by words in the refusal's message."""
 
 
 def confirmed(message: str, changes: Mapping[str, float | str]) -> str:
@@ -195,7 +195,7 @@ def confirmed(message: str, changes: Mapping[str, float | str]) -> str:
 
 
 def ask(kind: str, folder: Path) -> Row:
-    """Build a model of a type, and compare every path through rlzoo with plain passes."""
+    """Build a model of a type and compare every path through rlzoo with plain passes."""
     row, model, started = Row(kind), folder / "model", time.monotonic()
     try:
         build(kind, model)
@@ -231,10 +231,10 @@ def ask(kind: str, folder: Path) -> Row:
             remark = f"with a warning: {off[0]}"
         elif off:
             answer, remark = "off", ", ".join([*off, *filter(None, [remark])])
-        elif answer == "agrees" and named:  # rlzoo continues without it
+        elif answer == "agrees" and named:  # rlzoo continues without this mode
             answer, remark = "refused", named[0]
         if answer == "refused":
-            message = re.sub(r"^(learner|model)\.[\w.=]+: ", "", remark.partition(";")[0])  # without the name of a setting
+            message = re.sub(r"^(learner|model)\.[\w.=]+: ", "", remark.partition(";")[0])  # drop the name of the setting
             remark = f"{message} ({confirmed(remark, row.changes)})"
         row.errors |= {f"{mode}: {path}": nats for path, nats in errors.items()}
         row.add(mode, answer, remark)
@@ -250,7 +250,7 @@ def opened(config: RunConfig) -> Run:
 
 
 def configured(model: Path, output: Path, *overrides: str) -> RunConfig:
-    """Return the configuration of a run of one step."""
+    """Return the configuration of a run with one step."""
     settings = {
         "model.path": model,
         "task.name": "examples.lab.models:Prompts",
@@ -279,13 +279,13 @@ def heard() -> Iterator[list[str]]:
 
 
 def one_line(error: Exception) -> str:
-    """Return an error as one line, with the place that raised it."""
+    """Return an error as one line with the place that raised it."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {' '.join(str(error).split())[:120]} at {Path(place.filename).name}:{place.lineno}"
 
 
 def _alone(kind: str, folder: Path, seconds: int) -> Row:
-    """Call `ask` in its own process, which the system kills at the time limit."""
+    """Call `ask` in a separate process, which the system kills at the time limit."""
     signal.alarm(seconds)
     torch.set_num_threads(1)
     with Path(os.devnull).open("w") as nowhere:
@@ -295,8 +295,8 @@ def _alone(kind: str, folder: Path, seconds: int) -> Row:
 
 
 def sweep(kinds: Sequence[str], *, jobs: int = 2, seconds: int = 60) -> Iterator[Row]:
-    """Test types in ``jobs`` processes; a type that takes more than ``seconds``, or whose process crashes, has failed."""
-    import_module("transformers.models.llama.modeling_llama")  # once, before the processes are forked
+    """Test types in ``jobs`` processes. A type that takes more than ``seconds`` or whose process crashes has failed."""
+    import_module("transformers.models.llama.modeling_llama")  # import once, before the processes are forked
     import_module("accelerate")
     configured(Path(), Path())
     context = multiprocessing.get_context("fork")

@@ -1,8 +1,8 @@
-"""Applies rules to the pooled rollouts of several short runs, with the widths scaled to the same clip fraction on each run.
+"""Applies rules to the pooled rollouts of several short runs, with widths scaled to the same clip fraction on each run.
 
 ``python examples/lab/pooled_fairness.py FOLDER [FOLDER ...] --config smollm2-text --clip fspo,gspo,rloo,grpo`` prints the
 length reweighting error of the pooled responses with its 95% interval over prompts. Each rule has a row for the runs of each
-training rule, and a row for all runs together. With ``--by turns``, episodes are binned by their number of turns instead of
+training rule and a row for all runs together. With ``--by turns``, episodes are binned by their number of turns instead of
 their length.
 """
 

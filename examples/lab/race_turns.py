@@ -1,6 +1,6 @@
-"""Runs the comparison in docs/explanation/fair-by-turns.md: rules for episodes, on the game `guess`, at the same clip fraction.
+"""Runs the comparison in docs/explanation/fair-by-turns.md of rules for episodes on the game `guess` at equal clip fractions.
 
-``python examples/lab/race_turns.py FOLDER`` first runs ``rlzoo calibrate`` with a separate seed, to find the width at which
+``python examples/lab/race_turns.py FOLDER`` first runs ``rlzoo calibrate`` with a separate seed to find the width at which
 each policy clips a tenth of the responses. Then ``rlzoo sweep`` runs every policy with five other seeds. Policies that
 accept per-token advantages are also run with the estimator `gigpo`. Finished parts in FOLDER are not repeated.
 """
@@ -21,7 +21,7 @@ SEEDS = "0,1,2,3,4"
 
 
 def rlzoo(*arguments: object) -> int:
-    """Run a command on one thread, and return its exit code."""
+    """Run a command on one thread and return its exit code."""
     command = [sys.executable, "-m", "rlzoo", *map(str, arguments), "--quiet"]
     return subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False).returncode
 
@@ -33,7 +33,7 @@ def main(folder: Path) -> None:
         file = folder / "widths" / f"{clip}.yaml"
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
-            # exit code 1: no pilot run came close to the target, so the widths of the nearest one were written
+            # exit code 1 means that no pilot came close to the target, so the widths of the nearest pilot were written
             rlzoo("calibrate", "--config", "guess", "--clip", clip, "--seed", TUNING_SEED, "--steps", 20, "--output", file)
         found = yaml.safe_load(file.read_text())["clip"]
         widths[clip] = {"clip": {name: value for name, value in found.items() if name != "name"}}

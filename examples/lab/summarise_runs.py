@@ -1,4 +1,4 @@
-"""Prints a line per run directory: held-out accuracy before and after training, clip fraction, and clip fraction by length.
+"""Prints, for each run directory, the held-out accuracy before and after training and the clip fraction, also by length.
 
 python examples/lab/summarise_runs.py runs/*
 """
@@ -17,7 +17,7 @@ for folder in map(Path, sys.argv[1:]):
     updated = [row for row in rows if "clip/fraction" in row]
 
     def mean(key: str, rows: list[dict[str, float]] = updated) -> float:
-        """Return the metric's mean over the steps that report it; 0 if no step does."""
+        """Return the metric's mean over the steps that report it, or 0 if no step does."""
         values = [row[key] for row in rows if key in row]
         return sum(values) / len(values) if values else 0.0
 

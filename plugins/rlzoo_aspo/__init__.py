@@ -29,8 +29,8 @@ class ASPO(ClipPolicy):
 
     Reference:
         Asymmetric Importance Sampling Policy Optimization, arXiv 2510.06062, equation 3, with clips of 0.2. The paper does
-        not state the cap; 3 is from the released code. The released code also makes the clips depend on the token's entropy:
-        0.4 for the 20% of tokens with the highest entropy, and 0.2 for the others.
+        not state the cap, so its value of 3 is from the released code. The released code also makes the clips depend on the
+        token's entropy: 0.4 for the 20% of tokens with the highest entropy, and 0.2 for the others.
     """
 
     name = "aspo"
@@ -49,7 +49,7 @@ class ASPO(ClipPolicy):
     cap: float = Field(3.0, ge=1, le=1e6, description="largest weight of a token")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Weight each token, and return a ``(B, T)`` objective."""
+        """Weight each token and return a ``(B, T)`` objective."""
         log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
         band = ops.ratio_band(self.clip_low, self.clip_high, None, like=log_ratio)
         clamped, clipped = ops.clamp_by_advantage(log_ratio.detach(), advantages, band)

@@ -54,7 +54,7 @@ class BAPO(ClipPolicy):
     high_step: float = Field(0.05, ge=1e-3, le=100, description="step of the ceiling")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clip within the chosen band, and return a ``(B, T)`` objective."""
+        """Clip within the chosen band and return a ``(B, T)`` objective."""
         log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
         ratio, now = ops.limited_exp(log_ratio.detach()).double(), ops.log_probs(inputs).detach()
         sampled = (now - ops.log_ratio(inputs, against="rollout").detach()).exp()
@@ -74,7 +74,7 @@ class BAPO(ClipPolicy):
         return ClipResult(result.objective, result.log_ratio, result.clipped, result.band, metrics)
 
     def pairs(self) -> list[tuple[float, float]]:
-        """Return the (floor, ceiling) pairs in the order in which they are tried; the ceiling moves first."""
+        """Return the (floor, ceiling) pairs in the order in which they are tried. The ceiling moves first."""
         lows = grid(self.low_first, self.low_last, self.low_step)
         highs = grid(self.high_first, self.high_last, self.high_step)
         return [(lows[0], high) for high in highs] + [(low, highs[-1]) for low in lows[1:]]

@@ -24,8 +24,8 @@ class CEGPPO(ClipPolicy):
         the group. A token counts as clipped in the first two cases.
 
     Differences from GRPO:
-        Clipped tokens keep a gradient of beta times the bound, instead of 0. Most of them are rare tokens. Learning from
-        those above the band, where A > 0, raises the entropy; learning from those below it, where A < 0, lowers the entropy.
+        Clipped tokens, most of which are rare tokens, keep a gradient of beta times the bound instead of 0. Learning from
+        those above the band, where A > 0, raises the entropy. Learning from those below it, where A < 0, lowers the entropy.
         The mean is over all tokens.
 
     Reference:
@@ -54,7 +54,7 @@ class CEGPPO(ClipPolicy):
     beta_high: float = Field(1.0, ge=0, le=100, description="scale of the gradient above the band; 0 gives GRPO")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Bound the weight of tokens outside the band, and return a ``(B, T)`` objective."""
+        """Bound the weight of tokens outside the band and return a ``(B, T)`` objective."""
         log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
         band = ops.ratio_band(self.clip_low, self.clip_high, None, like=log_ratio)
         below, above = (advantages < 0) & (log_ratio < band.low), (advantages > 0) & (log_ratio > band.high)

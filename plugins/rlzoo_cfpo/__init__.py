@@ -39,7 +39,7 @@ class CFPO(ClipPolicy):
     width: Annotated[float, Width()] = Field(0.2, gt=0, le=100, description="distance of the ratio from 1 at which J peaks")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Penalise each token's ratio, and return a ``(B, T)`` objective."""
+        """Penalise each token's ratio and return a ``(B, T)`` objective."""
         log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
         ratio = ops.limited_exp(log_ratio)
         moved = ratio.detach() - 1

@@ -11,7 +11,7 @@ from rlzoo import ClipInputs, ClipPolicy, ClipResult, Reduction, Width, hookimpl
 
 
 class CISPO(ClipPolicy):
-    """Weights each token's gradient by its ratio, clipped to [1 - clip_low, 1 + clip_high]; no token is dropped.
+    """Weights each token's gradient by its ratio, clipped to [1 - clip_low, 1 + clip_high]. No token is dropped.
 
     Formula:
         J = mean over the step's tokens of sg[clip(r_t, 1 - clip_low, 1 + clip_high)] A log pi_t
@@ -46,7 +46,7 @@ class CISPO(ClipPolicy):
     clip_high: Annotated[float, Width()] = Field(4.0, gt=0, le=1e6, description="the weight stays below 1 + clip_high")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clip each token's weight, and return a ``(B, T)`` objective."""
+        """Clip each token's weight and return a ``(B, T)`` objective."""
         log_ratio, advantages = ops.log_ratio(inputs).detach(), inputs.advantages.detach().float()
         ratio, floor, cap = ops.limited_exp(log_ratio), None if self.clip_low is None else 1 - self.clip_low, 1 + self.clip_high
         weight: Tensor = ratio.clamp(min=floor, max=cap)

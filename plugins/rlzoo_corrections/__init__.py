@@ -11,7 +11,7 @@ from torch import Tensor
 from rlzoo import Correction, CorrectionInputs, hookimpl, ops
 
 Pool = Literal["token", "sum", "mean"]
-"""The ratio to judge: each token's, or the whole response's, computed from the sum or the mean of its log-ratios."""
+"""The ratio to judge: that of each token, or that of the whole response, from the sum or the mean of its log-ratios."""
 
 
 class Pooled(Correction):
@@ -42,7 +42,7 @@ class Truncate(Pooled):
         w = min(rho, high)
 
     Reference:
-        Truncated importance sampling, Ionides 2008; applied to inference engines by Yao et al. 2025.
+        Truncated importance sampling, Ionides 2008. Yao et al. 2025 applied it to inference engines.
     """
 
     name, paper = "tis", "none"
@@ -108,7 +108,7 @@ class TrustRegionMask(Correction):
 
     Reference:
         Trust Region Masking, arXiv 2512.23075, with the thresholds 0.1 and 0.002 from its combined criterion over the whole
-        vocabulary. In the paper, the mask follows the current model; in rlzoo, it is computed once, before the first update.
+        vocabulary. In the paper, the mask follows the current model. In rlzoo, it is computed once, before the first update.
     """
 
     name, paper = "trm", "arXiv 2512.23075"
@@ -141,9 +141,9 @@ class TVGate(Correction):
         D = mean over the response's tokens of |rho_t - 1|, with rho_t = pi_old / pi_rollout.
 
     Reference:
-        VACO, arXiv 2603.01365, as in open-instruct's TVPO, which applies the filter once, before the update; in the paper,
-        the filter follows the current model. The cap of 2 is from open-instruct. The threshold of 0.2 is quoted in a review;
-        using it is rlzoo's choice.
+        VACO, arXiv 2603.01365, as in open-instruct's TVPO, which applies the filter once, before the update. In the paper,
+        the filter follows the current model. The cap of 2 is from open-instruct. The threshold of 0.2 is quoted in a review,
+        and using it is rlzoo's choice.
     """
 
     name, paper, per_token = "tv_gate", "arXiv 2603.01365", True

@@ -54,14 +54,14 @@ class ClipCov(ClipPolicy):
     cov_high: float = Field(5.0, ge=-1e6, le=1e6, description="only tokens with a covariance below this are dropped")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clip and drop tokens in the step, and return a ``(B, T)`` objective."""
+        """Clip and drop tokens in the step and return a ``(B, T)`` objective."""
         log_ratio = ops.log_ratio(inputs)
         band = ops.ratio_band(self.clip_low, self.clip_high, None, like=log_ratio)
         result = ops.clipped_surrogate(log_ratio, inputs.advantages, band)
         cov = covariance(inputs)
         candidates = (cov > self.cov_low) & (cov < self.cov_high) & (inputs.advantages != 0) & ~result.clipped
         candidates = candidates & inputs.response_mask
-        places = candidates.nonzero()[cov[candidates].argsort()]  # sorted, so that the order of the rows does not matter
+        places = candidates.nonzero()[cov[candidates].argsort()]  # sort, so that the order of the rows does not matter
         rng = torch.Generator().manual_seed(inputs.seed)
         number = max(1, int(self.fraction * int(inputs.response_mask.sum())))
         chosen = places[torch.randperm(len(places), generator=rng)[:number].to(places.device)]
@@ -71,7 +71,7 @@ class ClipCov(ClipPolicy):
 
 
 class KLCov(ClipPolicy):
-    """Penalises the few tokens that reduce the entropy most; the other tokens are neither penalised nor clipped.
+    """Penalises the few tokens that reduce the entropy most. The other tokens are neither penalised nor clipped.
 
     Formula:
         J = mean over the step's tokens of r_t A - [t in K] kl_coef |log r_t|,   r_t = pi_t / pi_old_t
@@ -81,8 +81,8 @@ class KLCov(ClipPolicy):
         cov_t is defined as in `clip-cov`. A penalised token counts as clipped if its probability has changed.
 
     Differences from GRPO:
-        There is no clip. The few tokens in K are pulled back towards their old probability, whatever their advantage. The mean
-        is over all tokens.
+        There is no clip. The few tokens in K are pulled back towards their old probability, regardless of their advantage. The
+        mean is over all tokens.
 
     Reference:
         The Entropy Mechanism of Reinforcement Learning, arXiv 2505.22617, with a fraction of 2e-3 as in its 7B runs (2e-4
@@ -108,7 +108,7 @@ class KLCov(ClipPolicy):
     kl_coef: float = Field(1.0, ge=0, le=1e6, description="weight of the penalty on |log r|")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Penalise tokens in the step, and return a ``(B, T)`` objective."""
+        """Penalise tokens in the step and return a ``(B, T)`` objective."""
         log_ratio, mask = ops.log_ratio(inputs), inputs.response_mask
         cov = torch.where(mask, covariance(inputs), -torch.inf)
         number = (self.fraction * mask.sum()).long().clamp(min=1)
@@ -123,7 +123,7 @@ class KLCov(ClipPolicy):
 
 
 def covariance(inputs: ClipInputs) -> Tensor:
-    """Compute ``(A - mean A) (log pi - mean log pi)``, ``(B, T)``, with means over the step's response tokens; detached.
+    """Compute detached ``(A - mean A) (log pi - mean log pi)``, ``(B, T)``, with means over the step's response tokens.
 
     The result is in float64, so that equal advantages differ from their mean by exactly 0.
     """

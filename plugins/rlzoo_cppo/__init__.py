@@ -11,7 +11,7 @@ from rlzoo import ClipInputs, ClipPolicy, ClipResult, Reduction, Width, hookimpl
 
 
 class CPPO(ClipPolicy):
-    """Drops a token whose probability moved too far, given a limit for each token and a budget for the prefix before it.
+    """Drops a token whose probability has moved too far, given a limit for each token and a budget for its prefix.
 
     Formula:
         J = sum over the step's tokens of M_t r_t A / (responses x max_length),   r_t = pi_t / pi_rollout_t
@@ -24,14 +24,14 @@ class CPPO(ClipPolicy):
         sampler reported none. S and W include dropped tokens. If `quantile` is null, b = budget.
 
     Differences from GRPO:
-        The bound is on the probability instead of the ratio. It becomes tighter when the prefix has drifted by more than b
-        per token on average, and looser towards the end of a response.
+        The bound is on the probability instead of the ratio. It becomes tighter if the prefix has drifted by more than b per
+        token on average, and looser towards the end of a response.
 
     Reference:
         Cumulative Prefix-divergence Policy Optimization, arXiv 2606.10968, equations 8 to 11 and 22, with a delta of 0.15, a
         weight_last of 0.8, and a budget of 0.02 with the quantile (base models) or 0.015 without it (other models). The
-        paper sums over tokens; the constant denominator is an rlzoo addition. The released code uses the quantile for every
-        model.
+        paper sums over tokens, and the constant denominator is an rlzoo addition. The released code uses the quantile for
+        every model.
     """
 
     name = "cppo"
@@ -57,7 +57,7 @@ class CPPO(ClipPolicy):
     weight_last: float = Field(0.8, ge=0, le=1, description="weight of the last token's divergence; the first token's is 1")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Drop tokens outside the trust region, and return a ``(B, T)`` objective."""
+        """Drop tokens outside the trust region and return a ``(B, T)`` objective."""
         mask, advantages = inputs.response_mask, inputs.advantages.detach().float()
         log_ratio, now = ops.log_ratio(inputs, against="rollout"), ops.log_probs(inputs).detach()
         moved = (now.exp() - (now - log_ratio.detach()).exp()).abs()

@@ -10,7 +10,7 @@ from rlzoo import ClipBand, ClipInputs, ClipPolicy, ClipResult, Width, hookimpl,
 
 
 class CTPO(ClipPolicy):
-    """Weights each token by the product of all ratios up to its own, clipped to a band that grows with its position.
+    """Weights each token by the product of the ratios up to and including its own, clipped to a band that grows with position.
 
     Formula:
         J = mean over responses of mean_t min(x_t A, clip(x_t, exp(-width_low t^power), exp(width_high t^power)) A)
@@ -27,7 +27,7 @@ class CTPO(ClipPolicy):
 
     Reference:
         Cumulative Token Policy Optimization, arXiv 2605.07331, with widths of 0.025 and 0.05 and a power of 0.5, as in the
-        paper. In the paper's formula, rho_t is a function of the current policy; here, the prefix is treated as constant, as
+        paper. In the paper's formula, rho_t is a function of the current policy. Here, the prefix is treated as constant, as
         in the released code. The released code also has a dual clip, exp(0.05 t^power) where A < 0 (`width_ceiling`), and
         averages over all tokens.
     """
@@ -52,7 +52,7 @@ class CTPO(ClipPolicy):
     power: float = Field(0.5, ge=0, le=2, description="exponent of the token's position t: the band grows as t^power")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clip each prefix, and return a ``(B, T)`` objective."""
+        """Clip each prefix and return a ``(B, T)`` objective."""
         log_ratio = ops.log_ratio(inputs)
         prefix = ops.prefix_sum(log_ratio.detach(), inputs.response_mask)
         growth = ops.positions(inputs.response_mask) ** self.power

@@ -45,7 +45,7 @@ class DCPO(ClipPolicy):
     cap: float = Field(10.0, gt=1, le=1e6, description="largest ratio where A > 0, for any probability")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clip each token's log-ratio, and return a ``(B, T)`` objective."""
+        """Clip each token's log-ratio and return a ``(B, T)`` objective."""
         log_ratio = ops.log_ratio(inputs)
         before = ops.limited_exp(ops.log_probs(inputs).detach() - log_ratio.detach())
         low = 0.5 + 0.5 * (1 - 4 * self.eps_low / before).clamp(min=0).sqrt()

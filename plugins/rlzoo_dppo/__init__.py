@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlzoo import Advantage, ClipInputs, ClipPolicy, ClipResult, Reduction, Width, hookimpl, ops
 
-FLOOR = 1e-8  # 1 - probability is raised to at least this before its logarithm is taken
+FLOOR = 1e-8  # lower bound on 1 - probability before its logarithm is taken
 
 
 class TrustRegion(ClipPolicy):
@@ -34,7 +34,7 @@ class TrustRegion(ClipPolicy):
 
 
 class DPPOTV(TrustRegion):
-    """Drops a token whose probability moved too far in the direction of its advantage, as measured by total variation.
+    """Drops a token whose probability has moved too far in the direction of its advantage, as measured by total variation.
 
     Formula:
         J = sum over the step's tokens of M_t sg[min(r_t, ratio_cap)] A log pi_t / (responses x max_length)
@@ -47,8 +47,8 @@ class DPPOTV(TrustRegion):
 
     Differences from GRPO:
         A rare token may double its probability, which GRPO's band forbids. The probability of a frequent token may not move
-        by more than 0.15, which GRPO's band allows. Advantages are not divided by std and the denominator is constant, as
-        the authors advise.
+        by more than 0.15, which GRPO's band allows. As the authors advise, advantages are not divided by std, and the
+        denominator is constant.
 
     Reference:
         Rethinking the Trust Region in LLM Reinforcement Learning, arXiv 2602.04879, with a delta of 0.15 as in its published
@@ -65,13 +65,13 @@ class DPPOTV(TrustRegion):
     delta_high: Annotated[float, Width()] = Field(0.15, gt=0, le=1, description="largest increase of a probability where A > 0")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Drop tokens outside the trust region, and return a ``(B, T)`` objective."""
+        """Drop tokens outside the trust region and return a ``(B, T)`` objective."""
         now, before = probabilities(inputs)
         return self.weighted(inputs, (now - before).abs(), self.delta_low, self.delta_high)
 
 
 class DPPOKL(TrustRegion):
-    """Drops a token whose probability moved too far in the direction of its advantage, as measured by KL divergence.
+    """Drops a token whose probability has moved too far in the direction of its advantage, as measured by KL divergence.
 
     Formula:
         As in `dppo-tv`, with q = pi_rollout_t, p = pi_t and
@@ -102,7 +102,7 @@ class DPPOKL(TrustRegion):
     )
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Drop tokens outside the trust region, and return a ``(B, T)`` objective."""
+        """Drop tokens outside the trust region and return a ``(B, T)`` objective."""
         now, before = probabilities(inputs)
         other_now, other_before = (1 - now).clamp(min=FLOOR), (1 - before).clamp(min=FLOOR)
         log_ratio = ops.log_ratio(inputs, against="rollout").detach()
@@ -111,7 +111,7 @@ class DPPOKL(TrustRegion):
 
 
 def probabilities(inputs: ClipInputs) -> tuple[Tensor, Tensor]:
-    """Return each token's probability now and under the sampler, both detached and ``(B, T)``, with 1 at masked positions."""
+    """Return each token's probability under the model and the sampler, detached, ``(B, T)`` each, with 1 where masked."""
     now = ops.log_probs(inputs).detach()
     return now.exp(), (now - ops.log_ratio(inputs, against="rollout").detach()).exp()
 

@@ -20,13 +20,13 @@ class DRO(ClipPolicy):
         the token counts as clipped.
 
     Differences from GRPO:
-        The ratio is not exponentiated, and there is no clip; the penalty on every token acts as the trust region. Advantages
-        are not divided by std, and the mean is over all tokens.
+        The log-ratio is not exponentiated, and there is no clip. The penalty on every token acts as the trust region.
+        Advantages are not divided by std, and the mean is over all tokens.
 
     Reference:
         Direct Reward Optimisation, arXiv 2405.19107, applied per token, as in verl's implementation, which leaves beta to
-        the user; 0.05 is the value used in an example in Tinker's documentation. The paper learns a value function; here,
-        the group's mean reward replaces it.
+        the user. The value of 0.05 is from an example in Tinker's documentation. The paper learns a value function, which the
+        group's mean reward replaces here.
     """
 
     name = "dro"
@@ -48,7 +48,7 @@ class DRO(ClipPolicy):
     beta: float = Field(0.05, gt=0, le=1e6, description="weight of the penalty")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Penalise each token's log-ratio, and return a ``(B, T)`` objective."""
+        """Penalise each token's log-ratio and return a ``(B, T)`` objective."""
         log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
         pull = self.beta * log_ratio.detach()
         reversed_ = ((advantages > 0) & (pull > advantages)) | ((advantages < 0) & (pull < advantages))

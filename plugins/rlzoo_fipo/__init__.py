@@ -12,7 +12,7 @@ from rlzoo import ClipInputs, ClipPolicy, ClipResult, Reduction, Width, hookimpl
 
 
 class FIPO(ClipPolicy):
-    """Applies GRPO's clip, and weights each token's advantage by how much likelier the rest of the response has become.
+    """Applies GRPO's clip and weights each token's advantage by how much likelier the rest of the response has become.
 
     Formula:
         J = mean over the step's tokens of min(r_t f_t A, clip(r_t, 1 - clip_low, 1 + clip_high) f_t A),   r_t = pi_t / pi_old_t
@@ -58,7 +58,7 @@ class FIPO(ClipPolicy):
     safety: float = Field(10.0, gt=1, le=1e6, description="a token with A < 0 and a larger ratio has weight 1")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Weight and clip each token, and return a ``(B, T)`` objective."""
+        """Weight and clip each token and return a ``(B, T)`` objective."""
         log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
         judged = log_ratio.detach()
         band = ops.ratio_band(self.clip_low, self.clip_high, self.dual_clip, like=log_ratio)
@@ -71,7 +71,7 @@ class FIPO(ClipPolicy):
 
 
 def discounted_future(values: Tensor, response_mask: Tensor, half_life: float) -> Tensor:
-    """Compute ``sum_{k >= t} 2^(-(k - t) / half_life) values_k`` over a response's tokens, ``(B, T)``; 0 where masked.
+    """Compute ``sum_{k >= t} 2^(-(k - t) / half_life) values_k`` over a response's tokens, ``(B, T)``, with 0 where masked.
 
     The sum is built up from windows of 1, 2, 4, ... tokens, so that it cannot overflow for long responses.
     """

@@ -20,16 +20,16 @@ class FSPO(ClipPolicy):
     Where:
         L is the response's length in tokens, and A is its advantage. Under the old policy, S is approximately normal with
         mean mu L and variance sigma^2 L. If `drift` is mu and a width is z sigma, the same share is clipped at every length.
-        With another `exponent`, L^exponent replaces sqrt(L), and the widths need other values. An exponent of 0 gives RLOO's
-        band. With 1, responses are clipped as with GSPO's band on the mean log-ratio, but weighted by the importance ratio.
+        With another `exponent`, L^exponent replaces sqrt(L), and the widths need other values. With 0, the band is RLOO's. With
+        1, responses are clipped as with GSPO's band on the mean log-ratio but are weighted by the importance ratio.
 
     Differences from GRPO:
-        The importance ratio is the product of a response's token ratios, so that the response is clipped as a unit.
-        The widths are in log space and are multiplied by sqrt(L); they are not distances from a ratio of 1.
+        The importance ratio is the product of a response's token ratios, so that the response is clipped as a unit. The
+        widths are in log space and are multiplied by sqrt(L). They are not distances from a ratio of 1.
 
     Reference:
-        Fair Sequence Policy Optimization (FSPO), arXiv 2509.09177. Version 1 centres the band on the drift; versions 2 and 3
-        set the drift to 0, which is the default here. The paper mentions a dual clip, but we found no value for it; the
+        Fair Sequence Policy Optimization (FSPO), arXiv 2509.09177. Version 1 centres the band on the drift. Versions 2 and 3
+        set the drift to 0, which is the default here. The paper mentions a dual clip, but we found no value for it. The
         default of 0.09 is rlzoo's choice, and so is the setting `exponent`.
     """
 
@@ -59,7 +59,7 @@ class FSPO(ClipPolicy):
     )
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clip each response's summed log-ratio, and return a ``(B, 1)`` objective."""
+        """Clip each response's summed log-ratio and return a ``(B, 1)`` objective."""
         length = ops.lengths(inputs.response_mask)
         centre, growth = self.drift * length, length**self.exponent
         band = ClipBand(

@@ -1,4 +1,4 @@
-"""Adaptive FSPO: learns a band that clips a target share of the responses at every length, for each sign of the advantage."""
+"""Adaptive FSPO: learns a band that clips a target share of responses at every length for each sign of the advantage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from rlzoo import ClipBand, ClipInputs, ClipPolicy, ClipResult, ClipStats, Width, hookimpl, ops
 
 BELOW, ABOVE = 0, 1  # columns of ClipStats, for advantages below and above zero
-INERT = 1e-4  # in nats; while all log-ratios are smaller, no knots are placed
+INERT = 1e-4  # in nats; no knots are placed while all log-ratios are smaller
 USUAL = 1.5  # initial width, as a multiple of the log-ratio's root mean square
 FOLLOW = 0.05  # fraction of the distance to the current lengths that knots move per update
 FURTHEST = 20.0  # maximum absolute offset, in nats
@@ -36,21 +36,21 @@ class FSPOAdaptive(ClipPolicy):
 
     Where:
         L is the response's length, and A is its advantage. The offsets are stored at a few lengths, called knots, which
-        follow the mean lengths of the length bins; between knots, an offset is linear in log L. A response whose length lies
+        follow the mean lengths of the length bins. Between knots, an offset is linear in log L. A response whose length lies
         between two knots counts towards both, in proportion to its closeness to each. clip fraction_j is the share of
         clipped responses, weighted in this way. weight_j is the number of responses that count towards knot j, divided by
-        the mean of this number over knots and signs, and capped at 3. This is a step of online quantile regression: the band
-        narrows if too few responses are clipped, and widens if too many are. As long as the offset stays within its limits
-        of +-20, the weighted mean of (clip fraction_j - target) over many updates is (change in offset_j) / (rate sum of
-        weight_j), for any distribution of S.
+        the mean of this number over knots and signs, and capped at 3. The update is a step of online quantile regression. The
+        band narrows if too few responses are clipped and widens if too many are. As long as the offset stays within its
+        limits of +-20, the weighted mean of (clip fraction_j - target) over many updates is (change in offset_j) / (rate sum
+        of weight_j), for any distribution of S.
 
     Differences from GRPO:
-        The importance ratio of the whole response is clipped as a unit. The main setting is the share of responses to clip,
-        not the width of the band.
+        The importance ratio of the whole response is clipped as a unit. The main setting is the share of responses to clip
+        instead of the width of the band.
 
     Reference:
         This rule originates in rlzoo. It is based on Fair Sequence Policy Optimization, arXiv 2509.09177, and starts
-        with that paper's band. That band grows with the square root of the length, which assumes that token log-ratios are
+        with that paper's band, which grows with the square root of the length. This growth assumes that token log-ratios are
         independent.
     """
 
@@ -89,7 +89,7 @@ class FSPOAdaptive(ClipPolicy):
         return self
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clip each response's summed log-ratio, and return a ``(B, 1)`` objective."""
+        """Clip each response's summed log-ratio and return a ``(B, 1)`` objective."""
         length = ops.lengths(inputs.response_mask)
         low = self.width_low * length.sqrt() * interpolated(length, self.lengths, self.offsets_low).exp()
         high = self.width_high * length.sqrt() * interpolated(length, self.lengths, self.offsets_high).exp()
@@ -114,7 +114,7 @@ class FSPOAdaptive(ClipPolicy):
         return stepped._followed(length)
 
     def _started(self, length: Tensor, square: Tensor) -> Self:
-        """Place knots at the bins' mean lengths, and set the initial band from the spread of the log-ratios."""
+        """Place knots at the bins' mean lengths and set the initial band from the spread of the log-ratios."""
         if len(length) == 0 or float(square.max()) < INERT**2:
             return self
         knots = sorted(set(length.tolist()))
@@ -138,15 +138,15 @@ class FSPOAdaptive(ClipPolicy):
         return self.replace(lengths=torch.exp(knots.log() + FOLLOW * (following.log() - knots.log())).tolist())
 
     def _stepped(self, offsets: Offsets, stats: ClipStats, sign: int) -> list[float]:
-        """Take a step of online quantile regression for one side of the band, and return the new offsets at its knots."""
+        """Take a step of online quantile regression for one side of the band and return the new offsets at its knots."""
         weight, error = self.errors(stats, sign)
         return (torch.tensor(offsets, dtype=torch.float64) + self.rate * weight * error).clamp(-FURTHEST, FURTHEST).tolist()
 
     def errors(self, stats: ClipStats, sign: int) -> tuple[Tensor, Tensor]:
-        """Return the weight of each knot, and its clip fraction minus the target, both as float64 ``(K,)``.
+        """Return the weight of each knot and its clip fraction minus the target, both as float64 ``(K,)``.
 
         Args:
-            stats: statistics of an update with this policy; the policy must already have knots.
+            stats: statistics of an update with this policy, which must already have knots.
             sign: `BELOW` or `ABOVE`.
         """
         filled = stats.num_responses[:, sign] > 0
@@ -160,7 +160,7 @@ class FSPOAdaptive(ClipPolicy):
 
 
 def hats(length: Tensor, knots: Sequence[float]) -> Tensor:
-    """Return each knot's weight at each length, ``(..., K)``: linear in log length, and constant beyond the outermost knots."""
+    """Return each knot's weight at each length, ``(..., K)``, linear in log length and constant beyond the outermost knots."""
     x, at = length.double().log()[..., None], torch.tensor(knots, dtype=torch.float64, device=length.device).log()
     if len(knots) == 1:
         return torch.ones_like(x)
@@ -174,7 +174,7 @@ def hats(length: Tensor, knots: Sequence[float]) -> Tensor:
 
 
 def interpolated(length: Tensor, knots: Sequence[float], values: Sequence[float]) -> Tensor:
-    """Interpolate the knots' values at each length; the result has the shape of ``length`` and is 0 if there are no knots."""
+    """Interpolate the knots' values at each length. The result has the shape of ``length`` and is 0 if there are no knots."""
     if not knots:
         return torch.zeros_like(length)
     return (hats(length, knots) @ torch.tensor(values, dtype=torch.float64, device=length.device)).to(length.dtype)

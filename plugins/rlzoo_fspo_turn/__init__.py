@@ -57,7 +57,7 @@ class FSPOTurn(ClipPolicy):
     )
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clip each turn's summed log-ratio, and return a ``(B, T)`` objective."""
+        """Clip each turn's summed log-ratio and return a ``(B, T)`` objective."""
         assert inputs.turn_ids is not None, "fspo-turn needs turn_ids: fill ClipInputs.turn_ids"
         token = ops.log_ratio(inputs)
         length = ops.turn_sum(torch.ones_like(token), inputs.turn_ids)

@@ -18,11 +18,11 @@ class GMPO(ClipPolicy):
         clamp(x) = min(x, width_high) where A > 0, max(x, -width_low) where A < 0
 
     Where:
-        A is the response's advantage. A clamped token has no gradient; the other tokens of its response keep theirs.
+        A is the response's advantage. A clamped token has no gradient, but the other tokens of its response keep theirs.
 
     Differences from GRPO:
-        The mean of the ratios is geometric instead of arithmetic, so that single outliers have little weight. The band is
-        twice as wide, in log space.
+        The mean of the ratios is geometric instead of arithmetic, so that individual outliers have little weight. The band
+        is twice as wide in log space.
 
     Reference:
         Geometric-Mean Policy Optimization, arXiv 2507.20673, with widths of 0.4 as in its section 4.
@@ -44,13 +44,13 @@ class GMPO(ClipPolicy):
     )
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clamp and pool the log-ratios; the objective is ``(B, 1)``; the log-ratio and the clip decisions are ``(B, T)``."""
+        """Clamp and pool the log-ratios. The objective is ``(B, 1)``, and log-ratios and clip decisions are ``(B, T)``."""
         log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
         edges = torch.tensor([-self.width_low, self.width_high], device=log_ratio.device)
         band = ClipBand(low=edges[0], high=edges[1])
         _, clipped = ops.clamp_by_advantage(log_ratio, advantages, band)
         clamped = torch.where(clipped, torch.where(advantages > 0, band.high, band.low), log_ratio)
-        pooled = ops.sequence_mean(clamped, inputs.response_mask)  # only the mean is exponentiated and limited
+        pooled = ops.sequence_mean(clamped, inputs.response_mask)  # only the mean is limited and exponentiated
         return ClipResult(ops.limited_exp(pooled) * advantages, log_ratio.detach(), clipped, band)
 
 

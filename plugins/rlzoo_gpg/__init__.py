@@ -21,7 +21,7 @@ class GPG(ClipPolicy):
 
     Differences from GRPO:
         There is no ratio, no clip and no division by std, and the mean is over all tokens. After the first update on a
-        rollout batch, the data is off-policy and the gradient is not corrected.
+        rollout batch, the data is off-policy, and the gradient is not corrected.
 
     Reference:
         Group Policy Gradient, arXiv 2504.02546. The paper's correction for groups without a signal is omitted, because it
@@ -41,7 +41,7 @@ class GPG(ClipPolicy):
     reduction: Reduction = Field("token_mean", description="how the objective is reduced to a scalar")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Weight each token's log-probability, and return a ``(B, T)`` objective."""
+        """Weight each token's log-probability and return a ``(B, T)`` objective."""
         log_ratio = ops.log_ratio(inputs).detach()
         objective = inputs.advantages.detach().float() * ops.log_probs(inputs)
         return ClipResult(objective, log_ratio, torch.zeros_like(log_ratio, dtype=torch.bool))

@@ -25,8 +25,8 @@ class GRPO(ClipPolicy):
         dr-grpo.yaml, reinforce-pp.yaml and dual-clip.yaml.
 
     Reference:
-        DeepSeekMath, arXiv 2402.03300. The clip is from PPO, arXiv 1707.06347. The dual clip is from arXiv 1912.09729, where
-        c = 3; it is off by default.
+        DeepSeekMath, arXiv 2402.03300. The clip is from PPO, arXiv 1707.06347. The dual clip, which is off by default, is
+        from arXiv 1912.09729, where c = 3.
     """
 
     name = "grpo"
@@ -44,7 +44,7 @@ class GRPO(ClipPolicy):
     dual_clip: float | None = Field(None, gt=1, le=1e6, description="largest ratio where A < 0; null for none")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clip each token's log-ratio, and return a ``(B, T)`` objective."""
+        """Clip each token's log-ratio and return a ``(B, T)`` objective."""
         log_ratio = ops.log_ratio(inputs)
         band = ops.ratio_band(self.clip_low, self.clip_high, self.dual_clip, like=log_ratio)
         return ops.clipped_surrogate(log_ratio, inputs.advantages, band)
@@ -61,8 +61,8 @@ class UP(ClipPolicy):
         r_t = pi_t / pi_old_t, and sg[.] stops the gradient. Where A > 0, u_t is A, and its gradient is that of A log pi_t.
 
     Differences from GRPO:
-        Where A > 0, a token keeps its gradient however likely it has become, and the gradient's weight is 1, not the ratio.
-        The dual clip is on by default.
+        Where A > 0, a token keeps its gradient however likely it has become, and the gradient's weight is 1 instead of the
+        ratio. The dual clip is on by default.
 
     Reference:
         UP, arXiv 2607.06987, equation 15 (UP-GRPO). With `reduction` token_mean and no dual clip, the rule is UP-DAPO.

@@ -42,7 +42,7 @@ class GSPO(ClipPolicy):
     dual_clip: float | None = Field(None, gt=1, le=1e6, description="largest ratio where A < 0; null for none")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clip each response's mean log-ratio, and return a ``(B, 1)`` objective."""
+        """Clip each response's mean log-ratio and return a ``(B, 1)`` objective."""
         log_ratio = ops.sequence_mean(ops.log_ratio(inputs), inputs.response_mask)
         band = ops.ratio_band(self.clip_low, self.clip_high, self.dual_clip, like=log_ratio)
         return ops.clipped_surrogate(log_ratio, inputs.advantages, band)

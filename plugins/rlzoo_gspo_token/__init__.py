@@ -10,7 +10,7 @@ from rlzoo import ClipInputs, ClipPolicy, ClipResult, Width, hookimpl, ops
 
 
 class GSPOToken(ClipPolicy):
-    """Clips the geometric mean of a response's token ratios, and supports per-token advantages.
+    """Clips the geometric mean of a response's token ratios and supports per-token advantages.
 
     Formula:
         J = mean over responses of mean_t min(s_t A_t, clip(s_t, 1 - clip_low, 1 + clip_high) A_t),
@@ -42,7 +42,7 @@ class GSPOToken(ClipPolicy):
     )
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clip each response's mean log-ratio, with per-token gradients, and return a ``(B, T)`` objective."""
+        """Clip each response's mean log-ratio with per-token gradients and return a ``(B, T)`` objective."""
         log_ratio = ops.log_ratio(inputs)
         mean = ops.sequence_mean(log_ratio.detach(), inputs.response_mask)
         band = ops.ratio_band(self.clip_low, self.clip_high, None, like=mean)

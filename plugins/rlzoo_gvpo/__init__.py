@@ -54,7 +54,7 @@ class GVPO(ClipPolicy):
     beta: float = Field(0.1, gt=0, le=1e6, description="weight of the KL penalty to whose optimum the model is fitted")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Fit each group, and return a ``(B, 1)`` objective."""
+        """Fit each group and return a ``(B, 1)`` objective."""
         assert inputs.group_ids is not None, "gvpo needs group_ids: fill ClipInputs.group_ids"
         assert inputs.rewards is not None, "gvpo needs rewards: fill ClipInputs.rewards"
         total = ops.sequence_sum(ops.log_ratio(inputs), inputs.response_mask)
@@ -63,7 +63,7 @@ class GVPO(ClipPolicy):
         gap = inputs.rewards - ops.group_mean(inputs.rewards, inputs.group_ids)
         objective = (
             -(pull - gap).square() * size / (2 * (size - 1).clamp(min=1))
-        )  # multiplied by size, because a mean over responses follows
+        )  # multiply by the group size, because a mean over responses follows
         ahead = (gap * pull.detach() > 0) & (pull.detach().abs() > gap.abs()) & (inputs.advantages != 0)
         return ClipResult(objective, total.detach(), ahead)
 

@@ -1,4 +1,4 @@
-"""IPO of prime-rl: drops every token whose probability moved too far from the sampler's, in either direction."""
+"""IPO of prime-rl: drops every token whose probability has moved too far from the sampler's in either direction."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlzoo import Advantage, ClipInputs, ClipPolicy, ClipResult, Reduction, Widt
 
 
 class IPO(ClipPolicy):
-    """Drops every token whose probability moved too far from the sampler's, whatever the sign of its advantage.
+    """Drops every token whose probability has moved too far from the sampler's, regardless of the sign of its advantage.
 
     Formula:
         J = mean over the step's tokens of M_t r_t A,   r_t = pi_t / pi_rollout_t
@@ -26,7 +26,7 @@ class IPO(ClipPolicy):
         if its advantage would reverse the change. Advantages are not divided by std, and the mean is over all tokens.
 
     Reference:
-        The loss of prime-rl (github.com/PrimeIntellect-ai/prime-rl), which has no paper; its default for eps has been 0.3
+        The loss of prime-rl (github.com/PrimeIntellect-ai/prime-rl), which has no paper. Its default for eps has been 0.3
         since September 2026. The released code also has a penalty on the squared log-ratio, which is off by default.
     """
 
@@ -45,7 +45,7 @@ class IPO(ClipPolicy):
     eps: Annotated[float, Width()] = Field(0.3, gt=0, le=1, description="largest change of a token's probability")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Drop tokens whose probability moved too far, and return a ``(B, T)`` objective."""
+        """Drop tokens whose probability moved too far and return a ``(B, T)`` objective."""
         log_ratio, now = ops.log_ratio(inputs, against="rollout"), ops.log_probs(inputs).detach()
         advantages = inputs.advantages.detach().float()
         dropped = (now.exp() - (now - log_ratio.detach()).exp()).abs() > self.eps

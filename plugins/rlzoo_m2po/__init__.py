@@ -29,7 +29,7 @@ class M2PO(ClipPolicy):
 
     Reference:
         Prosperity before Collapse, arXiv 2510.01161, with its threshold of 0.04, as in the authors' code
-        (github.com/Infini-AI-Lab/M2PO). Algorithm 1 of the paper bounds the mean square of the kept tokens, and clips fewer
+        (github.com/Infini-AI-Lab/M2PO). Algorithm 1 of the paper bounds the mean square of the kept tokens and clips fewer
         tokens.
     """
 
@@ -47,7 +47,7 @@ class M2PO(ClipPolicy):
     )
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clip the step's outliers, and return a ``(B, T)`` objective."""
+        """Clip the step's outliers and return a ``(B, T)`` objective."""
         log_ratio = ops.log_ratio(inputs)
         judged = log_ratio.detach()
         pushed_out = inputs.response_mask & (judged * inputs.advantages.detach().float() > 0)
@@ -59,12 +59,12 @@ def clip_edge(distances: Tensor, number: Tensor, threshold: float) -> Tensor:
     """Return the largest distance that keeps the mean square within the threshold if all distances are capped at it.
 
     Args:
-        distances: non-negative, of any shape; 0 for entries that do not count.
+        distances: non-negative tensor of any shape; 0 for entries that do not count.
         number: number of entries that count.
         threshold: bound on the mean of ``min(distance, edge)^2``, where ``edge`` is the result.
 
     Returns:
-        A scalar; 0 if even the smallest distance that counts is too large.
+        A scalar, which is 0 if even the smallest distance that counts is too large.
     """
     ascending = distances.flatten().sort().values
     squares = ascending.double().square()

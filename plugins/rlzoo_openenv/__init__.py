@@ -35,12 +35,12 @@ class OpenEnv:
 
         Args:
             url: address of the server, such as ``http://127.0.0.1:8000``.
-            action: field of the action that receives the model's text; by default, its only required field.
+            action: field of the action that receives the model's text. By default, this is the only required field.
             observation: field of the observation that the model sees. By default, this is the only field besides ``done``,
-                ``reward`` and ``metadata`` if that field is text; otherwise, the model sees the whole observation as JSON.
+                ``reward`` and ``metadata`` if that field is text. Otherwise, the model sees the whole observation as JSON.
             fields: further fields to send with every action.
             reset: further arguments for the environment's ``reset``.
-            timeout: time limit for a reply from the server, in seconds.
+            timeout: time limit for a reply from the server in seconds.
         """
         require_extra("openenv", "openenv")
         from openenv import GenericEnvClient  # imported here, so that the import does not count against a call's time limit
@@ -69,7 +69,7 @@ class OpenEnv:
         return self._text(result.observation), float(result.reward or 0.0), bool(result.done), {}
 
     def close(self) -> None:
-        """End the session; called when the episode is over, and when the object is deleted."""
+        """End the session. This method is called when the episode is over and when the object is deleted."""
         client, self._client = getattr(self, "_client", None), None
         if client is not None:
             client.close()

@@ -20,11 +20,11 @@ class OPMD(ClipPolicy):
         response counts as clipped.
 
     Differences from GRPO:
-        The ratio is not exponentiated, and there is no clip; the penalty on the whole response acts as the trust region.
+        The log-ratio is not exponentiated, and there is no clip. The penalty on the whole response acts as the trust region.
 
     Reference:
         Kimi k1.5, arXiv 2501.12599, section 2.3.2. The paper's reference model is the policy at the start of the iteration.
-        The paper does not state tau; the default of 0.1 is rlzoo's choice.
+        The paper does not state tau. The default of 0.1 is rlzoo's choice.
     """
 
     name = "opmd"
@@ -44,7 +44,7 @@ class OPMD(ClipPolicy):
     tau: float = Field(0.1, gt=0, le=1e6, description="weight of the penalty")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Penalise each response's summed log-ratio, and return a ``(B, 1)`` objective."""
+        """Penalise each response's summed log-ratio and return a ``(B, 1)`` objective."""
         total = ops.sequence_sum(ops.log_ratio(inputs), inputs.response_mask)
         advantages = inputs.advantages.detach().float()
         pull = self.tau * total.detach()

@@ -1,4 +1,4 @@
-"""OPSM: off-policy sequence masking, which drops wrong responses that the policy has moved away from."""
+"""OPSM: off-policy sequence masking, which drops wrong responses from which the policy has moved away."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class OPSM(ClipPolicy):
         The objective has an additional mask M. A response with a positive advantage is never dropped.
 
     Reference:
-        DeepSeek-V3.2, arXiv 2512.02556. The paper does not state delta; 0.5 is the starting point in TRL's documentation.
+        DeepSeek-V3.2, arXiv 2512.02556. The paper does not state delta. The starting point in TRL's documentation is 0.5.
     """
 
     name = "opsm"
@@ -46,7 +46,7 @@ class OPSM(ClipPolicy):
     )
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clip each token and drop responses, and return a ``(B, T)`` objective."""
+        """Clip each token and drop responses and return a ``(B, T)`` objective."""
         log_ratio = ops.log_ratio(inputs)
         band = ops.ratio_band(self.clip_low, self.clip_high, None, like=log_ratio)
         result = ops.clipped_surrogate(log_ratio, inputs.advantages, band)

@@ -11,7 +11,7 @@ from rlzoo import Advantage, ClipInputs, ClipPolicy, ClipResult, hookimpl, ops
 
 
 class REAL(ClipPolicy):
-    """Treats rewards as labels, and raises the mean log-ratio of a prompt's good responses above that of its bad ones.
+    """Treats rewards as labels and raises the mean log-ratio of a prompt's good responses above that of its bad ones.
 
     Formula:
         J = mean over prompts of -log(1 + sum_{i good} exp(-s_i / tau)) - log(1 + sum_{j bad} exp(s_j / tau))
@@ -22,13 +22,12 @@ class REAL(ClipPolicy):
         in the mean.
 
     Differences from GRPO:
-        A classification loss replaces the advantage. The weight of a response's gradient is a softmax of its score, and is
-        at most 1 / tau. The weight is largest for misclassified responses and smaller for well-classified responses, and is
-        never cut off.
+        A classification loss replaces the advantage. The weight of a response's gradient is a softmax of its score and is
+        at most 1 / tau. It is largest for misclassified responses, smaller for well-classified responses, and never cut off.
 
     Reference:
         Rewards as Labels, arXiv 2602.05630, with a tau of 0.5 as in the released script. The released code treats responses
-        with a reward of exactly 1 as good, and responses with a reward of exactly 0 as bad; the threshold is an rlzoo
+        with a reward of exactly 1 as good and responses with a reward of exactly 0 as bad. The threshold is an rlzoo
         addition.
     """
 
@@ -57,7 +56,7 @@ class REAL(ClipPolicy):
     threshold: float = Field(0.5, ge=-1e6, le=1e6, description="responses with a larger reward are good, all others bad")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Classify each group, and return a ``(B, 1)`` objective: every response gets the J of its prompt."""
+        """Classify each group and return a ``(B, 1)`` objective, in which every response gets the J of its prompt."""
         assert inputs.group_ids is not None, "real needs group_ids: fill ClipInputs.group_ids"
         assert inputs.rewards is not None, "real needs rewards: fill ClipInputs.rewards"
         score = ops.sequence_mean(ops.log_ratio(inputs), inputs.response_mask)

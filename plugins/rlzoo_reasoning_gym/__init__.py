@@ -21,19 +21,19 @@ from rlzoo.tasks.grading import MEMORY, Grader
 from rlzoo.tasks.problem import Problem
 from rlzoo.tasks.task import Task, is_held_out
 
-_MAX_TRIES = 1000  # maximum number of consecutive draws that are on the wrong side of the split or repeat a question
-_MAX_ENTRIES = 100_000  # maximum number of recent entries kept; scorers need the whole entry, not just the answer
+_MAX_TRIES = 1000  # maximum number of consecutive draws on the wrong side of the split or with a repeated question
+_MAX_ENTRIES = 100_000  # maximum number of recent entries to keep, because scorers need the whole entry, not just the answer
 _CHUNK = 500  # reasoning-gym's default dataset size; some datasets cannot be indexed beyond their size
 _NONSENSE = "?"
 _SET_BY_TASK = ("seed", "size")
 
 
 class ReasoningGymTask(Task):
-    """Problems from one reasoning-gym dataset; the reward is 1 for a full score, else 0.
+    """Problems from one reasoning-gym dataset. The reward is 1 for a full score, else 0.
 
-    The scorers run in a worker process, because some evaluate the answer as Python code, and some never return if the answer is
-    bad. A few datasets (isomorphic_strings, polynomial_multiplication, ransom_note, word_ladder) sample from Python sets, so
-    their problems depend on ``PYTHONHASHSEED``.
+    The scorers run in a worker process, because some of them evaluate the answer as Python code, and some never return if the
+    answer is bad. A few datasets (isomorphic_strings, polynomial_multiplication, ransom_note, word_ladder) sample from Python
+    sets, so their problems depend on ``PYTHONHASHSEED``.
     """
 
     dataset: str = Field(exclude=True, description="name of the dataset; the part of task.name after the colon")
@@ -111,12 +111,12 @@ class ReasoningGymTask(Task):
 
 @hookimpl
 def rlzoo_tasks() -> dict[str, str]:
-    """Return the task, whose name ends with the name of a dataset."""
+    """Return the task. Its name ends with the name of a dataset."""
     return {"reasoning_gym:<dataset>": "rlzoo_reasoning_gym:ReasoningGymTask"}
 
 
 def _is_held_out(question: str) -> bool:
-    # CRC-32 is linear: used alone, it may hold out no question if questions differ in only a few digits, as in string_splitting
+    # CRC-32 is linear, so on its own it may hold out no question if questions differ in few digits, as in string_splitting
     return is_held_out(hashlib.sha256(question.encode()).hexdigest())
 
 
@@ -152,11 +152,11 @@ def _make_dataset(name: str, options: str, seed: int) -> Any:
 
 
 def _score(name: str, options: str, answer: str, entry: dict[str, Any]) -> float:
-    """Run in the worker: return 1.0 if the answer equals the reference or gets a full score from the scorer, else 0.0.
+    """Return 1.0 if the answer equals the reference or gets a full score, else 0.0. This function runs in the worker.
 
     Args:
         name: name of the dataset.
-        options: its settings, as JSON.
+        options: settings of the dataset, as JSON.
         answer: the response's final answer.
         entry: the full entry of the problem, for the scorer.
     """

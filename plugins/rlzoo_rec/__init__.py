@@ -11,7 +11,7 @@ from rlzoo import Advantage, ClipInputs, ClipPolicy, ClipResult, Reduction, Widt
 
 
 class REC(ClipPolicy):
-    """Uses the plain policy gradient of tokens within a band, with or without their ratio as a weight.
+    """Uses the plain policy gradient of tokens within a band, with or without the ratio as a weight.
 
     Formula:
         J = mean over the step's tokens of sg[K_t W_t] A log pi_t,   W_t = r_t if `importance`, else 1
@@ -23,9 +23,9 @@ class REC(ClipPolicy):
         r_t = pi_t / pi_old_t, sg[.] stops the gradient, and A = R - mean of the rewards R in the group.
 
     Differences from GRPO:
-        The clip is a mask, and by default the ratio is not used as a weight: the clip makes REINFORCE stable off-policy, and
-        the weight adds little. `one-side` with `importance` has GRPO's gradient. Advantages are not divided by std, and the
-        mean is over all tokens.
+        The clip is a mask. By default, the ratio is not used as a weight, because the clip makes REINFORCE stable off-policy
+        and the weight adds little. `one-side` with `importance` has GRPO's gradient. Advantages are not divided by std, and
+        the mean is over all tokens.
 
     Reference:
         Group-Relative REINFORCE Is Secretly an Off-Policy Algorithm, arXiv 2509.24203, with the clips of Trinity-RFT: 0.2
@@ -52,7 +52,7 @@ class REC(ClipPolicy):
     ring_high: float = Field(2.0, gt=0, le=1e4, description="ring: tokens with A < 0 and a ratio above 1 + ring_high are kept")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Mask tokens outside the band, and return a ``(B, T)`` objective."""
+        """Mask tokens outside the band and return a ``(B, T)`` objective."""
         advantages, log_ratio = inputs.advantages.detach().float(), ops.log_ratio(inputs).detach()
         band = ops.ratio_band(self.clip_low, self.clip_high, None, like=log_ratio)
         good, bad = advantages > 0, advantages < 0

@@ -25,7 +25,7 @@ class RLOO(ClipPolicy):
 
     Reference:
         Back to Basics, arXiv 2402.14740, which takes one update per rollout and needs no clip. The clip is taken from the
-        RLOO baseline in arXiv 2509.09177, and its default of 0.2 from TRL's RLOOTrainer. `dual_clip` is an rlzoo addition.
+        RLOO baseline in arXiv 2509.09177. Its default of 0.2 is from TRL's RLOOTrainer. `dual_clip` is an rlzoo addition.
     """
 
     name = "rloo"
@@ -54,7 +54,7 @@ class RLOO(ClipPolicy):
         return self
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clip each response's summed log-ratio, and return a ``(B, 1)`` objective."""
+        """Clip each response's summed log-ratio and return a ``(B, 1)`` objective."""
         log_ratio = ops.sequence_sum(ops.log_ratio(inputs), inputs.response_mask)
         if self.clip_low is None or self.clip_high is None:
             return ops.clipped_surrogate(log_ratio, inputs.advantages, band=None)

@@ -1,4 +1,4 @@
-"""SAO: the policy gradient inside a wide band of ratios to the sampler, and no gradient outside."""
+"""SAO: the policy gradient inside a wide band of ratios to the sampler, and no gradient outside the band."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlzoo import ClipInputs, ClipPolicy, ClipResult, Reduction, Width, hookimpl
 
 
 class SAO(ClipPolicy):
-    """Drops every token whose ratio to the sampler is outside a wide band, whatever the sign of its advantage.
+    """Drops every token whose ratio to the sampler is outside a wide band, regardless of the sign of its advantage.
 
     Formula:
         J = mean over the step's tokens of M_t r_t A_t,   r_t = pi_t / pi_rollout_t
@@ -45,7 +45,7 @@ class SAO(ClipPolicy):
     clip_high: Annotated[float, Width()] = Field(3.0, gt=0, le=1e6, description="the largest ratio is 1 + clip_high")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Drop tokens outside the band, and return a ``(B, T)`` objective."""
+        """Drop tokens outside the band and return a ``(B, T)`` objective."""
         log_ratio = ops.log_ratio(inputs, against="rollout")
         advantages, judged = inputs.advantages.detach().float(), log_ratio.detach()
         band = ops.ratio_band(self.clip_low, self.clip_high, None, like=judged)

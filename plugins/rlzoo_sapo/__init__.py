@@ -42,7 +42,7 @@ class SAPO(ClipPolicy):
     tau_negative: float = Field(1.05, gt=0, le=100, description="steepness of the gate where A < 0")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Gate each token, and return a ``(B, T)`` objective."""
+        """Gate each token and return a ``(B, T)`` objective."""
         log_ratio, advantages = ops.log_ratio(inputs), inputs.advantages.detach().float()
         tau = torch.where(advantages > 0, self.tau_positive, self.tau_negative)
         far = tau * (ops.limited_exp(log_ratio) - 1)

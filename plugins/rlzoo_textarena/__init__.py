@@ -17,8 +17,8 @@ from rlzoo.tasks.problem import Problem
 class TextArena:
     """A game from TextArena, with a single reward at the end.
 
-    The games draw from Python's global random generator. Each episode therefore keeps its own state of that generator, so that
-    the game depends only on the seed and the moves.
+    The games draw from Python's global random generator. Each episode therefore keeps its own state of this generator, so
+    that the game depends only on the seed and the moves.
     """
 
     def __init__(self, game: str = "", **options: Any) -> None:
@@ -40,7 +40,7 @@ class TextArena:
             _imported(game)
 
     def reset(self, problem: Problem, seed: int) -> Messages:
-        """Begin the game with the given seed; the problem is not used."""
+        """Begin the game with the given seed. The problem is not used."""
         import textarena
 
         self._random = random.Random(seed)
@@ -55,7 +55,7 @@ class TextArena:
                 raise UserError(
                     f"task.arguments.game={self.game!r}: the game does not support a single player: {error}"
                 ) from error
-        self._inner = self._env  # without the wrappers, which repeat the whole game in every observation
+        self._inner = self._env  # bypass the wrappers, which repeat the whole game in every observation
         while hasattr(self._inner, "env"):
             self._inner = self._inner.env
         if not isinstance(self._inner.state, textarena.SinglePlayerState):
@@ -96,7 +96,7 @@ def _imported(game: str) -> None:
 
 @contextmanager
 def _no_download(game: str) -> Iterator[None]:
-    """Prevent downloads of NLTK data, which word games request whenever they are created; use only installed data."""
+    """Prevent downloads of NLTK data, which word games request whenever they are created. Only installed data is used."""
     import nltk
 
     download, nltk.download = nltk.download, lambda *_, **__: True

@@ -28,7 +28,7 @@ class TopEntropy(ClipPolicy):
 
     Reference:
         Beyond the 80/20 Rule, arXiv 2506.01939, and the authors' code, with a top share of 0.2 and clips of 0.2 and 0.28.
-        The authors' code uses the entropies under the current model, and selects the top share of each micro-batch. It also
+        The authors' code uses the entropies under the current model and selects the top share of each micro-batch. It also
         has a dual clip, which limits r_t to 10 where A < 0. TRL divides by all tokens, which makes the gradient five times
         smaller at the default share.
     """
@@ -55,7 +55,7 @@ class TopEntropy(ClipPolicy):
     )
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clip the tokens with the highest entropy, and return a ``(B, T)`` objective."""
+        """Clip the tokens with the highest entropy and return a ``(B, T)`` objective."""
         assert inputs.old_entropy is not None, "top-entropy needs old_entropy: fill ClipInputs.old_entropy"
         mask, number = inputs.response_mask, inputs.response_mask.sum().clamp(min=1)
         ordered = inputs.old_entropy.float().masked_fill(~mask, -torch.inf).flatten().sort(descending=True).values

@@ -11,7 +11,7 @@ from rlzoo import Advantage, ClipInputs, ClipPolicy, ClipResult, hookimpl, ops
 
 
 class TOPR(ClipPolicy):
-    """Uses the plain gradient where A >= 0; where A < 0, the gradient fades as the response becomes less likely.
+    """Uses the plain gradient where A >= 0. Where A < 0, the gradient fades as the response becomes less likely.
 
     Formula:
         J = mean over responses of sg[weight] A sum_t log pi_t
@@ -42,7 +42,7 @@ class TOPR(ClipPolicy):
     advantage: Advantage = Field("group_mean", description="how a group's rewards become advantages")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Weight each response, and return a ``(B, 1)`` objective."""
+        """Weight each response and return a ``(B, 1)`` objective."""
         advantages = inputs.advantages.detach().float()
         total = ops.sequence_sum(ops.log_ratio(inputs).detach(), inputs.response_mask)
         weight = torch.where(advantages < 0, ops.limited_exp(total.clamp(max=0)), 1.0)

@@ -25,8 +25,8 @@ class TurnRatio(ClipPolicy):
 
     Reference:
         The per-segment ratio of ROLL (github.com/alibaba/ROLL), with its clip of 0.2. Workflow-R1, arXiv 2602.01202, uses
-        this ratio too, but averages over turns instead of tokens. A clip of 0.2 is usual for single tokens, but the mean
-        over n tokens varies less by a factor of sqrt(n). Narrow the band if nothing is clipped.
+        this ratio too but averages over turns instead of tokens. A clip of 0.2 is usual for single tokens, but the mean over
+        n tokens varies less by a factor of sqrt(n). Narrow the band if nothing is clipped.
     """
 
     name = "turn-ratio"
@@ -44,7 +44,7 @@ class TurnRatio(ClipPolicy):
     )
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Clip each turn's mean log-ratio, and return a ``(B, T)`` objective."""
+        """Clip each turn's mean log-ratio and return a ``(B, T)`` objective."""
         assert inputs.turn_ids is not None, "turn-ratio needs turn_ids: fill ClipInputs.turn_ids"
         token = ops.log_ratio(inputs)
         log_ratio = ops.turn_mean(token.detach(), inputs.turn_ids) + token - token.detach()

@@ -1,4 +1,4 @@
-"""Environments that use version 1 of the verifiers interface: a taskset, and an Env that plays it with one agent."""
+"""Environments that use version 1 of the verifiers interface, with a taskset and an Env that plays it with one agent."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from rlzoo.tasks.problem import Problem
 class Verifiers:
     """Plays a verifiers environment with the model as its only agent.
 
-    A verifiers environment drives the conversation itself: its ``run`` opens an interaction with an agent and asks for
-    turns. Here the agent is the trained model. ``run`` is suspended whenever it asks for a turn, and resumes with the
+    A verifiers environment drives the conversation itself. Its ``run`` opens an interaction with an agent and asks for
+    turns. Here, the agent is the trained model. ``run`` is suspended whenever it asks for a turn and resumes with the
     model's text. There is no harness, runtime or server, so environments that need tools, a container or several agents are
-    rejected. The reward of the episode is the trace's reward, given at the end.
+    rejected. The reward of the episode is the trace's reward, which is given at the end.
     """
 
     def __init__(self, taskset: str = "", *, env: str = "", tasks: int = 1000, **config: Any) -> None:
@@ -34,7 +34,8 @@ class Verifiers:
 
         Args:
             taskset: name of an installed module that exports a taskset in ``__all__``.
-            env: name of the environment that plays the taskset; by default, the taskset's own, or a single turn if it has none.
+            env: name of the environment that plays the taskset. By default, it is the taskset's own environment or, if there is
+                none, a single turn.
             tasks: number of tasks to use from an infinite taskset.
             config: further settings of the taskset.
         """
@@ -68,7 +69,7 @@ class Verifiers:
             return self._advance()
 
     def close(self) -> None:
-        """Cancel the environment if it is still running; called when the object is deleted."""
+        """Cancel the environment if it is still running. This method is called when the object is deleted."""
         loop, self._loop = getattr(self, "_loop", None), None
         if loop is None or loop.is_closed():
             return
@@ -97,7 +98,7 @@ class Verifiers:
 
 
 async def _played(env: Any, task: Any, agent: _Agent) -> list[Any]:
-    """Run one episode as `Env.run_episode` does; return its traces."""
+    """Run one episode as `Env.run_episode` does and return its traces."""
     import verifiers.v1 as vf
 
     about = vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
@@ -127,7 +128,7 @@ class _Agent:
 
 
 class _Seat:
-    """The environment's view of an agent: the part of `verifiers.v1.Agent` that needs no harness."""
+    """The environment's view of an agent, which is the part of `verifiers.v1.Agent` that needs no harness."""
 
     trainable = True
 

@@ -45,7 +45,7 @@ class VESPO(ClipPolicy):
     lambda_negative: float = Field(2.0, ge=0, le=100, description="rate of the decay above 1 where A < 0")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Weight each response's tokens; the objective is ``(B, T)``; the log-ratio and the clip decisions are ``(B, 1)``."""
+        """Weight each response's tokens. The objective is ``(B, T)``, and log-ratios and clip decisions are ``(B, 1)``."""
         advantages = inputs.advantages.detach().float()
         total = ops.sequence_sum(ops.log_ratio(inputs).detach(), inputs.response_mask)
         limited = total.clamp(-ops.LOG_RATIO_LIMIT, ops.LOG_RATIO_LIMIT)

@@ -20,9 +20,9 @@ from rich.text import Text
 
 from rlzoo.cli.console import Plain
 
-REFRESHES = 2  # per second
-TOTAL = "all steps"  # name of a bar for the sum of the other bars
-MEMORY = 3600.0  # seconds of history used to estimate the remaining time; a step of a large model can take minutes
+REFRESHES = 2  # refreshes per second
+TOTAL = "all steps"  # name of the bar that shows the sum of the other bars
+MEMORY = 3600.0  # seconds of history for estimating the remaining time, because a large model's step can take minutes
 
 
 class TimeLeft(TimeRemainingColumn):
@@ -35,7 +35,7 @@ class TimeLeft(TimeRemainingColumn):
 
 
 class Bars(Progress):
-    """Progress bars, shown only on a terminal; printed and logged lines appear above them."""
+    """Progress bars that are shown only on a terminal. Printed and logged lines appear above them."""
 
     def __init__(self, console: Plain, *columns: ProgressColumn, is_quiet: bool = False, **options: Any) -> None:
         self._bars: dict[str, TaskID] = {}
@@ -48,7 +48,7 @@ class Bars(Progress):
             disable=is_quiet or not console.is_screen,
             refresh_per_second=REFRESHES,
             speed_estimate_period=MEMORY,
-            redirect_stderr=sys.stderr.isatty(),  # leave stderr alone if it is a file
+            redirect_stderr=sys.stderr.isatty(),  # do not redirect stderr if it is a file
             **options,
         )
 

@@ -1,4 +1,4 @@
-"""`rlzoo calibrate`: finds a rule's width with pilot runs, and writes it to a config."""
+"""`rlzoo calibrate`: finds a rule's width with pilot runs and writes it to a config."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def calibrate(
         best = find_width(run, target, max_pilots=pilots, on_pilot=report, observer=view.step)
     try:
         path.write_text(overlay(best, run), encoding="utf-8")
-    except OSError as error:  # do not lose the result of a long search
+    except OSError as error:  # the result of a long search must not be lost
         console.out(overlay(best, run), highlight=False)
         raise UserError(f"--output {str(path)!r} cannot be written ({error.strerror}); the result is printed above") from error
     console.print(f"wrote {path}; use it with: rlzoo train --config {shlex.quote(str(path))}")

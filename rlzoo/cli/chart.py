@@ -14,12 +14,12 @@ from rlzoo.cli.tables import number, table
 if TYPE_CHECKING:
     from rlzoo.measure.profile import LengthProfile
 
-WIDEST, NARROWEST = 40, 10  # characters of a bar
-BESIDE = 34  # characters next to a bar, for the lengths and the numbers
+WIDEST, NARROWEST = 40, 10  # width of a bar in characters
+BESIDE = 34  # width in characters of the columns next to a bar: lengths and numbers
 
 
 def clip_by_length(profile: LengthProfile, console: Plain) -> Table:
-    """Return a table with a row per non-empty length bin: lengths, a bar with its 95% interval, and the numbers."""
+    """Return a table with one row per non-empty length bin: its lengths, a bar with a 95% interval, and the numbers."""
     rows = table(">", "<", "<", title="clip fraction by response length, all steps", show_header=False)
     both = profile.both
     largest = max([0.01, *(high for high in both.high if not math.isnan(high))])
@@ -34,9 +34,9 @@ def clip_by_length(profile: LengthProfile, console: Plain) -> Table:
 
 
 def interval_bar(ends: Sequence[int], signs: str) -> str:
-    """Plot a bar from 0 to a value, overlaid with its interval.
+    """Draw a bar from 0 to a value, overlaid with the value's interval.
 
-    ``ends`` are the low end of the interval, the value, and the high end.
+    ``ends`` contains the low end of the interval, the value, and the high end.
 
     Example:
         >>> interval_bar([16, 19, 22], "━─├┤┼")

@@ -1,4 +1,4 @@
-"""``check``: checks rules, estimators and corrections against the laws, and shows the smallest inputs that break a law."""
+"""``check``: checks rules, estimators and corrections against the laws and shows the smallest inputs that break a law."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 STYLES = {"pass": "green", "fail": "bold red", "opted out": "dim"}
 NONE = "no branch"
-SHOWN = 8  # maximum number of rows and of tokens to print for a failing input
+SHOWN = 8  # maximum number of rows and tokens to print for a failing input
 
 
 def check(kind: Kind, plugins: Sequence[Any], *, as_json: bool) -> list[dict[str, Any]]:
-    """Check rules, estimators or corrections against the laws; print the outcomes unless ``as_json``, and return them."""
+    """Check rules, estimators or corrections against the laws. Return the outcomes, and print them unless ``as_json``."""
     with loading():
         from rlzoo import testing
         from rlzoo.core.zoo import load_zoo
@@ -56,7 +56,7 @@ def _print(console: Plain, plugin: Any, outcomes: list[Outcome], statements: dic
     rows = table("<", "<law", "<", "<")
     for number, outcome in enumerate(outcomes, start=1):
         rows.add_row(str(number), outcome.law, Text(outcome.status, style=STYLES[outcome.status]), Text(outcome.detail))
-    console.print(Text.assemble((plugin.name, "bold"), f"  {plugin.paper}"))  # brackets are not markup
+    console.print(Text.assemble((plugin.name, "bold"), f"  {plugin.paper}"))  # `Text`, so that brackets are not read as markup
     console.print(rows)
     for outcome in outcomes:
         if outcome.status == "fail":
@@ -68,7 +68,7 @@ def _print(console: Plain, plugin: Any, outcomes: list[Outcome], statements: dic
 
 
 def _reach(passed: list[Branch]) -> str:
-    """Return how often the examples reached the rule's branches, and which branches they did not reach."""
+    """Describe how often the examples reached the rule's branches, and which branches they did not reach."""
     if not passed:
         return NONE
     unreached = [branch for branch in passed if not branch.reached]
@@ -77,7 +77,7 @@ def _reach(passed: list[Branch]) -> str:
 
 
 def describe(policy: Any, inputs: ClipInputs) -> str:
-    """Format inputs as one line per response, with every input that the rule reads; masked tokens are dashes."""
+    """Format every input that the rule reads, one line per response. Masked tokens are shown as dashes."""
     from rlzoo.testing.check import inputs_read
 
     lines, more = [], dict[str, Any]()
@@ -101,7 +101,7 @@ def _cut(words: list[str]) -> str:
 
 
 def _as_dict(outcome: Outcome) -> dict[str, Any]:
-    """Return an outcome with its inputs as lists, truncated to `SHOWN` rows and tokens, because some inputs are long."""
+    """Return an outcome with its inputs as lists. Long inputs are truncated to `SHOWN` rows and tokens."""
     from rlzoo.testing.data import ALL_FIELDS
 
     inputs = None

@@ -1,4 +1,4 @@
-"""`rlzoo compare`: compares the rules of several runs; prints tables or JSON, and writes an HTML report."""
+"""`rlzoo compare`: compares the rules of several runs, prints tables or JSON, and writes an HTML report."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _scores(result: Comparison, names: Mapping[str, str], console: Plain) -> Tab
 
 
 def _matched(result: Comparison) -> str:
-    """Return the name of the column for the length error at the matched clip fraction."""
+    """Return the column name for the length error at the matched clip fraction."""
     return "" if result.match is None else f"lre@{result.match:g}"
 
 

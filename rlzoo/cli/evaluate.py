@@ -1,4 +1,4 @@
-"""`rlzoo eval`: samples k responses to every problem in one or more suites, and prints tables of the results."""
+"""`rlzoo eval`: samples k responses to every problem in one or more suites and prints tables of the results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlzoo.cli.options import AsJson, Csv, Latex, Quiet, lasting_output, loading
 from rlzoo.cli.tables import check_files, number, report_table, save_tables
 
 EXPERIMENT = "rlzoo"
-SIDE_BY_SIDE = 3  # suites per table, so that a table fits into a terminal with 80 columns
+SIDE_BY_SIDE = 3  # suites per table, so that a table fits in a terminal with 80 columns
 
 
 @lasting_output()

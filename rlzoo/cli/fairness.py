@@ -1,4 +1,4 @@
-"""`rlzoo fairness`: shows how much recorded updates moved and clipped the responses of each length."""
+"""`rlzoo fairness`: shows, by response length, how much recorded updates moved and clipped responses."""
 
 from __future__ import annotations
 

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 def print_settings(console: Plain, fields: list[dict[str, Any]], option: str) -> None:
     """Print a table of the fields that `settings` returns."""
     rows = table("<name", "<default", "<allowed", "<meaning", title=f"\nSettings ({option})")
-    rows.columns[2].overflow = "fold"  # the name of an option may be wider than its column
+    rows.columns[2].overflow = "fold"  # an option's name may be wider than its column
     for field in fields:
         cells = (field["name"], json.dumps(field["default"]), field["allowed"], field["description"])
-        rows.add_row(*map(Text, cells))  # brackets are not markup
+        rows.add_row(*map(Text, cells))  # `Text`, so that brackets are not read as markup
     console.print(rows)
 
 

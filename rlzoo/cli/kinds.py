@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The kind of part that a group of commands handles."""
+    """A kind of part, which one group of commands handles."""
 
-    command: str  # name of the group
-    what: str  # a part, with its article
+    command: str  # name of the group of commands
+    what: str  # noun for such a part, with its article
     key: str  # the setting that selects a part
-    folder: str  # folder with the templates of a new part
+    folder: str  # folder with the templates for a new part
 
     def shelf(self, plugins: list[str] | None = None) -> Shelf[Any]:
         """Return the loaded parts."""
@@ -30,7 +30,7 @@ class Kind:
         return zoo if self is CLIPS else getattr(zoo, self.command)
 
     def find(self, name: str, plugins: list[str] | None) -> tuple[Shelf[Any], list[Entry[Any]], bool]:
-        """Return the shelf, the parts that a name, an alias or a path stands for, and whether a path was given."""
+        """Return the shelf, the parts to which a name, an alias or a path refers, and whether a path was given."""
         shelf = self.shelf(plugins)
         known = shelf.aliases[name][0] if name in shelf.aliases else name
         if known not in shelf and (name.endswith(".py") or os.sep in name or Path(name).is_dir()):

@@ -1,4 +1,4 @@
-"""Starts a run in several processes with torch's launcher, and exits with the code of the first process that fails."""
+"""Starts a run in several processes with torch's launcher and exits with the code of the first process that fails."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _run(processes: int, command: list[str], environment: dict[str, str]) -> Non
             elastic_launch(one_machine, sys.executable)("-u", *command)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        if failure.exitcode > 0:  # the process has printed the reason
+        if failure.exitcode > 0:  # the process has already printed the reason
             sys.exit(failure.exitcode)
         name = signal.Signals(-failure.exitcode).name
         hint = "; the system kills processes when memory runs out" if name == "SIGKILL" else ""

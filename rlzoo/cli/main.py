@@ -23,11 +23,11 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE)
 
 
 class Terminated(SystemExit):
-    """Raised on SIGTERM or SIGHUP; unwinds the stack like Ctrl-C, so that a run saves a checkpoint."""
+    """Raised on SIGTERM or SIGHUP. It unwinds the stack as Ctrl-C does, so that a run saves a checkpoint."""
 
 
 def entry() -> NoReturn:
-    """Run `main` as a program, and prevent tracebacks from signals that arrive while Python exits."""
+    """Run `main` as a program, and suppress tracebacks from signals that arrive while Python exits."""
     try:
         main()
     finally:
@@ -46,7 +46,7 @@ def _end_at_once(signum: int, frame: FrameType | None) -> NoReturn:
 def main() -> NoReturn:
     """Run the command line and exit with 0 on success, 2 for a user error, 1 for any other error, 130 or 143 after a signal."""
     os.environ["PYTHONSAFEPATH"] = "1"  # child processes must not import from the working directory first
-    # Accelerate imports DeepSpeed if it is installed, and DeepSpeed then prints the detected device to stdout
+    # Accelerate imports DeepSpeed if it is installed, and DeepSpeed then prints the device that it detects to stdout
     logging.getLogger("DeepSpeed").addFilter(lambda record: record.module != "real_accelerator")
     signal.signal(signal.SIGTERM, _terminate)
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # sent when the terminal closes; ignored under nohup
@@ -56,7 +56,7 @@ def main() -> NoReturn:
             raise UserError(problem)
         if problem := leftovers():
             _complain(problem)
-        gc.set_threshold(50_000, 10, 10)  # imports create objects that mostly stay, so frequent collections would be wasted
+        gc.set_threshold(50_000, 10, 10)  # most objects that imports create stay alive, so frequent collections would be wasted
         from rlzoo.cli.app import app
         from rlzoo.cli.usage import with_home
 

@@ -1,4 +1,4 @@
-"""``new``: writes an installable distribution with a working rule, estimator or correction."""
+"""``new``: writes an installable distribution that contains a working rule, estimator or correction."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write(kind: Kind, name: str, folder: Path) -> None:
     """Write a distribution into a new folder.
 
     Raises:
-        UserError: the name is taken or not valid, or the folder cannot be written.
+        UserError: the name is taken or invalid, or the folder cannot be written.
     """
     with loading():
         from rlzoo.core.hookspecs import API_VERSION

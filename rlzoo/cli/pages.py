@@ -1,4 +1,4 @@
-"""Writes reports and pictures; overwrites only files that rlzoo wrote earlier."""
+"""Writes reports and pictures. Only files that rlzoo wrote earlier are overwritten."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlzoo.support.atomic import write_text
 
 
 def check_page(page: Path, mark: bytes = MARK, kind: str = "report", option: str = "--report") -> None:
-    """Raise `UserError` if a report or picture would overwrite a file without ``mark``, which rlzoo did not write."""
+    """Raise `UserError` if a report or picture would overwrite a file without ``mark``, which rlzoo puts in its files."""
     if not (page.exists() or page.is_symlink()):  # writing to a dangling link would create its target
         return
     if page.is_file():
@@ -24,10 +24,10 @@ def write_page(page: Path, text: str, mark: bytes = MARK, kind: str = "report", 
     """Write a report or a table.
 
     Raises:
-        UserError: the path exists and has no ``mark``, or it cannot be written.
+        UserError: the file exists and has no ``mark``, or it cannot be written.
     """
     check_page(page, mark, kind, option)
     try:
-        write_text(page, text.encode("utf-8", "backslashreplace").decode(), "page")  # a path can contain invalid text
+        write_text(page, text.encode("utf-8", "backslashreplace").decode(), "page")  # a path can contain invalid Unicode
     except OSError as error:
         raise UserError(f"{str(page)!r} cannot be written: {error.strerror}; choose another with {option}") from error

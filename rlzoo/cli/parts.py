@@ -97,7 +97,7 @@ def _as_dict(shelf: Shelf[Any], entry: Entry[Any]) -> dict[str, Any]:
 
 
 def _in_the_default_run(policy: type[ClipPolicy]) -> str:
-    """Return the settings for which the default run overrides the class defaults of a bundled rule, with their values."""
+    """Return the settings, with their values, in which the default run differs from a bundled rule's class defaults."""
     from rlzoo.config.run_config import RunConfig
 
     defaults = policy().model_dump()
@@ -106,7 +106,7 @@ def _in_the_default_run(policy: type[ClipPolicy]) -> str:
 
 
 def _in_races(rule: str) -> list[str]:
-    """Return one line about the rule's result on each track; tracks without a shipped result are omitted."""
+    """Return one line about the rule's result on each track, omitting tracks without a shipped result."""
     from rlzoo.lab.results import SHIPPED, Standings
     from rlzoo.lab.track import Track, track_names
 

@@ -23,7 +23,7 @@ from rlzoo.gate.tokens import question_counts
 def dry_run(
     config: RunConfig, devices: str | None, as_json: bool, *, resume: bool = False, allow_changed: bool = False
 ) -> None:
-    """Check a run, and print its configuration to stdout and its plan to stderr, or both as JSON to stdout."""
+    """Check a run and print its configuration to stdout and its plan to stderr, or both as JSON to stdout."""
     named = parse_devices(devices) if devices else None
     plan = forecast(config, named, resume=resume)
     counts = [line for _, line in question_counts(config.task, config.eval.num_problems)]

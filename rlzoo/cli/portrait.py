@@ -1,4 +1,4 @@
-"""`rlzoo clips portrait`: shows, as tables, where rules cut off gradients and how they weight them."""
+"""`rlzoo clips portrait`: shows in tables where rules cut off gradients and how they weight them."""
 
 from __future__ import annotations
 

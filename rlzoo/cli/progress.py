@@ -1,4 +1,4 @@
-"""Shows the progress of a run: as curves on a terminal or in a notebook, or as one line or one JSON object per step."""
+"""Shows the progress of a run as curves on a terminal or in a notebook, or as one line or one JSON object per step."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from rlzoo.training.train import RunResult
 
 SPEED = "throughput/tokens_per_second"
-WIDEST, NARROWEST = 40, 8  # characters of a sparkline
+WIDEST, NARROWEST = 40, 8  # width of a sparkline in characters
 SIGNS, ASCII_SIGNS = "▁▂▃▄▅▆▇█", ".:-=+*#@"
 
 
 class View(NamedTuple):
-    """The callbacks that show a run: `step` is called after each step, and `stage` before any work between steps."""
+    """The callbacks that show a run. `step` is called after each step, and `stage` is called before any work between steps."""
 
     step: Callable[[int, Mapping[str, float]], None]
     stage: Callable[[str], None] | None = None
@@ -40,12 +40,12 @@ class Shown(NamedTuple):
     """A metric and how it is shown."""
 
     metric: str
-    label: str  # on a terminal
-    word: str  # in a line
+    label: str  # its name on a terminal
+    word: str  # its name in a progress line
     digits: int = 3
 
     def number(self, value: float) -> str:
-        """Format a value with the metric's number of decimals."""
+        """Format a value with the metric's number of decimal places."""
         return f"{value:,.{self.digits}f}"
 
 
@@ -74,7 +74,7 @@ class Curves:
         self._values: dict[Shown, list[float]] = {shown: [] for shown in metrics_shown(held_out)}
 
     def add(self, metrics: Mapping[str, float]) -> None:
-        """Add one step's metrics; a metric that was not measured keeps its last value."""
+        """Add one step's metrics. A metric that was not measured keeps its last value."""
         for shown, values in self._values.items():
             value = metrics.get(shown.metric, math.nan)
             values.extend([value] if math.isfinite(value) else values[-1:])
@@ -94,7 +94,7 @@ class Curves:
 
 
 def sparkline(values: Sequence[float], width: int, signs: str = SIGNS) -> str:
-    """Draw values as a row of characters; each character shows the mean of roughly the same number of values.
+    """Draw values as a row of characters. Each character shows the mean of roughly the same number of values.
 
     Example:
         >>> sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8)
@@ -125,7 +125,7 @@ class Screen(Bars):
         self.update(self._starting, words=words)
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add one step's metrics to the view; step 0 begins a new run and clears the curves."""
+        """Add one step's metrics to the view. Step 0 begins a new run and clears the curves."""
         if step == 0:
             self._curves = Curves(self._held_out)
         if not self._bars:
@@ -146,14 +146,14 @@ class Screen(Bars):
                     self._curves.add(row)
 
     def stop(self) -> None:
-        """Stop the display; the curves stay and the bar is removed."""
+        """Stop the display. The curves stay, and the bar is removed."""
         (task,) = self.tasks
         self._ending = f"{task.completed:.0f} of {task.total:.0f} steps in {timedelta(seconds=int(task.elapsed or 0))}"
         self.live.transient = not self._bars
         super().stop()
 
     def get_renderables(self) -> list[RenderableType]:
-        """Return the contents of the display; rich calls this method several times per second."""
+        """Return the contents of the display. Rich calls this method several times per second."""
         top = Text(self._ending) if self._ending else self.make_tasks_table(self.tasks)
         room = len(SHOWN) if self._ending else max(0, self._plain.height - 2)
         return [top, *list(self._curves.lines(self._plain))[:room]]
@@ -170,10 +170,10 @@ def shown(
     as_json: bool = False,
     run: Path | None = None,
 ) -> Iterator[View]:
-    """Inside the block, show a run in the form that suits the output.
+    """Show a run inside the block, in the form that suits the output.
 
-    On a terminal, the run is shown as curves; elsewhere, as a line per step. With ``as_json``, every step is printed as a
-    JSON object as in ``metrics.jsonl``, with null for NaN and infinity. ``held_out`` is the name of the score that an
+    A terminal shows curves, and any other output shows one line per step. With ``as_json``, every step is printed as a JSON
+    object in the format of ``metrics.jsonl``, with null for NaN and infinity. ``held_out`` is the name of the score that an
     evaluation measures. ``run`` is the run directory, from which the earlier steps of a resumed run are read.
     """
     titles, described = [printable(title)], metrics_shown(held_out)  # the title is printed with the first step
@@ -201,7 +201,7 @@ def shown(
 
 
 def train(config: RunConfig, observer: Observer | None = None, **options: Any) -> RunResult:
-    """Train as `rlzoo.training.train.train` does; in a notebook, without an observer, show the metrics as curves."""
+    """Train as `rlzoo.training.train.train` does. In a notebook, show the metrics as curves if no observer is given."""
     from rlzoo.training.train import train as train_run
 
     console = Plain()

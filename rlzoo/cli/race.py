@@ -1,4 +1,4 @@
-"""`rlzoo race`: tunes and trains all rules in the same way on standard tracks, and shows and collects the results."""
+"""`rlzoo race`: tunes and trains all rules in the same way on standard tracks, then shows and collects the results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rlzoo.lab.results import Standings
     from rlzoo.lab.sweep import Sweep
 
-WIDTH = 48  # characters of a plotted interval
+WIDTH = 48  # width of a plotted interval in characters
 
 app = typer.Typer(help="Race rules on standard tracks. All are tuned and evaluated in the same way.", no_args_is_help=True)
 FOLDER = Path("races")
@@ -97,7 +97,7 @@ def show(track: TrackName, output: Output = FOLDER, as_json: AsJson = False) -> 
 
 
 def _picture(standings: Standings, console: Plain) -> Table:
-    """Plot every rule's difference from the reference rule, with its interval."""
+    """Plot every rule's difference from the reference rule, with the interval of the difference."""
     rows = table("<", "<", title=f"difference from {standings.track.reference}", show_header=False)
     means = {name: pair.mean or 0.0 for name, pair in standings.pairs.items()}
     intervals = {name: pair.interval or (means[name], means[name]) for name, pair in standings.pairs.items()}

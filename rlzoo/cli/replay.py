@@ -1,4 +1,4 @@
-"""`rlzoo replay`: applies other rules to recorded rollouts; prints tables or JSON, and writes an HTML report."""
+"""`rlzoo replay`: applies other rules to recorded rollouts, prints tables or JSON, and writes an HTML report."""
 
 from __future__ import annotations
 

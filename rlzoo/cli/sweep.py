@@ -82,7 +82,7 @@ def sweep(
 
 
 def _print_differences(sweep: Sweep, console: Plain) -> None:
-    """Print which settings differ between the rules; every axis of the grid is at its first value."""
+    """Print the settings that differ between the rules, with every axis of the grid at its first value."""
     from rlzoo.lab.compare import other_differences
     from rlzoo.lab.runs import resolved_settings
 
@@ -93,15 +93,15 @@ def _print_differences(sweep: Sweep, console: Plain) -> None:
 
 
 def settings_on(executor: str) -> tuple[str, ...]:
-    """Return the settings that runs need on an executor."""
+    """Return the overrides that runs need on an executor."""
     from rlzoo.journal.tracking.uploads import tracking_uri
 
-    # an MLflow store in a file exists only on this machine
+    # a file-based MLflow store exists only on this machine
     return ("tracking.mlflow=false",) if executor == "ray" and not tracking_uri().startswith("http") else ()
 
 
 def cluster_of(executor: str, cpus: int, gpus: int) -> Cluster | None:
-    """Connect to the cluster that is to run a sweep; return None for this machine."""
+    """Connect to the cluster that will run a sweep. Return None if the sweep runs on this machine."""
     if executor not in ("local", "ray"):
         raise UserError(f"--on {executor!r}: unknown (allowed: local, ray)")
     if executor == "local":
@@ -170,7 +170,7 @@ def finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool, cl
 
 
 def parent_of(sweep: Sweep) -> str | None:
-    """Return the ID of a new or resumed sweep's MLflow run; None if its runs are not tracked or the store cannot be used."""
+    """Return the ID of a new or resumed sweep's MLflow run, or None if runs are not tracked or the store cannot be used."""
     from rlzoo.journal.tracking.store import open_parent
     from rlzoo.lab.runs import read_mapping
 

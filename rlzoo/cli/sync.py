@@ -24,7 +24,7 @@ def sync(runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run dir
             raise UserError(f"{str(directory)!r} is not the directory of a tracked run; pass run directories, such as runs/*")
         known = list(uploaded_to(directory))
         if known and without_password(tracking_uri()) not in known and not os.environ.get("MLFLOW_TRACKING_URI"):
-            raise UserError(  # a directory that somebody sent could name any server, which would receive the credentials
+            raise UserError(  # a directory from someone else could name any server, which would then receive the credentials
                 f"{str(directory)!r} was sent to {known[-1]!r}; to confirm this address, which receives your credentials, set "
                 f"MLFLOW_TRACKING_URI={shlex.quote(known[-1])}"
             )

@@ -1,4 +1,4 @@
-"""Formats tables and numbers for all commands, and writes them to files."""
+"""Formats tables and numbers for all commands and writes them to files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlzoo.measure.report import number as rounded
 if TYPE_CHECKING:
     from rlzoo.measure.report import Table as ReportTable
 
-LATEX = b"% Written by rlzoo"  # begins a LaTeX file
+LATEX = b"% Written by rlzoo"  # first line of a LaTeX file
 LATEX_ESCAPES = str.maketrans(
     {
         **{char: f"\\{char}" for char in "&%$#_{}"},
@@ -36,7 +36,7 @@ LATEX_ESCAPES = str.maketrans(
 
 
 def table(*columns: str, **options: Any) -> Table:
-    """Create a table without a frame; each column name begins with ``<`` (left-aligned) or ``>`` (right-aligned)."""
+    """Create a table without a frame. Each column name begins with ``<`` (left-aligned) or ``>`` (right-aligned)."""
     rows = Table(box=None, pad_edge=False, title_justify="left", **options)
     for column in columns:
         rows.add_column(column[1:], justify="right" if column[0] == ">" else "left", no_wrap=column[0] == ">")
@@ -44,7 +44,7 @@ def table(*columns: str, **options: Any) -> Table:
 
 
 def report_table(content: ReportTable) -> Table:
-    """Format a report's table of numbers for the terminal; the first column is text."""
+    """Format a report's table of numbers for the terminal. The first column is text."""
     first, *others = content.columns
     rows = table(f"<{first}", *(f">{column}" for column in others), title=content.caption or None)
     for row in content.rows:
@@ -66,9 +66,9 @@ def check_files(csv_file: Path | None, latex: Path | None, report: Path | None =
 
 
 def save_tables(tables: Sequence[ReportTable], csv_file: Path | None, latex: Path | None) -> None:
-    """Write rounded tables to one LaTeX file, and each table with all digits to its own CSV file.
+    """Write rounded tables to one LaTeX file, and write each table with all its digits to a separate CSV file.
 
-    The first table goes to ``csv_file``; other tables with rows go to files named after their captions. In CSV, an interval
+    The first table goes to ``csv_file``. Other tables with rows go to files named after their captions. In CSV, an interval
     takes two columns, and an unknown number is an empty cell. An existing CSV file is replaced only if it has the same columns.
     """
     tables = [*tables[:1], *(content for content in tables[1:] if content.rows)]
@@ -95,12 +95,12 @@ def _shown(cell: Cell) -> str:
 
 
 def rule_label(label: str, console: Console) -> Text:
-    """Return a rule's label; if the console has colours, a dot in the rule's colour precedes it."""
+    """Return a rule's label, preceded by a dot in the rule's colour if the console has colours."""
     return Text.assemble(("● ", rule_colour(label)), label) if console.color_system else Text(label)
 
 
 def number(value: float | None) -> str:
-    """Format a number with three decimals and no leading zero; an unknown value is a dash."""
+    """Format a number with three decimal places and no leading zero. An unknown value becomes a dash."""
     return "-" if value is None or math.isnan(value) else re.sub(r"^(-?)0\.", r"\1.", f"{value:.3f}")
 
 

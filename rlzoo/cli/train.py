@@ -113,7 +113,7 @@ def run_to_resume(output: Path | None) -> tuple[Path]:
 
 
 def _train(run: RunConfig, resume: bool, allow_changed: bool, is_quiet: bool, as_json: bool) -> None:
-    """Train in this process; if a launcher started several processes, only the first one prints."""
+    """Train in this process. If a launcher started several processes, only the first one prints."""
     from rlzoo.cli.progress import shown
 
     is_main = os.environ.get("RANK", "0") == "0"
@@ -129,8 +129,8 @@ def _train(run: RunConfig, resume: bool, allow_changed: bool, is_quiet: bool, as
             from rlzoo.models.processes import leave_process_group
             from rlzoo.training.train import train as learn  # this import takes seconds, so the display starts first
 
-            gc.freeze()  # half a million objects, which every garbage collection would scan again
-            gc.set_threshold(700, 10, 10)  # Python's default, because reference cycles may hold tensors
+            gc.freeze()  # otherwise, every garbage collection would scan half a million objects again
+            gc.set_threshold(700, 10, 10)  # Python's default, because reference cycles may keep tensors alive
             result = learn(run, view.step, resume=resume, allow_changed=allow_changed, stage=view.stage)
     except (KeyboardInterrupt, SystemExit):
         # the log ends with the same command, but the curves are printed below it

@@ -19,7 +19,7 @@ from rlzoo.core.errors import UserError
 
 HOST = "127.0.0.1"
 CHECKS_OFF = "MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE"
-ANY_HOST = {"0.0.0.0": HOST, "::": "::1"}  # hosts that mean all addresses, and an address that a browser can open
+ANY_HOST = {"0.0.0.0": HOST, "::": "::1"}  # hosts that stand for all addresses, with an address that a browser can open
 
 
 def ui(
@@ -66,7 +66,7 @@ def ui(
     with suppress(OSError), socket.create_connection((name, port), timeout=1):
         raise UserError(f"port {port} is taken; choose another with --port")
     print(f"Starting MLflow on {redact(uri)} (Ctrl-C stops it) ...", flush=True)
-    # pass the store in the environment, since every user of this machine can read command lines
+    # every user of this machine can read command lines, so pass the store in the environment
     quiet = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_LOGGING_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore"}
     environment = quiet | os.environ | {"MLFLOW_BACKEND_STORE_URI": uri}
     experiment = latest_experiment()
@@ -82,7 +82,7 @@ def ui(
 
 
 def _is_local(host: str) -> bool:
-    """Return whether only this machine can reach a host; a name other than localhost may stand for any address."""
+    """Return whether only this machine can reach a host. A name other than localhost may stand for any address."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

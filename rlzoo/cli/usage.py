@@ -9,11 +9,11 @@ from rlzoo.core.settings import user_path
 
 ALIKE = 0.75  # similarity (cutoff of `difflib`) above which an unknown option counts as a misspelling
 NAMED = {"advantage": "clip.advantage", "correction": "correction", "rule": "clip", "task": "task.name"}
-"""Maps names that users may try as options to the settings that take a name."""
+"""Maps names that users may try as options to the settings that select a part by name."""
 
 
 def explain_usage(error: Any) -> str:
-    """Return one line with the command, the mistake and a suggestion; empty if typer has printed the help instead."""
+    """Return one line with the command, the mistake and a suggestion, or "" if typer has printed the help instead."""
     command, message = error.ctx.command_path if error.ctx else "rlzoo", str(error.format_message()).removesuffix(".")
     options = [name for parameter in error.ctx.command.params for name in parameter.opts] if error.ctx else []
     advice = f"; see `{command} --help`"
@@ -27,7 +27,7 @@ def explain_usage(error: Any) -> str:
 
 
 def _similar(option: str, options: list[str]) -> str:
-    """Return a similar option or setting as a suggestion; settings are imported only if no option is similar."""
+    """Return a similar option or setting as a suggestion. Settings are imported only if no option is similar."""
     if close := difflib.get_close_matches(option, options, n=1, cutoff=ALIKE):
         return f"; did you mean {close[0]!r}?"
     if "--set" not in options:
@@ -41,6 +41,6 @@ def _similar(option: str, options: list[str]) -> str:
 
 
 def with_home(word: str) -> str:
-    """Expand the ``~`` of a path; shells do not expand it in ``--output=~/x``."""
+    """Expand ``~`` at the start of a path, because shells do not expand it in ``--output=~/x``."""
     option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
     return f"{option}{equals}{user_path(value)}" if value.startswith("~") else word

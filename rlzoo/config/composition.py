@@ -1,4 +1,4 @@
-"""Reads shipped configs, config files and overrides, and merges them into one configuration."""
+"""Reads shipped configs, config files and overrides, and merges these layers into one configuration."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def config_folders() -> list[Path]:
 
 
 def config_names() -> list[str]:
-    """Return the names of the shipped configs; a name includes the subfolder, as in ``paper/qwen3-1.7b``."""
+    """Return the names of the shipped configs. A name includes the subfolder, as in ``paper/qwen3-1.7b``."""
     files = [(folder, file) for folder in config_folders() for file in folder.rglob("*.yaml")]
     return sorted({file.relative_to(folder).as_posix().removesuffix(".yaml") for folder, file in files})
 
 
 def read_config(config: str | Path) -> dict[str, Any]:
-    """Read a config by name if it ships with rlzoo, or any config file by path."""
+    """Read a shipped config by name, or any config file by path."""
     try:
         shipped = [folder / f"{config}.yaml" for folder in config_folders()]
         path = next((path for path in shipped if path.is_file()), user_path(config))
@@ -47,7 +47,7 @@ def read_config(config: str | Path) -> dict[str, Any]:
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """Parse ``"section.key=value"`` strings with YAML values into nested settings; later strings override earlier ones."""
+    """Parse ``"section.key=value"`` strings with YAML values into nested settings. Later strings override earlier ones."""
     parsed: dict[str, Any] = {}
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -66,7 +66,7 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def named_settings(key: str, value: object) -> dict[str, Any]:
-    """Return the settings of a layer's rule or task as a dict; a name becomes ``{"name": ...}``, and None becomes ``{}``."""
+    """Return the settings of a layer's rule or task as a dict. A name becomes ``{"name": ...}``, and None becomes ``{}``."""
     settings = {"name": value} if isinstance(value, str) else value
     if not isinstance(settings, Mapping | None) or not isinstance((settings or {}).get("name", ""), str):
         raise UserError(
@@ -89,7 +89,7 @@ def listed(plugins: object) -> Sequence[str]:
 
 
 def for_clip(layer: Mapping[str, Any], name: str | None) -> dict[str, Any]:
-    """Apply a layer's ``per_clip`` settings for one rule, and drop the layer's settings for other rules."""
+    """Apply a layer's ``per_clip`` settings for one rule and drop its settings for other rules."""
     settings = {key: value for key, value in layer.items() if key != "per_clip"}
     if isinstance(settings.get("clip"), str):
         settings["clip"] = {"name": settings["clip"]}
@@ -103,13 +103,13 @@ def for_clip(layer: Mapping[str, Any], name: str | None) -> dict[str, Any]:
 
 
 NAMED = ("advantage", "clip", "correction", "task")
-"""Keys whose value is a name, or settings that include a name."""
+"""Keys whose value is either a name or a mapping that contains a name."""
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any], *, is_one_layer: bool = False) -> dict[str, Any]:
-    """Merge two layers: sections are merged key by key, and any other value in ``above`` replaces the one in ``below``.
+    """Merge two layers. Sections are merged key by key, and any other value in ``above`` replaces the one in ``below``.
 
-    Settings in ``below`` for another name, such as that of another task, are dropped, unless both belong to one layer.
+    If ``above`` sets a different name, such as another task, the settings in ``below`` are dropped unless ``is_one_layer``.
     """
     merged = dict(below)
     for key, value in above.items():

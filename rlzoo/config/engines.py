@@ -1,4 +1,4 @@
-"""Sampling engines: what a run needs to know about the engine that ``rollout.engine`` names."""
+"""Describes the sampling engines, one of which ``rollout.engine`` selects."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ ENGINES = {
     "vllm": "rlzoo.rollout.vllm_engine:VLLM",
     "recorded": "rlzoo.journal.recorded:Recorded",
 }
-"""The `Engine` class of each value of ``rollout.engine``. A new engine is one file and one line here."""
+"""The `Engine` class of each value of ``rollout.engine``. A new engine needs one file and one line here."""
 
 
 class Engine:
-    """A sampling engine with a run's sampling settings; the defaults describe an engine outside the trainer's processes."""
+    """A sampling engine with a run's sampling settings. The defaults describe an engine outside the trainer's processes."""
 
-    title: ClassVar[str]  # for messages
+    title: ClassVar[str]  # name in messages
     install: ClassVar[str] = ""  # command that installs `library`
     temperatures: ClassVar[tuple[float, float]] = (0.0, math.inf)  # lowest and highest allowed temperature
     largest_top_k: ClassVar[int | None] = None  # None: the engine reports the kept tokens for any top-k
     length_setting: ClassVar[str] = ""  # name of the setting that determines `max_length`
     in_flight_setting: ClassVar[str] = ""  # name of the setting that determines `in_flight`
-    memory_setting: ClassVar[str] = "rollout.batch_size"  # the setting to lower if sampling needs too much memory
+    memory_setting: ClassVar[str] = "rollout.batch_size"  # setting to lower if sampling needs too much memory
 
     library = ""  # the package that the engine needs
     has_graphs = False  # whether `rollout.graphs` has an effect
     is_remote = True  # whether the engine runs outside the trainer's processes, which share it
     in_flight = False  # whether weights may change during sampling
-    max_length: int | None = None  # maximum number of tokens in prompt and response; None for the model's own limit
-    device_share: float | None = 0.0  # reserved share of a device's memory; None if the engine samples with the trained model
-    is_resident = False  # whether that memory stays reserved while the learner works
-    recording: Any = None  # the `rlzoo.journal.recorded.Recording` that batches come from, if they are not sampled
+    max_length: int | None = None  # maximum number of tokens in prompt and response; None: the model's own limit
+    device_share: float | None = 0.0  # reserved share of a device's memory; None: the engine samples with the trained model
+    is_resident = False  # whether the reserved memory stays reserved while the learner works
+    recording: Any = None  # the `rlzoo.journal.recorded.Recording` from which batches come if they are not sampled
 
     def __init__(self, rollout: Any) -> None:
-        self.rollout = rollout  # a `RolloutConfig`, which checks itself with its engine
+        self.rollout = rollout  # a `RolloutConfig`, which uses its engine to check itself
 
     def settled(self) -> Any:
-        """Return the sampling settings, with values from recorded batches if there are any; raise UserError for a conflict."""
+        """Return the sampling settings, with values from any recorded batches; raise UserError if they conflict."""
         return self.rollout
 
     def check(self) -> None:
@@ -71,7 +71,7 @@ class Engine:
         device: Any = None,
         probe: Any = None,
     ) -> Any:
-        """Return a `rlzoo.rollout.sampler.Sampler`; if it needs weights, the caller must set them before sampling.
+        """Return a `rlzoo.rollout.sampler.Sampler`. If it needs weights, the caller must set them before sampling.
 
         Args:
             model: the trained model.
@@ -79,12 +79,12 @@ class Engine:
             end_ids: tokens that end a response.
             named: settings of the model.
             own_weights: whether an engine that samples with the trained model uses a copy of it.
-            device: device of the copy; the trained model itself is not moved.
+            device: device of the copy. The trained model itself is not moved.
             probe: rows of the model; see `rlzoo.rollout.sampler.HFSampler`.
 
         Raises:
-            UserError: no sampling method reproduces the model's log-probs; the engine is not installed or does not support the
-                settings; its server is unavailable or misconfigured.
+            UserError: no sampling method reproduces the model's log-probs, the engine is not installed or does not support the
+                settings, or its server is unavailable or misconfigured.
         """
         size = model.config.get_text_config().vocab_size
         return self.sampler(
@@ -94,7 +94,7 @@ class Engine:
             own_weights=own_weights,
             device=device,
             probe=probe,
-            end_ids=frozenset(token for token in end_ids if token < size),  # vLLM rejects ids outside the vocabulary
+            end_ids=frozenset(token for token in end_ids if token < size),  # vLLM rejects IDs outside the vocabulary
             max_new_tokens=self.rollout.max_new_tokens,
             batch_size=self.rollout.batch_size,
             chat_template=named.chat_template,
@@ -103,7 +103,7 @@ class Engine:
     def sampler(
         self, model: Any, tokenizer: Any, *, path: str, own_weights: bool, device: Any, probe: Any, **common: Any
     ) -> Any:
-        """Return the sampler for `make`; ``path`` is ``model.path``, and ``common`` are the other arguments of `Sampler`."""
+        """Return the sampler for `make`. ``path`` is ``model.path``, and ``common`` holds the other arguments of `Sampler`."""
         raise NotImplementedError
 
 
@@ -114,7 +114,7 @@ def engine_of(rollout: Any) -> Engine:
 
 
 def known_engine(name: str) -> str:
-    """Return the name of an engine; raises ValueError if there is no such engine."""
+    """Return ``name`` if there is an engine with this name; otherwise, raise ValueError."""
     if name not in ENGINES:
         raise ValueError(f"input should be {', '.join(map(repr, ENGINES))}")
     return name

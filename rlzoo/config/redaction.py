@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import unquote
 
 REDACTED = "<redacted>"  # replaces a secret
-SHORTEST = 6  # minimum length of an environment secret; shorter values may be parts of ordinary words
+SHORTEST = 6  # minimum length of a secret in the environment; shorter values may occur in ordinary words
 
 _NAME = re.compile(
     r".*(?:password|passwd|passphrase).*"  # PGPASSWORD, password_of_the_judge
@@ -21,9 +21,9 @@ _IS_A_PATH = re.compile(r"PWD|.*CREDENTIALS?", re.IGNORECASE)
 """Environment variables with secret-like names whose values are paths."""
 
 _OR_NUMBERS = ("token", "pass", "sig", "_id")
-"""Suffixes of names whose numeric values are not secrets, such as token ids and counts."""
+"""Suffixes of names whose numeric values are not secrets, such as token IDs and counts."""
 
-# the patterns take linear time: they also consume text without a secret, so that no text is scanned twice
+# to take linear time, the patterns also consume text without a secret, so that no text is scanned twice
 # a password may contain a slash or an @, and the user name alone may be a token; without an @, the group user is None
 _USERINFO = re.compile(
     r"(?P<scheme>[A-Za-z0-9+.\-]://)(?:(?P<user>[^\s'\"/@:]*(?::(?P<password>[^\s'\"]*))?)@|[^\s'\"/@:]*:[^\s'\"]*)"
@@ -45,7 +45,7 @@ _SHAPES = re.compile(
 def redact(text: str) -> str:
     """Replace everything in a text that is or looks like a secret.
 
-    This covers user names and passwords in URLs, values that follow names such as ``api_key=``, tokens in known formats, and
+    Secrets are user names and passwords in URLs, values that follow names such as ``api_key=``, tokens in known formats, and
     the values of environment variables that have secret-like names or contain a URL with a password.
 
     Example:
@@ -90,7 +90,7 @@ def without_userinfo(uri: str) -> str:
 
 
 def environment_secrets() -> list[str]:
-    """Return the secrets in environment variables, longest first: values with secret-like names, and passwords in URLs."""
+    """Return the secrets in environment variables, longest first: values of secret-like names, and passwords in URLs."""
     secrets: set[str] = set()
     for name, value in os.environ.items():
         if is_secret_name(name) and not _IS_A_PATH.fullmatch(name):
@@ -124,7 +124,7 @@ class RedactingFilter(logging.Filter):
     """Redacts secrets in log records."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Redact the record's message, and accept the record."""
+        """Redact the record's message and accept the record."""
         message = record.getMessage()
         cleaned = redact(message)
         if cleaned != message:
@@ -135,7 +135,7 @@ class RedactingFilter(logging.Filter):
 
 
 def _redacted(value: Any, name: str) -> Any:
-    """Redact a setting's value; everything inside a setting with a secret-like name is redacted."""
+    """Redact a setting's value. Everything inside a setting with a secret-like name is redacted."""
     if isinstance(value, Mapping):
         return {key: _redacted(item, name if is_secret_name(name) else str(key)) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):

@@ -60,7 +60,7 @@ DEFAULT_RUN = "arithmetic"
 
 
 class Plugins(tuple[str, ...]):
-    """Plugin files and folders; each configuration loads them once, because they may change between two runs."""
+    """Plugin files and folders. Each configuration loads them once, because they may change between two runs."""
 
     @cached_property
     def zoo(self) -> Zoo:
@@ -69,7 +69,7 @@ class Plugins(tuple[str, ...]):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        """Validate a sequence of paths; plugins that another configuration has loaded are not loaded again."""
+        """Validate a sequence of paths. Plugins that another configuration has loaded are not loaded again."""
 
         def validate(paths: Any, check: ValidatorFunctionWrapHandler) -> Plugins:
             return paths if isinstance(paths, cls) else cls(distinct(check(paths)))
@@ -121,7 +121,7 @@ def _build_correction(value: object, info: ValidationInfo) -> Correction | None:
 
 
 def _usual_correction(clip: ClipPolicy | None, rollout: RolloutConfig | None) -> dict[str, Any] | None:
-    """Return the settings of the correction that ``correction=auto`` selects; None if no correction is needed."""
+    """Return the settings of the correction that ``correction=auto`` selects, or None if no correction is needed."""
     if clip is None or rollout is None or clip.ratio_to_sampler or (rollout.max_staleness < 2 and rollout.recorded is None):
         return None
     return {"name": "tis", "pool": "token" if clip.scope == "token" else "sum"}
@@ -287,7 +287,7 @@ class RunConfig(Settings):
 
     @property
     def held_out_score(self) -> Literal["accuracy", "reward"]:
-        """What the mean reward of an evaluation measures: accuracy if every response is either right (1) or wrong (0)."""
+        """The quantity that an evaluation's mean reward measures: accuracy if every response is right (1) or wrong (0)."""
         is_accuracy = self.task.right_or_wrong and self.task.reward is None and not self.reward.weights
         return "accuracy" if is_accuracy else "reward"
 
@@ -349,19 +349,19 @@ class RunConfig(Settings):
         use_changed_plugins: bool = True,
         **settings: Any,
     ) -> Self:
-        """Compose a run as the command line does; later sources override earlier ones.
+        """Compose a run as the command line does. Later sources override earlier ones.
 
-        The sources, in order, are `DEFAULT_RUN` (if no config names a model), the configs, and ``overrides`` with ``settings``.
-        A config's ``per_clip`` section holds settings for individual rules; only the settings for the chosen rule apply.
+        The sources are, in order, `DEFAULT_RUN` (if no config names a model), the configs, and ``overrides`` with ``settings``.
+        A config's ``per_clip`` section holds settings for individual rules. Only the settings for the chosen rule apply.
 
         Args:
-            configs: names of shipped configs, or paths of config files; a single one needs no list.
-            clip: name of the rule, which takes precedence over the configs; or a rule object, which keeps its own settings.
+            configs: names of shipped configs or paths of config files. A single config needs no list.
+            clip: name of the rule, which takes precedence over the configs, or a rule object, which keeps its own settings.
             overrides: ``"section.key=value"`` strings, with values in YAML.
             plugins: plugin files and folders, in addition to those listed in the configs.
-            use_changed_plugins: for the config of a run, whether to load a plugin that has changed since the run started,
-                instead of its copy in the run directory.
-            settings: top-level fields such as ``seed=1``; fields that are None are ignored.
+            use_changed_plugins: whether to load a plugin that has changed since the run started instead of its copy in the
+                run directory. This applies only to the config of a run.
+            settings: top-level fields such as ``seed=1``. Fields that are None are ignored.
 
         Raises:
             UserError: a setting is not valid, or ``overrides`` contradict ``clip`` or ``settings``; the message says what was
@@ -408,7 +408,7 @@ class RunConfig(Settings):
 
         Args:
             with_secrets: whether to include passwords and tokens, for a file that no other user can read. If False, the
-            secrets that `redaction` finds are left out and must be supplied again when the file is used.
+                secrets that `redaction` finds are left out and must be supplied again when the file is used.
         """
         settings = self.model_dump(mode="json")
         return dump_yaml(settings if with_secrets else redact_settings(settings))

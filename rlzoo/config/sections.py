@@ -1,4 +1,4 @@
-"""The sections of a run's configuration: settings with bounds, without behaviour."""
+"""The sections of a run's configuration, which define settings and their bounds but no behaviour."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ModelConfig(Settings):
 
 
 class VLLMConfig(Settings):
-    """How vLLM is run when it is the sampler."""
+    """Settings of vLLM when it is the sampler."""
 
     server: str | None = Field(
         None,
@@ -67,7 +67,7 @@ class VLLMConfig(Settings):
 
 
 class RolloutConfig(Settings):
-    """How responses are sampled."""
+    """Settings for sampling responses."""
 
     engine: Annotated[str, AfterValidator(known_engine)] = Field(
         "hf",
@@ -135,7 +135,7 @@ class RolloutConfig(Settings):
 
 
 class RewardConfig(Settings):
-    """How responses are rewarded."""
+    """Settings for rewarding responses."""
 
     overlong_buffer: float = Field(
         0.0, ge=0, le=1, description="final share of max_new_tokens over which a length penalty grows"
@@ -167,7 +167,7 @@ def _patterns(values: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class LoraConfig(Settings):
-    """Train a low-rank update with PEFT instead of all weights (arXiv 2106.09685)."""
+    """Settings for training a low-rank update with PEFT instead of all weights (arXiv 2106.09685)."""
 
     rank: int = Field(0, ge=0, le=4096, description="rank of the update; 0: train all weights")
     alpha: float | None = Field(None, gt=0, description="scale of the update, multiplied by its rank; null: twice the rank")
@@ -179,7 +179,7 @@ class LoraConfig(Settings):
 
 
 class LearnerConfig(Settings):
-    """How the model is updated."""
+    """Settings for updating the model."""
 
     lr: float = Field(1e-6, gt=0, le=1, description="AdamW's learning rate")
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="learning rate schedule after warm-up")
@@ -234,7 +234,7 @@ class LearnerConfig(Settings):
 
 
 class CriticConfig(Settings):
-    """The critic of an advantage estimator that needs values, such as gae; other settings are those of the learner."""
+    """Settings of the critic for an advantage estimator that needs values, such as gae. The learner's settings also apply."""
 
     model: NameOrPath | None = Field(
         None,
@@ -266,7 +266,7 @@ def minibatches_by_prompts(learner: LearnerConfig, clip: ClipPolicy) -> bool:
 
 
 class LaunchConfig(Settings):
-    """How many processes a run uses, and how the model's states are sharded across them."""
+    """The number of processes in a run, and the sharding of the model's states across them."""
 
     processes: int | None = Field(
         None, ge=1, le=65536, description="number of processes; null: one, or as many as a launcher started"
@@ -287,7 +287,7 @@ class LaunchConfig(Settings):
 
 
 class EvalConfig(Settings):
-    """Held-out evaluation: the mean reward of sampled responses."""
+    """Settings for held-out evaluation, which measures the mean reward of sampled responses."""
 
     num_problems: int = Field(0, ge=0, le=1_000_000, description="number of held-out problems; 0: no evaluation")
     num_samples: int = Field(1, ge=1, le=65536, description="sampled responses per problem")
@@ -298,7 +298,7 @@ class EvalConfig(Settings):
 
 
 class CheckpointConfig(Settings):
-    """When the model is saved."""
+    """Settings for saving the model."""
 
     every: int = Field(
         10,
@@ -309,7 +309,7 @@ class CheckpointConfig(Settings):
 
 
 class TrackingConfig(Settings):
-    """What is logged to MLflow."""
+    """Settings for logging to MLflow."""
 
     mlflow: bool = Field(True, description="track the run in MLflow; metrics.jsonl is written either way")
     experiment: str = Field(

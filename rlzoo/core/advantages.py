@@ -20,7 +20,7 @@ Advantage = str | dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class AdvantageInputs:
-    """Inputs to an estimator for B responses of up to T tokens; per-response values are ``(B, 1)`` columns.
+    """Inputs to an estimator for B responses of up to T tokens. Per-response values are ``(B, 1)`` columns.
 
     Example:
         Two responses to one prompt have 3 and 2 tokens, and rewards 1 and 0:
@@ -91,7 +91,7 @@ class AdvantageEstimator(Settings, ABC):
     per_token: ClassVar[bool] = False  # whether the estimator always returns per-token values
     takes_token_rewards: ClassVar[bool] = False  # whether the estimator turns token rewards into per-token advantages
     compares: ClassVar[bool] = True  # whether the estimator compares the responses to one prompt
-    takes_one: ClassVar[bool] = False  # whether a lone response to a prompt gets advantage 0 instead of causing an error
+    takes_one: ClassVar[bool] = False  # whether a single response to a prompt gets advantage 0 instead of causing an error
     exempt: ClassVar[Mapping[str, str]] = {}  # laws of `rlzoo.testing` that the estimator breaks on purpose, and why
 
     @property
@@ -141,10 +141,10 @@ class AdvantageEstimator(Settings, ABC):
 
     @abstractmethod
     def estimate(self, inputs: AdvantageInputs) -> Tensor:
-        """Return float64 advantages of shape ``(B, 1)`` or ``(B, T)``; floating-point inputs are float64 and detached."""
+        """Return float64 advantages of shape ``(B, 1)`` or ``(B, T)``. Floating-point inputs are float64 and detached."""
 
     def targets(self, inputs: AdvantageInputs) -> Tensor:
-        """Return float64 value targets ``(B, T)``; an estimator that needs ``values`` implements this method."""
+        """Return float64 value targets ``(B, T)``. An estimator that needs ``values`` implements this method."""
         raise NotImplementedError
 
 

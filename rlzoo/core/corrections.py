@@ -1,4 +1,4 @@
-"""Corrections for samplers whose probabilities differ from the trainer's: frozen callables that weight the objective."""
+"""Frozen callables that weight the objective to correct for samplers whose probabilities differ from the trainer's."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from rlzoo.core.errors import UserError, shown
 from rlzoo.core.hookspecs import PROJECT
 
 DISTRIBUTION = "rlzoo-llm"
-"""Name on PyPI, where `rlzoo` is a different project; both install a package `rlzoo`, so they cannot coexist."""
+"""Name on PyPI, where `rlzoo` is a different project. Both install a package named `rlzoo`, so they cannot coexist."""
 
 PUBLISHED = False
 """Whether the distribution is on PyPI. The first release sets this to True (`CONTRIBUTING.md`)."""
@@ -37,7 +37,7 @@ class Plugin:
     source: str  # distribution and version, or a path
     load: Callable[[], Any] = field(compare=False)
     bundled: bool
-    asked_for: bool  # whether the user named the plugin for this run; if so, any problem with it is an error
+    asked_for: bool  # whether the user named the plugin for this run, in which case any problem with it is an error
     module: str  # a plugin that the user named replaces an installed plugin with the same module
     distribution: str = ""  # normalized name of the distribution that installed the plugin
     file: Path | None = None  # file of the plugin's module, if the user named the plugin
@@ -69,7 +69,7 @@ def distinct(paths: Sequence[str | Path]) -> tuple[str, ...]:
 
 
 def named_plugins(paths: Sequence[str | Path]) -> list[Plugin]:
-    """Return the plugins in the files and folders that the user named; a file that is named several times is included once.
+    """Return the plugins in the files and folders that the user named. A file that is named several times is included once.
 
     Raises:
         UserError: a path contains no plugin.
@@ -81,13 +81,13 @@ def named_plugins(paths: Sequence[str | Path]) -> list[Plugin]:
 
 
 def allowed_names() -> set[str] | None:
-    """Return the names of the plugins that `RESTRICT` allows in addition to the bundled ones; None if it allows all."""
+    """Return the names of the plugins that `RESTRICT` allows in addition to the bundled ones, or None if it allows all."""
     allowed = os.environ.get(RESTRICT)
     return None if allowed is None else {_normal(name) for name in allowed.split(",") if name.strip()}
 
 
 def installed_plugins() -> list[Plugin]:
-    """Return the plugins from installed distributions: first bundled plugins, then all others, each group sorted by name."""
+    """Return the plugins of installed distributions, bundled plugins first. Both groups are sorted by name."""
     named = functools.cache(_name_and_version)  # most plugins come from one distribution, and reading its metadata is slow
     plugins = []
     for point in metadata.entry_points(group=PROJECT):
@@ -139,7 +139,7 @@ def _file_plugin(path: Path) -> Plugin:
 
 @functools.cache
 def _import_file(file: Path, modified: int) -> ModuleType:
-    """Import a file as a module; an unchanged file is not imported again, so that its classes keep their identity."""
+    """Import a file as a module. An unchanged file is not imported again, so that its classes keep their identity."""
     name = f"rlzoo_plugin_{file.parent.name if file.stem == '__init__' else file.stem}_{abs(hash((file, modified))):x}"
     folders = [str(file.parent)] if file.stem == "__init__" else None
     spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders)

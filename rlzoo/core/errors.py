@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
 
 
-LONGEST_MESSAGE = 2000  # characters, about one screen
+LONGEST_MESSAGE = 2000  # number of characters, about one screen
 _LONGEST_VALUE = 200
 
 _shortened = reprlib.Repr()
@@ -94,7 +94,7 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
         elsewhere = [] if prefix else keys_called(location[-1], model)
         dotted = (
             "" if "/" in prefix else key.removesuffix(location[-1])
-        )  # --set needs the whole key; the notation rule/key:value does not
+        )  # --set needs the complete key, but the notation rule/key:value does not
         hint = f"; did you mean {elsewhere[0]!r}?" if elsewhere else did_you_mean(location[-1], allowed, dotted)
         listed = f" (allowed: {', '.join(allowed)})"
         return f"unknown key {key!r}{hint or listed}"

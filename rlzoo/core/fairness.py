@@ -26,7 +26,7 @@ def bin_edges(lengths: Tensor, num_bins: int = NUM_BINS) -> Tensor:
 def bin_index(lengths: Tensor, edges: Tensor) -> Tensor:
     """Return the bin of each length, ``(n,)``.
 
-    Bin k contains the lengths with ``edges[k] < length <= edges[k + 1]``; bin 0 also contains its lower edge.
+    Bin k contains the lengths with ``edges[k] < length <= edges[k + 1]``. Bin 0 also contains its lower edge.
     """
     return torch.bucketize(lengths.float().contiguous(), edges[1:-1].contiguous(), right=False)
 
@@ -47,8 +47,8 @@ class LengthWeights:
 
     - ``total``: w_k = sum_s (n_ks / n_k) a_ks / a. This is the observed weight.
     - ``composition``: w_k = sum_s (n_ks / n_k) a_s / a. This would be the weight if the clip rate of each sign were the same
-      at every length. Long responses are wrong more often, and wrong responses are clipped more often; this weight isolates
-      that effect.
+      at every length. Long responses are wrong more often, and wrong responses are clipped more often. This weight isolates
+      the resulting effect.
     - ``conditional``: w_k is proportional to sum_s p_s a_ks, with sum_k p_k w_k = 1. This would be the weight if every bin
       had the same mix of signs as the run (direct standardisation). If a bin has no responses with sign s, a_ks is set to a_s.
 

@@ -17,7 +17,7 @@ hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
 API_VERSION = (1, 2)
-"""Major and minor version of the plugin interface. Minor versions extend it; major versions may break plugins.
+"""Major and minor version of the plugin interface. Minor versions extend the interface. Major versions may break plugins.
 
 A plugin declares the version it needs with ``RLZOO_API = "1.2"`` in the module that defines its hooks. The
 plugin is not loaded if this version of rlzoo does not support that interface version.

@@ -15,11 +15,11 @@ from torch import Tensor
 from rlzoo.core.types import ClipBand, ClipInputs, ClipResult
 
 LOG_RATIO_LIMIT = 20.0
-"""Maximum absolute log-ratio; larger values are clamped before ``exp``. exp(20), about 4.9e8, is far beyond any rule's band."""
+"""Maximum absolute log-ratio. Larger values are clamped before ``exp``. exp(20), about 4.9e8, is far beyond any rule's band."""
 
 
 def log_probs(inputs: ClipInputs) -> Tensor:
-    """Return the current policy's log-probabilities as float32 ``(B, T)``, exactly 0 where masked; they carry the gradient."""
+    """Return the current model's differentiable log-probabilities as float32 ``(B, T)``, exactly 0 where masked."""
     return masked(inputs.log_probs, inputs.response_mask)
 
 
@@ -32,7 +32,7 @@ def log_ratio(inputs: ClipInputs, against: Literal["old", "rollout", "ref"] = "o
     Args:
         inputs: inputs to the policy.
         against: the denominator. ``"rollout"`` uses the sampler's log-probabilities, or the old ones if the sampler
-            reported none; ``"ref"`` uses the reference model's, for which `needs` must name ``ref_log_probs``.
+            reported none. ``"ref"`` uses those of the reference model, for which `needs` must name ``ref_log_probs``.
 
     Raises:
         ValueError: ``against`` has another value, or the inputs have no log-probabilities of a reference model.
@@ -52,17 +52,17 @@ def log_ratio(inputs: ClipInputs, against: Literal["old", "rollout", "ref"] = "o
 
 
 def masked(values: Tensor, response_mask: Tensor) -> Tensor:
-    """Return ``(B, T)`` values as float32, with masked positions set to exactly 0 whatever they contain."""
+    """Return ``(B, T)`` values as float32, with masked positions set to exactly 0 regardless of their content."""
     return torch.where(response_mask, values.float(), torch.zeros((), device=values.device))
 
 
 def limited_exp(log_ratio: Tensor) -> Tensor:
-    """Compute ``exp`` of a log-ratio clamped to +-`LOG_RATIO_LIMIT`: always finite, with zero gradient beyond the limit."""
+    """Compute ``exp`` of a log-ratio clamped to +-`LOG_RATIO_LIMIT`; it is finite, with zero gradient beyond the limit."""
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
 def lengths(response_mask: Tensor) -> Tensor:
-    """Count the response tokens per row, as float32 ``(B, 1)``; 1 for a row without tokens, so that division is safe."""
+    """Count the response tokens per row, as float32 ``(B, 1)``. A row without tokens counts as 1, so that division is safe."""
     return response_mask.sum(dim=-1, keepdim=True).clamp(min=1).float()
 
 
@@ -77,7 +77,7 @@ def sequence_mean(values: Tensor, response_mask: Tensor) -> Tensor:
 
 
 def per_response(values: Tensor, response_mask: Tensor) -> Tensor:
-    """Average per-token values ``(B, T)`` over each response, to ``(B, 1)``; return per-response values unchanged."""
+    """Average per-token values ``(B, T)`` over each response, to ``(B, 1)``. Return per-response values unchanged."""
     return values if values.shape[-1] == 1 else sequence_mean(values, response_mask)
 
 
@@ -87,7 +87,7 @@ def positions(response_mask: Tensor) -> Tensor:
 
 
 def prefix_sum(values: Tensor, response_mask: Tensor) -> Tensor:
-    """Compute the cumulative sum over each response's tokens, ``(B, T)``; masked tokens are ignored and get 0."""
+    """Compute the cumulative sum over each response's tokens, ``(B, T)``. Masked tokens are ignored and get 0."""
     inside = torch.where(response_mask, values, torch.zeros_like(values))
     return torch.where(response_mask, inside.cumsum(dim=-1), torch.zeros_like(values))
 
@@ -125,7 +125,7 @@ def group_centred(values: Tensor, group_ids: Tensor) -> Tensor:
 
 
 def _numbered(group_ids: Tensor) -> Tensor:
-    """Return the group ids ``(B, 1)`` renumbered from 0, as ``(B,)``; no tensor shape depends on the number of groups."""
+    """Return the group IDs ``(B, 1)`` renumbered from 0, as ``(B,)``. No tensor shape depends on the number of groups."""
     order = group_ids[:, 0].argsort()
     ascending = group_ids[:, 0][order]
     number = torch.cat([torch.zeros_like(ascending[:1]), (ascending[1:] != ascending[:-1]).long()]).cumsum(0)
@@ -133,15 +133,15 @@ def _numbered(group_ids: Tensor) -> Tensor:
 
 
 def step_mean(values: Tensor, response_mask: Tensor) -> Tensor:
-    """Average over all response tokens of the step; only rules with scope "batch" may call this function."""
+    """Average over all response tokens of the step. Only rules with scope "batch" may call this function."""
     return torch.where(response_mask, values, torch.zeros_like(values)).sum() / response_mask.sum().clamp(min=1)
 
 
 def clamp_by_advantage(log_ratio: Tensor, advantages: Tensor, band: ClipBand | None) -> tuple[Tensor, Tensor]:
     """Clamp a log-ratio on the side towards which the advantage pushes it.
 
-    A ratio is positive and monotone in its logarithm. Therefore ``min(r A, clip(r) A)`` equals ``exp(clamped) A`` in value and
-    gradient, with ``clamped = min(log_ratio, high)`` where A > 0 and ``max(log_ratio, low)`` where A < 0. Unlike the
+    A ratio is positive and monotone in its logarithm. Therefore, ``min(r A, clip(r) A)`` equals ``exp(clamped) A`` in value
+    and gradient, with ``clamped = min(log_ratio, high)`` where A > 0 and ``max(log_ratio, low)`` where A < 0. Unlike the
     ratio, the clamped log-ratio cannot overflow. A dual-clip ceiling (arXiv 1912.09729) also caps the log-ratio where A < 0.
 
     Args:
@@ -169,7 +169,7 @@ def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, band: ClipBand | No
     """Compute PPO's pessimistic surrogate ``exp(clamp(log_ratio)) A`` (Schulman et al., arXiv 1707.06347).
 
     Args:
-        log_ratio: ``(B, T)`` per token, or ``(B, 1)`` per response (a sum or a mean); carries the gradient.
+        log_ratio: ``(B, T)`` per token, or ``(B, 1)`` per response (a sum or a mean), with a gradient.
         advantages: broadcastable to ``log_ratio``.
         band: see `clamp_by_advantage`.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 RUN = "run.json"  # marks a run directory
 SKIPPED = {"__pycache__", "mlruns", "mlflow.db"}
-OUTPUTS = (".log", ".md", ".rst", ".html", ".png", ".svg", ".pdf")  # suffixes of files that a plugin writes rather than reads
+OUTPUTS = (".log", ".md", ".rst", ".html", ".png", ".svg", ".pdf")  # suffixes of files that a plugin writes but does not read
 
 
 def plugin_files(path: Path) -> dict[str, Path]:
@@ -41,7 +41,7 @@ def copy_names(paths: Sequence[str | Path]) -> dict[Path, str]:
 
 
 def copy_plugins(paths: Sequence[str | Path], folder: Path) -> None:
-    """Copy each plugin into a folder, which is created if needed.
+    """Copy each plugin into a folder, creating the folder if needed.
 
     Raises:
         OSError: a file cannot be read, or a copy cannot be written.
@@ -54,7 +54,7 @@ def copy_plugins(paths: Sequence[str | Path], folder: Path) -> None:
 
 
 def plugins_of_run(run: Path, paths: Sequence[str], *, use_changed: bool) -> list[str]:
-    """Return where to load a run's plugins from: their original paths, or their copies in the run directory.
+    """Return the paths to load a run's plugins from: the original paths, or those of the copies in the run directory.
 
     A copy is loaded if the original is missing, or if the original has changed and ``use_changed`` is False.
     """

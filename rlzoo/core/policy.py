@@ -32,7 +32,7 @@ class Width:
 
 @dataclass(frozen=True, slots=True)
 class ClipStats:
-    """Statistics for one update, summed across micro-batches and ranks, from which a rule can track the log-ratios.
+    """Statistics of one update, summed across micro-batches and ranks, which let a rule track the log-ratios.
 
     All tensors except `bin_edges` are ``(num_bins, 2)``: rows are length bins, and columns are negative and positive
     advantages.
@@ -57,7 +57,7 @@ class ClipStats:
         *,
         progress: float = 0.0,
     ) -> ClipStats:
-        """Sum the rows in float64; pass only rows with a non-zero advantage.
+        """Sum the rows in float64. Pass only rows with a non-zero advantage.
 
         Args:
             bin_edges: ``(num_bins + 1,)`` in tokens.
@@ -78,7 +78,7 @@ class ClipStats:
 
 
 class ClipPolicy(Settings, ABC):
-    """One rule with its settings: a pure function from log-probabilities and advantages to an objective.
+    """A rule with its settings. It is a pure function from log-probabilities and advantages to an objective.
 
     A subclass sets `name`, `paper` and `scope`, declares its settings as fields with descriptions and bounds, and implements
     `__call__`. It must not reduce the objective, access a model, or log. Instances are frozen and compare by value.
@@ -145,11 +145,11 @@ class ClipPolicy(Settings, ABC):
         return self.replace(**{name: _within(type(self), name, width * factor) for name, width in widths.items()})
 
     def targeting(self, clip_fraction: float) -> Self | None:
-        """Return the rule configured to clip the given share of the responses; None if the rule has no target share."""
+        """Return the rule configured to clip the given share of the responses, or None if the rule has no target share."""
         return None
 
     def updated(self, stats: ClipStats) -> Self:
-        """Return the policy for the next update; adaptive policies return a new frozen object."""
+        """Return the policy for the next update. An adaptive policy returns a new frozen object."""
         return self
 
     @property
@@ -221,7 +221,7 @@ def contract_problem(policy: type[ClipPolicy]) -> str | None:
 
 
 def _needs_problem(policy: type[ClipPolicy]) -> str | None:
-    """Return what is wrong with a policy's `needs`, or None."""
+    """Describe the problem with a policy's `needs`, or return None."""
     if not isinstance(policy.needs, frozenset | set):
         return f"declares needs = {policy.needs!r}; it must be a frozenset of names, such as frozenset({{'group_ids'}})"
     for need in sorted(map(str, policy.needs)):

@@ -35,9 +35,9 @@ class StepCounts:
         StepCounts(num_responses=3, num_tokens=16)
     """
 
-    num_responses: int  # responses with at least one token
+    num_responses: int  # number of responses with at least one token
     num_tokens: int
-    num_prompts: int = field(default=0, repr=False)  # prompts whose responses have tokens; counted only for ``prompt_mean``
+    num_prompts: int = field(default=0, repr=False)  # number of prompts whose responses have tokens; only for ``prompt_mean``
     # (B, 1) number of tokens in all responses to each row's prompt
     prompt_tokens: Tensor | None = field(default=None, repr=False, compare=False)
 
@@ -45,7 +45,7 @@ class StepCounts:
     def of(cls, response_mask: Tensor, group_ids: Tensor | None = None) -> StepCounts:
         """Count the responses and tokens of a whole optimizer step, given its mask ``(B, T)``.
 
-        With ``group_ids``, ``(B, 1)``, also count the prompts, and the tokens of each prompt's responses.
+        With ``group_ids``, ``(B, 1)``, also count the prompts and the tokens of each prompt's responses.
         """
         lengths = response_mask.sum(dim=-1)
         counts = cls(int((lengths > 0).sum()), int(lengths.sum()))
@@ -60,14 +60,14 @@ class StepCounts:
 
 
 def is_per_response(objective: Tensor, response_mask: Tensor) -> bool:
-    """Return whether an objective has one value per response, ``(B, 1)``, even though responses have several tokens."""
+    """Return whether an objective has one value per response, ``(B, 1)``, although responses have several tokens."""
     return objective.shape[-1] == 1 and response_mask.shape[-1] != 1
 
 
 def reduce_objective(
     objective: Tensor, response_mask: Tensor, reduction: Reduction, counts: StepCounts, max_length: int | None = None
 ) -> Tensor:
-    """Compute a micro-batch's share of the step's scalar objective; the shares of all micro-batches sum to the objective.
+    """Compute a micro-batch's share of the step's scalar objective. The shares of all micro-batches sum to the objective.
 
     | reduction | ``(B, T)`` objective | ``(B, 1)`` objective |
     |---|---|---|
@@ -81,7 +81,7 @@ def reduce_objective(
         objective: ``(B, T)`` or ``(B, 1)``.
         response_mask: ``(B, T)`` bool.
         reduction: one of the five reductions above; ``prompt_mean`` is from ScaleRL (arXiv 2510.13786).
-        counts: denominators of the whole step, never of the micro-batch.
+        counts: denominators of the whole step, not of the micro-batch.
         max_length: the divisor for ``constant_length`` (arXiv 2503.20783), in tokens.
 
     Raises:
@@ -117,7 +117,7 @@ def reduce_objective(
 def kl_estimate(
     log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator, old_log_probs: Tensor | None = None
 ) -> Tensor:
-    """Estimate the per-token KL to a reference model in nats; the result has the shape of ``log_probs`` and is differentiable.
+    """Estimate the per-token KL to a reference model in nats. The result has the shape of ``log_probs`` and is differentiable.
 
     k1 is unbiased with high variance, k2 is biased with low variance, and k3 is unbiased with low variance and never negative.
     These properties do not carry over to the gradients when an estimator is used as a *loss*. In expectation, the gradient

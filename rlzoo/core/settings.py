@@ -12,7 +12,7 @@ from rlzoo.core.errors import UserError, shown
 
 
 def user_path(path: str | Path) -> Path:
-    """Return a path that a user wrote, with ``~`` expanded; raise `UserError` for ``~NAME`` if there is no such user."""
+    """Return a path that a user wrote, with ``~`` expanded. Raise `UserError` for ``~NAME`` if there is no such user."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -24,7 +24,7 @@ NameOrPath = Annotated[str, AfterValidator(lambda text: str(user_path(text)) if 
 
 
 class Settings(BaseModel):
-    """Settings that are immutable and reject unknown keys, infinite numbers, and booleans in place of numbers."""
+    """Immutable settings that reject unknown keys, infinite numbers, and booleans in place of numbers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

@@ -13,13 +13,13 @@ if TYPE_CHECKING:  # tasks and the command line import this module without impor
 
 @dataclass(frozen=True, slots=True)
 class ClipInputs:
-    """Inputs to a clip policy for B responses of up to T tokens; log-probabilities are in nats.
+    """Inputs to a clip policy for B responses of up to T tokens. Log-probabilities are in nats.
 
-    The fields below ``seed`` are filled only for rules that name them in `ClipPolicy.needs`. Reading them in any other rule
-    raises an error. These fields carry no gradient. Values at masked positions are arbitrary, and a rule must ignore them.
+    The fields below ``seed`` carry no gradient and are filled only for rules that name them in `ClipPolicy.needs`. Reading
+    them in any other rule raises an error. Values at masked positions are arbitrary, and a rule must ignore them.
 
     To add an optional input, change three files. Add a field here. In `rlzoo.learner.batch`, give `Batch` a field or property
-    with the same name, which `collate` fills; `Learner.clip_inputs` looks it up by name. In `rlzoo.testing.data`, add example
+    with the same name, which `collate` fills. `Learner.clip_inputs` looks it up by name. In `rlzoo.testing.data`, add example
     values to `optional_fields`, and add the name to the tuple of fields with its shape and type.
 
     Example:
@@ -62,10 +62,10 @@ NEEDS = _NAMES[_NAMES.index("seed") + 1 :]
 
 @dataclass(frozen=True, slots=True)
 class ClipBand:
-    """Range of log-ratios in which the gradient flows; each edge is broadcastable to the log-ratio.
+    """Range of log-ratios in which the gradient flows. Each edge is broadcastable to the log-ratio.
 
     Example:
-        The width of a band is 0.03 times the square root of the length; the responses have 100 and 400 tokens:
+        The width of a band is 0.03 times the square root of the length. The responses have 100 and 400 tokens:
 
         >>> import torch
         >>> edge = 0.03 * torch.tensor([[100.0], [400.0]]).sqrt()
@@ -98,7 +98,7 @@ class ClipResult:
     """
 
     objective: Tensor  # (B, T) or (B, 1), float32: unreduced, to be maximised
-    log_ratio: Tensor  # (B, T) or (B, 1), detached: the quantity the rule judged
+    log_ratio: Tensor  # (B, T) or (B, 1), detached: the quantity that the rule judged
     clipped: Tensor  # (B, T) or (B, 1), bool: where the gradient was cut (or, if a rule never cuts it, capped or reversed)
     band: ClipBand | None = None  # for rules that have a band; distinguishes cuts at the ceiling from cuts at the low edge
     metrics: Mapping[str, Tensor] = field(default_factory=dict)  # (B, T) or (B, 1); their means are logged as rule/<name>

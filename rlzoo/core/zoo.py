@@ -49,7 +49,7 @@ class Entry(Generic[Part]):
 
 
 class Shelf(Mapping[str, type[Part]], Generic[Part]):
-    """Sorted mapping from names to classes of one kind; the error for an unknown name suggests the closest known name.
+    """Sorted mapping from names to classes of one kind. The error for an unknown name suggests the closest known name.
 
     Example:
         >>> from rlzoo import load_zoo
@@ -62,11 +62,11 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
         self._base, self._problems = base, problems
         self._candidates: dict[str, list[Entry[Part]]] = {}  # usable classes by name, in the order of loading
         self.entries: dict[str, Entry[Part]] = {}
-        self.aliases: dict[str, tuple[str, Mapping[str, Any]]] = {}  # name and settings that each alias stands for
+        self.aliases: dict[str, tuple[str, Mapping[str, Any]]] = {}  # the name and the settings that each alias stands for
         self.missing: dict[str, str] = {}  # names of classes and plugins that are not loaded, and why
 
     def __getitem__(self, name: str) -> type[Part]:
-        """Return the class called ``name``; raise UserError if there is none."""
+        """Return the class named ``name``; raise UserError if there is none."""
         if name in self.entries:
             return self.entries[name].kind
         if name in self.missing:
@@ -90,11 +90,11 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
 
     @property
     def problems(self) -> list[str]:
-        """Why plugins and classes are not loaded, one line for each problem."""
+        """The reasons why plugins and classes are not loaded, one line for each problem."""
         return list(dict.fromkeys(self.missing.values()))
 
     def outside(self) -> dict[str, list[str]]:
-        """Return the names that third-party plugins provide, grouped by source: a distribution and version, or a path."""
+        """Return the names that third-party plugins provide, grouped by source (distribution and version, or path)."""
         sources: dict[str, list[str]] = {}
         for name, entry in self.entries.items():
             if not entry.plugin.bundled:
@@ -131,7 +131,7 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
             self._candidates.setdefault(kind.name, []).append(Entry(kind, plugin))
 
     def problem(self, kind: Any) -> str | None:
-        """Return what is wrong with the value that a hook returned, or None."""
+        """Describe the problem with the value that a hook returned, or return None."""
         if not (isinstance(kind, type) and issubclass(kind, self._base)) or isabstract(kind):
             return f"{kind!r} is not a concrete subclass of {self._base.__name__}"
         return next(iter(self._problems(kind)), None)
@@ -149,7 +149,7 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
         self.missing |= dict.fromkeys([plugin.name, plugin.name.replace("_", "-"), *names], problem)
 
     def resolve(self) -> None:
-        """Choose a class for each name; a name that several plugins claim is left out, unless a bundled class has it."""
+        """Choose a class for each name. A name that several plugins claim is left out unless a bundled class has it."""
         for name, (first, *others) in sorted(self._candidates.items()):
             if others:
                 rival = others[0].plugin
@@ -170,7 +170,7 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
 
 
 class Zoo(Shelf[ClipPolicy]):
-    """All loaded classes: a mapping from names to clip policies, with the estimators, corrections and tasks as attributes.
+    """All loaded classes. It maps names to clip policies and has the estimators, corrections and tasks as attributes.
 
     Example:
         >>> from rlzoo import load_zoo
@@ -246,7 +246,7 @@ HOOKS = CLIPS, ADVANTAGES, CORRECTIONS, TASKS = "rlzoo_clip_policies", "rlzoo_ad
 
 
 def _answers(plugin: Plugin) -> dict[str, Any]:
-    """Import a plugin, call its hooks and return their results by hook name.
+    """Import a plugin, call its hooks, and return their results by hook name.
 
     Raises:
         UserError: the plugin does not follow the interface.
@@ -267,7 +267,7 @@ def _answers(plugin: Plugin) -> dict[str, Any]:
         raise UserError(f"{plugin} is not valid: {_described(error)}") from error
     callers = manager.get_hookcallers(module) or []
     known = [caller for caller in callers if caller.has_spec()]
-    unknown = [caller.name for caller in callers if not caller.has_spec()]  # from a later version of rlzoo, or misspelt
+    unknown = [caller.name for caller in callers if not caller.has_spec()]  # misspelt, or from a later version of rlzoo
     if not known and unknown:
         hint = did_you_mean(unknown[0], HOOKS)
         raise UserError(f"{plugin} has no hook that this version of rlzoo knows, only {unknown[0]!r}{hint}")
@@ -285,12 +285,12 @@ def _answers(plugin: Plugin) -> dict[str, Any]:
     return answers
 
 
-# cached, because every command and every configuration loads the zoo
+# cached because every command and every configuration loads the zoo
 _bundled_answers = functools.cache(_answers)
 
 
 def policy_problem(policy: Any) -> str | None:
-    """Return why a plugin could not provide this policy class, or None."""
+    """Describe why a plugin could not provide this policy class, or return None."""
     zoo = load_zoo()
     return zoo.problem(policy) or _advantage_problem(zoo, policy)
 
@@ -346,7 +346,7 @@ def _default_problems(kind: type[BaseModel]) -> Iterator[str]:
 
 
 def _advantage_problem(zoo: Zoo, policy: type[ClipPolicy]) -> str | None:
-    """Return what is wrong with a policy's default estimator, or None."""
+    """Describe the problem with a policy's default estimator, or return None."""
     default = policy.model_fields["advantage"].get_default(call_default_factory=True)
     try:
         zoo.advantages.build("its default advantage", default)

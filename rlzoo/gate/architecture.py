@@ -1,4 +1,4 @@
-"""The dimensions of a language model and the cost of its passes, computed on a copy whose tensors have shapes but no memory."""
+"""Computes a language model's dimensions and the cost of its passes on a copy whose tensors have shapes but no memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ KNOWN: dict[str, dict[str, Any]] = {
         ("smollm2", "llama", (49152, 576, 1536, 30, 9, 3), 64, 8192, True),
     )
 }
-"""Configurations of models, so that runs can be planned without the models' files."""
+"""Configurations of some models, so that their runs can be planned without the models' files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Forward:
     """The cost of a forward pass, excluding the output head."""
 
     saved: int  # bytes that the pass keeps for its backward pass
-    cache: int  # bytes of the keys and values
+    cache: int  # size of the keys and values in bytes
 
 
 _FORWARD: dict[tuple[Any, ...], Forward] = {}
@@ -62,7 +62,7 @@ class Architecture:
         self.config = config
         self.vocab_size, self.hidden_size = int(settings.vocab_size), int(settings.hidden_size)
         self.num_layers = len(layers)
-        self.max_length = context_length(model)  # of prompt and response together, in tokens; None if the model has no limit
+        self.max_length = context_length(model)  # maximum tokens of prompt and response together; None: no limit
         self.num_parameters = _size(model)  # a tied head is counted once
         self.parameter_sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
         self.layer_parameters = max(map(_size, layers))  # of the largest layer
@@ -73,7 +73,7 @@ class Architecture:
         self._shapes = [_shapes(layer) for layer in layers]
 
     def forward(self, config: RunConfig, rows: int, length: int) -> Forward:
-        """Return the cost of a run's forward pass on ``rows`` rows of ``length`` tokens; results are cached."""
+        """Return the cost of a run's forward pass on ``rows`` rows of ``length`` tokens. Results are cached."""
         learner = config.learner
         settings = config.model.dtype, config.model.attn_implementation, learner.autocast, learner.packing
         key = self.config.to_json_string(use_diff=False), *settings, rows, length
@@ -82,7 +82,7 @@ class Architecture:
         return _FORWARD[key]
 
     def _extrapolated(self, config: RunConfig, rows: int, length: int) -> Forward:
-        """Compute two layers of each kind; the second stands for the rest, because the first may keep tensors shared by all."""
+        """Compute two layers of each kind. The second stands for the rest, because the first may keep tensors shared by all."""
         with suppress(Exception):  # a model whose layers depend on each other is computed in full
             kinds = list(zip(self._types or self._shapes, self._shapes, strict=True))
             counts = {
@@ -103,7 +103,7 @@ class Architecture:
         named, autocasts = config.model, config.learner.autocast == "bfloat16"
         flashes = (named.attn_implementation or "").startswith("flash")  # keeps the same tensors as PyTorch's attention
         mode = FakeTensorMode()  # tensors have shapes and types, but no memory
-        # otherwise, a traceback is logged if an operation fails
+        # without this line, a traceback would be logged if an operation failed
         logging.getLogger(FakeTensorMode.__module__).setLevel(logging.CRITICAL)
         with mode:
             model = _build(shape, named.dtype, None if flashes else named.attn_implementation)
@@ -171,7 +171,7 @@ def _size(module: nn.Module) -> int:
 
 
 def find_architecture(path: str) -> Architecture | None:
-    """Return the dimensions of the model at ``model.path``, from its GGUF file, ``config.json`` or `KNOWN`; None if unknown.
+    """Return the dimensions of the model at ``model.path`` from its GGUF file, ``config.json`` or `KNOWN`; None if unknown.
 
     Raises:
         UserError: the file does not describe a usable model; see also `local_model`.
@@ -196,12 +196,12 @@ def find_architecture(path: str) -> Architecture | None:
 
 
 def _unconverted(path: str) -> Path | None:
-    """Return the GGUF file of a model that has not been converted; None for other models."""
+    """Return the GGUF file of a model that has not been converted, or None for other models."""
     return gguf_file(path) if is_gguf(path) and local_model(path) is None else None
 
 
 def model_file(path: str, name: str, *, download: bool = True) -> Path | None:
-    """Find a small file of the model at ``model.path`` in its folder, in the hub's cache or on the hub; None if missing."""
+    """Find a small file of the model at ``model.path`` in its folder, in the hub's cache or on the hub, or return None."""
     folder = local_model(path)
     if folder is not None:
         return folder / name if (folder / name).is_file() else None
@@ -209,7 +209,7 @@ def model_file(path: str, name: str, *, download: bool = True) -> Path | None:
 
     try:
         return Path(hf_hub_download(path, name, etag_timeout=5, local_files_only=not download))
-    except Exception:  # no network, no such model or an invalid name: the file counts as missing
+    except Exception:  # without a network, or if the name is unknown or invalid, the file counts as missing
         return None
 
 

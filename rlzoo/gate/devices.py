@@ -1,4 +1,4 @@
-"""Describes the devices of a run: their number and their memory."""
+"""Describes the number and the memory of a run's devices."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Devices:
 
 
 GIGABYTES = {"A100-40GB": 40, "A100-80GB": 80, "H100": 80, "H200": 141, "L40S": 48, "RTX4090": 24}
-"""Memory in GB of each named device, from NVIDIA's data sheets."""
+"""Memory of each named device in GB, from NVIDIA's data sheets."""
 
 
 def parse_devices(text: str) -> Devices:

@@ -1,4 +1,4 @@
-"""Runs all checks before the first step, and returns what the run uses, such as its model, sampler and learner."""
+"""Runs all checks before the first step and returns the objects that the run uses: its model, sampler, learner and others."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ logger = logging.getLogger("rlzoo")
 
 @dataclass
 class Opening:
-    """A model that is being checked before it is sampled from; a check may use fields that earlier checks have set."""
+    """A model that is being checked before it is sampled from. A check may use fields that earlier checks have set."""
 
     model: PreTrainedModel = field(init=False)
     tokenizer: PreTrainedTokenizerBase = field(init=False)
     tokens: Tokens = field(init=False)
     probe: Probe = field(init=False)
     sampler: Sampler = field(init=False)
-    seconds: dict[str, float] = field(init=False, default_factory=dict)  # taken by each check
+    seconds: dict[str, float] = field(init=False, default_factory=dict)  # time that each check took
 
     named: ModelConfig
     rollout: RolloutConfig
@@ -61,7 +61,7 @@ class Opening:
     device: torch.device | None = None
 
     def ask(self, questions: Sequence[Callable[[Any], None]]) -> None:
-        """Run the checks in order; if one fails, release what the earlier ones opened."""
+        """Run the checks in order. If a check fails, release the resources that the earlier checks opened."""
         with ExitStack() as failed:
             failed.callback(self.close)
             for question in questions:
@@ -88,7 +88,7 @@ def rows(opening: Opening) -> None:
 
 def sampler(opening: Opening) -> None:
     """Does the sampler draw from the model's distribution?"""
-    # built before the learner, which may partition the model with ZeRO-3 or replace its modules with those of an adapter
+    # build the sampler before the learner, which may partition the model with ZeRO-3 or replace its modules for an adapter
     opening.sampler = engine_of(opening.rollout).make(
         opening.model,
         opening.tokenizer,
@@ -106,7 +106,7 @@ TO_SAMPLE = (tokens, rows, sampler)
 
 @dataclass
 class Admission(Opening):
-    """A run that is passing through the gate; afterwards, this object holds everything that the run's steps use."""
+    """A run that is passing through the gate. Afterwards, this object holds everything that the run's steps use."""
 
     accelerator: Accelerator = field(init=False)
     learner: Learner = field(init=False)
@@ -114,7 +114,7 @@ class Admission(Opening):
     critic_model: PreTrainedModel | None = field(init=False, default=None)
     critic: Critic | None = field(init=False, default=None)
     facts: dict[str, Any] = field(init=False)  # the run's fingerprint
-    changes: list[tuple[int, str]] = field(init=False, default_factory=list)  # since a resumed run started, with logging levels
+    changes: list[tuple[int, str]] = field(init=False, default_factory=list)  # since the resumed run started, with log levels
 
     config: RunConfig = field(kw_only=True)
     task: Task = field(kw_only=True)
@@ -133,7 +133,7 @@ def processes(run: Admission) -> None:
     """Can the processes reach each other?"""
     run.accelerator = make_accelerator(run.config.launch, run.config.learner, dtype=run.config.model.dtype)
     run.device = run.accelerator.device
-    # the time in the default name may differ between ranks
+    # ranks may disagree about the time in the default name
     output = gather(run.accelerator, [run.config.output or usual_output(run.config)])[0]
     run.config = run.config.model_copy(update={"output": output})
 
@@ -141,7 +141,7 @@ def processes(run: Admission) -> None:
 def model(run: Admission) -> None:
     """Can the model be loaded? Is everything the same on all ranks and, in a resumed run, unchanged since the run started?"""
     run.model, run.tokenizer = load_named(run.config.model)
-    if not shards_weights(run.config.launch):  # otherwise the weights are moved when they are sharded
+    if not shards_weights(run.config.launch):  # otherwise, the weights are moved when they are sharded
         run.model.to(run.accelerator.device)
     run.facts = run_facts(run.config) | model_facts(run.model, run.tokenizer)
     if run.config.model.reference is not None:
@@ -245,7 +245,7 @@ def enter(config: RunConfig, task: Task, *, resume: bool = False, allow_changed:
 
 
 def _needed(config: RunConfig) -> int:
-    """Return n, such that the task's first n training problems include all problems that the run may train on."""
+    """Return a number n such that the task's first n training problems include all that the run may train on."""
     if config.rollout.recorded is not None:
         return 0
     size = config.task.num_problems(held_out=False) if config.rollout.band is not None else None
@@ -253,7 +253,7 @@ def _needed(config: RunConfig) -> int:
 
 
 def forecast(config: RunConfig, devices: Devices | None = None, *, resume: bool = False) -> Plan:
-    """Check what can be checked before anything is loaded, and forecast the resources that the run needs.
+    """Run all checks that are possible before anything is loaded, and forecast the resources that the run needs.
 
     Args:
         config: configuration of the run.
@@ -272,10 +272,10 @@ def forecast(config: RunConfig, devices: Devices | None = None, *, resume: bool 
 
 
 def rehearse(plan: Plan, *, resume: bool = False, allow_changed: bool = False) -> str:
-    """Run all checks of a planned run in one process, without starting it, if the model's weights are on this machine.
+    """Run all checks of a planned run in one process without starting the run, if the model's weights are on this machine.
 
     Returns:
-        The seconds that the checks took, or why the model was not checked.
+        The time that the checks took, in seconds, or the reason why the model was not checked.
 
     Raises:
         UserError: see `enter`.
@@ -301,7 +301,7 @@ def rehearse(plan: Plan, *, resume: bool = False, allow_changed: bool = False) -
 
 
 def _changes(accelerator: Accelerator, config: RunConfig, facts: Mapping[str, Any], allowed: bool) -> list[tuple[int, str]]:
-    """Return what has changed since the resumed run started; an error in the main process is raised in all processes."""
+    """Return the changes since the resumed run started. An error in the main process is raised in all processes."""
     changes: list[tuple[int, str]] | UserError | OSError = []
     if accelerator.is_main_process:
         try:

@@ -1,4 +1,4 @@
-"""The fingerprint of a run: the facts that determine its results, so that a resumed run can report what has changed."""
+"""The fingerprint of a run, which holds the facts that determine its results, so that a resumed run can report changes."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 SCORE = "held-out score"  # see `RunConfig.held_out_score`
-FREE = ("steps", "output", "launch.", "checkpoint.", "tracking.", SCORE)  # settings that a resumed run may change
+FREE = ("steps", "output", "launch.", "checkpoint.", "tracking.", SCORE)  # settings that may change when a run is resumed
 PER_RANK = ("output", "tracking.")  # settings that matter on the main rank only
-VERSION = "version of "  # a different version is reported, not refused
+VERSION = "version of "  # a different version is reported but not refused
 MODEL = "model "  # facts about the loaded model, which a dry run may lack
 TRAIN_PROBLEMS = "training problems"
 
@@ -69,7 +69,7 @@ def user_files(config: RunConfig) -> dict[Path, str]:
 
 
 def model_facts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, role: str = "") -> dict[str, str]:
-    """Return the facts about a model as it was loaded, before it is trained; ``role`` distinguishes it from other models."""
+    """Return the facts about a model as it was loaded, before training. ``role`` distinguishes it from other models."""
     configs = [config.to_diff_dict() for config in (model.config, model.generation_config) if config is not None]
     where_from = {"_name_or_path", "transformers_version", "_from_model_config"}
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -84,7 +84,7 @@ def model_facts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, role
 
 
 def _hash_weights(weights: Mapping[str, Tensor]) -> str:
-    """Hash weights at memory speed: for each block of `_BLOCK` bytes, only the sum of its 64-bit words is hashed."""
+    """Hash weights at memory speed by hashing only the sum of the 64-bit words in each block of `_BLOCK` bytes."""
     import torch
 
     hasher = hashlib.sha256()
@@ -168,7 +168,7 @@ def _files(config: RunConfig, settings: Mapping[str, Any]) -> Iterator[tuple[str
 
 
 def _used_by(start: Path) -> list[Path]:
-    """Return a Python file, the user's modules that it imports directly or indirectly, and the files named in their strings."""
+    """Return a Python file, the user's modules that it imports directly or indirectly, and files named in their strings."""
     installed = ("site-packages", "dist-packages", f"python{sys.version_info.major}.{sys.version_info.minor}", "lib-dynload")
     folders = [Path.cwd(), *(path for path in map(Path, sys.path) if path.name not in installed)]
     root = next(folder for folder in start.parents if not (folder / "__init__.py").is_file())
@@ -202,5 +202,5 @@ def _named_in(file: Path) -> Iterator[str]:
 def _is_file(path: str | Path) -> bool:
     try:
         return Path(path).is_file() and os.access(path, os.R_OK)
-    except (OSError, ValueError):  # the path is too long, or contains a zero byte
+    except (OSError, ValueError):  # the path is too long or contains a zero byte
         return False

@@ -1,4 +1,4 @@
-"""Checks the launch settings, and the environment variables that describe a launch."""
+"""Checks the launch settings and the environment variables that describe a launch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check_launch(launch: LaunchConfig) -> None:
 
 
 def check_launcher(launch: LaunchConfig) -> None:
-    """Raise UserError if the environment describes a launch that is impossible, or that rlzoo does not support."""
+    """Raise UserError if the environment describes a launch that is impossible or that rlzoo does not support."""
     numbers = {name: os.environ[name] for name in (*LAUNCHED, *MPI_SIZES) if name in os.environ}
     if numbers.get("LOCAL_RANK") == "-1":  # no launcher
         del numbers["LOCAL_RANK"]

@@ -19,7 +19,7 @@ from rlzoo.models.processes import zero_settings
 from rlzoo.rollout.episodes import Limits
 from rlzoo.rollout.open_responses import rounded
 
-FLOAT = 4  # bytes of a float32
+FLOAT = 4  # size of a float32 in bytes
 BYTES = {"float32": 4, "bfloat16": 2}
 _SAMPLER_BYTES_PER_LOGIT = 5 * FLOAT  # `draw` holds the logits, their scaled, shifted and exponentiated copies, and blocks
 _BUCKET = 5e8  # DeepSpeed's reduce_bucket_size, in elements
@@ -32,7 +32,7 @@ class PassShape:
     """The dimensions of a micro-batch, the unit of one forward and backward pass."""
 
     rows: int
-    length: int  # number of tokens in the longest row: prompt, response and observations
+    length: int  # number of tokens in the longest row, including its prompt, response and observations
     response: int  # number of tokens that the model chose in the longest row
 
     @property
@@ -43,7 +43,7 @@ class PassShape:
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """How the model's states are sharded across processes."""
+    """The way in which the model's states are sharded across processes."""
 
     processes: int
     stage: int = 0  # ZeRO stage; 0 without ZeRO
@@ -75,7 +75,7 @@ class Memory:
     states: dict[str, float]  # always allocated
     step: dict[str, float]  # additional memory at the peak of an optimizer step
     sampler: float
-    offloaded: float = 0.0  # the reference model, if it is on the device only while it scores
+    offloaded: float = 0.0  # the reference model, if it is on the device only while it computes log-probs
 
     @property
     def learning(self) -> dict[str, float]:
@@ -102,7 +102,7 @@ def rows_per_step(config: RunConfig, processes: int) -> int:
 def micro_batch(
     config: RunConfig, architecture: Architecture | None, prompt: int, processes: int, *, is_cpu: bool = False
 ) -> PassShape:
-    """Return the shape of a full micro-batch of an optimizer step, with prompts and responses of maximum length."""
+    """Return the shape of a full micro-batch in an optimizer step, with prompts and responses of maximum length."""
     chosen, length = longest_response(config, architecture, prompt)
     depth = architecture.num_layers * architecture.hidden_size if architecture is not None else 1
     limit = max_tokens(config.learner.max_tokens_per_micro_batch, is_cpu=is_cpu, depth=depth)
@@ -111,7 +111,7 @@ def micro_batch(
 
 
 def longest_response(config: RunConfig, architecture: Architecture | None, prompt: int) -> tuple[int, int]:
-    """Return two token counts for the longest response: tokens that the model chooses, and all tokens including the prompt.
+    """Return two token counts of the longest response: tokens that the model chooses, and all tokens including the prompt.
 
     An environment's observations take up positions and memory, just like other tokens. An episode ends at the context limit.
     """
@@ -127,7 +127,7 @@ def longest_response(config: RunConfig, architecture: Architecture | None, promp
 def memory(
     architecture: Architecture, forward: Forward, config: RunConfig, sharding: Sharding, batch: PassShape, devices: Devices
 ) -> Memory:
-    """Estimate the memory use of one device; ``batch`` is a full micro-batch, and ``forward`` the cost of a pass on it."""
+    """Estimate one device's memory use. ``batch`` is a full micro-batch, and ``forward`` is the cost of a pass on it."""
     has_deepspeed, processes = sharding.stage > 0, sharding.processes
     is_low_rank, keeps = config.learner.lora.rank > 0, _keeps_masters(config, has_deepspeed)
     trained, element = trained_parameters(architecture, config), BYTES[config.model.dtype]
@@ -168,7 +168,7 @@ def memory(
     columns = rounded(batch.length) if has_graphs else batch.length
     sampler = _sampler(architecture, forward.cache / batch.tokens * columns, config, sharding, devices)
     if config.rollout.max_staleness or engine_of(config.rollout).is_resident:
-        step["sampler"] = sampler  # the sampler samples ahead while the learner works, or keeps its memory
+        step["sampler"] = sampler  # the sampler works while the learner does, or keeps its memory
     return Memory(states, step, sampler, offloaded)
 
 
@@ -178,7 +178,7 @@ def weight_bytes(architecture: Architecture, config: RunConfig) -> int:
 
 
 def reference_bytes(architecture: Architecture, config: RunConfig) -> float:
-    """Return the size of the reference model in bytes; if its shape is unknown, it is assumed to be as large as the model."""
+    """Return the reference model's size in bytes. If its shape is unknown, it is assumed to be as large as the model."""
     named, is_needed = config.model, needs_reference(config.learner, config.reward, config.clip, config.estimator)
     with naming("model.reference"):
         teacher = find_architecture(named.reference) if is_needed and named.reference is not None else None
@@ -217,7 +217,7 @@ def trained_parameters(architecture: Architecture, config: RunConfig) -> int:
 
 
 def resume_bytes(architecture: Architecture, config: RunConfig, has_deepspeed: bool) -> float:
-    """Return the size of a checkpoint in bytes across all processes, excluding the model: trained parameters and moments."""
+    """Return a checkpoint's size in bytes across all processes: its trained parameters and moments, but not the model."""
     number = 3 * _trained_bytes(config, has_deepspeed)  # the parameter and two moments
     more = float(weight_bytes(architecture, config)) if has_deepspeed else 0.0
     more += critic_bytes(architecture, config, has_deepspeed)[-1]
@@ -253,7 +253,7 @@ def _keeps_masters(config: RunConfig, has_deepspeed: bool) -> bool:
 
 
 def _trained_bytes(config: RunConfig, has_deepspeed: bool) -> int:
-    """Return the size in bytes of an optimized parameter, and of each of its moments."""
+    """Return the size in bytes of an optimized parameter, which is also the size of each of its moments."""
     in_float32 = has_deepspeed or config.learner.lora.rank or _keeps_masters(config, has_deepspeed)
     return FLOAT if in_float32 else BYTES[config.model.dtype]
 
@@ -264,7 +264,7 @@ def _buffers(weights: float, gradients: float, element: int, sharding: Sharding)
         return min(weights, _LIVE * element) + bucket
     if sharding.stage:
         return 2 * bucket
-    return gradients if sharding.processes > 1 else 0.0  # the buckets of DistributedDataParallel
+    return gradients if sharding.processes > 1 else 0.0  # buckets of DistributedDataParallel
 
 
 def _fsdp_buffers(architecture: Architecture, element: int) -> float:
@@ -293,7 +293,7 @@ def activations(architecture: Architecture, config: RunConfig, forward: Forward,
 
 
 def log_prob_bytes(architecture: Architecture, config: RunConfig, batch: PassShape, *, is_cpu: bool) -> float:
-    """Return the size in bytes of one chunk of logits, with log-probs, probabilities and their product in float32."""
+    """Return the size in bytes of one chunk of logits, including log-probs, probabilities and their product in float32."""
     chunk = max(1, logits_per_chunk(is_cpu=is_cpu) // architecture.vocab_size)
     tokens = min(chunk, batch.rows * batch.response)
     return tokens * architecture.vocab_size * (3 * FLOAT + _compute_bytes(config))
@@ -302,7 +302,7 @@ def log_prob_bytes(architecture: Architecture, config: RunConfig, batch: PassSha
 def _sampler(architecture: Architecture, row_cache: float, config: RunConfig, sharding: Sharding, devices: Devices) -> float:
     """Return the sampler's memory in bytes: an engine's share of the device, or the key-value cache and logits of `decode`.
 
-    Under autocast, `decode` also holds copies of the matrices in bfloat16. A sampler that samples ahead has its own weights. On
+    Under autocast, `decode` also holds bfloat16 copies of the matrices. A sampler that samples ahead has its own weights. On
     a CPU, each batch in the queue of such a sampler holds another copy of the weights.
     """
     settings = config.rollout

@@ -22,7 +22,7 @@ from rlzoo.gate.memory import (
     weight_bytes,
 )
 
-_TEXT_BYTES = 5  # bytes of JSON text per response token, about right for English and LaTeX
+_TEXT_BYTES = 5  # bytes of JSON text per response token, which is about right for English and LaTeX
 _TURN_BYTES = 128  # bytes of JSON per turn, excluding the turn's text
 _ID_BYTES, _KEPT_ID_BYTES, _LOG_PROB_BYTES = 8, 4, 4
 
@@ -31,7 +31,7 @@ _ID_BYTES, _KEPT_ID_BYTES, _LOG_PROB_BYTES = 8, 4, 4
 class Prompts:
     """The length of a task's longest prompt."""
 
-    longest: int  # tokens
+    longest: int  # length in tokens
     counted: bool  # whether the length was counted with the model's tokenizer; False if it was estimated from the text
 
 
@@ -47,11 +47,11 @@ class Plan:
     devices: Devices
     prompts: Prompts
     processes: int = 1  # one per device
-    is_here: bool = True  # whether the devices and the disk are those of this machine
+    is_here: bool = True  # whether the run uses the devices and the disk of this machine
 
     @cached_property
     def sharding(self) -> Sharding:
-        """How the model's states are sharded across processes."""
+        """The way in which the model's states are sharded across processes."""
         return Sharding.of(self.config.launch, self.processes)
 
     @cached_property
@@ -88,7 +88,7 @@ class Plan:
     @cached_property
     def forward(self) -> Forward | None:
         """The cost of a forward pass on a full micro-batch."""
-        with suppress(Exception):  # a model's computation may depend on the data
+        with suppress(Exception):  # the computation of some models depends on the data
             return self.architecture.forward(self.config, self.batch.rows, self.batch.length) if self.architecture else None
         return None
 
@@ -116,12 +116,12 @@ class Plan:
         most = (
             settings.keep + 1 + bool(config.eval.num_problems and config.eval.every)
         )  # plus the checkpoint being written and the best checkpoint
-        # log-probs of the sampler, the old policy, and each epoch; the critic's values
+        # the log-probs of the sampler, the old policy and each epoch, and the critic's values
         log_probs = 2 + config.learner.num_epochs + config.has_critic
         response = self.batch.response * (log_probs * _LOG_PROB_BYTES + _TEXT_BYTES) + self.batch.length * _ID_BYTES
         if config.rollout.top_k is not None:  # the tokens kept by top-k; the number kept by top-p is not known in advance
             response += self.batch.response * (config.rollout.top_k + 1) * _KEPT_ID_BYTES
-        if config.task.host is not None:  # turn ids, the transcript, and the text of each turn
+        if config.task.host is not None:  # turn IDs, the transcript, and the text of each turn
             tokens = self.batch.response + self.observed
             response += tokens * (_ID_BYTES + _TEXT_BYTES) + self.observed * _TEXT_BYTES
             response += config.rollout.max_turns * _TURN_BYTES
@@ -131,7 +131,7 @@ class Plan:
         }
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the plan in JSON-serialisable form: counts and bytes."""
+        """Return the plan's counts and sizes in bytes as a JSON-serialisable dict."""
         steps, memory = self.config.steps, None
         if self.memory is not None:
             by_part = {"learner": self.memory.learning, "sampling": self.memory.sampling}

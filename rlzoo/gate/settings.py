@@ -1,4 +1,4 @@
-"""Checks what can be checked before anything is loaded or written: settings, launch, packages, disk and memory."""
+"""Checks settings, launch, packages, disk and memory before anything is loaded or written."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from rlzoo.support.extras import how_to_install
 
 
 def usual_output(config: RunConfig) -> Path:
-    """Return a default run directory with a unique name, made of the rule, task, seed, time and random digits."""
+    """Return a default run directory. Its unique name consists of the rule, task, seed, time and random digits."""
     stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
     return Path("runs") / f"{config.clip.name}-{config.task.name.replace(':', '-')}-{config.seed}-{stamp}"
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How a run would start."""
+    """The circumstances in which a run would start."""
 
     processes: int
-    resume: bool = False  # whether it continues from its directory
-    here: bool = True  # whether it starts on this machine, which is then checked too
+    resume: bool = False  # whether the run continues from its directory
+    here: bool = True  # whether the run starts on this machine, which is then checked too
 
     @classmethod
     def of(cls, config: RunConfig, *, resume: bool = False, devices: Devices | None = None) -> Start:
@@ -61,10 +61,10 @@ class Start:
 
 
 def check_settings(config: RunConfig, start: Start) -> None:
-    """Check what can be checked before anything is loaded.
+    """Run all checks that are possible before anything is loaded.
 
     Raises:
-        UserError: a setting would fail later in the run; the message describes the first problem in one line.
+        UserError: a setting would cause an error later in the run; the message describes the first problem in one line.
     """
     config.refuse_redacted()
     if config.output is not None and os.environ.get("RANK", "0") == "0":
@@ -107,7 +107,7 @@ def check_settings(config: RunConfig, start: Start) -> None:
 
 
 def _check_recording(config: RunConfig, recording: Recording) -> None:
-    """Check that recorded rollouts have enough steps for a run, and the values that it needs."""
+    """Check that recorded rollouts have enough steps for a run and contain the values that it needs."""
     path, number, correction = config.rollout.recorded, len(recording.files), config.correction
     if config.steps > (most := number * config.rollout.recorded_epochs):
         passes = f"{path!r} has {number} steps (rollout.recorded_epochs={config.rollout.recorded_epochs})"
@@ -123,7 +123,7 @@ def _check_recording(config: RunConfig, recording: Recording) -> None:
 
 
 def remarks(config: RunConfig) -> Iterator[tuple[int, str]]:
-    """Yield what a user should know about a run that can start, with logging levels."""
+    """Yield remarks that the user of a valid run should know, with their logging levels."""
     learner, steps, correction = config.learner, config.rollout.max_staleness, config.correction
     if learner.num_minibatches * learner.num_epochs == 1:
         yield (
@@ -148,7 +148,7 @@ def remarks(config: RunConfig) -> Iterator[tuple[int, str]]:
 
 
 def missing_libraries(config: RunConfig) -> Iterator[str]:
-    """Yield one line for each optional library that the run needs but that is not installed."""
+    """Yield one line for each optional library that the run needs and that is not installed."""
     launch, learner, engine = config.launch, config.learner, engine_of(config.rollout)
     wanted = {
         "deepspeed": (launch.deepspeed is not None, f"launch.deepspeed={launch.deepspeed!r}", how_to_install("deepspeed")),

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rlzoo")
 
-Encodings = Mapping[str, tuple[int, ...]]  # texts and their tokens
+Encodings = Mapping[str, tuple[int, ...]]  # maps texts to their tokens
 
 _ENCODED = 256  # number of prompts that are always encoded: those with the most bytes
 _COMPLETE = 16  # number of complete prompts that are encoded: those whose questions have the most tokens
@@ -51,11 +51,11 @@ class Asked:
 
     prompts: list[str]  # before the chat template
     tools: Sequence[Mapping[str, Any]] = ()  # described by the template before the first message
-    host: bool = False  # whether an environment answers, so that episodes have several turns
+    host: bool = False  # whether an environment answers the model, so that episodes have several turns
 
     @classmethod
     def of(cls, task: Task, *, needed: int, held_out: int) -> Asked:
-        """Return the prompts of a run; if its task is endless, only the first `GENERATED` training prompts.
+        """Return the prompts of a run. If its task is endless, only the first `GENERATED` training prompts are included.
 
         Args:
             task: the run's task.
@@ -68,7 +68,7 @@ class Asked:
         return cls(task.prompts(problems), task.host.tools if task.host else (), task.host is not None)
 
     def estimate(self, model: ModelConfig, rollout: RolloutConfig, limit: int | None) -> Prompts:
-        """Return the length of the longest prompt without loading the model; it is estimated if the tokenizer is not local.
+        """Return the length of the longest prompt without loading the model. Without a local tokenizer, it is an estimate.
 
         Raises:
             UserError: a prompt has no tokens, or is too long for the model, whose longest row has ``limit`` tokens.
@@ -88,7 +88,7 @@ class Asked:
     def encode(
         self, tokenizer: PreTrainedTokenizerBase, *, chat_template: bool, room: float = math.inf
     ) -> tuple[Encodings, Encodings]:
-        """Return the tokens of selected questions without a template, and of some complete prompts, including the longest.
+        """Return the tokens of selected questions without a template and of some complete prompts, including the longest.
 
         The selected questions are the longest, those with new characters, and those that might have more than ``room`` tokens.
 
@@ -124,11 +124,11 @@ class Asked:
 
 @dataclass(frozen=True)
 class Tokens:
-    """The end tokens and the maximum lengths of a run."""
+    """A run's end tokens and maximum lengths."""
 
     end_ids: frozenset[int]  # tokens that end a response
     longest: int  # length of the longest prompt, in tokens
-    longest_row: int  # maximum length of a row in tokens: prompt, responses and observations
+    longest_row: int  # maximum length of a row in tokens, including its prompt, responses and observations
 
 
 def check_tokens(
@@ -140,7 +140,7 @@ def check_tokens(
         UserError: a prompt cannot be used with the model.
     """
     rows, limit = embedding_rows(model), context_length(model)
-    room = _room(limit, rollout) if len(tokenizer) <= rows else 0  # otherwise any prompt may have a token without a row
+    room = _room(limit, rollout) if len(tokenizer) <= rows else 0  # otherwise, any prompt may have a token without a row
     questions, complete = asked.encode(tokenizer, chat_template=named.chat_template, room=room)
     for prompt, ids in (*questions.items(), *complete.items()):
         if max(ids, default=0) >= rows:
@@ -168,7 +168,7 @@ def check_tokens(
 def _check_recorded(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, recording: Recording, asked: Asked, named: ModelConfig
 ) -> None:
-    """Check that recorded rollouts fit the model and its tokenizer, and that they do not answer held-out prompts."""
+    """Check that recorded rollouts fit the model and its tokenizer and do not answer held-out prompts."""
     path, trained = str(recording.files[0].parent), f"model {named.path!r}"
     limits = {"token_id": embedding_rows(model) - 1, "row": context_length(model)}
     for name, limit in limits.items():
@@ -185,7 +185,7 @@ def _check_recorded(
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase, end_ids: frozenset[int]) -> int | None:
-    """Return the control token that ends a turn in the chat template; None if there is none, or if an end token ends it."""
+    """Return the control token that ends a turn in the chat template, or None if there is none or an end token ends turns."""
     turn = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": ANSWER}]
     try:
         text = rendered(tokenizer, turn, closed=True).rpartition(ANSWER)[2].lstrip()
@@ -228,7 +228,7 @@ def _check_contents(
 
 
 def _letters(text: str) -> str:
-    """Return the letters and digits of a text, without differences that tokenizers may remove."""
+    """Return the letters and digits of a text, normalized to remove differences that tokenizers may drop."""
     return "".join(filter(str.isalnum, unicodedata.normalize("NFKC", text).casefold()))
 
 
@@ -247,13 +247,13 @@ def check_length(prompts: Prompts, rollout: RolloutConfig, *, limit: int | None,
 
 
 def _room(limit: int | None, rollout: RolloutConfig) -> float:
-    """Return how many tokens a prompt may have."""
+    """Return the maximum number of tokens in a prompt."""
     limits = (size for size in (limit, engine_of(rollout).max_length) if size is not None)
     return min(limits, default=math.inf) - rollout.max_new_tokens
 
 
 def local_tokenizer(path: str) -> PreTrainedTokenizerBase | None:
-    """Return the tokenizer of a model if its files are on this machine."""
+    """Return the tokenizer of a model if the tokenizer's files are on this machine."""
     from transformers import AutoTokenizer
 
     file = model_file(path, "tokenizer.json", download=False)
@@ -263,7 +263,7 @@ def local_tokenizer(path: str) -> PreTrainedTokenizerBase | None:
 
 
 def question_counts(task: Task, wanted: int) -> list[tuple[int, str]]:
-    """Return messages to log: how many questions a run has, and a warning if fewer than ``wanted`` are held out."""
+    """Return messages to log: the number of a run's questions, and a warning if fewer than ``wanted`` are held out."""
     size, held_out = (task.num_problems(held_out=side) for side in (False, True))
     held_out = len(task.held_out_problems(wanted)) if held_out is None else held_out
     counts = f"task {task.name}: {'endless' if size is None else f'{size:,}'} training questions, {held_out:,} held out"

@@ -1,4 +1,4 @@
-"""Code shared by the integrations: parses rules, checks what a trainer supports, and counts clip decisions by length."""
+"""Code that the integrations share to parse rules, check what a trainer supports, and count clip decisions by length."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from rlzoo.support.parsing import UnreadableError, parse_yaml
 PREFIX = "rlzoo:"
 """Prefix of rules and estimators in other trainers' registries."""
 LENGTH_EDGES = (1.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 2.0**40)
-"""Length bins in tokens, for trainers that pass one micro-batch at a time: up to 64, 65 to 256, ..., above 16,384."""
+"""Length bins in tokens for trainers that pass one micro-batch at a time: up to 64, 65 to 256, ..., above 16,384."""
 
 
 @functools.cache
 def installed() -> Zoo:
-    """Return the installed plugins, loaded once per process."""
+    """Return the installed plugins, which are loaded once per process."""
     return load_zoo()
 
 
@@ -61,7 +61,7 @@ def rule(name: str, /, instead: Mapping[str, str] | None = None, **settings: Any
 
     Args:
         name: name of the rule, with or without settings, such as ``"my-rule"`` or ``"rlzoo:my-rule/width_low:0.02"``.
-        instead: maps each field that the trainer determines to the trainer's setting for it.
+        instead: maps each field that the trainer determines to the trainer's corresponding setting.
         **settings: settings of the rule, such as ``width_low=0.02``.
 
     Raises:
@@ -88,7 +88,7 @@ def check_supported(policy: ClipPolicy, trainer: str, provided: Iterable[str] = 
         provided: fields of `ClipInputs` listed in `rlzoo.core.types.NEEDS` that the integration can fill.
 
     Raises:
-        UserError: the rule needs something that the trainer does not provide; the message says what.
+        UserError: the rule needs something that the trainer does not provide; the message names it.
     """
     if policy.is_adaptive:
         raise UserError(f"{policy.name} adapts its band after every update, but {trainer} keeps no state for it")

@@ -1,4 +1,4 @@
-"""Makes every rule a loss for TRL's `GRPOTrainer`, and records rollout files: `ClipPolicyTrainer`, `use_policy`, `record`.
+"""Makes every rule a loss for TRL's `GRPOTrainer` and records rollout files: `ClipPolicyTrainer`, `use_policy`, `record`.
 
 This module targets TRL 1.16 and overrides methods that TRL may change. docs/how-to/trl.md shows how to use it.
 """
@@ -57,7 +57,7 @@ REPLACED = (
     "vespo_lambda_pos",
 )  # fmt: skip
 """Settings of TRL's own rules. They would be ignored, so only their defaults are accepted."""
-STATE = "clip_policy.json"  # in a checkpoint: the current state of an adaptive rule
+STATE = "clip_policy.json"  # file in a checkpoint with the current state of an adaptive rule
 ROWS, GROUPS, REWARDS, FINISHED, ENTROPY = (
     "rlzoo_rows", "rlzoo_group_ids", "rlzoo_rewards", "rlzoo_finished", "rlzoo_old_entropy",
 )  # fmt: skip
@@ -73,7 +73,7 @@ RECORDED = {
     "ref_log_probs": "ref_per_token_logps",
     "old_entropy": ENTROPY,
 }
-"""Fields of a rollout file, and TRL's names for them."""
+"""Maps fields of a rollout file to TRL's names for them."""
 LOGGED = r"clip/fraction(_length_bin_\d)?|clip/length_bin_\d_edge|fairness/lre_(max|noise)"
 """The rlzoo metrics that are logged for every rule."""
 
@@ -87,9 +87,9 @@ def response_mask(inputs: Mapping[str, Tensor]) -> Tensor:
 class RolloutRecorder:
     """Writes every generation batch of a trainer to a separate rollout file in a folder: ``000001.safetensors`` and so on.
 
-    After the last optimizer step on a batch, the main process writes the file, with the rows of all processes. A new run needs
-    an empty folder. A run that resumes from a checkpoint uses the same folder and continues the checkpoint's numbering;
-    it replaces the files of later batches.
+    After the last optimizer step on a batch, the main process writes the file with the rows of all processes. A new run needs
+    an empty folder. A run that resumes from a checkpoint uses the same folder, continues the checkpoint's numbering, and
+    replaces the files of later batches.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -100,7 +100,7 @@ class RolloutRecorder:
         self._passes: list[list[tuple[Tensor, Tensor]]] = [[]]  # rows and log-probs of each micro-batch, by optimizer step
 
     def begin(self, trainer: RecordingTrainer) -> None:
-        """Prepare for the next generation batch, before it is sampled.
+        """Prepare for the next generation batch before it is sampled.
 
         Raises:
             UserError: the folder contains files that this run did not write.
@@ -113,7 +113,7 @@ class RolloutRecorder:
         self.number += 1
 
     def _claim(self, *, resumed: bool) -> None:
-        """Create the folder, and reject a folder with files unless the run is resumed."""
+        """Create the folder. Reject a folder that contains files unless the run is resumed."""
         where = f"record_to={str(self.folder)!r}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ class RolloutRecorder:
             raise UserError(f"{where} already contains {names[0]!r}: choose a new or empty folder, or resume from a checkpoint")
 
     def take(self, trainer: RecordingTrainer, output: Mapping[str, Any]) -> None:
-        """Store this process's generation batch as sampled, before TRL shuffles and splits it."""
+        """Store this process's generation batch as it was sampled, before TRL shuffles and splits it."""
         names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", GROUPS, *RECORDED.values())
         self._tensors = {name: output[name].detach().cpu() for name in names if output.get(name) is not None}
         self._tensors["response_mask"] = mask = response_mask(output).cpu()
@@ -138,7 +138,7 @@ class RolloutRecorder:
         self._passes = [[]]
 
     def add(self, rows: Tensor, log_probs: Tensor) -> None:
-        """Store the log-probs ``(B, T)`` of a micro-batch; ``rows`` are its rows in the process's generation batch."""
+        """Store the log-probs ``(B, T)`` of a micro-batch. ``rows`` are its rows in the process's generation batch."""
         self._passes[-1].append((rows.cpu(), log_probs.detach().float().cpu()))
 
     def end_update(self) -> None:
@@ -146,7 +146,7 @@ class RolloutRecorder:
         self._passes.append([])
 
     def write(self, trainer: RecordingTrainer) -> None:
-        """Gather the data of all processes and write the file; do nothing if nothing was sampled since the last file."""
+        """Gather the data of all processes and write the file. Do nothing if nothing was sampled since the last file."""
         if not self._tensors:
             return
         passes = [tuple(map(torch.cat, zip(*update, strict=True))) for update in self._passes if update]
@@ -157,13 +157,13 @@ class RolloutRecorder:
         assert self.number is not None, "a batch begins before it is taken"
         try:
             step = self._joined(trainer, self.number, processes)
-        except ValueError as error:  # for example non-finite log-probs in a diverging run
+        except ValueError as error:  # for example, non-finite log-probs in a diverging run
             logger.warning("generation batch %d was not recorded: %s", self.number, error)
             return
         step.save(self.folder / f"{self.number:06d}.safetensors")
 
     def _joined(self, trainer: RecordingTrainer, number: int, processes: Sequence[Any]) -> RolloutFile:
-        """Join the generation batches of all processes; each of ``processes`` has tensors and updates."""
+        """Join the generation batches of all processes. Each element of ``processes`` contains tensors and updates."""
         tensors = {name: _stacked([process[name] for process, _ in processes]) for name in processes[0][0]}
         starts = itertools.accumulate((len(process[GROUPS]) for process, _ in processes), initial=0)
         offsets = list(starts)[:-1]
@@ -201,7 +201,7 @@ class RolloutRecorder:
 
 
 def _stacked(tensors: Sequence[Tensor]) -> Tensor:
-    """Concatenate tensors along their first dimension; ``(B, T)`` tensors are padded with 0 to a common width."""
+    """Concatenate tensors along their first dimension, padding ``(B, T)`` tensors with 0 to a common width."""
     if tensors[0].ndim == 1:
         return torch.cat(list(tensors))
     width = max(tensor.shape[1] for tensor in tensors)
@@ -209,17 +209,17 @@ def _stacked(tensors: Sequence[Tensor]) -> Tensor:
 
 
 class RecordingTrainer(GRPOTrainer):  # type: ignore[misc]  # untyped
-    """A `GRPOTrainer` that writes its rollouts and log-probs to a folder. Everything else, including the loss, is TRL's."""
+    """A `GRPOTrainer` that writes its rollouts and log-probs to a folder. It changes nothing else, including TRL's loss."""
 
     policy: ClipPolicy | None = None
     recorder: RolloutRecorder | None = None
     # values passed between methods that TRL calls one after another
-    _graded: tuple[Tensor, list[bool]] | None = None  # rewards of all processes by function; which responses are finished
+    _graded: tuple[Tensor, list[bool]] | None = None  # all processes' rewards by function; whether each response is finished
     _passed: tuple[Tensor, Tensor | None] | None = None  # log-probs and entropies from the last forward pass
     _num_updates = 0  # optimizer steps since the last generation
 
     def __init__(self, *args: Any, record_to: str | Path | None = None, **kwargs: Any) -> None:
-        """Create a trainer; ``record_to`` is the folder for rollout files, and all other arguments go to `GRPOTrainer`."""
+        """Create a trainer. ``record_to`` is the folder for rollout files, and all other arguments go to `GRPOTrainer`."""
         super().__init__(*args, **kwargs)
         if record_to is not None:
             record(self, record_to)
@@ -230,7 +230,7 @@ class RecordingTrainer(GRPOTrainer):  # type: ignore[misc]  # untyped
         return int(self.args.steps_per_generation * self.num_iterations // self.args.gradient_accumulation_steps)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train as `GRPOTrainer` does, and write the last generation batch even if the run ends in the middle of it."""
+        """Train as `GRPOTrainer` does, and write the last generation batch even if the run ends in the middle of that batch."""
         result = super().train(*args, **kwargs)
         if self.recorder is not None:
             self.recorder.write(self)
@@ -272,7 +272,7 @@ class RecordingTrainer(GRPOTrainer):  # type: ignore[misc]  # untyped
         return output
 
     def _scored(self, output: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Return additional tensors for a generation batch."""
+        """Return the additional tensors to record for a generation batch."""
         return {}
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
@@ -301,7 +301,7 @@ class RecordingTrainer(GRPOTrainer):  # type: ignore[misc]  # untyped
         return result
 
     def _end_update(self) -> None:
-        """Finish an optimizer step, after its gradient is complete."""
+        """Finish an optimizer step after its gradient is complete."""
         self._num_updates += 1
         if self.recorder is not None:
             self.recorder.end_update()
@@ -311,7 +311,7 @@ class RecordingTrainer(GRPOTrainer):  # type: ignore[misc]  # untyped
 
 @dataclasses.dataclass(slots=True)
 class _Judged:
-    """A rule's results over optimizer steps: one row per response, and sums of the rule's own metrics over the responses."""
+    """A rule's results over several optimizer steps: one row per response, and sums of the rule's metrics over responses."""
 
     tables: list[ResponseTable] = dataclasses.field(default_factory=list)
     sums: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -351,7 +351,7 @@ class ClipPolicyTrainer(RecordingTrainer):
       "dapo", constant_length "dr_grpo", sequence_mean_token_sum "luspo".
     - The entropy bonus is averaged over the tokens of a micro-batch, and then over micro-batches, regardless of the reduction.
     - The advantages are TRL's. They follow ``scale_rewards``, not ``policy.advantage``. "group" corresponds to group_norm,
-      but TRL adds 1e-4 to the standard deviation where rlzoo adds 1e-6; "none" corresponds to group_mean.
+      but TRL adds 1e-4 to the standard deviation where rlzoo adds 1e-6. "none" corresponds to group_mean.
     - TRL's correction for vLLM's log-probs multiplies the rule's objective, unless the rule's ratio is relative to the sampler
       and already corrects for it.
     - An adaptive rule is updated after every optimizer step, from the step's micro-batches on all processes. Checkpoints
@@ -359,7 +359,7 @@ class ClipPolicyTrainer(RecordingTrainer):
     """
 
     policy: ClipPolicy
-    _configured: ClipPolicy  # the rule as it was at the start of the run, for adaptive rules
+    _configured: ClipPolicy  # the rule at the start of the run, for adaptive rules
     _judged: _Judged  # results from this process in the current optimizer step
     _logged: _Judged  # results from all processes since the last log
     _counted: StepCounts | None = None  # counts for the current optimizer step
@@ -390,7 +390,7 @@ class ClipPolicyTrainer(RecordingTrainer):
                 self._edges = bin_edges(lengths[lengths > 0]) if bool(lengths.any()) else None
         if "old_entropy" not in self.policy.needs or "old_per_token_logps" not in output:
             return {}
-        # TRL's forward pass for the old log-probs does not compute entropies, so another pass is needed
+        # TRL's forward pass for the old log-probs does not compute entropies, which therefore need another pass
         named = inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters
         with torch.no_grad():
             _, entropies, _ = self._get_per_token_logps_and_entropies(
@@ -400,7 +400,7 @@ class ClipPolicyTrainer(RecordingTrainer):
                 mask.shape[1],
                 batch_size=self.args.per_device_train_batch_size,
                 compute_entropy=True,
-                **{name: value for name, value in output.items() if name in named},  # images
+                **{name: value for name, value in output.items() if name in named},  # such as images
             )
         return {ENTROPY: entropies}
 
@@ -408,11 +408,11 @@ class ClipPolicyTrainer(RecordingTrainer):
         metrics = self._metrics["train" if self.model.training else "eval"]
         others = super()._compute_loss(model, self._without_advantages(inputs))
         for name in [name for name in metrics if name.startswith("clip_ratio/")]:
-            del metrics[name]  # meaningless: from TRL's own rule, with advantages of 0
+            del metrics[name]  # meaningless, because it comes from TRL's own rule with advantages of 0
         assert self._passed is not None, "checked by super()"
         log_probs, entropies = self._passed
         counts, read = self._counts(inputs), self._clip_inputs(inputs, log_probs, entropies)
-        # TRL's correction for vLLM's log-probs; a rule whose ratio is to the sampler already corrects for them
+        # TRL's correction for vLLM's log-probs, for which a rule whose ratio is relative to the sampler already corrects
         weights = None if self.policy.ratio_to_sampler else inputs.get("importance_sampling_ratio")
         judged = judgement(self.policy, read, counts, self.max_completion_length, weights)
         if self.model.training:
@@ -422,16 +422,16 @@ class ClipPolicyTrainer(RecordingTrainer):
         # gradients are averaged across processes, but the counts cover all of them
         loss: Tensor = -objective * self.accelerator.num_processes
         if "policy_loss" in metrics:  # TRL logs this metric if there is an entropy bonus
-            # with "dapo", losses are shares of a step; with other types, means over a micro-batch
+            # with "dapo", losses are shares of a step; with other types, they are means over a micro-batch
             is_share = self.loss_type == "dapo" or not self.model.training
             size = 1 if is_share else self.current_gradient_accumulation_steps
             metrics["policy_loss"][-1] += self.accelerator.gather(loss.detach() * size).mean().item()
         return others + loss
 
     def _without_advantages(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return inputs with advantages of 0, which removes only the term of TRL's own rule from the loss."""
+        """Return inputs with advantages of 0, which remove only the term of TRL's own rule from the loss."""
         without = {**inputs, "advantages": torch.zeros_like(inputs["advantages"])}
-        if not (self.beta and self.args.use_bias_correction_kl):  # nothing else needs the ratio, which may overflow
+        if not (self.beta and self.args.use_bias_correction_kl):  # nothing else needs the ratio, and it may overflow
             without.pop("old_per_token_logps", None)
         return without
 
@@ -483,7 +483,7 @@ class ClipPolicyTrainer(RecordingTrainer):
 
     @property
     def _progress(self) -> float:
-        """The completed share of the run's optimizer steps."""
+        """The share of the run's optimizer steps that is complete."""
         return min(float(self.state.global_step / max(self.state.max_steps, 1)), 1.0)
 
     @torch.no_grad()
@@ -547,7 +547,7 @@ class ClipPolicyTrainer(RecordingTrainer):
 def use_policy(trainer: GRPOTrainer, policy: str | ClipPolicy, **settings: Any) -> ClipPolicyTrainer:
     """Make a rule the loss of an existing instance of `GRPOTrainer` or a subclass.
 
-    The trainer's new class inherits from `ClipPolicyTrainer` and from its previous class; the trainer keeps its state.
+    The trainer's new class inherits from `ClipPolicyTrainer` and from the previous class. The trainer keeps its state.
 
     Args:
         trainer: a trainer that has not started training.
@@ -587,8 +587,8 @@ def record(trainer: GRPOTrainer, folder: str | Path) -> RecordingTrainer:
     """Record the rollouts of an instance of `GRPOTrainer` or a subclass: one rollout file per generation batch.
 
     The trainer may use TRL's own loss or a rule. ``rlzoo replay FOLDER --clip NAME,NAME`` then reports what each rule would
-    have clipped. The trainer's new class inherits from `RecordingTrainer` and from its previous class, because
-    transformers' callbacks do not see the training data.
+    have clipped. The trainer's new class inherits from `RecordingTrainer` and from the previous class. A callback would not
+    suffice, because transformers does not pass the training data to callbacks.
 
     Args:
         trainer: a trainer that has not started training.
@@ -608,7 +608,7 @@ def record(trainer: GRPOTrainer, folder: str | Path) -> RecordingTrainer:
 
 
 def _become(trainer: GRPOTrainer, kind: type[RecordingTrainer]) -> None:
-    """Insert a class ahead of the trainer's own class, unless the trainer is already an instance of it."""
+    """Insert ``kind`` ahead of the trainer's own class, unless the trainer is already an instance of ``kind``."""
     if not isinstance(trainer, kind):
         base = type(trainer)
         trainer.__class__ = type(f"{kind.__name__}Of{base.__name__}", (kind, base), {"__doc__": base.__doc__})
@@ -629,7 +629,7 @@ def refuse_unfit(trainer: GRPOTrainer, policy: ClipPolicy) -> None:
     """Reject a rule that would not behave in a trainer as it does in rlzoo, and settings that would be ignored.
 
     Raises:
-        UserError: the rule or a setting is rejected; the message names the first problem and its reason.
+        UserError: the rule or a setting is rejected; the message names the first problem and explains it.
     """
     _refuse_generations(trainer)
     args, name = trainer.args, policy.name

@@ -1,7 +1,7 @@
 """Makes installed rules and estimators available in verl: ``loss_mode=rlzoo:my-rule``, ``adv_estimator=rlzoo:group_norm``.
 
 verl imports this module through the entry-point group ``verl.plugins`` or the variable ``VERL_USE_EXTERNAL_MODULES``. Names of
-the form ``rlzoo:...`` are resolved when verl looks them up, and may include settings, as in ``rlzoo:my-rule/width_low:0.02``.
+the form ``rlzoo:...`` are resolved when verl looks them up and may include settings, as in ``rlzoo:my-rule/width_low:0.02``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rlzoo.learner.judge import judge
 
 REDUCTIONS: dict[str, Reduction] = {
     "token-mean": "token_mean",
-    "token-sum": "token_mean",  # a sum, because the token count is set to 1
+    "token-sum": "token_mean",  # the result is a sum, because the token count is set to 1
     "seq-mean-token-mean": "sequence_mean",
     "seq-mean-token-sum": "sequence_mean_token_sum",
     "seq-mean-token-sum-norm": "constant_length",
@@ -46,7 +46,7 @@ class Registry(dict[str, Any]):
         return super().__contains__(name) or (isinstance(name, str) and name.startswith(PREFIX))
 
     def __missing__(self, name: str) -> Any:
-        """Create an entry and store it; raises UserError if its name or a setting is invalid."""
+        """Create an entry and store it; raise UserError if its name or a setting is invalid."""
         if not name.startswith(PREFIX):
             raise KeyError(name)
         self[name] = self.make(name)
@@ -60,7 +60,7 @@ def policy_loss(policy: ClipPolicy) -> Callable[..., tuple[Tensor, dict[str, Any
     fields replace ``clip_ratio``, ``clip_ratio_low``, ``clip_ratio_high`` and ``clip_ratio_c``.
 
     Args:
-        policy: a rule whose `needs` include at most ``turn_ids``; a gap in the response mask starts a new turn.
+        policy: a rule whose `needs` include at most ``turn_ids``. A gap in the response mask starts a new turn.
 
     Returns:
         A function with the signature that verl's registry expects, which returns the micro-batch's loss and metrics.
@@ -105,7 +105,7 @@ def policy_loss(policy: ClipPolicy) -> Callable[..., tuple[Tensor, dict[str, Any
             "actor/ppo_kl": ops.step_mean(old_log_prob - log_prob.detach(), mask).item(),
         }
         for index, (number, cut) in enumerate(zip(responses.tolist(), clipped.tolist(), strict=True)):
-            # verl averages over micro-batches: a quotient of two means is exact, even if some micro-batches have empty bins
+            # verl averages over micro-batches; the quotient of two such means is exact, even if a micro-batch has an empty bin
             metrics |= {f"actor/length_bin_{index}_responses": number, f"actor/length_bin_{index}_clipped": cut}
         return -share * dp_size, metrics  # verl averages gradients across data-parallel ranks, but the counts cover all ranks
 
@@ -137,9 +137,9 @@ def _denominators(policy: ClipPolicy, mask: Tensor, mode: str, config: Any) -> t
 def advantage_estimator(estimator: AdvantageEstimator) -> Callable[..., tuple[Tensor, Tensor]]:
     """Create a verl advantage estimator from an rlzoo estimator.
 
-    verl assigns an outcome reward to one token of a response; the estimator uses it as the reward of the response. Rewards
-    on several tokens, for example from ``use_kl_in_reward``, are passed to estimators that accept them; for other
-    estimators, they are summed.
+    verl assigns an outcome reward to one token of a response, and the estimator uses this reward as the reward of the
+    response. Rewards on several tokens, for example from ``use_kl_in_reward``, are passed to estimators that accept them.
+    For other estimators, they are summed.
 
     Args:
         estimator: an estimator whose `needs` include at most ``turn_ids`` and ``token_rewards``.

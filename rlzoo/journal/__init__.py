@@ -1,1 +1,1 @@
-"""Persists a run: the run directory, checkpoints, recorded rollouts and the upload to MLflow."""
+"""Persists a run in the run directory, with checkpoints and recorded rollouts, and uploads it to MLflow."""

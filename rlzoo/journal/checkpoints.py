@@ -1,7 +1,7 @@
-"""Rotates checkpoints, and cleans up after a process that was killed while writing or removing one.
+"""Rotates checkpoints and cleans up after a process that was killed while writing or removing one.
 
-`RunDirectory.checkpoint` writes a checkpoint under a temporary name, and renames it when it is complete. Only
-checkpoints with the ID of this run are removed, and only their sealed files, so that files that a user added are kept.
+`RunDirectory.checkpoint` writes a checkpoint under a temporary name and renames it when it is complete. Only checkpoints
+with the ID of this run are removed. Of these, only the sealed files are removed, so that files that a user added are kept.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from rlzoo.journal.state import RunState, identity, numbered
 from rlzoo.support.atomic import temporary_path
 
 DISCARDED = "-discarded"
-TIDIED = ("checkpoints", "rollouts", "evaluations", "figures", "superseded")  # folders with temporary files
+TIDIED = ("checkpoints", "rollouts", "evaluations", "figures", "superseded")  # folders that may contain temporary files
 
 logger = logging.getLogger("rlzoo")
 
 
 def own_state(folder: Path, run: Path) -> RunState | None:
-    """Return the state of a checkpoint of this run; None for any other folder."""
+    """Return the state of a checkpoint of this run, or None for any other folder."""
     try:
         state = RunState.read(folder / "state")
     except UserError:
@@ -39,7 +39,7 @@ def own_checkpoints(run: Path, until: int) -> list[tuple[RunState, Path]]:
 
 
 def rotate(run: Path, newest: int, keep: int, scores: Mapping[int, float]) -> None:
-    """Remove old checkpoints, except the last ``keep``, the last periodic checkpoint and the checkpoint with the best score.
+    """Remove old checkpoints except the last ``keep``, the last periodic checkpoint and the checkpoint with the best score.
 
     A checkpoint that was saved because the run was stopped is kept until a newer checkpoint exists.
     """
@@ -55,10 +55,10 @@ def rotate(run: Path, newest: int, keep: int, scores: Mapping[int, float]) -> No
 
 
 def discard(folder: Path, run: Path) -> None:
-    """Remove the files that rlzoo wrote into a checkpoint, and the folder if it is then empty.
+    """Remove the files that rlzoo wrote into a checkpoint. If the folder is then empty, remove it too.
 
-    The folder is renamed first, so that no partial checkpoint keeps its name if the process is killed; `tidy` then removes
-    the remaining files.
+    The folder is renamed first, so that no partial checkpoint keeps its name if the process is killed. In that case, `tidy`
+    removes the remaining files.
     """
     doomed = temporary_path(folder.with_name(folder.name + DISCARDED), identity(run))
     folder.rename(doomed)
@@ -66,7 +66,7 @@ def discard(folder: Path, run: Path) -> None:
 
 
 def _remove_discarded(doomed: Path, folder: Path) -> None:
-    """Remove the sealed files, and restore the folder's original name if it contains other files."""
+    """Remove the sealed files. If the folder contains other files, restore its original name."""
     remove_sealed(doomed)
     if doomed.exists():
         doomed.rename(folder)
@@ -75,8 +75,8 @@ def _remove_discarded(doomed: Path, folder: Path) -> None:
 def put_in_place(temporary: Path, folder: Path, run: Path) -> None:
     """Give a complete checkpoint its final name.
 
-    If a checkpoint of this run already has that name, it must be damaged, because the run was resumed from an earlier one; the
-    damaged checkpoint is removed. Anything else with that name is renamed.
+    If a checkpoint of this run already has that name, it must be damaged, because the run was resumed from an earlier
+    checkpoint. The damaged checkpoint is removed. Anything else with that name is renamed.
     """
     if own_state(folder, run) is not None:
         discard(folder, run)
@@ -89,7 +89,7 @@ def put_in_place(temporary: Path, folder: Path, run: Path) -> None:
 
 
 def tidy(run: Path) -> None:
-    """Remove the temporary files and folders that killed processes of this run left behind; the names contain the run's ID."""
+    """Remove temporary files and folders of killed processes. Only names that contain the ID of this run are removed."""
     pattern = temporary_path(run / "*", identity(run)).name
     for path in [*run.glob(pattern), *(path for name in TIDIED for path in (run / name).rglob(pattern))]:
         name = path.name.removeprefix(".").removesuffix(".part").rpartition(".")[0]

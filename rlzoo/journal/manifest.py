@@ -1,4 +1,4 @@
-"""Checksums of the files in a folder, to detect damaged or changed checkpoints."""
+"""Checksums of the files in a folder, which reveal damaged or changed checkpoints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FILE = "manifest.json"
 
 
 def seal(folder: Path) -> None:
-    """Write the SHA-256 hash of each file in a complete folder to ``manifest.json``, and flush the whole folder to disk."""
+    """Write the SHA-256 hash of each file in a complete folder to ``manifest.json`` and flush the whole folder to disk."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / FILE)
     checksums = {path.relative_to(folder).as_posix(): _checksum(path) for path in files}
     (folder / FILE).write_text(json.dumps(checksums, indent=2) + "\n", encoding="utf-8")
@@ -37,12 +37,12 @@ def check_model(path: str) -> None:
 
 
 def damage(folder: Path, is_checked: Callable[[str], bool] = lambda name: True) -> str | None:
-    """Return a description of the damage to a sealed folder, such as ``"model.safetensors was changed"``; None if it is intact.
+    """Describe the damage to a sealed folder, such as ``"model.safetensors was changed"``, or return None if it is intact.
 
-    Files that were added later are not checked; ``is_checked`` selects among the sealed files by relative path.
+    Files that were added later are not checked. ``is_checked`` selects the sealed files to check by their relative paths.
 
     Raises:
-        UserError: permissions do not allow a file to be read, so its content is unknown.
+        UserError: there is no permission to read a file, so its content is unknown.
     """
     try:
         for name, checksum in sealed_files(folder).items():
@@ -72,7 +72,7 @@ def sealed_files(folder: Path) -> dict[str, str]:
 
 
 def remove_sealed(folder: Path) -> None:
-    """Remove the sealed files, then the manifest and empty folders. Other files are kept.
+    """Remove the sealed files, then the manifest, then empty folders. Other files are kept.
 
     The function can be called again after an interruption. Without a valid manifest, only empty folders are removed.
     """

@@ -1,4 +1,4 @@
-"""The engine ``recorded``, which takes a run's batches from rollout files, and samples only for evaluations."""
+"""The engine ``recorded``, which takes a run's batches from rollout files and samples only for evaluations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rollout_files(paths: Sequence[Path]) -> list[Path]:
         paths: files and folders. In a run directory, only ``rollouts`` is searched. In other folders, subfolders are ignored.
 
     Raises:
-        UserError: a path does not exist, or a folder has no rollout file.
+        UserError: a path does not exist, or a folder contains no rollout file.
     """
     files: list[Path] = []
     for path in map(user_path, paths):
@@ -59,14 +59,14 @@ class Recording:
 
     files: tuple[Path, ...]  # in the order of their steps
     largest: dict[str, Any]  # settings and sizes, each from the file in which it is largest
-    absent: frozenset[str]  # tensors that a file lacks
-    models: frozenset[str]  # models that generated the responses, as far as the files name them
+    absent: frozenset[str]  # tensors that at least one file lacks
+    models: frozenset[str]  # the models that generated the responses, if the files name them
     prompts: frozenset[int]  # hashes of the prompts' tokens
 
 
 @lru_cache(maxsize=4)
 def _recording(path: str, files: tuple[tuple[Path, int, int], ...]) -> Recording:
-    """Read the files, or reuse the result if times and sizes are unchanged; raise UserError if several runs wrote the files."""
+    """Read the files, or reuse the result if their times and sizes are unchanged. All files must come from the same run."""
     by_step: dict[int, Path] = {}
     absent, models, prompts, largest = set[str](), set[str](), set[int](), dict[str, Any]()
     for file, *_ in files:
@@ -81,10 +81,10 @@ def _recording(path: str, files: tuple[tuple[Path, int, int], ...]) -> Recording
             "group_size": int(groups.max()),
             "temperature": float(step.temperature),
             "max_new_tokens": max(step.max_length or 1, int(step.lengths.max())),
-            "prompt": int(step.prompt_lengths.max()),  # tokens
-            "row": int(step.sequence_lengths.max()),  # tokens of a prompt with its response
+            "prompt": int(step.prompt_lengths.max()),  # length in tokens
+            "row": int(step.sequence_lengths.max()),  # length of a prompt with its response, in tokens
             "token_id": max(int(ids.max()) for ids in (step.token_ids, step.kept_ids) if ids is not None and len(ids)),
-            "kept": 0 if step.kept_sizes is None else max(step.kept_sizes.tolist(), default=0),  # tokens, by top-k and top-p
+            "kept": 0 if step.kept_sizes is None else max(step.kept_sizes.tolist(), default=0),  # tokens, under top-k and top-p
         }
         largest = {name: max(size, largest.get(name, size)) for name, size in sizes.items()}
         absent |= {name for name in ("rewards", "rollout_log_probs", "finished") if getattr(step, name) is None}
@@ -96,7 +96,7 @@ def _recording(path: str, files: tuple[tuple[Path, int, int], ...]) -> Recording
 
 
 class Recorded(HF):
-    """Takes batches from rollout files, and samples with the model only for evaluations."""
+    """Takes batches from rollout files and samples with the model only for evaluations."""
 
     @property
     def recording(self) -> Recording | None:
@@ -121,10 +121,10 @@ class Recorded(HF):
 
 
 class RecordedRollouts(Rollouts):
-    """Takes the batches of a run from rollout files, and evaluates as `Rollouts` does."""
+    """Takes the batches of a run from rollout files and evaluates as `Rollouts` does."""
 
     def take(self, step: int, newest: Callable[[], int]) -> Sampled:
-        """Return the batch of one step: step s trains on the s-th file, and the files repeat after the last one."""
+        """Return the batch of one step. Step s trains on the s-th file, and the files repeat after the last one."""
         files = engine_of(self.config.rollout).recording.files
         recorded = RolloutFile.load(files[(step - 1) % len(files)])
         self.next_problem = step
@@ -136,12 +136,12 @@ class RecordedRollouts(Rollouts):
 
 
 def groups_of(step: RolloutFile, text: Callable[[Sequence[int]], str]) -> list[RolloutGroup]:
-    """Return the responses to each prompt of a recorded step; ``text`` decodes tokens."""
+    """Return the responses to each prompt of a recorded step. ``text`` decodes tokens."""
     batch, groups = batch_of(step), dict[int, list[Rollout]]()
     for row, (ids, start) in enumerate(zip(batch.sequences, batch.prompt_lengths.tolist(), strict=True)):
         response_ids, kept = tuple(ids[start:].tolist()), batch.kept_of(torch.tensor([row]))
         turn_ids, reward = batch.turn_ids[row, : len(response_ids)], float(batch.rewards[row])
-        if kept is not None:  # the sets of the environment's tokens are empty
+        if kept is not None:  # the environment's tokens have empty sets
             sizes = torch.zeros(len(response_ids), dtype=torch.int32).masked_scatter(turn_ids >= 0, kept.sizes)
             kept = KeptSets(kept.ids, sizes)
         rollout = Rollout(
@@ -160,7 +160,7 @@ def groups_of(step: RolloutFile, text: Callable[[Sequence[int]], str]) -> list[R
 
 
 def _turns(ids: Sequence[int], turn_ids: Tensor, text: Callable[[Sequence[int]], str]) -> tuple[Turn, ...]:
-    """Return the turns of a response, without their rewards; none if the model wrote all of it in one turn."""
+    """Return a response's turns without their rewards, or no turns if the model wrote the whole response in one turn."""
     values, sizes = torch.unique_consecutive(turn_ids, return_counts=True)
     ends = sizes.cumsum(0)
     starts, stops = ((places[values >= 0]).tolist() for places in (ends - sizes, ends))
@@ -171,7 +171,7 @@ def _turns(ids: Sequence[int], turn_ids: Tensor, text: Callable[[Sequence[int]],
 
 
 def batch_of(step: RolloutFile) -> Batch:
-    """Return the responses of a step in the learner's layout; log-probs that the sampler did not report are NaN."""
+    """Return the responses of a step in the learner's layout. Log-probs that the sampler did not report are NaN."""
     turn_ids, reported = _turn_ids(step), step.rollout_log_probs
     reported = torch.full_like(turn_ids[turn_ids >= 0], torch.nan, dtype=torch.float32) if reported is None else reported
     return Batch(
@@ -189,7 +189,7 @@ def batch_of(step: RolloutFile) -> Batch:
 
 
 def _turn_ids(step: RolloutFile) -> Tensor:
-    """Return the turn of each token after the prompt, ``(R, T)``; -1 for tokens that the model did not generate."""
+    """Return the turn of each token after the prompt, ``(R, T)``, or -1 for tokens that the model did not generate."""
     rows = zip(torch.split(step.response_mask, step.sequence_lengths.tolist()), step.prompt_lengths.tolist(), strict=True)
     mask = pad_sequence([row[start:] for row, start in rows], batch_first=True)
     mask = mask if mask.shape[1] else pad(mask, (0, 1))  # no response has tokens

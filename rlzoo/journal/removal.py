@@ -1,4 +1,4 @@
-"""Removes runs, but only the files that rlzoo wrote."""
+"""Removes runs. Only files that rlzoo wrote are removed."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ OWN = re.compile(
     r"|(superseded/[0-9]+/)?(metrics\.jsonl|rollouts/[0-9]+\.(jsonl|safetensors))"
     r"|evaluations/[0-9]+\.json|figures/(completions|completions/step-[0-9]+)\.html"
 )
-"""Paths in a run directory that only rlzoo and Python write; seals mark checkpoints, and hashes mark copies of plugins."""
+"""Paths in a run directory that only rlzoo and Python write. Seals identify checkpoints, and hashes identify plugin copies."""
 PAGES = ("compare.html", "replay.html")
 
 
 def run_at(path: Path) -> Path:
-    """Return the directory of a run, without links and ``..`` in its path; raises `UserError` if it is a link or not a run."""
+    """Return a run's directory with links and ``..`` resolved. Raise `UserError` if the path is a link or is not a run."""
     path = user_path(path)
     if not path.is_symlink() and not (path / IDENTITY).is_symlink():
         with suppress(UserError, OSError, ValueError, TypeError, KeyError):  # another program's run.json
@@ -38,10 +38,10 @@ def run_at(path: Path) -> Path:
 
 
 def lock_run(path: Path, locks: ExitStack) -> Path:
-    """Lock a run that is to be removed, and its upload to MLflow, until ``locks`` is closed; return its directory.
+    """Lock a run to be removed and its upload to MLflow until ``locks`` is closed, and return the run's directory.
 
     Raises:
-        UserError: the path is not that of a run, another process writes to the run, or its directory contains another run.
+        UserError: the path is not a run, another process is writing to the run, or its directory contains another run.
     """
     run = run_at(path)
     try:
@@ -56,10 +56,10 @@ def lock_run(path: Path, locks: ExitStack) -> Path:
 
 
 def remove_run(run: Path) -> list[str]:
-    """Remove what rlzoo wrote into a locked run directory, and empty folders; return the names of what is kept.
+    """Remove empty folders and the files that rlzoo wrote from a locked run directory, and return the names of what is kept.
 
-    Links are neither followed nor removed. An interrupted removal can be repeated: ``config.yaml`` is removed first, so that
-    no command takes the rest for a run, and ``run.json`` last, because it identifies the files of the run.
+    Links are neither followed nor removed. An interrupted removal can be repeated. ``config.yaml`` is removed first, so that
+    no command mistakes the rest for a run. ``run.json`` is removed last, because it identifies the files of the run.
 
     Raises:
         UserError: a file cannot be removed.

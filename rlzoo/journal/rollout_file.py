@@ -24,7 +24,7 @@ from rlzoo.support.parsing import UnreadableError, parse_json
 from rlzoo.support.reading import remedy
 
 FORMAT, VERSION = "rlzoo_rollouts", 2
-PARTS = "reward_parts/"  # prefix of the tensors of named rewards
+PARTS = "reward_parts/"  # prefix of the tensors that contain named rewards
 PAGE = "docs/reference/rollout-files.md"
 PER_TOKEN = ("rollout_log_probs", "old_log_probs", "ref_log_probs", "old_entropy", "values")  # float32, one per chosen token
 REQUIRED = ("token_ids", "sequence_lengths", "response_mask", "group_ids")
@@ -36,7 +36,7 @@ FACTS = ("step", "learner_version", "temperature", "max_length", "num_steps", "s
 MOST_CELLS = 2**27  # maximum size of the padded tensors: number of responses times the longest length
 LARGEST_STEP = 10**9
 MOST_TURNS = 2**20
-LARGEST_LOG_PROB = 1e-3  # nats; a log-probability is at most 0, apart from rounding
+LARGEST_LOG_PROB = 1e-3  # in nats; apart from rounding, a log-probability is at most 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ class UpdateLogProbs:
 
 @dataclass(frozen=True, slots=True)
 class RolloutFile:
-    """A rollout batch of R responses with N tokens in all, including prompts; the model chose M of the tokens.
+    """A rollout batch of R responses with N tokens in total, including prompts. The model chose M of the tokens.
 
-    All tensors are flat: the responses are concatenated. Values that a trainer does not provide are None.
+    All tensors are flat, with the responses concatenated. Values that a trainer does not provide are None.
 
     Example:
         The model answers a three-token prompt with two tokens:
@@ -74,7 +74,7 @@ class RolloutFile:
     sequence_lengths: Tensor  # (R,) int64: number of tokens in each prompt and its response
     response_mask: Tensor  # (N,) bool: True on tokens that the model chose
     group_ids: Tensor  # (R,) int64: responses to the same prompt share an ID
-    rewards: Tensor | None = None  # (R,) float32; NaN for a response without a grade, which is hidden from rules
+    rewards: Tensor | None = None  # (R,) float32; NaN for a response without a grade, which rules do not see
     reward_parts: Mapping[str, Tensor] = field(default_factory=dict)  # (R,) float32 each: named rewards, NaN without a grade
     advantages: Tensor | None = None  # (R,) float32, or (M,) if credit differs by token
     turn_ids: Tensor | None = None  # (M,) int64: turns 0, 1, ...; if None, a new turn starts after every gap in the mask
@@ -86,8 +86,8 @@ class RolloutFile:
     old_entropy: Tensor | None = None  # (M,) in nats, under the same model as old_log_probs
     values: Tensor | None = None  # (M,) the critic's value before each token, computed before the first update
     last_values: Tensor | None = None  # (R,) the critic's value after the last token
-    kept_ids: Tensor | None = None  # (K,) int32: the token ids that top-k and top-p kept for each token, concatenated
-    kept_sizes: Tensor | None = None  # (M,) int32: number of ids kept for each token; 0 for the whole vocabulary
+    kept_ids: Tensor | None = None  # (K,) int32: the IDs that top-k and top-p kept for each token, concatenated
+    kept_sizes: Tensor | None = None  # (M,) int32: number of IDs kept for each token; 0 for the whole vocabulary
     updates: tuple[UpdateLogProbs, ...] = ()
     learner_version: int | None = None  # version before the first update; the staleness is learner_version - policy_versions
     temperature: float = 1.0  # sampling temperature; all log-probs are computed from logits divided by it
@@ -99,7 +99,7 @@ class RolloutFile:
     writer: str = ""  # program and version, such as "trl 1.16.0"
 
     def check(self) -> None:
-        """Check that the values are consistent; called by `from_padded` and `load`.
+        """Check that the values are consistent. `from_padded` and `load` call this method.
 
         Raises:
             ValueError: some values are inconsistent; the message names them.
@@ -117,7 +117,7 @@ class RolloutFile:
 
     @property
     def prompt_lengths(self) -> Tensor:
-        """Number of tokens before the first token that the model chose, ``(R,)``; the full length if it chose none."""
+        """Number of tokens before the first token that the model chose, ``(R,)``, or the full length if it chose none."""
         rows = torch.repeat_interleave(torch.arange(len(self)), self.sequence_lengths)
         place = torch.arange(len(self.token_ids)) - (self.sequence_lengths.cumsum(0) - self.sequence_lengths)[rows]
         chosen = self.response_mask
@@ -147,13 +147,13 @@ class RolloutFile:
         Args:
             step: rollout step, from 1.
             prompt_ids: ``(R, P)``.
-            prompt_mask: ``(R, P)``, nonzero on the prompt's tokens; padding may be on either side.
+            prompt_mask: ``(R, P)``, nonzero on the prompt's tokens. Padding may be on either side.
             completion_ids: ``(R, T)`` tokens after the prompts.
             completion_mask: ``(R, T)``, nonzero on tokens, zero on padding.
             group_ids: ``(R,)``.
-            response_mask: ``(R, T)``, nonzero on the tokens that the model chose; by default, the whole completion.
+            response_mask: ``(R, T)``, nonzero on the tokens that the model chose. The default is the whole completion.
             updates: rows ``(U,)`` and log-probs ``(U, T)`` for each optimizer step.
-            **values: other fields; per-token values are ``(R, T)``.
+            **values: other fields. Per-token values are ``(R, T)``.
 
         Raises:
             ValueError: some values are inconsistent; the message names them.
@@ -190,14 +190,14 @@ class RolloutFile:
         return recorded
 
     def save(self, file: Path, key: str | None = None) -> None:
-        """Write the file atomically: it is either complete or absent.
+        """Write the file atomically, so that it is either complete or absent.
 
         Args:
-            file: path ending in ``.safetensors``; an existing file is replaced.
+            file: path that ends in ``.safetensors``. An existing file is replaced.
             key: random name for the temporary file; see `rlzoo.support.atomic.temporary_path`.
         """
         facts = {"version": VERSION, **{name: value for name in FACTS if (value := getattr(self, name)) is not None}}
-        # a single key: safetensors writes several keys in random order, but equal steps must give equal files
+        # use a single key, because safetensors writes several keys in random order but equal steps must give equal files
         write_tensors(user_path(file), self._tensors(), key or uuid.uuid4().hex, {FORMAT: json.dumps(facts)})
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -230,18 +230,18 @@ class RolloutFile:
 
 @contextmanager
 def readable(file: Path) -> Iterator[None]:
-    """Inside the block, convert any error from reading the safetensors file to a `UserError`."""
+    """Convert any error from reading the safetensors file inside the block to a `UserError`."""
     try:
-        with file.open("rb"):  # safetensors does not distinguish a missing file from one without permissions
+        with file.open("rb"):  # safetensors does not distinguish a missing file from an unreadable one
             yield
-    # safetensors raises different errors for different kinds of damage; torch raises RuntimeError for another model's weights
+    # safetensors raises a different error for each kind of damage; torch raises RuntimeError for another model's weights
     except (OSError, ValueError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
         advice = remedy(error, "remove the file to continue without it")
         raise UserError(f"{str(file)!r} cannot be read: {error}; {advice}") from error
 
 
 def turns(response_mask: Tensor) -> Tensor:
-    """Return each token's turn as int64 ``(B, T)``: 0, 1, ... in each row, -1 outside any turn; a gap in the mask ends a turn.
+    """Return each token's turn as int64 ``(B, T)``: 0, 1, ... in each row, -1 outside any turn. A gap in the mask ends a turn.
 
     Args:
         response_mask: ``(B, T)`` bool, True on tokens that the model chose.
@@ -360,7 +360,7 @@ def _check(step: RolloutFile) -> None:
 
 
 def _check_length(step: RolloutFile, name: str, allowed: Mapping[int, str]) -> None:
-    """Check that a field has one value per item; ``allowed`` maps each allowed number of items to the name of the items."""
+    """Check that a field has one value per item. ``allowed`` maps each allowed number of items to the name of the items."""
     value = getattr(step, name)
     things = " or ".join(f"{number} {what}" for number, what in allowed.items())
     _require(value is None or len(value) in allowed, f"{name} has {0 if value is None else len(value)} values for {things}")

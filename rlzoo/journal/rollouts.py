@@ -24,8 +24,8 @@ def rollout_file(
 ) -> RolloutFile:
     """Build the contents of a rollout file.
 
-    The rewards are the shaped rewards, from which the advantages were computed; the named rewards are as the task returned
-    them. The old log-probs are omitted if the step failed before they were computed.
+    The rewards are the shaped rewards from which the advantages were computed. The named rewards are unchanged from what the
+    task returned. The old log-probs are omitted if the step failed before they were computed.
     """
     mask, advantages = batch.response_mask, batch.advantages
     whole_rows = [torch.zeros(size, dtype=torch.bool) for size in batch.sizes]
@@ -72,7 +72,7 @@ def policy_versions(rollouts: Sequence[Rollout]) -> Tensor:
 def transcripts(groups: Sequence[RolloutGroup], batch: AdvantageBatch, updates: Sequence[Update]) -> Iterator[dict[str, Any]]:
     """Yield the responses of a step in readable form, one object per response.
 
-    ``clipped`` is the share of tokens that were clipped at the response's last update; None if the step had no update.
+    ``clipped`` is the share of tokens that were clipped at the response's last update, or None if the step had no update.
     """
     advantages = ops.per_response(batch.advantages, batch.response_mask)[:, 0].tolist()
     clipped = clipped_shares(batch, updates) if updates else [None] * len(batch)
@@ -99,7 +99,7 @@ def transcripts(groups: Sequence[RolloutGroup], batch: AdvantageBatch, updates: 
 
 
 def clipped_shares(batch: AdvantageBatch, updates: Sequence[Update]) -> list[float]:
-    """Return the share of tokens clipped at the last update of each response; 0 for a response without updates."""
+    """Return the share of tokens clipped at the last update of each response, or 0 for a response without updates."""
     shares = torch.zeros(len(batch))
     for update in updates:
         rows = update.minibatch.table_rows

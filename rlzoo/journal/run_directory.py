@@ -1,4 +1,4 @@
-"""The run directory: configuration, metrics, recorded rollouts and checkpoints of one run."""
+"""The run directory, which holds the configuration, metrics, recorded rollouts and checkpoints of one run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FOLDERS = ("rollouts", "checkpoints")
 STEP = re.compile(r"([0-9]+)\.(?:jsonl?|safetensors)")
 """Names of files in ``rollouts/`` and ``evaluations/``, which begin with the step."""
 EMPTY = r"\.lock|lost\+found|\..*\.part"
-"""Names in a directory that still counts as empty: a lock, ``lost+found``, and temporary files of killed processes."""
+"""Names that an empty directory may contain: a lock, ``lost+found``, and temporary files of killed processes."""
 BEGUN = rf"{EMPTY}|{re.escape(IDENTITY)}|{'|'.join(FOLDERS)}|plugins"
 """Names in a run directory whose creation was interrupted before ``config.yaml`` was written."""
 
@@ -52,7 +52,7 @@ logger = logging.getLogger("rlzoo")
 
 
 class RunDirectory:
-    """The directory of one run; it never overwrites another run, and only one process at a time may write to it."""
+    """The directory of one run. It never overwrites another run, and only one process at a time may write to it."""
 
     def __init__(self, path: Path, is_writer: bool = True) -> None:
         self.path = path
@@ -69,13 +69,13 @@ class RunDirectory:
     def create(
         cls, path: Path, config_yaml: str, plugins: Sequence[str] = (), fingerprint: Mapping[str, Any] | None = None
     ) -> RunDirectory:
-        """Create the directory, copy the plugin files of the run, and write ``config.yaml``, which marks a run.
+        """Create the directory, copy the run's plugin files, and write ``config.yaml``, which marks the directory as a run.
 
         An existing directory is used if it is empty or if its creation was interrupted, even if it is a mount point, a link or
         the current directory.
 
         Raises:
-            UserError: the directory is not empty, or cannot be created.
+            UserError: the directory is not empty or cannot be created.
             UnwritableError: the disk is full.
         """
         try:
@@ -99,7 +99,7 @@ class RunDirectory:
 
     @cached_property
     def identity(self) -> str:
-        """The random ID of the run, which marks its checkpoints and temporary files."""
+        """The random ID of the run, which identifies its checkpoints and temporary files."""
         return identity(self.path)
 
     @staticmethod
@@ -125,10 +125,10 @@ class RunDirectory:
 
     @classmethod
     def resume(cls, path: Path) -> RunDirectory:
-        """Open the directory of a run, and clean up after a process that was killed.
+        """Open the directory of a run and clean up after a process that was killed.
 
         Raises:
-            UserError: there is no run, or another process has the lock.
+            UserError: there is no run, or another process holds the lock.
         """
         cls.check_begun(path)
         directory = cls(path)
@@ -143,7 +143,7 @@ class RunDirectory:
         return directory
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append one line to ``metrics.jsonl``, and flush it to disk."""
+        """Append one line to ``metrics.jsonl`` and flush it to disk."""
         if not self.is_writer:
             return
         file, line = self.path / "metrics.jsonl", json.dumps({"step": step, **metrics}) + "\n"
@@ -157,7 +157,7 @@ class RunDirectory:
                 sync(self.path)
 
     def save_rollouts(self, responses: Iterable[Mapping[str, Any]], step: RolloutFile) -> None:
-        """Write the responses of a step as text, then as a rollout file, which marks the step as complete."""
+        """Write the responses of a step as text and then as a rollout file, which marks the step as complete."""
         if not self.is_writer:
             return
         text = "".join(AS_LINE.encode(line) + "\n" for line in responses)
@@ -169,7 +169,7 @@ class RunDirectory:
             step.save(file, self.identity)
 
     def save_evaluation(self, step: int, rewards: Sequence[Sequence[float | None]]) -> None:
-        """Write all rewards of an evaluation, by problem; None is a missing grade."""
+        """Write all rewards of an evaluation, by problem. None stands for a missing grade."""
         if self.is_writer:
             file = self.path / "evaluations" / f"{step:06d}.json"
             with writing(file):
@@ -183,7 +183,7 @@ class RunDirectory:
         self._replace(self.path / "summary.json", json.dumps(facts, indent=2) + "\n")
 
     def allow_change(self, fingerprint: Mapping[str, Any]) -> None:
-        """Write the fingerprint of a run that was allowed to resume with changes; MLflow then tracks it as another run."""
+        """Write the fingerprint of a run that was allowed to resume with changes, which MLflow then tracks as another run."""
         if self.is_writer:
             self._replace(self.path / IDENTITY, _run_facts(self.identity, fingerprint))
             (self.path / "tracking" / "record.json").unlink(missing_ok=True)
@@ -211,11 +211,11 @@ class RunDirectory:
         keep: int = 1,
         scores: Mapping[int, float] | None = None,
     ) -> Iterator[Path]:
-        """Write a checkpoint, to which the block adds files, and remove old checkpoints as `checkpoints.rotate` describes.
+        """Write a checkpoint, to which the block can add files, and remove old checkpoints as `checkpoints.rotate` does.
 
-        The folder holds the weights and the tokenizer for ``from_pretrained``, and the settings of the rule in ``clip.json``,
-        which include the state of an adaptive rule. A LoRA adapter is also saved separately, in ``adapter/``; ``adapter``
-        holds its weights if the model is sharded. The checkpoint gets its final name when the block ends.
+        The folder holds the weights and the tokenizer for ``from_pretrained``, and ``clip.json`` with the settings of the
+        rule, which include the state of an adaptive rule. A LoRA adapter is also saved separately in ``adapter/``. If the
+        model is sharded, ``adapter`` contains its weights. The checkpoint gets its final name when the block ends.
         """
         folder = self.path / "checkpoints" / f"step-{step:06d}"
         temporary = temporary_path(folder, self.identity)
@@ -243,10 +243,10 @@ class RunDirectory:
             raise
 
     def cut_after(self, step: int) -> list[dict[str, float]]:
-        """Move what the run wrote after a step to ``superseded/``, and return the metrics up to that step.
+        """Move everything that the run wrote after a step to ``superseded/``, and return the metrics up to that step.
 
         Raises:
-            UserError: ``metrics.jsonl`` is damaged, or does not have every step up to ``step``.
+            UserError: ``metrics.jsonl`` is damaged or lacks a step up to ``step``.
         """
         file = self.path / "metrics.jsonl"
         rows = read_metrics(file) if file.exists() else []
@@ -274,11 +274,11 @@ class RunDirectory:
         self._replace(folder / "metrics.jsonl", _as_lines(rows))
         for file in later:
             (folder / file.parent.name).mkdir(exist_ok=True)
-            shutil.move(file, folder / file.parent.name / file.name)  # works across disks
+            shutil.move(file, folder / file.parent.name / file.name)  # `move` works across disks
         logger.info("moved everything that the run wrote after step %d to %s", step, folder)
 
     def _replace(self, file: Path, text: str) -> None:
-        """Replace a file atomically, and flush it to disk."""
+        """Replace a file atomically and flush it to disk."""
         with writing(file, len(text)):
             write_text(file, text, self.identity)
 

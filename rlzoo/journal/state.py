@@ -1,4 +1,4 @@
-"""Stores the training state (except for the weights and the optimizer) in a checkpoint, and finds the newest checkpoint."""
+"""Stores the training state, except for the weights and the optimizer, in a checkpoint and finds the newest checkpoint."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RunState:
     alarms: dict[str, Any]
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # training time so far
     run: str  # ID of the run
-    periodic: bool  # False if saved because the run was stopped or had ended
+    periodic: bool  # False if the checkpoint was saved because the run was stopped or had ended
     queue: list[QueuedBatch] = field(default_factory=list)  # batches that were sampled ahead for the next steps
     measured: Measured = field(default_factory=dict)  # empty without rollout.band
     critic_nonfinite: NonNegativeInt = 0  # like num_nonfinite, for the critic
@@ -50,7 +50,7 @@ class RunState:
         """Read the state from a folder in a checkpoint.
 
         Raises:
-            UserError: the file is missing or not valid.
+            UserError: the file is missing or invalid.
         """
         try:
             state = TypeAdapter(RunState).validate_json((folder / FILE).read_bytes())
@@ -100,10 +100,10 @@ def newest_state(run: Path) -> Path | None:
     """Find the state in the newest intact checkpoint of a run, and log a warning for each damaged checkpoint.
 
     Returns:
-        The folder of the state; None if the run was stopped before its first checkpoint and must start over.
+        The folder of the state, or None if the run was stopped before its first checkpoint and must start over.
 
     Raises:
-        UserError: the checkpoints are missing or all damaged, or the newest checkpoint belongs to another run.
+        UserError: all checkpoints are missing or damaged, or the newest checkpoint belongs to another run.
     """
     damaged = ""
     for _, folder in reversed(numbered(run)):
@@ -131,7 +131,7 @@ def newest_state(run: Path) -> Path | None:
 
 
 def _last_step(run: Path) -> int:
-    """Return the last step with metrics or recorded rollouts; 0 if there is none."""
+    """Return the last step with metrics or recorded rollouts, or 0 if there is none."""
     file = run / "metrics.jsonl"
     lines = file.read_bytes().count(b"\n") - 1 if file.is_file() else 0  # the first line is step 0
     return max(lines, *(int(file.stem) for file in (run / "rollouts").glob("[0-9]*.safetensors") if file.stem.isdecimal()), 0)

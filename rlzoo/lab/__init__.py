@@ -1,1 +1,1 @@
-"""The fairness lab: sweeps, replay of recorded rollouts, calibration, and comparisons of rules."""
+"""The fairness lab, which provides sweeps, replay of recorded rollouts, calibration, and comparisons of rules."""

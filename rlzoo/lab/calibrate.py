@@ -1,4 +1,4 @@
-"""Calibration: short pilot runs that find the width at which a rule clips a target share of the responses."""
+"""Finds the width at which a rule clips a target share of the responses, using short pilot runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Pilot:
     """A pilot run and its result."""
 
     policy: ClipPolicy
-    clip_fraction: float  # across all its updates
+    clip_fraction: float  # clip fraction across all updates
     target: float
 
     @property
@@ -41,20 +41,20 @@ def calibrate(
     on_pilot: Callable[[Pilot], None],
     observer: Observer | None = None,
 ) -> Pilot:
-    """Run pilots until one of them clips the target share of responses, and return the pilot that came closest.
+    """Run pilots until one of them clips the target share of responses, and return the pilot that comes closest.
 
     Clipping changes the updates, and the updates change what is clipped. Each pilot therefore restarts from the same weights
     with the width that would have hit the target in the previous pilot.
 
     Args:
-        config: configuration of the pilots; evaluation, checkpoints and MLflow tracking are disabled.
+        config: configuration of the pilots. Evaluation, checkpoints and MLflow tracking are disabled.
         target: target share of clipped responses among all responses with a nonzero advantage, across all steps of a pilot.
         max_pilots: maximum number of pilots.
         on_pilot: called after each pilot.
         observer: called with the metrics of every step.
 
     Raises:
-        UserError: the rule has no width, or no width gives that share.
+        UserError: the rule has no width, or no width reaches the target share.
     """
     if not config.clip.width_fields() and config.clip.targeting(target) is None:
         raise UserError(f"rule {config.clip.name!r} has no width to calibrate")

@@ -1,4 +1,4 @@
-"""Compares several rules, based on finished runs that are read from their directories."""
+"""Compares several rules using the directories of finished runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SAME_CONTEST = ("task.", "model.path", "model.dtype", "model.chat_template", "ev
 NOT_COMPARABLE = "not comparable"
 MEGABYTE = 2**20
 LONGEST_VALUE = 80  # maximum length of a setting in a label, in characters
-MATCHED = ("lre_max, matched", "lowest and highest", "noise", "by signs", "total")  # at the same clip fraction
+MATCHED = ("lre_max, matched", "lowest and highest", "noise", "by signs", "total")  # columns at the same clip fraction
 TABLES = {
     "": ("rule", "seeds", "mean", "95%", "gain", "IQM", "95%", "clip fraction", "response length"),
     "Every pair": ("first", "second", "seeds", "difference", "95%", "p, Holm", "verdict"),
@@ -36,7 +36,7 @@ TABLES = {
     "Means over runs": ("rule", "seconds", "tokens/s", "peak memory, MiB", "updates with norm clipping"),
     "The runs": ("rule", "seed", "folder", "MLflow run"),
 }
-"""The titles and columns of a comparison's tables; the first table's title is the name of the score."""
+"""The titles and columns of a comparison's tables. The first table's title is the name of the score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ class ComparedRule:
     label: str  # the rule, and the settings that differ between runs of this rule
     runs: tuple[FinishedRun, ...]
     score: Estimate
-    profile: LengthProfile | None  # pooled over the responses of all runs; None without recorded rollouts
-    matched: Mapping[int, LengthProfile] = field(default_factory=dict)  # by seed, with widths scaled to the same clip fraction
+    profile: LengthProfile | None  # pooled over all runs' responses; None without recorded rollouts
+    matched: Mapping[int, LengthProfile] = field(default_factory=dict)  # by seed; widths are scaled to the same clip fraction
     clips_parts: bool = False  # whether the rule clips tokens or turns, so that only part of a response may be clipped
 
     def mean(self, name: str, last_share: float = 1.0) -> float | None:
@@ -61,7 +61,7 @@ class ComparedRule:
 
     @property
     def errors(self) -> dict[int, float]:
-        """The length error at the matched clip fraction, by seed."""
+        """The length error of each seed at the matched clip fraction."""
         return {seed: profile.lre_max for seed, profile in self.matched.items() if profile.lre_max is not None}
 
     @property
@@ -71,7 +71,7 @@ class ComparedRule:
 
     @property
     def matched_noise(self) -> float | None:
-        """The length error expected at the matched clip fraction if all lengths were clipped equally; averaged over runs."""
+        """The mean length error expected at the matched clip fraction if all lengths were clipped equally."""
         return _mean(profile.lre_noise for profile in self.matched.values())
 
 
@@ -81,7 +81,7 @@ class Comparison(Tabular):
 
     rules: tuple[ComparedRule, ...]
     pairs: tuple[Difference, ...]
-    metric: str  # used as the score: eval/accuracy, or reward/mean if not every run was evaluated
+    metric: str  # the metric used as the score: eval/accuracy, or reward/mean if not every run was evaluated
     match: float | None
     notes: tuple[str, ...]
     by_sign: bool = False  # whether each sign of the advantage was matched separately
@@ -89,7 +89,7 @@ class Comparison(Tabular):
 
     @property
     def scored(self) -> str:
-        """What the score measures: the accuracy, or the reward if the evaluations of any run measured the reward."""
+        """The quantity that the score measures: accuracy, or reward if the evaluations of any run measured rewards."""
         scores = {run.settings.get(SCORE) for rule in self.rules for run in rule.runs}
         return "accuracy" if self.metric == "eval/accuracy" and "reward" not in scores else "reward"
 
@@ -108,7 +108,7 @@ class Comparison(Tabular):
         sentences = [f"Best {self.scored}: {best.label}, {best.score.mean:.3f} ({_shown(best.label, self.pairs, 'above')})."]
         if any(note.startswith(NOT_COMPARABLE) for note in self.notes):
             sentences = ["No best rule is named, because the runs are not comparable."]
-        # a rule that clips parts of responses averages over many decisions, so its error is smaller for that reason alone
+        # a rule that clips parts of responses has a smaller error simply because it averages over more decisions
         kinds = {parts: [rule for rule in self.rules if rule.errors and rule.clips_parts == parts] for parts in (False, True)}
         for parts, kind in kinds.items():
             if len(kind) > 1:
@@ -142,7 +142,7 @@ class Comparison(Tabular):
         return [Table(title or self.score, columns, rows) for (title, columns), rows in contents]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the comparison as plain JSON; unknown numbers are null."""
+        """Return the comparison as JSON-serialisable data. Unknown numbers are None."""
         rules = [
             {
                 "label": rule.label,
@@ -174,16 +174,16 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _shown(label: str, pairs: Sequence[Difference], word: str) -> str:
-    """Say which rules a rule was shown to be better than."""
+    """Name the rules that a rule was shown to outperform."""
     verdicts = [pair.verdict for pair in pairs if label in (pair.first, pair.second)]
     beaten = [verdict.partition(" above ")[2] for verdict in verdicts if verdict.startswith(f"{label} above ")]
     return f"{word} {', '.join(beaten)}" if beaten else verdicts[0]
 
 
 def _most_even(rules: Sequence[ComparedRule]) -> str:
-    """Name the rule with the smallest length error, and say which rules were shown to clip less evenly."""
+    """Name the rule with the smallest length error and the rules that were shown to clip less evenly."""
     even = min(rules, key=lambda rule: fmean(rule.errors.values()))
-    # scores are negated errors, because a higher score is better
+    # use negated errors as scores, because a higher score is better
     pairs = differences({rule.label: {seed: -error for seed, error in rule.errors.items()} for rule in rules})
     noise = "" if even.matched_noise is None else f"; noise {even.matched_noise:.3f}"
     return f"{even.label}, lre {even.matched_lre_max:.3f} ({_shown(even.label, pairs, 'more even than')}{noise})"
@@ -201,8 +201,8 @@ def compare(
 
     Args:
         paths: run directories, or folders that contain run directories, such as a sweep's folder.
-        plugins: plugins with the rules that are neither bundled nor installed; the runs' own plugins are not loaded.
-        match: clip fraction at which to compare length fairness, by replaying each run's own rule with scaled widths.
+        plugins: plugins with the rules that are neither bundled nor installed. The runs' own plugins are not loaded.
+        match: clip fraction at which to compare length fairness by replaying each run's own rule with scaled widths.
         by_sign: match negative and positive advantages separately.
         progress: called to report progress.
 
@@ -222,7 +222,7 @@ def compare(
     for label, runs in groups.items():
         tables: list[ResponseTable] = []
         matched: dict[int, LengthProfile] = {}
-        problems: dict[str, list[str]] = {}  # why a length error is missing, with the seeds
+        problems: dict[str, list[str]] = {}  # reasons why length errors are missing, with the seeds
         for run in runs:
             progress(label, next(done), len(all_runs))
             try:
@@ -246,7 +246,7 @@ def compare(
 
 
 def labelled(runs: Sequence[FinishedRun]) -> dict[str, list[FinishedRun]]:
-    """Group runs by rule, and by the settings (other than the seed) that differ between runs of the same rule."""
+    """Group runs by rule and by the settings (other than the seed) that differ between runs of the same rule."""
     groups: dict[str, list[FinishedRun]] = {}
     for run in runs:
         varied = _varied([other.settings for other in runs if other.policy == run.policy])
@@ -258,7 +258,7 @@ def labelled(runs: Sequence[FinishedRun]) -> dict[str, list[FinishedRun]]:
 
 
 def drop_older(groups: Mapping[str, list[FinishedRun]], paths: Sequence[Path]) -> list[str]:
-    """Keep only the newest run for each label and seed in the groups of `labelled`; return a note on each removed run.
+    """Keep only the newest run for each label and seed in the groups of `labelled`. Return a note on each removed run.
 
     Raises:
         UserError: two runs with the same label and seed are among ``paths``.
@@ -292,7 +292,7 @@ def _varied(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 
 
 def other_differences(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return notes on how runs differ, apart from their rules; see `resolved_settings`."""
+    """Return notes on the differences between runs other than their rules; see `resolved_settings`."""
     notes = []
     for key, values in _varied(settings).items():
         if key.removeprefix("clip.") in NAMED:

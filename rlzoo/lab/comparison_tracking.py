@@ -1,4 +1,4 @@
-"""Logs a comparison to MLflow: every run's length error at the matched clip fraction."""
+"""Logs every run's length error at the matched clip fraction to MLflow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rlzoo.lab.compare import Comparison
 
 
 def log_comparison(comparison: Comparison) -> None:
-    """Log a comparison to the current MLflow store, for the runs that the store contains.
+    """Log a comparison to the current MLflow store for each run that the store contains.
 
     The metrics are named ``lre_at_<fraction>`` and ``lre_noise_at_<fraction>`` or, for a rule that clips tokens or turns,
     ``lre_tokens_at_<fraction>`` and ``lre_noise_tokens_at_<fraction>`` (see `Comparison.highlights`).

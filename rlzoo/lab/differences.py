@@ -1,4 +1,4 @@
-"""Shows the responses that two rules treat most differently, side by side."""
+"""Shows side by side the responses that two rules treat most differently."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from rlzoo.lab.study import Study
 from rlzoo.measure.response_page import ShownResponse, Token, render
 from rlzoo.training.response_page import MOST_TOKENS, token_texts
 
-MOST_RESPONSES = 24  # on a page
+MOST_RESPONSES = 24  # maximum number of responses on a page
 
 
 def differences_page(study: Study) -> str:
     """Render the responses on which the study's two rules differ most, with each token's gradient weight under each rule."""
     found, room = sorted(_differences(study), key=lambda one: one[:4]), MOST_TOKENS // 2  # every token is shown twice
     tokenizer, shown = None, list[ShownResponse]()
-    with suppress(UserError):  # the trainer named no model, or one that is not on this machine
+    with suppress(UserError):  # the trainer may name no model, or one that is not on this machine
         tokenizer = local_tokenizer(study.run.steps[0].model)
     special = set(() if tokenizer is None else tokenizer.all_special_ids)
     for _, _, number, row, treatments in found[:MOST_RESPONSES]:
@@ -76,10 +76,10 @@ def differences_page(study: Study) -> str:
 
 
 def _differences(study: Study) -> Iterator[tuple[float, float, int, int, list[Any]]]:
-    """Yield the responses that the study counts (those with a nonzero advantage), once for each update that contains them.
+    """Yield the responses that the study counts, which have a nonzero advantage, once for each update that contains them.
 
-    An item holds minus the share of tokens that only one rule clips; minus the mean difference of the tokens' gradient
-    weights; the index of the update; the row in the update; and each rule's table, clip decisions and weights for the update.
+    An item holds the negated share of tokens that only one rule clips, the negated mean difference of the tokens' gradient
+    weights, the index of the update, the row in the update, and each rule's table, clip decisions and weights for the update.
     """
     for number, update in enumerate(study.run.updates):
         for is_above in (False, True) if not study.skip_steps or update.step > study.skip_steps else ():

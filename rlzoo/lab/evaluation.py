@@ -1,4 +1,4 @@
-"""Evaluation: samples and grades k responses to every problem in the given suites, and computes the results."""
+"""Samples and grades k responses to every problem in the given suites, and computes the results."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ UNUSED = {"num_prompts", "dynamic_sampling", "max_staleness"}
 """Rollout settings that only training uses."""
 
 Progress = Callable[[str, int, int, dict[str, float]], None]
-"""Called with the suite, the number of problems answered, the total number of problems, and the means so far."""
+"""A callback that receives the suite, the number of answered problems, the number of all problems, and the means so far."""
 
 
 class EvaluatedModel(ModelConfig):
@@ -70,7 +70,7 @@ class EvaluatedModel(ModelConfig):
 
 
 class EvaluationConfig(Settings):
-    """The configuration of an evaluation: of a model on suites, or of a run on the held-out problems of its own task."""
+    """The configuration for evaluating a model on suites, or a run on the held-out problems of its own task."""
 
     model: EvaluatedModel = Field(default_factory=EvaluatedModel, description="the language model to evaluate")
     rollout: RolloutConfig = Field(default_factory=RolloutConfig, description="how responses are sampled; group_size is k")
@@ -111,7 +111,7 @@ class EvaluationConfig(Settings):
             raise UserError(explain(error, cls)) from error
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings that completions depend on; an evaluation can be resumed only with the same settings."""
+        """Return the settings that affect completions. An evaluation can be resumed only with the same settings."""
         included = {"model", "rollout", "seed"}
         settings = redact_settings(self.model_dump(mode="json", include=included, exclude={"rollout": UNUSED}))
         if self.run is not None:
@@ -156,7 +156,7 @@ class SuiteResult:
 
     @classmethod
     def of(cls, suite: str, answered: Sequence[Answered], votes: bool) -> Self:
-        """Compute the results from all completions of a suite; ``votes`` says whether equal answers are known."""
+        """Compute the results from all completions of a suite. ``votes`` says whether equal answers are known."""
         problems = [item.completions for item in answered]
         completions = [completion for item in answered for completion in item.completions]
         return cls(
@@ -184,7 +184,7 @@ class SuiteResult:
 
 
 def table_of(results: Sequence[SuiteResult]) -> Table:
-    """Return a table with a row per measure and a column per suite."""
+    """Return a table with one row per measure and one column per suite."""
     rows: list[Row] = [
         [name, *(cell for result in results for cell in _cells(result.estimates.get(name)))] for name in results[0].estimates
     ]
@@ -200,7 +200,7 @@ def table_of(results: Sequence[SuiteResult]) -> Table:
 
 
 def _by_length(result: SuiteResult) -> Table:
-    """Return a table with a row per length bin."""
+    """Return a table with one row per length bin."""
     mean = next(iter(result.estimates))
     of_problems = [name for name in (mean.replace("mean", "pass"), mean.replace("mean", "maj")) if name in result.estimates]
     columns = ["up to", "resp", mean, "95 %", "prob", *(word for name in of_problems for word in (name, "95 %"))]
@@ -225,11 +225,11 @@ class Evaluation(Tabular):
     mlflow_run_id: str | None
 
     def tables(self) -> list[Table]:
-        """Return the measures of all suites, and for each suite the measures by response length."""
+        """Return a table of the measures of all suites, and a table of the measures by response length for each suite."""
         return [table_of(self.results), *(_by_length(one) for one in self.results if one.estimates)]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the content of ``results.json`` as plain JSON."""
+        """Return the content of ``results.json`` as JSON-serialisable data."""
         settings = {**self.config.settings(), "limit": self.config.limit}
         suites = {result.suite: result for result in self.results}
         return plain({"settings": settings, "suites": suites, "mlflow_run_id": self.mlflow_run_id})
@@ -253,12 +253,12 @@ def evaluate(
         k: number of responses per problem, unless ``config`` is complete.
         experiment: MLflow experiment for the results; None to log nothing.
         progress: called to report progress.
-        overrides: ``key=value`` overrides to pass to `compose`; only without a complete ``config``.
-        settings: settings to pass to `compose`, such as ``suites=("gsm8k",)`` and ``limit=100``; only without a complete
-            ``config``.
+        overrides: ``key=value`` overrides to pass to `compose`. They require an incomplete ``config``.
+        settings: settings to pass to `compose`, such as ``suites=("gsm8k",)`` and ``limit=100``. They also require an
+            incomplete ``config``.
 
     Raises:
-        UserError: the evaluation cannot start as configured; nothing has been written in that case.
+        UserError: the evaluation cannot start as configured. In that case, nothing has been written.
     """
     if not isinstance(config, EvaluationConfig):
         config = EvaluationConfig.compose(str(config), [f"rollout.group_size={k}", *overrides], **settings)
@@ -294,18 +294,18 @@ def evaluate(
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """The problems of a suite, or the held-out problems of a run's task, and how responses to them are sampled and graded."""
+    """Problems of a suite, or held-out problems of a run's task, with functions that sample and grade responses to them."""
 
     name: str
     problems: list[Problem]
     asked: Asked
-    seed: int  # for sampling
-    answer: Callable[[Sampler, list[Problem], dict[str, Any]], list[RolloutGroup]]  # k responses, with settings of `sample`
+    seed: int  # seed for sampling
+    answer: Callable[[Sampler, list[Problem], dict[str, Any]], list[RolloutGroup]]  # samples k responses
     answer_groups: Callable[[Sequence[str], Sequence[float]], list[int | None]] | None  # see `MathGrader.answer_groups`
 
 
 def _of_suites(config: EvaluationConfig, stack: ExitStack) -> list[Questions]:
-    """Return the questions of the suites; their graders are closed with the stack."""
+    """Return the questions of the suites. Their graders are closed with the stack."""
     suites, k = [find_suite(name, config.data) for name in dict.fromkeys(config.suites)], config.rollout.group_size
     graders = {make: make() for make in dict.fromkeys(suite.make_grader for suite in suites)}
     for grader in graders.values():
@@ -326,7 +326,7 @@ def _of_suites(config: EvaluationConfig, stack: ExitStack) -> list[Questions]:
 
 
 def _of_run(config: EvaluationConfig, run: RunConfig, stack: ExitStack) -> Questions:
-    """Return the held-out problems of a run's task, which are answered as in the run's evaluations."""
+    """Return the held-out problems of a run's task, to be answered as in the run's evaluations."""
     task = stack.enter_context(seeded(run.task, run.seed))
     problems = task.held_out_problems(config.limit or run.eval.num_problems or task.num_problems(held_out=True) or NUM_SUMS)
     if not problems:
@@ -347,7 +347,7 @@ def _of_run(config: EvaluationConfig, run: RunConfig, stack: ExitStack) -> Quest
 
 @contextmanager
 def _open_sampler(model: EvaluatedModel, rollout: RolloutConfig, suites: Sequence[Questions]) -> Iterator[Sampler]:
-    """Open the sampler for ``rollout.engine`` with the model's weights, after checking that it can answer the prompts."""
+    """Open the sampler of ``rollout.engine`` with the model's weights after checking that it can answer the prompts."""
     import torch
 
     check_model(model.path)
@@ -379,10 +379,10 @@ def _complete(
     answered: list[Answered],
     progress: Progress,
 ) -> None:
-    """Sample and grade the missing responses, and add each completed problem to ``answered`` and to the directory.
+    """Sample and grade the missing responses, and add each completed problem to ``answered`` and the directory.
 
     A model's outputs depend slightly on which problems share a batch, so the batches must not depend on where the evaluation
-    was interrupted: a batch that was only partly answered is resampled as a whole.
+    was interrupted. Therefore, a batch that was only partly answered is resampled as a whole.
     """
     k, problems, votes = config.rollout.group_size, suite.problems, suite.answer_groups is not None
     size = max(1, config.rollout.batch_size // k)

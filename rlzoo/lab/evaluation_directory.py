@@ -1,4 +1,4 @@
-"""An evaluation's directory, which holds its settings, every completion, and the results."""
+"""The directory of an evaluation, which holds its settings, all completions, and the results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlzoo.tasks.problem import Problem
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A problem with its k completions: one line of ``completions/<suite>.jsonl``."""
+    """A problem with its k completions, stored as one line of ``completions/<suite>.jsonl``."""
 
     question: str
     answer: str
@@ -40,12 +40,12 @@ _ANSWERED = TypeAdapter(Answered)
 
 @dataclass(frozen=True, slots=True)
 class EvaluationDirectory:
-    """The files of an evaluation; rerunning the command resumes from them."""
+    """The files of an evaluation, from which rerunning the command resumes."""
 
     path: Path
 
     def check(self, settings: Mapping[str, Any]) -> None:
-        """Before any work starts, reject a directory with other content or with an evaluation that has different settings."""
+        """Reject a directory with other content or an evaluation with different settings, before any work starts."""
         file = self.path / "settings.yaml"
         try:
             if not self.path.exists() or (self.path.is_dir() and {file.name for file in self.path.iterdir()} <= {LOCK}):
@@ -62,7 +62,7 @@ class EvaluationDirectory:
             )
 
     def create(self, settings: Mapping[str, Any]) -> Lock:
-        """Create or reopen the directory, and return its lock; raises `UserError` if this fails or another process uses it."""
+        """Create or reopen the directory and return its lock; raise `UserError` on failure or if another process uses it."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = Lock(self.path)
@@ -78,16 +78,16 @@ class EvaluationDirectory:
         return lock
 
     def read(self, suite: str, problems: Sequence[Problem]) -> list[Answered]:
-        """Read the completions of all answered problems; an incomplete last line is removed from the file.
+        """Read the completions of all answered problems, and remove an incomplete last line from the file.
 
         Raises:
-            UserError: a line is damaged, or belongs to a different problem.
+            UserError: a line is damaged or belongs to a different problem.
         """
         file = self._file(suite)
         if not file.is_file():
             return []
         content = file.read_bytes()
-        *lines, torn = content.split(b"\n")  # not splitlines: JSON strings may contain U+2028
+        *lines, torn = content.split(b"\n")  # not `splitlines`, because JSON strings may contain U+2028
         if torn:  # the writer was killed
             os.truncate(file, len(content) - len(torn))
         answered: list[Answered] = []
@@ -107,7 +107,7 @@ class EvaluationDirectory:
         return answered
 
     def append(self, suite: str, start: int, answered: Sequence[Answered]) -> None:
-        """Append fully answered problems, starting at index ``start``; the data is on disk when the method returns."""
+        """Append completely answered problems, starting at index ``start``. The data is on disk when the method returns."""
         lines = "".join(item.to_line(start + place) for place, item in enumerate(answered))
         with self._file(suite).open("ab") as file:
             file.write(lines.encode())

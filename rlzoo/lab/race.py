@@ -29,17 +29,17 @@ from rlzoo.support.reading import read_text
 from rlzoo.testing import check
 from rlzoo.training.train import train
 
-PILOTS, PILOT_STEPS = 8, 10  # maximum number of pilots, and their steps
-TIMED_STEPS, TIMED_RUNS = 5, 3  # of each rule, to measure the time per step
+PILOTS, PILOT_STEPS = 8, 10  # maximum number of pilots, and number of steps in each
+TIMED_STEPS, TIMED_RUNS = 5, 3  # for each rule, to measure the time per step
 
 RunAll = Callable[[Sweep], object]
-"""Starts or resumes all unfinished runs of a sweep."""
+"""A function that starts or resumes all unfinished runs of a sweep."""
 
 
 def race(
     track: Track, rule: str, plugins: Sequence[str | Path], folder: Path, run_all: RunAll, say: Callable[[str], None]
 ) -> Result:
-    """Race a rule, write the result to ``folder/RULE.json``, and return it; an existing result is returned unchanged.
+    """Race a rule, write the result to ``folder/RULE.json``, and return it. An existing result is returned unchanged.
 
     To resume an interrupted race, repeat the call. A run that fails, for example because its gradients are not finite, is
     scored as 0.
@@ -48,7 +48,7 @@ def race(
         track: the track.
         rule: name of the rule.
         plugins: plugin files and folders that provide the rule.
-        folder: folder of all races on this track.
+        folder: folder that holds all races on this track.
         run_all: called with each sweep of the race.
         say: called with a description of each stage.
 
@@ -110,7 +110,7 @@ def _compose(track: Track, rule: str, plugins: Sequence[str | Path], configs: Se
 
 
 def _widths(track: Track, base: RunConfig, file: Path, say: Callable[[str], None]) -> list[str]:
-    """Calibrate the rule's widths, unless this was done before; return the config file with them, or nothing if it has none."""
+    """Calibrate the rule's widths unless this was done before. Return the config file with them, or [] if there are none."""
     if not base.clip.width_fields() and base.clip.targeting(track.clip_fraction) is None:
         return []
     if not file.is_file():
@@ -129,7 +129,7 @@ def _widths(track: Track, base: RunConfig, file: Path, say: Callable[[str], None
 def _tune(
     track: Track, rule: str, configs: Sequence[str], plugins: Sequence[str | Path], folder: Path, run_all: RunAll
 ) -> Iterator[Record]:
-    """Run the grid of learning rates, and one further rate if the best one is at an edge."""
+    """Run the grid of learning rates, and one more rate if the best one is at an edge of the grid."""
     rates, records = track.learning_rates, list[Record]()
     for _ in range(2):
         axis = f"learner.lr={','.join(f'{rate:g}' for rate in rates)}"
@@ -142,7 +142,7 @@ def _tune(
 
 
 def beyond(records: Sequence[Record]) -> tuple[float, ...]:
-    """If the best learning rate is the highest or the lowest, return the next rate beyond it, by the same factor."""
+    """If the best learning rate is the highest or the lowest, return the next rate beyond it, using the grid's factor."""
     rates, best = sorted({record.learning_rate for record in records}), best_rate(records)
     if best == rates[0]:
         return (float(f"{best * best / rates[1]:.4g}"),)
@@ -150,7 +150,7 @@ def beyond(records: Sequence[Record]) -> tuple[float, ...]:
 
 
 def record_of(child: Child) -> Record:
-    """Read the record of a run that has ended; raises `RunError` if it failed for a reason other than the rule."""
+    """Read the record of a run that has ended; raise `RunError` if it failed for a reason other than the rule."""
     rows = read_metrics(child.path / "metrics.jsonl") if (child.path / "metrics.jsonl").is_file() else []
     seed, rate = child.config.seed, child.config.learner.lr
     number = child.config.rollout.num_prompts * child.config.rollout.group_size
@@ -178,7 +178,7 @@ def record_of(child: Child) -> Record:
 
 
 def _failure(child: Child) -> str:
-    """Return the error that ended a run; raises `RunError` if the run was killed, or if the error may not recur."""
+    """Return the error that ended a run; raise `RunError` if the run was killed or the error may not recur."""
     log = child.path.parent / "logs" / f"{child.name}.log"
     lines = read_text(log).splitlines() if log.is_file() else []
     if not lines or not lines[-1].startswith("rlzoo: ") or lines[-1].endswith("run the same command again"):
@@ -187,7 +187,7 @@ def _failure(child: Child) -> str:
 
 
 def _evenness(track: Track, policy: ClipPolicy, folder: Path, plugins: Sequence[str | Path]) -> Evenness:
-    """Replay the rule on a run of the reference rule, trained first if needed, and clip the track's share of each sign."""
+    """Replay the rule on a run of the reference rule, clipping the track's share of each sign. Train the run if needed."""
     config = _compose(track, track.reference, (), [folder.parent / "track.yaml"])
     if not read_mapping(folder / "summary.json").get("finished"):
         train(config.model_copy(update={"output": folder}), resume=(folder / "config.yaml").is_file())
@@ -205,7 +205,7 @@ def _evenness(track: Track, policy: ClipPolicy, folder: Path, plugins: Sequence[
 
 
 def _timed(config: RunConfig, reference: RunConfig) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Train with both rules in turn in this process; return each run's mean seconds per step, without the first step."""
+    """Train with both rules in turn in this process. Return each run's mean seconds per step, excluding the first step."""
     ours, theirs = list[float](), list[float]()
     for _ in range(TIMED_RUNS):
         for run, seconds in ((reference, theirs), (config, ours)):
@@ -220,7 +220,7 @@ def _timed(config: RunConfig, reference: RunConfig) -> tuple[tuple[float, ...], 
 
 
 def admit(result: Result, track: Track, plugins: Sequence[str | Path], others: Sequence[Result]) -> None:
-    """Check a submitted result: its runs, settings, data and rule, and whether it starts from the same model as other results.
+    """Check the runs, settings, data and rule of a submitted result, and that its model is the same as in other results.
 
     Raises:
         UserError: the result cannot be added to the table of this track.
@@ -232,7 +232,7 @@ def admit(result: Result, track: Track, plugins: Sequence[str | Path], others: S
         lr = f"learner.lr={result.learning_rate:g}"
         config = RunConfig.compose(files, clip=result.rule, overrides=[lr], plugins=plugins, seed=track.seeds[0])
     _unchanged(result, track, config.clip)
-    free = ("seed", "output", SCORE, VERSION, "plugin ")  # a rule is identified by its own hash, whatever its file is called
+    free = ("seed", "output", SCORE, VERSION, "plugin ")  # a hash identifies the rule, regardless of the name of its file
     asked = {key: value for key, value in json.loads(json.dumps(run_facts(config))).items() if not key.startswith(free)}
     known = [other.facts for other in others if other.rule == track.reference]
     asked |= {key: value for key, value in (known[0] if known else {}).items() if key.startswith(MODEL)}
@@ -242,7 +242,7 @@ def admit(result: Result, track: Track, plugins: Sequence[str | Path], others: S
 
 
 def _unchanged(result: Result, track: Track, policy: ClipPolicy) -> Result:
-    """Return a result if neither the track nor the rule has changed since it was made; raises `UserError` otherwise."""
+    """Return a result if neither the track nor the rule has changed since the race; raise `UserError` otherwise."""
     result.check(track)
     if rule_hash(type(policy)) != result.rule_hash:
         raise UserError(f"{result.rule}: the code of the rule has changed since this result was made; race the rule again")

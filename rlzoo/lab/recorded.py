@@ -1,4 +1,4 @@
-"""Recorded rollouts for replay: the inputs to every update, as the rule received them."""
+"""Recorded rollouts for replay, with the inputs to every update as the rule received them."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ class RecordedUpdate:
     """One optimizer step."""
 
     step: int
-    index: int  # within the step, from 0
+    index: int  # index within the step, from 0
     edges: Tensor  # (K + 1,) length bins of the rollout batch, in tokens
-    inputs: ClipInputs  # R responses
+    inputs: ClipInputs  # the rule's inputs for R responses
     batch: Batch  # all responses of the rollout step
     rows: Tensor  # (R,) int64, the responses' rows in `batch`
     counts: StepCounts  # divisors of the objectives; responses without a grade count too
     weights: Tensor | None = None  # (R, 1) or (R, T) weights for the objective, if the run used a mismatch correction
 
     def weights_for(self, policy: ClipPolicy) -> Tensor | None:
-        """Return the weights for a rule's objective; None if the rule's ratio is already relative to the sampler."""
+        """Return the weights for a rule's objective, or None if the rule's ratio is already relative to the sampler."""
         return None if policy.ratio_to_sampler else self.weights
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """The updates of one run of rlzoo or of another trainer, in order."""
+    """The updates of one run, of rlzoo or another trainer, in order."""
 
     path: Path  # the run directory, or the first path given
     steps: tuple[RolloutFile, ...]
     updates: tuple[RecordedUpdate, ...]
-    max_length: int  # maximum response length in tokens; if not recorded, length of the longest response
+    max_length: int  # maximum response length in tokens; if not recorded, the length of the longest response
     splits_prompts: bool  # whether an update contained only some of a prompt's responses
     rule: ClipPolicy | None  # the rule of the training run; None if rlzoo cannot build it
-    problem: str  # why there is no rule
+    problem: str  # reason why there is no rule
     is_run_directory: bool
     config: RunConfig | None = None  # only for a run directory that was read with its own code
 
@@ -69,7 +69,7 @@ class RecordedRun:
             own_code: whether to run the code that a run directory names: its plugins, its task and its reward.
 
         Raises:
-            UserError: there is no recording, it is damaged, or it has no updates; or its correction cannot be built.
+            UserError: the recording is missing or damaged or has no updates, or its correction cannot be built.
         """
         paths = [user_path(path) for path in ([paths] if isinstance(paths, Path) else paths)]
         path, config = paths[0], None
@@ -95,12 +95,12 @@ class RecordedRun:
 
     @property
     def num_responses(self) -> int:
-        """The number of responses across all updates; a response in two updates counts twice."""
+        """The number of responses across all updates. A response in two updates counts twice."""
         return sum(len(update.rows) for update in self.updates)
 
     @property
     def own_rule(self) -> ClipPolicy:
-        """The rule of the training run, with its settings; raises `UserError` if it was not recorded or cannot be built."""
+        """The training run's rule with its settings; raises `UserError` if it was not recorded or cannot be built."""
         if self.rule is None:
             raise UserError(self.problem)
         return self.rule
@@ -122,7 +122,7 @@ def _config(run: Path, plugins: Sequence[str | Path]) -> RunConfig:
 def _plugins_of(
     path: Path, step: RolloutFile, plugins: Sequence[str | Path]
 ) -> tuple[ClipPolicy | None, Correction | None, str]:
-    """Return a recording's rule and correction without running its own code, and the reason if there is no rule."""
+    """Return a recording's rule and correction, without running the recording's code, and the reason if there is no rule."""
     file, zoo = path / "config.yaml", load_zoo(plugins)
     settings = read_config(file) if file.is_file() else {"clip": step.rule, "correction": None}
     correction, advice = settings.get("correction", "auto"), "to use a plugin that you trust, add --plugin FILE"
@@ -187,7 +187,7 @@ def _progress(step: RolloutFile, index: int) -> float | None:
 
 
 def _advantages(path: Path, step: RolloutFile, batch: Batch) -> Tensor:
-    """Return the recorded advantages, ``(R, 1)`` or ``(R, T)``, or else each reward minus its prompt's mean reward."""
+    """Return the recorded advantages, ``(R, 1)`` or ``(R, T)``. If there are none, use rewards minus prompt means."""
     if step.advantages is not None:
         is_per_response = len(step.advantages) == len(step)
         return step.advantages[:, None] if is_per_response else batch.scatter(torch.arange(len(step)), step.advantages)

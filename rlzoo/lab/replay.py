@@ -1,4 +1,4 @@
-"""Replay: applies any rule to the rollouts and log-probs that a run recorded."""
+"""Applies any rule to the rollouts and log-probs that a run recorded."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ TOLERANCE = 0.1  # maximum relative difference between a matched clip fraction a
 class Replayed:
     """The results of one rule on recorded data."""
 
-    policy: ClipPolicy  # before the first update
+    policy: ClipPolicy  # the rule before the first update
     table: ResponseTable
     profile: LengthProfile
-    states: tuple[ClipPolicy, ...]  # before each update and after the last; they differ only if the rule is adaptive
+    states: tuple[ClipPolicy, ...]  # the rule before each update and after the last; constant unless it is adaptive
     above: Replayed | None = None  # the results for A > 0 if each sign of the advantage has its own widths
-    note: str = ""  # why the clip fraction was not matched, or by how much it misses the target
+    note: str = ""  # why the clip fraction was not matched, or how far it is from the target
 
     @property
     def label(self) -> str:
-        """The rule's name."""
+        """The name of the rule."""
         return self.policy.name
 
     @property
@@ -47,11 +47,11 @@ class Replayed:
 
 
 def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replayed:
-    """Apply a rule to all recorded updates in order; an adaptive rule adapts only to earlier updates.
+    """Apply a rule to all recorded updates in order. An adaptive rule adapts only to earlier updates.
 
     Args:
-        run: the recording. The recorded advantages are used, whatever estimator the rule names. The run's mismatch correction
-            weights the objective of every rule whose ratio is not relative to the sampler.
+        run: the recording. The recorded advantages are used regardless of the estimator that the rule names. The run's mismatch
+            correction weights the objective of every rule whose ratio is not relative to the sampler.
         policy: the rule to apply.
         skip_steps: number of initial steps to exclude from the result, so that adaptive rules can settle first.
 
@@ -76,7 +76,7 @@ def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replaye
 
 
 def applied(run: RecordedRun, update: RecordedUpdate, policy: ClipPolicy) -> tuple[Judgement, Tensor, ResponseTable]:
-    """Apply a rule to one recorded update; also return its gradient at ratio 1, and the table of responses."""
+    """Apply a rule to one recorded update. Also return the rule's gradient at ratio 1 and the table of responses."""
     inputs, scale = update.inputs, (update.counts, run.max_length, update.weights_for(policy))
     judged = judgement(policy, inputs, *scale)
     on_policy = on_policy_gradient(policy, inputs, judged.result, *scale)
@@ -90,12 +90,12 @@ def replay_matched(
 ) -> Replayed:
     """Replay a rule with its widths scaled so that it clips the target share of the responses.
 
-    With equal widths for both signs, a rule clips responses with A < 0 several times as often as responses with A > 0; how many
-    times depends on the rule. ``by_sign`` scales the widths separately for A < 0 and for A > 0, so that the rule clips the
-    target share of each. A rule that adapts to a target share already adapts for each sign separately.
+    With equal widths for both signs, a rule clips responses with A < 0 several times as often as responses with A > 0. The
+    factor depends on the rule. ``by_sign`` scales the widths separately for A < 0 and A > 0, so that the rule clips the target
+    share of each. A rule that adapts to a target share already adapts to each sign separately.
 
     Raises:
-        UserError: `replay` raises it, or no width gives this share; the message says which shares are possible.
+        UserError: `replay` fails, or no width reaches the target share; the message says which shares are possible.
     """
     if not by_sign or policy.targeting(target) is not None:
         replayed = replay(run, match_clip_fraction(run, policy, target, skip_steps), skip_steps)
@@ -119,7 +119,7 @@ def refuse_missing(run: RecordedRun, policy: ClipPolicy) -> None:
     """Reject a rule if the run did not record all inputs that the rule needs.
 
     Raises:
-        UserError: an input is missing; the message says which one, and how to record it.
+        UserError: an input is missing; the message names the input and says how to record it.
     """
     missing = sorted(name for name in policy.needs if getattr(run.updates[0].inputs, name) is None)
     if missing:
@@ -146,7 +146,7 @@ def clip_fraction(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0, sig
         run: the recording.
         policy: the rule.
         skip_steps: number of initial steps to exclude.
-        sign: responses to count: -1 for negative advantages, 1 for positive advantages, 0 for both.
+        sign: sign of the advantages to count: -1 for negative, 1 for positive, 0 for both.
     """
     refuse_missing(run, policy)
     if policy.is_adaptive:
@@ -171,12 +171,12 @@ def match_clip_fraction(run: RecordedRun, policy: ClipPolicy, target: float, ski
     Args:
         run: the recording.
         policy: a rule with a width, or one that adapts to a target share of clipped responses.
-        target: target clip fraction among the responses with a nonzero advantage; between 0 and 1.
+        target: target clip fraction, between 0 and 1, among the responses with a nonzero advantage.
         skip_steps: number of initial steps to exclude.
-        sign: responses to count, see `clip_fraction`.
+        sign: sign of the advantages to count; see `clip_fraction`.
 
     Raises:
-        UserError: no width gives this share; the message says which shares are possible.
+        UserError: no width reaches the target share; the message says which shares are possible.
     """
     if (adaptive := policy.targeting(target)) is not None:
         return adaptive
@@ -193,12 +193,12 @@ def match_clip_fraction(run: RecordedRun, policy: ClipPolicy, target: float, ski
             wide = middle
         else:
             narrow = middle
-    # the clip fraction is a step function: return the side of the jump that is nearer to the target
+    # the clip fraction is a step function, so return the side of the jump that is nearer to the target
     return policy.scaled(min(narrow, wide, key=lambda factor: abs(fraction(factor) - target)))
 
 
 def _bracket(name: str, target: float, fraction: Callable[[float], float]) -> tuple[float, float]:
-    """Return two width factors: with the first, the rule clips more than the target; with the second, at most the target."""
+    """Return two width factors. The rule clips more than the target with the first and at most the target with the second."""
     seen = [fraction(1.0)]
     step = 4.0 if seen[0] > target else 0.25
     with suppress(ValidationError):  # a scaled width may be outside its field's bounds

@@ -1,4 +1,4 @@
-"""HTML pages for a comparison of runs and for a replay study."""
+"""Renders HTML pages for comparisons of runs and for replay studies."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _curves(comparison: Comparison) -> ReportSection:
 
 
 def _curve(rule: ComparedRule, name: str) -> Series:
-    """For each step, return the mean over seeds, and the mean, minimum and maximum of the seeds' running means."""
+    """Return, for each step, the mean over seeds and the mean, minimum and maximum of the seeds' running means."""
     by_seed = [{row["step"]: row[name] for row in run.metrics if name in row} for run in rule.runs]
     steps = sorted(set.intersection(*map(set, by_seed)))
     values, window = np.array([[row[step] for step in steps] for row in by_seed]), 1 if name == "eval/accuracy" else SMOOTHED
@@ -133,6 +133,6 @@ def _by_length(study: Study) -> ReportSection:
 
 
 def _clip_fractions(profiles: Mapping[str, LengthProfile], side: str) -> dict[str, Series]:
-    """Return clip fractions by length; ``side`` is ``"both"``, ``"below"`` or ``"above"``."""
+    """Return clip fractions by length. ``side`` is ``"both"``, ``"below"`` or ``"above"``."""
     sides = {label: (profile.median_length, getattr(profile, side)) for label, profile in profiles.items()}
     return {label: Series(x, shares.fraction, shares.low, shares.high) for label, (x, shares) in sides.items()}

@@ -1,4 +1,4 @@
-"""Rescoring: computes the log-probs of recorded tokens under any checkpoint."""
+"""Computes the log-probs of recorded tokens under any checkpoint."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from rlzoo.models.pretrained import load_named
 from rlzoo.models.processes import make_accelerator
 
 FARTHEST = 3.0
-"""Largest mean difference, in nats per token, between recorded log-probs and log-probs under a checkpoint of the same model."""
+"""Largest mean difference, in nats per token, between recorded log-probs and those under a checkpoint of the same model."""
 SAMPLER = "sampler"
-"""In place of a checkpoint, selects the log-probs that the sampler reported."""
+"""Selects the log-probs that the sampler reported, in place of a checkpoint."""
 
 
 Scores = tuple[Tensor, Tensor]
@@ -46,7 +46,7 @@ def rescore(
     Args:
         paths: rollout files and folders with rollout files.
         output: new or empty folder for the new files, which keep the names of the originals.
-        models: checkpoints to use in place of the recorded updates, in the given order. The log-probs under each checkpoint
+        models: checkpoints to use, in this order, in place of the recorded updates. The log-probs under each checkpoint
             become one update on all responses. If there are no checkpoints, the recorded updates are kept.
         old: checkpoint for ``old_log_probs`` and ``old_entropy``, or `SAMPLER`; None keeps the recorded values.
         ref: checkpoint for ``ref_log_probs``; None keeps the recorded values.
@@ -89,7 +89,7 @@ def _check(steps: Mapping[Path, RolloutFile], output: Path, models: Sequence[str
 
 
 def _scores(name: str, steps: Mapping[Path, RolloutFile], progress: Progress) -> dict[Path, Scores]:
-    """Return the scores of one checkpoint for the tokens of every step, computed as the learner computes them, in float32."""
+    """Return one checkpoint's scores for the tokens of every step, computed in float32 in the same way as in the learner."""
     check_model(name)
     model, _ = load_named(ModelConfig.model_validate({"path": name, "dtype": "float32"}))
     accelerator, learner = make_accelerator(LaunchConfig(), LearnerConfig()), LearnerConfig()

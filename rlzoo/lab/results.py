@@ -1,4 +1,4 @@
-"""Results of races: the records of a rule's runs on a track, the numbers derived from them, and the table of all rules."""
+"""The results of races, including the records of a rule's runs on a track and the table of all rules."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from rlzoo.support.parsing import UnreadableError, parse_json
 from rlzoo.support.reading import read_text
 
 PACKAGE = Path(str(resources.files("rlzoo")))
-CLONE = PACKAGE.parent / "docs" / "results"  # where a clone holds the results
-SHIPPED = (PACKAGE / "results", CLONE)  # only one exists: in an installed wheel, the first
+CLONE = PACKAGE.parent / "docs" / "results"  # folder of the results in a clone
+SHIPPED = (PACKAGE / "results", CLONE)  # only one exists, which is the first in an installed wheel
 CONDITIONS = ("loss_beside", "clip_fraction", "entropy", "length", "relative_step_time")
-COLLAPSED = 0.5  # a run has collapsed if it failed, or if its reward fell below this share of its initial reward
+COLLAPSED = 0.5  # a run has collapsed if it failed or its reward fell below this share of its initial value
 
 
 class Record(Settings):
@@ -42,37 +42,37 @@ class Record(Settings):
     learning_rate: float
     num_samples: int = 1  # number of responses to each held-out problem
     start: float | None = None  # mean reward on the held-out problems before training
-    right: str = ""  # after training: the number of right responses to each problem, one digit each; empty for other rewards
+    right: str = ""  # one digit per problem: number of right responses after training; empty for other rewards
     rewards: tuple[float, ...] = ()  # the mean reward of each problem, if rewards are not 0 or 1
     curve: tuple[float, ...] = ()  # mean reward of each step
     tokens: int = 0  # number of tokens in the responses sampled for training
-    clip_fraction: float | None = None  # mean over all steps; the next three are means over the last quarter
-    entropy: float | None = None  # nats per token
-    length: float | None = None  # tokens
-    truncated: float | None = None  # share of the responses
+    clip_fraction: float | None = None  # mean over all steps; the next three fields are means over the last quarter
+    entropy: float | None = None  # entropy in nats per token
+    length: float | None = None  # response length in tokens
+    truncated: float | None = None  # share of truncated responses
     seconds: float | None = None
-    failure: str = ""  # why the run failed; a failed run is scored as 0
+    failure: str = ""  # why the run failed; a failed run has score 0
 
     @property
     def score(self) -> float:
-        """The mean reward on the held-out problems after the last step; 0 if the run failed."""
+        """The mean reward on the held-out problems after the last step, or 0 if the run failed."""
         if self.failure:
             return 0.0
         return sum(map(int, self.right)) / len(self.right) / self.num_samples if self.right else fmean(self.rewards)
 
     @property
     def has_collapsed(self) -> bool:
-        """Whether the run failed, or lost more than half of its initial reward."""
+        """Whether the run failed or lost more than half of its initial reward."""
         return bool(self.failure) or self.score < COLLAPSED * (self.start or 0.0)
 
 
 class Evenness(Settings):
-    """How evenly a rule clips the track's common recording, with widths scaled to clip the track's share of each sign."""
+    """The evenness with which a rule clips the track's common recording at widths that clip the track's share of each sign."""
 
     clip_fraction: float | None = None
-    length_error: float | None = None  # largest length reweighting error given the sign of the advantage
+    length_error: float | None = None  # largest length reweighting error for a given sign of the advantage
     interval: Interval | None = None
-    note: str = ""  # why there is no length error, or by how much the rule misses the share
+    note: str = ""  # why there is no length error, or how far the rule is from the share
 
 
 class Result(Settings):
@@ -81,7 +81,7 @@ class Result(Settings):
     track: str
     track_digest: str
     rule: str
-    rule_hash: str  # SHA-256 of the code in the file with the rule's class
+    rule_hash: str  # SHA-256 of the code in the file that defines the rule's class
     widths: dict[str, Any]  # calibrated settings of the rule; empty if it has no widths
     learning_rate: float
     tuning: tuple[Record, ...]
@@ -96,7 +96,7 @@ class Result(Settings):
 
     @classmethod
     def read(cls, file: Path) -> Result:
-        """Read a result; raises `UserError` if it is damaged, or if its summary does not follow from its records."""
+        """Read a result; raise `UserError` if it is damaged or its summary does not follow from its records."""
         try:
             content = parse_json(read_text(file))
             summary = content.pop("summary")
@@ -112,7 +112,7 @@ class Result(Settings):
         return result
 
     def summary(self) -> dict[str, float | int | None]:
-        """Return the numbers of the table that follow from the records of this rule alone."""
+        """Return the numbers in the table that follow from the records of this rule alone."""
         runs, ended = self.runs, [run for run in self.runs if not run.failure]
         solved = [np.mean([digit != "0" for digit in run.right]) if run.right else 0.0 for run in runs]
         rates = sorted({record.learning_rate for record in self.tuning})
@@ -145,7 +145,7 @@ class Result(Settings):
         return "{\n" + ",\n".join(lines) + "\n}\n"
 
     def check(self, track: Track) -> None:
-        """Raise `UserError` if the result is for another version of the track, or if runs are missing."""
+        """Raise `UserError` if the result is for another version of the track or runs are missing."""
         if self.track_digest != track.digest:
             raise UserError(f"{self.rule}: the track {track.name} has changed since this result was made; race the rule again")
         if missing := {*track.seeds} ^ {run.seed for run in self.runs}:
@@ -161,13 +161,13 @@ class Result(Settings):
 
 
 def best_rate(records: Sequence[Record]) -> float:
-    """Return the learning rate with the best mean score; if several have this score, the lowest of them."""
+    """Return the learning rate with the best mean score, or the lowest such rate if several have this score."""
     rates = sorted({record.learning_rate for record in records})
     return max(rates, key=lambda rate: fmean(record.score for record in records if record.learning_rate == rate))
 
 
 def right_or_rewards(rewards: Sequence[Sequence[float | None]]) -> dict[str, Any]:
-    """Return an evaluation as `Record` stores it, given all rewards by problem; a missing grade counts as 0."""
+    """Return an evaluation as `Record` stores it, given all rewards by problem. A missing grade counts as 0."""
     known = [[reward or 0.0 for reward in row] for row in rewards]
     if len(known[0]) <= 9 and all({0.0, 1.0}.issuperset(row) for row in known):
         return {"right": "".join(f"{round(sum(row))}" for row in known), "num_samples": len(known[0])}
@@ -175,7 +175,7 @@ def right_or_rewards(rewards: Sequence[Sequence[float | None]]) -> dict[str, Any
 
 
 def rule_hash(rule: type[ClipPolicy]) -> str:
-    """Return the SHA-256 of the code in the file with the rule's class, without comments and docstrings."""
+    """Return the SHA-256 of the code in the file that defines the rule's class, without comments and docstrings."""
     tree = ast.parse(read_text(Path(sys.modules[rule.__module__].__file__ or "")))
     for node in ast.walk(tree):
         match getattr(node, "body", None):
@@ -196,11 +196,11 @@ class Standings:
     """All results on a track."""
 
     track: Track
-    results: tuple[Result, ...]  # best first
+    results: tuple[Result, ...]  # sorted from best to worst
 
     @classmethod
     def of(cls, track: Track, folders: Iterable[Path]) -> Standings:
-        """Read and check all results in ``FOLDER/TRACK/*.json``; for the same rule, a later folder takes precedence."""
+        """Read and check all results in ``FOLDER/TRACK/*.json``. For the same rule, a later folder takes precedence."""
         results = {}
         for file in (file for folder in folders for file in sorted((folder / track.name).glob("*.json"))):
             result = Result.read(file)
@@ -215,11 +215,11 @@ class Standings:
 
     @cached_property
     def pairs(self) -> dict[str, Difference]:
-        """The difference between each other rule and the reference rule; empty if the reference rule has no result."""
+        """The difference of each other rule from the reference rule. Empty if the reference rule has no result."""
         return against(self.track.reference, self.scores) if self.track.reference in self.scores else {}
 
     def line(self, rule: str) -> str | None:
-        """Return the result of one rule in words; None if there is no result."""
+        """Return the result of one rule in words, or None if there is no result."""
         one = next((result.summary() for result in self.results if result.rule == rule), None)
         if one is None:
             return None
@@ -229,7 +229,7 @@ class Standings:
         return line
 
     def sentences(self) -> list[str]:
-        """Return sentences on what the table shows, and on the smallest difference that it can detect."""
+        """Return sentences about what the table shows and about the smallest difference that it can detect."""
         number, control, pairs = len(self.results), self.track.reference, self.pairs
         if not pairs:
             return [f"A comparison needs results of {control} and of at least one other rule."]
@@ -249,7 +249,7 @@ class Standings:
         ]
 
     def tables(self) -> list[Table]:
-        """Return a table of the scores, and a table of the conditions under which they were reached."""
+        """Return a table of the scores and a table of the conditions under which they were reached."""
         control, scores, conditions = self.track.reference, list[Row](), list[Row]()
         for result in self.results:
             one, pair = result.summary(), self.pairs.get(result.rule)

@@ -1,4 +1,4 @@
-"""Reads finished runs from their directories: settings, metrics and summary."""
+"""Reads the settings, metrics and summaries of finished runs from their directories."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class FinishedRun:
     """A finished run."""
 
     path: Path
-    policy: str  # name of its clip policy
+    policy: str  # name of the run's clip policy
     seed: int
     settings: Mapping[str, Any]  # from its config.yaml; see `resolved_settings`
     metrics: tuple[Mapping[str, float], ...]
@@ -41,16 +41,16 @@ class FinishedRun:
 
     @property
     def accuracies(self) -> list[float]:
-        """The accuracies of all evaluations, from the one before the first update to the one after the last update."""
+        """The accuracies of all evaluations, starting before the first update and ending after the last."""
         return [row["eval/accuracy"] for row in self.metrics if "eval/accuracy" in row]
 
     @property
     def ended(self) -> float:
-        """When the last step ended, in seconds since 1970; 0 if it was not recorded."""
+        """The time at which the last step ended, in seconds since 1970, or 0 if it was not recorded."""
         return self.metrics[-1].get("time/clock", 0.0)
 
     def mean(self, name: str, last_share: float = 1.0) -> float | None:
-        """Return the mean of a metric over the last steps of the run; ``last_share`` is the fraction of steps to include."""
+        """Return the mean of a metric over the last steps of the run. ``last_share`` is the fraction of steps to include."""
         first = self.settings["steps"] * (1 - last_share)
         values = [row[name] for row in self.metrics if name in row and row["step"] > first]
         return fmean(values) if values else None
@@ -63,7 +63,7 @@ class FinishedRun:
 
     @property
     def seconds(self) -> float:
-        """The run's duration in seconds; if none was recorded, the time spent on sampling and learning."""
+        """The run's duration in seconds, or the time spent on sampling and learning if no duration was recorded."""
         spent = sum(row.get("time/rollout", 0.0) + row.get("time/learner", 0.0) for row in self.metrics)
         seconds = self.summary.get("seconds")
         return float(seconds) if isinstance(seconds, int | float) and 0 < seconds < math.inf else spent
@@ -72,14 +72,14 @@ class FinishedRun:
 def find_runs(paths: Sequence[Path], plugins: Sequence[str | Path] = ()) -> tuple[list[FinishedRun], list[str]]:
     """Return every finished run in the given folders, at any depth, and a note on each run that was skipped.
 
-    Only rules that are installed or in ``plugins`` are known; a run's own plugins are not loaded.
+    Only rules that are installed or in ``plugins`` are known. A run's own plugins are not loaded.
 
     Raises:
         UserError: a path is not a folder, there is no finished run, or a plugin cannot be used.
     """
     folders: dict[Path, Path] = {}  # maps each resolved path to the path as given
     for folder in (folder for path in paths for folder in _folders_with("config.yaml", path)):
-        if (folder / "rollouts").is_dir() or (folder / "metrics.jsonl").is_file():  # otherwise it is not a run
+        if (folder / "rollouts").is_dir() or (folder / "metrics.jsonl").is_file():  # otherwise, it is not a run
             folders.setdefault(folder.resolve(), folder)
     runs, notes, zoo = [], [], load_zoo(plugins)
     for folder in folders.values():
@@ -99,7 +99,7 @@ def find_runs(paths: Sequence[Path], plugins: Sequence[str | Path] = ()) -> tupl
 
 
 def list_runs(folder: Path) -> list[dict[str, Any]]:
-    """Return facts about each run in a folder, at any depth; ``reward`` is the mean over the last quarter of the steps so far.
+    """Return facts about each run in a folder, at any depth. ``reward`` is the mean over the last quarter of the steps so far.
 
     Raises:
         UserError: the path is not a folder.
@@ -108,7 +108,7 @@ def list_runs(folder: Path) -> list[dict[str, Any]]:
 
 
 def _folders_with(name: str, path: Path) -> list[Path]:
-    """Return the folders that contain a file of this name, at any depth; folders that are removed meanwhile are skipped."""
+    """Return the folders, at any depth, that contain a file with this name, skipping folders that are removed meanwhile."""
     if not os.path.isdir(path := user_path(path)):  # noqa: PTH112 - Path.is_dir raises an error for a name that is too long
         raise UserError(f"{shown(str(path))} is not a folder; pass run directories, or folders that contain them")
     return sorted(Path(parent) for parent, _, names in os.walk(path) if name in names)
@@ -149,7 +149,7 @@ def _facts(path: Path) -> dict[str, Any]:
 
 
 def read_mapping(file: Path, parse: Callable[[str], Any] = parse_json) -> dict[str, Any]:
-    """Return the mapping in a JSON or YAML file; empty if the file is missing or cannot be read."""
+    """Return the mapping in a JSON or YAML file, or {} if the file is missing or cannot be read."""
     try:
         content = parse(read_text(file))
     except (OSError, ValueError):
@@ -164,10 +164,10 @@ def changed_settings(before: Mapping[str, Any], asked: Mapping[str, Any]) -> lis
 
 
 def resolved_settings(config: Mapping[str, Any], zoo: Zoo) -> dict[str, Any]:
-    """Return a run's settings with dotted keys; null is replaced where the rule or another setting determines the value.
+    """Return a run's settings with dotted keys. Where the rule or another setting determines a null value, it is filled in.
 
-    A setting that depends on an unknown rule is omitted. A field that takes a name or a mapping, such as ``correction``, stays
-    one value, so that every run has the same keys.
+    A setting that depends on an unknown rule is omitted. A field that takes a name or a mapping, such as ``correction``,
+    remains a single value, so that every run has the same keys.
     """
     settings = flatten(config, section=RunConfig)
     if settings.get("learner.minibatch_by", "") is None:
@@ -183,7 +183,7 @@ def resolved_settings(config: Mapping[str, Any], zoo: Zoo) -> dict[str, Any]:
 
 
 def _read(folder: Path, zoo: Zoo) -> FinishedRun | None:
-    """Read the run in a folder; None if it is not finished. Raises a `UserError` if its metrics are damaged."""
+    """Read the run in a folder, or return None if it is not finished. Raise `UserError` if its metrics are damaged."""
     summary = read_mapping(folder / "summary.json")
     settings = resolved_settings(read_mapping(folder / "config.yaml", parse_yaml), zoo)
     facts, names = read_mapping(folder / "run.json").get("fingerprint"), {str(value) for value in settings.values()}

@@ -1,4 +1,4 @@
-"""A replay study: applies rules to a run's rollouts at their own widths or at a matched clip fraction."""
+"""Applies rules to a run's rollouts, either at their own widths or at a matched clip fraction."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rlzoo.measure.report import Row, Table, Tabular
 from rlzoo.measure.turns import TurnProfile
 
 Progress = Callable[[str, int, int], None]
-"""Called with the current activity, the number of finished items and the total number."""
+"""A callback that receives the current activity, the number of finished items and the total number of items."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -40,13 +40,13 @@ class Study(Tabular):
 
     @property
     def goal(self) -> str:
-        """The clip fraction to match, with the rules that miss it."""
+        """The clip fraction to match, and the rules that miss it, in words."""
         missed = ", ".join(f"{rule.label} ({rule.profile.clip_fraction:.3g})" for rule in self.rules if rule.note)
         signs = " for each sign of the advantage" if self.by_sign else ""
         return f"{self.match}{signs}{f', except {missed}' if missed else ''}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the study as plain JSON; unknown numbers are null."""
+        """Return the study as JSON-serialisable data. Unknown numbers are None."""
         rules = [
             {
                 "rule": rule.label,
@@ -71,7 +71,7 @@ class Study(Tabular):
         )
 
     def tables(self) -> Iterator[Table]:
-        """Yield tables of what each rule clipped: in total, by length and, for episodes, by turn."""
+        """Yield tables that show what each rule clipped in total, by length and, for episodes, by turn."""
         totals: list[Row] = []
         errors: list[Row] = []
         for rule in self.rules:
@@ -104,10 +104,10 @@ class Study(Tabular):
 def policy_for(
     run: RecordedRun, name: str, configs: Sequence[str], overrides: Sequence[str], plugins: Sequence[str | Path]
 ) -> ClipPolicy:
-    """Return a rule with its settings for a recorded run; configs and overrides take precedence.
+    """Return a rule with its settings for a recorded run. Configs and overrides take precedence.
 
-    The rule that the run was trained with keeps its recorded settings. Any other rule has the settings that `rlzoo train`
-    would compose if the run is from rlzoo, and its default settings otherwise.
+    The rule that trained the run keeps its recorded settings. If the run is from rlzoo, any other rule has the settings that
+    `rlzoo train` would compose. Otherwise, it has its default settings.
     """
     changed = parse_overrides(overrides)
     if odd := sorted(changed.keys() - {"clip", "per_clip"}):
@@ -140,11 +140,11 @@ def replay(
 
     Args:
         run: the recording, or the path of a run directory or of rollout files.
-        policies: rules, or names of rules; names must differ.
+        policies: rules or names of rules. No two rules may have the same name.
         configs: configs with settings for the rules that are given by name.
         overrides: ``"clip.key=value"`` strings for the rules that are given by name.
         plugins: plugin files and folders, in addition to those of the run.
-        match: clip fraction to match by scaling the rules' widths; a rule without a width is not scaled and has a note.
+        match: clip fraction to match by scaling the rules' widths. A rule without a width is not scaled, and a note says so.
         by_sign: match negative and positive advantages separately.
         skip_steps: number of initial steps to exclude from the results.
         progress: called to report progress.
@@ -170,5 +170,5 @@ def replay(
 
 
 def plain(value: Any) -> dict[str, Any]:
-    """Convert dataclasses, models and paths to plain JSON; NaN becomes null, because JSON has no NaN."""
+    """Convert dataclasses, models and paths to JSON-serialisable data. NaN becomes None, because JSON has no NaN."""
     return dict(json.loads(TypeAdapter(Any).dump_json(value)))

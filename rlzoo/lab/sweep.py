@@ -1,4 +1,4 @@
-"""A sweep: runs all combinations of rules, settings and seeds in separate processes, nested under one MLflow run."""
+"""Runs all combinations of rules, settings and seeds in separate processes, nested under one MLflow run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from rlzoo.support.parsing import parse_json, parse_yaml
 from rlzoo.support.reading import read_text
 
 PRELOADED = ("rlzoo.cli.app", "rlzoo.cli.progress", "rlzoo.training.train", "transformers.models.qwen3.modeling_qwen3")
-"""Modules that are imported once, in the process from which all runs are forked."""
+"""Modules that are imported only once, in the process from which all runs are forked."""
 
 POLL = 0.5  # seconds between polls of the children
 SETTLED = 20.0  # seconds after which a child's memory use has roughly settled
@@ -43,13 +43,13 @@ class Child:
     """One run of a sweep."""
 
     name: str
-    path: Path  # its run directory
+    path: Path  # the run directory
     config: RunConfig
-    arguments: tuple[str, ...]  # for `rlzoo train`
+    arguments: tuple[str, ...]  # arguments of `rlzoo train`
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run has reached its last step, and still has the files that `find_runs` reads."""
+        """Whether the run has reached its last step and still has the files that `find_runs` reads."""
         has_files = self.is_begun and (self.path / "metrics.jsonl").is_file()
         return has_files and bool(read_mapping(self.path / "summary.json").get("finished"))
 
@@ -59,7 +59,7 @@ class Child:
         return (self.path / "config.yaml").is_file()
 
     def last_metrics(self) -> dict[str, float]:
-        """Return the last row of the run's metrics; an empty dict before the first row and while a row is being written."""
+        """Return the last row of the run's metrics, or {} before the first row and while a row is being written."""
         try:
             lines = read_text(self.path / "metrics.jsonl").splitlines()
             return dict(parse_json(lines[-1])) if lines else {}
@@ -76,7 +76,7 @@ class Sweep:
     seeds: tuple[int, ...]
     configs: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
-    grid: tuple[str, ...] = ()  # such as "learner.lr=1e-4,3e-4": every value is combined with every rule and seed
+    grid: tuple[str, ...] = ()  # such as "learner.lr=1e-4,3e-4"; every value is combined with every rule and seed
     plugins: tuple[str, ...] = ()
     steps: int | None = None
     children: tuple[Child, ...] = field(init=False)
@@ -139,7 +139,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def _grid(axes: Sequence[str], overrides: Sequence[str]) -> list[dict[str, str]]:
-    """Return all combinations of the axes' values; raises `UserError` for a key that occurs twice."""
+    """Return all combinations of the axes' values; raise `UserError` for a key that occurs twice."""
     changed = {override.partition("=")[0].removesuffix(".name") for override in overrides}
     choices: dict[str, list[str]] = {}
     for axis in axes:
@@ -191,17 +191,17 @@ def run_children(
     look: Callable[[Sequence[Child]], None],
     ended: Callable[[Child, int], None],
 ) -> list[Child]:
-    """Run every child that is not finished, and wait for all of them.
+    """Run every child that is not finished and wait for all of them.
 
     Args:
         children: the runs, in the order in which to start them.
-        jobs: number of children to run at once; None for one per GPU or, without GPUs, one per core, as far as memory allows.
+        jobs: number of children to run at once; None for one per GPU or, without GPUs, one per core if memory allows.
         parent_run: ID of the MLflow run to which the children belong.
         look: called every half second with the children that are running.
         ended: called when a child ends, with the child and its exit code.
 
     Returns:
-        The children that are not finished at the end, because they failed or were deleted meanwhile. On Ctrl-C or SIGTERM, the
+        The children that are not finished at the end because they failed or were deleted meanwhile. On Ctrl-C or SIGTERM, the
         running children are asked to save and exit, and the exception propagates.
     """
     waiting = [child for child in children if not child.is_finished]
@@ -230,7 +230,7 @@ def run_children(
 
 
 def slots(jobs: int | None) -> list[dict[str, str]]:
-    """Return a set of environment variables for each concurrent child, to select its GPU and its share of the cores."""
+    """Return the environment variables that select the GPU and the share of the cores for each concurrent child."""
     import torch
 
     gpus = torch.cuda.device_count()
@@ -244,14 +244,14 @@ def slots(jobs: int | None) -> list[dict[str, str]]:
 
 
 def _start(child: Child, environment: dict[str, str], parent_run: str | None) -> SweepProcess:
-    """Start or resume a child; its output goes to ``logs/``."""
+    """Start or resume a child, whose output goes to ``logs/``."""
     log = child.path.parent / "logs" / f"{child.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    # CUDA cannot be used in a process forked from one that has queried the GPUs, as some imports do
+    # some imports query the GPUs, and CUDA cannot be used in a process forked after such a query
     context: Any = mp.get_context("spawn" if "CUDA_VISIBLE_DEVICES" in environment else "forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     words = ["rlzoo", "train", *child.arguments, *(["--resume"] if child.is_begun else [])]
-    # all variables, because the fork server keeps those that it was started with
+    # pass all variables, because the fork server keeps those with which it was started
     variables = {name: value for name, value in os.environ.items() if name not in LAUNCHED} | environment
     variables |= {PARENT_RUN: parent_run} if parent_run else {}
     process = context.Process(target=_run, args=(words, variables, log))
@@ -260,10 +260,10 @@ def _start(child: Child, environment: dict[str, str], parent_run: str | None) ->
 
 
 def _run(words: Sequence[str], variables: Mapping[str, str], log: Path) -> None:
-    """Run a command as if this process had not been forked; if the sweep is killed, the command saves and exits."""
+    """Run a command as if this process had not been forked. If the sweep is killed, the command saves and exits."""
     import torch
 
-    os.setsid()  # so that Ctrl-C reaches only the sweep, which signals each child once
+    os.setsid()  # Ctrl-C must reach only the sweep, which signals each child once
     with log.open("ab") as file:
         for descriptor in (1, 2):
             os.dup2(file.fileno(), descriptor)
@@ -283,6 +283,6 @@ def _end_with_the_sweep() -> None:
 
 
 def _has_room(running: Sequence[SweepProcess], largest: int) -> bool:
-    """Whether memory suffices for another child if every child grows as large as the largest one so far."""
+    """Whether there is enough memory for another child if every child grows as large as the largest one so far."""
     missing = sum(max(0, largest - worker.memory()) for worker in running)
     return not running or 0 < SPARE * largest < available_memory() - missing

@@ -1,4 +1,4 @@
-"""Tracks of `rlzoo race`: tasks with fixed data, budget and evaluation, on which all rules are tuned and evaluated alike."""
+"""Tracks of `rlzoo race`, which fix the task, data, budget and evaluation for tuning and evaluating all rules alike."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Seeds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=2)]
 
 
 class Track(Settings):
-    """A track as its YAML file describes it."""
+    """A track as described by its YAML file."""
 
     name: str
     digest: str  # SHA-256 of the file
     about: str
     config: dict[str, Any]  # settings of a run, except the rule, the learning rate and the seed
-    learning_rates: Annotated[tuple[Rate, ...], Field(min_length=3)]  # ascending, each a constant factor above the one before
+    learning_rates: Annotated[tuple[Rate, ...], Field(min_length=3)]  # ascending by a constant factor
     tuning_seeds: Seeds
     seeds: Seeds  # seeds of the reported runs
     clip_fraction: float = Field(gt=0, lt=1)  # target for calibrating widths, with the first tuning seed
@@ -34,7 +34,7 @@ class Track(Settings):
 
     @classmethod
     def read(cls, track: str) -> Track:
-        """Read a track by name if it ships with rlzoo, or by the path of its file; raises `UserError` if there is none."""
+        """Read a shipped track by name, or any track by the path of its file; raise `UserError` if there is none."""
         shipped = TRACKS / f"{track}.yaml"
         file = shipped if shipped.is_file() else user_path(track)
         try:

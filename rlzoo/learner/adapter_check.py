@@ -22,8 +22,8 @@ def check_adapter(model: PreTrainedModel, before: Mapping[str, Tensor]) -> None:
     """Raise `UserError` unless merged weights give the logits of the adapted model.
 
     Args:
-        model: the unsharded model with its adapter. The adapter starts at 0, so the check gives it random weights temporarily.
-        before: the result of `named_weights` before the adapter was added; its tensors share the model's memory.
+        model: the unsharded model with its adapter. The adapter starts at 0, so the check temporarily gives it random weights.
+        before: the result of `named_weights` before the adapter was added. Its tensors share the model's memory.
     """
     _refuse_tied(model)
     adapter = dict(named_adapter(model))
@@ -49,7 +49,7 @@ def check_adapter(model: PreTrainedModel, before: Mapping[str, Tensor]) -> None:
                 for tensor in map(before.__getitem__, originals):
                     tensor.mul_(1 + torch.finfo(tensor.dtype).eps / 2 * torch.randn_like(tensor))
                 rounded = _logits(model)
-        except (AttributeError, RuntimeError, TypeError, ValueError) as error:  # if the model uses a module in an unusual way
+        except (AttributeError, RuntimeError, TypeError, ValueError) as error:  # the model uses a module in an unusual way
             raise UserError(f"learner.lora.target: the adapted model fails ({error}); choose other modules") from error
         finally:
             for name, tensor in originals.items():
@@ -58,7 +58,7 @@ def check_adapter(model: PreTrainedModel, before: Mapping[str, Tensor]) -> None:
                 tensor.copy_(trained[name])
     if renamed := merged ^ before.keys():
         raise UserError(f"learner.lora.target: {min(renamed)} cannot be saved under its own name; choose other modules")
-    # medians over tokens, because rounding may route single tokens to other experts
+    # use medians over tokens, because rounding may route individual tokens to other experts
     pairs = ((actual, expected), (rounded, actual), (expected, start))
     difference, noise, change = (float((first - second).norm(dim=-1).median()) for first, second in pairs)
     if difference > 2e-3 * change + 5 * noise:
@@ -69,7 +69,7 @@ def check_adapter(model: PreTrainedModel, before: Mapping[str, Tensor]) -> None:
 
 
 def _refuse_tied(model: PreTrainedModel) -> None:
-    """Raise `UserError` if an adapted tensor has another name, under which it is used without the adapter."""
+    """Raise `UserError` if an adapted tensor is also used, without the adapter, under another name."""
     names: dict[int, dict[str | None, bool]] = {}
     for name, tensor in model.state_dict().items():
         original, layers = origin(model, name)

@@ -1,4 +1,4 @@
-"""A rollout step as tensors: `Batch`, then `AdvantageBatch` with advantages, then `ScoredBatch` with old log-probs."""
+"""A rollout step as tensors: `Batch`, `AdvantageBatch` (which adds advantages) and `ScoredBatch` (which adds old log-probs)."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Batch:
     """
 
     step: int  # rollout step of the run, from 1
-    sequences: tuple[Tensor, ...]  # B ragged rows of token ids, each starting with the prompt
+    sequences: tuple[Tensor, ...]  # B ragged rows of token IDs, each starting with the prompt
     prompt_lengths: Tensor  # (B,) int64
     response_mask: Tensor  # (B, T) bool, padded on the right
     turn_ids: Tensor  # (B, T) int64: 0, 1, ... on the model's tokens, -1 elsewhere
     rollout_log_probs: Tensor  # (B, T) float32, as the sampler reported them
     rewards: Tensor  # (B,) float32; NaN for a response without a grade
-    group_ids: Tensor  # (B,) int64; responses to the same prompt share an id
+    group_ids: Tensor  # (B,) int64; responses to the same prompt share an ID
     finished: Tensor  # (B,) bool; False if the response was cut off at a limit
     # (B,) float32 each: the named rewards, whose weighted sum is `rewards` before shaping; None without named rewards
     reward_parts: Mapping[str, Tensor] | None = field(default=None, kw_only=True)
@@ -50,7 +50,7 @@ class Batch:
 
     @property
     def graded(self) -> Tensor:
-        """Whether each response has a grade, ``(B,)``; a response without one has advantage 0 and is not passed to the rule."""
+        """Whether each response has a grade, ``(B,)``. Without one, its advantage is 0, and the rule does not receive it."""
         return ~self.rewards.isnan()
 
     @property
@@ -60,19 +60,19 @@ class Batch:
 
     @property
     def token_ids(self) -> Tensor:
-        """The ids of the tokens that the model chose, ``(B, T)``, with 0 elsewhere."""
+        """The IDs of the tokens that the model chose, ``(B, T)``, with 0 elsewhere."""
         pairs = zip(self.sequences, self.prompt_lengths.tolist(), strict=True)
         return pad_sequence([sequence[start:] for sequence, start in pairs], batch_first=True) * self.response_mask
 
     def kept_of(self, rows: Tensor) -> KeptSets | None:
-        """Return the sets of kept tokens for the model's tokens in the given rows, row by row; None without truncation."""
+        """Return the sets of kept tokens for the model's tokens in the given rows, row by row, or None without truncation."""
         if self.kept is None:
             return None
         lengths = self.lengths
         return self.kept.select(ranges((lengths.cumsum(0) - lengths)[rows], lengths[rows]))
 
     def scatter(self, rows: Tensor, values: Tensor) -> Tensor:
-        """Scatter one value per model token to ``(R, T)``, with 0 elsewhere; the operation is differentiable.
+        """Scatter one value per model token to ``(R, T)``, with 0 elsewhere. The operation is differentiable.
 
         T is the width of the whole batch, so a rule's inputs do not depend on the split into micro-batches.
 
@@ -88,8 +88,8 @@ class Batch:
 class AdvantageBatch(Batch):
     """A batch with advantages, before its first optimizer step.
 
-    The current model is still the one that defines the old log-probs, so the training pass of the first minibatch also gives
-    the old log-probs of that minibatch.
+    The current model is still the one that defines the old log-probs, so the training pass of the first minibatch also
+    yields the old log-probs of that minibatch.
     """
 
     advantages: Tensor  # (B, 1), or (B, T) with per-token credit
@@ -113,7 +113,7 @@ class AdvantageBatch(Batch):
         return self.ref_log_probs[rows].to(device)
 
     def weights_of(self, rows: Tensor) -> Tensor | None:
-        """Return the correction's factors of the objective for the given rows; None without a correction."""
+        """Return the correction's factors of the objective for the given rows, or None without a correction."""
         return None if self.correction_weights is None else self.correction_weights[rows]
 
 
@@ -171,6 +171,6 @@ def _kept(rollouts: Sequence[Rollout], response_mask: Tensor) -> KeptSets:
     collections = []
     for rollout, chosen in zip(rollouts, response_mask, strict=True):
         kept = rollout.kept or KeptSets.of([], [0] * len(rollout.response_ids))
-        # the sets of the environment's tokens are empty
+        # the environment's tokens have empty sets
         collections.append(KeptSets(kept.ids, kept.sizes[chosen[: len(kept)]]))
     return KeptSets.join(collections)

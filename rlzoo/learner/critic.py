@@ -1,4 +1,4 @@
-"""The critic: a language model with a value head that predicts the rewards that follow each token of a response."""
+"""The critic, a language model whose value head predicts the rewards that follow each token of a response."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rlzoo.models.probe import Probe
 
 HEAD = "value_head.safetensors"
-"""Name of the file with the value head in the folder of a critic, next to the files of its language model."""
+"""Name of the file that holds the value head in a critic's folder, next to the files of its language model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +39,20 @@ class CriticUpdate:
     """One optimizer step of the critic."""
 
     loss: float
-    grad_norm: float  # before clipping
-    nonfinite: bool  # the gradient was not finite, so no step was taken
+    grad_norm: float  # gradient norm before clipping
+    nonfinite: bool  # whether no step was taken because the gradient was not finite
 
 
 class Critic:
-    """Owns the critic's network and optimizer; distributes micro-batches among processes as the learner does.
+    """Owns the critic's network and optimizer, and distributes micro-batches among processes as the learner does.
 
     Args:
         language_model: the model that the critic starts from and modifies.
         config: settings of the critic.
-        learner: settings of the learner, which the critic uses where `config` has none of its own; it never has an adapter.
+        learner: settings of the learner, which apply if `config` does not override them. The critic never has an adapter.
         accelerator: connects the processes.
-        probe: log-probs of the model, for checking how the critic computes rows; None for no check.
-        pad_id: id of the padding token.
+        probe: log-probs of the model for checking how the critic computes rows; None for no check.
+        pad_id: ID of the padding token.
         fsdp: whether FSDP2 shards the weights, gradients and optimizer states.
         padding_side: side of the padding.
         head: weights of the value head; None to start at 0.
@@ -77,7 +77,7 @@ class Critic:
         settings = learner.model_copy(update={"lr": config.lr, "lora": LoraConfig()})
         self.config, self.accelerator, self.max_nonfinite = config, accelerator, learner.max_nonfinite
         self.updates: list[CriticUpdate] = []  # optimizer steps on the latest batch
-        self.num_updates = 0  # in this process
+        self.num_updates = 0  # number of updates in this process
         self.num_nonfinite = 0  # number of consecutive updates whose gradient was not finite
         self.micro_batches = MicroBatches(accelerator, language_model, settings, pad_id=pad_id, padding_side=padding_side)
         prepare_for_training(language_model, settings)
@@ -101,7 +101,7 @@ class Critic:
         self.optimization = make_optimization(accelerator, self.module, settings, fsdp=fsdp)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield every current weight with its name in `module`, unsharded; all processes must iterate over all weights."""
+        """Yield every current weight, unsharded, with its name in `module`. All processes must iterate over all weights."""
         return named_weights(self.module, self.optimization.rounded_to)
 
     def save(self, folder: Path) -> None:
@@ -110,11 +110,11 @@ class Critic:
         self.optimization.save(folder / "critic")
 
     def load(self, folder: Path) -> None:
-        """Restore what `save` wrote."""
+        """Restore the state that `save` wrote."""
         self.optimization.load(folder / "critic")
 
     def save_model(self, folder: Path, weights: Mapping[str, Tensor], tokenizer: PreTrainedTokenizerBase) -> None:
-        """Write the critic as a separate model that ``critic.model`` can start from, using copies of its `weights`."""
+        """Write the critic, from copies of its `weights`, as a separate model to which ``critic.model`` can refer."""
         own: dict[str, dict[str, Tensor]] = {"language_model": {}, "head": {}}
         for name, tensor in weights.items():
             part, _, rest = name.partition(".")
@@ -129,7 +129,7 @@ class Critic:
         Raises:
             RunError: a value is not finite.
         """
-        # for the value after the last token, each row has one more position, as if the model had chosen another token
+        # each row has one more position for the value after the last token, as if the model had chosen another token
         end = (torch.tensor(batch.sizes) - batch.prompt_lengths)[:, None]
         mask = pad(batch.response_mask, (0, 1)).scatter(1, end, True)
         longer = replace(batch, response_mask=mask, kept=None)
@@ -144,7 +144,7 @@ class Critic:
         return {"values": torch.where(batch.response_mask, scores[:, :-1], 0.0), "last_values": scores.gather(1, end)}
 
     def update(self, batch: AdvantageBatch, rows: Tensor, lr_factor: float = 1.0) -> None:
-        """Take the critic's optimizer steps on one minibatch; rows without a grade are ignored.
+        """Take the critic's optimizer steps on one minibatch. Rows without a grade are ignored.
 
         Args:
             batch: batch with values and value targets.
@@ -155,7 +155,7 @@ class Critic:
             RunError: the gradient was not finite in too many consecutive updates.
         """
         rows = rows[batch.graded[rows]]
-        number = int(batch.response_mask[rows].sum())  # of tokens, across all micro-batches and processes
+        number = int(batch.response_mask[rows].sum())  # number of tokens across all micro-batches and processes
         if not number:
             return
         for group in self.optimization.optimizer.param_groups:

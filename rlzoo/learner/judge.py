@@ -55,11 +55,11 @@ def judgement(
     max_length: int | None = None,
     weights: Tensor | None = None,
 ) -> Judgement:
-    """Evaluate a rule once, and differentiate its objective with respect to the log-probs.
+    """Evaluate a rule once and differentiate its objective with respect to the log-probs.
 
     Args:
         policy: the rule.
-        inputs: inputs of the rule, for the whole step if its scope is "batch"; no gradient flows into them.
+        inputs: inputs of the rule, for the whole step if its scope is "batch". No gradient flows into them.
         counts: denominators for the whole step.
         max_length: constant of the reduction ``constant_length``, in tokens.
         weights: factors for the objective: ``(B, 1)``, one per response, or ``(B, T)``, one per token.
@@ -175,7 +175,7 @@ def gradient_of(policy: ClipPolicy, total: Tensor, inputs: ClipInputs, result: C
     except RuntimeError as error:
         raise PolicyError(policy.name, "returned an objective without a gradient; it must depend on log_probs") from error
     mask = inputs.response_mask
-    # check a single number first, and search for the response only if that number is not finite
+    # check a single sum first, and search for the response only if the sum is not finite
     read = torch.where(mask, inputs.log_probs.detach(), 0.0).sum()
     if bool(torch.isfinite(read + total.detach() + gradient.sum())):
         return gradient
@@ -213,7 +213,7 @@ def updated(policy: ClipPolicy, stats: ClipStats) -> ClipPolicy:
 
 
 def _form_problem(policy: ClipPolicy, inputs: ClipInputs, result: object) -> str | None:
-    """Return the first problem with a result's shapes and types, or None."""
+    """Describe the first problem with a result's shapes and types, or return None."""
     if not isinstance(result, ClipResult):
         return f"returned a {type(result).__name__}, expected a ClipResult"
     size, length = inputs.log_probs.shape
@@ -232,7 +232,7 @@ def _form_problem(policy: ClipPolicy, inputs: ClipInputs, result: object) -> str
 
 
 def _metrics_problem(metrics: object, shapes: tuple[tuple[int, int], ...]) -> str | None:
-    """Return the first problem with a result's metrics, or None."""
+    """Describe the first problem with a result's metrics, or return None."""
     if not isinstance(metrics, Mapping):
         return f"returned metrics of type {type(metrics).__name__}, expected a dictionary of tensors"
     for name, values in metrics.items():

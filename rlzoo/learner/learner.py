@@ -60,10 +60,10 @@ class Update:
     """One optimizer step."""
 
     minibatch: Minibatch
-    grad_norm: float  # before clipping
+    grad_norm: float  # gradient norm before clipping
     grad_clipped: bool
-    skipped: bool  # no step was taken: all advantages were 0, or the gradient was not finite
-    nonfinite: bool  # the gradient was not finite
+    skipped: bool  # whether no step was taken, because all advantages were 0 or the gradient was not finite
+    nonfinite: bool  # whether the gradient was not finite
     lr: float
 
 
@@ -132,7 +132,7 @@ class Learner:
 
     @property
     def has_reference(self) -> bool:
-        """Whether the run needs log-probs from the reference model: the teacher, or the starting model."""
+        """Whether the run needs log-probs from the reference model, which is the teacher or the starting model."""
         return needs_reference(self.config, self.reward, self.policy, self.estimator)
 
     @property
@@ -142,11 +142,11 @@ class Learner:
 
     @property
     def position(self) -> tuple[int, int]:
-        """Numbers of updates of the model (skipped ones too) and the critic; if neither grows, no weights have changed."""
+        """Numbers of updates of the model (including skipped ones) and critic. If neither grows, no weights have changed."""
         return self.scheduler.last_epoch, self.critic.num_updates if self.critic is not None else 0
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield every current weight with its name, unsharded; all processes must iterate over all weights."""
+        """Yield every current weight, unsharded, with its name. All processes must iterate over all weights."""
         return named_weights(self.language_model, self.optimization.rounded_to)
 
     def save(self, folder: Path) -> None:
@@ -160,7 +160,7 @@ class Learner:
             (folder / "policy.json").write_text(json.dumps(settings), encoding="utf-8")
 
     def load(self, folder: Path, num_optimizer_steps: int, num_updates: int) -> None:
-        """Restore what `save` wrote, and advance the learning-rate schedule.
+        """Restore the state that `save` wrote, and advance the learning-rate schedule.
 
         Args:
             folder: folder that `save` wrote.
@@ -190,15 +190,15 @@ class Learner:
     def score(self, batch: Batch, seed: int = 0) -> AdvantageBatch:
         """Compute the advantages and the reference log-probs.
 
-        If the advantages or a mismatch correction depend on the old log-probs, compute these too, and return a `ScoredBatch`.
-        Otherwise `update` computes them, without a separate pass for the rows of the first minibatch.
+        If the advantages or a mismatch correction depend on the old log-probs, compute these too and return a `ScoredBatch`.
+        Otherwise, `update` computes them without a separate pass for the rows of the first minibatch.
 
-        Every row is scored in the micro-batch in which it will be trained. In another micro-batch, rounding would differ, and
-        in bfloat16, ratios would differ from 1 even with the same weights.
+        Every row is scored in the micro-batch in which it will be trained. In another micro-batch, rounding would differ. In
+        bfloat16, ratios would then differ from 1 even with the same weights.
 
         Args:
             batch: batch, identical on every process.
-            seed: seed that determines the split into minibatches, and the draws of rules that use random numbers.
+            seed: seed that determines the split into minibatches and the draws of rules that use random numbers.
         """
         batch = replace(batch, rewards=batch.rewards - overlong_penalty(batch.lengths, self.max_length, self.reward))
         critic = {} if self.critic is None else self.critic.score(batch)  # the values
@@ -235,7 +235,7 @@ class Learner:
         )
 
     def _estimates(self, batch: Batch, **signals: Any) -> dict[str, Tensor]:
-        """Estimate ``advantages``, ``(B, 1)``, or ``(B, T)`` with per-token credit, and ``value_targets`` ``(B, T)``.
+        """Estimate ``advantages``, ``(B, 1)`` or, with per-token credit, ``(B, T)``, and ``value_targets``, ``(B, T)``.
 
         Advantages of filtered responses are 0. Responses without a grade are left out of baselines and have advantage 0. If
         this makes a group too small, its other responses have advantage 0 too.
@@ -274,7 +274,7 @@ class Learner:
         return self.micro_batches.log_probs(self.model, batch)[0]
 
     def reference_log_probs(self, batch: Batch, micro_batches: Sequence[MicroBatch] | None = None) -> Tensor:
-        """Compute the log-probs ``(B, T)`` of the teacher, or of the starting model in the given micro-batches."""
+        """Compute the log-probs ``(B, T)`` of the teacher, or those of the starting model in the given micro-batches."""
         if self.teacher is not None:
             return self.teacher.log_probs(batch)
         if self.reference is None:
@@ -284,7 +284,7 @@ class Learner:
             return self.micro_batches.log_probs(self.reference, batch, micro_batches)[0]
 
     def minibatches(self, batch: Batch, seed: int) -> list[Tensor]:
-        """Draw the minibatches at random: one tensor of rows per optimizer step, epoch by epoch.
+        """Draw the minibatches at random. The result has one tensor of rows per optimizer step, epoch by epoch.
 
         Later epochs have the same minibatches in another order, so that a row is always in the same micro-batch. With
         ``learner.minibatch_by=prompts``, whole groups are drawn instead of individual rows. With
@@ -326,7 +326,7 @@ class Learner:
         for index, rows in enumerate(minibatches):
             if self.critic is not None:
                 self.critic.update(batch, rows, float(self.scheduler.get_last_lr()[0]) / self.config.lr)
-            if rests or not batch.graded[rows].any():  # no grades, or fewer responses than minibatches
+            if rests or not batch.graded[rows].any():  # there are no grades, or fewer responses than minibatches
                 self.advance_schedule(1)
                 continue
             progress = self.progress
@@ -346,9 +346,9 @@ class Learner:
     def accumulate(self, batch: AdvantageBatch, rows: Tensor, seed: int = 0) -> Minibatch:
         """Accumulate the gradient of one minibatch's loss over its micro-batches.
 
-        Rows with advantage 0 get only a forward pass, unless the rule declares that it learns from them or the loss has a
-        KL term or an entropy bonus. Rows without a grade get only a forward pass and count in the denominators; the rule does
-        not see them. A rule of scope "batch" is evaluated on all rows at once, before the first backward pass.
+        Rows with advantage 0 get only a forward pass, unless the rule declares that it learns from them or the loss has a KL
+        term or an entropy bonus. Rows without a grade also get only a forward pass. They count in the denominators, but the
+        rule does not see them. A rule of scope "batch" is evaluated on all rows at once, before the first backward pass.
 
         Args:
             batch: batch with advantages.
@@ -363,7 +363,7 @@ class Learner:
         graded, ungraded = rows[is_graded], self.micro_batches.of(batch, rows[~is_graded])
         micro_batches = self._cut(batch, graded, batch.advantages)
         judged: list[tuple[Tensor, Judgement, Tensor]] = []  # rows, the rule's judgement, and entropies
-        gradients: Tensor | None = None  # (B, T) of a rule of scope "batch"
+        gradients: Tensor | None = None  # (B, T), for a rule of scope "batch"
         if self.policy.scope == "batch":
             log_probs, entropy = self.micro_batches.log_probs(self.model, batch, micro_batches)
             inputs = self.clip_inputs(batch, graded, log_probs[graded].to(device), entropy[graded].to(device), seed)
@@ -389,7 +389,7 @@ class Learner:
                     gradient = answer.gradient
                 if micro_batch.learns:
                     objective = self._objective(batch, micro_batch.rows, log_probs, entropy, gradient, counts)
-                    # the loss is the negated objective; an idle process only takes part in exchanging gradients
+                    # the loss is the negated objective; an idle process only participates in the exchange of gradients
                     self.optimization.backward(0.0 * objective if micro_batch.is_idle else -objective)
         scores = torch.zeros(2, *batch.response_mask.shape)
         for judged_rows, answer, entropy in judged:
@@ -461,14 +461,14 @@ class Learner:
                 self.scheduler.step()
 
     def _counts(self, batch: Batch, rows: Tensor) -> StepCounts:
-        """Return the denominators of a minibatch; `StepCounts.prompt_tokens` has an entry for every row of the batch."""
+        """Return the denominators of a minibatch. `StepCounts.prompt_tokens` has an entry for every row of the batch."""
         mask = batch.response_mask[rows]
         if self.policy.reduction != "prompt_mean":
             return StepCounts.of(mask)
         return StepCounts.of(torch.zeros_like(batch.response_mask).index_copy(0, rows, mask), batch.group_ids[:, None])
 
     def _ignored(self, batch: Batch) -> list[Tensor]:
-        """Return the rows to ignore, if any: those of groups whose rewards, or whose named rewards with a weight, are equal."""
+        """Return the rows to ignore, if any. In their groups, the rewards (or all named rewards with a weight) are equal."""
         if not self.config.ignore_equal_groups:
             return []
         rewards, ids, graded = {"": batch.rewards}, batch.group_ids[:, None], batch.graded
@@ -487,7 +487,7 @@ class Learner:
         """Split a minibatch into this process's micro-batches, in the same way for scoring and for training; see `score`.
 
         Rows without a grade, rows that cannot have a gradient and all other rows are in separate micro-batches. If advantages
-        depend on the old log-probs, they are unknown in the scoring pass, so any row with a grade may have a gradient.
+        depend on the old log-probs, they are unknown during scoring, so any row with a grade may have a gradient.
         """
         is_graded = batch.graded[rows]
         ungraded, graded = self.micro_batches.of(batch, rows[~is_graded]), rows[is_graded]
@@ -500,7 +500,7 @@ class Learner:
         return ungraded + self.micro_batches.of(batch, silent) + self.micro_batches.of(batch, acting, learns=True)
 
     def _with_old_log_probs(self, batch: AdvantageBatch, minibatch: Minibatch, others: Sequence[Tensor]) -> ScoredBatch:
-        """Add the old log-probs: the first minibatch's come from its training pass, and all others from a separate pass."""
+        """Add the old log-probs. Those of the first minibatch come from its training pass, and all others from another pass."""
         cuts = [cut for rows in others for cut in self._cut(batch, rows, batch.advantages)]
         old_log_probs, old_entropy = self.micro_batches.log_probs(self.model, batch, cuts)
         old_log_probs[minibatch.rows], old_entropy[minibatch.rows] = minibatch.log_probs, minibatch.entropy
@@ -511,7 +511,7 @@ class Learner:
     def _objective(
         self, batch: AdvantageBatch, rows: Tensor, log_probs: Tensor, entropy: Tensor, gradient: Tensor, counts: StepCounts
     ) -> Tensor:
-        """Return an objective with the rule's ``gradient`` with respect to ``log_probs``, the KL term and the entropy bonus."""
+        """Return an objective with the rule's ``gradient`` with respect to ``log_probs``, a KL term and an entropy bonus."""
         mask, settings = batch.response_mask[rows].to(log_probs.device), self.config
         reduction = (self.policy.reduction, counts.select(rows), self.max_length)
         if settings.kl_coef > 0:
@@ -525,5 +525,5 @@ class Learner:
 
 
 def _old_log_probs(batch: AdvantageBatch, rows: Tensor, log_probs: Tensor) -> Tensor:
-    """Return the old log-probs ``(R, T)``; before the first optimizer step, the current model is the old model."""
+    """Return the old log-probs ``(R, T)``. Before the first optimizer step, the current model is the old model."""
     return batch.old_log_probs[rows].to(log_probs.device) if isinstance(batch, ScoredBatch) else log_probs.detach().clone()

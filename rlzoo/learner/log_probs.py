@@ -1,4 +1,4 @@
-"""A module that computes log-probabilities of response tokens from token ids."""
+"""A module that computes log-probabilities of response tokens from token IDs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOGITS_PER_CHUNK = 2**24
 """Maximum number of logits in memory at once on a CPU: 64 MB in float32, regardless of the vocabulary size."""
 
 LOGITS_PER_CHUNK_ON_GPU = 2**28
-"""The limit on a GPU: 1 GB. Every chunk reads the head's weights and adds to their gradient, so small chunks are slow."""
+"""The same limit on a GPU: 1 GB. Every chunk reads the head's weights and adds to their gradient, so small chunks are slow."""
 
 LOWEST = -1e6
 """Log-prob of a token with probability 0, in nats. With -inf, differences of log-probs and entropies would be NaN."""
@@ -40,7 +40,7 @@ class ResponseLogProbs(nn.Module):
     (B, T, vocabulary) are therefore never materialized. For models that transform the logits after the head, the
     constructor disables chunking.
 
-    If tokens were drawn from a truncated distribution, probabilities are renormalized over the tokens that the sampler kept.
+    If tokens were sampled from a truncated distribution, probabilities are renormalized over the tokens that the sampler kept.
     Log-probs, entropies and gradients then refer to the truncated distribution.
     """
 
@@ -54,13 +54,13 @@ class ResponseLogProbs(nn.Module):
             logger.warning("%s transforms its logits, so log-probs are not computed in chunks", type(language_model).__name__)
 
     def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
-        """Compute the log-probability of each response token, and the entropy of its distribution.
+        """Compute the log-probability of each response token and the entropy of its distribution.
 
         Args:
             inputs: R rows of S tokens, N of which the model chose.
 
         Returns:
-            Two float32 ``(N,)`` tensors in nats, row by row: differentiable log-probabilities, and entropies, which carry a
+            Two float32 ``(N,)`` tensors in nats, row by row: differentiable log-probabilities, and entropies that carry a
             gradient if ``entropy_gradient`` is set.
         """
         arguments = {
@@ -74,7 +74,7 @@ class ResponseLogProbs(nn.Module):
             hidden = self.language_model.base_model(**arguments).last_hidden_state[inputs.predicts]
             head = self.language_model.get_output_embeddings()
             return chunked_log_probs(
-                hidden.bfloat16() if head.weight.dtype == torch.bfloat16 else hidden,  # some models add up in float32
+                hidden.bfloat16() if head.weight.dtype == torch.bfloat16 else hidden,  # some models accumulate in float32
                 targets,
                 head,
                 self.temperature,
@@ -100,7 +100,7 @@ def chunked_log_probs(
 
     Args:
         hidden: ``(N, H)`` last hidden states.
-        targets: ``(N,)`` token ids.
+        targets: ``(N,)`` token IDs.
         head: maps ``(n, H)`` to ``(n, V)`` logits.
         temperature: the divisor of the logits.
         entropy_gradient: whether the entropies carry a gradient.
@@ -113,7 +113,7 @@ def chunked_log_probs(
     chunk = max(1, logits_per_chunk(is_cpu=device == "cpu") // head.out_features)
 
     def of_chunk(states: Tensor, ids: Tensor, sets: KeptSets | None) -> tuple[Tensor, Tensor]:
-        with uncached_autocast(device):  # otherwise the chunks' gradients would be summed in bfloat16
+        with uncached_autocast(device):  # otherwise, the chunks' gradients would be summed in bfloat16
             logits = head(states)
         return _log_probs_of_logits(logits, ids, sets, temperature, entropy_gradient)
 
@@ -144,7 +144,7 @@ def _log_probs_of_logits(
         scaled = scaled.masked_fill(~kept.mask(logits.shape[-1]), -torch.inf)
     log_probs = scaled.log_softmax(dim=-1)
     chosen = log_probs.gather(-1, targets[:, None]).squeeze(-1).clamp(min=LOWEST)
-    # the entropy comes last: a backward pass that recomputes the chunk stops before operations that need no gradient
+    # the entropy comes last, so that a backward pass that recomputes the chunk stops before it if it needs no gradient
     all_log_probs = log_probs if entropy_gradient else log_probs.detach()
     entropy = -(all_log_probs.exp() * all_log_probs.clamp(min=LOWEST)).sum(dim=-1)
     return chosen, entropy
@@ -152,9 +152,9 @@ def _log_probs_of_logits(
 
 @torch.no_grad()
 def head_gives_the_logits(model: PreTrainedModel) -> bool:
-    """Check with 8 tokens whether the model's head reads ``base_model(x)``, and whether the logits are the head's output.
+    """Check with 8 tokens whether the model's head reads ``base_model(x)`` and whether the logits are the head's output.
 
-    The head's input is scaled up inside the model, so that a soft cap takes effect however small the model's logits are.
+    The head's input is scaled up inside the model, so that a soft cap takes effect even if the model's logits are small.
     """
     head, passed = model.get_output_embeddings(), list[Tensor]()
     weight = getattr(head, "weight", None)

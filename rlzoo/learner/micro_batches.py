@@ -1,4 +1,4 @@
-"""Splits rows into micro-batches, distributes them among processes and builds the model's inputs."""
+"""Splits rows into micro-batches, distributes them among processes, and builds the model's inputs."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ PaddingSide = Literal["left", "right"]
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """Inputs of one forward pass: R rows padded to S tokens, or rows packed into one row of S tokens.
+    """Inputs of one forward pass, which are R rows padded to S tokens or several rows packed into one row of S tokens.
 
     For a prompt (5, 6) with the response (7, 1), right-padded to 5 tokens, the row of ``input_ids`` is 5, 6, 7, 1, 0. The row
     of ``predicts`` is False, True, True, False, False, because positions 1 and 2 predict the response.
     """
 
     input_ids: Tensor  # (R, S)
-    attention_mask: Tensor | None  # (R, S) 1 on tokens, 0 on padding; None if causal attention needs no mask
-    position_ids: Tensor | None  # (R, S) positions, counted from 0 at each row's first token; None for the default positions
+    attention_mask: Tensor | None  # (R, S) 1 on tokens, 0 on padding; None if no mask is needed beyond the causal one
+    position_ids: Tensor | None  # (R, S) positions, starting from 0 at each row's first token; None for the default positions
     predicts: Tensor  # (R, S) bool: positions whose next token the model chose
     kept: KeptSets | None = None  # one set of kept tokens per True position of `predicts`; None for the whole vocabulary
 
@@ -49,7 +49,7 @@ class ModelInputs:
 
 
 def padded(batch: Batch, rows: Tensor, pad_id: int, padding_side: PaddingSide = "right") -> ModelInputs:
-    """Pad rows to the longest row's length; right padding needs no attention mask, because attention is causal."""
+    """Pad rows to the longest row's length. Right padding needs no attention mask, because attention is causal."""
     sequences = [batch.sequences[row] for row in rows.tolist()]
     sizes = torch.tensor([sequence.numel() for sequence in sequences])
     input_ids = pad_sequence(sequences, batch_first=True, padding_value=pad_id, padding_side=padding_side)
@@ -64,7 +64,7 @@ def padded(batch: Batch, rows: Tensor, pad_id: int, padding_side: PaddingSide = 
 
 
 def packed(batch: Batch, rows: Tensor) -> ModelInputs:
-    """Concatenate rows into one, without padding."""
+    """Concatenate several rows into one without padding."""
     sequences = [batch.sequences[row] for row in rows.tolist()]
     sizes = torch.tensor([sequence.numel() for sequence in sequences])
     positions = torch.cat([torch.arange(size) for size in sizes.tolist()])
@@ -97,7 +97,7 @@ class MicroBatch:
 
 
 class MicroBatches:
-    """Splits rows into micro-batches, distributes them among processes and runs the model on them.
+    """Splits rows into micro-batches, distributes them among processes, and runs the model on them.
 
     Each process holds the whole batch.
     """
@@ -122,7 +122,7 @@ class MicroBatches:
         self.overhead = 48 + 2**16 // depth if is_cpu else 256
         self.packing, self.autocasts = config.packing, config.autocast == "bfloat16"
         self.switch = rotary_switch(model)
-        self.keeps_lengths_apart = False  # set if computing rows of different lengths together changes their log-probs
+        self.keeps_lengths_apart = False  # True if computing rows of different lengths together changes their log-probs
         self.padding_side: PaddingSide = padding_side
 
     def of(self, batch: Batch, rows: Tensor, *, learns: bool = False) -> list[MicroBatch]:
@@ -148,7 +148,7 @@ class MicroBatches:
         return list(chain.from_iterable(cuts))
 
     def forward(self, model: nn.Module, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute differentiable log-probs and the entropies ``(R, T)`` for the given rows, with 0 outside the mask."""
+        """Compute differentiable log-probs and entropies, ``(R, T)`` each, for the given rows, with 0 outside the mask."""
         inputs = packed(batch, rows) if self.packing else padded(batch, rows, self.pad_id, self.padding_side)
         log_probs, entropy = model(inputs.to(self.accelerator.device))
         return batch.scatter(rows, log_probs), batch.scatter(rows, entropy)
@@ -157,9 +157,9 @@ class MicroBatches:
     def log_probs(
         self, model: nn.Module, batch: Batch, micro_batches: Sequence[MicroBatch] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Compute log-probs and entropies ``(B, T)`` for the given micro-batches, or for all rows, and move them to the CPU.
+        """Compute log-probs and entropies, ``(B, T)`` each, on the CPU for the given micro-batches, or for all rows.
 
-        The result contains the rows of all processes, and 0 for rows in no micro-batch.
+        The result contains the rows of all processes. It is 0 for rows that are in no micro-batch.
         """
         scores = torch.zeros(2, *batch.response_mask.shape)
         for micro_batch in self.of(batch, torch.arange(len(batch))) if micro_batches is None else micro_batches:
@@ -171,7 +171,7 @@ class MicroBatches:
         return scores[0], scores[1]
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Sum a tensor across processes; the result is on the CPU."""
+        """Sum a tensor across processes. The result is on the CPU."""
         if self.accelerator.num_processes == 1:
             return tensor
         total: Tensor = self.accelerator.reduce(tensor.to(self.accelerator.device), reduction="sum")
@@ -183,28 +183,28 @@ class MicroBatches:
 
 
 def max_tokens(limit: int | None, *, is_cpu: bool, depth: int) -> int:
-    """Return the maximum micro-batch size in tokens, chosen to keep a GPU busy or to fit into a CPU's cache.
+    """Return the maximum micro-batch size in tokens, chosen to keep a GPU busy or to fit in a CPU's cache.
 
     Args:
         limit: the configured limit, or None to choose one.
         is_cpu: whether the model is on a CPU.
-        depth: number of layers times width; a larger model needs fewer tokens.
+        depth: number of layers times width. A larger model needs fewer tokens.
     """
     return limit or (max(512, min(3072, 2**24 // depth)) if is_cpu else 16384)
 
 
 def cut(sizes: Sequence[int], rows: Tensor, max_tokens: int, *, packing: bool = False, overhead: int = 256) -> list[Tensor]:
-    """Split rows into micro-batches of at most ``max_tokens`` tokens, longest first; a single row may exceed the limit.
+    """Split rows into micro-batches of at most ``max_tokens`` tokens, longest first. A single row may exceed the limit.
 
-    The number of tokens in a padded micro-batch is ``rows x longest row``; in a packed one, it is the sum of the rows'
-    lengths.
+    A padded micro-batch has ``rows x longest row`` tokens. The number of tokens in a packed micro-batch is the sum of the
+    rows' lengths.
 
     Args:
         sizes: number of tokens in every row of the batch.
         rows: ``(R,)``.
         max_tokens: maximum number of tokens in a micro-batch.
         packing: whether rows are packed.
-        overhead: measured fixed cost of a forward and backward pass, in tokens; the higher it is, the fewer micro-batches.
+        overhead: measured fixed cost of a forward and backward pass, in tokens. A higher cost leads to fewer micro-batches.
     """
     by_size = sorted(rows.tolist(), key=sizes.__getitem__, reverse=True)
     lengths = [sizes[row] for row in by_size]
@@ -213,7 +213,7 @@ def cut(sizes: Sequence[int], rows: Tensor, max_tokens: int, *, packing: bool = 
 
 
 def _packed_numbers(lengths: Sequence[int], max_tokens: int) -> Iterator[int]:
-    """Yield the number of rows in each micro-batch; each takes as many rows as fit."""
+    """Yield the number of rows in each micro-batch, which takes as many rows as fit."""
     start = 0
     while start < len(lengths):
         number = max(1, sum(total <= max_tokens for total in accumulate(lengths[start:])))
@@ -222,7 +222,7 @@ def _packed_numbers(lengths: Sequence[int], max_tokens: int) -> Iterator[int]:
 
 
 def _padded_numbers(lengths: Sequence[int], max_tokens: int, overhead: int) -> Iterator[int]:
-    """Yield the numbers of rows per micro-batch that minimise the total cost, found by dynamic programming."""
+    """Yield the numbers of rows per micro-batch that minimise the total cost, using dynamic programming."""
     end = len(lengths)
     costs, numbers = [0.0] * (end + 1), [0] * end
     for start in range(end - 1, -1, -1):

@@ -29,8 +29,8 @@ class Minibatch:
     rows: Tensor  # (R,) rows of the batch
     log_probs: Tensor  # (R, T) from the model just before the step, on the CPU
     entropy: Tensor  # (R, T) in nats, from the same pass as log_probs
-    table: ResponseTable  # of the n responses that the rule has judged
-    table_rows: Tensor  # (n,) the batch row that each row of the table describes
+    table: ResponseTable  # describes the n responses that the rule has judged
+    table_rows: Tensor  # (n,) row of the batch that each row of the table describes
     clipped: Tensor  # (n, T) bool: the model's tokens whose gradient the rule cut, on the CPU
     rule_metrics: Mapping[str, float]  # means of the rule's metrics over the responses
     objective: float
@@ -66,7 +66,7 @@ def measure(
     counts: StepCounts,
     max_length: int,
 ) -> Share:
-    """Measure what a rule returned for the responses of one process.
+    """Measure the results that a rule returned for the responses of one process.
 
     Args:
         policy: the rule.

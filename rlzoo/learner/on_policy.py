@@ -1,4 +1,4 @@
-"""Computes a rule's gradient at ratio 1, the baseline for its importance weights."""
+"""Computes a rule's gradient at ratio 1, which is the baseline for its importance weights."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def on_policy_gradient(
     """Compute g = dJ/dlog_probs ``(B, T)`` at ratio 1 without evaluating the rule again on the batch.
 
     At ratio 1, the gradient of every rule is A times a positive constant per response that depends only on the length and
-    the sign of A. The constant is measured on one synthetic response per length and sign. A rule that needs more than
-    log-probs and advantages is evaluated a second time on the batch at ratio 1 instead.
+    the sign of A. The constant is measured on one synthetic response per length and sign. If a rule needs more than
+    log-probs and advantages, it is instead evaluated a second time on the batch at ratio 1.
 
     Args:
         policy: the rule.
         inputs: the rule's inputs.
-        result: the rule's result; the shape of its objective determines the denominator of the reduction.
+        result: the rule's result. The shape of its objective determines the denominator of the reduction.
         counts: denominators for the whole step.
         max_length: constant of the reduction ``constant_length``, in tokens.
         weights: factors for the objective.
@@ -54,7 +54,7 @@ def on_policy_gradient(
 
 
 def _constants(policy: ClipPolicy, lengths: list[int], size: int, device: torch.device) -> dict[int, tuple[float, float]]:
-    """Return the constants for A > 0 and A < 0 by length, measured on responses that are padded to the batch's width."""
+    """Return the constants for A > 0 and A < 0 by length. They are measured on responses padded to the batch's width."""
     number = len(lengths)
     if not number:
         return {}
@@ -69,10 +69,10 @@ def _constants(policy: ClipPolicy, lengths: list[int], size: int, device: torch.
             error.add_note("on synthetic responses at ratio 1")
             raise
         (gradient,) = torch.autograd.grad(torch.where(mask, objective, 0.0).sum(), leaf)
-    # a rule that drops tokens at random also does so at ratio 1; the maximum comes from a token that was not dropped
+    # a rule may drop tokens at random even at ratio 1, but the maximum comes from a token that was not dropped
     largest = torch.where(mask, gradient.abs(), 0.0).amax(-1)
     if is_per_response(objective, mask):
         largest = largest / mask.sum(-1)  # the sum above counted the objective once per token
     constants = zip(lengths, largest[:number].tolist(), largest[number:].tolist(), strict=True)
-    # if either is 0, every token was dropped
+    # if a constant is 0, every token was dropped
     return {length: (positive, negative) for length, positive, negative in constants if positive and negative}

@@ -1,4 +1,4 @@
-"""Optimizer steps in one or several processes: `backward` accumulates gradients, and `apply` applies them."""
+"""Takes optimizer steps in one or several processes. `backward` accumulates gradients, and `apply` applies them."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ SHARDS = "fsdp"
 
 
 class PlainOptimization:
-    """A model with its optimizer, in one process or in several processes, each with its own copy of the model (DDP).
+    """A model with its optimizer, in one process or in several processes that each have a copy of the model (DDP).
 
     `DeepSpeedOptimization` and `FSDPOptimization` have the same methods and attributes. ``model`` is called like the original
     module and sums the gradients across processes. ``optimizer`` is the optimizer whose learning rate a scheduler sets.
-    ``rounded_to`` is the data type to which weights are rounded when they are read; None if no rounding is needed.
+    ``rounded_to`` is the data type to which weights are rounded when they are read, or None if no rounding is needed.
 
-    After every step, a weight that has a float32 master is set to the master's rounded value, so that small steps accumulate. A
-    single process also accumulates the gradients of its micro-batches in float32; with several processes, DDP accumulates them
-    in the weights' data type.
+    After every step, a weight that has a float32 master is set to the master's rounded value, so that small steps accumulate.
+    A single process also accumulates the gradients of its micro-batches in float32. With several processes, DDP accumulates
+    them in the weights' data type.
     """
 
     rounded_to: torch.dtype | None = None
@@ -65,7 +65,7 @@ class PlainOptimization:
                 hooked.register_post_accumulate_grad_hook(partial(_hand_over, master))
 
     def micro_batch(self, is_last: bool) -> AbstractContextManager[Any]:
-        """Wrap a micro-batch's forward and backward pass; processes exchange gradients at the end of the last micro-batch."""
+        """Wrap a micro-batch's forward and backward pass. Processes exchange gradients at the end of the last micro-batch."""
         return nullcontext() if is_last else self.accelerator.no_sync(self.model)
 
     def backward(self, loss: Tensor) -> None:
@@ -77,8 +77,8 @@ class PlainOptimization:
         """Clip the gradient's norm, update the weights and reset the gradient.
 
         Returns:
-            The gradient's norm across all processes before clipping, and whether it was finite; if not, the weights are
-            unchanged.
+            The gradient's norm across all processes before clipping, and whether it was finite. If it was not, the weights
+            are unchanged.
         """
         for parameter, master in self._masters:
             _hand_over(master, parameter)
@@ -104,7 +104,7 @@ class PlainOptimization:
             save_file(tensors, folder / "optimizer.safetensors")
 
     def load(self, folder: Path) -> None:
-        """Restore what `save` wrote in the same number of processes."""
+        """Restore the state that `save` wrote with the same number of processes."""
         if (folder / SHARDS).is_dir():
             raise UserError(f"--resume: {str(folder)!r} was saved with launch.fsdp=true; resume with launch.fsdp=true")
         _restore(self.optimizer, load_file(folder / "optimizer.safetensors"))
@@ -117,7 +117,7 @@ class PlainOptimization:
 
 
 def _hand_over(master: nn.Parameter, parameter: Tensor) -> None:
-    """Add a parameter's gradient to its master's gradient, and free the parameter's gradient."""
+    """Add a parameter's gradient to its master's gradient and free the parameter's gradient."""
     if parameter.grad is None:
         return
     gradient = parameter.grad.float()
@@ -153,7 +153,7 @@ def _restore(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) ->
 
 
 class DeepSpeedOptimization:
-    """Shards the optimizer states and gradients across processes (ZeRO-2); ZeRO-3 also shards the weights."""
+    """Shards the optimizer states and gradients across processes (ZeRO-2). ZeRO-3 also shards the weights."""
 
     rounded_to: torch.dtype | None = None
 
@@ -183,11 +183,11 @@ class DeepSpeedOptimization:
         self.model.zero_grad()
 
     def save(self, folder: Path) -> None:
-        """Write the trained parameters and the optimizer's states; every process writes its shard."""
+        """Write the trained parameters and the optimizer's states. Every process writes its shard."""
         self.model.save_checkpoint(str(folder), tag="deepspeed")
 
     def load(self, folder: Path) -> None:
-        """Restore what `save` wrote, but reject files that would run code."""
+        """Restore the state that `save` wrote. Reject files that would run code."""
         from accelerate.utils import patch_environment
         from deepspeed.runtime.fp16.loss_scaler import LossScaler
         from deepspeed.runtime.zero.config import ZeroStageEnum
@@ -210,8 +210,8 @@ class FSDPOptimization:
     A pass gathers the weights of one layer at a time. For bfloat16 weights, each process keeps float32 shards (the
     masters). A pass gathers these shards rounded to bfloat16, and gradients are summed and accumulated in float32.
 
-    Accelerate connects the processes, but is not used for sharding: on a CPU, it silently skips FSDP2, and with mixed
-    precision, it rounds the log-probs and the exchanged gradients to bfloat16.
+    Accelerate connects the processes but is not used for sharding. On a CPU, it silently skips FSDP2. With mixed precision, it
+    rounds the log-probs and the exchanged gradients to bfloat16.
     """
 
     def __init__(self, accelerator: Accelerator, module: nn.Module, config: LearnerConfig) -> None:
@@ -234,10 +234,10 @@ class FSDPOptimization:
             if self.rounded_to:
                 for parameter in layer.parameters():
                     parameter.data = parameter.data.float()
-            # otherwise the embedding and the head would stay gathered after a pass, and would not see a restored checkpoint
+            # otherwise, the embedding and the head would stay gathered after a pass and would not see a restored checkpoint
             fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
             assert isinstance(layer, FSDPModule), "fully_shard extends the class of the module"
-            layer.set_gradient_divide_factor(1.0)  # sum the processes' shares of the loss, rather than averaging them
+            layer.set_gradient_divide_factor(1.0)  # sum the processes' shares of the loss instead of averaging them
             layer.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
             layer.set_reduce_scatter_unused_params(True)  # one process may use an expert that another does not
         self.model = module
@@ -253,7 +253,7 @@ class FSDPOptimization:
         torch.autograd.backward(loss)
 
     def apply(self, max_grad_norm: float | None) -> tuple[float, bool]:
-        """Clip the norm of the whole gradient, update the weights and reset the gradient; see `PlainOptimization.apply`."""
+        """Clip the norm of the whole gradient, update the weights, and reset the gradient; see `PlainOptimization.apply`."""
         parameters = _parameters(self.optimizer)
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         norm = _gathered(torch.nn.utils.get_total_norm(gradients))
@@ -269,14 +269,14 @@ class FSDPOptimization:
         self.optimizer.zero_grad()
 
     def save(self, folder: Path) -> None:
-        """Write the trained parameters and the optimizer's states as safetensors; every process writes its shard."""
+        """Write the trained parameters and the optimizer's states as safetensors. Every process writes its shard."""
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
         from torch.distributed.checkpoint.state_dict_saver import save
 
         save(_tensors(self.optimizer), storage_writer=HuggingFaceStorageWriter(str(folder / SHARDS), save_distributed=True))
 
     def load(self, folder: Path) -> None:
-        """Restore what `save` wrote, in any number of processes."""
+        """Restore the state that `save` wrote with any number of processes."""
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
         from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -294,7 +294,7 @@ class FSDPOptimization:
 
 
 def _layers(module: nn.Module) -> list[nn.Module]:
-    """Return the layers whose weights are gathered together, innermost first; transformers lists their classes."""
+    """Return the layers whose weights are gathered together, innermost first. Transformers lists the classes of such layers."""
     modules = list(module.modules())
     names = {name for child in modules for name in getattr(child, "_no_split_modules", None) or ()}
     return [child for child in reversed(modules) if type(child).__name__ in names]
@@ -309,7 +309,7 @@ def make_scheduler(optimizer: torch.optim.Optimizer, config: LearnerConfig, num_
 
 
 def _lr_factor(update: int, config: LearnerConfig, num_updates: int) -> float:
-    """Return the factor on the learning rate for an update, numbered from 0; the factor is 1 at the end of the warm-up."""
+    """Return the factor on the learning rate for an update, counted from 0. The factor is 1 at the end of the warm-up."""
     if update < config.warmup_updates:
         return (update + 1) / config.warmup_updates
     left = max(0, num_updates - update) / max(1, num_updates - config.warmup_updates)
@@ -317,7 +317,7 @@ def _lr_factor(update: int, config: LearnerConfig, num_updates: int) -> float:
 
 
 def freeze_unused(accelerator: Accelerator, module: ResponseLogProbs | ResponseValues) -> None:
-    """Freeze parameters that are never used for text, such as a vision tower's, and let steps use different experts.
+    """Freeze parameters that are never used for text, such as those of a vision tower, and let steps use different experts.
 
     Otherwise, DDP would wait for gradients that never come, and DeepSpeed would decay weights that never learn.
 
@@ -350,7 +350,7 @@ def freeze_unused(accelerator: Accelerator, module: ResponseLogProbs | ResponseV
 
 
 def _used(module: nn.Module, tokens: Tensor) -> set[nn.Parameter]:
-    """Return the trained parameters that the log-probs of tokens ``(B, T)`` depend on."""
+    """Return the trained parameters on which the log-probs of tokens ``(B, T)`` depend."""
     log_probs, _ = module(ModelInputs(tokens, None, None, torch.ones_like(tokens, dtype=torch.bool)))
     nodes, used = {log_probs.grad_fn}, set[nn.Parameter]()
     remaining = list(nodes)
@@ -395,7 +395,7 @@ def _adamw(parameters: Sequence[nn.Parameter], config: LearnerConfig) -> torch.o
 
 
 def named_weights(model: PreTrainedModel, rounded_to: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-    """Yield every current weight of the model, unsharded; all processes must iterate over all weights.
+    """Yield every current weight of the model, unsharded. All processes must iterate over all weights.
 
     Names match the model without adapters, and low-rank updates are merged into their weights. ``rounded_to`` is the
     data type of weights for which the model holds float32 masters.
@@ -414,9 +414,9 @@ def named_weights(model: PreTrainedModel, rounded_to: torch.dtype | None = None)
 
 
 def origin(model: nn.Module, name: str) -> tuple[str | None, list[Any]]:
-    """Return a tensor's name before adapters were added (None for an adapter's tensor), and PEFT's layers that adapt it.
+    """Return a tensor's name before adapters were added (None for an adapter's tensor) and the PEFT layers that adapt it.
 
-    PEFT wraps experts once for each of their adapted parameters, so a name may contain ``base_layer`` several times.
+    PEFT wraps experts once for each adapted parameter, so a name may contain ``base_layer`` several times.
     """
     *path, last = name.split(".")
     module, names, layers = model, list[str](), list[Any]()
@@ -433,7 +433,7 @@ def origin(model: nn.Module, name: str) -> tuple[str | None, list[Any]]:
 
 
 def named_adapter(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights of the adapter alone, unsharded; all processes must iterate over all weights."""
+    """Yield only the weights of the adapter, unsharded. All processes must iterate over all weights."""
     for name, parameter in model.named_parameters():
         if origin(model, name)[0] is None:
             with _unsharded([parameter]):
@@ -441,13 +441,13 @@ def named_adapter(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 
 
 def kept_weights(weights: Iterable[tuple[str, Tensor]], *, keep: bool) -> dict[str, Tensor]:
-    """Copy the current weights to the CPU; processes with ``keep=False`` take part but return an empty dict."""
+    """Copy the current weights to the CPU. Processes with ``keep=False`` take part but return an empty dict."""
     copies = ((name, tensor.to("cpu", copy=True) if keep else tensor) for name, tensor in weights)
     return {name: tensor for name, tensor in copies if keep}
 
 
 def _gathered(tensor: Tensor) -> Tensor:
-    """Gather a tensor that FSDP2 has sharded; return other tensors unchanged."""
+    """Gather a tensor that FSDP2 has sharded. Return other tensors unchanged."""
     gathered: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return gathered
 

@@ -26,9 +26,9 @@ logger = logging.getLogger("rlzoo")
 def check_rows(
     micro_batches: MicroBatches, model: torch.nn.Module, module: ResponseLogProbs, config: LearnerConfig, probe: Probe
 ) -> None:
-    """Compute a probe's rows as the run does: padded or packed, in training mode, and in the run's data type and shards.
+    """Compute a probe's rows as the run does, with its padding or packing, training mode, data type and shards.
 
-    If the check passes only for rows of equal length, ``micro_batches`` then gives each length its own micro-batches.
+    If the check passes only for rows of equal length, ``micro_batches`` then puts each length in separate micro-batches.
 
     Every process computes all rows, because collective operations wait for all processes.
 
@@ -37,7 +37,7 @@ def check_rows(
     """
     name, temperature = type(module.language_model).__name__, module.temperature
     module.temperature = 1.0
-    # no more tokens than a micro-batch of the run may have, so that they fit into memory
+    # use no more tokens than a micro-batch of the run may have, so that they fit in memory
     share = min(1.0, micro_batches.max_tokens / (len(probe.rows) * len(probe.rows[-1])))
     together = [row[: max(2, int(len(row) * share))] for row in probe.rows]
     even = [row[: len(together[1])] for row in together[1:]]
@@ -74,13 +74,13 @@ def check_rows(
 def _problem(
     micro_batches: MicroBatches, model: torch.nn.Module, module: ResponseLogProbs, probe: Probe, rows: Sequence[tuple[int, ...]]
 ) -> str:
-    """Return what goes wrong if ``rows``, which are prefixes of a probe's last rows, are computed in one micro-batch."""
+    """Describe the problem if ``rows``, which are prefixes of a probe's last rows, are computed in one micro-batch."""
     rollouts = (Rollout(row[:1], row[1:], (0.0,) * (len(row) - 1), "", finished=True, policy_version=0) for row in rows)
     batch, number = collate([RolloutGroup(Problem("", ""), tuple(rollouts))]), torch.arange(len(rows))
     eps = max(probe.precision, torch.finfo(torch.bfloat16).eps if micro_batches.autocasts else 0.0)
 
     def noise() -> Tensor:
-        with evaluation_mode(module):  # so that random numbers are not mistaken for rounding
+        with evaluation_mode(module):  # otherwise, random numbers could be mistaken for rounding
             plain = micro_batches.forward(model, batch, number)[0].cpu()
             with rounding(eps):
                 return (micro_batches.forward(model, batch, number)[0].cpu() - plain).abs()[batch.response_mask]

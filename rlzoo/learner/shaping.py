@@ -1,4 +1,4 @@
-"""Reward shaping: a penalty on overlong responses and a filter for truncated responses."""
+"""Shapes rewards with a penalty on overlong responses and a filter for truncated responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The teacher: a frozen model, other than the one that is trained, that scores the responses of a run."""
+"""The teacher, a frozen model that differs from the trained one and scores the responses of a run."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class Teacher:
-    """Scores responses with a frozen model, in its own data type and micro-batches, on the learner's device.
+    """Scores responses with a frozen model, which has its own data type and micro-batches, on the learner's device.
 
     Its log-probs are normalised over its own vocabulary, at the run's temperature and over the tokens that the sampler kept.
-    Raises `UserError` if log-probs depend on more than their row, or the model takes fewer than ``longest`` tokens (if given).
+    Raises `UserError` if log-probs depend on more than their row or the model takes fewer than ``longest`` tokens (if given).
     """
 
     def __init__(self, model: PreTrainedModel, accelerator: Accelerator, config: RunConfig, longest: int | None) -> None:
@@ -36,7 +36,7 @@ class Teacher:
         settings = config.learner.model_copy(update={"autocast": "none", "gradient_checkpointing": False})
         self._device, self._home = accelerator.device, "cpu" if config.model.reference_offload else accelerator.device
         self.module = ResponseLogProbs(model.to(self._device), config.rollout.temperature).eval()
-        self._micro_batches = MicroBatches(accelerator, model, settings, pad_id=0)  # padding is masked: any token will do
+        self._micro_batches = MicroBatches(accelerator, model, settings, pad_id=0)  # padding is masked, so any ID will do
         with naming("model.reference"):
             check_rows(self._micro_batches, self.module, self.module, settings, Probe.of(model, longest))
         self.module.to(self._home)

@@ -1,4 +1,4 @@
-"""A module that computes the values of response tokens from token ids, and the loss of these values."""
+"""A module that computes the values of response tokens from token IDs, and the loss of these values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ResponseValues(nn.Module):
-    """Wraps a causal language model to compute the values of a response's tokens, with a linear head in float32.
+    """Wraps a causal language model to compute the values of a response's tokens with a linear head in float32.
 
     The head starts at 0. The model's own head is not used.
     """

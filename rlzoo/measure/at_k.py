@@ -22,9 +22,9 @@ class Completion:
     """One graded response."""
 
     response: str
-    reward: Annotated[float, Field(allow_inf_nan=False)] | None  # 1 if the response is right, else 0; None without a grade
+    reward: Annotated[float, Field(allow_inf_nan=False)] | None  # 1 for a right response, otherwise 0; None without a grade
     answer_group: Annotated[int, Field(ge=0)] | None  # index of the first response with the same answer; None without an answer
-    length: Annotated[int, Field(ge=0)]  # in tokens, including the end token
+    length: Annotated[int, Field(ge=0)]  # length in tokens, including the end token
     finished: bool  # False if the response was cut off at the length limit
 
 
@@ -43,14 +43,14 @@ class AtK:
 class LengthBin:
     """The measures in one bin of response length."""
 
-    longest: int  # upper edge, in tokens
+    longest: int  # upper edge in tokens
     num_responses: int  # number of responses whose length is in the bin
     num_problems: int  # number of problems whose mean response length is in the bin
     estimates: dict[str, AtK]  # measures without observations are omitted
 
 
 def pass_at(num_samples: int, num_right: int, j: int) -> float:
-    """Estimate pass@j without bias: the chance that j of n responses include any of the c right ones (arXiv 2107.03374).
+    """Return an unbiased estimate of pass@j, the chance that j of n responses include a right one (arXiv 2107.03374).
 
     Formula:
         1 - C(n - c, j) / C(n, j)
@@ -66,8 +66,8 @@ def pass_at(num_samples: int, num_right: int, j: int) -> float:
 def majority(completions: Completions) -> float:
     """Compute maj@k for one problem: whether the most frequent answer is right.
 
-    Responses without an answer do not vote; without any votes, the result is 0. A tie counts as the share
-    of right answers among the tied answers, which is the expected result of a random choice: 0.5 if one of two is right.
+    Responses without an answer do not vote. Without any votes, the result is 0. A tie counts as the share of right answers
+    among the tied answers, which is the expected result of a random choice: 0.5 if one of two is right.
     """
     votes = Counter(completion.answer_group for completion in completions if completion.answer_group is not None)
     most = max(votes.values(), default=0)
@@ -82,10 +82,10 @@ def passes(k: int) -> list[int]:
 
 
 def estimates(problems: Sequence[Completions], *, votes: bool = True) -> dict[str, AtK]:
-    """Estimate ``mean@k``, ``pass@1``, ``pass@2``, ``pass@4``, ..., ``pass@k`` and ``maj@k``; all problems have the same k.
+    """Estimate ``mean@k``, ``pass@1``, ``pass@2``, ``pass@4``, ..., ``pass@k`` and ``maj@k``. All problems have the same k.
 
-    If a grade is missing or is neither 0 nor 1, only ``mean@k`` is estimated, over the graded responses. ``votes`` says whether
-    the answer groups are known; if they are not, ``maj@k`` is omitted.
+    If a grade is missing or is neither 0 nor 1, only ``mean@k`` is estimated, using the graded responses. ``votes`` says
+    whether the answer groups are known. If they are not, ``maj@k`` is omitted.
     """
     return {name: _estimate(sums, counts) for name, (sums, counts) in _measures(problems, votes).items()}
 
@@ -98,7 +98,7 @@ def means(problems: Sequence[Completions], *, votes: bool = True) -> dict[str, f
 def by_length(problems: Sequence[Completions], *, votes: bool = True) -> list[LengthBin]:
     """Estimate ``mean@k``, ``pass@k`` and ``maj@k`` in six quantile bins of response length, shortest first.
 
-    For mean@k, each response counts in its own bin. pass@k and maj@k are computed for whole problems; a problem counts in
+    For mean@k, each response counts in its own bin. pass@k and maj@k are computed for whole problems, and a problem counts in
     the bin that contains the mean length of its responses. The outer bins may therefore have few problems or none.
     """
     k = len(problems[0])
@@ -130,9 +130,9 @@ def _estimate(sums: Array, counts: Array) -> AtK:
 
 
 def _measures(problems: Sequence[Completions], votes: bool) -> dict[str, tuple[Array, Array]]:
-    """Return two values for every measure and problem: the mean multiplied by its number of values, and this number.
+    """Return a sum and a number of values for every measure and problem, where the sum is the mean times the number.
 
-    A problem with at least one grade counts as k values, as in training; a problem without a grade is left out.
+    A problem with at least one grade counts as k values, as in training. A problem without a grade is left out.
     """
     k = len(problems[0])
     rewards = [[one.reward for one in completions if one.reward is not None] for completions in problems]

@@ -1,4 +1,4 @@
-"""Gives each rule a colour: the same in the terminal, in MLflow's charts and, unless two colours are similar, in reports."""
+"""Assigns each rule a colour for the terminal, MLflow's charts and, unless two colours are similar, reports."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ PALETTE = (
     *("#445461", "#5f7281", "#8396a5", "#93320b", "#be501e", "#de7921", "#f2be88", "#115026", "#277c43", "#3ba65e"),
     *("#8ddda8", "#9e102c", "#c82d4c", "#e65b77", "#f792a6", "#0e538b", "#2272b4", "#4299e0", "#8acaff"),
 )
-"""The colours that MLflow gives to runs."""
-ALIKE = 64.0  # distance between two colours as points (red, green, blue), 0 to 255, below which they are hard to tell apart
+"""The colours that MLflow assigns to runs."""
+ALIKE = 64.0  # distance between colours in RGB space (0 to 255) below which they are hard to tell apart
 
 
 def rule_colour(label: str) -> str:
     """Return the colour of a rule, ``#rrggbb``.
 
-    MLflow derives the colour of a group of runs from a checksum of the group's tag and value, and its pages offer no other way
-    to set the colour. This function computes the same checksum. Several rules may have the same colour.
+    MLflow derives the colour of a group of runs from a checksum of the group's tag and value. Its pages offer no other way to
+    set the colour. This function computes the same checksum. Several rules may have the same colour.
 
     Args:
         label: the rule's name, optionally followed by a space and settings.
@@ -34,7 +34,7 @@ def rule_colour(label: str) -> str:
 
 
 def rule_colours(labels: Iterable[str]) -> list[str]:
-    """Return the colour of each label; if several rules have similar colours, all but the first get another colour."""
+    """Return the colour of each label. If several rules have similar colours, all but the first get another colour."""
     names, colours = [label.partition(" ")[0] for label in labels], dict[str, str]()
     for name in dict.fromkeys(names):
         used = [bytes.fromhex(colour[1:]) for colour in colours.values()]

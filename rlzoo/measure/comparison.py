@@ -1,4 +1,4 @@
-"""Compares policies by one score per seed, with intervals, tests and verdicts."""
+"""Compares policies based on one score per seed, with intervals, tests and verdicts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlzoo.measure.intervals import CONFIDENCE, Array, Interval
 MIN_SEEDS = 5
 """Minimum number of common seeds that is required to name a winner."""
 LEVEL = 0.05
-"""Family-wise significance level of the tests of all pairs, after Holm's correction."""
+"""Family-wise significance level for the tests of all pairs, after Holm's correction."""
 POWER = 0.8
 """Probability of detecting a true difference as large as the one that `detectable` returns."""
 TEST = (
@@ -72,7 +72,7 @@ def estimate(scores: Sequence[float]) -> Estimate:
 
 
 def t_interval(values: Array, level: float = 1 - CONFIDENCE) -> Interval | None:
-    """Compute Student's interval for a mean, by default at 95%; None for fewer than two values or if all values are equal."""
+    """Compute Student's interval for a mean, by default at 95%, or None if there are no two different values."""
     if len(values) < 2 or np.ptp(values) == 0:
         return None
     half = float(stats.t.ppf(1 - level / 2, len(values) - 1) * stats.sem(values))
@@ -109,7 +109,7 @@ def differences(scores: Mapping[str, Mapping[int, float]]) -> list[Difference]:
 
 
 def _gap(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Array:
-    """Return the differences between two policies' scores over their common seeds, rounded so that .3 - .2 equals .2 - .1."""
+    """Return the differences between two policies' scores on common seeds, rounded so that .3 - .2 equals .2 - .1."""
     return np.round([ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())], 12)
 
 
@@ -151,7 +151,7 @@ def against(control: str, scores: Mapping[str, Mapping[int, float]]) -> dict[str
 
 
 def best_rules(scores: Mapping[str, Mapping[int, float]]) -> list[str]:
-    """Return the rules that cannot be distinguished from the best; with a probability of at least 95%, they include the best.
+    """Return the rules that cannot be distinguished from the best, which include it with a probability of at least 95%.
 
     A policy is left out if another one beats it in a one-sided paired t-test at 5% divided by the number of other policies.
     """
@@ -165,7 +165,7 @@ def best_rules(scores: Mapping[str, Mapping[int, float]]) -> list[str]:
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Apply Holm's correction for multiple tests; None stays None and does not count as a test."""
+    """Apply Holm's correction for multiple tests. None stays None and does not count as a test."""
     known = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * len(p_values)
     highest = 0.0
@@ -184,11 +184,11 @@ def _verdict(first: str, second: str, gap: Array, adjusted: float | None) -> str
 
 
 def _paired_t(gap: Array) -> float | None:
-    """Compute the paired t-test's p-value; None with fewer than `MIN_SEEDS` differences."""
+    """Compute the p-value of a paired t-test, or return None with fewer than `MIN_SEEDS` differences."""
     if len(gap) < MIN_SEEDS:
         return None
     if np.ptp(gap) == 0:
-        return 0.0 if gap.mean() != 0 else 1.0  # the same difference for every seed
+        return 0.0 if gap.mean() != 0 else 1.0  # all seeds have the same difference
     return float(2 * stdtr(len(gap) - 1, -abs(gap.mean()) / (gap.std(ddof=1) / len(gap) ** 0.5)))
 
 

@@ -21,7 +21,7 @@ FEWEST = 10
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """The drift of responses with a nonzero advantage that earlier updates moved; tuples have one entry per length bin.
+    """The drift of responses with a nonzero advantage that earlier updates moved. Tuples have one entry per length bin.
 
     S is a response's log-ratio to the old model, summed over its L tokens. If tokens moved independently, sd(S) would grow
     with sqrt(L), and ``sigma_root`` would be equal in all bins. If all tokens moved together, ``sigma_mean`` would be equal
@@ -30,18 +30,18 @@ class Drift:
 
     edges: tuple[float, ...]  # (K + 1,) tokens
     count: tuple[int, ...]
-    negative: tuple[float, ...]  # share with A < 0
+    negative: tuple[float, ...]  # share of responses with A < 0
     mean: tuple[float, ...]  # mean of S, in nats
     sigma: tuple[float, ...]  # standard deviation of S, in nats
     sigma_root: tuple[float, ...]  # standard deviation of S / sqrt(L)
     sigma_mean: tuple[float, ...]  # standard deviation of S / L
     mismatch: tuple[float, ...]  # standard deviation of the summed log-ratio of the old model to the sampler; NaN if unknown
-    exponent: float  # slope of log sd(S) against log L, over bins with at least `FEWEST` responses; NaN for fewer than two bins
+    exponent: float  # slope of log sd(S) against log L over bins with at least `FEWEST` responses; NaN without two bins
     moved: float  # among the responses with a nonzero advantage, the share that earlier optimizer steps had moved
 
     @classmethod
     def of(cls, updates: Sequence[ClipInputs]) -> Drift | None:
-        """Compute the drift over all updates; return None if every non-empty response with a nonzero advantage is unmoved.
+        """Compute the drift over all updates, or return None if no response with a nonzero advantage has moved.
 
         Args:
             updates: inputs of each update, with the log-probs before its optimizer step.
@@ -80,7 +80,7 @@ class Drift:
 
 
 def _rows(inputs: ClipInputs) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return ``(n,)`` columns for responses with a nonzero advantage: length, S, whether A < 0, mismatch, whether S moved."""
+    """Return ``(n,)`` columns for responses with A != 0: length, S, whether A < 0, mismatch, and whether S moved."""
     mask = inputs.response_mask
     log_ratio = torch.where(mask, inputs.log_probs - inputs.old_log_probs, 0.0).double()
     sampled = inputs.rollout_log_probs
@@ -95,7 +95,7 @@ def _rows(inputs: ClipInputs) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
 
 
 def _slope(points: Sequence[tuple[float, float]]) -> float:
-    """Fit the least-squares slope of log sigma against log length; NaN for fewer than two lengths."""
+    """Fit the least-squares slope of log sigma against log length, or return NaN for fewer than two lengths."""
     pairs = [(math.log(length), math.log(sigma)) for length, sigma in points if sigma > 0]
     if len({x for x, _ in pairs}) < 2:
         return math.nan

@@ -1,4 +1,4 @@
-"""Builds matplotlib figures for runs: curves, profiles by response length, and intervals."""
+"""Builds matplotlib figures of curves, profiles by response length, and intervals."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from rlzoo.measure.colours import rule_colours
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 STYLES = ("-", "--", ":", "-.")
-LONGEST_LABEL, LONGEST_TITLE = 36, 80  # characters in a line; longer lines leave no room for the data
-MOST_BANDS = 6  # more bands than this would hide each other
+LONGEST_LABEL, LONGEST_TITLE = 36, 80  # maximum characters in a line; longer lines would leave no room for the data
+MOST_BANDS = 6  # maximum number of bands, because more would hide each other
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The points of one curve, with the ends of their intervals."""
+    """The points of one curve and the ends of their intervals."""
 
     x: Sequence[float]
     y: Sequence[float | None]  # None and NaN are not plotted
@@ -52,7 +52,7 @@ def lines(series: Mapping[str, Series], *, xlabel: str, ylabel: str) -> Figure:
 def plot_by_length(series: Mapping[str, Series], *, ylabel: str = "clip fraction", title: str = "") -> Figure:
     """Plot a quantity against response length on a logarithmic axis, with error bars side by side."""
     figure, axes = _canvas(title, "response length in tokens", ylabel)
-    step = min(0.012, 0.1 / max(1, len(series)))  # the points of a bin are spread over at most 10% of its length
+    step = min(0.012, 0.1 / max(1, len(series)))  # spread the points of a bin over at most 10% of its length
     for number, ((label, points), style) in enumerate(zip(series.items(), _looks(series), strict=True)):
         shift = 1 + step * (number - (len(series) - 1) / 2)
         x, y = np.array(points.x), np.array(points.y, dtype=float)
@@ -76,7 +76,7 @@ def plot_by_length(series: Mapping[str, Series], *, ylabel: str = "clip fraction
 def forest(rows: Sequence[tuple[str, float, tuple[float, float] | None]], *, xlabel: str) -> Figure:
     """Plot a point and an interval for each label, with the first label on top."""
     labels, places = [_literal(label) for label, *_ in rows], list(range(len(rows), 0, -1))
-    height = 0.1 + 0.18 * max((label.count("\n") + 1 for label in labels), default=1)  # of a row, in inches
+    height = 0.1 + 0.18 * max((label.count("\n") + 1 for label in labels), default=1)  # height of a row in inches
     figure, axes = _canvas("", xlabel, "", height=1.1 + height * max(1, len(rows)))
     for place, colour, (_, value, interval) in zip(places, rule_colours(label for label, *_ in rows), rows, strict=True):
         if interval is not None:
@@ -89,7 +89,7 @@ def forest(rows: Sequence[tuple[str, float, tuple[float, float] | None]], *, xla
 
 
 def svg(figure: Figure) -> str:
-    """Render the figure as an ``<svg>`` element that keeps text as text; equal figures give identical bytes."""
+    """Render the figure as an ``<svg>`` element that keeps text as text. Equal figures give identical bytes."""
     stream = io.StringIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "rlzoo"}):
         figure.draw_without_rendering()
@@ -97,7 +97,7 @@ def svg(figure: Figure) -> str:
         figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     text = stream.getvalue()
     text = text[text.index("<svg") :]
-    name = hashlib.sha256(text.encode()).hexdigest()[:8]  # ids must differ between the figures of a page
+    name = hashlib.sha256(text.encode()).hexdigest()[:8]  # IDs must differ between the figures of a page
     return re.sub(r"<[^>]*>", lambda tag: re.sub(r'(\bid="|xlink:href="#|url\(#)', rf"\g<1>{name}-", tag[0]), text)
 
 
@@ -115,7 +115,7 @@ def _canvas(title: str, xlabel: str, ylabel: str, height: float = 3.6) -> tuple[
 
 
 def _looks(labels: Iterable[str], *, marker: bool = True) -> list[dict[str, Any]]:
-    """Return each series' colour, marker and line style; the line style distinguishes series of the same colour."""
+    """Return the colour, marker and line style of each series. The line style distinguishes series of the same colour."""
     looks, seen = [], Counter[str]()
     for number, colour in enumerate(rule_colours(labels)):
         look: dict[str, Any] = {"color": colour, "linestyle": STYLES[seen[colour] % len(STYLES)], "linewidth": 1.4}
@@ -134,7 +134,7 @@ def _legend(figure: Figure, axes: Axes) -> None:
 
 
 def _literal(label: str, longest: int = LONGEST_LABEL) -> str:
-    """Escape a label so that matplotlib shows it literally; wrap it between words, and shorten a long word in the middle."""
+    """Escape a label so that matplotlib shows it literally, wrap it between words, and shorten long words in the middle."""
     words = (
         word if len(word) <= longest else f"{word[: longest // 2 - 1]}…{word[-(longest // 2) :]}" for word in label.split(" ")
     )

@@ -1,4 +1,4 @@
-"""Confidence intervals for clip fractions, length reweighting errors and means, with prompts as observations."""
+"""Computes confidence intervals for clip fractions, length reweighting errors and means, with prompts as observations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Array = NDArray[Any]
 
 CONFIDENCE = 0.95
 TAIL = (1 - CONFIDENCE) / 2
-PRIOR = 4.0  # weight of an assumed or pooled design effect, as a number of independent decisions
+PRIOR = 4.0  # weight of an assumed or pooled design effect, expressed as a number of independent decisions
 CLIPS, ANSWERS = 0.27, 0.55  # assumed correlations between decisions on one prompt, and between answers to one problem
 NUM_DRAWS = 500  # number of noise draws for a length reweighting error
 CAUSES = ("conditional", "composition", "total")
@@ -30,9 +30,9 @@ class Proportions:
 
     The effective number of rows ``n`` of a proportion ``p`` is the size of an independent sample with the same variance,
     ``p (1 - p) / n``, where prompts are the observations (Korn and Graubard, Survey Methodology 24 (1998), 193). The design
-    effect is the number of rows divided by ``n``. It is shrunk towards that of all bins together, which in turn is shrunk
-    towards that of an assumed correlation (Smyth, Statistical Applications in Genetics 3 (2004), 3). The assumption is taken
-    to be exact: the degrees of freedom are those of the prompts divided by the weight of the data.
+    effect is the number of rows divided by ``n``. It is shrunk towards the design effect of all bins together, which in turn is
+    shrunk towards that of an assumed correlation (Smyth, Statistical Applications in Genetics 3 (2004), 3). The assumption is
+    taken to be exact, so the degrees of freedom are those of the prompts divided by the weight of the data.
     """
 
     share: Array  # (K,)
@@ -57,14 +57,14 @@ class Proportions:
         prior = PRIOR * unit * assumed
         pooled = (square.sum() + prior * unit * assumed) / (simple.sum() + prior)
         effect = (square + PRIOR * pooled**2) / (simple + PRIOR * pooled)
-        weight = prior / (simple.sum() + prior) * PRIOR * pooled / (simple + PRIOR * pooled)  # of the assumption
+        weight = prior / (simple.sum() + prior) * PRIOR * pooled / (simple + PRIOR * pooled)  # weight of the assumption
         degrees = np.fmax(number**2 / np.fmax(np.square(count).sum(0), 1) - 1, 1.0) / np.fmax(1 - weight, 1e-9)
         deviation = np.sqrt(square + pooled**2)
         between = np.where(np.eye(len(number)), 1.0, residual.T @ residual / np.outer(deviation, deviation))
         return cls(share, np.fmax(number, 1.0) / effect, degrees, between)
 
     def interval(self, extra: float = 0.5, tail: float = TAIL) -> tuple[Array, Array]:
-        """Compute binomial intervals; their tail probability is that of a normal variable beyond Student's t quantile.
+        """Compute binomial intervals. Their tail probability is that of a normal variable beyond Student's t quantile.
 
         Args:
             extra: 1/2 for Jeffreys' interval, or 1 for Clopper and Pearson's, which is wider and valid for every proportion.
@@ -82,7 +82,7 @@ class Proportions:
 
 @dataclass(frozen=True, slots=True)
 class Clusters:
-    """Clip decisions summed by prompt, length bin and sign; a prompt's responses in all epochs form one observation."""
+    """Clip decisions summed by prompt, length bin and sign. A prompt's responses in all epochs form one observation."""
 
     count: Array  # (m, K, S) number of rows by prompt, bin and sign of the advantage; S = 1 if the sign is ignored
     clipped: Array  # (m, K, S) sum of the rows' clip decisions
@@ -116,18 +116,18 @@ class Clusters:
         return cls(number, total)
 
     def proportions(self) -> tuple[Array, Array]:
-        """Compute 95% intervals for each bin's clip fraction, ``(K,)`` low and high; NaN for an empty bin."""
+        """Compute the low and high ends, ``(K,)`` each, of 95% intervals for the bins' clip fractions; NaN for an empty bin."""
         count, clipped = self.count.sum(-1), self.clipped.sum(-1)
         share = clipped.sum(0) / np.where(count.any(0), count.sum(0), np.nan)
         return Proportions.of(count, share, _influence(count, clipped), CLIPS, self.unit).interval(extra=1.0)
 
     def reweighting(self) -> Decomposition | None:
-        """Compute the length reweighting errors with a correction for noise; None if everything is clipped.
+        """Compute the length reweighting errors with a correction for noise, or return None if everything is clipped.
 
         A weight w_k corresponds to the clip fraction ``1 - w_k a`` of bin k, where ``a`` is the overall acceptance rate. The
-        influence of a prompt on this fraction is twice the change if the prompt counts half. This influence lies between that
-        of the infinitesimal jackknife, which is too small with few prompts, and that of the delete-one jackknife, which is
-        too large. It is close to the CR2 estimator of Bell and McCaffrey (Survey Methodology 28 (2002), 169).
+        influence of a prompt on this fraction is twice the change that results if the prompt counts half. It lies between the
+        influence in the infinitesimal jackknife, which is too small with few prompts, and that in the delete-one jackknife,
+        which is too large. It is close to the CR2 estimator of Bell and McCaffrey (Survey Methodology 28 (2002), 169).
         """
         count, clipped = self.count.sum(0), self.clipped.sum(0)
         if not (count - clipped).sum() > 0:
@@ -146,7 +146,7 @@ class Clusters:
 
 
 def _length_error(weight: Array, accepted: float, share: Array, bins: Proportions, observed: Proportions) -> LengthError:
-    """Compute the errors from the weights and clip fractions; ``observed`` gives the prior less weight than ``bins`` does."""
+    """Compute the errors from the weights and clip fractions. ``observed`` gives the prior less weight than ``bins`` does."""
     low, high = bins.interval()
     slope = (np.outer(weight, share) - np.eye(NUM_BINS)) / accepted * (share > 0)[:, None]  # with respect to clip fractions
     values, vectors = np.linalg.eigh(bins.correlation)
@@ -161,7 +161,7 @@ def _length_error(weight: Array, accepted: float, share: Array, bins: Proportion
     low, high = bins.interval(tail=TAIL / as_small)
 
     def error(forms: Array, measure: Callable[[Array], Array]) -> Reweighting:
-        """Compute the error, which is the largest of the linear forms of ``w - 1`` with coefficients ``forms``, ``(F, K)``."""
+        """Compute the error, the largest of the linear forms of ``w - 1`` with coefficients ``forms``, ``(F, K)``."""
         gradient = forms @ slope
         reach = gradient * np.where(gradient > 0, high - bins.share, bins.share - low)
         above = float((forms @ (weight - 1) + np.sqrt(((reach @ bins.correlation) * reach).sum(1))).max())
@@ -184,7 +184,7 @@ class LengthError:
 
 @dataclass(frozen=True, slots=True)
 class Decomposition:
-    """The length reweighting error by cause, with the weights defined in `rlzoo.core.fairness.LengthWeights`."""
+    """The length reweighting error by cause, using the weights defined in `rlzoo.core.fairness.LengthWeights`."""
 
     conditional: LengthError  # conditional on the sign of the advantage: the rule's effect on lengths
     composition: LengthError  # from the mix of signs alone: the rule's effect on signs
@@ -193,17 +193,17 @@ class Decomposition:
 
 @dataclass(frozen=True, slots=True)
 class Reweighting:
-    """A length reweighting error with its correction for noise and its interval.
+    """A length reweighting error with a correction for noise and an interval.
 
     The error is a function of absolute values, so noise increases it. ``corrected`` is the true error for which the measured
     error would be the median. The lower end of the interval is the true error for which the measured error would be the 97.5%
     quantile, or 0 if there is none (test inversion; Carpenter, Journal of the Royal Statistical Society B 61 (1999), 159).
-    The error is the maximum of linear forms ``c (w - 1)``; the upper end of the interval is the largest of the forms' upper
-    ends, so the interval is valid whichever bin is worst. The variance of a form comes from the intervals of the bins' clip
-    fractions, which are valid for rare events (Zou and Donner, Statistics in Medicine 27 (2008), 1693). Their tail probability
-    is 2.5% / q, where q is the probability of an error this small if all lengths were clipped equally: the error is small
-    only if every bin's is. By construction, ``low <= corrected <= value <= high``, because the probability of measuring a
-    smaller value decreases as the true error grows (Anderson, Proceedings of the American Mathematical Society 6 (1955), 170).
+    The error is the maximum of linear forms ``c (w - 1)``. The upper end of the interval is the largest of the forms' upper
+    ends, so the interval is valid regardless of which bin is worst. The variance of a form comes from the intervals of the
+    bins' clip fractions, which are valid for rare events (Zou and Donner, Statistics in Medicine 27 (2008), 1693). Their tail
+    probability is 2.5% / q, where q is the probability of an error this small if all lengths were clipped equally. (The error
+    is small only if it is small in every bin.) By construction, ``low <= corrected <= value <= high``, because a smaller value
+    is less likely if the true error is larger (Anderson, Proceedings of the American Mathematical Society 6 (1955), 170).
     """
 
     value: float
@@ -220,7 +220,7 @@ def _reweighting(
     shape = deviation[:, None] / (value or 1.0)
 
     def at(chance: float, noise: Array) -> float:
-        """Return the true error for which the measured error is at most ``value`` with this probability; 0 if there is none."""
+        """Return the true error for which the measured error is at most ``value`` with this probability, or 0 without one."""
         true, step = 0.0, value
         for _ in range(14 if np.mean(error(noise) <= value) > chance else 0):
             step /= 2
@@ -232,10 +232,10 @@ def _reweighting(
 
 
 def _influence(count: Array, total: Array) -> Array:
-    """Compute each prompt's influence on ``total / count``, ``(m, K)``; the squares sum to the variance of that quotient.
+    """Compute each prompt's influence on ``total / count``, ``(m, K)``. The squares sum to the variance of the quotient.
 
-    Deviations are scaled up according to the prompt's leverage, so that the variance is not too small with few prompts (the CR2
-    estimator of Bell and McCaffrey, Survey Methodology 28 (2002), 169).
+    Deviations are scaled up according to the prompt's leverage, so that the variance is not too small with few prompts. This
+    is the CR2 estimator of Bell and McCaffrey (Survey Methodology 28 (2002), 169).
     """
     number = np.where(count.sum(0) > 0, count.sum(0), 1.0)
     residual = total - total.sum(0) / number * count

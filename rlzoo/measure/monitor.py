@@ -1,4 +1,4 @@
-"""Monitors clipping over many steps: a profile by length, and warnings after consecutive bad steps."""
+"""Monitors clipping over many steps, computing a profile by length and warning after consecutive bad steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Alarm:
     name: str
     metric: str
     is_bad: Callable[[float], bool]
-    patience: int  # consecutive bad steps
+    patience: int  # number of consecutive bad steps before the warning
     message: str
 
 
@@ -70,7 +70,7 @@ ALARMS = (
         "mismatch",
         "mismatch/log_ratio_abs_mean",
         lambda value: not value <= 0.1,
-        1,  # a few stale updates cause only 0.03, so a single step above 0.1 is a sign of trouble
+        1,  # a few stale updates cause only 0.03, so even a single step above 0.1 is a bad sign
         "sampler and trainer have drifted apart: their log-probs differ by {value:.2f} nats per token (more than 0.1); lower "
         "rollout.max_staleness or learner.lr; with rollout.max_staleness=0, compare model.dtype and rollout.vllm.dtype",
     ),
@@ -78,7 +78,7 @@ ALARMS = (
 
 
 class Monitor:
-    """Keeps the response tables of the last `WINDOW` steps, and counts consecutive bad steps for each alarm."""
+    """Keeps the response tables of the last `WINDOW` steps and counts consecutive bad steps for each alarm."""
 
     def __init__(self, policy: ClipPolicy, *, expects_mismatch: bool = False) -> None:
         self._tables: deque[ResponseTable] = deque(maxlen=WINDOW)
@@ -90,7 +90,7 @@ class Monitor:
         self.raised: list[str] = []  # names of alarms, in the order in which they were raised
 
     def after_step(self, step: int, tables: Sequence[ResponseTable], metrics: Mapping[str, float]) -> list[str]:
-        """Add one step's rows and metrics; log and return a warning for each alarm that they raise."""
+        """Add one step's rows and metrics. Log and return a warning for each alarm that they raise."""
         if tables:
             self._tables.append(ResponseTable.concat(tables))
         messages = []
@@ -107,11 +107,11 @@ class Monitor:
         return messages
 
     def alarm_state(self) -> dict[str, Any]:
-        """Return the alarms' state as plain JSON, for `restore`."""
+        """Return the alarms' state as JSON-serialisable data for `restore`."""
         return {"bad_steps": self._bad_steps, "raised": self.raised}
 
     def save(self, folder: Path) -> None:
-        """Write the kept rows to a checkpoint's folder."""
+        """Write the kept rows to a folder in a checkpoint."""
         names = [field.name for field in fields(ResponseTable)]
         columns = {name: torch.cat([getattr(table, name) for table in self._tables]) for name in names if self._tables}
         sizes = torch.tensor([len(table.length) for table in self._tables], dtype=torch.long)
@@ -126,5 +126,5 @@ class Monitor:
         self._bad_steps, self.raised = dict(alarms["bad_steps"]), list(alarms["raised"])
 
     def profile(self) -> LengthProfile | None:
-        """Compute the profile of all kept rows; None if no row has a nonzero advantage."""
+        """Compute the profile of all kept rows, or return None if no row has a nonzero advantage."""
         return LengthProfile.of(ResponseTable.concat(self._tables)) if self._tables else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def printable(text: str, keep: str = "") -> str:
-    r"""Escape control characters in untrusted text, so that it cannot move the cursor, or hide or reverse other text.
+    r"""Escape control characters, so that untrusted text cannot move the cursor, hide other text or reverse it.
 
     Example:
         >>> print(printable("a\x1b[2Jb"))

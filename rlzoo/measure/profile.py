@@ -1,4 +1,4 @@
-"""Measures a rule's fairness by response length: clip fractions, gradient weights, and their intervals."""
+"""Measures a rule's fairness by response length, using clip fractions and gradient weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlzoo.core.fairness import NUM_BINS, bin_edges, bin_index, bin_sums, effect
 from rlzoo.measure.intervals import Clusters, Decomposition, Interval, LengthError
 from rlzoo.measure.response_table import ResponseTable
 
-MOVED = 1e-5  # nats, root mean square per token; smaller log-ratios are rounding errors
+MOVED = 1e-5  # root mean square log-ratio per token in nats; anything smaller is a rounding error
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Fractions:
 
     @classmethod
     def of(cls, rows: ResponseTable, index: torch.Tensor) -> Fractions:
-        """Compute clip fractions and their intervals by bin; ``index`` is the bin of each row, ``(n,)``."""
+        """Compute clip fractions and their intervals by bin. ``index`` is the bin of each row, ``(n,)``."""
         count, clipped = bin_sums(index, torch.ones_like(rows.clipped)), bin_sums(index, rows.clipped)
         low, high = clusters(rows, index).proportions()
         share = tuple((clipped / count).tolist())
@@ -35,7 +35,7 @@ class Fractions:
 
 
 def clusters(rows: ResponseTable, index: torch.Tensor) -> Clusters:
-    """Sum clip decisions by prompt, bin and sign; ``index`` is the bin of each row, ``(n,)``."""
+    """Sum clip decisions by prompt, bin and sign. ``index`` is the bin of each row, ``(n,)``."""
     positive = (rows.advantage > 0).numpy()
     return Clusters.of(index.numpy(), rows.clipped.double().numpy(), rows.group.numpy(), positive)
 
@@ -49,7 +49,7 @@ def labels(edges: Sequence[float]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class LengthProfile:
-    """The fairness of a rule, measured on rows with a nonzero advantage; tuples have one entry per length bin."""
+    """The fairness of a rule, measured on rows with a nonzero advantage. Tuples have one entry per length bin."""
 
     edges: tuple[float, ...]  # (K + 1,) tokens
     median_length: tuple[float, ...]
@@ -63,11 +63,11 @@ class LengthProfile:
     ess_by_length: tuple[float, ...]
     gradient_mass: tuple[float, ...]  # each bin's share of the sum of |dJ/dlog_probs|
     sigma_root: tuple[float, ...]  # standard deviation of S / sqrt(L) over the responses that moved
-    drift: float  # mean log-ratio of a long response (95th percentile of length), in standard deviations
+    drift: float  # mean log-ratio of a long response (at the 95th percentile of length), in standard deviations
 
     @classmethod
     def of(cls, table: ResponseTable) -> LengthProfile | None:
-        """Compute the profile of pooled rows; None if no row has a nonzero advantage.
+        """Compute the profile of pooled rows, or return None if no row has a nonzero advantage.
 
         Combine the rows of several runs with `rlzoo.measure.response_table.pooled_runs`.
         """
@@ -97,7 +97,7 @@ class LengthProfile:
 
     @property
     def lre_max(self) -> float | None:
-        """The main result: the largest length reweighting error given the sign of the advantage."""
+        """The main result: the largest length reweighting error for a given sign of the advantage."""
         return None if self.lre is None else self.lre.conditional.max.value
 
     @property
@@ -107,7 +107,7 @@ class LengthProfile:
 
     @property
     def other_errors(self) -> tuple[float | None, float | None]:
-        """The largest composition error, and the largest total error."""
+        """The largest composition error and the largest total error."""
         return (None, None) if self.lre is None else (self.lre.composition.max.value, self.lre.total.max.value)
 
     @property
@@ -145,7 +145,7 @@ class LengthProfile:
 
 
 def error_metrics(name: str, error: LengthError) -> dict[str, float]:
-    """Return a length reweighting error as metrics: the error, the corrected error and the ends of the interval."""
+    """Return the metrics of a length reweighting error: the error, the corrected error and the ends of the interval."""
     metrics: dict[str, float] = {}
     for end, one in (("max", error.max), ("mean", error.mean)):
         metrics |= {f"{name}_{end}": one.value, f"{name}_{end}_corrected": one.corrected}
@@ -164,7 +164,7 @@ def _by_bin(index: torch.Tensor, values: torch.Tensor, statistic: Callable[[torc
 
 
 def _spread_and_drift(rows: ResponseTable, index: torch.Tensor) -> tuple[tuple[float, ...], float]:
-    """For the rows that moved, compute the spread by bin and the drift of the summed log-ratio S."""
+    """Compute the spread by bin and the drift of the summed log-ratio S, using only the rows that moved."""
     moved = _moved(rows)
     total, length = rows.token_log_ratio_sum[moved].double(), rows.length[moved].double()
     mu = float(total.sum() / length.sum()) if len(total) else math.nan

@@ -19,7 +19,7 @@ Row = list[Cell]
 INTERVALS = ("95 %", "95%", "lowest and highest")  # columns that become two columns of a CSV file or a data frame
 
 MARK = b'<meta name="generator" content="rlzoo">'
-"""Marks a file as a report; every report has it in its head."""
+"""Element in the head of every report, which marks the file as a report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Table:
     rows: Sequence[Row]
 
     def flat(self) -> tuple[list[str], list[Row]]:
-        """Return the column names and the rows; an interval takes two columns, and an unknown number is None."""
+        """Return the column names and the rows. An interval takes two columns, and an unknown number is None."""
         heads, rows = list[str](), []
         for before, name in zip(("", *self.columns), self.columns, strict=False):
             heads += (f"{before} {name} low", f"{before} {name} high") if name in INTERVALS else (name,)
@@ -45,14 +45,14 @@ class Table:
 
     def to_pandas(self) -> Any:
         """Return the table as a pandas data frame, with the columns and rows of `flat`."""
-        import pandas as pd  # the import takes a second; MLflow requires pandas
+        import pandas as pd  # imported here because it takes a second; MLflow requires pandas
 
         heads, rows = self.flat()
         return pd.DataFrame(rows, columns=heads)
 
 
 class Tabular:
-    """A result that consists of tables; the first table contains the main numbers."""
+    """A result that consists of tables. The first table contains the main numbers."""
 
     __slots__ = ()
 
@@ -62,7 +62,7 @@ class Tabular:
 
     @property
     def rows(self) -> list[dict[str, Cell]]:
-        """The rows of the first table, by column; an interval has two keys, and an unknown number is NaN or None."""
+        """The rows of the first table as dicts. An interval has two keys, and an unknown number is NaN or None."""
         rows: list[dict[str, Cell]] = self.to_pandas().to_dict("records")
         return rows
 
@@ -76,7 +76,7 @@ class Tabular:
 
 @dataclass(frozen=True, slots=True)
 class ReportSection:
-    """A heading with paragraphs, figures and tables; text in backticks is formatted as code."""
+    """A heading with paragraphs, figures and tables. Text in backticks is formatted as code."""
 
     title: str
     paragraphs: Sequence[str] = ()
@@ -85,7 +85,7 @@ class ReportSection:
 
 
 def render(title: str, facts: Mapping[str, str], sections: Sequence[ReportSection]) -> str:
-    """Render an HTML page with ``facts`` at the top; it has no scripts or external resources, and all input is escaped."""
+    """Render an HTML page with ``facts`` at the top. It has no scripts or external resources, and all input is escaped."""
     from rlzoo.measure.figures import svg  # imports matplotlib, which a run does not need
 
     pages = environment(code=_code, svg=lambda figure: Markup(svg(figure)))
@@ -93,14 +93,14 @@ def render(title: str, facts: Mapping[str, str], sections: Sequence[ReportSectio
 
 
 def environment(**filters: Callable[..., str]) -> Environment:
-    """Return jinja2's environment for rlzoo's pages, which escapes all input, with filters in addition to `number`."""
+    """Return the jinja2 environment for rlzoo's pages, which escapes all input. ``filters`` are added to `number`."""
     pages = Environment(loader=PackageLoader("rlzoo.measure", "assets"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     pages.filters.update(number=number, **filters)
     return pages
 
 
 def number(value: Cell) -> str:
-    """Format a table cell: three significant digits, a dash for an unknown value, and text unchanged."""
+    """Format a table cell, using three significant digits for numbers, a dash for unknown values, and text unchanged."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "\u2013"
     if isinstance(value, tuple):

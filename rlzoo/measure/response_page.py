@@ -1,4 +1,4 @@
-"""Renders responses as an HTML page: tokens are coloured by log-ratio or gradient weight, and marked if a rule clipped them."""
+"""Renders responses as an HTML page, colouring tokens by log-ratio or gradient weight and marking clipped tokens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Token:
     clipped: bool = False
     special: bool = False  # whether it is a special token, such as the end of a sequence
     value: float | None = None  # the critic's value before the token; None without a critic
-    weight: float | None = None  # gradient as a multiple of that at ratio 1, which colours the token in place of the log-ratio
+    weight: float | None = None  # gradient relative to ratio 1, which colours the token in place of the log-ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class ShownResponse:
     update: int  # number of the update, from 1
     step: int | None = None  # None if the title gives the step
     weight: float = 1.0  # gradient as a multiple of that at ratio 1
-    sides: Mapping[str, ShownResponse] = field(default_factory=dict)  # if a page shows several rules: the response under each
+    sides: Mapping[str, ShownResponse] = field(default_factory=dict)  # if a page shows several rules, the response under each
 
     @property
     def decision(self) -> str:
@@ -65,7 +65,7 @@ class ShownResponse:
 
 
 def render(title: str, facts: Mapping[str, str], responses: Sequence[ShownResponse]) -> str:
-    """Render a self-contained HTML page with ``facts`` at the top; all input is escaped, and only its own script can run."""
+    """Render a self-contained HTML page with ``facts`` at the top. All input is escaped, and only its own script can run."""
     values = [token.value for response in responses for token in response.tokens if token.value is not None]
     span = (min(values), max(values)) if values else (0.0, 0.0)
     pages = environment(token=partial(_token, span=span), plain=lambda text: printable(text, keep="\n"))
@@ -86,7 +86,7 @@ def render(title: str, facts: Mapping[str, str], responses: Sequence[ShownRespon
 
 
 def shade(log_ratio: float | None) -> str:
-    """Return the CSS class of a log-ratio: ``p1`` to ``p5`` if the token became more likely, ``n1`` to ``n5`` if less likely.
+    """Return a log-ratio's CSS class: ``p1`` to ``p5`` if the token has become more likely, ``n1`` to ``n5`` if less likely.
 
     Example:
         >>> shade(0.2), shade(-0.004), shade(0.0), shade(None)
@@ -99,7 +99,7 @@ def shade(log_ratio: float | None) -> str:
 
 
 def _token(token: Token, span: tuple[float, float]) -> Markup:
-    """Render a token, with its value within the page's ``span``; a newline gets a symbol, so that its colours can be seen."""
+    """Render a token, with its value within the page's ``span``. A newline gets a symbol, so that its colours are visible."""
     share = 0.0 if token.value is None or span[0] == span[1] else (token.value - span[0]) / (span[1] - span[0])
     level = "" if token.value is None else f"v{min(4, int(5 * share))}"
     colour = shade(token.log_ratio if token.weight is None else math.log(max(token.weight, 1e-9)))

@@ -16,13 +16,13 @@ from rlzoo.core.types import ClipInputs, ClipResult
 
 @dataclass(frozen=True, slots=True)
 class ResponseTable:
-    """One row per response and optimizer step; columns are float32 ``(n,)`` on the CPU, except `group` and the turn columns.
+    """One row per response and optimizer step. Columns are float32 ``(n,)`` on the CPU, except `group` and the turn columns.
 
     A clip decision is the share of clipped tokens for a token rule, and 0 or 1 for a sequence rule.
     """
 
     length: Tensor
-    advantage: Tensor  # summed over the tokens if each token has its own
+    advantage: Tensor  # summed over the tokens if each token has its own advantage
     signal: Tensor  # 1 if any token's advantage is not 0
     clipped: Tensor
     clipped_high: Tensor  # above the band with A > 0
@@ -48,7 +48,7 @@ class ResponseTable:
 
     @classmethod
     def concat(cls, tables: Sequence[ResponseTable]) -> ResponseTable:
-        """Concatenate tables of one run; for different runs, use `pooled_runs`."""
+        """Concatenate tables of one run. For different runs, use `pooled_runs`."""
         return cls(*(torch.cat([getattr(table, field.name) for table in tables]) for field in fields(cls)))
 
     @classmethod
@@ -68,14 +68,14 @@ class ResponseTable:
         """Measure one micro-batch.
 
         Args:
-            inputs: inputs to the policy; per-token advantages are summed.
+            inputs: inputs to the policy. Per-token advantages are summed.
             result: result of the policy.
             gradient: ``(B, T)`` g = dJ/dlog_probs of the policy's objective alone.
             on_policy_gradient: ``(B, T)`` the same gradient at ``log_probs = old_log_probs``.
             group: ``(B,)`` int64, key of each response's prompt from `group_keys`.
             entropy: ``(B, T)`` in nats; None means 0.
             kl: ``(B, T)`` in nats; None means 0.
-            turn_ids: ``(B, T)`` int64; None means that a response is one turn.
+            turn_ids: ``(B, T)`` int64; None means that each response is one turn.
         """
         mask, advantages = inputs.response_mask, inputs.advantages
         if advantages.shape[-1] != 1:
@@ -146,7 +146,7 @@ def group_keys(step: int, group_ids: Tensor) -> Tensor:
 
 
 def pooled_runs(tables: Iterable[ResponseTable]) -> ResponseTable:
-    """Concatenate the tables of several runs, with distinct prompt keys."""
+    """Concatenate the tables of several runs, giving prompts of different runs different keys."""
     numbered, start = [], 0
     for table in tables:
         names, index = torch.unique(table.group, return_inverse=True)
@@ -156,7 +156,7 @@ def pooled_runs(tables: Iterable[ResponseTable]) -> ResponseTable:
 
 
 def _by_edge(result: ClipResult, advantages: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Split clip decisions: above the band with A > 0, below it with A < 0, above the dual-clip ceiling with A < 0."""
+    """Split clip decisions into those above the band (A > 0), below it (A < 0) and above the dual-clip ceiling (A < 0)."""
     clipped, band = result.clipped, result.band
     below = clipped & (advantages < 0)
     dual = below & (result.log_ratio > band.ceiling) if band is not None and band.ceiling is not None else below & False
@@ -164,8 +164,8 @@ def _by_edge(result: ClipResult, advantages: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def _multiple(gradient: Tensor, on_policy_gradient: Tensor) -> Tensor:
-    """Return w ``(B, 1)`` for which ``w * on_policy_gradient`` is closest to ``gradient``; 0 if ``on_policy_gradient`` is 0."""
-    # float64, because the values are of order 1 / tokens, and their squares lose digits in float32
+    """Return the factor, ``(B, 1)``, that brings ``on_policy_gradient`` closest to ``gradient``, or 0 for a zero gradient."""
+    # the values are of order 1 / tokens, and their squares would lose digits in float32
     gradient, on_policy_gradient = gradient.double(), on_policy_gradient.double()
     square = on_policy_gradient.square().sum(-1, keepdim=True)
     along = (gradient * on_policy_gradient).sum(-1, keepdim=True)

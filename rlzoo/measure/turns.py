@@ -1,4 +1,4 @@
-"""Measures how evenly a rule clips the turns of an episode, and episodes with different numbers of turns."""
+"""Measures how evenly a rule clips the turns of an episode and episodes with different numbers of turns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlzoo.measure.response_table import ResponseTable
 
 @dataclass(frozen=True, slots=True)
 class Evenness:
-    """The clip fractions of six bins, and the reweighting error across the bins."""
+    """The clip fractions of six bins and the reweighting error across the bins."""
 
     fraction: tuple[float, ...]  # NaN for an empty bin
     lre: LengthError | None  # conditional on the sign of the advantage; None if everything is clipped
@@ -41,7 +41,7 @@ class TurnProfile:
 
     @classmethod
     def of(cls, table: ResponseTable) -> TurnProfile | None:
-        """Compute the profile of pooled rows; None if every response has one turn or no response has a nonzero advantage."""
+        """Compute the profile of pooled rows, or None if all responses have one turn or none has a nonzero advantage."""
         rows = table.judged()
         if len(rows.turns) == 0 or int(rows.turns.max()) == 1:
             return None

@@ -1,4 +1,4 @@
-"""Interface to the optional CPU optimizations in `rlzoo.models.fast_cpu`; rlzoo also runs if that package is deleted."""
+"""Interface to the optional CPU optimizations in `rlzoo.models.fast_cpu`. rlzoo also runs if that package is deleted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ else:
 
 
 def fused_step(model: PreTrainedModel, length: int) -> FusedStep:
-    """Return a module that computes next-token logits with fused, packed weights, for up to ``length`` tokens per row."""
+    """Return a module that uses fused, packed weights to compute next-token logits for up to ``length`` tokens per row."""
     from rlzoo.models.fast_cpu.fused import FusedStep
 
     return FusedStep(model, length)

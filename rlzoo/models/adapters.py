@@ -21,7 +21,7 @@ def prepare_for_training(model: PreTrainedModel, config: LearnerConfig) -> None:
     """Add a LoRA adapter and enable gradient checkpointing, as configured.
 
     Raises:
-        UserError: the model lacks the target modules, or cannot recompute activations.
+        UserError: the model lacks the target modules or cannot recompute activations.
     """
     if config.lora.rank:
         _add_lora(model, config.lora)
@@ -57,7 +57,7 @@ def _add_lora(model: PreTrainedModel, config: LoraConfig) -> None:
     import peft
 
     alpha = 2 * config.rank if config.alpha is None else config.alpha
-    # PEFT takes a string as a regular expression for whole names, such as model.layers.0.self_attn.q_proj
+    # PEFT interprets a string as a regular expression for whole names, such as model.layers.0.self_attn.q_proj
     is_pattern = len(config.target) == 1 and not re.fullmatch(r"\w+(\.\w+)*", config.target[0])
     target = config.target[0] if is_pattern else list(config.target)
     settings = peft.LoraConfig(r=config.rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=target)
@@ -68,14 +68,14 @@ def _add_lora(model: PreTrainedModel, config: LoraConfig) -> None:
             model.add_adapter(settings)
     except (ValueError, re.error) as error:
         raise UserError(f"learner.lora.target={target!r}: {' '.join(str(error).split())[:400]}") from error
-    # PEFT ignores a name without a match if another name matches; it has already replaced the names of single experts
+    # PEFT ignores names without a match if another name matches, and has already replaced the names of single experts
     for name in () if is_pattern else sorted(settings.target_modules or ()):
         if not any(full.endswith(f".{name}") for full in names):
             raise UserError(f"learner.lora.target={target!r}: the model has no module {name!r}")
 
 
 def has_adapter(model: PreTrainedModel) -> bool:
-    """Return whether a LoRA adapter is trained instead of the weights."""
+    """Return whether the run trains a LoRA adapter instead of the weights."""
     return bool(getattr(model, "_hf_peft_config_loaded", False))
 
 

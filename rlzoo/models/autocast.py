@@ -6,9 +6,9 @@ import torch
 
 
 def uncached_autocast(device: str) -> torch.autocast:
-    """Return a context manager under which autocast converts weights for every product, instead of once.
+    """Return a context manager under which autocast converts weights anew for every product.
 
-    Autocast otherwise keeps a converted copy of every weight until its outermost block ends, and sums the gradients of all
+    Otherwise, autocast keeps a converted copy of every weight until its outermost block ends, and sums the gradients of all
     products with a weight in the data type of the copy.
 
     Args:

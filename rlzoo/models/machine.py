@@ -12,7 +12,7 @@ import psutil
 ROOT = Path("/")  # contains proc/self/cgroup, which names this process's cgroups, and sys/fs/cgroup with their limits
 LAUNCHED = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # variables in which a launcher numbers its processes
 LAUNCHER = "RLZOO_LAUNCHER"  # variable with the ID of the process that launched a run, which ends with that process
-CPU = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))  # in cgroup version 2, and in version 1
+CPU = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))  # files in cgroup version 2 and in version 1
 MEMORY = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 
 

@@ -33,7 +33,7 @@ _POSITIONS = re.compile(r"wpe|(embed_)?positions?(_embeddings?|_embed)?")  # nam
 
 
 def local_model(path: str) -> Path | None:
-    """Return the folder of a local model; None for GGUF files that have not been converted, and for names on the hub.
+    """Return the folder of a local model, or None for a GGUF file that has not been converted or a name on the hub.
 
     Raises:
         UserError: the folder does not exist or contains no model, or the name is unknown.
@@ -111,7 +111,7 @@ def load_named(settings: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeni
 
 @contextmanager
 def naming(setting: str) -> Iterator[None]:
-    """Inside the block, make errors about the model refer to another setting instead of ``model.path``."""
+    """Make errors about the model inside the block refer to another setting instead of ``model.path``."""
     try:
         yield
     except UserError as error:
@@ -119,14 +119,14 @@ def naming(setting: str) -> Iterator[None]:
 
 
 def load_reference(settings: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """Load the frozen model ``settings.reference``; raises `UserError` if its token ids are not those of ``tokenizer``."""
+    """Load the frozen model ``settings.reference``; raise `UserError` if its token IDs differ from those of ``tokenizer``."""
     update = {"path": settings.reference, "dtype": settings.reference_dtype or "auto"}
     with naming("model.reference"):
         return load_alike(settings.model_copy(update=update), tokenizer).eval().requires_grad_(False)
 
 
 def load_alike(settings: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """Load the model ``settings.path``; raises `UserError` if its token ids are not those of ``tokenizer``."""
+    """Load the model ``settings.path``; raise `UserError` if its token IDs differ from those of ``tokenizer``."""
     model, other = load_named(settings)
     ours, theirs = tokenizer.get_vocab(), other.get_vocab()
     for token, _ in sorted(ours.items() ^ theirs.items())[:1]:
@@ -136,11 +136,11 @@ def load_alike(settings: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> Pre
 
 
 def save_model(folder: Path, model: PreTrainedModel, weights: Mapping[str, Tensor], tokenizer: PreTrainedTokenizerBase) -> None:
-    """Write the model with the given weights, and the tokenizer, so that ``from_pretrained`` can load them."""
+    """Write the model with the given weights and its tokenizer, so that ``from_pretrained`` can load them."""
     import torch
 
     with torch.device("meta"):
-        skeleton = type(model)(model.config)  # without weights or adapters
+        skeleton = type(model)(model.config)  # has no weights or adapters
     skeleton.generation_config = model.generation_config
     with quiet():
         skeleton.save_pretrained(folder, state_dict=dict(weights))
@@ -153,9 +153,9 @@ def embedding_rows(model: PreTrainedModel) -> int:
 
 
 def context_length(model: PreTrainedModel) -> int | None:
-    """Return the longest row that the model can read, in tokens; None if it has no limit.
+    """Return the length in tokens of the longest row that the model can read, or None if there is no limit.
 
-    With linear attention biases (ALiBi), there is no limit, even if the configuration states one, unless their length is fixed.
+    With linear attention biases (ALiBi), there is no limit unless their length is fixed, even if the configuration states one.
     """
     import torch
 
@@ -171,7 +171,7 @@ def context_length(model: PreTrainedModel) -> int | None:
 
 
 def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Return all token ids that end a response, from the generation config and the tokenizer."""
+    """Return all token IDs that end a response, according to the generation config and the tokenizer."""
     ids = getattr(model.generation_config, "eos_token_id", None)
     both = [*(ids if isinstance(ids, list) else [ids]), tokenizer.eos_token_id]
     return frozenset(int(token) for token in both if token is not None)
@@ -184,7 +184,7 @@ def one_line(error: Exception) -> str:
 
 
 def _from_pretrained(source: str, settings: ModelConfig, trust_remote_code: bool) -> tuple[Any, Any, set[str]]:
-    """Load the model and its tokenizer; also return the names of the weights that the checkpoint lacks."""
+    """Load the model and its tokenizer. Also return the names of the weights that the checkpoint lacks."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -192,7 +192,7 @@ def _from_pretrained(source: str, settings: ModelConfig, trust_remote_code: bool
 
     config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
     text_config = config.get_text_config()
-    for name, value in text_config.to_dict().items():  # set before the layers are built, because they copy the value
+    for name, value in text_config.to_dict().items():  # the layers copy the value when they are built, so set it before
         if ("dropout" in name or name.endswith("pdrop")) and type(value) in (int, float):
             setattr(text_config, name, 0.0)
     model, report = AutoModelForCausalLM.from_pretrained(
@@ -207,7 +207,7 @@ def _from_pretrained(source: str, settings: ModelConfig, trust_remote_code: bool
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     prepare_cpu(model)
-    # cuDNN's attention makes a plan for every new shape, which takes 1.5 ms per layer, and lengths differ from pass to pass
+    # cuDNN's attention makes a plan for every new shape, which takes 1.5 ms per layer, but lengths differ from pass to pass
     torch.backends.cuda.enable_cudnn_sdp(False)
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     tokenizer.padding_side = "left"
@@ -231,6 +231,6 @@ def quiet() -> Iterator[None]:
             yield
         finally:
             if has_bars:
-                transformers_logging.enable_progress_bar()  # the hub's too
+                transformers_logging.enable_progress_bar()  # this enables the hub's progress bar too
             transformers_logging.set_verbosity(verbosity)
             hub_logging.set_verbosity(hub_verbosity)

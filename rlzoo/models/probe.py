@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 REACH = 64
-"""Length in tokens of the longest row of a probe, if neither the run nor the model's configuration requires another length."""
+"""Length in tokens of a probe's longest row, unless the run or the model's configuration requires another length."""
 
 ROW_FLOP = {"cpu": 5e10}
-"""Floating-point operations that the longest row of a probe may cost; on other devices, a thousand times as many.
+"""Maximum number of floating-point operations for the longest row of a probe. On other devices, it is 1000 times as large.
 
 A probe computes about ten such rows. This takes half a minute on one slow core, and always less than a step of the run.
 """
 
 ROW_LOGITS = 2**28
-"""Maximum number of logits in a row of a probe: 1 GB in float32."""
+"""Maximum number of logits in a row of a probe, which is 1 GB in float32."""
 
 TOLERANCE = 2e-3
-"""Allowed log-prob difference, in nats. Rounding errors are a hundred times smaller in float32, and larger in bfloat16."""
+"""Allowed log-prob difference in nats. Rounding errors are a hundred times smaller in float32 but larger in bfloat16."""
 
 MODEL_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """Exceptions that models raise for inputs that they do not support."""
 
-# settings that hold a number of tokens at which the computation of a row changes
+# settings whose value is a number of tokens at which the computation of a row changes
 _BORDER = re.compile(
     r"(^|\.)(?!num_|max_window|chunk_size_feed)[^.]*(window|chunk|block|top_?k|compress|stride|local|distance)"
 )
@@ -45,19 +45,19 @@ _SWITCHING = ("longrope", "su", "dynamic")  # rotary embeddings that depend on t
 
 @dataclass(frozen=True)
 class Probe:
-    """Rows of uneven length, and their log-probs in plain passes of the model, one row at a time."""
+    """Rows of different lengths and their log-probs in plain passes of the model, which compute one row at a time."""
 
-    rows: tuple[tuple[int, ...], ...]  # token ids, longest row last
-    log_probs: tuple[Tensor, ...]  # (S - 1,) each, float32 on the CPU: of every token but the first
+    rows: tuple[tuple[int, ...], ...]  # token IDs, with the longest row last
+    log_probs: tuple[Tensor, ...]  # (S - 1,) each, float32 on the CPU, for every token but the first
     precision: float  # relative precision of these passes; the parameters of a sharded model may have another data type
 
     @classmethod
     def of(cls, model: PreTrainedModel, longest: int | None = None) -> Probe:
-        """Score rows in plain passes, and check that a token's log-prob depends only on it and the tokens before it.
+        """Score rows in plain passes, and check that a token's log-prob depends only on this token and those before it.
 
         Args:
             model: the model as it was loaded, without an adapter and unsharded.
-            longest: length in tokens of the longest row that the run may need; None if there is no run.
+            longest: length in tokens of the longest row that the run may need; None without a run.
 
         Raises:
             UserError: the model fails or has non-finite logits, or is not repeatable, causal and independent of earlier passes.
@@ -76,7 +76,7 @@ class Probe:
 
 
 def _check(model: PreTrainedModel, probe: Probe, *, changed: Sequence[int], cut: int, longest: int) -> None:
-    """Raise `UserError` if log-probs vary in plain passes; ``changed`` is the longest row with other tokens from ``cut`` on."""
+    """Raise `UserError` if log-probs vary in plain passes. ``changed`` is the longest row with other tokens from ``cut`` on."""
     rows, log_probs, name, switch = probe.rows, probe.log_probs, type(model).__name__, rotary_switch(model)
     again = "is not repeatable: the same row gets other log-probs", "choose a model that draws no random numbers"
     causal = (
@@ -96,7 +96,7 @@ def _check(model: PreTrainedModel, probe: Probe, *, changed: Sequence[int], cut:
     )
     for (problem, advice), row, targets, expected in questions:
         actual = plain_log_probs(model, row, targets)[: len(expected)]
-        # noise would hide that a model draws random numbers, so the same row may differ only by the precision
+        # noise would hide a model's random draws, so the same row may differ only by the precision
         noise = (lambda: torch.tensor([eps])) if row is rows[-1] else partial(noise_of, model, rows[-1], log_probs[-1])
         nats = excess(actual, expected, eps, noise)
         if row is changed:
@@ -114,8 +114,8 @@ def excess(actual: Tensor, expected: Tensor, eps: float, noise: Callable[[], Ten
     Args:
         actual: ``(S,)``.
         expected: ``(S,)``.
-        eps: relative precision; if coarse, single tokens are ignored, because rounding may route them to other experts.
-        noise: returns the differences that rounding causes.
+        eps: relative precision. If it is coarse, single tokens are ignored, because rounding may route them to other experts.
+        noise: a function that returns the differences caused by rounding.
     """
 
     def size(differences: Tensor) -> float:
@@ -130,7 +130,7 @@ def excess(actual: Tensor, expected: Tensor, eps: float, noise: Callable[[], Ten
 
 @torch.no_grad()
 def plain_log_probs(model: PreTrainedModel, row: Sequence[int], targets: Sequence[int] | None = None) -> Tensor:
-    """Return the log-probs ``(S - 1,)`` of a row's tokens except the first, or of ``targets`` in their place, in a plain pass.
+    """Return the log-probs ``(S - 1,)`` in a plain pass of a row's tokens except the first, or of ``targets`` instead.
 
     Raises:
         UserError: the model fails.
@@ -143,15 +143,15 @@ def plain_log_probs(model: PreTrainedModel, row: Sequence[int], targets: Sequenc
     except MODEL_ERRORS as error:
         problem = f"{type(model).__name__} fails on a row of {len(row)} tokens ({type(error).__name__}: {error})"
         raise UserError(f"model.path: {problem}; choose another model, or shorter rows") from error
-    number = max(1, 2**24 // logits.shape[-1])  # rows of logits in float32 at a time
+    number = max(1, 2**24 // logits.shape[-1])  # number of rows of logits to convert to float32 at a time
     chunks = zip(torch.split(logits, number), torch.split(wanted, number), strict=True)
     log_probs = torch.cat([some.float().log_softmax(-1).gather(-1, tokens)[:, 0] for some, tokens in chunks])
-    return log_probs.clamp(min=-1e6).cpu()  # finite for tokens of probability 0, as in the learner
+    return log_probs.clamp(min=-1e6).cpu()  # log-probs of tokens with probability 0 are finite, as in the learner
 
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put all modules into evaluation mode inside the block; afterwards, each module is in its former mode again."""
+    """Put all modules into evaluation mode inside the block, and restore the mode of each module afterwards."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
@@ -182,7 +182,7 @@ def rounding(eps: float) -> Iterator[None]:
 
 
 def rotary_switch(model: PreTrainedModel) -> int | None:
-    """Return the row length above which the rotary embedding of a whole pass changes; None if it never does."""
+    """Return the row length above which the rotary embedding of a whole pass changes, or None if it never changes."""
     config = model.config.get_text_config()
     settings = _flat(config.to_dict())
     kinds = [key.rpartition(".")[0] for key, value in settings.items() if key.endswith("type") and value in _SWITCHING]
@@ -191,7 +191,7 @@ def rotary_switch(model: PreTrainedModel) -> int | None:
 
 
 def _reach(model: PreTrainedModel, longest: int | None) -> int:
-    """Return the length of a probe's longest row: that of the run's longest or, if too expensive, one beyond every border."""
+    """Return the length of a probe's longest row: the run's maximum or, if that is too expensive, one beyond every border."""
     config, switch = model.config.get_text_config(), rotary_switch(model)
     borders = _borders(config)
     if longest is None:
@@ -205,7 +205,7 @@ def _reach(model: PreTrainedModel, longest: int | None) -> int:
 
 
 def _borders(config: PreTrainedConfig) -> set[int]:
-    """Return the numbers of tokens at which the configured model changes how it computes a row: windows, chunks, blocks."""
+    """Return the numbers of tokens, such as window or block sizes, at which the computation of a row changes."""
     numbers = {key: value for key, value in _flat(config.to_dict()).items() if _BORDER.search(key) and type(value) is int}
     rates = [value for key, value in numbers.items() if "compress" in key or "block" in key]
     # an index selects among compressed tokens or blocks
@@ -214,7 +214,7 @@ def _borders(config: PreTrainedConfig) -> set[int]:
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the settings of a configuration; nested keys are joined with dots."""
+    """Return the settings of a configuration, joining nested keys with dots."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
@@ -222,7 +222,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _usable_ids(model: PreTrainedModel) -> Tensor:
-    """Return the ids that are in the embedding and not configured as special tokens, ``(N,)``."""
+    """Return the IDs, ``(N,)``, that are in the embedding and not configured as special tokens."""
     size = model.config.get_text_config().vocab_size
     settings = [config.to_dict() for config in (model.config, model.generation_config) if config]
     items = [item for section in settings for item in _flat(section).items() if re.search("token_(id|index)", item[0])]

@@ -1,4 +1,4 @@
-"""Sets up training in several processes: creates the accelerator, and splits rows among ranks."""
+"""Sets up training in several processes by creating the accelerator and splitting rows among ranks."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
 
     Args:
         launch: requested launch settings.
-        learner: learner settings. With autocast, matrix products use bfloat16. DeepSpeed then also keeps the weights in
-            bfloat16, in addition to float32 master weights.
+        learner: learner settings. With autocast, matrix products use bfloat16, and DeepSpeed keeps bfloat16 weights in
+            addition to float32 master weights.
         dtype: data type of the model's weights.
 
     Raises:
@@ -79,11 +79,11 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
     finally:
         notice.cancel()
     if launch.deepspeed is not None:
-        # otherwise transformers would shard every model that it loads, including the sampler's
+        # otherwise, transformers would shard every model that it loads, including the sampler's
         from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
         unset_hf_deepspeed_config()
-    elif launch.fsdp and not torch.distributed.is_initialized():  # a single process without a launcher
+    elif launch.fsdp and not torch.distributed.is_initialized():  # a single process has no launcher
         backend = "nccl" if accelerator.device.type == "cuda" else "gloo"
         store = torch.distributed.HashStore()  # type: ignore[attr-defined]  # torch does not export it to type checkers
         torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
@@ -92,26 +92,26 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
 
 
 def _clean_environment() -> None:
-    """Remove the variables that would change how Accelerate trains, now or later; only the run's settings determine that."""
+    """Remove the variables that would change how Accelerate trains, which only the run's settings should determine."""
     removed = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("ACCELERATE_")}
     removed.pop("ACCELERATE_USE_DEEPSPEED", None)  # launch.deepspeed agrees with it
     if removed.pop("ACCELERATE_USE_CPU", "").lower() not in NO:
         os.environ["ACCELERATE_USE_CPU"] = "true"
-    usual = (*NO, "1", "none", "default")  # what Accelerate's launcher sets when nothing is configured
+    usual = (*NO, "1", "none", "default")  # values that Accelerate's launcher sets if nothing is configured
     ignored = sorted(name for name, value in removed.items() if value.lower() not in usual)
     if ignored and os.environ.get("RANK", "0") == "0":
         logger.warning("ignoring %s in the environment: the run's settings decide this", ", ".join(ignored))
     if os.environ.get("WORLD_SIZE") == "1":
-        os.environ.pop("LOCAL_RANK", None)  # one process needs no group, and therefore no address
+        os.environ.pop("LOCAL_RANK", None)  # one process needs no group and therefore no address
 
 
 def leave_process_group() -> None:
     """Wait for the other processes and destroy the process group, if there is one.
 
-    Otherwise a thread of the group may abort this process while Python exits, and the launcher then kills the others.
+    Otherwise, a thread of the group may abort this process while Python exits, and the launcher then kills the others.
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        gc.collect()  # sharded parameters are in reference cycles, and keep the group alive
+        gc.collect()  # sharded parameters are in reference cycles and keep the group alive
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
 
@@ -135,11 +135,11 @@ def _detach_earlier_accelerators(launch: LaunchConfig) -> None:
             "set launch.deepspeed to zero2 or zero3, or start this run in a separate process"
         )
     for state in (AcceleratorState, GradientState, PartialState):
-        state._shared_state = {}  # replaced, not cleared: earlier accelerators still refer to the old dict
+        state._shared_state = {}  # replaced rather than cleared, because earlier accelerators still refer to the old dict
 
 
 def deepspeed_settings(launch: LaunchConfig, *, bf16: bool, max_grad_norm: float | None) -> dict[str, Any]:
-    """Return DeepSpeed's configuration: the configured stage or file, supplemented with the learner's settings.
+    """Return DeepSpeed's configuration, which is the configured stage or file with the learner's settings added.
 
     Raises:
         UserError: the file does not exist, or it contains settings that belong to the learner.
@@ -158,7 +158,7 @@ def deepspeed_settings(launch: LaunchConfig, *, bf16: bool, max_grad_norm: float
 
 
 def zero_settings(launch: LaunchConfig) -> dict[str, Any]:
-    """Return the ``zero_optimization`` section for DeepSpeed, including ``launch.offload``; empty without DeepSpeed.
+    """Return the ``zero_optimization`` section for DeepSpeed, including ``launch.offload``, or {} without DeepSpeed.
 
     Raises:
         UserError: ``launch.deepspeed`` is neither a stage nor a DeepSpeed configuration file.
@@ -208,10 +208,10 @@ def _prepare_environment() -> None:
             port = str(probe.getsockname()[1])
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed guesses the device, and logs its guess
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise, DeepSpeed guesses the device and logs its guess
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", message="`torch.distributed.all_gather_into_tensor` is deprecated")  # called by DeepSpeed
-    if shutil.which("ninja") is None:  # ninja builds DeepSpeed's extensions, and is installed next to this Python
+    warnings.filterwarnings("ignore", message="`torch.distributed.all_gather_into_tensor` is deprecated")  # DeepSpeed calls it
+    if shutil.which("ninja") is None:  # ninja builds DeepSpeed's extensions and is installed next to this Python
         os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     from torch.utils.cpp_extension import get_default_build_root
 
@@ -222,7 +222,7 @@ def _prepare_environment() -> None:
 
 
 def _check(accelerator: Accelerator, launch: LaunchConfig) -> None:
-    """Check that the accelerator matches the launch settings; a misconfigured launch may silently train in one process."""
+    """Check that the accelerator matches the launch settings. A misconfigured launch could silently train in one process."""
     if launch.deepspeed is not None and accelerator.distributed_type.value != "DEEPSPEED":
         raise UserError(
             f"launch.deepspeed={launch.deepspeed!r}, but Accelerate trains in mode {accelerator.distributed_type.value}; unset "
@@ -247,7 +247,7 @@ def deal(rows: Tensor, lengths: Sequence[int], num_shares: int) -> list[Tensor]:
         num_shares: number of processes.
 
     Returns:
-        One tensor of row numbers for each process; some may be empty.
+        One tensor of row numbers for each process. Some tensors may be empty.
     """
     by_length = sorted(rows.tolist(), key=lambda row: lengths[row], reverse=True)
     turn = num_shares * 2
@@ -260,7 +260,7 @@ def deal(rows: Tensor, lengths: Sequence[int], num_shares: int) -> list[Tensor]:
 
 
 def peak_memory() -> int:
-    """Return the peak memory so far in bytes: of this process or, with a GPU, of torch's allocations on the GPU."""
+    """Return the peak memory in bytes so far of this process or, with a GPU, of torch's allocations on the GPU."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     unit = 1 if sys.platform == "darwin" else 1024
@@ -268,7 +268,7 @@ def peak_memory() -> int:
 
 
 def gather(accelerator: Accelerator, items: list[Item]) -> list[Item]:
-    """Concatenate the lists of all processes, and return the result on every process."""
+    """Concatenate the lists of all processes and return the result on every process."""
     if accelerator.num_processes == 1:
         return items
     from accelerate.utils import gather_object

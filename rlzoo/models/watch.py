@@ -1,4 +1,4 @@
-"""Watches the ranks of a run on several machines, so that none waits forever for a rank that was lost or has failed."""
+"""Watches the ranks of a run on several machines, so that no rank waits forever for one that was lost or has failed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from rlzoo.core.errors import RunError, one_line
 
 BEAT = 2.0  # seconds between reports that a rank is alive
 PATIENCE = 40.0  # seconds without a report after which a rank counts as lost
-GRACE = 8.0  # seconds in which a rank may end by itself after another one has failed
+GRACE = 8.0  # seconds that a rank has to end by itself after another rank has failed
 
 
 class Watch(threading.Thread):
-    """Reports to the other ranks that this rank is alive, and ends this process when another rank is lost or has failed.
+    """Reports to the other ranks that this rank is alive, and ends this process if another rank is lost or has failed.
 
     A thread is used instead of a time limit on collective operations, because a rank may sample for minutes while the others
     wait. All ranks report to the store that torch's launcher has opened at ``MASTER_ADDR``. A rank that has not started yet
@@ -30,7 +30,7 @@ class Watch(threading.Thread):
     """
 
     active: ClassVar[bool] = False
-    number: ClassVar[int] = 0  # of watches that this process has started, the same on every rank
+    number: ClassVar[int] = 0  # number of watches that this process has started, which is the same on every rank
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(name="watch", daemon=True)
@@ -41,7 +41,7 @@ class Watch(threading.Thread):
         self._prefix = f"rlzoo/{Watch.number}"
 
     def run(self) -> None:
-        """Report, and read the reports of the other ranks, until the run is over on this rank."""
+        """Send reports and read those of the other ranks until the run is over on this rank."""
         address, seen = os.environ["MASTER_ADDR"], dict[int, tuple[str, float]]()
         try:
             store = _store(address)
@@ -63,7 +63,7 @@ class Watch(threading.Thread):
         store.set(f"{self._prefix}/{self.rank}", json.dumps(sign))
 
     def _look(self, store: Any, seen: dict[int, tuple[str, float]]) -> None:
-        """Read the reports of the other ranks; ``seen`` holds the last report of each rank and the time when it was new."""
+        """Read the reports of the other ranks. ``seen`` holds the last report of each rank and the time when it was new."""
         seen[self.rank] = ("", 0.0)
         for rank in range(self.size):
             key = f"{self._prefix}/{rank}"
@@ -94,7 +94,7 @@ def _store(address: str) -> Any:
         address,
         int(os.environ["MASTER_PORT"]),
         is_master=os.environ["RANK"] == "0" and not is_open,
-        timeout=timedelta(minutes=30),  # for the other machine to start
+        timeout=timedelta(minutes=30),  # time for the other machine to start
         wait_for_workers=False,
         multi_tenant=True,
     )

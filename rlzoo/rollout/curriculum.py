@@ -1,4 +1,4 @@
-"""Chooses training problems by their mean rewards, measured when they were last sampled."""
+"""Chooses training problems by their mean rewards, which are measured whenever the problems are sampled."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from rlzoo.config.sections import RolloutConfig
 from rlzoo.tasks.problem import Problem
 
 Measured = dict[str, tuple[float, int]]
-"""Mean reward of the last graded responses to each question, and the step that trained on them."""
+"""The mean reward of the last graded responses to each question, and the step that trained on these responses."""
 
 
 def choose(problems: Sequence[Problem], measured: Measured, step: int, rollout: RolloutConfig) -> list[int]:
-    """Return the indices of ``rollout.num_prompts`` different problems: first those in the band, then the nearest others.
+    """Return the indices of ``rollout.num_prompts`` different problems, first those in the band, then the nearest others.
 
-    A problem that was never measured, or not in the last ``rollout.measure_every`` steps, counts as being in the band.
+    A problem that was not measured in the last ``rollout.measure_every`` steps counts as being in the band.
 
     Example:
         >>> measured = {"easy": (1.0, 1), "hard": (0.125, 1), "impossible": (0.0, 1)}

@@ -1,7 +1,7 @@
-"""Decodes with a transformers model: computes each prompt once for all of its responses, and skips responses that have ended.
+"""Decodes with a transformers model, computing each prompt once for all its responses and skipping finished responses.
 
 Transformers runs the forward passes, except that `fused` computes the tokens after the prompt in the models that it supports.
-This module provides the loop; `graphs` provides one for CUDA graphs. `HFSampler` compares each way with the model.
+This module provides the loop, and `graphs` provides one for CUDA graphs. `HFSampler` compares each way with the model.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ def decode(
     places: Sequence[int] | None = None,
     caches: Caches | None = None,
 ) -> Decoded:
-    """Draw a response to each prompt; consecutive equal prompts are computed once.
+    """Draw a response to each prompt. Consecutive equal prompts are computed once.
 
     Args:
         model: model in evaluation mode for which `HFSampler` chose "graph", "fused" or "rows".
         prompts: B token sequences.
-        uniforms: float64 ``(B, T)`` in [0, 1), one random number per token; T is the maximum length of a response.
+        uniforms: float64 ``(B, T)`` in [0, 1), one random number per token. T is the maximum length of a response.
         end_ids: tokens that end a response.
-        pad_id: token id that pads prompts on the left and responses on the right.
+        pad_id: token ID that pads prompts on the left and responses on the right.
         temperature: sampling temperature.
         truncation: restricts which tokens are drawn.
         fuses: whether `FusedStep` computes the tokens after the prompt, which requires `can_fuse`.
-        graphs: whether `StaticSteps` draws these tokens, in CUDA graphs if the model is on a CUDA device; requires ``fuses``.
+        graphs: whether `StaticSteps` draws these tokens (in CUDA graphs if the model is on a CUDA device); requires ``fuses``.
         places: indices under which the prompts' caches are kept for the next turn; None keeps no caches.
-        caches: caches from the previous turn; every prompt starts with the tokens that they cover.
+        caches: caches from the previous turn. Every prompt starts with the tokens that they cover.
     """
     limit = uniforms.shape[1]
-    # without fusion, no inference mode: the model may keep tensors, such as a mask, that training would then reuse
+    # without fusion, the model may keep tensors that training would reuse, such as a mask, so avoid inference mode
     with torch.inference_mode() if fuses else torch.no_grad():
         numbers, ends = uniforms.t().contiguous().to(model.device), torch.tensor(sorted(end_ids), device=model.device)
         responses: OpenResponses
@@ -114,7 +114,7 @@ together, so that none is padded: "equal" with `generate`, and "plain" with a pa
 
 
 def possible_ways(model: PreTrainedModel, graphs: Literal["auto", "on", "off"] = "auto") -> tuple[Way, ...]:
-    """Return the ways in which the model may be decoded, the fastest first; each must be compared with the model before use.
+    """Return the ways in which the model may be decoded, fastest first. Each must be compared with the model before use.
 
     Args:
         model: the model.

@@ -1,4 +1,4 @@
-"""Converts a conversation to token ids without retokenising earlier text."""
+"""Converts a conversation to token IDs without retokenising earlier text."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ANSWER = "(the answer)"
 
 
 class Dialogue:
-    """Converts messages to token ids incrementally.
+    """Converts messages to token IDs incrementally.
 
     Without a chat template, the contents of the messages are concatenated. With a chat template, the first messages are
     rendered up to the start of the model's turn. To find the text after a turn, the conversation is rendered with a
-    placeholder for the turn; the text after the placeholder, up to the next turn, is tokenised. The tokens that the model
-    generated never change, nor do the tokens before them. `ToolStyle` determines how tools and their results are formatted.
+    placeholder for the turn. The text between the placeholder and the next turn is tokenised. The tokens that the model
+    generated and those before them never change. `ToolStyle` determines how tools and their results are formatted.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Dialogue:
         Args:
             before: the first messages of the episode.
             messages: the environment's reply.
-            last: the last token of the model's turn, which is an end token; None for the first end token of the template.
+            last: the end token that ends the model's turn; None for the first end token of the template.
 
         Raises:
             PromptError: the tokenizer or the chat template fails on the messages.
@@ -74,7 +74,7 @@ class Dialogue:
         return ids[self._written(ids, last) :] if self.chat_template else ids
 
     def _written(self, ids: Sequence[int], last: int | None) -> int:
-        """Return how many leading tokens to drop because they close the turn, up to the end token that the model generated."""
+        """Return the number of leading tokens to drop, which close the turn up to the end token that the model generated."""
         is_text = (token not in self._special and self.tokenizer.decode([token]).strip() != "" for token in ids)
         closing = list(ids[: next((place for place, is_one in enumerate(is_text) if is_one), len(ids))])
         ends = [last] if last in closing else [token for token in closing if token in self.end_ids]

@@ -1,4 +1,4 @@
-"""Draws tokens by inverse transform sampling, using separate random numbers for each response."""
+"""Draws tokens by inverse transform sampling, with separate random numbers for each response."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from rlzoo.core.errors import RunError
 from rlzoo.rollout.kept import KeptSets, by_response
 
-BLOCK = 256  # number of probabilities per block; a draw finds its block first, then the token
+BLOCK = 256  # number of probabilities per block; a draw finds its block first and then the token
 
 
 def row_uniforms(seed: int, rows: Sequence[int], num_tokens: int, turn: int = 0) -> Tensor:
@@ -23,12 +23,12 @@ def row_uniforms(seed: int, rows: Sequence[int], num_tokens: int, turn: int = 0)
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """Restricts sampling to the most probable tokens: first to the ``top_k`` largest logits, then by top-p.
+    """Restricts sampling to the most probable tokens, first to the ``top_k`` largest logits and then by top-p.
 
-    Top-k keeps every token whose logit is at least the k-th largest. Of these tokens, top-p keeps the most probable,
-    up to and including the token at which their total probability reaches ``top_p``, so it keeps at least one token. These
-    are the conventions of transformers' ``TopKLogitsWarper`` and ``TopPLogitsWarper``. Among equal probabilities at the edge
-    of top-p, higher ids are kept first.
+    Top-k keeps every token whose logit is at least the k-th largest. Of these tokens, top-p keeps the most probable ones, up
+    to and including the token at which their total probability reaches ``top_p``. It therefore keeps at least one token.
+    These are the conventions of transformers' ``TopKLogitsWarper`` and ``TopPLogitsWarper``. Among equal probabilities at the
+    edge of top-p, higher IDs are kept first.
 
     Example:
         ``Truncation(top_p=0.9)(logits, temperature=1.0)`` keeps the most probable tokens, whose probabilities
@@ -44,7 +44,7 @@ class Truncation:
         return None if top_p == 1.0 and top_k is None else cls(top_p, top_k)
 
     def __call__(self, logits: Tensor, temperature: float) -> Tensor:
-        """Return float32 logits ``(B, V)``, not divided by the temperature, with -inf for tokens that are not kept."""
+        """Return float32 logits ``(B, V)``, not divided by the temperature, with -inf for tokens that are dropped."""
         logits = logits.float()
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             smallest = logits.topk(self.top_k, dim=-1).values[:, -1:]
@@ -59,16 +59,16 @@ class Truncation:
 
 
 def refuse_nan(log_probs: Tensor) -> None:
-    """Raise RunError if a log-prob is NaN, which happens if a logit is NaN or +inf, or if all logits of a token are -inf."""
+    """Raise RunError if a log-prob is NaN. This happens if a logit is NaN or +inf, or if all logits of a token are -inf."""
     if number := int(log_probs.isnan().sum()):
         what = "check its weights for NaN and infinity, and whether model.dtype can hold its activations"
         raise RunError(f"the model's logits are not finite for {number} of {log_probs.numel()} tokens; {what}")
 
 
 def draw(logits: Tensor, numbers: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """In each row, draw the token at which the cumulative probability exceeds the row's random number.
+    """Draw, in each row, the token at which the cumulative probability exceeds the row's random number.
 
-    The result depends only on the row's logits and number, and not on other rows or on the process that samples.
+    The result depends only on the row's logits and random number, not on other rows or on the process that samples.
 
     Args:
         logits: ``(B, V)``.
@@ -115,7 +115,7 @@ def _first_above(sums: Tensor, wanted: Tensor) -> Tensor:
 class OwnDraws:
     """A logits processor that draws every token with `draw` and records its log-probability.
 
-    It applies the temperature and the truncation, so that the log-probabilities refer to the sampling distribution.
+    The processor applies the temperature and the truncation, so that the log-probabilities refer to the sampling distribution.
     """
 
     def __init__(self, uniforms: Tensor, temperature: float, truncation: Truncation | None = None) -> None:
@@ -126,7 +126,7 @@ class OwnDraws:
         self._log_probs: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return scores ``(B, V)`` with their maximum at the drawn token; `generate` calls this before each token."""
+        """Return scores ``(B, V)`` whose maximum is at the drawn token. `generate` calls this method before each token."""
         if self.truncation is not None:
             scores = self.truncation(scores, self.temperature)
             self._sets.append((torch.arange(len(scores)), KeptSets.of_mask(scores > -torch.inf)))
@@ -139,5 +139,5 @@ class OwnDraws:
         return torch.stack(self._log_probs, dim=1)
 
     def kept(self) -> list[KeptSets] | None:
-        """Return the sets of kept tokens for each response; None without truncation."""
+        """Return the sets of kept tokens for each response, or None without truncation."""
         return None if self.truncation is None else by_response(self._sets, len(self.uniforms))

@@ -58,7 +58,7 @@ class Episode:
     """The state of an episode in progress."""
 
     number: int  # identifies the episode in the host
-    first: tuple[Message, ...]  # messages before the model's first turn
+    first: tuple[Message, ...]  # the messages before the model's first turn
     prompt_ids: Ids
     state: int  # environment state before the next turn
     ids: list[int] = field(default_factory=list)  # tokens after the prompt
@@ -121,9 +121,9 @@ class Player:
         """Play one episode per problem, in batches of the sampler's ``batch_size``.
 
         Args:
-            problems: problem for each episode; episodes of the same problem are consecutive.
+            problems: problem for each episode. Episodes of the same problem are consecutive.
             seeds: seed for the environment of each episode.
-            seed: seed for drawing tokens; equal seeds and weights give equal episodes.
+            seed: seed for drawing tokens. Equal seeds and weights give equal episodes.
             temperature: sampling temperature.
             truncation: top-k and top-p; None samples from the whole distribution.
             policy_version: version number to record in every rollout.
@@ -169,7 +169,7 @@ class Player:
         return Episode(number, seen.messages, (0,), 0, is_open=False, failure=failure)
 
     def _advance(self, episodes: Sequence[Episode], draws: Draws) -> None:
-        """Play turns until every episode is over; ``draws.rows`` holds the row numbers of all episodes."""
+        """Play turns until every episode is over. ``draws.rows`` holds the row numbers of all episodes."""
         caches = None
         for turn in range(self.limits.turns):
             places = [place for place, episode in enumerate(episodes) if episode.is_open and self._has_room(episode)]
@@ -185,13 +185,13 @@ class Player:
                 self._answer(episodes[place], seen)
 
     def _has_room(self, episode: Episode) -> bool:
-        """Return whether the episode has room for another turn; if not, close the episode."""
+        """Return whether the episode has room for another turn. If it does not, close the episode."""
         size = len(episode.prompt_ids) + len(episode.ids) + self.limits.turn_tokens
         episode.is_open = episode.length < self.limits.tokens and size <= self.limits.context
         return episode.is_open
 
     def _write(self, episode: Episode, drawn: Drawn) -> str | None:
-        """Add the model's turn and return its text; return None if the turn was cut off, which ends the episode."""
+        """Add the model's turn and return its text, or None if the turn was cut off, which ends the episode."""
         ids, ended = self.sampler.ended(drawn)
         left = self.limits.tokens - episode.length
         ids, ended = ids[:left], ended and len(ids) <= left

@@ -12,7 +12,7 @@ from rlzoo.rollout.kept import KeptSets
 from rlzoo.rollout.open_responses import OpenResponses, rounded
 
 CHECKED = 32
-"""Number of tokens after which the host checks which responses have ended. Only then does it wait for the device."""
+"""Number of tokens after which the host checks which responses have ended. It waits for the device only at these checks."""
 
 
 class StaticSteps:
@@ -33,14 +33,14 @@ class StaticSteps:
         temperature: float,
         truncation: Truncation | None,
     ) -> None:
-        """Allocate the state, and draw the first tokens.
+        """Allocate the state and draw the first tokens.
 
         Args:
-            responses: responses after their first pass, with a `FusedStep`, and padded as `rounded` says.
+            responses: responses after their first pass, with a `FusedStep` and with columns padded by `rounded`.
             logits: ``(B, V)`` logits from that pass.
             numbers: float64 ``(T, B)`` random numbers in [0, 1).
             ends: ``(E,)`` tokens that end a response.
-            pad_id: token id that fills the positions after the end of a response.
+            pad_id: token ID that fills the positions after the end of a response.
             temperature: sampling temperature.
             truncation: restricts which tokens are drawn.
         """
@@ -65,7 +65,7 @@ class StaticSteps:
         self._collect()
 
     def run(self) -> None:
-        """Draw all other tokens, and write them to ``tokens`` and their log-probs to ``log_probs``."""
+        """Draw all other tokens. Write them to ``tokens`` and their log-probs to ``log_probs``."""
         done, limit = 1, self.tokens.shape[1]
         while done < limit and (num_open := int(self.is_open.sum())):
             self._remove(num_open)
@@ -79,13 +79,13 @@ class StaticSteps:
         shape = len(self.drawn), rounded(self.length)
         if shape != self.shape:
             self.shape, self.step = shape, Replayed(self._step, self.responses.device)
-        for layer in self.layers:  # here, because a replayed step changes tensors only
+        for layer in self.layers:  # outside the step, because replaying a step changes only tensors
             layer.length, layer.width = self.length, shape[1]
         self.step()
         self._collect()
 
     def _step(self) -> None:
-        """Compute the logits after the last tokens, and draw the next ones; everything that changes is changed in place."""
+        """Compute the logits after the last tokens and draw the next tokens. All changes are made in place."""
         responses = self.responses
         assert responses.step is not None, "steps of constant shapes require fused steps"
         visible = (self.columns[: self.shape[1]] <= self.column)[None, None, None]
@@ -111,12 +111,12 @@ class StaticSteps:
         self.place.add_(1)
 
     def _collect(self) -> None:
-        """Read the sets of kept tokens; their sizes vary, so this is outside the graph, and waits for the device."""
+        """Read the sets of kept tokens. Their sizes vary, so this method is not in the graph and waits for the device."""
         if self.truncation is not None:
             self.kept.append((self.responses.rows, KeptSets.of_mask(self.is_kept)))
 
     def _remove(self, num_open: int) -> None:
-        """Halve the number of rows as often as the number of open responses permits, by removing ended responses."""
+        """Remove ended responses, halving the number of rows as often as the number of open responses permits."""
         rows = number = len(self.drawn)
         while number // 2 >= num_open:
             number //= 2
@@ -129,7 +129,7 @@ class StaticSteps:
 
 
 class Replayed:
-    """Calls a function that has no arguments and no result; on a CUDA device, later calls replay a CUDA graph of it."""
+    """Calls a function without arguments or result. On a CUDA device, later calls replay a CUDA graph of the function."""
 
     def __init__(self, function: Callable[[], None], device: torch.device) -> None:
         """Store a function whose operations have constant shapes and use the same tensors in every call."""
@@ -138,7 +138,7 @@ class Replayed:
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self) -> None:
-        """Call the function the first time, capture it the second time, and replay it from then on."""
+        """Call the function the first time, capture it the second time, and replay it afterwards."""
         if self.device.type != "cuda":
             self.function()
             return

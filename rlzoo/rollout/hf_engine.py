@@ -1,4 +1,4 @@
-"""The engines that sample with the transformers model itself: ``hf`` and ``generate``."""
+"""The engines ``hf`` and ``generate``, which sample with the transformers model itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For each drawn token, the set of tokens that top-k and top-p kept."""
+"""Stores the set of tokens that top-k and top-p kept for each drawn token."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ Packed = Annotated[Tensor, PlainValidator(_unpacked), PlainSerializer(_packed)]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptSets:
-    """For each of N tokens, the ids of the candidates from which the sampler drew it.
+    """The IDs of the candidates from which the sampler drew each of N tokens.
 
-    An empty set stands for the whole vocabulary, or for a token that the model did not choose.
+    An empty set stands for the whole vocabulary or for a token that the model did not choose.
 
     Example:
         >>> sets = KeptSets.of([2, 0, 3], [1, 0, 2])
@@ -37,7 +37,7 @@ class KeptSets:
         [[0, 0, 1, 0], [1, 1, 1, 1], [1, 0, 0, 1]]
     """
 
-    ids: Packed  # (K,) int32, the ids of all sets one after another
+    ids: Packed  # (K,) int32, the concatenated IDs of all sets
     sizes: Packed  # (N,) int32, with sum K
 
     def __len__(self) -> int:
@@ -55,7 +55,7 @@ class KeptSets:
 
     @classmethod
     def of_mask(cls, mask: Tensor) -> KeptSets:
-        """Convert a mask ``(N, V)`` to sets on the CPU; a row that is True everywhere is stored as an empty set."""
+        """Convert a mask ``(N, V)`` to sets on the CPU. A row that is True everywhere is stored as an empty set."""
         partial = mask & ~mask.all(dim=-1, keepdim=True)
         return cls(partial.nonzero()[:, 1].int().cpu(), partial.sum(dim=-1).int().cpu())
 
@@ -80,13 +80,13 @@ class KeptSets:
         return KeptSets(self.ids[ranges((self.sizes.cumsum(0) - self.sizes)[index], sizes)], sizes)
 
     def split(self, number: int | list[int]) -> list[KeptSets]:
-        """Split into collections of ``number`` sets (the last may be smaller), or of the given sizes."""
+        """Split into collections of ``number`` sets each (the last may be smaller) or of the given sizes."""
         sizes = torch.split(self.sizes, number)
         ids = torch.split(self.ids, [int(size.sum()) for size in sizes])
         return [KeptSets(*pair) for pair in zip(ids, sizes, strict=True)]
 
     def mask(self, vocabulary: int) -> Tensor:
-        """Return the sets as a mask ``(N, V)``, True on their tokens."""
+        """Return the sets as a mask ``(N, V)`` that is True on their tokens."""
         mask = (self.sizes == 0)[:, None].repeat(1, vocabulary)
         rows = torch.repeat_interleave(torch.arange(len(self), device=self.sizes.device), self.sizes)
         mask[rows, self.ids.long()] = True
@@ -108,7 +108,7 @@ def by_response(columns: Sequence[tuple[Tensor, KeptSets]], number: int) -> list
     """Return the sets of each of ``number`` responses, in the order of the tokens.
 
     Args:
-        columns: for each token in turn, the responses ``(R,)`` that have such a token, and their R sets.
+        columns: for each token position in order, the responses ``(R,)`` that have a token there, and their R sets.
         number: number of responses.
     """
     rows = torch.cat([row.cpu() for row, _ in columns])

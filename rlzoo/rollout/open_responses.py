@@ -1,4 +1,4 @@
-"""The open responses of a batch and their keys and values, from which rows can be removed."""
+"""The open responses of a batch, with their keys and values, from which rows can be removed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONVERSATION = 4096
 """Number of positions whose rotary embeddings are precomputed for a conversation. Longer episodes need new embeddings."""
 
 COLUMNS = 256
-"""Attention reads a multiple of this number of columns of the cache, so that few graphs are captured."""
+"""Attention reads a multiple of this number of columns in the cache, so that few graphs are captured."""
 
 
 def rounded(columns: int) -> int:
@@ -33,11 +33,11 @@ def rounded(columns: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Caches:
-    """Keys and values of episodes after a turn, excluding the last drawn token; the dicts are keyed by index in the batch."""
+    """Keys and values of episodes after a turn, without the last drawn token. The dicts are keyed by index in the batch."""
 
     layers: list[RowLayer]
     rows: dict[int, int]  # row in the buffers
-    spans: dict[int, tuple[int, int]]  # start and end columns in the buffers; the end is exclusive
+    spans: dict[int, tuple[int, int]]  # start column and (exclusive) end column in the buffers
     step: FusedStep | None
 
 
@@ -96,14 +96,14 @@ class OpenResponses:
         self.ends = torch.zeros(number, dtype=torch.long, device=self.device)  # number of columns when each response ended
 
     def _mask(self, columns: int, *, fuses: bool) -> Tensor | None:
-        """Return the attention mask, ``(B, 1, 1, columns)``; None if no prompt is padded."""
+        """Return the attention mask, ``(B, 1, 1, columns)``, or None if no prompt is padded."""
         if not bool(self.first.any()):
             return None
         mask = (torch.arange(columns, device=self.device) >= self.first[:, None])[:, None, None]
         return _added(mask, self.model.dtype) if self.model.config._attn_implementation == "eager" and not fuses else mask
 
     def first_logits(self) -> Tensor:
-        """Compute the logits ``(B, V)`` for the next token of each response in one pass over the tokens not in the cache."""
+        """Compute the logits ``(B, V)`` of each response's next token in one pass over the tokens that are not cached."""
         logits: Tensor = self.model(
             input_ids=self.input_ids.to(self.device),
             attention_mask=self.first_mask,
@@ -115,7 +115,7 @@ class OpenResponses:
         return logits.repeat_interleave(self.repeats.to(self.device), dim=0, output_size=len(self.rows))
 
     def next_logits(self, tokens: Tensor) -> Tensor:
-        """Append one token ``(B,)`` to each response, and compute the logits ``(B, V)`` for the next one."""
+        """Append one token ``(B,)`` to each response and compute the logits ``(B, V)`` for the next token."""
         mask = None if self.mask is None else self.mask[..., : self.cache.get_seq_length() + 1]
         positions, self.positions = self.positions, self.positions + 1
         if self.step is not None:
@@ -130,7 +130,7 @@ class OpenResponses:
         return logits[:, -1]
 
     def close(self, ended: Tensor, tokens: Tensor) -> Tensor:
-        """Remove the responses where ``ended`` ``(B,)`` is True, and return the tokens ``(B, ...)`` of the other responses.
+        """Remove the responses where ``ended`` ``(B,)`` is True and return the tokens ``(B, ...)`` of the other responses.
 
         The last responses move into the freed rows, so that at most one response is copied for each response that ends.
         """
@@ -152,7 +152,7 @@ class OpenResponses:
         return tokens[order]
 
     def _mark_ends(self, ended: Tensor) -> None:
-        """Store the number of columns that the ended responses use, because `StaticSteps` also writes columns after them."""
+        """Store the number of columns that the ended responses use, because `StaticSteps` keeps writing further columns."""
         index = ended.nonzero()[:, 0]
         rows = self.rows[index]
         self.ends[rows] = self.first[rows] + self.positions[index, 0]
@@ -166,7 +166,7 @@ class OpenResponses:
 
 
 class ResumedResponses(OpenResponses):
-    """Responses that continue from cached earlier turns; one pass computes the new tokens.
+    """Responses that continue from cached earlier turns. One pass computes the new tokens.
 
     The tokens of all rows end in the same column, so that all rows write to the same column of the cache.
     """
@@ -230,23 +230,23 @@ class ResumedResponses(OpenResponses):
 
 def cache_name(model: PreTrainedModel) -> str:
     """Return the name of the cache argument of the model's ``forward``, which transformers 5.24 renamed."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # without an adapter
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # the model without its adapter
     return "cache" if "cache" in inspect.signature(inner.forward).parameters else "past_key_values"
 
 
 class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
-    """Keys and values of one layer: one row per open response and one column per token.
+    """Keys and values of one layer, with one row per open response and one column per token.
 
-    The first update has one row per prompt, which is repeated for each of its responses.
+    The first update has one row per prompt, which is repeated for each response to the prompt.
     """
 
     def __init__(self, repeats: Tensor, room: int) -> None:
         super().__init__()
         self.repeats = repeats  # (P,) number of responses to each prompt
         self.num_rows = int(repeats.sum())
-        self.room = room  # number of columns, allocated at once: blocks freed by a growing buffer would fragment a GPU's memory
-        self.length = 0  # columns in use
-        self.written: Tensor | None = None  # (B, W), True where the next update writes; None means everywhere
+        self.room = room  # number of columns, all allocated at once because a growing buffer would fragment a GPU's memory
+        self.length = 0  # number of columns in use
+        self.written: Tensor | None = None  # (B, W), True where the next update writes; None for everywhere
         self.column: Tensor | None = None  # see `write_at`
         self.width = 0  # number of columns that an update returns after `write_at`
 
@@ -258,7 +258,7 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append W columns ``(B, H, W, D)``, and return all columns ``(B, H, T, D)``."""
+        """Append W columns ``(B, H, W, D)`` and return all columns ``(B, H, T, D)``."""
         if self.column is not None:
             both = (self.keys[: self.num_rows], self.values[: self.num_rows])
             for buffer, states in zip(both, (key_states, value_states), strict=True):
@@ -278,10 +278,10 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
         return self.keys[:rows, :, : self.length], self.values[:rows, :, : self.length]
 
     def write_at(self, column: Tensor) -> None:
-        """Make updates write the column that the tensor ``(1,)`` holds, and return the first `width` columns.
+        """Make updates write the column whose index the tensor ``(1,)`` holds and return the first `width` columns.
 
-        The caller changes `width` and `length`, and masks the unused columns. This method sets those columns to 0, because a
-        NaN in them would spread even with an attention weight of 0.
+        The caller changes `width` and `length` and masks the unused columns. This method sets the unused columns to 0, because
+        a NaN in them would spread even with an attention weight of 0.
         """
         self.column = column
         for buffer in (self.keys, self.values):
@@ -294,7 +294,7 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
         return buffer
 
     def keep(self, num_rows: int, movers: Tensor, holes: Tensor, *, swaps: bool = False) -> None:
-        """Move the rows ``movers`` to ``holes``, or swap them, and then keep only the first ``num_rows`` rows."""
+        """Move the rows ``movers`` to ``holes`` (or swap the two), and then keep only the first ``num_rows`` rows."""
         self.num_rows = num_rows
         if len(movers):
             for buffer in (self.keys, self.values):
@@ -304,13 +304,13 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
                     buffer[movers, :, : self.length] = ended
 
     def resumed(self, rows: Tensor, source: Tensor, written: Tensor, room: int) -> RowLayer:
-        """Return a layer with the given rows, in which column t is column ``source[row, t]`` of this layer.
+        """Return a layer with the given rows whose column t is column ``source[row, t]`` of this layer.
 
         Args:
             rows: ``(B,)`` rows of this layer.
             source: ``(B, S)`` columns of this layer to copy.
-            written: ``(B, W)`` bool, True in those of the last W columns that the next update (of W tokens) writes.
-            room: number of columns of the new layer.
+            written: ``(B, W)`` bool, True for those of the last W columns that the next update, of W tokens, writes.
+            room: number of columns in the new layer.
         """
         layer = RowLayer(torch.ones(len(rows), dtype=torch.long), room)
         index = source[:, None, :, None].clamp(max=self.length - 1)

@@ -1,4 +1,4 @@
-"""Converts prompts to token ids."""
+"""Converts prompts to token IDs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Message = Mapping[str, Any]
 
 
 class PromptError(UserError):
-    """A prompt cannot be encoded for the model; ``reason`` states the cause, but does not quote the prompt or give advice."""
+    """A prompt cannot be encoded for the model. ``reason`` states the cause but does not quote the prompt or give advice."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
@@ -38,8 +38,8 @@ class PromptError(UserError):
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, chat_template: bool) -> tuple[int, ...]:
     """Encode a prompt, wrapped in the tokenizer's chat template if ``chat_template`` is set.
 
-    With the template, control tokens in the prompt are encoded as plain text. Without it, the prompt is all the text that the
-    model reads, so its control tokens are encoded as control tokens.
+    With the template, control tokens in the prompt are encoded as plain text. Without the template, the prompt is all the text
+    that the model reads, so its control tokens are encoded as control tokens.
 
     Raises:
         PromptError: the tokenizer has no token for a character, the template fails, or the result has no tokens.
@@ -53,11 +53,11 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, chat_template
 def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, *, bare: bool = False, follows: bool = False) -> tuple[int, ...]:
     """Encode a text, in which `without_control_tokens` may have marked control tokens.
 
-    A ``bare`` text starts a row without a template. Its encoding has the tokens that the tokenizer adds before a text, but
-    not those that it adds after one. No space is added before a text that ``follows`` other text.
+    A ``bare`` text starts a row without a template. Its encoding includes the tokens that the tokenizer adds before a text
+    but not those that it adds after a text. No space is added before a text that ``follows`` other text.
 
     Raises:
-        PromptError: the tokenizer fails, or the beginning of a row has no tokens.
+        PromptError: the tokenizer fails, or the start of a row has no tokens.
     """
 
     def encode(segment: str) -> list[int]:
@@ -73,7 +73,7 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, *, bare: bool = F
     def encode_after(segment: str) -> list[int]:
         try:
             edge, ids = encode("\n"), encode("\n" + segment)
-        except Exception:  # no token for a line break; such a tokenizer adds no space before a text
+        except Exception:  # a tokenizer without a token for a line break adds no space before a text
             return encode(segment)
         return ids[len(edge) :] if ids[: len(edge)] == edge else encode(segment)
 
@@ -97,7 +97,7 @@ def without_control_tokens(tokenizer: PreTrainedTokenizerBase, messages: Sequenc
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
-    """Return the tokenizer's control tokens by id, including added tokens that only look like control tokens."""
+    """Return the tokenizer's control tokens by ID, including added tokens that merely look like control tokens."""
     named = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
     added = tokenizer.added_tokens_decoder.items()
     return named | {key: str(token) for key, token in added if token.special or _CONTROL.fullmatch(str(token))}
@@ -156,11 +156,11 @@ def rendered(
     contents, text, failure = [str(message["content"]).strip() for message in messages], "", None
     try:
         text = render([dict(message) for message in messages])
-    except Exception as error:  # a template can raise anything
+    except Exception as error:  # a template can raise any exception
         failure = error
     if failure is None and all(content in text for content in contents):
         return text
-    with suppress(Exception):  # templates that iterate over contents drop strings, or fail
+    with suppress(Exception):  # templates that iterate over contents drop strings or fail
         in_parts = render([{**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages])
         if "'type': 'text'" not in in_parts and all(content in in_parts for content in contents):
             return in_parts

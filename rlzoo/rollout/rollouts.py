@@ -1,4 +1,4 @@
-"""Samples and grades groups of rollouts, which are divided among processes; a queue holds batches sampled ahead."""
+"""Samples and grades groups of rollouts, which are divided among processes. A queue holds batches sampled ahead."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rlzoo")
 
 Weights = Callable[[], Iterable[tuple[str, Tensor]]]
-"""Returns the current weights, unsharded; all processes must call it together."""
+"""A function that returns the current weights, unsharded. All processes must call it together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +43,21 @@ class Sampled:
     groups: list[RolloutGroup]
     num_rounds: int  # number of sampling rounds
     num_dropped: int  # number of groups that were dropped because their rewards were equal
-    failed: float = 0.0  # share of all sampled responses whose grading failed, or exceeded a built-in grader's limits
-    learner_version: int = 0  # optimizer steps taken before training on this batch
+    failed: float = 0.0  # share of all sampled responses whose grading failed or exceeded a built-in grader's limits
+    learner_version: int = 0  # number of optimizer steps taken before training on this batch
     unknown: dict[str, Any] = field(default_factory=dict)  # tensors that the recorded rollouts lack, as None
 
 
 def collect(sample_round: Callable[[int], list[RolloutGroup]], num_groups: int, extra_rounds: int) -> Sampled:
     """Sample until ``num_groups`` groups have rewards that are not all equal (dynamic sampling, arXiv 2503.14476).
 
-    If there are too few such groups, groups with equal rewards fill up the batch. Minibatches therefore have the same size,
-    and the same gradient noise, even when the task is too easy or too hard.
+    If there are too few such groups, groups with equal rewards fill up the batch. Minibatches therefore have the same size
+    and the same gradient noise even if the task is too easy or too hard.
 
     Args:
-        sample_round: returns ``num_groups`` graded groups for new prompts; called with the number of the round: 0, 1, ...
-        num_groups: size of the batch, in groups.
-        extra_rounds: maximum number of rounds after the first; with 0, the batch is the first round regardless of its rewards.
+        sample_round: returns ``num_groups`` graded groups for new prompts. It is called with the round number: 0, 1, ...
+        num_groups: number of groups in the batch.
+        extra_rounds: maximum number of rounds after the first. With 0, the batch is the first round regardless of its rewards.
     """
     groups, rounds = sample_round(0), 1
     while rounds <= extra_rounds and sum(group.is_mixed for group in groups) < num_groups:
@@ -71,16 +71,16 @@ def collect(sample_round: Callable[[int], list[RolloutGroup]], num_groups: int, 
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """A queued batch, which the background thread samples."""
+    """A queued batch that the background thread samples."""
 
-    step: int  # the step that trains on the batch
-    indices: list[int]  # of the batch's training problems, for all processes
+    step: int  # number of the step that trains on the batch
+    indices: list[int]  # indices of the batch's training problems, for all processes
     problems: list[Problem]
-    rollouts: Future[list[Rollout]] | None = None  # for this process; None if sampling has not begun
+    rollouts: Future[list[Rollout]] | None = None  # this process's rollouts; None if sampling has not begun
 
     @property
     def is_sampled(self) -> bool:
-        """Whether the rollouts are available; if sampling has begun, waits for it to end."""
+        """Whether the rollouts are available. If sampling has begun, this property waits until it has ended."""
         if self.rollouts is None:
             return False
         wait([self.rollouts])
@@ -88,10 +88,10 @@ class Ahead:
 
 
 class Rollouts:
-    """Samples and grades the batches of a run; every process gets the same results.
+    """Samples and grades the batches of a run. Every process gets the same results.
 
     With ``rollout.max_staleness`` = k > 0, step s queues the batches of the next k steps. One background thread samples
-    them in order. The batch of step s is sampled with the weights from the beginning of step max(1, s - k).
+    them in order. The batch of step s is sampled with the weights from the start of step max(1, s - k).
     """
 
     def __init__(self, config: RunConfig, task: Task, sampler: Sampler, accelerator: Accelerator) -> None:
@@ -104,28 +104,28 @@ class Rollouts:
         self.held_out = task.held_out_problems(config.eval.num_problems) if config.eval.num_problems else []
         self.next_problem = 0  # index of the next training problem
         self.measured: Measured = {}  # empty without rollout.band
-        self._names: list[str] | None = None  # names of the rewards; empty if they have none, None before the first grade
+        self._names: list[str] | None = None  # names of the rewards; empty if there are no names, None before the first grade
         self._failed: list[float] = []  # share of responses whose grading failed, for each round of a step
         self._queue: deque[Ahead] = deque()
         self._loaded = -1  # version of the sampler's weights, in optimizer steps; -1 if unknown
-        self._has_failed = False  # whether sampling a queued batch failed; the batches after it are then skipped
+        self._has_failed = False  # whether sampling a queued batch failed, in which case the batches after it are skipped
         num_threads = config.rollout.max_staleness if sampler.in_flight else 1
         self._thread = ThreadPoolExecutor(num_threads, thread_name_prefix="sampler")
 
     def take(self, step: int, newest: Callable[[], int]) -> Sampled:
-        """Return the batch of one step: ``num_prompts`` groups of ``group_size`` rollouts.
+        """Return the batch of one step, which consists of ``num_prompts`` groups of ``group_size`` rollouts.
 
         Args:
             step: number of the step, starting at 1.
-            newest: gives the sampler the newest weights, and returns their version in optimizer steps. It is called before any
-                sampling outside the queue: if there is no queue, and for the extra rounds of dynamic sampling.
+            newest: gives the sampler the newest weights and returns their version in optimizer steps. It is called before any
+                sampling outside the queue, that is, without a queue and for the extra rounds of dynamic sampling.
         """
         settings, self._failed = self.config.rollout, []
         sampled = collect(lambda turn: self._round(step, turn, newest), settings.num_prompts, settings.dynamic_sampling)
         return replace(sampled, failed=fmean(self._failed))
 
     def look_ahead(self, step: int, version: int, weights: Weights) -> None:
-        """Fill the queue with the batches of the steps after this one, and start sampling them in the background.
+        """Fill the queue with the batches of the steps after this one and start sampling them in the background.
 
         Args:
             step: number of the current step, whose batch has been taken.
@@ -151,7 +151,7 @@ class Rollouts:
     def update_weights(self, version: int, weights: Weights) -> None:
         """Replace the sampler's weights, unless they already have this version.
 
-        Wait for background sampling to end first, unless the sampler can change its weights while it samples.
+        The method first waits for background sampling to end, unless the sampler can change its weights while it samples.
         """
         if not self.sampler.in_flight:
             self.settle()
@@ -163,7 +163,7 @@ class Rollouts:
         wait([batch.rollouts for batch in self._queue if batch.rollouts is not None])
 
     def forget_ahead(self) -> None:
-        """Drop all responses that were sampled ahead; new ones are sampled for the same problems with different weights."""
+        """Drop all responses that were sampled ahead. New ones are sampled for the same problems with different weights."""
         for batch in self._queue:
             if batch.rollouts is not None:
                 batch.rollouts.cancel()
@@ -172,7 +172,7 @@ class Rollouts:
         self._has_failed, self._loaded = False, -1
 
     def queued(self) -> list[QueuedBatch]:
-        """Wait for the queued batches, and return them with the rollouts from all processes; a failed batch has none."""
+        """Wait for the queued batches and return them with the rollouts of all processes. A failed batch has no rollouts."""
         batches = []
         for batch in self._queue:
             sampled_here = batch.rollouts.result() if batch.rollouts is not None and batch.is_sampled else None
@@ -182,7 +182,7 @@ class Rollouts:
         return batches
 
     def restore(self, step: int, next_problem: int, queue: list[QueuedBatch], measured: Measured) -> None:
-        """Restore the next problem, the queue and measured rewards from a checkpoint that was saved after the given step."""
+        """Restore the next problem, the queue and the measured rewards from a checkpoint that was saved after ``step``."""
         number, size = self.config.rollout.num_prompts, self.config.rollout.group_size
         self.next_problem, self.measured = next_problem, measured
         start, end = self._share(number)
@@ -195,22 +195,22 @@ class Rollouts:
             self._queue.append(Ahead(step + place, saved.indices, problems, rollouts))
 
     def position(self) -> tuple[int, tuple[Ahead, ...], Measured]:
-        """Return the next problem's index, the queue and the measured rewards, for `go_back`."""
+        """Return the next problem's index, the queue and the measured rewards for `go_back`."""
         return self.next_problem, tuple(self._queue), dict(self.measured)
 
     def go_back(self, position: tuple[int, tuple[Ahead, ...], Measured]) -> None:
-        """Go back to an earlier `position`; queued batches whose sampling failed are sampled again."""
+        """Go back to an earlier `position`. Queued batches whose sampling failed are sampled again."""
         self.next_problem, queue, self.measured = position
         self._queue = deque(batch if batch.is_sampled else replace(batch, rollouts=None) for batch in queue)
         self._has_failed = False
 
     def evaluate(self, newest: Callable[[], int]) -> tuple[dict[str, float], list[list[float | None]]]:
-        """Return the metrics of an evaluation, and all rewards by problem; both are empty if ``eval.num_problems`` is 0.
+        """Return the metrics of an evaluation and all rewards by problem. Both are empty if ``eval.num_problems`` is 0.
 
         The metrics are the mean reward on held-out problems and its sampling error.
 
-        Responses without a grade are left out; ``eval/failed`` is their share. All evaluations with the same ``seed`` use the
-        same random numbers, at every step and for every rule. Runs with different seeds use different random numbers, so that
+        Responses without a grade are left out, and ``eval/failed`` is their share. All evaluations with the same ``seed`` use
+        the same random numbers, at every step and for every rule. Runs with different seeds use different random numbers, so
         the spread across seeds includes the sampling error.
 
         Args:
@@ -230,7 +230,7 @@ class Rollouts:
         return means | sampled_mean(rewards), [[one.reward for one in group.rollouts] for group in groups]
 
     def answer(self, problems: list[Problem], samples: int, *, first_row: int = 0, **how: Any) -> list[RolloutGroup]:
-        """Return ``samples`` graded responses to each problem; ``how`` holds other arguments of `Sampler.sample`."""
+        """Return ``samples`` graded responses to each problem. ``how`` holds other arguments of `Sampler.sample`."""
         return self._graded(problems, self._sample(problems, samples, first_row=first_row, **how), samples)
 
     def close(self) -> None:
@@ -239,7 +239,7 @@ class Rollouts:
         self.sampler.close()
 
     def _round(self, step: int, turn: int, newest: Callable[[], int]) -> list[RolloutGroup]:
-        """Return graded responses to the next training problems; each round of a step has its own random seed."""
+        """Return graded responses to the next training problems. Each round of a step has its own random seed."""
         batch = self._queue.popleft() if turn == 0 and self._queue else None
         problems = self._next_problems(step)[1] if batch is None else batch.problems
         if batch is not None and batch.rollouts is not None:
@@ -253,7 +253,7 @@ class Rollouts:
         return groups
 
     def _next_problems(self, step: int) -> tuple[list[int], list[Problem]]:
-        """Return the indices and the problems of the next training batch, on which the given step trains."""
+        """Return the indices and the problems of the next training batch, which is the batch for the given step."""
         first, settings = self.next_problem, self.config.rollout
         size = self.task.num_problems(held_out=False) if settings.band is not None else None
         problems = self.task.train_problems(first, 2 * size if size else settings.num_prompts)  # two epochs hold every problem
@@ -267,7 +267,7 @@ class Rollouts:
         self._loaded = version
 
     def _sample_ahead(self, batch: Ahead, version: int, weights: dict[str, Tensor] | None) -> list[Rollout]:
-        """Sample a queued batch in the background thread; if sampling fails, the batches after it are skipped."""
+        """Sample a queued batch in the background thread. If sampling fails, the batches after it are skipped."""
         if self._has_failed:
             raise CancelledError
         try:
@@ -285,7 +285,7 @@ class Rollouts:
         return self._sample(problems, settings.group_size, temperature=settings.temperature, truncation=truncation, **how)
 
     def _sample(self, problems: list[Problem], samples: int, *, first_row: int = 0, **how: Any) -> list[Rollout]:
-        """Return the responses to this process's share of the problems; ``how`` holds other arguments of `Sampler.sample`."""
+        """Return the responses to this process's share of the problems. ``how`` holds other arguments of `Sampler.sample`."""
         start, end = self._share(len(problems))
         how["first_row"] = first_row + start * samples
         if self.player is not None:
@@ -340,7 +340,7 @@ class Rollouts:
         return [replace(group, compared=compared) for group in groups] if is_needed else groups
 
     def _graded_here(self, asked: list[Problem], rollouts: list[Rollout]) -> tuple[list[Rollout], list[str]]:
-        """Return the responses with rewards, and a reason for each response whose grading failed.
+        """Return the responses with their rewards, and a reason for each response whose grading failed.
 
         A grader stores only the reason for its last failure, so the reasons may repeat.
         """
@@ -354,7 +354,7 @@ class Rollouts:
         return graded, [self.task.last_failure] * failed
 
     def _rewards(self, asked: list[Problem], rollouts: list[Rollout]) -> list[tuple[float | None, dict[str, float]]]:
-        """Return one reward per response, with its named rewards; raise RunError if a user's task fails."""
+        """Return one reward per response with the named rewards. Raise RunError if a user's task fails."""
         named = f"task {self.task.name!r}"
         try:
             answers = self.task.grade(asked, [rollout.text for rollout in rollouts])
@@ -370,7 +370,7 @@ class Rollouts:
         return rewards
 
     def _weighted(self, grade: object) -> tuple[float | None, dict[str, float]]:
-        """Return a grade as one reward (the weighted sum of its named rewards, if it has any) and the named rewards."""
+        """Return a grade as one reward, which is the weighted sum of any named rewards, together with the named rewards."""
         if grade is None or not isinstance(grade := checked_grade(grade), Mapping):
             return grade, {}
         weights = self.config.reward.weights
@@ -381,7 +381,7 @@ class Rollouts:
         return sum(grader.num_failures for grader in self.task.graders)
 
     def _check_failed(self, reasons: list[str], number: int) -> None:
-        """Record the share of failures across all processes, and end the run if there are too many.
+        """Record the share of failures across all processes and end the run if there are too many.
 
         Args:
             reasons: one reason for each failure in this process.
@@ -405,7 +405,7 @@ class Rollouts:
 
 
 def sampled_mean(rewards: Sequence[Tensor] | Tensor) -> dict[str, float]:
-    """Return the mean over problems of their mean reward, and its standard error due to sampling, with the problems held fixed.
+    """Return the mean over problems of their mean rewards, and its standard error due to sampling for fixed problems.
 
     Args:
         rewards: the rewards of each problem, ``(samples,)``. If a problem has a single sample, its variance is unknown, so

@@ -1,4 +1,4 @@
-"""The base class of samplers, and the sampler for transformers models."""
+"""The base class of samplers and the sampler for transformers models."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Settings for one draw; equal settings and weights give equal tokens."""
+    """Settings for one draw. Equal settings and weights give equal tokens."""
 
     seed: int
     rows: Sequence[int]  # row numbers in the whole batch; each row has its own random numbers
     limit: int  # maximum number of tokens in a turn
-    temperature: float = 1.0  # divides the logits
+    temperature: float = 1.0  # divisor of the logits
     turn: int = 0  # counted from 0; each turn has its own random numbers
     truncation: Truncation | None = None  # None for the whole distribution
 
@@ -88,9 +88,9 @@ class Sampler(ABC):
     """Draws responses to prompts with the current weights."""
 
     needs_weights = False
-    """Whether the sampler has its own weights, which `update_weights` replaces; otherwise it reads the trained model."""
+    """Whether the sampler has its own weights, which `update_weights` replaces. Otherwise, it reads the trained model."""
     in_flight = False
-    """Whether several threads may call `sample` at once, and `update_weights` may be called while they sample."""
+    """Whether several threads may call `sample` at once and `update_weights` may be called while they sample."""
 
     def __init__(
         self,
@@ -138,16 +138,16 @@ class Sampler(ABC):
         policy_version: int = 0,
         first_row: int = 0,
     ) -> list[Rollout]:
-        """Draw ``samples`` responses to each prompt; responses to the same prompt are consecutive.
+        """Draw ``samples`` responses to each prompt. Responses to the same prompt are consecutive.
 
         Args:
             prompts: texts, before the chat template is applied.
-            samples: responses per prompt.
-            seed: equal seeds and weights give equal responses; the global random state does not change.
+            samples: number of responses per prompt.
+            seed: random seed. Equal seeds and weights give equal responses. The global random state does not change.
             temperature: sampling temperature.
             truncation: top-k and top-p; None samples from the whole distribution.
             policy_version: version number to record in every rollout.
-            first_row: index of the first response in the batch of all processes; offsets the random numbers.
+            first_row: index of the first response in the batch of all processes, which offsets the random numbers.
         """
         with self._tokenizing:
             encoded = [encode_prompt(self.tokenizer, prompt, self.chat_template) for prompt in prompts]
@@ -175,7 +175,7 @@ class Sampler(ABC):
         )
 
     def ended(self, drawn: Drawn) -> tuple[Ids, bool]:
-        """Return the tokens up to and including the first end token, and whether there is one; see also `refuse_nan`."""
+        """Return the tokens up to and including the first end token, and whether there is one. See also `refuse_nan`."""
         end = next((place + 1 for place, token in enumerate(drawn.tokens) if token in self.end_ids), None)
         refuse_nan(torch.tensor(drawn.log_probs[:end]))
         return tuple(drawn.tokens[:end]), end is not None
@@ -183,26 +183,26 @@ class Sampler(ABC):
     def text(self, ids: Sequence[int]) -> str:
         """Decode tokens to text, without padding and the tokens that begin or end a text.
 
-        Other special tokens stay, because rewards and tool calls depend on tokens such as ``<answer>`` and ``<tool_call>``.
+        Other special tokens are kept, because rewards and tool calls depend on tokens such as ``<answer>`` and ``<tool_call>``.
         """
         read = [token for token in ids if token not in self._unread]
         return str(self.tokenizer.decode(read, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     @abstractmethod
     def draw(self, rows: Sequence[Ids], draws: Draws) -> Sequence[Drawn]:
-        """Continue each row of tokens up to an end token or the limit; the caller calls `rest` afterwards."""
+        """Continue each row of tokens up to an end token or the limit. The caller calls `rest` afterwards."""
 
-    def rest(self) -> None:  # noqa: B027  # not abstract: most samplers hold nothing
+    def rest(self) -> None:  # noqa: B027  # not abstract, because most samplers hold nothing
         """Release memory that is held between turns."""
 
     def draw_turn(self, contexts: Mapping[int, Ids], draws: Draws, caches: Caches | None = None) -> tuple[list[Drawn], Any]:
-        """Draw a turn for each open episode; the caller calls `rest` after the last turn.
+        """Draw a turn for each open episode. The caller calls `rest` after the last turn.
 
         This method works with every sampler, because it passes the whole episode to the sampler in every turn. vLLM reuses
         earlier computation through its prefix cache.
 
         Args:
-            contexts: all tokens so far of each open episode, keyed by its index in the batch. They begin with the tokens that
+            contexts: all tokens of each open episode so far, keyed by its index in the batch. They start with the tokens that
                 were passed for the previous turn.
             draws: settings for these episodes, in the same order.
             caches: the second result of the previous turn; None in the first turn.
@@ -211,7 +211,7 @@ class Sampler(ABC):
 
     @abstractmethod
     def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int = 0) -> None:
-        """Replace the weights; names and shapes match the model's ``state_dict``.
+        """Replace the weights. Names and shapes match the model's ``state_dict``.
 
         Args:
             weights: names and tensors.
@@ -224,7 +224,7 @@ class Sampler(ABC):
 
 
 class HFSampler(Sampler):
-    """Samples with a transformers model, using `decode` or transformers' `generate`; responses include the end token."""
+    """Samples with a transformers model, using `decode` or transformers' `generate`. Responses include the end token."""
 
     def __init__(
         self,
@@ -238,20 +238,20 @@ class HFSampler(Sampler):
         probe: Probe | None = None,
         **common: Any,
     ) -> None:
-        """Choose the fastest way of decoding whose log-probs are those of the model; see also `Sampler`.
+        """Choose the fastest way of decoding that gives the model's log-probs. See also `Sampler`.
 
         Args:
             model: see `Sampler`.
             tokenizer: see `Sampler`.
             own_weights: whether to sample from a copy of the model.
             way: the only way to try, or "generate" to try it and the slower ways.
-            graphs: see ``rollout.graphs``; it has no effect if ``way`` is set.
+            graphs: see ``rollout.graphs``. It has no effect if ``way`` is set.
             device: device of the copy.
-            probe: a probe of the model, whose longest row limits how far ways are compared; None makes one.
+            probe: a probe of the model, whose longest row limits the length at which ways are compared; None creates a probe.
             common: see `Sampler`.
 
         Raises:
-            UserError: no way gives the model's log-probs, or the one for ``graphs="on"`` does not.
+            UserError: no way gives the model's log-probs, or the way for ``graphs="on"`` does not.
         """
         if own_weights:
             model = copy.deepcopy(model).requires_grad_(False).to(device or model.device)
@@ -296,7 +296,7 @@ class HFSampler(Sampler):
         return [drawn[place] for place in range(len(rows))]
 
     def draw_turn(self, contexts: Mapping[int, Ids], draws: Draws, caches: Caches | None = None) -> tuple[list[Drawn], Any]:
-        """See `Sampler.draw_turn`; the caches hold keys and values, so that each token is computed once."""
+        """See `Sampler.draw_turn`. The caches hold keys and values, so that each token is computed only once."""
         if self.way not in RESUMED:
             return super().draw_turn(contexts, draws)
         uniforms = row_uniforms(draws.seed, draws.rows, draws.limit, draws.turn)
@@ -309,10 +309,10 @@ class HFSampler(Sampler):
         return _drawn(decoded), decoded.caches
 
     def _agreeing_way(self, ways: Sequence[Way], failed: list[str], reach: Ids) -> Way:
-        """Return the first way with the model's log-probs in rows as long as ``reach``, and log why faster ones failed."""
+        """Return the first way that gives the model's log-probs in rows as long as ``reach``; log why faster ways failed."""
         name = type(self.model).__name__
         prompts, number = _uneven_prompts(reach)
-        ends, self.end_ids = self.end_ids, frozenset()  # so that all responses have the same length
+        ends, self.end_ids = self.end_ids, frozenset()  # then all responses have the same length
         try:
             for self.way in ways:
                 try:
@@ -337,7 +337,7 @@ class HFSampler(Sampler):
         return self.way
 
     def _difference(self, prompts: Sequence[Ids], number: int) -> float:
-        """Return the first difference from plain passes that is too large, in nats, or 0."""
+        """Return the first difference from plain passes that is too large, in nats, or 0 if there is none."""
         draws, caches = Draws(seed=0, rows=range(len(prompts)), limit=number), None
         for turn in range(2 if self.way in RESUMED else 1):
             drawn, caches = self.draw_turn(dict(enumerate(prompts)), replace(draws, turn=turn), caches)
@@ -346,7 +346,7 @@ class HFSampler(Sampler):
                 plain = plain_log_probs(self.model, row)
                 compare = partial(excess, eps=precision(self.model), noise=partial(noise_of, self.model, row, plain))
                 nats = compare(torch.tensor(response.log_probs), plain[len(ids) - 1 :])
-                # a row whose tokens depend on later ones, as near a rotary switch, has no log-probs to compare with
+                # if tokens depend on later ones, as they do near a rotary switch, there are no log-probs to compare with
                 if nats and not compare(plain_log_probs(self.model, ids), plain[: len(ids) - 1]):
                     return nats
             answered = enumerate(zip(prompts, drawn, strict=True))
@@ -383,7 +383,7 @@ class HFSampler(Sampler):
         )
 
     def _generate(self, rows: Sequence[Ids], uniforms: Tensor, draws: Draws) -> Decoded:
-        """Decode with transformers' `generate` and left padding; all rows run until the longest one ends."""
+        """Decode with transformers' `generate` and left padding. All rows run until the longest one ends."""
         from transformers import GenerationConfig, LogitsProcessorList
 
         device, pad_id = self.model.device, int(self.tokenizer.pad_token_id)
@@ -405,7 +405,7 @@ class HFSampler(Sampler):
         return Decoded(sequences[:, size:], processor.log_probs(), kept=processor.kept())
 
     def _pass_whole_rows(self, rows: Sequence[Ids], uniforms: Tensor, draws: Draws) -> Decoded:
-        """Decode rows of equal length without a cache; all rows run until the longest one ends."""
+        """Decode rows of equal length without a cache. All rows run until the longest one ends."""
         ids, ends = torch.tensor(rows, device=self.model.device), torch.tensor(sorted(self.end_ids), device=self.model.device)
         size, processor = ids.shape[1], OwnDraws(uniforms.to(ids.device), draws.temperature, draws.truncation)
         has_ended = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
@@ -423,7 +423,7 @@ def _drawn(decoded: Decoded) -> list[Drawn]:
 
 
 def _uneven_prompts(row: Ids) -> tuple[list[Ids], int]:
-    """Cut prompts out of a row, and return them with the number of tokens to draw; even after two turns, none exceeds the row.
+    """Cut prompts from a row, and return them with a number of tokens to draw that keeps two turns within the row's length.
 
     Responses begin before every power of two, where windows and chunks usually end, and continue after it.
     """

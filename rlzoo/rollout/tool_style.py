@@ -1,4 +1,4 @@
-"""Determines from a model's chat template how to describe tools and format their results."""
+"""Determines how to describe tools and format their results, using a model's chat template."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _USER, _ASSISTANT = {"role": "user", "content": "Hello"}, {"role": "assistant", 
 
 @dataclass(frozen=True, slots=True)
 class ToolStyle:
-    r"""How tools and their results are formatted; anything that the chat template does not support goes into ordinary messages.
+    r"""The format of tools and their results. Anything that the chat template does not support becomes ordinary messages.
 
     Example:
         >>> style = ToolStyle(text="You may call f.")
@@ -50,13 +50,13 @@ class ToolStyle:
     """
 
     schemas: tuple[Mapping[str, Any], ...] = ()  # passed to the template as ``tools``
-    text: str = ""  # describes the tools if the template does not
+    text: str = ""  # describes the tools if the template does not do so
     has_role: bool = False  # whether the template supports the role "tool"
     has_system: bool = True  # whether the template supports the role "system"
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]]) -> Self:
-        """Determine the style by rendering test messages; a template with a different call format is not used for tools."""
+        """Determine the style by rendering test messages. A template with a different call format is not used for tools."""
         described = _try(tokenizer, [_USER], [_PROBE])
         if all(word in described for word in ("probe_of_tools", "<tool_call>", '"arguments"')):
             answer = {"role": "tool", "name": "probe_of_tools", "content": "an answer"}
@@ -79,7 +79,7 @@ class ToolStyle:
         return [{"role": "system", "content": self.text}, *messages]
 
     def answers(self, messages: Sequence[Message]) -> list[Message]:
-        """Convert the environment's messages; without a tool role, consecutive tool results become one user message."""
+        """Convert the environment's messages. Without a tool role, consecutive tool results become one user message."""
         if self.has_role:
             return list(messages)
         converted: list[Message] = []

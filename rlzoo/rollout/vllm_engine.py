@@ -1,4 +1,4 @@
-"""The engine ``vllm``: vLLM in the trainer's processes or as a server. Its settings are `VLLMConfig`."""
+"""The engine ``vllm``, which runs vLLM in the trainer's processes or as a server. Its settings are in `VLLMConfig`."""
 
 from __future__ import annotations
 
@@ -51,6 +51,6 @@ class VLLM(Engine):
             return ServerSampler(model, tokenizer, self.settings, served=path, **common)
         from rlzoo.rollout.vllm_sampler import VLLMSampler
 
-        overlaps = self.rollout.max_staleness > 0  # if so, vLLM samples while the learner works, so it must not sleep
+        overlaps = self.rollout.max_staleness > 0  # vLLM then samples while the learner works, so it must not sleep
         settings = self.settings.model_copy(update={"sleep": False}) if overlaps else self.settings
         return VLLMSampler(model, tokenizer, settings, **common)

@@ -1,4 +1,4 @@
-"""Converts models for vLLM: unties embeddings, and pads attention heads to a size that vLLM's CPU kernels support."""
+"""Converts models for vLLM by untying embeddings and padding attention heads to a size that its CPU kernels support."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def cpu_head_size(config: PretrainedConfig) -> int:
 
 
 def padded_config(config: PretrainedConfig, size: int) -> PretrainedConfig:
-    """Return a config with heads of width ``size``; rotary embeddings apply only to the original components."""
+    """Return a config with heads of width ``size``. Rotary embeddings apply only to the original components."""
     if size == head_size(config):
         return config
     changed = copy.deepcopy(config)
@@ -53,13 +53,13 @@ def padded_config(config: PretrainedConfig, size: int) -> PretrainedConfig:
 def vllm_weights(weights: Iterable[tuple[str, Tensor]], config: PretrainedConfig, size: int) -> Iterator[tuple[str, Tensor]]:
     """Convert a model's ``state_dict`` for vLLM, tensor by tensor.
 
-    vLLM keeps a separate output head even if embeddings are tied, and does not report a missing head, so the head is always
+    vLLM keeps a separate output head even if embeddings are tied and does not report a missing head, so the head is always
     included.
 
     Args:
         weights: names and tensors of the transformers model.
         config: config of that model.
-        size: width of an attention head in vLLM; at least the width in the model.
+        size: width of an attention head in vLLM, which is at least the width in the model.
     """
     width, embeddings, has_head = head_size(config), None, False
     for name, tensor in weights:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from vllm import LLM
 
-MAX_ROWS = 1024  # maximum number of rows in one pass; vLLM's own limit is between 1,024 and 2,048 tokens
+MAX_ROWS = 1024  # maximum number of rows in one pass; vLLM's own limit is between 1024 and 2048 tokens
 
 ROOM_FOR_TIES = 16  # minimum number of log-probs beyond top_k, in case other tokens share the k-th largest logit
 DROPPED = -9000.0  # log-probs of dropped tokens are below this: -inf in process, -9999 from a server
@@ -36,7 +36,7 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; the default is a share of all memory
 }
-"""Environment variables for vLLM; values that the user has set take precedence."""
+"""Environment variables for vLLM. Values that the user has set take precedence."""
 
 
 class AnyVLLMSampler(Sampler):
@@ -57,21 +57,21 @@ class AnyVLLMSampler(Sampler):
         top_k: int | None = None,
         **common: Any,
     ) -> None:
-        """See `Sampler`; ``top_k`` is the largest top-k that is used for sampling."""
+        """See `Sampler`. ``top_k`` is the largest top-k that is used for sampling."""
         super().__init__(model, tokenizer, **common)
         self.settings = settings
         self.has_weights = False
         self.vocabulary = int(model.config.get_text_config().vocab_size)
-        # more than top_k: if some of the log-probs belong to dropped tokens, no kept token can be missing
+        # request more than top_k, because no kept token can be missing if some log-probs belong to dropped tokens
         self.num_log_probs = 0 if top_k is None else min(2 * top_k + ROOM_FOR_TIES, self.vocabulary)
 
     @property
     def context(self) -> int:
-        """See `Sampler.context`; vLLM's limit may be lower than the model's context length."""
+        """See `Sampler.context`. vLLM's limit may be lower than the model's context length."""
         return min(super().context, self.max_model_len)
 
     def _requests(self, rows: Sequence[Ids], draws: Draws) -> list[dict[str, Any]]:
-        """Return the sampling parameters of each response: the distribution, log-probs, and end tokens."""
+        """Return each response's sampling parameters: its distribution, log-probs and end tokens."""
         assert self.has_weights, "update_weights must be called before sampling"
         self._check_length(max(map(len, rows), default=0), draws.limit)
         truncation = draws.truncation or Truncation()
@@ -90,7 +90,7 @@ class AnyVLLMSampler(Sampler):
         ]
 
     def _kept(self, reported: Iterable[Mapping[int, float]]) -> KeptSets:
-        """Return the tokens that truncation kept for each drawn token, derived from the log-probs of the most probable tokens.
+        """Return the tokens that truncation kept for each drawn token, given the log-probs of the most probable tokens.
 
         Raises:
             RunError: vLLM kept more tokens than it returned, because many logits tie with the k-th largest.
@@ -137,7 +137,7 @@ class VLLMSampler(AnyVLLMSampler):
         self.sleeps = self.settings.sleep and bool(platform.is_sleep_mode_available())
         self.head_size = cpu_head_size(model.config) if on_cpu else head_size(model.config)
         config = padded_config(model.config, self.head_size)
-        # with several training processes, each process has its own engine in the existing process group
+        # if there are several training processes, each has its own engine in the existing process group
         together = {"distributed_executor_backend": "external_launcher"} if int(os.environ.get("WORLD_SIZE", "1")) > 1 else {}
         set_num_threads = torch.set_num_threads  # vLLM's CPU worker replaces this function with one that only warns
         try:
@@ -168,7 +168,7 @@ class VLLMSampler(AnyVLLMSampler):
         self._check_length()
 
     def draw(self, rows: Sequence[Ids], draws: Draws) -> list[Drawn]:
-        """See `Sampler.draw`; vLLM stays awake, with its prefix cache, until `rest` is called."""
+        """See `Sampler.draw`. vLLM stays awake, with its prefix cache, until `rest` is called."""
         from vllm import SamplingParams
 
         requests = [SamplingParams(**request, detokenize=False) for request in self._requests(rows, draws)]
@@ -196,7 +196,7 @@ class VLLMSampler(AnyVLLMSampler):
         self.has_weights = True
 
     def close(self) -> None:
-        """Shut the engine down and release its memory."""
+        """Shut down the engine and release its memory."""
         from vllm.distributed import cleanup_dist_env_and_memory
 
         self.llm.llm_engine.engine_core.shutdown()
@@ -209,14 +209,14 @@ class VLLMSampler(AnyVLLMSampler):
             self.asleep = False
 
     def rest(self) -> None:
-        """See `Sampler.rest`; releases the GPU memory, including the prefix cache, until the next draw."""
+        """See `Sampler.rest`. Releases the GPU memory, including the prefix cache, until the next draw."""
         if self.sleeps and not self.asleep:
-            self.llm.sleep(level=1)  # keeps the weights in CPU memory
+            self.llm.sleep(level=1)  # level 1 keeps the weights in CPU memory
             self.asleep = True
 
 
 def _import_vllm() -> tuple[Any, type[LLM]]:
-    """Import vLLM after setting its environment variables, and return its platform and engine class."""
+    """Import vLLM after setting its environment variables. Return its platform and its engine class."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:

@@ -1,4 +1,4 @@
-"""Samples with a vLLM server on this or another machine; new weights are passed through a folder, or over HTTP."""
+"""Samples with a vLLM server on this or another machine. New weights are passed through a folder or over HTTP."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ T = TypeVar("T")
 
 CONNECT_SECONDS = 10
 PAUSES = (1, 2, 4, 8, 16, 32, 64)  # seconds between retries if the server does not respond or fails
-LARGEST_REPLY = 2**30  # bytes; a token takes about 100, and each additional log-prob about 40
-PROBES = 3  # answers that must all differ from the known one before the server's weights count as changed
+LARGEST_REPLY = 2**30  # in bytes; a token takes about 100 bytes, and each additional log-prob takes about 40 bytes
+PROBES = 3  # number of answers that must all differ from the known one before the server's weights count as changed
 
 Answer = tuple[tuple[int, float], ...]  # tokens and log-probs of the fixed request; empty if it was aborted
 
 
 def _are_near(answer: Answer, known: Answer, tolerance: float) -> bool:
-    """Return whether the log-probs are equal within ``tolerance``, up to the first token that differs."""
+    """Return whether the log-probs are equal to within ``tolerance`` up to the first token that differs."""
     same = itertools.takewhile(lambda pair: pair[0][0] == pair[1][0], zip(answer, known, strict=False))
     return max((abs(first - second) for (_, first), (_, second) in same), default=math.inf) <= tolerance
 
@@ -56,7 +56,7 @@ FETCH_HINT = "start it with --worker-extension-cls rlzoo.rollout.vllm_worker.Fet
 
 
 class _Files(SimpleHTTPRequestHandler):
-    """Serves files, but no directory listings, and logs nothing."""
+    """Serves files but no directory listings, and logs nothing."""
 
     def list_directory(self, path: Any) -> None:
         self.send_error(404)
@@ -66,11 +66,11 @@ class _Files(SimpleHTTPRequestHandler):
 
 
 class SilentServerError(UserError):
-    """The server cannot be reached, times out or fails; a retry may succeed."""
+    """The server cannot be reached, times out or fails. A retry may succeed."""
 
 
 class Gate:
-    """Counts the open requests to a server, and blocks new ones while its weights change."""
+    """Counts the open requests to a server and blocks new ones while its weights change."""
 
     def __init__(self) -> None:
         self._changing = threading.Lock()
@@ -80,7 +80,7 @@ class Gate:
 
     @contextmanager
     def passing(self) -> Iterator[None]:
-        """Wait until the gate is open, and then run the block; `closed` waits for the block to end."""
+        """Wait until the gate is open and then run the block. `closed` waits for the block to end."""
         with self._condition:
             self._condition.wait_for(lambda: self._is_open)
             self._num_inside += 1
@@ -110,10 +110,10 @@ class Gate:
 class ServerSampler(AnyVLLMSampler):
     """Samples with the server at ``settings.server``, which serves the model under the name ``served``.
 
-    vLLM reports no version of its weights. A fixed request is therefore sent after loading weights, before and after every
-    batch, and before loading weights in flight. As long as the answer stays the same, nobody else has changed the weights.
+    vLLM reports no version of its weights. Therefore, the sampler sends a fixed request after loading weights, before and
+    after every batch, and before loading weights in flight. While the answer stays the same, nobody else has changed them.
 
-    With ``settings.in_flight``, the server's weights change while it samples. Responses in progress are aborted, and then
+    With ``settings.in_flight``, the server's weights change while it samples. Responses in progress are aborted and then
     continued from their existing tokens with the new weights, so that the version of the weights is known for every token.
     """
 
@@ -129,7 +129,7 @@ class ServerSampler(AnyVLLMSampler):
         self.in_flight = settings.in_flight
         self.version = 0  # version of the server's weights, in optimizer steps
         self.gate = Gate()
-        # no keep-alive: the server would close the connection while the learner works
+        # disable keep-alive, because the server would close the connection while the learner works
         self.http = urllib3.connection_from_url(
             settings.server,
             headers={"Connection": "close"},
@@ -138,17 +138,17 @@ class ServerSampler(AnyVLLMSampler):
             retries=False,
         )
         self.processes = PartialState()
-        self.known: Answer = ()  # the answer with the weights that were sent last
+        self.known: Answer = ()  # the server's answer with the weights that were sent last
         self.own_folder = not settings.sync_folder
         host = urlsplit(settings.server).hostname or ""
         self.is_fetching = self.own_folder and not (host in ("localhost", "::1") or host.startswith("127."))
         self._check_server()
-        # not made by tempfile, because a server that runs as another user could not open it
+        # a server that runs as another user could not open a folder created by tempfile
         usual = Path(tempfile.gettempdir(), f"rlzoo-weights-{uuid.uuid4().hex}")
         self.folder = Path(settings.sync_folder or usual).resolve()
 
     def draw(self, rows: Sequence[Ids], draws: Draws) -> list[Drawn]:
-        """Request all responses, ``batch_size`` at a time; see `Sampler.draw`."""
+        """Request all responses, ``batch_size`` at a time. See `Sampler.draw`."""
         requests, truncates = self._requests(rows, draws), draws.truncation is not None
 
         def draw_all() -> list[Drawn]:
@@ -166,7 +166,7 @@ class ServerSampler(AnyVLLMSampler):
         return self._patiently(draw_all)
 
     def _draw_one(self, ids: Ids, request: dict[str, Any], truncates: bool) -> Drawn:
-        """Draw one response, and continue it if it is aborted for a weight update."""
+        """Draw one response and continue it if it is aborted for a weight update."""
         tokens: list[int] = []
         log_probs: list[float] = []
         versions: list[int] = []
@@ -192,15 +192,15 @@ class ServerSampler(AnyVLLMSampler):
         return Drawn(tokens, log_probs, KeptSets.join(kept) if truncates else None, versions if self.in_flight else ())
 
     def _abort(self) -> None:
-        """Abort all requests; the server returns the tokens that it has drawn so far."""
+        """Abort all requests. The server returns the tokens that it has drawn so far."""
         with suppress(SilentServerError):  # if the server does not respond, the requests fail as well
             self._ask("POST", "/abort_requests", json={}, hint="; rollout.vllm.in_flight needs vLLM 0.32 or newer")
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int = 0) -> None:
-        """Write the weights to the folder, make the server load them and reset its prefix cache.
+        """Write the weights to the folder, make the server load them, and reset its prefix cache.
 
         All processes must call this method, because each may hold a shard of the weights. Only the main process contacts the
-        server; the other processes wait until it is done.
+        server. The other processes wait until it is done.
         """
         from accelerate.utils import broadcast_object_list
 
@@ -213,7 +213,7 @@ class ServerSampler(AnyVLLMSampler):
         self.has_weights = True
 
     def close(self) -> None:
-        """Remove the folder if this sampler created it; the server keeps running."""
+        """Remove the folder if this sampler created it. The server keeps running."""
         self.http.close()
         if self.own_folder:
             with suppress(OSError):  # the folder may contain other files
@@ -221,9 +221,9 @@ class ServerSampler(AnyVLLMSampler):
 
     def _write_and_load(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights}
-        # a new name every time, because another machine may still see the old file under a reused name
+        # use a new name every time, because another machine may still see the old file under a reused name
         folder = self.folder / f"weights-{uuid.uuid4().hex}"
-        # without in_flight, nothing is sampled at this time
+        # without in_flight, nothing is being sampled now
         with self.gate.closed(self._abort) if self.in_flight else nullcontext():
             if self.in_flight and self.known:  # open batches have checked older weights; their next check is of the new ones
                 self._patiently(partial(self._check_weights, is_closed=True))
@@ -285,7 +285,7 @@ class ServerSampler(AnyVLLMSampler):
                 server.shutdown()
 
     def _answer(self) -> Answer:
-        """Send the fixed request, which is too short for the prefix cache, and whose continuation no model can be sure of."""
+        """Send the fixed request. It is too short for the prefix cache, and no model can be certain of its continuation."""
         prompt = [self.vocabulary * place // 5 for place in range(1, 5)]
         request = {"max_tokens": 8, "temperature": 2.0, "seed": 0, "logprobs": 0, "stop_token_ids": [], "ignore_eos": True}
         body = {"model": self.served, "prompt": prompt, "return_token_ids": True, **request}
@@ -294,9 +294,9 @@ class ServerSampler(AnyVLLMSampler):
         return tuple(zip(tokens, choice["logprobs"]["token_logprobs"][: len(tokens)], strict=True))
 
     def _check_weights(self, *, is_closed: bool = False) -> None:
-        """Raise a RunError if the server no longer has the weights that were sent; ``is_closed`` is the gate's state.
+        """Raise a RunError if the server no longer has the weights that were sent. ``is_closed`` is the gate's state.
 
-        The same weights give exactly the same answer, unless other requests share the batch and change the rounding.
+        The same weights give exactly the same answer unless other requests share the batch and change the rounding.
         """
         answers: list[Answer] = []
         is_near = False
@@ -314,7 +314,7 @@ class ServerSampler(AnyVLLMSampler):
         raise RunError(str(self._error(f"{problem}; give every run its own server")))
 
     def _patiently(self, work: Callable[[], T]) -> T:
-        """Call ``work``, and repeat it after pauses while the server does not respond; finally, raise a RunError."""
+        """Call ``work``, and repeat it after pauses while the server does not respond. If it never does, raise a RunError."""
         for pause in PAUSES:
             try:
                 return work()
@@ -327,7 +327,7 @@ class ServerSampler(AnyVLLMSampler):
             raise RunError(str(error)) from error
 
     def _check_server(self) -> None:
-        """Check that the server's settings match the run's, and read its length limit and device."""
+        """Check that the server's settings match those of the run, and read the server's length limit and device."""
         names = {model["id"] for model in self._ask("GET", "/v1/models")["data"]}
         if self.served not in names:
             problem = f"serves {', '.join(sorted(names))}, not model.path={self.served!r}"
@@ -362,7 +362,7 @@ class ServerSampler(AnyVLLMSampler):
             self._abort()
 
     def _ask(self, method: str, path: str, hint: str = "", **request: Any) -> dict[str, Any]:
-        """Send a request and return the JSON object in the reply (empty if there is no body); failures raise a UserError."""
+        """Send a request and return the JSON object in the reply (empty if there is no body). Failures raise a UserError."""
         from urllib3.exceptions import HTTPError, ReadTimeoutError
 
         url_path = urlsplit(self.settings.server or "").path.rstrip("/")

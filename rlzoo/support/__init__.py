@@ -1,1 +1,1 @@
-"""General helpers: files, locks, worker processes, parsing of untrusted input, and the installation."""
+"""General helpers for files, locks, worker processes, parsing untrusted input, and the installation."""

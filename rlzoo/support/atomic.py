@@ -1,4 +1,4 @@
-"""Writes files and folders atomically: under a temporary name first, so that a file or folder is either complete or absent."""
+"""Writes files and folders under a temporary name first, so that each of them is either complete or absent."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class UnwritableError(OSError):
-    """Raised if a file cannot be written; the message is one line with the reason, the file and the free space."""
+    """Raised if a file cannot be written. The message is one line with the reason, the file and the free space."""
 
 
 @contextmanager
 def writing(file: Path, size: int = 0) -> Iterator[None]:
-    """Inside the block, re-raise errors from writing files as `UnwritableError`.
+    """Re-raise errors from writing files inside the block as `UnwritableError`.
 
     Args:
         file: the file or folder that is being written.
@@ -32,7 +32,7 @@ def writing(file: Path, size: int = 0) -> Iterator[None]:
     except UnwritableError:
         raise
     except (OSError, SafetensorError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "file write failed" not in str(error):  # torch.save has no error of its own
+        if isinstance(error, RuntimeError) and "file write failed" not in str(error):  # torch.save has no error class
             raise
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         free = shutil.disk_usage(next(path for path in (file, *file.parents) if path.is_dir())).free
@@ -49,7 +49,7 @@ def temporary_path(path: Path, key: str) -> Path:
 
     Args:
         path: the final name.
-        key: a random name that is unique to the writer, such as the id of a run. Files with another key, or without one,
+        key: a random name that is unique to the writer, such as the ID of a run. Files with another key or without a key
             belong to other writers.
     """
     return path.with_name(f".{path.name}.{key[:16]}.part")
@@ -57,7 +57,7 @@ def temporary_path(path: Path, key: str) -> Path:
 
 @contextmanager
 def replacing(file: Path, key: str) -> Iterator[Path]:
-    """Yield a temporary path to write to, and rename it to ``file`` at the end of the block, unless the block fails."""
+    """Yield a temporary path to write to, and rename it to ``file`` at the end of the block unless the block fails."""
     temporary = temporary_path(file, key)
     try:
         yield temporary
@@ -67,7 +67,7 @@ def replacing(file: Path, key: str) -> Iterator[Path]:
 
 
 def write_text(file: Path, text: str, key: str) -> None:
-    """Replace a text file atomically, and wait until it is on the disk."""
+    """Replace a text file atomically and wait until it is on the disk."""
     with replacing(file, key) as temporary:
         temporary.write_text(text, encoding="utf-8")
         sync(temporary)
@@ -86,9 +86,9 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor], key: str, metadata:
     folder.mkdir(exist_ok=True)
     facts = None if metadata is None else dict(metadata)
     try:
-        try:  # with numpy, because safetensors.torch leaves ctypes types in memory for every new size of a tensor
+        try:  # use numpy, because safetensors.torch leaves ctypes types in memory for every new size of a tensor
             arrays = {name: tensor.detach().contiguous().numpy() for name, tensor in tensors.items()}
-        except TypeError:  # bfloat16, or on a GPU
+        except TypeError:  # a tensor is bfloat16 or on a GPU
             safetensors.torch.save_file(dict(tensors), folder / file.name, facts)
         else:
             safetensors.numpy.save_file(arrays, folder / file.name, facts)
@@ -99,7 +99,7 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor], key: str, metadata:
 
 
 def follow_umask(folder: Path) -> None:
-    """Give files below a folder the modes of ordinary files; safetensors makes them readable by their owner only."""
+    """Give files below a folder the modes of ordinary files, because safetensors makes them readable only by their owner."""
     mode = folder.stat().st_mode & 0o666  # set by mkdir; a process can read its umask only by changing it for all threads
     for path in folder.rglob("*"):
         if path.is_file():
@@ -107,10 +107,10 @@ def follow_umask(folder: Path) -> None:
 
 
 def remove_files(folder: Path, is_own: Callable[[str], object]) -> None:
-    """Remove selected files below a folder, and then the folders that are empty.
+    """Remove selected files below a folder and then any empty folders.
 
     Args:
-        folder: the folder; links in it are neither followed nor removed.
+        folder: the folder. Links in it are neither followed nor removed.
         is_own: returns whether to remove a file, given its path below the folder, such as ``"state/state.json"``.
     """
     for parent, _, names in os.walk(folder, topdown=False):
@@ -122,7 +122,7 @@ def remove_files(folder: Path, is_own: Callable[[str], object]) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or a folder's list of names, is on the disk."""
+    """Wait until a file or a folder's list of names is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

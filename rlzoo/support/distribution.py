@@ -1,4 +1,4 @@
-"""The installed distribution of rlzoo, and checks for conflicts with another project that has the same import name."""
+"""The installed distribution of rlzoo, with checks for conflicts with another project that has the same import name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def version() -> str:
 
 
 def damage() -> str | None:
-    """Return why rlzoo cannot work, or None; the other project may have replaced or removed rlzoo's ``__init__.py``."""
+    """Return why rlzoo cannot work, or None. The other project may have replaced or removed rlzoo's ``__init__.py``."""
     try:
         Path.cwd()
     except FileNotFoundError:  # importing torch would end the program
@@ -28,7 +28,7 @@ def damage() -> str | None:
 
 
 def leftovers() -> str | None:
-    """Return where the other project's files are mixed with rlzoo's, or None; uninstalling that project would damage rlzoo."""
+    """Return where the other project's files are mixed with rlzoo's, or None. Uninstalling it would then damage rlzoo."""
     for folder in sys.modules["rlzoo"].__path__:
         if Path(folder, "algorithms", "__init__.py").is_file():
             return f"{folder} also contains files of another project, 'rlzoo' on the package index: {_repair()}"

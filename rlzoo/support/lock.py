@@ -19,7 +19,7 @@ logger = logging.getLogger("rlzoo")
 class Lock:
     """An exclusive lock on a directory, held from construction until `release` or the end of the process.
 
-    The lock is on the file ``.lock`` in the directory, which contains the id of the process that holds it.
+    The lock is on the file ``.lock`` in the directory, which contains the ID of the process that holds the lock.
     """
 
     def __init__(self, folder: Path, seconds: float = 0.0) -> None:
@@ -37,7 +37,7 @@ class Lock:
                 self.release()
                 raise UserError(f"directory {str(folder)!r} is in use by process {holder}; stop it, or wait until it ends")
             time.sleep(0.1)
-        with contextlib.suppress(OSError):  # a full disk
+        with contextlib.suppress(OSError):  # the disk may be full
             os.truncate(self._descriptor, 0)
             os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
 
@@ -49,7 +49,7 @@ class Lock:
 
 
 def is_locked(folder: Path) -> bool:
-    """Return whether another process holds the lock of a directory, without writing there."""
+    """Return whether another process holds the lock on a directory, without writing to the directory."""
     try:
         descriptor = os.open(folder / FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -64,7 +64,7 @@ def is_locked(folder: Path) -> bool:
 
 
 def _take(descriptor: int, folder: Path) -> bool:
-    """Try to lock a file; returns whether no other process holds the lock."""
+    """Try to lock a file, and return whether no other process holds the lock."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Parses untrusted YAML and JSON, or rejects it with a one-line reason, and writes YAML that any reader understands."""
+"""Parses untrusted YAML and JSON, rejecting bad input with a one-line reason, and writes YAML that any reader understands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOO_DEEP = f"lists or mappings nested deeper than {DEEPEST}"
 
 
 class UnreadableError(ValueError):
-    """Raised when a text is not valid YAML or JSON, or exceeds a limit; the message quotes at most a key of the text."""
+    """Raised if a text is not valid YAML or JSON or exceeds a limit. The message quotes at most a key of the text."""
 
 
 TAG = "tag:yaml.org,2002:"
@@ -33,7 +33,7 @@ PLAIN = {
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads YAML 1.2, in which ``1e-3`` is a number and ``on`` a string, and rejects a key that occurs twice in a mapping."""
+    """Reads YAML 1.2, in which ``1e-3`` is a number and ``on`` is a string, and rejects repeated keys in a mapping."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
@@ -91,7 +91,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def parse_json(text: str, parse_float: Callable[[str], Any] = float) -> Any:
-    """Parse a JSON text, including Python's NaN and Infinity; ``parse_float`` is as in `json.loads`.
+    """Parse a JSON text, including Python's NaN and Infinity. ``parse_float`` works as in `json.loads`.
 
     Raises:
         UnreadableError: the text is invalid or too deeply nested, or an object has the same key twice.
@@ -105,13 +105,13 @@ def parse_json(text: str, parse_float: Callable[[str], Any] = float) -> Any:
         raise UnreadableError(TOO_DEEP) from None
     except UnreadableError:
         raise
-    except ValueError as error:  # a number with more digits than Python parses
+    except ValueError as error:  # a number may have more digits than Python can parse
         raise UnreadableError(str(error).partition(";")[0]) from error
     return _checked(value, sys.maxsize)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the value of an object; raise `UnreadableError` for a repeated key, of which `json` would keep the last value."""
+    """Return the value of an object; raise `UnreadableError` for a repeated key, for which `json` would keep the last value."""
     value: dict[str, Any] = {}
     for key, item in pairs:
         if key in value:
@@ -133,7 +133,7 @@ def _checked(value: Any, largest: int) -> Any:
         if isinstance(item, str) and not item.isascii() and any("\ud800" <= char <= "\udfff" for char in item):
             raise UnreadableError("half of a surrogate pair, such as \\ud800, which is not valid text")
         if isinstance(item, Mapping | list | tuple | set):
-            if depth == DEEPEST:  # also catches values that contain themselves
+            if depth == DEEPEST:  # this also catches values that contain themselves
                 raise UnreadableError(TOO_DEEP)
             inner = [*item.keys(), *item.values()] if isinstance(item, Mapping) else item
             waiting += [(element, depth + 1) for element in inner]

@@ -1,4 +1,4 @@
-"""Reads users' text files, and gives advice if a file cannot be read."""
+"""Reads users' text files and gives advice if a file cannot be read."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 
 
 def remedy(error: Exception, for_damage: str) -> str:
-    """Return advice about a file that cannot be read: ``for_damage``, unless the operating system refused access."""
+    """Return advice about a file that cannot be read, which is ``for_damage`` unless the operating system denied access."""
     return "check the permissions of the file and its folders" if isinstance(error, OSError) else for_damage
 
 
 def read_text(path: str | Path) -> str:
-    r"""Return the text of a UTF-8 file with line ends as ``\n``, without a byte-order mark.
+    r"""Return the text of a UTF-8 file without a byte-order mark and with ``\n`` as line ends.
 
     Raises:
         OSError: the file cannot be read.

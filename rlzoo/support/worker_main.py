@@ -1,6 +1,6 @@
 """The main program of a worker process, which calls one function for its parent.
 
-`rlzoo.support.workers` starts it as ``python -P worker_main.py CALLS``, where CALLS is the descriptor of a socket for calls
+`rlzoo.support.workers` runs this program as ``python -P worker_main.py CALLS``, where CALLS is a socket's descriptor for calls
 and results. Its stdin is a pipe that is never written to. When the parent ends, the pipe closes, and the kernel kills this
 process at once. The module imports only the standard library.
 """
@@ -23,7 +23,7 @@ from typing import Any
 
 
 def reason(error: BaseException) -> str:
-    """Format an error as one line, even if its ``__str__`` fails, with the place in the user's code that raised it.
+    """Format an error, even if its ``__str__`` fails, as one line with the place in the user's code that raised it.
 
     For a UserError, the place is omitted, because the message already says what to do.
     """
@@ -52,8 +52,8 @@ def _place(error: BaseException) -> str:
 
 
 def die_with(life: int) -> None:
-    """Have the kernel kill this process, without running any Python code, when the other end of a pipe closes."""
-    if sys.platform == "linux":  # on other systems the signal is SIGIO, which also kills a process without a handler
+    """Let the kernel kill this process, without running any Python code, when the other end of a pipe closes."""
+    if sys.platform == "linux":  # on other systems, the signal is SIGIO, which also kills a process without a handler
         fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(life, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
@@ -63,9 +63,9 @@ def die_with(life: int) -> None:
 
 
 def limit_memory(limit: int) -> None:
-    """Limit this process's private memory to ``limit`` bytes; larger allocations raise MemoryError.
+    """Limit this process's private memory to ``limit`` bytes. Allocations beyond this limit raise MemoryError.
 
-    Linux's RLIMIT_DATA counts writable private memory, but not the code of libraries. On other systems, the limit may have no
+    Linux's RLIMIT_DATA counts writable private memory but not the code of libraries. On other systems, the limit may have no
     effect. An existing lower limit is kept.
     """
     lowest = min([limit, *(value for value in resource.getrlimit(resource.RLIMIT_DATA) if value != resource.RLIM_INFINITY)])
@@ -90,7 +90,7 @@ def serve(connection: socket.socket) -> None:
 
 
 def _replies(function: Callable[..., Any], arguments: bytes) -> Iterator[bytes]:
-    """Yield one reply or, for a generator function, one reply per value."""
+    """Yield one reply or, if the function is a generator, one reply per value."""
     try:
         value = function(*pickle.loads(arguments))
         for result in value if isinstance(value, Iterator) else [value]:

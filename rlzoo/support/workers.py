@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from rlzoo.core.errors import UserError
 
-LONGEST_START = 300.0  # maximum seconds for a worker to start, including imports
+LONGEST_START = 300.0  # maximum time in seconds for a worker to start, including imports
 
 
 class Worker:
@@ -30,19 +30,19 @@ class Worker:
     Attributes:
         num_failures: number of calls that took too long, raised an error or ended the process.
         last_failure: the reason for the last failure.
-        process: the process, if one was started.
-        title: what the process is, for the error message if it cannot start.
+        process: the process, if one has been started.
+        title: description of the process for the error message if it cannot start.
     """
 
     title = "the grading worker"
 
     def __init__(self, function: Callable[..., Any], start: Callable[[], object], memory: int | None = None) -> None:
-        """Store the function, without starting a process.
+        """Store the function without starting a process.
 
         Args:
             function: a function that can be imported by name.
             start: called once in each new process, before the first call.
-            memory: limit of the process's private memory in bytes; None for no limit.
+            memory: limit on the process's private memory in bytes; None for no limit.
         """
         self.function, self.start, self.memory = function, start, memory
         self.num_failures, self.last_failure = 0, ""
@@ -50,11 +50,11 @@ class Worker:
         self._lock = threading.Lock()
 
     def call(self, arguments: tuple[Any, ...], timeout: float, number: int = 1) -> tuple[list[Any], str]:
-        """Call the function; return its values, and the reason why values are missing (empty if none are).
+        """Call the function. Return its values and the reason why values are missing (empty if none are missing).
 
         Args:
             arguments: arguments of the function.
-            timeout: seconds without a value after which the process is killed.
+            timeout: time in seconds without a value after which the process is killed.
             number: number of JSON-serialisable values that a generator function yields; 1 for any other function.
 
         Raises:
@@ -74,7 +74,7 @@ class Worker:
         self.last_failure = reason
 
     def close(self) -> None:
-        """End the process, which also happens on garbage collection and at exit; the next call starts another process."""
+        """End the process, which also happens on garbage collection and at exit. The next call starts another process."""
         with self._lock:
             if self.process is not None:
                 self._end()
@@ -83,7 +83,7 @@ class Worker:
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-P", str(Path(__file__).with_name("worker_main.py")), str(theirs.fileno())]
         with theirs:
-            try:  # a new session, so that only the parent gets Ctrl-C and the worker's children are killed with it
+            try:  # start a new session, so that only the parent gets Ctrl-C and the worker's children are killed with it
                 self.process = subprocess.Popen(
                     command,
                     pass_fds=[theirs.fileno()],
@@ -104,7 +104,7 @@ class Worker:
             raise UserError(f"{self.title} cannot start: {failure.removeprefix('UserError: ')}")
 
     def _exchange(self, message: bytes, number: int, timeout: float) -> tuple[list[Any], str]:
-        """Send a message; return the values of the replies, and the reason why values are missing. A late process is killed."""
+        """Send a message. Return the replies' values and the reason why values are missing. A late process is killed."""
         values: list[Any] = []
         try:
             self._connection.settimeout(timeout)
@@ -119,7 +119,7 @@ class Worker:
             return values, f"took longer than {timeout:g} s"
         except (OSError, ValueError, TypeError):
             return values, self._ended()
-        except BaseException:  # Ctrl-C: the reply is no longer needed
+        except BaseException:  # for example, Ctrl-C; the reply is no longer needed
             self._end()
             raise
         return values, ""

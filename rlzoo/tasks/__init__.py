@@ -1,4 +1,4 @@
-"""Tasks (prompts with verifiable rewards), and the function that builds a task from its settings."""
+"""Tasks, which are prompts with verifiable rewards, and the function that builds a task from its settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Problem", "Task", "build_task", "is_held_out"]
 
 @hookimpl
 def rlzoo_tasks() -> dict[str, str]:
-    """Return the tasks that need no other library's adapter."""
+    """Return the tasks that need no adapter for another library."""
     return {
         "arithmetic": "rlzoo.tasks.arithmetic:ArithmeticTask",
         "environment": "rlzoo.tasks.episodes:EnvironmentTask",

@@ -1,4 +1,4 @@
-"""Sums of small numbers: a task that a tiny model learns in minutes, with answers that are easy to check."""
+"""Sums of small numbers, a task that a tiny model learns in minutes and whose answers are easy to check."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rlzoo.tasks.problem import Problem
 from rlzoo.tasks.task import MAX_TRIES, Drawn, Task, is_held_out
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")  # not \d, which also matches digits in other scripts
-_NUMBER = re.compile(r"(?:(?<![0-9])[+-])?[0-9]+(?:\.[0-9]+)?")  # the minus in 5-23 is not a sign, and 7.23 is one number
+_NUMBER = re.compile(r"(?:(?<![0-9])[+-])?[0-9]+(?:\.[0-9]+)?")  # the minus in 5-23 is no sign, and 7.23 is one number
 
 
 class ArithmeticTask(Drawn, Task):
-    """Sums such as ``3+5+9+6``; the answer is the number after the last marker in the response: 23 in ``8,17#23``."""
+    """Sums such as ``3+5+9+6``. The answer is the number after the last marker in the response, such as 23 in ``8,17#23``."""
 
     template: str = Field(default="{question}=", description="prompt template; {question} is replaced by the sum")
     operand_max: int = Field(default=9, ge=1, le=10**6, description="largest number in a sum; the smallest is 1")
@@ -36,7 +36,7 @@ class ArithmeticTask(Drawn, Task):
             raise UserError(
                 f"task.num_operands_max={self.num_operands_max} is below task.num_operands_min={self.num_operands_min}"
             )
-        tries = min(MAX_TRIES, 20 * MAX_TRIES // self.num_operands_max)  # long sums are slow to draw and rarely repeat
+        tries = min(MAX_TRIES, 20 * MAX_TRIES // self.num_operands_max)  # long sums are slow to draw and are rarely repeated
         sides = (is_held_out(self._draw(f"check:{index}")) for index in range(tries))
         first = next(sides)
         if not any(side != first for side in sides):
@@ -70,6 +70,6 @@ class ArithmeticTask(Drawn, Task):
         return int(text)
 
     def answer_groups(self, responses: Sequence[str], rewards: Sequence[float]) -> list[int | None]:
-        """For each response, return the index of the first response with the same answer, or None if it has no answer."""
+        """Return, for each response, the index of the first response with the same answer, or None without an answer."""
         answers = [self.answer(response) for response in responses]
         return [None if answer is None else answers.index(answer) for answer in answers]

@@ -16,14 +16,14 @@ from rlzoo.support.worker_main import reason
 from rlzoo.support.workers import Worker
 from rlzoo.tasks.grading import Grade, checked_grade
 
-SPARE = 10.0  # a worker that sends no result is killed this many seconds after a call's time limit
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds between two attempts
+SPARE = 10.0  # seconds after a call's time limit at which a worker that sends no result is killed
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # first and longest pause between two attempts, in seconds
 BUSY = (408, 425, 429)  # HTTP status codes, besides 5xx, after which a call is retried
 UNREACHABLE = (ConnectionError, TimeoutError, socket.gaierror, IncompleteRead)
 
 AsyncFunction = Callable[..., Awaitable[Grade]]
 Outcome = tuple[Grade | None, str, bool]
-"""Reward (None if the call failed), reason for the failure (empty if there is none), and whether the call timed out."""
+"""The reward (None if the call failed), the reason for the failure (otherwise empty), and whether the call timed out."""
 
 
 class AsyncGrader(Worker):
@@ -34,10 +34,10 @@ class AsyncGrader(Worker):
     """
 
     def __init__(self, load: Callable[[], AsyncFunction], timeout: float, concurrency: int) -> None:
-        """Store the arguments; the first call starts the worker.
+        """Store the arguments. The first call starts the worker.
 
         Args:
-            load: returns the coroutine function; must be importable by name, because it runs in another process.
+            load: returns the coroutine function. It must be importable by name, because it runs in another process.
             timeout: time limit in seconds for one response, including all attempts.
             concurrency: maximum number of concurrent calls.
         """
@@ -70,7 +70,7 @@ def is_coroutine_function(function: Callable[..., Any]) -> bool:
 def _grade_all(
     load: Callable[[], AsyncFunction], timeout: float, concurrency: int, calls: list[tuple[Any, ...]]
 ) -> Iterator[tuple[int, Outcome]]:
-    """Run in the worker: yield the index and the outcome of each call as soon as it ends."""
+    """Yield the index and the outcome of each call as soon as it ends. This function runs in the worker."""
     loop, function = _event_loop(concurrency), load()
     free, ended = asyncio.Semaphore(concurrency), asyncio.Queue[tuple[int, Outcome]]()
 
@@ -85,9 +85,9 @@ def _grade_all(
 
 @cache
 def _event_loop(num_threads: int) -> asyncio.AbstractEventLoop:
-    """Return the worker's event loop; the same loop serves all calls, so that a reward function can keep its connections."""
+    """Return the worker's event loop. The same loop serves all calls, so that a reward function can keep its connections."""
     loop = asyncio.new_event_loop()
-    loop.set_default_executor(ThreadPoolExecutor(num_threads))  # for asyncio.to_thread; by default, it has 6 threads on 2 cores
+    loop.set_default_executor(ThreadPoolExecutor(num_threads))  # for asyncio.to_thread; the default is 6 threads on 2 cores
     return loop
 
 
@@ -119,7 +119,7 @@ def is_transient(error: Exception) -> bool:
         >>> [is_transient(HTTPError("http://judge", code, "", {}, None)) for code in (503, 429, 401)]
         [True, True, False]
     """
-    places = (error, getattr(error, "response", None))  # of urllib, aiohttp, httpx, requests or openai
+    places = (error, getattr(error, "response", None))  # for urllib, aiohttp, httpx, requests or openai
     values = [getattr(place, name, None) for place in places for name in ("status_code", "status", "code")]
     if status := next((value for value in values if type(value) is int), None):
         return status in BUSY or status >= 500

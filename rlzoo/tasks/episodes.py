@@ -23,11 +23,11 @@ Workers = Annotated[
     ),
 ]
 TRIED = 4
-"""Number of episodes that are started before a run, to find errors early."""
+"""Number of episodes that are started before a run to find errors early."""
 
 
 class EpisodeTask(Task):
-    """Episodes in an environment: the fields hold the settings, and each problem starts an episode."""
+    """Episodes in an environment. The fields hold the settings, and each problem starts an episode."""
 
     right_or_wrong = False
     no_effect: ClassVar = "an environment writes its own prompts and computes its own rewards; remove this setting"
@@ -49,7 +49,7 @@ class EpisodeTask(Task):
 
     @property
     def make(self) -> Callable[[], Environment]:
-        """A callable that returns an environment for one episode; it must be importable by name."""
+        """A callable that returns an environment for one episode. It must be importable by name."""
         raise NotImplementedError
 
     @cached_property
@@ -66,7 +66,7 @@ class EpisodeTask(Task):
         return [Problem(f"held-out episode {index}", "") for index in range(count)]
 
     def prompts(self, problems: Sequence[Problem]) -> list[str]:
-        """Start a few episodes and return their first prompts; raise a `UserError` if one cannot start."""
+        """Start a few episodes and return their first prompts; raise a `UserError` if an episode cannot start."""
         some = problems[:TRIED]
         numbers, seen = self.host.begin(some, [self.episode_seed(problem) for problem in some])
         self.host.end(numbers)
@@ -110,6 +110,6 @@ class EnvironmentTask(EpisodeTask):
 
 
 def make_environment(reference: str, arguments: dict[str, Any]) -> Environment:
-    """Create the environment named by ``module:name``, with the given arguments."""
+    """Create the environment named by ``module:name`` with the given arguments."""
     environment: Environment = import_named("task.environment", reference, "module:Class")(**arguments)
     return environment

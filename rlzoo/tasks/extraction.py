@@ -16,7 +16,7 @@ def last_boxed(text: str) -> str | None:
         >>> last_boxed(r"\boxed{3} no, \boxed{\frac{1}{2}}")
         '\\frac{1}{2}'
     """
-    # where the content of each open box starts, or -1 for a plain brace; one pass takes time linear in the length of the text
+    # the start of each open box's content, or -1 for a plain brace; a single pass takes time linear in the length of the text
     open_braces: list[int] = []
     begin, content = -1, None
     for match in _BOX_OR_BRACE.finditer(text):
@@ -40,8 +40,8 @@ def after_hashes(text: str) -> str | None:
 def final_answer(response: str) -> str:
     r"""Return the final answer from a response to a puzzle.
 
-    This is the content of the last ``<answer>`` tag, else the content of the last ``\boxed{}``, else the rest of the line after
-    the last ``####`` or "answer is", else the last non-empty line.
+    The final answer is the content of the last ``<answer>`` tag, else the content of the last ``\boxed{}``, else the rest of
+    the line after the last ``####`` or "answer is", else the last non-empty line.
     """
     opened = response.rfind(_TAG, 0, max(response.rfind(_END_TAG), 0))  # the last opening tag that has a closing tag
     if opened >= 0:

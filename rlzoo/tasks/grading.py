@@ -12,8 +12,8 @@ from rlzoo.core.errors import shown
 from rlzoo.support.workers import Worker
 
 MEMORY = 768 * 2**20
-"""Memory limit in bytes of a worker process that handles answers or templates. The libraries take 0.14 GB. An answer that needs
-more than the remainder, such as 9^{9^{9}}, counts as wrong."""
+"""Memory limit in bytes for a worker process that handles answers or templates. The libraries take 0.14 GB. An answer that
+needs more than the remainder, such as 9^{9^{9}}, counts as wrong."""
 
 LARGEST_REWARD = 1e6
 """Largest magnitude of a reward. Sums and variances of larger rewards overflow, which makes metrics infinite or NaN."""
@@ -23,19 +23,19 @@ NAME = re.compile(r"[\w-]{1,64}")
 """Pattern for the name of a reward."""
 
 Grade = float | Mapping[str, float]
-"""A reward, or named rewards, whose weighted sum is the reward."""
+"""A reward, or named rewards whose weighted sum is the reward."""
 
 
 class Grader(Worker):
-    """A worker process that grades responses; see `Worker`."""
+    """A worker process that grades responses. See `Worker`."""
 
     def __init__(
         self, function: Callable[..., Grade], start: Callable[[], object], timeout: float, memory: int | None = None
     ) -> None:
-        """Store the arguments; the first call starts the worker.
+        """Store the arguments. The first call starts the worker.
 
         Args:
-            function: returns the reward for one call; must be importable by name, because it runs in another process.
+            function: returns the reward for one call. It must be importable by name, because it runs in another process.
             start: called once in each new worker, outside the time limit.
             timeout: time limit in seconds for one response, measured with the monotonic clock.
             memory: memory limit of the process in bytes; None for no limit.
@@ -44,7 +44,7 @@ class Grader(Worker):
         self.timeout = timeout
 
     def grade(self, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Return the function's value, a `Grade`, for each call, or None for a call that hung or crashed.
+        """Return the function's value, which is a `Grade`, for each call, or None for a call that hung or crashed.
 
         Raises:
             UserError: no worker can be started.
@@ -54,7 +54,7 @@ class Grader(Worker):
 
 
 def _plain(function: Callable[..., Grade], *arguments: Any) -> Grade:
-    """Run in the worker: return the function's value as a plain number, or as plain numbers by name."""
+    """Return the function's value as a plain number or as plain numbers by name. This function runs in the worker."""
     return checked_grade(function(*arguments))
 
 
@@ -62,7 +62,7 @@ def checked_grade(value: object) -> Grade:
     """Convert a reward to a float, or a mapping from names to rewards to a dictionary of floats.
 
     Raises:
-        ValueError: a name or a reward is not valid; see `checked_reward`.
+        ValueError: a name or a reward is invalid; see `checked_reward`.
     """
     if not isinstance(value, Mapping):
         return checked_reward(value)
@@ -72,10 +72,10 @@ def checked_grade(value: object) -> Grade:
 
 
 def checked_reward(value: object, what: str = "the reward") -> float:
-    """Convert a reward to a float; ``what`` names it in an error.
+    """Convert a reward to a float. ``what`` names the reward in an error message.
 
     Raises:
-        ValueError: the reward is not a finite number, or its magnitude is above `LARGEST_REWARD`.
+        ValueError: the reward is not a finite number, or its magnitude exceeds `LARGEST_REWARD`.
     """
     number = math.nan
     if isinstance(value, SupportsFloat):  # numbers and one-element arrays and tensors, but not strings

@@ -1,4 +1,4 @@
-"""A multi-turn game that a tiny model learns in minutes: find a hidden number from the replies "higher" and "lower"."""
+"""A multi-turn game, learnable by a tiny model in minutes, whose aim is to find a number from "higher" and "lower"."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FEWEST = 5
 
 
 class GuessTask(Drawn, EpisodeTask):
-    """Games of `Guess`: a problem consists of a range and a hidden number in this range.
+    """Games of `Guess`, in which a problem consists of a range and a hidden number in this range.
 
     The number of candidates is drawn log-uniformly from 5 to ``highest``, so that games differ in length. One in eight
     (range, number) pairs, selected by a hash, is held out for evaluation.
@@ -57,9 +57,9 @@ class GuessTask(Drawn, EpisodeTask):
 class Guess:
     """The model guesses a number between two bounds, and the environment says whether the hidden number is higher or lower.
 
-    A turn is either the guess alone, or any text followed by a colon and the guess, as in ``37-100:64``. The reply to a turn
+    A turn is either the guess alone or any text followed by a colon and the guess, as in ``37-100:64``. The reply to a turn
     without a guess is ``what?``. The turn that finds the number has reward 1, and every other turn has reward ``-cost``. An
-    episode that finds the number in turn n therefore earns ``1 - cost * (n - 1)``; an episode that never finds it earns
+    episode that finds the number in turn n therefore earns ``1 - cost * (n - 1)``, and an episode that never finds it earns
     ``-cost * turns``.
 
     Example:
@@ -83,7 +83,7 @@ class Guess:
         self.cost = cost
 
     def reset(self, problem: Problem, seed: int) -> str:
-        """Hide the problem's answer between the bounds in its question; the game is deterministic."""
+        """Hide the problem's answer between the bounds in its question. The game is deterministic."""
         bounds = _BOUNDS.search(problem.question)
         assert bounds is not None, "a problem of this task"
         self.number, self.low, self.high = int(problem.answer), int(bounds[1]), int(bounds[2])
@@ -91,7 +91,7 @@ class Guess:
         return problem.question
 
     def step(self, message: str) -> Answer:
-        """Compare the number guessed in a turn with the hidden number."""
+        """Compare the number that was guessed in a turn with the hidden number."""
         self.played += 1
         guess = read_guess(message)
         if guess == self.number:
@@ -107,9 +107,9 @@ class Guess:
         return self._answer(" lower ", -self.cost)
 
     def _answer(self, text: str, reward: float, *, is_won: bool = False) -> Answer:
-        """Return a reply, with the remaining bounds as the state and statistics of the game as metrics.
+        """Return a reply with the remaining bounds as the state and the game's statistics as metrics.
 
-        ``wasted`` is the share of turns that could not find the number, because they named no number between the bounds.
+        ``wasted`` is the share of turns that could not find the number because they named no number between the bounds.
         """
         info = {
             "state": f"{self.low}-{self.high}",
@@ -121,7 +121,7 @@ class Guess:
 
 
 def read_guess(message: str) -> int | None:
-    """Return the number guessed in a turn, or None if there is none.
+    """Return the number that was guessed in a turn, or None if there is none.
 
     Example:
         >>> read_guess("37-100:64"), read_guess("64"), read_guess("37-100")

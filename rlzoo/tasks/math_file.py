@@ -19,7 +19,7 @@ from rlzoo.tasks.task import Task, is_held_out, question_key
 
 
 class MathFileTask(Task):
-    """Questions with a reference answer; the reward is 1 if the answer is mathematically equal to the reference, else 0."""
+    """Questions with a reference answer. The reward is 1 if the answer is mathematically equal to the reference, else 0."""
 
     path: NameOrPath = Field(default="openai/gsm8k", min_length=1, description="a local .jsonl file, or a dataset on the hub")
     eval_path: NameOrPath | None = Field(
@@ -36,7 +36,7 @@ class MathFileTask(Task):
     template: str = Field(default=ASK_FOR_A_BOX, description="prompt template; {question} is replaced by the question")
 
     def model_post_init(self, context: Any) -> None:
-        """Read the data, so that an error in it is reported before a run starts."""
+        """Read the data, so that an error in the data is reported before a run starts."""
         super().model_post_init(context)
         if self.reward is None:
             _ = self._mathematics
@@ -44,7 +44,7 @@ class MathFileTask(Task):
 
     @cached_property
     def _problems(self) -> tuple[list[Problem], list[Problem]]:
-        """The training problems and the held-out problems; no question is in both lists."""
+        """The training problems and the held-out problems. No question is in both lists."""
         read = partial(read_problems, subset=self.subset, own_reward=self.reward is not None)
         rows = read(self.path, "train")
         if self.eval_path is not None:
@@ -58,7 +58,7 @@ class MathFileTask(Task):
         if not train:
             where = f"also in task.eval_path={self.eval_path!r}" if self.eval_path else "held out; add more rows"
             raise UserError(f"no questions are left to train on: every question in task.path={self.path!r} is {where}")
-        # shuffled, because files are often sorted by difficulty and an evaluation may use only the first few problems
+        # shuffle, because files are often sorted by difficulty and an evaluation may use only the first few problems
         order = _shuffled(len(held_out), "held-out")
         return train, [held_out[index] for index in order]
 
@@ -71,7 +71,7 @@ class MathFileTask(Task):
         return [rows[_shuffled(len(rows), f"{self.seed}:{epoch}")[place]] for epoch, place in places]
 
     def held_out_problems(self, count: int) -> list[Problem]:
-        """Return the first ``count`` held-out problems in a fixed shuffled order, or fewer if there are no more."""
+        """Return the first ``count`` held-out problems in a fixed shuffled order, or all of them if there are fewer."""
         return self._problems[1][:count]
 
     def num_problems(self, *, held_out: bool) -> int:

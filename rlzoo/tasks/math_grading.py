@@ -13,11 +13,11 @@ from rlzoo.tasks.problem import Problem
 
 ASK_FOR_A_BOX = "{question}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
 
-# in characters; references are less than a tenth as long, and math-verify takes minutes on much longer texts
+# maximum length in characters; references are less than a tenth as long, and math-verify takes minutes on much longer texts
 LONGEST_ANSWER = 5_000
 LONGEST_SEARCHED = 100_000  # number of characters at the end of a response that math-verify searches for an answer
 
-# matches a number with commas between thousands, unless another comma, or a number or bracket before it, suggests a list
+# matches a number with commas between thousands unless another comma, or a preceding number or bracket, suggests a list
 _THOUSANDS = re.compile(
     r"((?:[^0-9,;()\[\]{}<\\]|\\\$)*)(?<![A-Za-z_^.])([1-9][0-9]{0,2}(?:,[0-9]{3})+)(?![0-9])((?:[^,;{}\\]|\\%)*)"
 )
@@ -25,10 +25,10 @@ _NUMBER_IN_A_FONT = re.compile(r"\\(?:text|textbf|textit|mathbf|mathrm)\{([^{}\\
 
 
 class MathGrader:
-    """Grades the final answers in responses with math-verify in a worker process, and groups equal answers."""
+    """Grades the final answers in responses with math-verify in a worker process and groups equal answers."""
 
     def __init__(self, timeout: float = 5.0) -> None:
-        """Store the time limit for one comparison, after which the answers count as unequal; the first call starts the worker.
+        """Store the time limit per comparison in seconds, after which answers are unequal. The first call starts the worker.
 
         Raises:
             UserError: math-verify is not installed.
@@ -47,14 +47,14 @@ class MathGrader:
             elif text := _compared(response, answer, _bare):
                 calls[index] = (_bare(problem.answer), text, answer is not None)
         for index, reward in zip(calls, self.worker.grade(list(calls.values())), strict=True):
-            rewards[index] = reward or 0.0  # an answer that exhausts the grader is wrong, so that hanging it is never rewarded
+            rewards[index] = reward or 0.0  # an answer that exhausts the grader is wrong, so hanging it is never rewarded
         return rewards
 
     def answer_groups(self, responses: Sequence[str], rewards: Sequence[float]) -> list[int | None]:
         """Group the responses to one problem by their answers.
 
-        All correct responses form one group. A wrong response joins the first group whose first answer equals its own. The
-        order of the responses matters, because math-verify's equality is not transitive.
+        All correct responses form one group. A wrong response joins the first group whose first answer equals its own
+        answer. The order of the responses matters, because math-verify's equality is not transitive.
 
         Args:
             responses: the responses to one problem.
@@ -82,7 +82,7 @@ class MathGrader:
         ]
 
     def close(self) -> None:
-        """Stop the worker process; the next call starts a new one."""
+        """Stop the worker process. The next call starts a new one."""
         self.worker.close()
 
 
@@ -100,14 +100,14 @@ def response_answer(response: str) -> str | None:
 
 
 def _compared(response: str, answer: str | None, cleaned: Callable[[str], str]) -> str:
-    """Return the text for math-verify: the answer (empty if too long), or the end of the response if it marks no answer."""
+    """Return the text for math-verify: the answer (empty if too long), or the end of a response without a marked answer."""
     if answer is None:
         return response[-LONGEST_SEARCHED:].strip()
     return cleaned(answer) if len(answer) <= LONGEST_ANSWER else ""
 
 
 def _bare(answer: str) -> str:
-    r"""Remove what math-verify cannot handle: a final full stop, and a font command around a number.
+    r"""Remove a final full stop and a font command around a number, which math-verify cannot handle.
 
     Example:
         >>> _bare("$104$."), _bare(r"\textbf{(073)}"), _bare(r"\text{Evelyn}")
@@ -131,7 +131,7 @@ def plain_answer(answer: str) -> str:
 
 
 def without_thousands_separators(answer: str) -> str:
-    """Remove the commas between the thousands of a number; a text that may be a list is returned unchanged.
+    """Remove the commas between the thousands of a number. A text that may be a list is returned unchanged.
 
     Example:
         >>> [without_thousands_separators(answer) for answer in ("-1,200.50", "$1,200", "3, -3", "(1,200, 5)")]
@@ -148,13 +148,13 @@ def start() -> None:
 
 
 def score(reference: str, answer: str, is_marked: bool, is_reference_marked: bool = True) -> float:
-    r"""Run in the worker: return 1.0 if the answer is mathematically equal to the reference, else 0.0.
+    r"""Return 1.0 if the answer is mathematically equal to the reference, else 0.0. This function runs in the worker.
 
     Args:
         reference: the correct answer, in LaTeX or plain text.
-        answer: the response's answer if ``is_marked``, else the whole response, in which math-verify looks for one.
+        answer: the response's answer if ``is_marked``, else the whole response, in which math-verify looks for an answer.
         is_marked: whether ``answer`` has already been extracted.
-        is_reference_marked: whether ``reference`` has already been extracted; otherwise, it is another whole response.
+        is_reference_marked: whether ``reference`` has already been extracted. Otherwise, it is another whole response.
     """
     from math_verify import parse, verify
 

@@ -30,7 +30,7 @@ _ALLOWED = (
     + ", ".join(_ANSWERS)
     + ", reward_model.ground_truth, solution or the assistant's message"
 )
-# the template in the questions of verl's dataset (docs/reference/tasks.md), removed because the task has its own template
+# the template in the questions of verl's dataset (docs/reference/tasks.md), which is removed because the task has its own
 _TEMPLATE_BEFORE = (
     "Solve the following math problem step by step. The last line of your response should be of the form Answer: $Answer "
     "(without quotes) where $Answer is the answer to the problem.\n\n"
@@ -38,12 +38,12 @@ _TEMPLATE_BEFORE = (
 _TEMPLATE_AFTER = '\n\nRemember to put your answer on its own line after "Answer:".'
 _FILE_ENDINGS = (".json", ".jsonl", ".parquet")
 _IN_DOLLARS = re.compile(r"\$([^$]+)\$")
-_decimal = partial(Decimal, context=Context(traps=[]))  # NaN instead of an error if the exponent is too large
+_decimal = partial(Decimal, context=Context(traps=[]))  # returns NaN instead of raising an error if the exponent is too large
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # name or owner/name
 
 
 def is_file_name(path: str) -> bool:
-    """Return whether a path names a file rather than a dataset: the file exists, or the path is not a valid dataset name."""
+    """Return whether a path names a file rather than a dataset, because the file exists or the name is no dataset name."""
     with suppress(OSError):  # the path is longer than any valid file name
         if Path(path).exists():
             return not Path(path).is_dir()  # the datasets library reads a folder as a dataset
@@ -51,9 +51,9 @@ def is_file_name(path: str) -> bool:
 
 
 def read_problems(path: str, split: str, subset: str | None, *, own_reward: bool = False) -> list[Problem]:
-    """Return the problems of a local file, or of one split of a hub dataset, without duplicate questions.
+    """Return the problems of a local file or of one split of a hub dataset, without duplicate questions.
 
-    With ``own_reward``, the answers are left unchanged for the user's function; they are equal only if their texts are equal.
+    With ``own_reward``, the answers are left unchanged for the user's function and are equal only if their texts are equal.
 
     Raises:
         UserError: the data is missing or empty, a row is invalid, or two rows disagree; the message names the rows.
@@ -84,19 +84,19 @@ def _file_rows(path: str) -> Iterator[tuple[str, Any]]:
         raise UserError(f"{path!r} is not a file (working directory: {Path.cwd()})") from None
     except UserError:
         raise
-    except Exception as error:  # not text, not Parquet, or an invalid file name; pyarrow has its own error classes
+    except Exception as error:  # not text, not Parquet or an invalid file name; pyarrow has its own error classes
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise UserError(f"{path}: cannot be read: {reason.splitlines()[0]}") from error
 
 
 def _json_rows(path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the rows of a JSON Lines file, or of a file that contains one JSON list."""
+    """Yield the rows of a JSON Lines file or of a file that contains a single JSON list."""
     text = read_text(path)
     if text.lstrip().startswith("["):
         for index, row in enumerate(_json(path, text)):
             yield f"{path} row {index}", row
         return
-    for number, line in enumerate(text.split("\n"), start=1):  # not splitlines: JSON strings may contain U+2028
+    for number, line in enumerate(text.split("\n"), start=1):  # not `splitlines`, because JSON strings may contain U+2028
         if line.strip():
             yield f"{path} line {number}", _json(f"{path} line {number}", line)
 
@@ -133,24 +133,24 @@ def _hub_rows(name: str, split: str, subset: str | None) -> Iterable[tuple[str, 
         setting = "task.eval_path" if split == "test" else "task.path"
         advice = f"set {setting} to a file, or to a dataset that has this split"
         raise UserError(f"dataset {name!r} has no split {split!r} (available: {', '.join(splits)}); {advice}")
-    # in batches, because a dataset can be large: one has 1.8 million rows and repeats each question a hundred times
+    # read in batches, because a dataset can be large (one has 1.8 million rows and repeats each question a hundred times)
     batches = rows.select_columns(_used(name, rows.column_names)).iter(batch_size=1000)
     columns = (dict(zip(batch, values, strict=True)) for batch in batches for values in zip(*batch.values(), strict=True))
     return _numbered(f"{name} {split}", columns, rows.features.arrow_schema)
 
 
 def _numbered(place: str, rows: Iterable[Any], schema: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each row of a table, with a description of its position."""
+    """Yield each row of a table with a description of its position."""
     from pyarrow import struct
 
     kind = struct(schema)
-    has_narrow_floats = "float" in str(kind)  # a float of 64 bits is a double
+    has_narrow_floats = "float" in str(kind)  # Arrow calls a 64-bit float a double
     for index, row in enumerate(rows):
         yield f"{place} row {index}", _shortest_floats(row, kind) if has_narrow_floats else row
 
 
 def _shortest_floats(value: Any, kind: Any) -> Any:
-    """Return a value of an Arrow type, with 0.1 instead of 0.10000000149 for a float of 16 or 32 bits, including in structs."""
+    """Return a value of an Arrow type. 16- and 32-bit floats, even in structs, become 0.1 instead of 0.10000000149."""
     from pyarrow import types
 
     if types.is_struct(kind) and isinstance(value, dict):
@@ -213,7 +213,7 @@ def _answer(place: str, row: Mapping[str, Any], cleaned: Callable[[str], str]) -
 
 
 def _shortest_decimal(number: Decimal) -> str | None:
-    """Return a number without an exponent or trailing zeros; None if it is infinite, NaN or thousands of digits long."""
+    """Return a number without an exponent or trailing zeros, or None if it is infinite, NaN or thousands of digits long."""
     if not number.is_finite() or abs(number.adjusted()) > LONGEST_ANSWER:
         return None
     text = format(number, "f")
@@ -221,7 +221,7 @@ def _shortest_decimal(number: Decimal) -> str | None:
 
 
 def _worked_out(place: str, row: Mapping[str, Any]) -> str:
-    """Return the answer at the end of ``solution`` or of the assistant's last message."""
+    """Return the answer at the end of ``solution`` or the assistant's last message."""
     said = _said(row.get("messages"), "assistant")
     for where, text in (("solution", row.get("solution")), ("the assistant's message", said[-1] if said else None)):
         if not isinstance(text, str):
@@ -236,7 +236,7 @@ def _worked_out(place: str, row: Mapping[str, Any]) -> str:
 
 
 def clean_answer(answer: str, cleaned: Callable[[str], str] = without_thousands_separators) -> str:
-    r"""Apply ``cleaned`` to the text after GSM8K's ``####``, else inside the last ``\boxed{}``, else to the whole text.
+    r"""Apply ``cleaned`` to the text after GSM8K's ``####``, else the text in the last ``\boxed{}``, else the whole text.
 
     Example:
         >>> clean_answer("He pays 2 * 600 = 1,200.\n#### 1,200"), clean_answer("#### 3, -3")

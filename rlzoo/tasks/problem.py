@@ -1,4 +1,4 @@
-"""One question with its reference answer."""
+"""Defines the type of a question with its reference answer."""
 
 from __future__ import annotations
 

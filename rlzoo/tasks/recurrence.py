@@ -1,4 +1,4 @@
-"""Linear recurrences, computed term by term: short questions with solutions of 7 to 2,000 tokens."""
+"""Linear recurrences that are computed term by term. The questions are short, and solutions have 7 to 2,000 tokens."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _QUESTION = re.compile(r"(?P<counter>[0-9]+)(?P<letter>[a-i])(?P<before>[0-9]+),
 class RecurrenceTask(Drawn, Task):
     """Terms of ``x[n+1] = k x[n] + x[n-1]``, each reduced to its last ``digits`` digits.
 
-    The question gives two terms, as in ``004c17,003c42,``. Each term is preceded by the number of remaining steps and by a
+    The question gives two terms, as in ``004c17,003c42,``. Each term is preceded by the number of remaining steps and a
     letter for the multiplier (``a`` is 1, ``c`` is 3). The solution continues in the same form and gives the answer after a
-    marker: ``002c43,001c71,000#56``. The number of steps is drawn log-uniformly, so that every octave is equally likely.
+    marker, as in ``002c43,001c71,000#56``. The number of steps is drawn log-uniformly, so that all octaves are equally likely.
     """
 
     digits: int = Field(default=2, ge=1, le=6, description="number of digits in a term")

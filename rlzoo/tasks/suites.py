@@ -1,4 +1,4 @@
-"""Evaluation suites: their questions, their prompts, and how their answers are graded."""
+"""Evaluation suites, with their questions, prompts and graders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)  # becomes a file name
 
 
 SuiteGrader = MathGrader | ArithmeticTask
-"""Grades responses to a suite's problems, and groups equal answers."""
+"""Grades responses to a suite's problems and groups equal answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ SUITES = {
 
 
 def find_suite(name: str, folder: Path | None) -> Suite:
-    """Return a built-in suite, or a user's suite of mathematics questions, read from ``<name>.jsonl`` in the folder.
+    """Return a built-in suite, or a user's suite of mathematics questions from ``<name>.jsonl`` in the folder.
 
     Raises:
         UserError: there is no such suite.

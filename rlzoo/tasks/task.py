@@ -23,19 +23,19 @@ from rlzoo.tasks.user_code import import_named, import_reward, reward_worker
 if TYPE_CHECKING:
     from rlzoo.tasks.environments import Host
 
-_FINGERPRINTED = 2048  # problems
+_FINGERPRINTED = 2048  # number of problems of an endless task that are hashed
 _HELD_OUT_SHARE = 8  # one in eight questions is held out for evaluation
 MAX_TRIES = 2000  # the search ends after this many consecutive draws without a new held-out problem
 
 
 class Task(Settings, ABC):
-    """Prompts with verifiable rewards: the fields hold the settings, and the methods define the behaviour.
+    """Prompts with verifiable rewards. The fields hold the settings, and the methods define the behaviour.
 
     ``build_task({"name": task.name, **task.model_dump()})`` returns an equal task.
     """
 
     right_or_wrong: ClassVar[bool] = True
-    """Whether the task's own grades are 1 or 0, so that their mean is an accuracy; otherwise, the mean is a reward."""
+    """Whether the task's own grades are 1 or 0, so that their mean is an accuracy. Otherwise, the mean is a reward."""
 
     template: str = Field(default="{question}", description="prompt template; {question} is replaced by the question")
     reward: str | None = Field(
@@ -59,7 +59,7 @@ class Task(Settings, ABC):
 
     @cached_property
     def name(self) -> str:
-        """The name that ``build_task`` accepts for this task: that of an installed plugin, or else ``module:Class``."""
+        """The name that ``build_task`` accepts for this task, either from an installed plugin or as ``module:Class``."""
         from rlzoo.core.zoo import load_zoo
 
         reference = f"{type(self).__module__}:{type(self).__qualname__}"
@@ -95,26 +95,26 @@ class Task(Settings, ABC):
 
     @abstractmethod
     def _grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> Sequence[Grade | None]:
-        """Return one reward per response, computed by the task itself; None if there is no grade."""
+        """Return one reward per response, as computed by the task itself, or None for a response without a grade."""
 
     def prompt(self, problem: Problem) -> str:
         """Return the template with the problem's question filled in."""
         return self.template.replace("{question}", problem.question)
 
     def prompts(self, problems: Sequence[Problem]) -> list[str]:
-        """Return the initial prompt of each problem; a multi-turn task may return only the first few."""
+        """Return the initial prompt of each problem. A multi-turn task may return only the first few."""
         return [self.prompt(problem) for problem in problems]
 
     def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> Sequence[Grade | None]:
-        """Return one reward per response, from the user's function if set, else from the task; None if grading fails.
+        """Return one reward per response, from the user's function if there is one, else from the task; None if this fails.
 
-        A reward is a number, or a mapping from names to numbers, whose weighted sum is then the reward. A response whose
+        A reward is a number or a mapping from names to numbers, whose weighted sum is then the reward. A response whose
         grading fails is left out of baselines and has advantage 0. However, an answer that exhausts a built-in grader's time
         or memory is wrong.
 
         Args:
             problems: the problem of each response.
-            responses: texts, one per problem.
+            responses: text of each response, one per problem.
         """
         assert len(problems) == len(responses), "one problem per response"
         if self._own_reward is None:
@@ -123,7 +123,7 @@ class Task(Settings, ABC):
 
     @cached_property
     def _grader(self) -> Grader | None:
-        """The worker process for grading, if an answer could make the grader hang or crash; None otherwise."""
+        """The worker process for grading if an answer could make the grader hang or crash, otherwise None."""
         return None
 
     @property
@@ -138,7 +138,7 @@ class Task(Settings, ABC):
 
     @property
     def host(self) -> Host | None:
-        """The host that runs the environments of a multi-turn task; None for a single-turn task."""
+        """The host that runs the environments of a multi-turn task, or None for a single-turn task."""
         return None
 
     def episode_seed(self, problem: Problem) -> int:
@@ -146,11 +146,11 @@ class Task(Settings, ABC):
         return zlib.crc32(problem.question.encode())
 
     def num_problems(self, *, held_out: bool) -> int | None:
-        """Return the number of training or held-out problems; None if the task generates them endlessly."""
+        """Return the number of training or held-out problems, or None if the task generates them endlessly."""
         return None
 
     def close(self) -> None:
-        """Stop the worker processes; the task can be used again afterwards."""
+        """Stop the worker processes. The task can be used again afterwards."""
         for grader in self.graders:
             grader.close()
 
@@ -162,7 +162,7 @@ class Task(Settings, ABC):
 
 
 class Drawn(ABC):
-    """A mixin for `Task`: endless problems from a random generator; a hash holds out one in eight for evaluation."""
+    """A mixin for `Task` with endless random problems, of which a hash holds out one in eight for evaluation."""
 
     if TYPE_CHECKING:
         seed: int | None
@@ -173,7 +173,7 @@ class Drawn(ABC):
 
     @abstractmethod
     def _problem(self, question: str) -> Problem:
-        """Return the problem with a question from `_draw`."""
+        """Return the problem for a question from `_draw`."""
 
     def train_problems(self, start: int, count: int) -> list[Problem]:
         """Return ``count`` training problems, starting at index ``start``."""
@@ -198,10 +198,10 @@ class Drawn(ABC):
 
 
 def build_task(settings: Mapping[str, Any], tasks: Mapping[str, str] | None = None) -> Task:
-    """Return the task named ``settings["name"]``, with the other settings as its fields.
+    """Return the task named ``settings["name"]`` with the other settings as its fields.
 
     Args:
-        settings: name and settings.
+        settings: name and settings of the task.
         tasks: ``module:Class`` by name, from the hook ``rlzoo_tasks``; None for the tasks of the installed plugins.
 
     Raises:
@@ -224,7 +224,7 @@ def build_task(settings: Mapping[str, Any], tasks: Mapping[str, str] | None = No
 
 
 def _task_class(name: object, tasks: Mapping[str, str], fields: dict[str, Any]) -> type[Task]:
-    """Return the task's class; a setting in its name, such as the dataset in ``reasoning_gym:gcd``, is added to ``fields``."""
+    """Return the task's class. A setting in its name, such as the dataset in ``reasoning_gym:gcd``, is added to ``fields``."""
     kind, _, value = str(name).partition(":")
     served = next((known for known in tasks if value and known.startswith(f"{kind}:<")), str(name))
     if served in tasks:
@@ -256,7 +256,7 @@ def _imported(reference: str) -> type[Task]:
 
 
 def seeded(task: Task, seed: int | None) -> Task:
-    """Return the task, with ``seed`` as its seed if it has none; the seed determines the order of the questions."""
+    """Return the task with ``seed`` as its seed if it has none. The seed determines the order of the questions."""
     return task if task.seed is not None else task.model_copy(update={"seed": seed})
 
 
@@ -273,7 +273,7 @@ def is_held_out(question: str) -> bool:
 
 
 def question_key(question: str) -> str:
-    """Return the question with every run of white space as one space; questions with the same key are the same question."""
+    """Return the question with every run of white space replaced by one space. Questions with the same key are the same."""
     return " ".join(question.split())
 
 
@@ -283,6 +283,6 @@ def fingerprint(problems: Sequence[Problem]) -> str:
 
 
 def train_fingerprint(task: Task) -> str:
-    """Return a hash that identifies a task's training problems, in any order; for an endless task, its first problems."""
+    """Return a hash that identifies a task's training problems in any order or, for an endless task, its first problems."""
     problems = task.train_problems(0, task.num_problems(held_out=False) or _FINGERPRINTED)
     return fingerprint(sorted(problems, key=lambda problem: (problem.question, problem.answer)))

@@ -23,7 +23,7 @@ FORM = "module:function, for example rlzoo.tasks.environments.tools:calculator"
 
 
 class ToolTask(EpisodeTask):
-    """Questions from another task. A turn may call tools; a turn without a call is the answer, which the other task grades."""
+    """Questions from another task. A turn may call tools. A turn without a call is the answer, which the other task grades."""
 
     no_effect: ClassVar = "this setting belongs to the task that asks; set task.problems.{} instead"
 
@@ -34,16 +34,16 @@ class ToolTask(EpisodeTask):
     )
 
     def model_post_init(self, context: Any) -> None:
-        """Build the other task and import the tools, so that errors in them are reported before a run starts."""
+        """Build the other task and import the tools, so that their errors are reported before a run starts."""
         super().model_post_init(context)
         if self.task.host is not None:
             raise UserError(f"task.problems: task {self.task.name!r} is already a multi-turn task; choose a single-turn task")
         _ = self.schemas
-        self.make()  # checks and prepares the tools
+        self.make()  # this call checks and prepares the tools
 
     @cached_property
     def task(self) -> Task:
-        """The task that asks the questions and grades the answers, shared by all copies of a `ToolTask`."""
+        """The task that asks the questions and grades the answers. All copies of a `ToolTask` share it."""
         try:
             return build_task(self.problems)
         except UserError as error:
@@ -87,7 +87,7 @@ class ToolTask(EpisodeTask):
         return self.task.held_out_problems(count)
 
     def prompts(self, problems: Sequence[Problem]) -> list[str]:
-        """Start a few episodes, and return the prompts of all problems."""
+        """Start a few episodes and return the prompts of all problems."""
         super().prompts(problems)
         return self.task.prompts(problems)
 
@@ -102,9 +102,9 @@ class ToolTask(EpisodeTask):
 
 
 class AskingHost(Host):
-    """A host whose episodes pose a task's questions; the task grades the final answers in this process.
+    """A host whose episodes ask a task's questions. The task grades the final answers in this process.
 
-    The processes that run the tools do not receive the reference answers or the grader.
+    The processes that run the tools receive neither the reference answers nor the grader.
     """
 
     def __init__(self, task: ToolTask) -> None:
@@ -119,7 +119,7 @@ class AskingHost(Host):
         return numbers, seen
 
     def step(self, messages: Mapping[int, str]) -> list[Observation]:
-        """See `Host.step`; the last turn's reward is the grade of the answer."""
+        """See `Host.step`. The last turn's reward is the grade of the answer."""
         seen = dict(zip(messages, super().step(messages), strict=True))
         final = [number for number, observation in seen.items() if observation.done and not observation.failure]
         grades = self.task.grade([self._asked[number] for number in final], [messages[number] for number in final])
@@ -143,10 +143,10 @@ def make_environment(references: Sequence[str]) -> Environment:
 
 
 def import_tool(reference: str) -> Tool:
-    """Return the function named by ``module:function``; the module may be in the current directory.
+    """Return the function named by ``module:function``. The module may be in the current directory.
 
     Raises:
-        UserError: the name is not found, or does not refer to a function.
+        UserError: the name is not found or does not refer to a function.
     """
     tool = import_named("task.tools", reference, FORM)
     key = f"task.tools={shown(reference)}"

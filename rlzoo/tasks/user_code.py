@@ -16,15 +16,15 @@ from rlzoo.tasks.grading import Grade, Grader
 from rlzoo.tasks.problem import Problem
 
 RewardFunction = Callable[[Problem, str], Any]
-"""Returns a number, or numbers by name; if defined with ``async def``, the awaited result."""
+"""A function that returns a number or a mapping from names to numbers, or, with ``async def``, an awaitable of either."""
 
 
 def import_named(setting: str, reference: str, form: str) -> Any:
-    """Return the object that ``module:name`` refers to.
+    """Return the object to which ``module:name`` refers.
 
     Args:
         setting: the setting that holds the reference, for error messages.
-        reference: ``module:name``; the module name may contain dots.
+        reference: ``module:name``, where the module name may contain dots.
         form: the expected form of the reference, with an example, for error messages.
 
     Raises:
@@ -60,10 +60,10 @@ def _module_of(path: str, name: str) -> str:
 
 
 def import_reward(reference: str) -> RewardFunction:
-    """Return the function named by ``module:function``; the module may be in the current directory.
+    """Return the function named by ``module:function``. The module may be in the current directory.
 
     Raises:
-        UserError: the module or function is not found, or cannot be called with (problem, response).
+        UserError: the module or function is not found, or the function cannot be called with (problem, response).
     """
     function = import_named("task.reward", reference, "module:function, for example my_rewards:exact_match")
     key = f"task.reward={shown(reference)}"
@@ -83,11 +83,11 @@ def import_reward(reference: str) -> RewardFunction:
 
 
 def reward_worker(reference: str, timeout: float, concurrency: int = 1) -> Grader | AsyncGrader:
-    """Return a worker process that calls the user's reward function, with a time limit of ``timeout`` seconds per call.
+    """Return a worker process that calls the user's reward function with a time limit of ``timeout`` seconds per call.
 
     Up to ``concurrency`` calls of an ``async def`` function run at once.
     """
-    # imported before the first call, so that the import does not count against the time limit
+    # import before the first call, so that the import does not count against the time limit
     start = partial(import_reward, reference)
     if is_coroutine_function(start()):
         return AsyncGrader(start, timeout, concurrency)

@@ -6,8 +6,8 @@ Add one line to a plugin's tests::
 
     test_my_policy = parametrize_with_checks([MyPolicy()])
 
-A policy that breaks a law on purpose names the law, with the reason, in the class attribute ``exempt``. To check a policy
-without a test file, use ``rlzoo clips check my-policy`` (or ``FILE.py``).
+A policy that breaks a law on purpose gives the law's name and the reason in the class attribute ``exempt``. To check a
+policy without a test file, use ``rlzoo clips check my-policy`` (or ``FILE.py``).
 """
 
 from __future__ import annotations

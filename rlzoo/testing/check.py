@@ -1,4 +1,4 @@
-"""Checks a rule, an estimator or a correction against its laws, and finds the smallest input that shows a failure."""
+"""Checks a rule, an estimator or a correction against its laws and finds the smallest input that shows a failure."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ def laws_for(policy: Checked) -> tuple[Law, ...]:
 
 
 def check(policy: Checked) -> list[Outcome]:
-    """Check a rule, an estimator or a correction against its laws without pytest; a failure often causes further failures."""
+    """Check a rule, an estimator or a correction against its laws without pytest. A failure often causes further failures."""
     return [_outcome(policy, law) for law in laws_for(policy)]
 
 
 def reached(component: Checked) -> list[Branch]:
-    """Return the branches of a rule, an estimator or a correction, and how often the examples of its laws take them."""
+    """Return the branches of a rule, an estimator or a correction, with how often the examples of its laws take them."""
     if isinstance(component, ClipPolicy):
         return passed_branches(component)
     return [branch for branch in branches(component, component_examples(component)) if not branch.masks]
 
 
 def inputs_read(policy: Checked, inputs: ClipInputs) -> dict[str, Any]:
-    """Return, by name, the inputs other than log-ratios, advantages and the mask that can change a rule's result."""
+    """Return the inputs, by name, that can change a rule's result, other than log-ratios, advantages and the mask."""
     names = [name for name in NEEDS if getattr(inputs, name) is not None]
     if isinstance(policy, ClipPolicy):
         result, log_ratio, old = answer(policy, inputs).objective, inputs.log_probs - inputs.old_log_probs, inputs.old_log_probs
@@ -117,7 +117,7 @@ def _kind(error: Exception | None) -> str | None:
 
 
 def shrink(inputs: ClipInputs, still_fails: Callable[[ClipInputs], bool]) -> ClipInputs:
-    """Return smaller inputs that still fail: fewer rows, then fewer tokens, then rounder numbers."""
+    """Return smaller inputs that still fail, with fewer rows, fewer tokens and rounder numbers, in this order."""
     trials = 0
     for dimension in (0, 1):
         chunk = inputs.log_probs.shape[dimension] // 2

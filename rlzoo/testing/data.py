@@ -1,4 +1,4 @@
-"""Example inputs for the laws: ragged, off-policy, and with some responses whose advantage is zero."""
+"""Creates example inputs for the laws, which are ragged and off-policy and include responses with zero advantage."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOKEN_FIELDS = ("log_probs", "old_log_probs", "rollout_log_probs", "old_entropy"
 INTEGER_TOKEN_FIELDS = ("turn_ids", "token_ids")
 ROW_FIELDS = ("group_ids", "rewards", "finished")
 ALL_FIELDS = (*TOKEN_FIELDS, "advantages", "response_mask", *INTEGER_TOKEN_FIELDS, *ROW_FIELDS)
-GROUP, TURN = 6, 8  # responses per prompt, tokens per turn
+GROUP, TURN = 6, 8  # number of responses per prompt and of tokens per turn
 Change = Callable[[Tensor], Tensor]
 
 
@@ -53,7 +53,7 @@ def ragged_inputs(
 
 SPREADS: dict[tuple[Any, ...], float] = {}
 REACHING: dict[tuple[Any, ...], list[ClipInputs]] = {}
-"""Spreads and `reaching_inputs` by policy, cached because all laws start from the same inputs."""
+"""Spreads and `reaching_inputs` by policy, which are cached because all laws start from the same inputs."""
 
 
 def _key(policy: ClipPolicy) -> tuple[Any, ...]:
@@ -62,7 +62,7 @@ def _key(policy: ClipPolicy) -> tuple[Any, ...]:
 
 def _searched_spread(policy: ClipPolicy, with_spread: Callable[[float], ClipInputs]) -> float:
     """Return a spread at which 10 to 40% of the responses are clipped, or 0.1 if there is none."""
-    # start with a moderate spread: a rule that looks only at signs clips the same share at any spread
+    # start with a moderate spread, because a rule that looks only at signs clips the same share at any spread
     spread, low, high = 0.1, 1e-6, 8.0
     for _ in range(40):
         fraction = clip_fraction(policy, with_spread(spread))
@@ -74,17 +74,17 @@ def _searched_spread(policy: ClipPolicy, with_spread: Callable[[float], ClipInpu
 
 
 def on_policy_inputs(policy: ClipPolicy) -> ClipInputs:
-    """Return `off_policy_inputs` at ratio 1: every log-probability is the same as at sampling time."""
+    """Return `off_policy_inputs` at ratio 1, where every log-probability is the same as at sampling time."""
     return at_ratio_1(off_policy_inputs(policy))
 
 
 def at_ratio_1(inputs: ClipInputs) -> ClipInputs:
-    """Return the inputs with every log-probability the same as at sampling time."""
+    """Return the inputs with every log-probability set to its value at sampling time."""
     return replace(inputs, log_probs=inputs.old_log_probs, rollout_log_probs=inputs.old_log_probs)
 
 
 def extreme_inputs(policy: ClipPolicy) -> ClipInputs:
-    """Return 4096-token responses for every sign of A, with log-ratios of +-100 on all tokens or on the first token only."""
+    """Return 4096-token responses for every sign of A, with log-ratios of +-100 on all tokens or only on the first."""
     shift = torch.zeros(12, 4096)
     shift[0:3], shift[3:6] = 100.0, -100.0
     shift[6:9, 0], shift[9:12, 0] = 100.0, -100.0
@@ -99,17 +99,17 @@ def moved(inputs: ClipInputs, factor: float) -> ClipInputs:
 
 
 def uniform_inputs(policy: ClipPolicy, log_ratios: Sequence[float], length: int, advantage: float) -> ClipInputs:
-    """Return one response per log-ratio, all of the same length; the tokens of a response share its log-ratio."""
+    """Return one response per log-ratio, all of the same length. All tokens of a response have its log-ratio."""
     shift = torch.tensor(log_ratios, dtype=torch.float32)[:, None].expand(-1, length)
     old = torch.full((len(log_ratios), length), -4.0)  # low enough that the probability can rise
     advantages = torch.full((len(log_ratios), 1), advantage)
     inputs = filled(policy, ClipInputs(old + shift, old, advantages, torch.ones_like(old, dtype=torch.bool), old))
-    # a single group, so that per-group values are the same for all rows
+    # use a single group, so that per-group values are the same for all rows
     return map_tensors(map_tensors(inputs, torch.zeros_like, ("group_ids",)), torch.ones_like, ("finished",))
 
 
 def wild_inputs(policy: ClipPolicy, seed: int, num_responses: int = 24, max_length: int = 40) -> ClipInputs:
-    """Return ragged inputs with gaps, in which everything that a rule may read varies widely; some ranges depend on the seed.
+    """Return ragged inputs with gaps in which all values that a rule may read vary widely. Some ranges depend on the seed.
 
     Token log-ratios have a spread of 0.03 to 3 nats. Token probabilities reach 0 and 1. Sampler and trainer differ by up to a
     nat. Groups have 1 to about 8 rows, turns have 1 to about 16 tokens, entropies are 0 to about 10 nats, and rewards are -1
@@ -158,13 +158,13 @@ def reaching_inputs(policy: ClipPolicy) -> list[ClipInputs]:
 
 
 def passed_branches(policy: ClipPolicy) -> list[Branch]:
-    """Return the rule's branches, and how often the examples of the laws take them."""
+    """Return the rule's branches with how often the examples of the laws take them."""
     passed = branches(partial(answer, policy), [off_policy_inputs(policy), *reaching_inputs(policy)])
-    return [branch for branch in passed if not branch.masks]  # without those that only reproduce the response mask
+    return [branch for branch in passed if not branch.masks]  # omit branches that only reproduce the mask
 
 
 def filled(policy: ClipPolicy | type[ClipPolicy], inputs: ClipInputs) -> ClipInputs:
-    """Add the fields that the policy needs: groups of 6 rows, turns of 8 tokens, reward 1 where A > 0 and 0 elsewhere."""
+    """Add the fields that the policy needs, with groups of 6 rows, turns of 8 tokens, and reward 1 where A > 0, else 0."""
     values = optional_fields(inputs)
     return replace(inputs, **{name: values[name] for name in policy.needs})
 
@@ -201,18 +201,18 @@ def answer(policy: ClipPolicy, inputs: ClipInputs) -> ClipResult:
     """Return the policy's result on copies of the inputs, so that the caller's inputs stay unchanged.
 
     Raises:
-        AssertionError: the result is not a `ClipResult`, or has a shape that no scope allows.
+        AssertionError: the result is not a `ClipResult` or has a shape that no scope allows.
     """
     return _well_formed(call(policy, fresh(inputs)), inputs)
 
 
 def call(policy: ClipPolicy, inputs: ClipInputs) -> ClipResult:
-    """Return the policy's result; the policy can read only the optional inputs that it names in `needs`."""
+    """Return the policy's result. The policy can read only the optional inputs that it names in `needs`."""
     return policy(limited_to_needs(policy, inputs))
 
 
 def _well_formed(result: ClipResult, inputs: ClipInputs) -> ClipResult:
-    """Check that the laws can handle the shapes of a result, and return the result with ``clipped`` as bool."""
+    """Check that the laws can handle the shapes of a result, and return the result with ``clipped`` converted to bool."""
     assert isinstance(result, ClipResult), f"the result is a {type(result).__name__}, not a ClipResult"
     size, max_length = inputs.log_probs.shape
     shapes = {(size, max_length): None, (size, 1): None}
@@ -246,7 +246,7 @@ def fresh(inputs: ClipInputs) -> ClipInputs:
 
 
 def visible(values: Tensor, inputs: ClipInputs) -> Tensor:
-    """Return per-response values unchanged, and per-token values only where the mask is true."""
+    """Return per-response values unchanged and per-token values only where the mask is True."""
     return values if values.shape[-1] == 1 else values[inputs.response_mask]
 
 

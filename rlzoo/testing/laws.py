@@ -1,4 +1,4 @@
-"""The laws of clip policies: form, layout, numbers, meaning and settings. The first broken law usually explains the others."""
+"""The laws of clip policies, on form, layout, numbers, meaning and settings. The first broken law often explains others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Evaluation = tuple[ClipResult, Tensor]  # a result and the gradient of its objec
 
 @dataclass(frozen=True)
 class Law:
-    """One law: its statement, its example inputs, and its check, which raises an AssertionError with the observed values.
+    """A law with its statement, its example inputs and its check, which raises an AssertionError with the observed values.
 
     The check and the example take a rule, an estimator or a correction; see `rlzoo.testing.parts`.
     """
@@ -44,7 +44,7 @@ class Law:
     everywhere: bool = False  # whether the law must also hold on `data.reaching_inputs`
 
     def examples(self, policy: Any) -> Iterator[Any]:
-        """Yield the inputs on which to check a policy; the first ones may be created without calling the policy."""
+        """Yield the inputs on which to check a policy. The first ones may be created without calling the policy."""
         yield self.example(policy)
         if self.everywhere:
             yield from data.reaching_inputs(policy)
@@ -55,7 +55,7 @@ class Law:
             self.check(policy, example)
 
     def failure(self, policy: Any, inputs: Any = None) -> Exception | None:
-        """Return the exception that checking a policy raises, or None; any exception fails the law."""
+        """Return the exception that checking a policy raises, or None. Any exception fails the law."""
         try:
             self(policy, inputs)
         except Exception as error:
@@ -72,7 +72,7 @@ def first_line(error: Exception) -> str:
 def law(
     *, example: Example = data.off_policy_inputs, shrinks: bool = True, everywhere: bool = False
 ) -> Callable[[Callable[..., None]], Law]:
-    """Turn a check into a law; the first line of the check's docstring becomes the statement."""
+    """Turn a check into a law. The first line of the check's docstring becomes the statement."""
 
     def make(check: Callable[[Any, Any], None]) -> Law:
         return Law(check.__name__, (check.__doc__ or "").partition("\n")[0], check, example, shrinks, everywhere)
@@ -86,14 +86,14 @@ def _some_inputs(policy: ClipPolicy) -> ClipInputs:
 
 
 def assert_close(got: Tensor, expected: Tensor, what: str, tolerance: float = 1e-4) -> None:
-    """Check that two tensors have the same shape and nearly the same values; ``what`` describes them."""
+    """Check that two tensors have the same shape and nearly the same values. ``what`` describes them."""
     assert got.shape == expected.shape, f"{what}: shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
     wrong = ~torch.isclose(got, expected, rtol=tolerance, atol=1e-6, equal_nan=True)
     assert not wrong.any(), f"{what}: {got[wrong][0]:.4g}, expected {expected[wrong][0]:.4g}"
 
 
 class LawError(AssertionError):
-    """Raised when a law fails on inputs other than those it was called with; ``inputs`` holds the ones on which it failed."""
+    """Raised if a law fails on inputs other than those passed to it. ``inputs`` holds the inputs on which it failed."""
 
     def __init__(self, what: str, inputs: ClipInputs) -> None:
         super().__init__(what)
@@ -101,7 +101,7 @@ class LawError(AssertionError):
 
 
 def _assert_nowhere(places: Tensor, what: str, inputs: ClipInputs | None = None) -> None:
-    """Raise an error that names the first True position of ``(B, T)``, with that row of ``inputs`` if given."""
+    """Raise an error that names the first True position of ``places``, ``(B, T)``, with its row of ``inputs`` if given."""
     if places.any():
         row, token = places.nonzero()[0].tolist()
         what = f"{what} (row {row}, token {token})"
@@ -143,7 +143,7 @@ def settings_are_complete(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 
 def assert_complete_settings(kind: type[Settings]) -> None:
-    """Check the class of a rule, an estimator or a correction; see `settings_are_complete`."""
+    """Check the class of a rule, an estimator or a correction. See `settings_are_complete`."""
     assert kind.model_config.get("frozen"), "instances are not frozen"
     assert _survives_its_dump(kind()), "dumping and loading the defaults does not restore them"
     try:
@@ -159,7 +159,7 @@ def assert_complete_settings(kind: type[Settings]) -> None:
 
 
 def _survives_its_dump(settings: Settings) -> bool:
-    """Whether an object can be restored from its dump, both as Python objects and as JSON (the format of checkpoints)."""
+    """Whether an object can be restored from its dump, both as Python objects and as JSON, the format of checkpoints."""
     kind = type(settings)
     try:
         restored = (kind.model_validate(settings.model_dump()), kind.model_validate_json(settings.model_dump_json()))
@@ -302,7 +302,7 @@ def computes_in_float32(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 
 class _Devices(TorchFunctionMode):
-    """Records the first call that mixes tensors from several devices; zero-dimensional tensors may be mixed.
+    """Records the first call that mixes tensors from several devices. Zero-dimensional tensors may be mixed.
 
     A meta tensor has no values. A call that needs values therefore returns the result of the same call on the CPU.
     """
@@ -409,7 +409,7 @@ def _assert_likelier_weighs_no_more(policy: ClipPolicy, inputs: ClipInputs) -> N
 def masked_positions_are_ignored(policy: ClipPolicy, inputs: ClipInputs) -> None:
     """Masked positions change no value, gradient or clip decision, whatever they contain and wherever they are."""
     size, width = inputs.log_probs.shape
-    # two more columns on the left, one after the third token, five on the right
+    # add two columns on the left, one after the third token, and five on the right
     columns = torch.arange(width) + 2 + (torch.arange(width) >= 3)
 
     def padded(values: Tensor, fill: float) -> Tensor:
@@ -419,7 +419,7 @@ def masked_positions_are_ignored(policy: ClipPolicy, inputs: ClipInputs) -> None
     expected = _mapped(evaluate(policy, inputs), lambda values: padded(_tokens(values, inputs), 0))
     layout = map_tensors(inputs, partial(padded, fill=0), ("response_mask", "token_ids"))
     layout = map_tensors(layout, partial(padded, fill=-1), ("turn_ids",))
-    # a different fill for each field, so that no difference between two fields is 0
+    # use a different fill for each field, so that no difference between two fields is 0
     for fills in ((-3.0, -1.0, -5.0, 2.0, -0.5), *([poison] * 5 for poison in (torch.nan, torch.inf, -torch.inf))):
         wider = layout
         for fill, name in zip(fills, TOKEN_FIELDS, strict=True):
@@ -460,7 +460,7 @@ def batch_size_changes_nothing(policy: ClipPolicy, inputs: ClipInputs) -> None:
         return
     _, expected = evaluate(policy, inputs)
     twice = map_tensors(inputs, lambda values: torch.cat([values, values]))
-    if inputs.group_ids is not None:  # the copies form their own groups
+    if inputs.group_ids is not None:  # the copies form separate groups
         copies = inputs.group_ids + inputs.group_ids.max() + 1
         twice = dataclasses.replace(twice, group_ids=torch.cat([inputs.group_ids, copies]))
     _, gradient = evaluate(policy, twice)
@@ -486,7 +486,7 @@ def small_batches_stay_finite(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 
 def _not_finite(policy: ClipPolicy, inputs: ClipInputs) -> str | None:
-    """Return what is not finite in a rule's result, or None."""
+    """Name the values in a rule's result that are not finite, or return None."""
     result, gradient = evaluate(policy, inputs)
     edges = () if result.band is None else (result.band.low, result.band.high, result.band.ceiling)
     if not visible(result.objective, inputs).isfinite().all():
@@ -598,7 +598,7 @@ def rows_weigh_the_same(policy: ClipPolicy, inputs: ClipInputs) -> None:
 @law(example=data.on_policy_inputs)
 def log_ratio_rises_with_log_probs(policy: ClipPolicy, inputs: ClipInputs) -> None:
     """For every token, log_ratio is 0 at ratio 1, and rises in proportion to the log-probs of the response."""
-    # shift only half of the rows: a rule may compare rows with each other
+    # shift only half of the rows, because a rule may compare rows with each other
     chosen = (torch.arange(len(inputs.log_probs)) % 2 == 0)[:, None]
 
     def judged(shift: float) -> Tensor:
@@ -648,7 +648,7 @@ def clipped_means_no_gradient(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 
 def _faded(policy: ClipPolicy, inputs: ClipInputs) -> Tensor:
-    """Mark the positions whose gradient decays to 0: as all log-ratios shrink, the gradient reappears with a small value."""
+    """Mark the positions whose gradient decays to 0. As all log-ratios shrink, it reappears there with a small value."""
     gradients = [evaluate(policy, data.moved(inputs, 0.85**step))[1].abs() for step in range(30)]
     first = torch.stack([gradient > 0 for gradient in gradients]).int().argmax(dim=0, keepdim=True)
     reappeared = torch.stack(gradients).gather(0, first)[0]
@@ -656,7 +656,7 @@ def _faded(policy: ClipPolicy, inputs: ClipInputs) -> Tensor:
 
 
 def _relevant(result: ClipResult, inputs: ClipInputs) -> Tensor:
-    """Mark the positions ``(B, T)`` where the gradient reveals the clip decision: A != 0, and no log-ratio is at the limit."""
+    """Mark the positions ``(B, T)`` whose gradient reveals the clip decision: A != 0, and no log-ratio is at the limit."""
     moved = (inputs.log_probs - inputs.old_log_probs).abs()
     limits = (result.log_ratio.abs() < ops.LOG_RATIO_LIMIT) & (moved < ops.LOG_RATIO_LIMIT)
     return inputs.response_mask & (inputs.advantages != 0) & limits
@@ -728,7 +728,7 @@ def only_cuts_outward(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 
 def _wrong_cut(cuts: list[tuple[bool, bool]], advantage: float, way: float) -> tuple[str, int] | None:
-    """Return a description and the index of the first wrong decision, counting away from ratio 1; None if there is none."""
+    """Return a description and the index of the first wrong decision, counting away from ratio 1, or None."""
     decisions = [clipped for clipped, _ in cuts]
     if advantage > 0 > way and any(decisions):
         return "a positive advantage is cut below ratio 1", decisions.index(True)
@@ -750,7 +750,7 @@ def _swept(policy: ClipPolicy) -> list[ClipInputs]:
 
 
 def _cuts(policy: ClipPolicy, log_ratios: list[float], length: int, advantage: float) -> list[tuple[bool, bool]]:
-    """For each log-ratio of a whole response, return whether the response counts as clipped and whether its gradient is cut."""
+    """Return, for each log-ratio of a whole response, whether it counts as clipped and whether its gradient is cut."""
     inputs = data.uniform_inputs(policy, log_ratios, length, advantage)
     result, gradient = evaluate(policy, inputs)
     clipped = _tokens(result.clipped, inputs).any(dim=-1)
@@ -789,7 +789,7 @@ def every_branch_is_reached(policy: ClipPolicy, inputs: ClipInputs) -> None:
     if is_limited and clipped_means_no_gradient.name not in policy.exempt:
         assert result.clipped.any(), "the rule has a width or a band, but clips 0% of ragged data of any spread"
     passed = data.passed_branches(policy)
-    if all(branch.true for branch in passed if branch.is_exact):  # the examples cannot guess a token id
+    if all(branch.true for branch in passed if branch.is_exact):  # the examples cannot guess a token ID
         for branch in passed:
             assert branch.true, f"never true on examples of any scale: {branch.where}"
 
@@ -906,7 +906,7 @@ def _same_cut(result: ClipResult, other: ClipResult, inputs: ClipInputs) -> bool
 
 
 def _spread_out(policy: ClipPolicy, inputs: ClipInputs) -> list[ClipInputs]:
-    """Return the inputs with log-ratios of several magnitudes, and responses whose tokens share a log-ratio."""
+    """Return the inputs with log-ratios of several magnitudes, plus responses whose tokens share a log-ratio."""
     return [*(data.moved(inputs, factor) for factor in (1.0, 0.25, 4.0, 16.0)), *_swept(policy)]
 
 
@@ -928,7 +928,7 @@ def every_width_matters(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 
 def _assert_null_is_no_band(policy: ClipPolicy, name: str, examples: list[ClipInputs]) -> None:
-    """Check that a width of null means no band, and not a width of 0."""
+    """Check that a width of null means no band rather than a width of 0."""
     try:
         null = policy.replace(**{name: None})
     except ValueError:
@@ -942,7 +942,7 @@ def _assert_null_is_no_band(policy: ClipPolicy, name: str, examples: list[ClipIn
 
 
 def _valid(policy: ClipPolicy, name: str, values: Iterable[Any]) -> Iterator[ClipPolicy]:
-    """Yield the policy with each given value of a setting, except values that the policy's class does not allow."""
+    """Yield the policy with each given value of a setting, skipping values that the policy's class does not allow."""
     for value in values:
         try:
             yield policy.replace(**{name: value})
@@ -996,7 +996,7 @@ def updates_go_by_shares(policy: ClipPolicy, inputs: ClipInputs) -> None:
     once = _sums(policy, inputs, 0.02)
     sums = ("num_responses", "num_clipped", "log_ratio", "log_ratio_squared", "length")
     twice = dataclasses.replace(once, **{name: 2 * getattr(once, name) for name in sums})
-    warm = policy.updated(once)  # the first update may do no more than initialise an average
+    warm = policy.updated(once)  # the first update may only initialise an average
     got, expected = (torch.tensor(_numbers(warm.updated(stats).model_dump())) for stats in (twice, once))
     assert_close(got, expected, "twice as many of the same responses give a different update")
 
@@ -1040,16 +1040,16 @@ def every_option_keeps_the_laws(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 
 NUMBERS = (0.5, 2.0, 0.05, 16.0, 256.0)
-"""Numbers to try in place of null; the first that the class allows is used."""
+"""Numbers to try in place of null. The first number that the class allows is used."""
 
 ONCE = {
     "settings_are_complete", "names_are_known", "every_branch_is_reached", "every_need_matters", "every_option_keeps_the_laws",
 }  # fmt: skip
-"""Laws that are checked once per class, not for every option, because they concern the class."""
+"""Laws that are checked once per class instead of for every option, because they concern the class."""
 
 
 def _options(policy: ClipPolicy) -> Iterator[tuple[str, ClipPolicy]]:
-    """Yield variants of the policy, each with one word, boolean or null replaced, if the class allows the new value."""
+    """Yield variants of the policy in which one word, boolean or null is replaced by a value that the class allows."""
     for name, field in type(policy).model_fields.items():
         if name in NAMED:
             continue

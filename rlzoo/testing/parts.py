@@ -18,14 +18,14 @@ from rlzoo.testing.laws import Law, assert_close, assert_complete_settings, law
 Component = AdvantageEstimator | Correction
 Inputs = AdvantageInputs | CorrectionInputs
 SIZE = 32
-"""Number of responses per prompt in the examples; some estimators use subsets of up to 32 responses."""
+"""Number of responses per prompt in the examples. Some estimators use subsets of up to 32 responses."""
 
 
 # the examples
 
 
 def with_rewards(inputs: AdvantageInputs, rewards: Tensor) -> AdvantageInputs:
-    """Return the inputs with other rewards, each the sum of two named rewards, both of which increase with rewards up to 1."""
+    """Return the inputs with new rewards. Each is the sum of two named rewards that increase with rewards up to 1."""
     second = 0.1 * rewards**3
     return replace(inputs, rewards=rewards, reward_parts={"first": rewards - second, "second": second})
 
@@ -62,7 +62,7 @@ def advantage_inputs(estimator: AdvantageEstimator, *, equal: bool = False) -> A
 
 
 def correction_inputs(correction: Correction, spread: float = 0.3) -> CorrectionInputs:
-    """Return ragged responses with gaps; sampler and trainer differ by about ``spread`` nats per token."""
+    """Return ragged responses with gaps. Sampler and trainer differ by about ``spread`` nats per token."""
     rng = torch.Generator().manual_seed(0)
     mask = torch.arange(20) < torch.randint(1, 21, (24, 1), generator=rng)
     mask[::3, 2] = False

@@ -1,4 +1,4 @@
-"""Measures where a rule cuts the gradient (by response length), and how it weights the gradient (by ratio)."""
+"""Measures where a rule cuts the gradient, by response length, and how it weights the gradient, by ratio."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ RATIOS = (0.5, 0.8, 1.0, 1.25, 2.0)
 WEIGHED = 16  # length in tokens of the responses on which weights are measured
 FURTHEST = {1: 3.9, -1: 19.0}  # maximum upward and downward shift of a token in nats; the tokens have probability exp(-4)
 STEPS, HALVINGS = 24, 18
-FADED = 1e-3  # a gradient below this share of the gradient at ratio 1 counts as decayed, not as cut
+FADED = 1e-3  # a gradient below this share of the gradient at ratio 1 counts as decayed rather than cut
 
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """Judged log-ratios beyond which the gradient is cut or reversed, for one response length; None for an absent edge."""
+    """Judged log-ratios beyond which the gradient is cut or reversed for one response length. An absent edge is None."""
 
     high: float | None  # A > 0, upward
     low: float | None  # A < 0, downward
-    ceiling: float | None  # A < 0, upward: a dual clip
-    inward: float | None  # A > 0, downward: no correct rule has this edge
+    ceiling: float | None  # A < 0, upward, as with a dual clip
+    inward: float | None  # A > 0, downward; no correct rule has this edge
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,12 @@ class Portrait:
 
     name: str
     edges: Mapping[int, Edges]  # by response length in tokens
-    positive: Mapping[float, float | None]  # by ratio, for A > 0: gradient relative to ratio 1; negative if reversed
+    positive: Mapping[float, float | None]  # gradient relative to ratio 1, by ratio, for A > 0; negative if reversed
     negative: Mapping[float, float | None]  # the same for A < 0
 
 
 def portrait(policy: ClipPolicy, lengths: Sequence[int] = LENGTHS, ratios: Sequence[float] = RATIOS) -> Portrait:
-    """Measure a policy on single responses whose tokens share a log-ratio; ratios are always those that the rule judges.
+    """Measure a policy on single responses whose tokens share a log-ratio. Ratios are always those that the rule judges.
 
     The tokens have probability exp(-4) ≈ 0.018 at sampling time, which matters for rules whose band depends on the probability.
     For rules that judge individual tokens, the last token is measured.
@@ -58,13 +58,13 @@ def portrait(policy: ClipPolicy, lengths: Sequence[int] = LENGTHS, ratios: Seque
 
 
 def _measured(policy: ClipPolicy, token: float, length: int, advantage: int) -> tuple[float, float]:
-    """Return the judged log-ratio of a response's last token, and its gradient in the direction of the advantage."""
+    """Return the judged log-ratio of a response's last token and the token's gradient in the direction of the advantage."""
     result, gradient = evaluate(policy, uniform_inputs(policy, [token], length, float(advantage)))
     return float(result.log_ratio[0, -1]), float(gradient[0, -1]) * advantage
 
 
 def _edge(policy: ClipPolicy, length: int, advantage: int, way: int) -> float | None:
-    """Find where the gradient vanishes or reverses, moving outwards from ratio 1 in geometric steps and then bisecting."""
+    """Find where the gradient vanishes or reverses by moving outwards from ratio 1 in geometric steps and then bisecting."""
     at_one = _measured(policy, 0.0, length, advantage)[1]
     if at_one <= 0:
         return None
@@ -92,11 +92,11 @@ def _edge(policy: ClipPolicy, length: int, advantage: int, way: int) -> float | 
 
 
 def _weight(policy: ClipPolicy, ratio: float, advantage: int) -> float | None:
-    """Return the gradient at a judged ratio as a share of the gradient at ratio 1; negative if it is reversed."""
+    """Return the gradient at a judged ratio as a share of the gradient at ratio 1. It is negative if it is reversed."""
     at_one, slope = _measured(policy, 0.0, WEIGHED, advantage)[1], _slope(policy, WEIGHED, advantage)
     if at_one == 0 or slope <= 0:
         return None
-    return _measured(policy, math.log(ratio) / slope, WEIGHED, advantage)[1] / at_one + 0.0  # not -0
+    return _measured(policy, math.log(ratio) / slope, WEIGHED, advantage)[1] / at_one + 0.0  # avoids -0
 
 
 def _slope(policy: ClipPolicy, length: int, advantage: int) -> float:

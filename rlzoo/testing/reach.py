@@ -24,17 +24,17 @@ SKIPPED = (str(Path(torch.__file__).parent), __file__)  # the frames of these fi
 
 @dataclass(slots=True)
 class Branch:
-    """A comparison in a rule, and for how many response tokens (or responses) it is true and false."""
+    """A comparison in a rule, with the numbers of response tokens (or responses) for which it is true and false."""
 
     where: str  # file, line and source text
-    is_exact: bool  # whether it compares with exact or infinite values, which examples may never reach
+    is_exact: bool  # whether the comparison is with exact or infinite values, which examples may never reach
     true: int = 0
     false: int = 0
-    masks: set[bool] = field(default_factory=lambda: {True, False})  # True: always equals the mask; False: always its opposite
+    masks: set[bool] = field(default_factory=lambda: {True, False})  # True: always equal to the mask; False: always opposite
 
     @property
     def reached(self) -> int:
-        """How often the comparison had its rarer outcome."""
+        """The number of times that the comparison had its rarer outcome."""
         return min(self.true, self.false)
 
 

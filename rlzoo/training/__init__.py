@@ -1,1 +1,1 @@
-"""Trains a model: the training loop, evaluation, logging and checkpoints after a step, stopping and resuming."""
+"""The training loop, with evaluation, logging and checkpoints after a step, and with stopping and resuming."""

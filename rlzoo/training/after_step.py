@@ -1,4 +1,4 @@
-"""The work between training steps: evaluation, logging, checkpoints and stopping."""
+"""Does the work between training steps, which is evaluation, logging, checkpoints and stopping."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ FEWEST_NORMS = 10
 """Number of earlier gradient norms required for spike detection."""
 
 Observer = Callable[[int, Mapping[str, float]], None]
-"""Called after each step with the step's number and metrics, and after the first evaluation with number 0."""
+"""A callback that receives the number and metrics of each step, with number 0 for the evaluation before training."""
 
 Stage = Callable[[str], None]
-"""Called with a short description before work outside the training steps, such as ``"evaluating 1,000 problems"``."""
+"""A callback that receives a description, such as ``"evaluating 1,000 problems"``, before work outside training steps."""
 
 logger = logging.getLogger("rlzoo")
 
 
 class AfterStep:
-    """Evaluates the model, logs metrics and saves the run after a training step, and stops the run on request."""
+    """Evaluates the model, logs metrics, and saves the run after a training step. Stops the run on request."""
 
     def __init__(
         self, run: Run, tracker: Tracker, stop: StopRequest, observer: Observer | None = None, stage: Stage | None = None
@@ -72,7 +72,7 @@ class AfterStep:
             self.stop.end(f"stopped after step {step} of {config.steps}; resume with: {run.how_to_resume}")
 
     def _roll_back(self, step: int) -> bool:
-        """Restore the weights of the newest periodic checkpoint; return False if there is none yet.
+        """Restore the weights of the newest periodic checkpoint. Return False if there is none yet.
 
         Training continues with new data. Checkpoints that were saved because the run was stopped are not used, so that
         an interrupted run gives the same results as an uninterrupted one.
@@ -87,7 +87,7 @@ class AfterStep:
             return False
         with distributed(run.accelerator, found, FILE) as folder:
             state = RunState.read(folder)
-            # the schedule does not roll back, so that it still ends with the run
+            # the schedule is not rolled back, so that it still ends with the run
             run.learner.load(folder, state.num_optimizer_steps, run.learner.scheduler.last_epoch)
         run.rollouts.forget_ahead()  # these batches were sampled with the discarded weights
         logger.warning("step %d: gradient spike; restored the weights from step %d", step, state.step)
@@ -95,7 +95,7 @@ class AfterStep:
 
 
 def is_spike(metrics: Mapping[str, float], before: Iterable[Mapping[str, float]], limit: float | None) -> bool:
-    """Whether a gradient norm exceeds ``limit`` times the median of the previous norms; False if ``limit`` is None."""
+    """Whether a gradient norm exceeds ``limit`` times the median of the previous norms. False if ``limit`` is None."""
     rows = list(before)
     for name in ("learner/grad_norm", "critic/grad_norm"):
         norms = [row[name] for row in rows if name in row]

@@ -1,4 +1,4 @@
-"""The training algorithm, as a loop over steps; `rlzoo.training.after_step` does the work between steps."""
+"""The training algorithm, written as a loop over steps. `rlzoo.training.after_step` does the work between steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlzoo.training.run import Run
 
 
 def steps(run: Run) -> Iterator[tuple[int, dict[str, float], list[Update]]]:
-    """Train, and yield the number, metrics and updates of each step when the step is done."""
+    """Train, yielding the number, metrics and updates of each step when the step is done."""
     for step in range(run.done + 1, run.config.steps + 1):
         seed, watch = step_seed(run.config.seed, LEARNER, step), Stopwatch()
         with run.attempt(step):

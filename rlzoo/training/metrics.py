@@ -36,12 +36,12 @@ class Stopwatch:
         self._started = self._last = time.perf_counter()
 
     def lap(self, name: str) -> None:
-        """Record the seconds since the previous lap."""
+        """Record the time since the previous lap in seconds."""
         now = time.perf_counter()
         self.laps[f"time/{name}"], self._last = now - self._last, now
 
     def metrics(self, batch: Batch) -> dict[str, float]:
-        """The seconds of each lap, and the tokens per second over all laps."""
+        """Return the time of each lap in seconds and the number of tokens per second over all laps."""
         tokens = int(batch.lengths.sum())
         return {**self.laps, "throughput/tokens_per_second": tokens / (self._last - self._started)}
 
@@ -106,7 +106,7 @@ def clip_metrics(table: ResponseTable, with_kl: bool) -> dict[str, float]:
 
 
 def episode_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
-    """Compute the episode metrics of a rollout batch; empty if every response is a single turn."""
+    """Compute the episode metrics of a rollout batch. The result is empty if every response is a single turn."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     if not any(rollout.turns or rollout.failure for rollout in rollouts):
         return {}
@@ -143,7 +143,7 @@ def episode_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 
 
 def band_metrics(rows: ResponseTable, profile: LengthProfile) -> dict[str, float]:
-    """Compute the mean edges of the band in each length bin; a rule may have no band, or only one edge."""
+    """Compute the mean edges of the band in each length bin. A rule may have no band or only one edge."""
     index = bin_index(rows.length, torch.tensor(profile.edges))
     return {
         f"clip/band_{side}_length_bin_{k}": float(edge[index == k].mean())
@@ -174,7 +174,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 
 
 def reward_metrics(batch: AdvantageBatch, settings: RewardConfig) -> dict[str, float]:
-    """Compute one step's metrics of shaped rewards and of the KL to the reference model, if the run uses them."""
+    """Compute one step's metrics of shaped rewards and of the KL to the reference model, where the run uses them."""
     metrics: dict[str, float] = {}
     if settings.overlong_buffer > 0:
         metrics |= {"reward/shaped_mean": float(batch.rewards.double().nanmean())} if batch.graded.any() else {}
@@ -185,7 +185,7 @@ def reward_metrics(batch: AdvantageBatch, settings: RewardConfig) -> dict[str, f
 
 
 def update_metrics(updates: Sequence[Update], *, with_kl: bool) -> dict[str, float]:
-    """Compute learner and clip metrics over the updates of one step; a step without updates counts as skipped."""
+    """Compute learner and clip metrics over the updates of one step. A step without updates counts as skipped."""
     if not updates:
         return {"learner/skipped": 1.0}
     minibatches, count = [update.minibatch for update in updates], len(updates)
@@ -206,10 +206,10 @@ def update_metrics(updates: Sequence[Update], *, with_kl: bool) -> dict[str, flo
 
 
 def critic_metrics(batch: AdvantageBatch, updates: Sequence[CriticUpdate]) -> dict[str, float]:
-    """Compute the critic's metrics over its updates of one step, and how well its values predicted the value targets.
+    """Compute the critic's metrics over its updates in one step and measure how well its values predict the value targets.
 
-    The explained variance, 1 - var(target - value) / var(target), is computed over all tokens, over the first tokens and the
-    last tokens of the responses, and over the tokens of each length bin. It is omitted where all targets are equal.
+    The explained variance, 1 - var(target - value) / var(target), is computed over all tokens, over the first tokens of the
+    responses, over the last tokens, and over the tokens of each length bin. It is omitted where all targets are equal.
     """
     metrics = {
         f"critic/{name}": fmean(getattr(update, name) for update in updates)
@@ -244,7 +244,7 @@ def run_metrics(
 ) -> dict[str, float]:
     """Compute the metrics of a whole run, rounded to four significant digits.
 
-    Runs are compared by these metrics, because the metrics of single steps are too noisy.
+    Runs are compared by these metrics, because the metrics of individual steps are too noisy.
 
     Args:
         accuracies: the results of all evaluations.

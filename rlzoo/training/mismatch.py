@@ -1,4 +1,4 @@
-"""The difference between the sampler's and the learner's log-probs, as measured in every step."""
+"""Measures the difference between the sampler's and the learner's log-probs in every step."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from rlzoo.learner.batch import ScoredBatch
 
 EXACT, COARSE = 0.005, 0.25
-"""Limits on the mean difference in nats per token, in float32 and in lower precision. Rounding causes 1e-7 in float32, and .001
-(embedded) to .05 (SmolLM2) in bfloat16. A model that handles padding, caches or noise incorrectly causes .3 to 7."""
+"""Limits on the mean difference in nats per token, in float32 and in lower precision. Rounding causes 1e-7 in float32, and
+0.001 (embedded) to 0.05 (SmolLM2) in bfloat16. A model that handles padding, caches or noise incorrectly causes 0.3 to 7."""
 
 
 def log_mismatch(batch: ScoredBatch) -> Tensor:
-    """Compute ``log pi_old - log pi_rollout`` per token, shape ``(B, T)``; 0 where the response mask is False."""
+    """Compute ``log pi_old - log pi_rollout`` per token, ``(B, T)``, with 0 where the response mask is False."""
     return torch.where(batch.response_mask, batch.old_log_probs - batch.rollout_log_probs, 0.0)
 
 
 def refuse_mismatch(config: RunConfig, batch: ScoredBatch) -> None:
-    """Raise RunError if the sampler's log-probs differ from the learner's by more than rounding, at equal weights."""
+    """Raise RunError if the sampler's log-probs differ from the learner's, at equal weights, by more than rounding."""
     is_exact = config.model.dtype == "float32" and config.learner.autocast == "none" and not config.learner.tf32
     limit = (EXACT if is_exact else COARSE) / min(1.0, config.rollout.temperature)  # the temperature divides the logits
     size = mismatch_metrics(batch)["mismatch/log_ratio_abs_mean"]
@@ -39,7 +39,7 @@ def refuse_mismatch(config: RunConfig, batch: ScoredBatch) -> None:
 
 
 def mismatch_metrics(batch: ScoredBatch) -> dict[str, float]:
-    """Compute the sampler-trainer mismatch, and the share of tokens that the correction keeps in each length bin."""
+    """Compute the sampler-trainer mismatch and the share of tokens that the correction keeps in each length bin."""
     log_ratio, mask = log_mismatch(batch).double(), batch.response_mask
     total = log_ratio.sum(-1)
     metrics = {

@@ -1,4 +1,4 @@
-"""Parameters and tags that are logged to MLflow for each run."""
+"""The parameters and tags that are logged to MLflow for each run."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rlzoo.measure.colours import RULE_TAG
 from rlzoo.support.distribution import version
 from rlzoo.training.run import Run
 
-SHOWN_DIGEST = 12  # number of characters: enough to distinguish data sets, but short enough for MLflow's table of runs
+SHOWN_DIGEST = 12  # number of characters; enough to distinguish data sets, but short enough for MLflow's table of runs
 
 
 def upload_of(run: Run) -> Upload:
-    """Build the MLflow record of a run: its tags, parameters and files."""
+    """Build the MLflow record of a run, with its tags, parameters and files."""
     config, path, settings = run.config, run.directory.path, run.config.tracking
     title = f"**{config.clip.name}** on {config.task.name}, model {config.model.path}, seed {config.seed}, {config.steps} steps"
     return Upload.new(
@@ -28,7 +28,7 @@ def upload_of(run: Run) -> Upload:
 
 
 def run_tags(run: Run) -> dict[str, str]:
-    """The MLflow tags of a run."""
+    """Return the MLflow tags of a run."""
     config = run.config
     return {
         RULE_TAG: config.clip.name,
@@ -43,7 +43,7 @@ def run_tags(run: Run) -> dict[str, str]:
 
 
 def clip_source(config: RunConfig) -> str:
-    """The distribution (with its version) or the file that provides the rule; otherwise, the rule's module."""
+    """Return the distribution (with its version) or the file that provides the rule, or else the rule's module."""
     entry = config.plugins.zoo.entries.get(config.clip.name)
     kind = type(config.clip)
     return entry.source if entry is not None and entry.kind is kind else kind.__module__

@@ -1,4 +1,4 @@
-"""Collects the responses of a step, and the rule's decision on every token, for the page of responses in MLflow."""
+"""Collects the responses of a step and the rule's decision on every token for the page of responses in MLflow."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from rlzoo.rollout.types import RolloutGroup
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MOST_TOKENS = 20_000  # maximum number of tokens on a page; such a page takes 1 MB
+MOST_TOKENS = 20_000  # maximum number of tokens on a page, which then takes 1 MB
 
 PARTIAL = "\N{WHITE VERTICAL RECTANGLE}"
-"""Shown for a token that ends inside a character, because a byte-level tokenizer may split characters."""
+"""The text shown for a token that ends inside a character, because a byte-level tokenizer may split characters."""
 
 LONGEST_CHARACTER = 4  # maximum length in UTF-8 bytes, and therefore in tokens of a byte-level tokenizer
 
@@ -78,7 +78,7 @@ def _shown_response(
     batch: ScoredBatch,
     updates: Sequence[Update],
 ) -> ShownResponse:
-    """Collect what the page shows about a row, with ``size`` tokens; ``number`` has the indices of its prompt and response."""
+    """Collect what the page shows of a row, with ``size`` tokens. ``number`` has the indices of its prompt and response."""
     prompt, place = number
     problem, rollout = groups[prompt].problem, groups[prompt].rollouts[place]
     index, update = max((index, update) for index, update in enumerate(updates) if row in update.minibatch.table_rows)

@@ -1,4 +1,4 @@
-"""The objects that make up a training run, and how the run is saved and resumed."""
+"""The objects that make up a training run, with methods to save and resume the run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Run:
     """The rollouts, learner, monitor and run directory of one run, built from its configuration."""
 
     def __init__(self, admission: Admission) -> None:
-        """Open the run directory, and restore the newest checkpoint if the run is resumed."""
+        """Open the run directory and restore the newest checkpoint if the run is resumed."""
         self.config, self.task, self.accelerator = admission.config, admission.task, admission.accelerator
         self.facts = admission.facts
         self.model, self.tokenizer = admission.model, admission.tokenizer
@@ -46,12 +46,12 @@ class Run:
         self.rollouts = rollouts(config, self.task, admission.sampler, self.accelerator)
         self.monitor = Monitor(config.clip, expects_mismatch=config.rollout.recorded is not None)
         self.recent: deque[dict[str, float]] = deque(maxlen=WINDOW)  # metrics of the last steps only
-        self.accuracies: dict[int, float] = {}  # by step
-        self.done = 0  # completed steps
+        self.accuracies: dict[int, float] = {}  # accuracy of each evaluation, by step
+        self.done = 0  # number of completed steps
         self._began, self._before = time.perf_counter(), 0.0
         self.saved = -1  # step of the last checkpoint
         self.attempted = 0  # last step that was started
-        self.is_clean = True  # the state has not changed since the last completed step
+        self.is_clean = True  # whether the state is unchanged since the last completed step
         with ExitStack() as failed:
             failed.callback(self.rollouts.close)
             if admission.resume:
@@ -75,7 +75,7 @@ class Run:
             failed.pop_all()
 
     def _reopen(self, path: Path) -> tuple[RunDirectory, Path | None]:
-        """Open the run directory, and return the state to resume from; all processes raise the main process's error."""
+        """Open the run directory and return the state to resume from. All processes raise the main process's error."""
         state: Path | Exception | None = None
         with ExitStack() as failed:
             if self.is_main:
@@ -145,7 +145,7 @@ class Run:
         """Check the sampler's log-probs.
 
         Raises:
-            RunError: the sampler reads the learner's weights, but computes other log-probs.
+            RunError: the sampler reads the learner's weights but computes different log-probs.
         """
         if self.config.rollout.recorded is None and not self.rollouts.sampler.needs_weights:
             refuse_mismatch(self.config, batch)
@@ -154,8 +154,8 @@ class Run:
     def sample(self, step: int) -> Sampled:
         """Sample and grade the responses of a step, and start sampling for later steps.
 
-        If the responses were sampled ahead, only the groups that dynamic sampling adds are sampled now. A checkpoint waits
-        for every batch whose sampling has begun, so it need not store the older weights that these batches use.
+        If the responses were sampled ahead, only the groups that dynamic sampling adds are sampled now. Saving a checkpoint
+        waits for every batch whose sampling has begun, so it need not store the older weights that these batches use.
         """
         version = self.learner.num_optimizer_steps
         if self.rollouts.sampler.in_flight:
@@ -165,7 +165,7 @@ class Run:
         return sampled
 
     def record(self, sampled: Sampled, batch: AdvantageBatch, updates: Sequence[Update]) -> None:
-        """Write the step's responses and log-probs to the run directory: as text, as a rollout file and as an MLflow page."""
+        """Write the step's responses and log-probs to the run directory as text, as a rollout file and as an MLflow page."""
         if self.is_main:
             texts = transcripts(sampled.groups, batch, updates)
             step = rollout_file(self.config, batch, sampled.groups, updates, sampled.learner_version)
@@ -179,13 +179,13 @@ class Run:
                     self.directory.save_figure(name, lambda file: file.write_text(page, encoding="utf-8"))
 
     def _newest(self) -> int:
-        """Give the sampler the current weights, and return the number of optimizer steps that produced them."""
+        """Give the sampler the current weights and return the number of optimizer steps that produced them."""
         version = self.learner.num_optimizer_steps
         self.rollouts.update_weights(version, self.learner.weights)
         return version
 
     def save(self, step: int) -> None:
-        """Save a checkpoint: the model, the state of the rule, and everything that resuming needs."""
+        """Save a checkpoint with the model, the state of the rule, and everything else that is needed to resume."""
         weights = kept_weights(self.learner.weights(), keep=self.is_main)
         adapter = kept_weights(named_adapter(self.model), keep=self.is_main) or None
         critic = self.learner.critic
@@ -196,7 +196,7 @@ class Run:
             self.accelerator.wait_for_everyone()
             self.learner.save(folder / "state")
             collect(self.accelerator, folder / "state")
-            state = self._state(step)  # collective: every process must call it
+            state = self._state(step)  # collective, so every process must call it
             if self.is_main:
                 state.write(folder / "state")
                 self.monitor.save(folder / "state")
@@ -231,7 +231,7 @@ class Run:
         self.done, self.is_clean = step, True
 
     def leave(self) -> None:
-        """End the run; save it if the failed step made no update, so that the state is still that of the step before."""
+        """End the run. Save it if the failed step made no update, because the state is then that of the step before."""
         try:
             # saving is collective, and other processes may have failed elsewhere
             is_alone = self.accelerator.num_processes == 1 and not self.config.launch.is_sharded
@@ -251,11 +251,11 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Seconds of training so far, including the time before the run was resumed."""
+        """Training time so far in seconds, including the time before the run was resumed."""
         return self._before + time.perf_counter() - self._began
 
     def is_due(self, step: int, every: int) -> bool:
-        """Whether the step is a multiple of ``every``; False if ``every`` is 0."""
+        """Whether the step is a multiple of ``every``. False if ``every`` is 0."""
         return every > 0 and step > 0 and step % every == 0
 
     def has_page(self, step: int) -> bool:
@@ -264,7 +264,7 @@ class Run:
 
     @property
     def how_to_resume(self) -> str:
-        """How to resume the run: with a command, or in Python if the rule is a class that no plugin provides."""
+        """Instructions for resuming the run with a command or, if no plugin provides the rule's class, in Python."""
         kind, path = type(self.config.clip), str(self.directory.path)
         if kind in self.config.plugins.zoo.values():
             return f"rlzoo train --resume --output {shlex.quote(path)}"

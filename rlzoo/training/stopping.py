@@ -1,4 +1,4 @@
-"""Handles signals that stop a run; the first signal takes effect at the end of the step."""
+"""Handles signals that stop a run. The first signal takes effect at the end of the step."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from types import FrameType
 from typing import NoReturn
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that stop a run. Closing a terminal sends SIGHUP; under ``nohup``, SIGHUP stays ignored."""
+"""Signals that stop a run. Closing a terminal sends SIGHUP, which stays ignored under ``nohup``."""
 
-ONE_PRESS = 1.0  # seconds within which signals count as one signal, because a terminal and a launcher may both forward a Ctrl-C
+ONE_PRESS = 1.0  # seconds within which signals count as one, because a terminal and a launcher may both forward Ctrl-C
 
 logger = logging.getLogger("rlzoo")
 
@@ -25,22 +25,22 @@ class StopRequest:
     """Records whether a signal has asked the run to stop, and which signal."""
 
     signal: int | None = None
-    since: float = 0.0  # from `time.monotonic`
+    since: float = 0.0  # time of the request, from `time.monotonic`
 
     def end(self, message: str) -> NoReturn:
-        """Stop as the signal would: with KeyboardInterrupt after Ctrl-C, otherwise with SystemExit.
+        """Stop as the signal would, with KeyboardInterrupt after Ctrl-C and with SystemExit otherwise.
 
         A rank that received no signal stops as if it had received SIGTERM.
         """
         logger.warning(message)
         stopped = KeyboardInterrupt() if self.signal == signal.SIGINT else SystemExit(128 + signal.SIGTERM)
-        stopped.is_saved = True  # type: ignore[union-attr]  # for `watched_ranks`: the other ranks stop too
+        stopped.is_saved = True  # type: ignore[union-attr]  # tells `watched_ranks` that the other ranks stop too
         raise stopped
 
 
 @contextlib.contextmanager
 def requested_stop() -> Iterator[StopRequest]:
-    """Record the first Ctrl-C, SIGTERM or SIGHUP inside the block; a second signal takes effect immediately."""
+    """Record the first Ctrl-C, SIGTERM or SIGHUP inside the block. A second signal takes effect immediately."""
     stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield stop

@@ -1,4 +1,4 @@
-"""Trains a model from a configuration: the implementation of ``rlzoo train`` and `rlzoo.train`."""
+"""Trains a model from a configuration. This is the implementation of ``rlzoo train`` and `rlzoo.train`."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class RunResult:
     """The outcome of a run."""
 
     path: Path  # the run directory
-    profile: LengthProfile | None = field(repr=False)  # clipping by response length, over the last steps
-    mlflow_run_id: str | None = None  # None without tracking, or if the store could not be reached
+    profile: LengthProfile | None = field(repr=False)  # clipping by response length over the last steps
+    mlflow_run_id: str | None = None  # None without tracking or if the store could not be reached
 
     @cached_property
     def metrics(self) -> list[dict[str, float]]:
@@ -47,8 +47,8 @@ class RunResult:
         return read_metrics(self.path / "metrics.jsonl")
 
     def to_pandas(self) -> Any:
-        """Return `metrics` as a pandas data frame with a row for each step."""
-        import pandas as pd  # takes a second; MLflow requires pandas
+        """Return `metrics` as a pandas data frame with one row per step."""
+        import pandas as pd  # imported here because it takes a second; MLflow requires pandas
 
         return pd.DataFrame(self.metrics)
 
@@ -74,7 +74,7 @@ def train(
             has changed since the run was started.
 
     Raises:
-        UserError: the run cannot start with this configuration; nothing has been written.
+        UserError: the run cannot start with this configuration. Nothing has been written.
         RunError: the run cannot continue.
         KeyboardInterrupt: Ctrl-C was pressed.
         SystemExit: SIGTERM arrived; the code is 143.
@@ -96,7 +96,7 @@ def train(
 
 
 def _run(run: Run, tracker: Tracker, stop: StopRequest, observer: Observer | None, stage: Stage | None) -> RunResult:
-    """Run all steps. A failed run keeps its last checkpoint; it is also saved if the failed step made no update."""
+    """Run all steps. A failed run keeps its last checkpoint and is also saved if the failed step made no update."""
     config, after = run.config, AfterStep(run, tracker, stop, observer, stage)
     run.directory.summarise(run.summary(finished=False))
     for level, line in remarks(config):

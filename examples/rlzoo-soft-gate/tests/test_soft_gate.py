@@ -1,4 +1,4 @@
-"""Checks that the rule obeys the laws, and that its gate matches its formula."""
+"""Checks that the rule obeys the laws and that its gate matches its formula."""
 
 import math
 

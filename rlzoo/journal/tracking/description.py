@@ -18,7 +18,7 @@ LONGEST_COMMAND = 1500  # maximum number of characters; MLflow's limit for a des
 
 
 def describe_run(title: str, directory: Path) -> str:
-    """Describe a run in Markdown: its title, its command, and the commands that resume and replay it."""
+    """Describe a run in Markdown, with its title, its command, and the commands that resume and replay it."""
     place = shlex.quote(str(directory))
     command = _as_it_is(typed_command()[:LONGEST_COMMAND])
     advice = f"On `{socket.gethostname()}`, resume the run, or replay it with other rules:"
@@ -31,7 +31,7 @@ def _as_it_is(*lines: str) -> str:
 
 
 def typed_command() -> str:
-    """Return the command line of this process, or of its launcher, without secrets."""
+    """Return the command line of this process or its launcher, without secrets."""
     return os.environ.get(COMMAND) or shlex.join(redact_words([*_program(sys.argv[0]), *sys.argv[1:]]))
 
 
@@ -56,7 +56,7 @@ def redact_words(words: Sequence[str]) -> list[str]:
 
 
 def _is_secret(name: str, text: str) -> bool:
-    """Whether a value is or contains a secret; the value may be YAML with nested keys."""
+    """Whether a value is or contains a secret. The value may be YAML with nested keys."""
     try:
         value = parse_yaml(text)
     except ValueError:
@@ -66,7 +66,7 @@ def _is_secret(name: str, text: str) -> bool:
 
 
 def _program(path: str) -> list[str]:
-    """Return the words with which a command starts the program at ``path``, such as ``["python", "train.py"]``."""
+    """Return the words that start the program at ``path`` on a command line, such as ``["python", "train.py"]``."""
     file = Path(path)
     if "rlzoo" in (file.name, file.parent.name):
         return ["rlzoo"]

@@ -1,7 +1,7 @@
 """The follower process, which sends a run to MLflow during training: ``python -m rlzoo.journal.tracking.follow``.
 
-It reads the path of the run directory from stdin. Its stdin closes when the training process ends for any reason. The
-follower then has `LONGEST_END` seconds to send the remaining data.
+It reads the path of the run directory from stdin, which closes when the training process ends for any reason. The follower
+then has `LONGEST_END` seconds to send the remaining data.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from rlzoo.journal.tracking.uploads import FOLDER, tracking_uri
 from rlzoo.support.lock import Lock
 
 POLL = 1.0  # seconds between checks of the directory
-LONGEST_PAUSE = 30.0  # maximum seconds between attempts while the store cannot be reached
-PATIENCE = 15.0  # seconds after the run's end during which failed attempts are repeated; unsent data is left to `rlzoo sync`
-LONGEST_END = 60.0  # seconds after the run's end before the remaining data is left to `rlzoo sync`, even if the store responds
+LONGEST_PAUSE = 30.0  # maximum time in seconds between attempts while the store cannot be reached
+PATIENCE = 15.0  # time in seconds after the run's end to repeat failed attempts; `rlzoo sync` sends the rest
+LONGEST_END = 60.0  # time in seconds after the run's end to send data, even if the store responds
 
 
 def follow(sync: Sync, is_over: Callable[[float], bool], uri: str) -> bool:
-    """Send new data until the run is over; return whether everything was sent.
+    """Send new data until the run is over, and return whether everything was sent.
 
     Args:
         sync: the sender of the run directory.
-        is_over: waits until the run is over, but for at most the given number of seconds; returns whether the run is over.
+        is_over: waits for at most the given number of seconds until the run is over, and returns whether the run is over.
         uri: address of the store.
     """
     pause, until = 0.0, math.inf
@@ -55,12 +55,12 @@ def follow(sync: Sync, is_over: Callable[[float], bool], uri: str) -> bool:
 
 
 def main() -> int:
-    """Follow the directory named in the first line of stdin; do nothing if there is none."""
+    """Follow the directory named in the first line of stdin. Do nothing if stdin is empty."""
     parent, line = os.getppid(), ""
     gc.set_threshold(50_000, 10, 10)  # most of the objects that imports create are kept
     try:
         os.environ.setdefault("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "true")
-        load_mlflow()  # while the run loads its model
+        load_mlflow()  # meanwhile, the run loads its model
         line = sys.stdin.readline().rstrip("\n")
         return 0 if not line or _follow(Path(line), parent) else 1
     except Exception as error:  # a damaged record.json, another follower, a full disk, or an MLflow that cannot be imported
@@ -69,7 +69,7 @@ def main() -> int:
 
 
 def _follow(directory: Path, parent: int) -> bool:
-    """Follow a directory until the process ``parent`` ends; return whether everything was sent."""
+    """Follow a directory until the process ``parent`` ends, and return whether everything was sent."""
     from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
@@ -85,12 +85,12 @@ def _follow(directory: Path, parent: int) -> bool:
             time.sleep(seconds)
         elif select.select([sys.stdin], [], [], seconds)[0] or os.getppid() != parent:
             ended = True
-            signal.setitimer(signal.ITIMER_REAL, LONGEST_END)  # ends this process even if its threads block
+            signal.setitimer(signal.ITIMER_REAL, LONGEST_END)  # the timer ends this process even if its threads block
             if monitor is not None:
                 monitor.finish()
         return ended
 
-    # the follower of a killed run may still hold the lock for this long
+    # the follower of a killed run may hold the lock for up to `LONGEST_END` seconds
     lock = Lock(directory / FOLDER, seconds=LONGEST_END + 30)
     try:
         sync = Sync(directory, uri)

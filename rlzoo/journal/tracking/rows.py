@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-LARGEST_CALL = 1000  # maximum number of metrics in one call; MLflow's own limit
+LARGEST_CALL = 1000  # maximum number of metrics in one call, which is MLflow's own limit
 
 Curves = Literal["curated", "all"]  # which metrics of a step are sent: all, or only those that are useful as curves
 
@@ -19,7 +19,7 @@ LEFT_OUT = ("learner/objective", "eval/accuracy_se", "fairness/lre_composition_m
 """Prefixes of metrics that are not curated. Interval bounds are not curated either."""
 
 BY_BIN = ("clip/fraction_length_bin_", "clip/fraction_num_turns_bin_", "clip/band_", "fairness/ess_length_bin_")
-"""Prefixes of curated metrics for bins of length or number of turns; other such metrics are only in ``metrics.jsonl``."""
+"""Prefixes of curated metrics for bins of length or number of turns. Other such metrics are only in ``metrics.jsonl``."""
 
 
 class Lines:
@@ -43,8 +43,8 @@ class Lines:
 class Points:
     """Sends the rows that a store does not have yet.
 
-    The last step of a metric in the store determines which rows are missing. After an error, it is unknown which rows have
-    arrived. In that case, create a new object, which queries the store again.
+    The last step of a metric in the store determines which rows are missing. After an error, the rows that have arrived are
+    unknown. In that case, create a new object, which queries the store again.
     """
 
     def __init__(self, client: Any, run_id: str, kind: Curves) -> None:
@@ -91,7 +91,7 @@ def points(row: Mapping[str, float], kind: Curves) -> list[Any]:
 
 @cache
 def accepted_name(name: str) -> str:
-    """Return a name in a form that MLflow accepts; a changed name ends with a checksum, so that no two metrics share it."""
+    """Return a name in a form that MLflow accepts. A changed name ends with a checksum, so that no two metrics share it."""
     is_path = posixpath.normpath(f"/{name}") == f"/{name}" and not name.startswith(("/", ".."))
     if is_path and re.fullmatch(r"[/\w.\- :]{1,250}", name):
         return name

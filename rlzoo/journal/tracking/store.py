@@ -20,29 +20,29 @@ from rlzoo.support.lock import Lock
 
 logger = logging.getLogger("rlzoo")
 
-LONGEST_SETUP = 120.0  # maximum seconds to wait for a process that connects to a SQLite store; creating its tables takes 10 s
+LONGEST_SETUP = 120.0  # maximum wait in seconds for a process that connects to a SQLite store; creating the tables takes 10 s
 OBJECT_STORES = ("s3", "gs", "wasbs")  # schemes of artifact locations that name neither a host nor a path
 
 KIND = "mlflow.experimentKind"  # tag that makes MLflow's pages show runs and models instead of traces and judges
 
 _DEFAULTS = {
-    "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # otherwise a new store logs every table, and a failing store logs a traceback
+    "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # otherwise, a new store logs every table, and a failing store logs a traceback
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # the default retries take minutes
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }
 
 
 def load_mlflow() -> None:
-    """Import MLflow, with short time limits for the replies of a server."""
+    """Import MLflow with short time limits for a server's replies."""
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
     import mlflow  # noqa: F401
 
 
 def experiment_id(client: Any, name: str, chosen: str | None = None) -> str:
-    """Return the ID of the experiment with this name; if there is none, create it with its saved view.
+    """Return the ID of the experiment with this name. If there is none, create the experiment with its saved view.
 
-    An ID from `EXPERIMENT_ID` (``chosen``) takes precedence; raises `UserError` if no active experiment has this ID.
+    An ID from `EXPERIMENT_ID` (``chosen``) takes precedence. Raises `UserError` if no active experiment has this ID.
     """
     from mlflow import MlflowException
 
@@ -70,16 +70,16 @@ def experiment_id(client: Any, name: str, chosen: str | None = None) -> str:
 
 
 def latest_experiment() -> str | None:
-    """Add the view to experiment `EXPERIMENT_ID`, or the one with the newest run, and return its ID; None if there is none."""
+    """Add the view to experiment `EXPERIMENT_ID`, or by default the one with the newest run. Return its ID, or None."""
     with connected() as client:
         experiments = client.search_experiments(order_by=["last_update_time DESC"])
         ids = [experiment.experiment_id for experiment in experiments if experiment.experiment_id != "0"]  # MLflow's "Default"
         if not ids:
             return None
-        runs = client.search_runs(ids, max_results=1)  # sorted newest first
+        runs = client.search_runs(ids, max_results=1)  # sorted with the newest first
         newest = runs[0].info.experiment_id if runs else ids[0]
         latest = os.environ.get(EXPERIMENT_ID) or str(newest)
-        with suppress(Exception):  # a read-only store
+        with suppress(Exception):  # the store may be read-only
             write_view(client, latest)
         return latest
 
@@ -96,7 +96,7 @@ def _sqlite_file(uri: str) -> Path | None:
 
 
 def open_parent(experiment: str, run_name: str, tags: Mapping[str, str], former: str | None = None) -> str:
-    """Return the ID of the MLflow run that contains other runs: ``former`` if the store has it, otherwise a new run."""
+    """Return the ID of the MLflow run that contains other runs, which is ``former`` if the store has it, or else a new run."""
     with connected() as client:
         if former and (run := find_run(client, former)) and run.info.lifecycle_stage == "active":
             return former
@@ -106,7 +106,7 @@ def open_parent(experiment: str, run_name: str, tags: Mapping[str, str], former:
 
 
 def find_run(client: Any, run_id: str) -> Any:
-    """Return a run, even if it was deleted, because it can be restored; None if the store does not have it."""
+    """Return a run, or None if the store does not have it. A deleted run is returned too, because it can be restored."""
     from mlflow import MlflowException
 
     try:
@@ -119,7 +119,7 @@ def find_run(client: Any, run_id: str) -> Any:
 
 @contextmanager
 def connected(otherwise: str = "") -> Iterator[Any]:
-    """Yield a client for the current store; an error is logged with ``otherwise`` or, if that is empty, raised in one line."""
+    """Yield a client for the current store. An error is logged with ``otherwise`` or, if that is empty, raised in one line."""
     uri = tracking_uri()
     try:
         yield connect(uri)
@@ -131,7 +131,7 @@ def connected(otherwise: str = "") -> Iterator[Any]:
 
 
 def connect(uri: str) -> Any:
-    """Return an MLflow client; a lock and a temporary name protect a SQLite store whose tables MLflow creates or upgrades."""
+    """Return an MLflow client. A lock and a temporary name protect a SQLite store while MLflow creates or upgrades tables."""
     load_mlflow()
     from mlflow import MlflowClient
 
@@ -139,7 +139,7 @@ def connect(uri: str) -> Any:
     if file is None:
         return MlflowClient(uri)
     with ExitStack() as stack:
-        with suppress(OSError):  # a read-only folder
+        with suppress(OSError):  # the folder may be read-only
             beside = file.with_name(f".{file.name}.lock")
             beside.mkdir(parents=True, exist_ok=True)
             stack.callback(Lock(beside, LONGEST_SETUP).release)
@@ -154,7 +154,7 @@ def connect(uri: str) -> Any:
 
 
 def artifact_repository(location: str, uri: str) -> Any:
-    """Return MLflow's repository for the artifact location from a store; a server must not name a path or another host."""
+    """Return MLflow's repository for a store's artifact location. A server must not name a path or another host."""
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
     place, server = urlsplit(location), urlsplit(uri)

@@ -1,4 +1,4 @@
-"""Sends the contents of a run directory to an MLflow store, except for what the store already has."""
+"""Sends the contents of a run directory to an MLflow store, skipping what the store already has."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ ID_TAG = "rlzoo_id"
 
 
 class Sync:
-    """Sends a run directory to a store. What an earlier process sent is not sent again, even if that process was killed."""
+    """Sends a run directory to a store. Data that an earlier process sent, even one that was killed, is not sent again."""
 
     def __init__(self, directory: Path, uri: str) -> None:
         self.directory = directory
         self.uploaded = Uploaded.read(directory, uri)
-        self.num_rows = self.num_files = 0  # sent by this object
+        self.num_rows = self.num_files = 0  # numbers that this object has sent
         self._uri = uri
         self._client: Any = None  # created by the first call that reaches the store
         self._tags: dict[str, str] = {}  # tags in the store
         self._artifacts: Any = None  # None if the location that the store names is refused
-        self._notes: set[str] = set()  # warnings that were logged or will be
+        self._notes: set[str] = set()  # warnings that have been logged or will be
 
     def send(self, *, is_over: bool) -> None:
         """Send everything that is new.
 
         Args:
-            is_over: whether the run has ended; if so, the final metrics and the status are also sent.
+            is_over: whether the run has ended. If so, the final metrics and the status are also sent.
 
         Raises:
             Exception: any error from the store. The next call reconnects and sends what is missing.
@@ -63,12 +63,12 @@ class Sync:
         self.report(None)
 
     def report(self, trouble: str | None) -> None:
-        """In the run directory, write what was sent and the store's current error, if any."""
+        """Record in the run directory what was sent and the store's current error, if any."""
         self.uploaded.trouble = trouble
         self.uploaded.write(self.directory, self._uri)
 
     def _connect(self, upload: Upload) -> None:
-        """Find or create the run in the store, and send its parameters."""
+        """Find or create the run in the store and send its parameters."""
         from mlflow.entities import Param
 
         client = connect(self._uri)
@@ -103,7 +103,7 @@ class Sync:
             return run
         chosen = os.environ.get(EXPERIMENT_ID) or upload.experiment_ids.get(without_password(self._uri))
         experiment = experiment_id(client, upload.experiment, chosen)
-        for run in client.search_runs([experiment], f"tags.{ID_TAG} = '{upload.id}'"):  # created by a killed process
+        for run in client.search_runs([experiment], f"tags.{ID_TAG} = '{upload.id}'"):  # a killed process created it
             return run
         tags = {ID_TAG: upload.id, **{name: value for name, value in upload.tags.items() if value}}
         return client.create_run(experiment, start_time=int(upload.started * 1000), run_name=upload.name, tags=tags)
@@ -136,7 +136,7 @@ class Sync:
             self.num_files += 1
 
     def _send_end(self, upload: Upload) -> None:
-        """Send what is complete only when the run ends: the run's metrics and the status."""
+        """Send the whole-run metrics and the status, which are complete only when the run ends."""
         client, run_id = self._client, str(self.uploaded.run_id)
         last = {"step": upload.step, "time/clock": upload.ended or 0.0, **upload.metrics}
         Points(client, run_id, upload.curves).send([last])

@@ -1,4 +1,4 @@
-"""The part of MLflow tracking in the training process: it starts the follower process and records how the run ended."""
+"""The part of MLflow tracking that runs in the training process. It starts the follower and records how the run ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUIET_END = 10.0  # seconds to wait at the end of a run before logging a message
 
 
 class Tracker:
-    """Tracks a run in MLflow, and sets its status to FINISHED, KILLED or FAILED when the block ends.
+    """Tracks a run in MLflow and sets its status to FINISHED, KILLED or FAILED when the block ends.
 
     The run only writes to its directory, and a separate process sends the contents. A slow or unreachable store therefore
     neither delays the run nor causes data loss. A tracker with ``is_on=False`` does nothing.
@@ -35,9 +35,9 @@ class Tracker:
         self._upload: Upload | None = None
         self._trouble: str | None = None
         self._process: subprocess.Popen[str] | None = None
-        if is_on:  # started early, because the follower takes as long to load as the run itself
+        if is_on:  # start the follower early, because it takes as long to load as the run itself
             command = [sys.executable, "-P", "-m", "rlzoo.journal.tracking.follow"]
-            # in its own session, so that Ctrl-C reaches only the run
+            # the follower has its own session, so that Ctrl-C reaches only the run
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True
             )
@@ -73,7 +73,7 @@ class Tracker:
 
     @property
     def run_id(self) -> str | None:
-        """The ID of the run in MLflow; None until the store has the run."""
+        """The ID of the run in MLflow, or None until the store has the run."""
         return self._sent().run_id
 
     def _sent(self) -> Uploaded:
@@ -89,10 +89,10 @@ class Tracker:
         if self._upload is not None and self._directory is not None:
             stopped = kind is not None and issubclass(kind, (KeyboardInterrupt, SystemExit))
             status: Status = "FINISHED" if kind is None else "KILLED" if stopped else "FAILED"
-            with contextlib.nullcontext() if error is None else contextlib.suppress(OSError):  # keep the run's own error
+            with contextlib.nullcontext() if error is None else contextlib.suppress(OSError):  # do not hide the run's own error
                 replace(self._upload, status=status, ended=time.time()).write(self._directory)
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the process has exited and has not read the directory
+        with contextlib.suppress(BrokenPipeError):  # the process has exited without reading the directory
             self._process.stdin.close()
         try:
             if self._directory is not None:

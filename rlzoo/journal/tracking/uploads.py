@@ -1,4 +1,4 @@
-"""What is uploaded to MLflow from a run directory, and what each store has already received."""
+"""Describes what is uploaded to MLflow from a run directory and what each store has already received."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ DEFAULT_STORE = "sqlite:///mlflow.db"
 EXPERIMENT_ID = "MLFLOW_EXPERIMENT_ID"  # MLflow's environment variable
 PARENT_RUN = "RLZOO_MLFLOW_PARENT_RUN"  # environment variable with the ID of the parent run, which a sweep sets for its runs
 FOLDER = "tracking"
-LONGEST_PARAM = 6000  # maximum number of characters; MLflow's own limit
+LONGEST_PARAM = 6000  # maximum number of characters, which is MLflow's own limit
 
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """What is uploaded to MLflow from a run directory, in addition to the rows of its ``metrics.jsonl``."""
+    """The data to upload to MLflow from a run directory, in addition to the rows of its ``metrics.jsonl``."""
 
     id: str  # value of the tag that identifies the run in every store
     experiment: str
     name: str
     tags: dict[str, str]
     params: dict[str, str]  # dotted keys, as in --set
-    started: float  # seconds since 1970
+    started: float  # start time in seconds since 1970
     files: tuple[str, ...] = ()  # logged as artifacts, together with figures/
     curves: Curves = "all"
     status: Status = "RUNNING"
@@ -53,7 +53,7 @@ class Upload:
 
     @classmethod
     def new(cls, experiment: str, name: str, *, tags: Mapping[str, str], params: Mapping[str, Any], **others: Any) -> Self:
-        """Create an upload with the current time as the start; ``others`` sets further fields by name."""
+        """Create an upload that starts at the current time. ``others`` sets further fields by name."""
         parent = os.environ.get(PARENT_RUN)
         ours = {
             "mlflow.user": psutil.Process().username(),
@@ -74,7 +74,7 @@ class Upload:
 
     @classmethod
     def read(cls, directory: Path) -> Upload | None:
-        """Read the upload of a directory; None if there is none."""
+        """Read the upload of a directory, or return None if there is none."""
         return _read(directory / FOLDER / "record.json", _UPLOAD)
 
     def write(self, directory: Path) -> None:
@@ -84,7 +84,7 @@ class Upload:
 
 @dataclass(slots=True)
 class Uploaded:
-    """What has been sent to one store from a run directory."""
+    """The data that has been sent to one store from a run directory."""
 
     id: str  # ID of the upload
     run_id: str | None = None
@@ -93,43 +93,43 @@ class Uploaded:
 
     @classmethod
     def read(cls, directory: Path, uri: str) -> Uploaded:
-        """Read what a store has received; empty if the store has not received this upload."""
+        """Read what a store has received. The object is empty if the store has not received this upload."""
         upload, uploaded = Upload.read(directory), uploaded_to(directory).get(without_password(uri))
         own_id = "" if upload is None else upload.id
         return uploaded if uploaded is not None and uploaded.id == own_id else cls(own_id)
 
     def write(self, directory: Path, uri: str) -> None:
-        """Save this object in the directory, for the process that sends the remaining data."""
+        """Save this object in the directory for the process that sends the remaining data."""
         stores = uploaded_to(directory) | {without_password(uri): self}
         _write(directory / FOLDER / "sent.json", {store: asdict(sent) for store, sent in stores.items()}, self.id)
 
 
 def uploaded_to(directory: Path) -> dict[str, Uploaded]:
-    """Return what each store has received; empty if the file is damaged, because the stores can be queried."""
+    """Return what each store has received, or {} if the file is damaged, because the stores can be queried instead."""
     with suppress(UserError):
         return _read(directory / FOLDER / "sent.json", _UPLOADED) or {}
     return {}
 
 
 def run_id_of(directory: Path) -> str | None:
-    """Return the ID of the directory's run in the current store; None if the store has none."""
+    """Return the ID of the directory's run in the current store, or None if the store does not have the run."""
     return Uploaded.read(directory, tracking_uri()).run_id
 
 
 def tracking_uri() -> str:
-    """Return ``MLFLOW_TRACKING_URI`` if it is set; otherwise the address of a SQLite file in the current directory."""
+    """Return ``MLFLOW_TRACKING_URI`` if it is set, or else the address of a SQLite file in the current directory."""
     return os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_STORE
 
 
 def without_password(uri: str) -> str:
-    """Return the address of a store without its password, or the absolute path of the default store."""
+    """Return the address of a store without its password. For the default store, return its absolute path."""
     if uri == DEFAULT_STORE:
         return f"sqlite:///{Path('mlflow.db').resolve()}"
-    return without_userinfo(uri.encode(errors="backslashreplace").decode())  # the variable might not be valid text
+    return without_userinfo(uri.encode(errors="backslashreplace").decode())  # the variable may not be valid Unicode
 
 
 def git_commit() -> str:
-    """Return the git commit of the current directory; empty outside a repository."""
+    """Return the git commit of the current directory, or an empty string outside a repository."""
     try:
         answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     except OSError:
@@ -138,7 +138,7 @@ def git_commit() -> str:
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "", section: Any = None) -> dict[str, Any]:
-    """Flatten nested settings to dotted keys, as in ``--set``; if the class ``section`` is given, only its sections."""
+    """Flatten nested settings to dotted keys, as in ``--set``. If the class ``section`` is given, flatten only its sections."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         inner = getattr(section.model_fields.get(key), "annotation", None) if section else None

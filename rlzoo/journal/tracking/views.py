@@ -1,8 +1,8 @@
 """The saved view that compares rules side by side on MLflow's runs page.
 
 MLflow stores a saved view in an experiment tag, lists it in the *Views* menu of the runs page, and opens it if its key is
-in the URL. The tag's format is undocumented. This module writes the format of the pinned MLflow version; browser tests
-check it.
+in the URL. The tag's format is undocumented. This module writes the format of the pinned MLflow version, which browser tests
+check.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from urllib.parse import quote
 from rlzoo.measure.colours import RULE_TAG
 
 TAG_PREFIX = "mlflow.sharedViewState."
-KEY = "rlzoo-4"  # short, because it is part of the URL; a new layout needs a new number, to keep views that users edited
+KEY = "rlzoo-4"  # part of the URL, so it is short; a new layout needs a new number, to keep views that users edited
 NAME = "Rules side by side"
 MOST_RUNS = 100  # maximum number of lines or bars in a chart
 
 FILTER = f"tags.{RULE_TAG} != '' and attributes.status != 'FAILED'"
-"""Selects the runs that the view shows: all runs that have a rule, except failed runs."""
+"""Selects the runs that the view shows, which are all runs that have a rule, except failed runs."""
 
-COLUMNS = (  # from left to right
+COLUMNS = (  # listed from left to right
     *("params.`seed`", "metrics.`accuracy`", "metrics.`gain`", "metrics.`lre_at_0.1`", "metrics.`lre_noise_at_0.1`"),
-    *("metrics.`lre_tokens_at_0.1`", "metrics.`lre_noise_tokens_at_0.1`"),  # of rules that clip tokens or turns
+    *("metrics.`lre_tokens_at_0.1`", "metrics.`lre_noise_tokens_at_0.1`"),  # for rules that clip tokens or turns
     *("metrics.`clip_fraction`", "metrics.`response_length`", "metrics.`tokens_per_second`"),
 )
 
@@ -36,8 +36,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "critic/explained_variance",  # hidden if no run has a critic
     ),
 }
-"""The metrics of each section's charts: bars for whole-run metrics, lines for per-step metrics. MLflow cuts off long section
-names if its assistant is open."""
+"""The metrics of each section's charts. Whole-run metrics are bars, and per-step metrics are lines. MLflow cuts off long
+section names if its assistant is open."""
 MOST_COLUMNS = 2  # charts in a row; MLflow cuts off the titles of narrower charts
 
 
@@ -95,7 +95,7 @@ def _section(name: str, num_charts: int) -> dict[str, Any]:
 
 
 def _chart(section: str, metric: str) -> dict[str, Any]:
-    """Return a chart in MLflow's format: lines for a per-step metric (with a ``/`` in its name), bars for any other metric."""
+    """Return a chart in MLflow's format: lines for a per-step metric (whose name has a ``/``), bars for any other metric."""
     chart = {
         "uuid": f"{KEY}-{metric}",
         "type": "BAR",

@@ -1,1 +1,1 @@
-"""Optional optimizations for CPUs. Everything also works without this folder, but more slowly."""
+"""Optional optimizations for CPUs. rlzoo also works without this folder, but more slowly."""

@@ -1,4 +1,4 @@
-"""Speeds up matrix products on CPUs: keeps freed memory, and replaces MKL with oneDNN where MKL is only half as fast.
+"""Speeds up matrix products on CPUs by keeping freed memory and by replacing MKL with oneDNN where MKL is half as fast.
 
 torch uses MKL for float32 products. On AMD CPUs, MKL uses AVX2 even if AVX-512 is available. oneDNN, which torch uses for
 bfloat16, supports AVX-512 on these CPUs.
@@ -33,18 +33,18 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # from malloc.h
 
 
 def prepare_cpu(model: PreTrainedModel) -> None:
-    """Keep freed memory, and use oneDNN where it is faster; do nothing if the model is on a GPU or a GPU is available."""
+    """Keep freed memory and use oneDNN where it is faster. Do nothing if the model is on a GPU or a GPU is available."""
     if model.device.type != "cpu" or torch.cuda.is_available():
         return
     if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > cores():
-        torch.set_num_threads(cores())  # torch follows the affinity, but not a container's quota
+        torch.set_num_threads(cores())  # torch respects the affinity but not a container's quota
     keep_freed_memory()
     if is_slow_with_mkl():
         use_onednn(model)
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep freed memory; otherwise the operating system zeroes the pages of every new large tensor."""
+    """Let the C library keep freed memory. Otherwise, the operating system zeroes the pages of every new large tensor."""
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         libc.mallopt(M_MMAP_MAX, 0)
@@ -67,7 +67,7 @@ def has_onednn() -> bool:
 
 
 def use_onednn(model: nn.Module) -> None:
-    """Make the model's linear layers use oneDNN; their weights and names do not change."""
+    """Make the model's linear layers use oneDNN. Their weights and names do not change."""
     for module in model.modules():
         if type(module) is nn.Linear and module.weight.numel() >= SMALLEST:
             module.__class__ = OneDnnLinear
@@ -89,7 +89,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(states, weight)
-        return onednn_linear(states, weight, bias).data  # not a view, because a model may change it in place
+        return onednn_linear(states, weight, bias).data  # `data` is not a view, so a model may change it in place
 
     @staticmethod
     @once_differentiable
@@ -112,7 +112,7 @@ class Product:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, packs: bool = True) -> None:
-        """Store the weight; ``packs`` determines whether to keep a packed copy of it."""
+        """Store the weight. ``packs`` determines whether to keep a packed copy."""
         self.weight, self.bias = weight, bias
         self.multiply: Callable[[Tensor, Tensor, Tensor | None], Tensor] = nn.functional.linear
         on_cpu, size = weight.device.type == "cpu", weight.numel()

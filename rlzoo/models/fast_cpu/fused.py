@@ -1,7 +1,7 @@
 """Runs a decoding step of a Llama-like model with joined matrices and one operation for all heads, bypassing its modules.
 
 Most of the cost of a step in a small model is the overhead of many small operations. This module needs only a third as many
-operations. It computes the same results as the Llama, Mistral, Qwen2 and Qwen3 models in transformers, and is compared with
+operations. It computes the same results as the Llama, Mistral, Qwen2 and Qwen3 models in transformers and is compared with
 them before it is used.
 """
 
@@ -32,11 +32,11 @@ class Block:
     """One layer's weights."""
 
     norm: Tensor
-    inputs: tuple[Product, ...]  # query, key, value; joined if the model is small enough
+    inputs: tuple[Product, ...]  # query, key and value, joined if the model is small enough
     head_norm: Tensor | None  # (heads + key heads, D)
     output: Product
     mlp_norm: Tensor
-    mlp_inputs: tuple[Product, ...]  # gate, up; joined if the model is small enough
+    mlp_inputs: tuple[Product, ...]  # gate and up, joined if the model is small enough
     mlp_output: Product
 
 
@@ -53,7 +53,7 @@ class FusedStep:
         self.num_key_heads = attention.k_proj.out_features // self.size
         self.scale = float(attention.scaling)
         self.eps = float(config.rms_norm_eps)
-        self.least = torch.tensor(self.eps**0.5)  # the root mean square of zeros, after adding eps
+        self.least = torch.tensor(self.eps**0.5)  # the root mean square of zeros after eps is added
         self.act: Callable[[Tensor], Tensor] = decoder.layers[0].mlp.act_fn
         self.embedding: Tensor = decoder.embed_tokens.weight
         self.norm: Tensor = decoder.norm.weight
@@ -96,8 +96,8 @@ class FusedStep:
 
         Args:
             tokens: ``(B,)``.
-            positions: ``(B,)`` positions of these tokens, from 0.
-            layers: the caches; the keys and values of the tokens are appended to them.
+            positions: ``(B,)`` positions of these tokens, counted from 0.
+            layers: the caches, to which the keys and values of the tokens are appended.
             mask: bool ``(B, 1, 1, T)``, True where attention is allowed, including the new token; None allows it everywhere. A
                 floating-point mask is added to the scores.
         """
@@ -114,7 +114,7 @@ class FusedStep:
     def _normed(self, states: Tensor, weight: Tensor) -> Tensor:
         """Compute RMSNorm over the last dimension, with fewer operations on a CPU than torch's own function."""
         if states.device.type != "cpu":
-            plain = weight.dim() == 1  # otherwise one weight per head
+            plain = weight.dim() == 1  # otherwise, there is one weight per head
             normed = functional.rms_norm(states, states.shape[-1:], weight if plain else None, self.eps)
             return (normed if plain else normed * weight).to(self.dtype)
         length = torch.linalg.vector_norm(states, dim=-1, keepdim=True, dtype=torch.float32)
@@ -132,7 +132,7 @@ class FusedStep:
             turned = self._normed(turned, block.head_norm)
         turned = torch.addcmul(turned * cos, turned.roll(self.size // 2, dims=-1), sin)
         all_keys, all_values = cache.update(turned[:, heads:, None], value[:, :, None])
-        # queries that share a key are treated as rows of one attention
+        # treat queries that share a key as rows of one attention
         query = turned[:, :heads].reshape(len(states), keys, heads // keys, self.size).to(all_values.dtype)
         attended = functional.scaled_dot_product_attention(
             query, all_keys.to(all_values.dtype), all_values, mask, scale=self.scale
@@ -146,7 +146,7 @@ def _times(states: Tensor, matrices: tuple[Product, ...]) -> Tensor:
 
 
 def can_fuse(model: PreTrainedModel) -> bool:
-    """Return whether `FusedStep` supports the model: plain linear layers without hooks, and rotary angles known in advance."""
+    """Return whether `FusedStep` supports the model, which needs linear layers without hooks and fixed rotary angles."""
     if type(model).__name__ not in MODELS:
         return False
     rope = getattr(model.config, "rope_parameters", None) or {}

@@ -1,4 +1,4 @@
-"""The environment interface: two methods, and the types that they take and return."""
+"""The environment interface, which consists of two methods and the types that they take and return."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Message = Mapping[str, Any]
 """A message of a conversation: ``{"role": "user", "content": "higher"}``."""
 
 Messages = str | Message | Sequence[Message]
-"""What an environment may return: messages, a single message, or the text of a single user message."""
+"""Values that an environment may return: messages, a single message, or the text of a single user message."""
 
 LONGEST_TEXT = 200_000
-"""Maximum length of an observation, in characters. An environment that returns a longer observation fails."""
+"""Maximum length of an observation in characters. An environment that returns a longer observation fails."""
 
 
 class Environment(Protocol):
@@ -56,16 +56,16 @@ class Environment(Protocol):
 
         Returns:
             The next messages for the model, the reward of this turn, whether the episode is over, and an info mapping.
-            The mapping's ``state`` is a string that is equal for turns that begin in the same state; the default is the
-            observation. Each numeric entry is logged as ``env/<name>``: its last finite value in each episode, averaged over
-            the episodes. Other entries are ignored.
+            The mapping's ``state`` is a string that is equal for turns that begin in the same state. By default, it is the
+            observation. Each numeric entry is logged as ``env/<name>``, using its last finite value in each episode, averaged
+            over the episodes. Other entries are ignored.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A call to one episode's environment: the model's text, or the problem and seed that begin the episode."""
+    """A call to one episode's environment with the model's text, or with the problem and seed that begin the episode."""
 
     episode: int
     message: str = ""
@@ -82,7 +82,7 @@ class Observation:
     done: bool = False
     state: int = 0
     numbers: Mapping[str, float] = field(default_factory=dict)
-    failure: str = ""  # why the environment gave no result; the episode is then over
+    failure: str = ""  # why the environment gave no result, in which case the episode is over
 
     @property
     def text(self) -> str:
@@ -117,7 +117,7 @@ class Observation:
 
 
 def state_id(state: str) -> int:
-    """Return an int64 that identifies a state: equal texts give equal numbers in every process and run."""
+    """Return an int64 that identifies a state. Equal texts give equal numbers in every process and run."""
     return int.from_bytes(hashlib.blake2b(state.encode(errors="surrogatepass"), digest_size=8).digest(), "big") >> 1
 
 

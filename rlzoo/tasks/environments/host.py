@@ -1,4 +1,4 @@
-"""Runs the environments of episodes in worker processes, which are killed and replaced when they hang or crash."""
+"""Runs the environments of episodes in worker processes, which are killed and replaced if they hang or crash."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ Make = Callable[[], Environment]
 
 
 class _EpisodeError(Exception):
-    """Raised when an environment failed; the message says why."""
+    """Raised if an environment failed. The message says why."""
 
 
 class Host:
     """Runs any number of episodes in parallel.
 
-    Every worker process holds the environments of several episodes and calls them one after another; workers run in parallel.
+    Every worker process holds the environments of several episodes and calls them one after another. Workers run in parallel.
     An environment fails if it raises an error, takes too long, ends its process or returns too much text. Its episode is then
-    over, and other episodes are not affected. If a worker is killed, its other episodes are replayed in a new worker. If an
-    environment gives different results in the replay, because it uses random numbers that do not depend on its seed, that
-    episode fails as well.
+    over, but other episodes are not affected. If a worker is killed, its other episodes are replayed in a new worker. If an
+    environment gives different results in the replay because it uses random numbers that do not depend on its seed, its
+    episode also fails.
     """
 
     tools: Sequence[Mapping[str, Any]] = ()  # JSON schemas of the functions that the model may call, for its prompt
 
     def __init__(self, make: Make, *, workers: int, timeout: float) -> None:
-        """Store the arguments; the first call starts the workers.
+        """Store the arguments. The first call starts the workers.
 
         Args:
-            make: returns an environment; must be importable by name.
-            workers: number of worker processes; 0 runs the environments in this process, without time or memory limits.
-            timeout: time limit for one call, in seconds.
+            make: returns an environment. It must be importable by name.
+            workers: number of worker processes. 0 runs the environments in this process, without time or memory limits.
+            timeout: time limit for one call in seconds.
         """
         self.make, self.timeout = make, timeout
         self._seats = [Seat(make, timeout) for _ in range(workers)]
@@ -51,11 +51,11 @@ class Host:
         self._next = 0
 
     def begin(self, problems: Sequence[Problem], seeds: Sequence[int]) -> tuple[list[int], list[Observation]]:
-        """Begin episodes; return their numbers and their first observations.
+        """Begin episodes, and return their numbers and their first observations.
 
         Args:
-            problems: one per episode.
-            seeds: one per episode.
+            problems: one problem per episode.
+            seeds: one seed per episode.
         """
         numbers = list(range(self._next, self._next + len(problems)))
         self._next += len(problems)
@@ -63,7 +63,7 @@ class Host:
         return numbers, self.call(moves)
 
     def step(self, messages: Mapping[int, str]) -> list[Observation]:
-        """Pass the model's texts to their episodes; return the environments' observations in the same order."""
+        """Pass the model's texts to their episodes, and return the environments' observations in the same order."""
         return self.call([Move(number, message) for number, message in messages.items()])
 
     def end(self, numbers: Sequence[int]) -> None:
@@ -74,7 +74,7 @@ class Host:
                 seat.past.pop(number, None)
 
     def call(self, moves: Sequence[Move]) -> list[Observation]:
-        """Call the environments of different episodes; several workers run in parallel."""
+        """Call the environments of different episodes. Several workers run in parallel."""
         if not self._seats:
             return [self._alone(move) for move in moves]
         seats = [self._seats[move.episode % len(self._seats)] for move in moves]
@@ -82,7 +82,7 @@ class Host:
         return [job.result() for job in jobs]
 
     def close(self) -> None:
-        """Stop the worker processes; the host can be used again afterwards."""
+        """Stop the worker processes. The host can be used again afterwards."""
         for seat in self._seats:
             seat.worker.close()
 
@@ -94,14 +94,14 @@ class Host:
 
 
 class Seat:
-    """One worker process, and the episodes whose environments it holds."""
+    """One worker process and the episodes whose environments it holds."""
 
     def __init__(self, make: Make, timeout: float) -> None:
         self.worker = Worker(partial(_answer, make), partial(_start, make), MEMORY)
         self.worker.title = "the environment"
         self.timeout = timeout
         self.pool = ThreadPoolExecutor(1, thread_name_prefix="environments")
-        self.past: dict[int, list[tuple[Move, str]]] = {}  # the calls and results of each open episode
+        self.past: dict[int, list[tuple[Move, str]]] = {}  # calls and results of each open episode
 
     def call(self, move: Move) -> Observation:
         """Call the environment of one episode."""
@@ -132,16 +132,16 @@ class Seat:
 
 
 def _start(make: Make) -> None:
-    """Run in a worker: create an environment, so that its imports do not count against a call's time limit."""
+    """Create an environment in a worker, so that its imports do not count against a call's time limit."""
     make()
 
 
 _EPISODES: dict[int, Environment] = {}
-"""In a worker process: the environments of the open episodes."""
+"""The environments of the open episodes in a worker process."""
 
 
 def _answer(make: Make, move: Move, open_ones: Sequence[int]) -> str:
-    """Run in a worker: call an environment, and discard finished episodes."""
+    """Call an environment in a worker and discard finished episodes."""
     for number in _EPISODES.keys() - {*open_ones, move.episode}:
         del _EPISODES[number]
     if move.problem is None and move.episode not in _EPISODES:

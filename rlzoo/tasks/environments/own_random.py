@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def own_random(generator: random.Random) -> Iterator[None]:
-    """Draw from an episode's own generator wherever the block draws from Python's global one.
+    """Draw from an episode's own generator wherever the block draws from Python's global generator.
 
-    Libraries that draw from the global generator then depend only on the seed and the moves of the episode, regardless of what
+    Libraries that draw from the global generator then depend only on the seed and the moves of the episode, and not on what
     else the process runs between turns.
 
     Example:

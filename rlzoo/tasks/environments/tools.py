@@ -1,4 +1,4 @@
-"""Tools: Python functions that the model can call during its turns; a calculator serves as an example."""
+"""Tools, which are Python functions that the model can call during its turns. A calculator serves as an example."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from rlzoo.tasks.problem import Problem
 Tool = Callable[..., Any]
 """A function that the model can call.
 
-Its attribute ``prepare``, if it has one, is a function that is called before a run starts, and once in every worker process,
-outside the time limit of a call. It raises `rlzoo.core.errors.UserError` if the tool cannot be used.
+The optional attribute ``prepare`` is a function that is called before a run starts and once in every worker process, outside
+the time limit of a call. It raises `rlzoo.core.errors.UserError` if the tool cannot be used.
 """
 
 MOST_CALLS = 8
-"""Maximum number of calls in a turn; further calls are answered with an error."""
+"""Maximum number of calls in a turn. Further calls are answered with an error."""
 
 HOW = '<tool_call>{"name": ..., "arguments": {...}}</tool_call>'
 
@@ -33,13 +33,13 @@ _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DO
 
 
 class ToolError(Exception):
-    """A call failed; the model reads the error's text."""
+    """A call failed. The model reads the error's text."""
 
 
 class ToolEnvironment:
     """An episode with one question, in which the model may call tools before it answers.
 
-    The calls in a turn are answered in order, each by a message with the role ``tool``. A turn without a call is the answer,
+    The calls in a turn are answered in order, each by a message with the role ``tool``. A turn without a call is the answer
     and ends the episode. The reward is 0, because the task that asked the question grades the answer.
 
     Example:
@@ -90,7 +90,7 @@ class ToolEnvironment:
 
 
 def find_calls(text: str) -> list[str]:
-    """Return the text between the tags of each call in a turn; calls before the end of the model's reasoning are ignored.
+    """Return the text between the tags of each call in a turn. Calls before the end of the model's reasoning are ignored.
 
     Example:
         >>> find_calls('<think>a <tool_call>?</think>Let me see. <tool_call>{"name": "f"}</tool_call> <tool_call>{')
@@ -122,7 +122,7 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def call_tool(tools: Mapping[str, Tool], name: str, arguments: Mapping[str, Any]) -> str:
-    """Return the result of a tool as text: a string unchanged, anything else as JSON.
+    """Return the result of a tool as text. A string is returned unchanged, and anything else is formatted as JSON.
 
     Raises:
         ToolError: there is no such tool, the arguments are wrong, or the tool raised an error.
@@ -145,7 +145,7 @@ def checked(tool: Tool) -> Tool:
     return validate_call(config=ConfigDict(arbitrary_types_allowed=True))(tool)
 
 
-_LONGEST = 300  # characters in an expression
+_LONGEST = 300  # maximum number of characters in an expression
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
