@@ -1,4 +1,4 @@
-"""Part ``correctness``: checks that gradients, log-probs, resumed runs and memory are within tolerances."""
+"""Part ``correctness``: checks that gradients, log-probs, the results of resumed runs and memory use are within tolerance."""
 
 from __future__ import annotations
 

@@ -227,7 +227,7 @@ def measure(regime: Regime | Problems, draws: int) -> dict[str, Counts]:
 
 
 def rows(regime: Regime | Problems, counts: dict[str, Counts], draws: int) -> Iterator[dict[str, str]]:
-    """Yield the rows of the table for one regime. The clip fractions' row is for the bin with the lowest coverage."""
+    """Yield the rows of the table for one regime. The row for clip fractions reports the bin with the lowest coverage."""
     of_bins = [counts.pop(name) for name in list(counts) if name.startswith("bin ")]
     if of_bins:
         counts["clip fraction, worst bin"] = min(of_bins, key=lambda of_bin: of_bin.covered / of_bin.printed)

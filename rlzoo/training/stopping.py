@@ -28,7 +28,7 @@ class StopRequest:
     since: float = 0.0  # time of the request, from `time.monotonic`
 
     def end(self, message: str) -> NoReturn:
-        """Stop as the signal would, with KeyboardInterrupt after Ctrl-C and with SystemExit otherwise.
+        """Raise what the signal would have raised: KeyboardInterrupt after Ctrl-C, and SystemExit otherwise.
 
         A rank that received no signal stops as if it had received SIGTERM.
         """
