@@ -74,9 +74,9 @@ def submit(machines, script):
         if machines.start(0, "sinfo", environment=ENVIRONMENT).wait(60) == 0:
             break
         time.sleep(1)
-    machines.start(
-        0, "env", "-u", "GLOO_SOCKET_IFNAME", "sbatch", "--wait", "--output=job.log", "job.sh", environment=ENVIRONMENT
-    ).wait(400)
+    # every machine has its own interface, but Slurm gives the job the variables of machine 0
+    words = ["env", "-u", "GLOO_SOCKET_IFNAME", "sbatch", "--wait", "--output=job.log", "job.sh"]
+    machines.start(0, *words, environment=ENVIRONMENT).wait(400)
     return (machines.folders[0] / "job.log").read_text()
 
 
@@ -84,7 +84,6 @@ def test_the_documented_script_trains_on_two_machines(cluster):
     log = submit(cluster, documented([*QUICK, "tracking.mlflow=false", "steps=2"]))
     run = cluster.folders[0] / "run"
     assert len(lines(run / "metrics.jsonl")) == 3, log
-    assert "launch:\n" in (run / "config.yaml").read_text()
     assert not (cluster.folders[1] / "run").exists()
 
 
