@@ -211,4 +211,5 @@ def _remedy(plan: Plan) -> str:
         "launch.offload=optimizer": config.launch.deepspeed is not None and config.launch.offload == "none",
         "learner.lora.rank=32": not config.learner.lora.rank,
     }
-    return f"set {', '.join(way for way, helps in ways.items() if helps)}, or plan for more devices, such as --devices 8xH100"
+    helpful = ", ".join(way for way, helps in ways.items() if helps)
+    return f"{f'set {helpful}, or ' if helpful else ''}plan for more devices, such as --devices 8xH100"

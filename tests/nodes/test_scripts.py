@@ -1,4 +1,4 @@
-"""The Slurm script of the documentation trains on two machines, and saves the run before its time limit."""
+"""The scripts of docs/how-to/cluster.md train on two machines."""
 
 import re
 import shutil
@@ -7,14 +7,13 @@ import time
 
 import pytest
 
-from tests.nodes.machines import ADDRESSES, FOLDER, ROOT, Machines, why_not
+from rlzoo.support.parsing import parse_yaml
+from tests.nodes.machines import ADDRESSES, FOLDER, ROOT, Machines, wait, why_not
 from tests.training.short import QUICK, lines
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
-pytestmark = [
-    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
-    pytest.mark.skipif(not all(map(shutil.which, DAEMONS)), reason="needs Debian's packages slurm-wlm and munge"),
-]
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+needs_slurm = pytest.mark.skipif(not all(map(shutil.which, DAEMONS)), reason="needs Debian's packages slurm-wlm and munge")
 
 SLURM = f"""
 ClusterName=test
@@ -37,13 +36,23 @@ HOSTS = f"127.0.0.1 localhost\n{ADDRESSES[0]} machine-0\n{ADDRESSES[1]} machine-
 ENVIRONMENT = {"SLURM_CONF": f"{FOLDER}/slurm.conf"}
 
 
-def documented(settings, *options):
-    """Return the script of docs/how-to/cluster.md for two machines without GPUs, with other settings."""
-    (script,) = re.findall(r"```bash\n(#!/bin/bash.*?)```", (ROOT / "docs/how-to/cluster.md").read_text(), re.DOTALL)
-    script = script.replace(" --gpus-per-node=8", "").replace("--nproc-per-node=8", "--nproc-per-node=1")
+SETTINGS = " ".join(f"--set {setting}" for setting in (*QUICK, "tracking.mlflow=false"))
+
+
+def documented(language, begin):
+    """Return the code block of the page that begins with these words; its run is short, on the shipped model."""
+    text = (ROOT / "docs/how-to/cluster.md").read_text()
+    (block,) = (each for each in re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL) if each.startswith(begin))
+    return block.replace("--config paper/qwen3-8b", SETTINGS).replace("$HOME/runs/qwen", f"{FOLDER}/run")
+
+
+def slurm_script(*options, steps):
+    """Return the script for two nodes with one CPU each instead of GPUs."""
+    script = (
+        documented("bash", "#!/bin/bash").replace(" --gpus-per-node=8", "").replace("--nproc-per-node=8", "--nproc-per-node=1")
+    )
     script = script.replace("--signal=TERM@300", " ".join(options) or "--signal=TERM@300")
-    script = script.replace("launch.processes=16", "launch.processes=2").replace("$HOME/runs/qwen", f"{FOLDER}/run")
-    return script.replace("--config paper/qwen3-8b", " ".join(f"--set {setting}" for setting in settings))
+    return script.replace("launch.processes=16", f"launch.processes=2 --steps {steps}")
 
 
 @pytest.fixture
@@ -80,16 +89,34 @@ def submit(machines, script):
     return (machines.folders[0] / "job.log").read_text()
 
 
-def test_the_documented_script_trains_on_two_machines(cluster):
-    log = submit(cluster, documented([*QUICK, "tracking.mlflow=false", "steps=2"]))
+@needs_slurm
+def test_the_slurm_script_trains_on_two_machines(cluster):
+    log = submit(cluster, slurm_script(steps=2))
     run = cluster.folders[0] / "run"
     assert len(lines(run / "metrics.jsonl")) == 3, log
     assert not (cluster.folders[1] / "run").exists()
 
 
-def test_the_run_is_saved_before_the_time_limit(cluster):
-    log = submit(cluster, documented([*QUICK, "tracking.mlflow=false", "steps=5000"], "--signal=TERM@60", "--time=2"))
+@needs_slurm
+def test_the_run_is_saved_before_the_time_limit_of_slurm(cluster):
+    log = submit(cluster, slurm_script("--signal=TERM@60", "--time=2", steps=5000))
     run = cluster.folders[0] / "run"
     done = len(lines(run / "metrics.jsonl")) - 1
     assert done > 0, log
     assert (run / "checkpoints" / f"step-{done:06d}").is_dir(), log
+
+
+def test_the_script_of_skypilot_trains_on_two_machines(tmp_path):
+    machines = Machines(tmp_path)
+    script = parse_yaml(documented("yaml", "num_nodes"))["run"].replace("--output", "--steps 2 --output")
+    told = {"NUM_NODES": "2", "NUM_GPUS_PER_NODE": "1", "NODE_IPS": "\n".join(ADDRESSES)}
+    variables = {f"SKYPILOT_{name}": value for name, value in told.items()}
+    codes, _ = wait(
+        [
+            machines.start(number, "bash", "-c", script, environment={**variables, "SKYPILOT_NODE_RANK": str(number)})
+            for number in range(2)
+        ]
+    )
+    assert codes == [0, 0], machines.log(0)
+    assert len(lines(machines.folders[0] / "run" / "metrics.jsonl")) == 3
+    machines.close()
