@@ -10,12 +10,11 @@ import tempfile
 import time
 from datetime import timedelta
 from pathlib import Path
-from textwrap import wrap
 
 from rich._export_format import CONSOLE_SVG_FORMAT
 
 import rlzoo
-from rlzoo.cli.chart import clip_by_length, clip_in_words
+from rlzoo.cli.chart import clip_by_length
 from rlzoo.cli.console import Plain
 from rlzoo.cli.progress import Curves
 
@@ -39,8 +38,6 @@ def main() -> None:
     console.print(f"held-out accuracy {accuracies[0]:.3f} -> {accuracies[-1]:.3f}")
     assert result.profile is not None, "a run that clips has a profile"
     console.print(clip_by_length(result.profile, console))
-    for line in wrap(clip_in_words(result.profile), console.width):
-        console.print(line)
     console.save_svg(sys.argv[1], title="rlzoo train", code_format=FORMAT, unique_id="train")
 
 

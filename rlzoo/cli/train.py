@@ -159,6 +159,8 @@ def _print_result(console: Plain, result: RunResult, held_out: str, *, is_quiet:
         console.print(f"held-out {held_out} {accuracies[0]:.3f} -> {accuracies[-1]:.3f}")
     if result.profile is not None and not is_quiet:
         console.print(clip_by_length(result.profile, console))
+    if not any("learner/grad_norm" in metrics for metrics in result.metrics):
+        console.print("nothing was learned, because every advantage was 0: do all responses to a prompt get the same reward?")
     console.print(f"run directory {result.path}")
     if is_quiet:
         return

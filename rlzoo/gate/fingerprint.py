@@ -139,7 +139,7 @@ def refuse_different_ranks(ranks: Sequence[tuple[str, Mapping[str, Any]]]) -> No
 
 def _difference(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     if " " not in key or key.startswith(VERSION):
-        return f"{key} was {before.get(key)!r} and would be {now.get(key)!r}"
+        return f"{key} changed from {before.get(key)!r} to {now.get(key)!r}"
     return f"{key} {'is new' if key not in before else 'is missing' if key not in now else 'has changed'} since the run started"
 
 

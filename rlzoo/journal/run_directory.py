@@ -111,7 +111,8 @@ class RunDirectory:
         except (OSError, ValueError) as error:
             raise UserError(f"output directory {shown(str(path))} cannot be used: {error}") from error
         if not all(re.fullmatch(BEGUN if IDENTITY in names else EMPTY, name) for name in names):
-            raise UserError(f"output directory {str(path)!r} is not empty; choose another with --output, or remove this one")
+            how = "resume this run with --resume, " if IDENTITY in names else ""
+            raise UserError(f"output directory {str(path)!r} is not empty; {how}choose another --output, or remove this one")
 
     @staticmethod
     def check_begun(path: Path) -> None:

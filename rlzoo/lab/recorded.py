@@ -135,7 +135,7 @@ def _plugins_of(
     try:
         return zoo.build("clip", settings["clip"]), built, ""
     except UserError as error:
-        return None, built, f"{error}; {advice}"
+        return None, built, f"{error}" if "--plugin" in str(error) else f"{error}; {advice}"
 
 
 def _updates(path: Path, step: RolloutFile, max_length: int, correction: Correction | None) -> Iterator[RecordedUpdate]:

@@ -137,7 +137,7 @@ def _facts(path: Path) -> dict[str, Any]:
         "seed": settings.get("seed"),
         "state": state,
         "step": run.settings["steps"],
-        "steps": settings.get("steps"),
+        "steps": summary.get("steps") if is_over else settings.get("steps"),
         "seconds": run.seconds,
         "accuracy": None if is_reward else last,
         "held-out reward": last if is_reward else None,
@@ -195,7 +195,7 @@ def _read(folder: Path, zoo: Zoo) -> FinishedRun | None:
     if not (isinstance(clip, str) and type(seed) is type(steps) is int and (folder / "metrics.jsonl").is_file()):
         return None
     if type(summary.get("steps")) is int:
-        settings["steps"] = steps = max(steps, summary["steps"])  # the run may have been resumed with more steps
+        settings["steps"] = steps = summary["steps"]  # the run may have been resumed with another number of steps
     metrics = tuple(read_metrics(folder / "metrics.jsonl"))
     if not metrics or metrics[-1]["step"] != steps or not summary.get("finished", True):
         return None

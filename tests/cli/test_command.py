@@ -52,7 +52,7 @@ def test_names_of_other_libraries_and_other_kinds_are_understood(refused, words,
 
 def test_another_rule_is_refused_when_a_run_is_resumed(refused, trained):
     assert refused("train", "--resume", "--output", trained.path, "--clip", "gspo") == (
-        "--resume: clip.name was 'fspo' and would be 'gspo'; undo this, pass --allow-changed to resume with the change, or "
+        "--resume: clip.name changed from 'fspo' to 'gspo'; undo this, pass --allow-changed to resume with the change, or "
         "start a new run with another --output"
     )
 

@@ -112,7 +112,7 @@ def test_a_run_resumes_when_its_secrets_are_given_again(train, finished, plugin_
     )
     done = train(folder, "--resume", "--steps", "2", settings=[*SECRETS[:2], "clip.note=another"])
     assert done.returncode == 2
-    assert "clip.note was 'told <redacted>' and would be 'another'" in done.stderr
+    assert "clip.note changed from 'told <redacted>' to 'another'" in done.stderr
     again = plugin_file.with_name("secrets.yaml")
     again.write_text(yaml.safe_dump(parse_overrides(SECRETS)))
     done = train(folder, "--resume", "--steps", "2", "--config", again)

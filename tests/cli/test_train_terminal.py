@@ -95,7 +95,7 @@ def test_an_error_prints_one_line_only(on_a_terminal, tmp_path):
     code, screen = on_a_terminal(60, 20, "train", "--output", "out", *QUICK)
     assert code == 2
     assert screen.text.replace("\n", "") == (
-        "rlzoo: output directory 'out' is not empty; choose another with --output, or remove this one"
+        "rlzoo: output directory 'out' is not empty; choose another --output, or remove this one"
     )
     assert all(len(line) <= 60 for line in screen.text.split("\n"))
 

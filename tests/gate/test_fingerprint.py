@@ -122,7 +122,7 @@ def test_an_edited_setting_in_the_config_of_a_run_is_reported(tmp_path, setting)
     was, section[name] = section[name], yaml.safe_load(value)
     file.write_text(yaml.safe_dump(content))
     line = refusal(RunConfig.compose([file]))
-    assert f"{key} was {was!r} and would be {section[name]!r}" in line
+    assert f"{key} changed from {was!r} to {section[name]!r}" in line
 
 
 def test_another_rule_with_the_same_settings_is_reported(tmp_path):
@@ -131,15 +131,15 @@ def test_another_rule_with_the_same_settings_is_reported(tmp_path):
     content = yaml.safe_load(file.read_text())
     content["clip"]["name"] = "gspo"
     file.write_text(yaml.safe_dump(content))
-    assert refusal(RunConfig.compose([file])).startswith("--resume: clip.name was 'grpo' and would be 'gspo'; undo this")
+    assert refusal(RunConfig.compose([file])).startswith("--resume: clip.name changed from 'grpo' to 'gspo'; undo this")
 
 
 def test_the_settings_that_may_change_are_reported_and_accepted(tmp_path):
     config = started(tmp_path / "run", steps=3)
     longer = config.model_copy(update={"steps": 5})
-    assert check_unchanged(longer, run_facts(longer)) == [(20, "steps was 3 and would be 5")]
+    assert check_unchanged(longer, run_facts(longer)) == [(20, "steps changed from 3 to 5")]
     config = started(tmp_path / "other", "learner.schedule=linear", steps=3)
-    assert "steps was 3 and would be 5" in refusal(config.model_copy(update={"steps": 5}))
+    assert "steps changed from 3 to 5" in refusal(config.model_copy(update={"steps": 5}))
 
 
 @pytest.mark.parametrize("changed", ["task.py", "marks.py", "rows.txt", "__init__.py"])
@@ -245,7 +245,7 @@ def test_a_changed_run_resumes_only_if_allowed(tmp_path):
     policy = json.loads((first.path / "checkpoints" / "step-000002" / "clip.json").read_text())
     assert policy["width_high"] == 0.4
     with pytest.raises(
-        UserError, match=r"learner\.lr was 5e-05 and would be 0\.0001"
+        UserError, match=r"learner\.lr changed from 5e-05 to 0\.0001"
     ):  # the settings in config.yaml are the first
         rlzoo.train(RunConfig.compose([first.path / "config.yaml"], steps=3), resume=True)
 
@@ -265,7 +265,7 @@ def test_a_moved_run_without_its_plugin_resumes_with_the_copy(plugin, tmp_path):
 def test_an_adaptive_rule_keeps_its_settings(tmp_path):
     config = started(tmp_path / "run", clip="fspo-adaptive")
     changed = config.model_copy(update={"clip": config.clip.model_copy(update={"width_high": 0.9})})
-    with pytest.raises(UserError, match=r"clip\.width_high was .* and would be 0\.9; undo this, or start a new run"):
+    with pytest.raises(UserError, match=r"clip\.width_high changed from .* to 0\.9; undo this, or start a new run"):
         check_unchanged(changed, run_facts(changed), allow_changed=True)
 
 

@@ -108,7 +108,7 @@ def test_the_run_is_saved_before_the_time_limit_of_slurm(cluster):
 
 def test_the_script_of_skypilot_trains_on_two_machines(tmp_path):
     machines = Machines(tmp_path)
-    script = parse_yaml(documented("yaml", "num_nodes"))["run"].replace("--output", "--steps 2 --output")
+    script = parse_yaml(documented("text", "num_nodes"))["run"].replace("--output", "--steps 2 --output")
     told = {"NUM_NODES": "2", "NUM_GPUS_PER_NODE": "1", "NODE_IPS": "\n".join(ADDRESSES)}
     variables = {f"SKYPILOT_{name}": value for name, value in told.items()}
     codes, _ = wait(
