@@ -75,7 +75,7 @@ this model, you can try reinforcement learning in a minute on two CPU cores. It 
 The model was trained from scratch by supervised learning on {solutions:,} worked solutions, which the script generated. No
 other data was used. **The solutions contain mistakes on purpose**: each total is off by one with probability
 {options.slip}, and the later totals continue from the wrong one. The model can therefore add (see the greedy
-accuracy), but it makes mistakes when sampled, at about the same rate in every step. The decrease of the accuracy with length
+accuracy), but it makes mistakes when sampled, at about the same rate in every step. The decrease in accuracy with length
 is a property of the data. Reinforcement learning mostly removes these mistakes. How much a rule gains here says little about
 how much it would gain with a model that lacks knowledge.
 

@@ -171,8 +171,8 @@ library_name: transformers
 
 This is a Qwen3 model with {parameters:,} parameters (2 layers, width 64, one token per character) that plays a multi-turn
 game: it guesses a hidden number, reads `higher` or `lower`, and writes the remaining range and the next guess, such as
-`37-100:64`. With this model, you can try reinforcement learning on episodes in minutes on two CPU cores. It can do nothing
-else.
+`37-100:64`. With this model, you can try reinforcement learning on episodes within minutes on two CPU cores. It can do
+nothing else.
 
     rlzoo train --config guess --clip fspo
 

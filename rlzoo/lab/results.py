@@ -242,8 +242,7 @@ class Standings:
         )
         return [
             f"{len(best)} of {number} rules cannot be distinguished from the best one: {', '.join(best)}.",
-            f"{above} rules are shown to be better than {control}, {below} to be worse, and the others neither "
-            "(paired t-tests, Holm's correction).",
+            f"Compared with {control}, shown to be better: {above}; shown to be worse: {below} (paired t-tests, Holm's correction).",
             f"Such a table detects a difference from {control} of "
             f"{detectable(spread, len(self.track.seeds), len(pairs)):.3f} with a probability of 80%.",
         ]
