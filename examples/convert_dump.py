@@ -1,4 +1,4 @@
-"""Converts the dump of another trainer's run, here the JSON lines that NeMo-RL logs, to rollout files, one per step.
+"""Converts a dump from another trainer (here, the JSON lines that NeMo-RL logs) to rollout files, one per step.
 
 python examples/convert_dump.py DUMPS OUTPUT --temperature 1.0
 rlzoo rescore OUTPUT --model CHECKPOINT --output rescored
@@ -22,7 +22,7 @@ UNREADABLE = (IndexError, KeyError, RuntimeError, TypeError, ValueError)  # JSON
 
 
 def read(file: Path, step: int, temperature: float) -> RolloutFile:
-    """Read R responses, one per line, with a one-element list under every key. NeMo-RL pads prompt and response to T tokens.
+    """Read R responses, one per line, with a one-element list under every key. NeMo-RL pads prompt plus response to T tokens.
 
     The fields are those of NeMo-RL 7ea279a (August 2026). `RolloutFile.from_padded` rejects inconsistent values.
     """
@@ -64,7 +64,7 @@ def read(file: Path, step: int, temperature: float) -> RolloutFile:
 
 
 def main() -> None:
-    """Convert every step of a run. The first file that cannot be converted ends the command."""
+    """Convert every step of a run. The command stops at the first file that it cannot convert."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dumps", metavar="DUMPS", type=Path, help="folder with the dumps of one run")
     parser.add_argument("output", metavar="OUTPUT", type=Path, help="new or empty folder for the rollout files")

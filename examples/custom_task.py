@@ -1,4 +1,4 @@
-"""A custom task, in which one class provides questions, answers and grades without changes to the library.
+"""A custom task: one class provides the questions, answers and grades, with no changes to the library.
 
 ``python examples/custom_task.py`` trains the bundled model on this task for three steps, in under a minute. The equivalent
 command, in this folder, is ``rlzoo train --set task.name=custom_task:LastDigit --set task.num_operands=4 --steps 3``.

@@ -1,4 +1,4 @@
-"""A judge, which is a language model on a server that grades the responses through OpenAI's chat completions API.
+"""A judge: a language model that grades the responses and runs on a server with OpenAI's chat completions API.
 
 With a server on this machine, such as vLLM's, and a copy of examples/judge_reward.py in the current folder, run::
 
@@ -6,8 +6,8 @@ With a server on this machine, such as vLLM's, and a copy of examples/judge_rewa
     rlzoo train --clip fspo --set task.reward=judge_reward:judge --set task.timeout=120
 
 Because ``judge`` is an ``async def`` function, many requests can wait concurrently. If the server is temporarily unavailable, a
-request is repeated until ``task.timeout`` expires. If the function raises an exception, for example because a reply contains no
-grade, the response has no grade. It is then left out of baselines and has advantage 0.
+request is retried until ``task.timeout`` expires. If the function raises an exception, for example because a reply contains no
+grade, the response gets no grade. It is then left out of baselines and has advantage 0.
 """
 
 import asyncio

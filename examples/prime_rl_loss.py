@@ -26,7 +26,7 @@ INSTEAD = {
 
 
 class LossInputs(Protocol):
-    """The input to a prime-rl loss, which is one sample of T tokens, including its prompt."""
+    """The input to a prime-rl loss: one sample of T tokens, including its prompt."""
 
     trainer_logprobs: Tensor  # (T,) under the trained model, with a gradient
     inference_logprobs: Tensor  # (T,) from the sampler

@@ -1,4 +1,4 @@
-"""Prints responses of a run as text, with their questions or, for episodes, with the turns and their rewards.
+"""Prints responses from a run as text, with their questions or, for episodes, with the turns and their rewards.
 
 python examples/show_completions.py RUN            the newest step
 python examples/show_completions.py RUN --step 1 --number 3
@@ -26,7 +26,7 @@ def lines(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def main() -> None:
-    """Print randomly chosen responses of one step."""
+    """Print randomly chosen responses from one step."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", metavar="RUN", type=Path, help="run directory")
     parser.add_argument("--step", type=int, help="step whose responses are printed; default: the newest")

@@ -1,4 +1,4 @@
-"""The benchmark cases: models, prompts, response lengths and numbers of updates."""
+"""The benchmark cases: models, prompts, response lengths and update counts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def embedded_endless(folder: Path) -> Path:
 
 
 def countdown(folder: Path) -> Path:
-    """Create the model with 5 million parameters that counts down."""
+    """Create the 5-million-parameter model that counts down."""
     return models.countdown(folder / "countdown")
 
 
@@ -71,7 +71,7 @@ def sums() -> Task:
 
 
 def addition(index: int) -> str:
-    """Return a sum of the default task."""
+    """Return a sum from the default task."""
     return sums().prompt(sums().train_problems(index, 1)[0])
 
 
@@ -81,7 +81,7 @@ def qwen3(folder: Path) -> Path:
 
 
 def small_qwen3(folder: Path) -> Path:
-    """Create such a model with the shape of Qwen3-0.6B. An 80 GB GPU can hold two of them during training."""
+    """Create the same kind of model with the shape of Qwen3-0.6B. An 80 GB GPU can hold two of them during training."""
     return models.random_qwen3("qwen3-0.6b", folder / "qwen3-0.6b-shape")
 
 
@@ -101,7 +101,7 @@ def counts(start: int, every: int = 0, long: int = 0) -> Callable[[int], str]:
 
 
 def words(number: int) -> Callable[[int], str]:
-    """Return a function that creates prompts of ``number`` words from the vocabulary of the random models."""
+    """Return a function that creates prompts of ``number`` words from the random models' vocabulary."""
     return lambda index: " ".join(f"t{2 + (7 * place + index) % 200}" for place in range(number))
 
 

@@ -35,7 +35,7 @@ def qwen3(shape: tuple[int, int, int, int, int, int, int], **settings: Any) -> Q
 
 
 def countdown(folder: Path) -> Path:
-    """Create a Qwen3 model with 5 million parameters that counts down from the last token of the prompt and then ends.
+    """Create a 5-million-parameter Qwen3 model that counts down from the prompt's last token and then ends.
 
     After "c32", for example, it writes 32 tokens. Each count can be written as either of two tokens with equal probability, so
     that sampling is not trivial. The embeddings and the head do the counting. The layers between them are computed as usual

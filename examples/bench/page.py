@@ -1,4 +1,4 @@
-"""Writes the page of benchmark results with a section for each CPU: ``python -m examples.bench.page bench.json``."""
+"""Writes the benchmark results page, with one section per CPU: ``python -m examples.bench.page bench.json``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def comparison(report: dict[str, Any]) -> str:
-    """Format a table with one row per case that shows how many times as long TRL takes."""
+    """Format a table with one row per case, showing TRL's time as a multiple of rlzoo's."""
     rows = []
     for name in dict.fromkeys(row["case"] for row in report["rows"]):
         phases = {row["phase"]: row for row in report["rows"] if row["case"] == name}
@@ -78,7 +78,7 @@ def beside(report: dict[str, Any]) -> str:
 
 
 def machine_part(report: dict[str, Any]) -> str:
-    """Format the results of one machine."""
+    """Format one machine's results."""
     machine, packages = report["machine"], report["packages"]
     values = {
         "processor": report["processor"],

@@ -42,7 +42,7 @@ class BenchTask(Task):
 
 
 def make_run(case: Case, folder: Path, *overrides: str) -> Run:
-    """Create a run of the case that is ready for its first step."""
+    """Create a run of the case, ready for its first step."""
     settings = [
         f"model.path={case.model(folder)}",
         f"rollout.num_prompts={case.num_prompts}",
@@ -63,7 +63,7 @@ def make_run(case: Case, folder: Path, *overrides: str) -> Run:
 
 
 def main(name: str, folder: str, *overrides: str) -> None:
-    """Run a step in each turn."""
+    """Run one step per turn."""
     case = find(name)
     run = make_run(case, Path(folder), *overrides)
     memory: dict[str, int] = {}

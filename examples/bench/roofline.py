@@ -20,7 +20,7 @@ SIZE, SIZE_ON_GPU = 2048, 8192
 
 
 def seconds_of(work: Callable[[], object], repeats: int = 7) -> list[float]:
-    """Return the time of each repetition after an uncounted warm-up, in seconds."""
+    """Return the time of each repetition in seconds, after an uncounted warm-up."""
     work()
     found = []
     for _ in range(repeats):
@@ -33,7 +33,7 @@ def seconds_of(work: Callable[[], object], repeats: int = 7) -> list[float]:
 
 
 def product_rate(dtype: torch.dtype) -> float:
-    """Return the current FLOP/s of square matrix products, as the median of five because a shared machine's rate varies."""
+    """Return the current FLOP/s of square matrix products: the median of five runs, because a shared machine's rate varies."""
     size, device = (SIZE_ON_GPU, "cuda") if torch.cuda.is_available() else (SIZE, "cpu")
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     return 2 * size**3 / statistics.median(seconds_of(lambda: a @ b, 5))
@@ -65,10 +65,10 @@ def machine() -> dict[str, float]:
 
 
 def step_flops(case: Case, model: Path, prompt_lengths: list[int], lengths: list[int]) -> dict[str, float]:
-    """Count the operations of the matrix products in a step's sampling (which processes each prompt once) and learning.
+    """Count the matrix-product operations in a step's sampling (which processes each prompt once) and learning.
 
-    Learning consists of the old log-probs of all responses except those of the first update, a forward pass, and a
-    backward pass that costs twice as much. The head is needed only for response tokens.
+    Learning consists of a forward pass for the old log-probs of all responses except those in the first update, another forward
+    pass, and a backward pass that costs twice as much. The head is needed only for response tokens.
     """
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     hidden, layers, heads = config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]

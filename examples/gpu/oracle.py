@@ -1,4 +1,4 @@
-"""Four rules and a Qwen3 model in float64 on the CPU, written from the formulas without code from rlzoo or transformers.
+"""Four rules and a Qwen3 model in float64 on the CPU, written from the formulas with no code from rlzoo or transformers.
 
 The gradient of a step is the sum over tokens of dJ/dlog_prob times the gradient of the token's log-prob. Here, dJ/dlog_prob
 is computed without automatic differentiation.

@@ -29,7 +29,7 @@ WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "aten::_local_scalar_
 
 
 def profiled(work: Any) -> Any:
-    """Do the work under torch's profiler and return the events by operator and by kernel."""
+    """Run the work under torch's profiler and return the events by operator and by kernel."""
     on_gpu = torch.cuda.is_available()
     with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as recorded:
         timed(work)

@@ -14,12 +14,12 @@ DONE: tuple[Status, ...] = ("passed", "measured")
 
 
 class AbsentError(Exception):
-    """Raised if a case needs something that this machine does not have."""
+    """Raised if a case needs something that this machine lacks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The device on which the cases run, and the size of the cases."""
+    """The device on which the cases run, and their size."""
 
     device: Literal["cuda", "cpu"]
     quick: bool

@@ -60,7 +60,7 @@ def shared(setting: Setting, launch: str) -> Outcome:
 
 
 def launched(file: Path, processes: int, settings: dict[str, Any], setting: Setting) -> None:
-    """Run the worker in several processes, which are started as ``rlzoo train --processes`` starts them."""
+    """Run the worker in several processes, started the way ``rlzoo train --processes`` starts them."""
     options = ["--multi_gpu", "--num_processes", str(processes), "--num_machines", "1", "--main_process_port", "0"]
     plain = ["--mixed_precision", "no", "--dynamo_backend", "no"]
     launch = json.dumps({"processes": processes, **settings})

@@ -1,8 +1,8 @@
-"""Computes the terms of the bound on the length error of `fspo-adaptive` for recorded runs.
+"""Computes, for recorded runs, the terms of the bound on `fspo-adaptive`'s length error.
 
 ``python examples/lab/adaptive_bound.py RUN [RUN ...]`` replays the rule on every run. It prints maxima over both signs of
-the advantage. ``knot`` is the error of a knot, which is the weighted mean of its clip fraction minus the target. ``identity``
-is the difference from the same error computed from the offsets alone and must be about 0. ``from range`` is the error that
+the advantage. ``knot`` is a knot's error: the weighted mean of its clip fraction minus the target. ``identity`` is the
+difference between this error and the one computed from the offsets alone, and must be about 0. ``from range`` is the error that
 the range of the offsets allows. ``bin`` is the error in one of six bins of the pooled lengths, and ``offsets`` and ``bridge``
 are the two parts of that error. See docs/explanation/adaptive-bound.md.
 """
@@ -59,7 +59,7 @@ class Ledger:
         return torch.tensor(policy.offsets_high if self.sign == ABOVE else policy.offsets_low, dtype=torch.float64)
 
     def found(self, last: FSPOAdaptive, edges: Tensor) -> tuple[list[float], Tensor, Tensor]:
-        """Return the maxima of all columns but the last, and the numbers of rows and of clipped rows in each pooled bin."""
+        """Return the maxima of all columns but the last, and the numbers of rows and clipped rows in each pooled bin."""
         offsets = torch.stack([*self.offsets, self.offsets_of(last)])
         weight, length, excess = (
             torch.stack(self.weights).sum(0).clamp(min=1e-9),

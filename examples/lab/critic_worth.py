@@ -2,7 +2,8 @@
 
 Usage: python examples/lab/critic_worth.py --seeds 8 --records docs/explanation/critic-worth.csv
 Each of the ten arms takes one to two minutes per seed on an idle core, so eight seeds take about two hours. Finished runs are
-in the file of records and are not repeated. Several processes can share the work, as with ``--share 0/2`` and ``--share 1/2``.
+kept in the records file and are not repeated. Several processes can share the work, for example with ``--share 0/2`` and
+``--share 1/2``.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def read(file: Path) -> dict[tuple[str, int], float]:
 
 
 def main() -> None:
-    """Run the missing runs and print the mean accuracy of each arm with its 95% interval over the seeds."""
+    """Train the missing runs and print the mean accuracy of each arm with its 95% interval over the seeds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--records", type=Path, default=Path("critic-worth.csv"))

@@ -60,7 +60,7 @@ def graded(grader: MathGrader, pairs: list[tuple[Problem, str]], should_be: floa
 
 
 def rows_of(grader: MathGrader, name: str, folder: Path) -> dict[str, tuple[str, list[str]]]:
-    """Return the counts of one suite."""
+    """Return the counts for one suite."""
     problems = SUITES[name].problems(folder, None)
     files = (f"{name}.jsonl", *SUITES[name].files)
     file = next(folder / file for file in files if (folder / file).is_file())
@@ -80,7 +80,7 @@ def rows_of(grader: MathGrader, name: str, folder: Path) -> dict[str, tuple[str,
 
 
 def by_library(grader: MathGrader, problems: list[Problem]) -> tuple[str, list[str]]:
-    """Compare answers with themselves without the text comparison that grading usually does first."""
+    """Compare each answer with itself, skipping the text comparison that grading usually does first."""
     rewards = grader.worker.grade([(problem.answer, problem.answer, True) for problem in problems])
     others = [problem.answer for problem, reward in zip(problems, rewards, strict=True) if not reward]
     return f"{len(problems) - len(others)} of {len(problems)}", others

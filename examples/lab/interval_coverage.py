@@ -3,10 +3,10 @@
 ``python -m examples.lab.interval_coverage --write`` draws every regime 2,000 times and writes docs/reference/coverage.csv and
 the table of docs/reference/coverage.md. The simulation and the true values use no code from `rlzoo.measure`.
 
-Responses have 20 to 300 tokens, and the responses to a prompt have similar lengths. Long responses have a positive advantage
-less often. The probability of being clipped depends on the length alone. Within a prompt, decisions follow a beta-binomial
-distribution with the stated correlation, and so do the decisions on one response in four epochs. The true error is computed
-from the true clip fractions of the drawn length bins, weighted by the bins' shares of the drawn responses.
+Responses have 20 to 300 tokens, and the responses to a prompt have similar lengths. Long responses are less likely to have a
+positive advantage. The probability of being clipped depends on the length alone. Within a prompt, decisions follow a
+beta-binomial distribution with the stated correlation, and so do the decisions on one response across four epochs. The true
+error is computed from the true clip fractions of the drawn length bins, weighted by the bins' shares of the drawn responses.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Regime:
         return np.asarray(self.clip * shape / (SHARE @ shape))
 
     def draw(self, number: int) -> tuple[Array, ...]:
-        """Draw rows with the given number as the seed. A row has a length, a decision, a prompt and whether A > 0."""
+        """Draw rows with the given number as the seed. A row holds a length, a decision, a prompt, and whether A > 0."""
         rng = np.random.default_rng([number, zlib.crc32(self.name.encode())])
         size = (self.prompts, self.responses)
         within = 0.03 if self.alike else WITHIN
@@ -102,7 +102,7 @@ class Regime:
         return length, clipped.astype(float), prompt, positive
 
     def truth(self, edges: Array, share: Array) -> tuple[Array, float, float]:
-        """Return the true clip fractions of the bins and the largest and the mean length error for the bins' shares."""
+        """Return the true clip fractions of the bins and the largest and mean length errors for the bins' shares."""
         inside = (np.searchsorted(edges[1:-1], LENGTHS) == np.arange(NUM_BINS)[:, None]) * SHARE
         fraction = inside @ self.chance / np.maximum(inside.sum(1), 1e-300)
         error = np.abs(fraction - share @ fraction) / (1 - share @ fraction) * (share > 0)
@@ -185,7 +185,7 @@ EVALUATIONS = [
 
 @dataclass
 class Counts:
-    """Results of one statistic, summed over draws."""
+    """Results for one statistic, summed over draws."""
 
     printed: int = 0
     covered: int = 0
@@ -255,7 +255,10 @@ def _job(task: tuple[Regime | Problems, int]) -> list[dict[str, str]]:
 
 
 def write(table: Sequence[dict[str, str]], page: Path) -> None:
-    """Write the table next to the page and into the page. Columns that begin with "before" are kept from the existing file."""
+    """Write the table into the page and into a CSV file beside it.
+
+    Columns that begin with "before" are kept from the existing file.
+    """
     file = page.with_suffix(".csv")
     with file.open(newline="") as stream:
         kept = {(row["regime"], row["statistic"]): row for row in csv.DictReader(stream)}

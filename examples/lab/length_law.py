@@ -2,9 +2,9 @@
 
     python -m examples.lab.length_law --output FOLDER [--results FOLDER] [--quick]
 
-SmolLM2-135M-Instruct writes documents. Its weights take one step of a given kind, and the log-ratio of every token is measured
-in float32. A response of L tokens is a window of a document, and its prompt is the text before the window, so windows of every
-length have the same mix of positions. All steps are scaled to the same spread of token log-ratios:
+SmolLM2-135M-Instruct writes documents. The model's weights take one step of a given kind, and the log-ratio of every token is
+measured in float32. A response of L tokens is a window of a document, and its prompt is the text before the window, so windows
+of every length have the same mix of positions. All steps are scaled to the same spread of token log-ratios:
 
 - ``random``: every weight moves up or down by the same amount, and the direction is random.
 - ``mean``: the first Adam step (the sign of the gradient) of a policy gradient that takes the mean over a response's tokens.
@@ -12,9 +12,9 @@ length have the same mix of positions. All steps are scaled to the same spread o
 
 The gradients come from separate responses, of 16 to 512 tokens, to other prompts. The reward of a response is its share of
 commas and full stops. The model of the variance is ``Var(S | L) = a L + b L^2``, where a is the variance of a token's log-ratio
-plus its covariance with neighbouring tokens, and b is the variance of the component that all tokens of a response have in
-common. The model is fitted to every other length and tested on the lengths in between. Results are kept in FOLDER. To resume,
-repeat the command.
+plus its covariance with neighbouring tokens, and b is the variance of the component that all tokens of a response share. The
+model is fitted to every other length and tested on the lengths in between. Results are kept in FOLDER. To resume, repeat the
+command.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 ``python examples/lab/measure_turns.py [MODEL]`` repeatedly samples 64 responses of 256 tokens, both in one turn and in eight
 turns of 32 tokens with 8 environment tokens between turns. MODEL is a value of ``model.path``. The script prints the median
-ratio of the times per token, once with caches that are kept from turn to turn and once with the whole episode recomputed in
-each turn.
+ratio of the times per token, once with caches kept from turn to turn and once with the whole episode recomputed in each turn.
 """
 
 from __future__ import annotations

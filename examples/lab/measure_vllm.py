@@ -1,4 +1,4 @@
-"""Measures the tokens per second of vLLM and transformers in alternation, with the same prompts and weights.
+"""Measures tokens per second for vLLM and transformers in alternation, with the same prompts and weights.
 
 python examples/lab/measure_vllm.py --model embedded --prompts 32 --samples 8 --tokens 80 --pairs 7
 """

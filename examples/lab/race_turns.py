@@ -1,4 +1,4 @@
-"""Runs the comparison in docs/explanation/fair-by-turns.md of rules for episodes on the game `guess` at equal clip fractions.
+"""Compares rules for episodes at equal clip fractions on the game `guess`, for docs/explanation/fair-by-turns.md.
 
 ``python examples/lab/race_turns.py FOLDER`` first runs ``rlzoo calibrate`` with a separate seed to find the width at which
 each policy clips a tenth of the responses. Then ``rlzoo sweep`` runs every policy with five other seeds. Policies that

@@ -108,7 +108,7 @@ class Lab:
 
 
 def rlzoo(*arguments: str, accepted: int = 0) -> None:
-    """Run an rlzoo command. If its exit code is above ``accepted``, exit with the same code."""
+    """Run an rlzoo command. If its exit code is above ``accepted``, exit with that code."""
     print("rlzoo", *arguments, flush=True)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-P", "-m", "rlzoo", *arguments], env=environment, check=False)
@@ -126,7 +126,7 @@ def merged(files: Mapping[str, Path], to: Path) -> Path:
 
 
 def trained(record: FinishedRun) -> dict[str, Any]:
-    """Return a run's results and its values of the settings that differ between the runs on the page."""
+    """Return a run's results and its values for the settings that differ between the runs on the page."""
     settings, accuracies = record.settings, record.accuracies
     names = ("clip.exponent", "clip.width_low", "clip.width_high", "clip.width_ceiling", "clip.clip_low", "clip.clip_high")
     return {
@@ -287,7 +287,7 @@ def law(lab: Lab) -> None:
 
 
 def figures(lab: Lab) -> None:
-    """Draw the figures of the page from the CSV files."""
+    """Draw the page's figures from the CSV files."""
     lab.script("evenness_picture", str(lab.results / "evenness.csv"), str(lab.results / "evenness.svg"))
 
 

@@ -1,4 +1,4 @@
-"""Builds small random causal language models of every type in transformers from the types' default configurations."""
+"""Builds a small random causal language model of every type in transformers from that type's default configuration."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _small(name: str, value: Any) -> Any:
 
 
 def build(kind: str, folder: Path) -> None:
-    """Save a small random model of a type with a tokenizer of single characters, which has no begin token."""
+    """Save a small random model of a type, with a single-character tokenizer that has no begin token."""
     torch.manual_seed(0)
     known = CONFIG_MAPPING[kind]
     settings = shrunk(known().to_dict(), SPECIAL.get(kind, {}))
@@ -135,7 +135,7 @@ def build(kind: str, folder: Path) -> None:
 
 
 def _enlarge(weight: Tensor) -> None:
-    """Make weights large and different enough that a wrong position or mask changes the log-probs."""
+    """Make the weights large and varied enough that a wrong position or mask changes the log-probs."""
     spread = float(weight.std()) if weight.is_floating_point() and weight.numel() > 1 else 1.0
     if weight.dim() >= 2 and 0 < spread < 0.2:
         weight.mul_(0.2 / spread)

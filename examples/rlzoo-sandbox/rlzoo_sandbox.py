@@ -2,8 +2,8 @@
 
 The code runs inside a WebAssembly instance. It can use only the instance's memory and the eleven functions of `_Program.calls`.
 Every other function that the interpreter imports returns "not implemented". None of the eleven functions opens a file or a
-socket, starts a process, sleeps, or reads the clock, the environment or the random numbers of the host. The same code therefore
-gives the same result everywhere and at any time. The limits are on work rather than time.
+socket, starts a process, sleeps, or reads the host's clock, environment or random numbers. The same code therefore gives the
+same result everywhere and at any time. The limits are on work rather than time.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _Program:
         }
 
     def call(self, name: str) -> Callable[..., int | None]:
-        """Return the function that the interpreter can call by a WASI name."""
+        """Return the function that the interpreter calls by the given WASI name."""
         function = self.calls.get(name, _absent)
 
         def counted(caller: Any, *arguments: int) -> int | None:
@@ -141,7 +141,7 @@ def _absent(*arguments: int) -> int:
 
 @cache
 def prepare() -> tuple[wasmtime.Engine, wasmtime.Module]:
-    """Return the interpreter, compiled for this host in about ten seconds, or read from wasmtime's cache.
+    """Return the interpreter, read from wasmtime's cache or else compiled for this host, which takes about ten seconds.
 
     The interpreter is a third-party build of CPython for WASI and must have the expected SHA-256.
 

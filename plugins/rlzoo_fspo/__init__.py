@@ -29,8 +29,8 @@ class FSPO(ClipPolicy):
 
     Reference:
         Fair Sequence Policy Optimization (FSPO), arXiv 2509.09177. Version 1 centres the band on the drift. Versions 2 and 3
-        set the drift to 0, which is the default here. The paper mentions a dual clip, but we found no value for it. The
-        default of 0.09 is rlzoo's choice, and so is the setting `exponent`.
+        set the drift to 0, which is the default here. The paper mentions a dual clip, but we found no value for it. The default
+        of 0.09 and the setting `exponent` are rlzoo's own.
     """
 
     name = "fspo"

@@ -1,4 +1,4 @@
-"""GMPO: weights each response by the geometric mean of its token ratios, which are clipped first."""
+"""GMPO: weights each response by the geometric mean of its clipped token ratios."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ class GSPO(ClipPolicy):
         S = sum_t log(pi_t / pi_old_t). L is the response's length in tokens, and A is its advantage.
 
     Differences from GRPO:
-        There is one ratio per response, the L-th root of its importance ratio, so that either all of its tokens are clipped
-        or none are. The band is about a thousand times narrower, because a mean over L tokens varies little.
+        There is one ratio per response, the L-th root of its importance ratio, so that either all of the response's tokens are
+        clipped or none are. The band is about a thousand times narrower, because a mean over L tokens varies little.
 
     Reference:
         Group Sequence Policy Optimization, arXiv 2507.18071, with widths of 3e-4 and 4e-4 as in its experiments. `dual_clip`

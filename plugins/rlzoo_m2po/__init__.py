@@ -56,7 +56,7 @@ class M2PO(ClipPolicy):
 
 
 def clip_edge(distances: Tensor, number: Tensor, threshold: float) -> Tensor:
-    """Return the largest distance that keeps the mean square within the threshold if all distances are capped at it.
+    """Return the largest distance at which capping all distances keeps their mean square within the threshold.
 
     Args:
         distances: non-negative tensor of any shape; 0 for entries that do not count.

@@ -18,7 +18,7 @@ _ABOUT = ("done", "reward", "metadata")  # fields of every observation
 class OpenEnv:
     """A session with an OpenEnv server, which receives the seed at reset and the model's text in a field of each action.
 
-    The server's environment determines whether the same seed begins the same episode.
+    Whether the same seed begins the same episode depends on the server's environment.
     """
 
     def __init__(

@@ -25,8 +25,8 @@ class TurnRatio(ClipPolicy):
 
     Reference:
         The per-segment ratio of ROLL (github.com/alibaba/ROLL), with its clip of 0.2. Workflow-R1, arXiv 2602.01202, uses
-        this ratio too but averages over turns instead of tokens. A clip of 0.2 is usual for single tokens, but the mean over
-        n tokens varies less by a factor of sqrt(n). Narrow the band if nothing is clipped.
+        this ratio too but averages over turns instead of tokens. A clip of 0.2 is usual for single tokens, but the mean over n
+        tokens varies sqrt(n) times less. Narrow the band if nothing is clipped.
     """
 
     name = "turn-ratio"

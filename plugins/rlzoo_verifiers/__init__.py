@@ -26,7 +26,7 @@ class Verifiers:
     A verifiers environment drives the conversation itself. Its ``run`` opens an interaction with an agent and asks for
     turns. Here, the agent is the trained model. ``run`` is suspended whenever it asks for a turn and resumes with the
     model's text. There is no harness, runtime or server, so environments that need tools, a container or several agents are
-    rejected. The reward of the episode is the trace's reward, which is given at the end.
+    rejected. The episode's reward is the trace's reward, which is given at the end.
     """
 
     def __init__(self, taskset: str = "", *, env: str = "", tasks: int = 1000, **config: Any) -> None:

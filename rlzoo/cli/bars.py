@@ -26,7 +26,7 @@ MEMORY = 3600.0  # seconds of history for estimating the remaining time, because
 
 
 class TimeLeft(TimeRemainingColumn):
-    """The remaining time of a bar. The bar `TOTAL` shows the longest remaining time of all bars."""
+    """A bar's remaining time. The bar `TOTAL` shows the longest remaining time of any bar."""
 
     def render(self, task: Task) -> Text:
         """Format the remaining time."""
@@ -53,7 +53,7 @@ class Bars(Progress):
         )
 
     def reach(self, name: str, completed: int, total: int, words: str = "") -> None:
-        """Update a bar. The first call with a name creates the bar and starts to measure its speed."""
+        """Update a bar. The first call with a name creates the bar and starts measuring its speed."""
         if name not in self._bars:
             self._bars[name] = self.add_task(name, total=total, words="", bars=self)
             self.advance(self._bars[name], completed)

@@ -28,7 +28,7 @@ SHOWN = 8  # maximum number of rows and tokens to print for a failing input
 
 
 def check(kind: Kind, plugins: Sequence[Any], *, as_json: bool) -> list[dict[str, Any]]:
-    """Check rules, estimators or corrections against the laws. Return the outcomes, and print them unless ``as_json``."""
+    """Check rules, estimators or corrections against the laws. Return the outcomes, printing them unless ``as_json``."""
     with loading():
         from rlzoo import testing
         from rlzoo.core.zoo import load_zoo
@@ -68,7 +68,7 @@ def _print(console: Plain, plugin: Any, outcomes: list[Outcome], statements: dic
 
 
 def _reach(passed: list[Branch]) -> str:
-    """Describe how often the examples reached the rule's branches, and which branches they did not reach."""
+    """Describe how often the examples reached the rule's branches, and which branches they missed."""
     if not passed:
         return NONE
     unreached = [branch for branch in passed if not branch.reached]

@@ -50,7 +50,7 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 def examine() -> dict[str, str]:
-    """Return one line of text for each subject that was examined."""
+    """Return one line of text for each item examined."""
     import torch
 
     from rlzoo.core.zoo import load_zoo

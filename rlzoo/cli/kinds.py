@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of part, which one group of commands handles."""
+    """A kind of part, handled by one group of commands."""
 
     command: str  # name of the group of commands
     what: str  # noun for such a part, with its article

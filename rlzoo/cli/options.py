@@ -43,7 +43,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Print only warnings and th
 
 
 def check_rule_names(names: Iterable[str]) -> None:
-    """Raise `UserError` for a well-known name that no rule in the zoo has. The message suggests the right name."""
+    """Raise `UserError` for a well-known rule name that the zoo lacks. The message suggests the right name."""
     if "ppo" in names:
         raise UserError("there is no rule 'ppo'; did you mean 'grpo', which has PPO's clip?")
 
@@ -65,7 +65,7 @@ def refuse_config(name: str) -> None:
 
 
 class Lasting:
-    """A text stream that switches to /dev/null when the reader of the pipe is gone or the disk is full."""
+    """A text stream that switches to /dev/null when the pipe's reader is gone or the disk is full."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -110,7 +110,7 @@ def lasting_output() -> Iterator[None]:
 
 @contextmanager
 def loading(*, is_quiet: bool = False) -> Iterator[None]:
-    """Show a status line on a terminal while the block imports libraries, which takes seconds."""
+    """Show a status line on a terminal while the block imports libraries, which takes several seconds."""
     console = Plain(stderr=True)
     is_shown = console.is_screen and not is_quiet
     with console.status("starting", spinner="line") if is_shown else nullcontext():

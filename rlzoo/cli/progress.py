@@ -68,7 +68,7 @@ def metrics_shown(held_out: str) -> tuple[Shown, ...]:
 
 
 class Curves:
-    """The history of the metrics in `SHOWN`, each drawn as a sparkline with its first and last value."""
+    """The history of the metrics in `SHOWN`, each drawn as a sparkline with its first and last values."""
 
     def __init__(self, held_out: str = "accuracy") -> None:
         self._values: dict[Shown, list[float]] = {shown: [] for shown in metrics_shown(held_out)}
@@ -109,7 +109,7 @@ def sparkline(values: Sequence[float], width: int, signs: str = SIGNS) -> str:
 class Screen(Bars):
     """A live view of a run: a bar with the remaining time, and the metrics as curves.
 
-    When the run ends, the curves stay on the terminal and the bar is removed. Nothing stays if no step was completed.
+    When the run ends, the curves stay on the terminal and the bar is removed. Nothing is left if no step was completed.
     """
 
     def __init__(self, console: Plain, title: str, steps: int, run: Path | None = None, held_out: str = "accuracy") -> None:

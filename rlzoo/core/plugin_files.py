@@ -14,7 +14,7 @@ OUTPUTS = (".log", ".md", ".rst", ".html", ".png", ".svg", ".pdf")  # suffixes o
 def plugin_files(path: Path) -> dict[str, Path]:
     """Return the files of a plugin, keyed and sorted by relative path.
 
-    For a package, these are all files, except hidden ones, caches, MLflow stores and run directories. For any other folder,
+    For a package, these are all files except hidden ones, caches, MLflow stores and run directories. For any other folder,
     these are its ``.py`` files.
     """
     if not path.is_dir():

@@ -90,7 +90,7 @@ class Shelf(Mapping[str, type[Part]], Generic[Part]):
 
     @property
     def problems(self) -> list[str]:
-        """The reasons why plugins and classes are not loaded, one line for each problem."""
+        """The reasons why plugins and classes were not loaded, one line per problem."""
         return list(dict.fromkeys(self.missing.values()))
 
     def outside(self) -> dict[str, list[str]]:

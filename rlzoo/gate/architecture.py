@@ -1,4 +1,4 @@
-"""Computes a language model's dimensions and the cost of its passes on a copy whose tensors have shapes but no memory."""
+"""Computes a language model's dimensions and the cost of its passes, using a copy whose tensors have shapes but no data."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def _unconverted(path: str) -> Path | None:
 
 
 def model_file(path: str, name: str, *, download: bool = True) -> Path | None:
-    """Find a small file of the model at ``model.path`` in its folder, in the hub's cache or on the hub, or return None."""
+    """Find a small file of the model at ``model.path`` (in its folder, in the hub's cache or on the hub), or return None."""
     folder = local_model(path)
     if folder is not None:
         return folder / name if (folder / name).is_file() else None
@@ -214,7 +214,7 @@ def model_file(path: str, name: str, *, download: bool = True) -> Path | None:
 
 
 def weights_on_this_machine(path: str) -> int | None:
-    """Return the size of the weights of the model at ``model.path`` in bytes, or None if they are not on this machine."""
+    """Return the size in bytes of the weights at ``model.path``, or None if they are not on this machine."""
     if (weights := _unconverted(path)) is not None:
         from transformers.integrations.gguf import GgufHeader
 

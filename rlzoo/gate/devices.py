@@ -1,4 +1,4 @@
-"""Describes the number and the memory of a run's devices."""
+"""Describes a run's devices: how many there are, and how much memory they have."""
 
 from __future__ import annotations
 

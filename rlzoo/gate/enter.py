@@ -1,4 +1,4 @@
-"""Runs all checks before the first step and returns the objects that the run uses: its model, sampler, learner and others."""
+"""Runs all checks before the first step and returns the objects that the run uses: its model, sampler, learner and so on."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ logger = logging.getLogger("rlzoo")
 
 @dataclass
 class Opening:
-    """A model that is being checked before it is sampled from. A check may use fields that earlier checks have set."""
+    """A model that is being checked before anything is sampled from it. A check may use fields that earlier checks have set."""
 
     model: PreTrainedModel = field(init=False)
     tokenizer: PreTrainedTokenizerBase = field(init=False)
@@ -245,7 +245,7 @@ def enter(config: RunConfig, task: Task, *, resume: bool = False, allow_changed:
 
 
 def _needed(config: RunConfig) -> int:
-    """Return a number n such that the task's first n training problems include all that the run may train on."""
+    """Return a number n such that the task's first n training problems include every problem that the run may train on."""
     if config.rollout.recorded is not None:
         return 0
     size = config.task.num_problems(held_out=False) if config.rollout.band is not None else None

@@ -1,4 +1,4 @@
-"""Estimates the peak memory of one device for the learner, the reference model and the sampler."""
+"""Estimates one device's peak memory usage by the learner, the reference model and the sampler."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PassShape:
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """The way in which the model's states are sharded across processes."""
+    """How the model's states are sharded across processes."""
 
     processes: int
     stage: int = 0  # ZeRO stage; 0 without ZeRO
@@ -70,7 +70,7 @@ class Sharding:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The memory use of one device in bytes, by component."""
+    """One device's memory usage in bytes, by component."""
 
     states: dict[str, float]  # always allocated
     step: dict[str, float]  # additional memory at the peak of an optimizer step
@@ -79,17 +79,17 @@ class Memory:
 
     @property
     def learning(self) -> dict[str, float]:
-        """Bytes by component at the peak of an optimizer step."""
+        """Memory usage in bytes, by component, at the peak of an optimizer step."""
         return {**self.states, **self.step}
 
     @property
     def sampling(self) -> dict[str, float]:
-        """Bytes by component while sampling."""
+        """Memory usage in bytes, by component, while sampling."""
         return {**self.states, "sampler": self.sampler}
 
     @property
     def peak(self) -> float:
-        """Peak memory of the device in bytes."""
+        """The device's peak memory usage in bytes."""
         return max(sum(self.learning.values()), sum(self.sampling.values()), sum(self.states.values()) + self.offloaded)
 
 
@@ -111,7 +111,7 @@ def micro_batch(
 
 
 def longest_response(config: RunConfig, architecture: Architecture | None, prompt: int) -> tuple[int, int]:
-    """Return two token counts of the longest response: tokens that the model chooses, and all tokens including the prompt.
+    """Return two token counts for the longest response: tokens that the model chooses, and all tokens including the prompt.
 
     An environment's observations take up positions and memory, just like other tokens. An episode ends at the context limit.
     """
@@ -207,7 +207,7 @@ def critic_bytes(architecture: Architecture, config: RunConfig, has_deepspeed: b
 
 
 def trained_parameters(architecture: Architecture, config: RunConfig) -> int:
-    """Return the number of trained parameters: all parameters, or the parameters of the LoRA adapter."""
+    """Return the number of trained parameters: all parameters, or those of the LoRA adapter."""
     lora = config.learner.lora
     if not lora.rank:
         return architecture.num_parameters
@@ -227,9 +227,9 @@ def resume_bytes(architecture: Architecture, config: RunConfig, has_deepspeed: b
 def traffic(architecture: Architecture, config: RunConfig, sharding: Sharding, passes: int, *, is_cpu: bool) -> float:
     """Estimate how many bytes a process sends to other processes in one step, for weights and gradients.
 
-    In a ring, gathering the shards of a tensor or summing them costs each process almost the size of the tensor; summing the
-    whole tensor costs twice as much. On CPUs, gloo always sums whole tensors. ``passes`` is the number of micro-batches per
-    process and optimizer step.
+    In a ring, gathering or summing a tensor's shards costs each process almost the tensor's size; summing the whole tensor
+    costs twice as much. On CPUs, gloo always sums whole tensors. ``passes`` is the number of micro-batches per process and
+    optimizer step.
     """
     learner, element = config.learner, BYTES[config.model.dtype]
     updates, weights = learner.num_minibatches * learner.num_epochs, weight_bytes(architecture, config)
@@ -268,7 +268,7 @@ def _buffers(weights: float, gradients: float, element: int, sharding: Sharding)
 
 
 def _fsdp_buffers(architecture: Architecture, element: int) -> float:
-    """Return the size of FSDP2's buffers in bytes: the embeddings, the current and the next layer, and the largest gradient."""
+    """Return the size in bytes of FSDP2's buffers: the embeddings, the current and the next layer, and the largest gradient."""
     layer, layers = architecture.layer_parameters, architecture.num_layers
     rest = architecture.num_parameters - layers * layer
     return (rest + min(2, layers) * layer) * element + max(rest, layer) * FLOAT
@@ -280,7 +280,7 @@ def _compute_bytes(config: RunConfig) -> int:
 
 
 def activations(architecture: Architecture, config: RunConfig, forward: Forward, tokens: int) -> tuple[float, float]:
-    """Return the size of the activations in bytes at the two peaks of the backward pass: in the head and in the last layer.
+    """Return the size in bytes of the activations at the two peaks of the backward pass: in the head and in the last layer.
 
     The backward pass of an MLP holds three gradients that are as large as its widest tensor.
     """
@@ -303,7 +303,7 @@ def _sampler(architecture: Architecture, row_cache: float, config: RunConfig, sh
     """Return the sampler's memory in bytes: an engine's share of the device, or the key-value cache and logits of `decode`.
 
     Under autocast, `decode` also holds bfloat16 copies of the matrices. A sampler that samples ahead has its own weights. On
-    a CPU, each batch in the queue of such a sampler holds another copy of the weights.
+    a CPU, each batch in such a sampler's queue holds another copy of the weights.
     """
     settings = config.rollout
     if (reserved := engine_of(settings).device_share) is not None:

@@ -173,7 +173,7 @@ def advantage_estimator(estimator: AdvantageEstimator) -> Callable[..., tuple[Te
 
 
 def _on_chosen_tokens(rewards: Tensor, mask: Tensor) -> Tensor:
-    """Move each reward to the last generated token at or before its position, or, if there is none, to the first."""
+    """Move each reward to the last generated token at or before its position, or, failing that, to the first."""
     # an environment may place rewards on tokens that the model did not generate
     places = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape)
     last = torch.where(mask, places, -1).cummax(1).values

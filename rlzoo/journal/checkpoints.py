@@ -89,7 +89,7 @@ def put_in_place(temporary: Path, folder: Path, run: Path) -> None:
 
 
 def tidy(run: Path) -> None:
-    """Remove temporary files and folders of killed processes. Only names that contain the ID of this run are removed."""
+    """Remove temporary files and folders left by killed processes. Only names that contain the ID of this run are removed."""
     pattern = temporary_path(run / "*", identity(run)).name
     for path in [*run.glob(pattern), *(path for name in TIDIED for path in (run / name).rglob(pattern))]:
         name = path.name.removeprefix(".").removesuffix(".part").rpartition(".")[0]

@@ -38,7 +38,7 @@ def run_at(path: Path) -> Path:
 
 
 def lock_run(path: Path, locks: ExitStack) -> Path:
-    """Lock a run to be removed and its upload to MLflow until ``locks`` is closed, and return the run's directory.
+    """Before a removal, lock a run and its upload to MLflow until ``locks`` is closed. Return the run's directory.
 
     Raises:
         UserError: the path is not a run, another process is writing to the run, or its directory contains another run.
@@ -56,7 +56,7 @@ def lock_run(path: Path, locks: ExitStack) -> Path:
 
 
 def remove_run(run: Path) -> list[str]:
-    """Remove empty folders and the files that rlzoo wrote from a locked run directory, and return the names of what is kept.
+    """Remove empty folders and rlzoo's own files from a locked run directory, and return the names of what is kept.
 
     Links are neither followed nor removed. An interrupted removal can be repeated. ``config.yaml`` is removed first, so that
     no command mistakes the rest for a run. ``run.json`` is removed last, because it identifies the files of the run.

@@ -255,7 +255,7 @@ def turns(response_mask: Tensor) -> Tensor:
 
 
 def _data_types(name: str) -> tuple[torch.dtype, ...]:
-    """Return the data type of a field, followed by any other data type that is accepted for it in a file."""
+    """Return a field's data type, followed by any others that are accepted for it in a file."""
     if name in KEPT:
         return (torch.int32,)
     if name in INTEGERS or name == "rows":

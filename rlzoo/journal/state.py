@@ -1,4 +1,4 @@
-"""Stores the training state, except for the weights and the optimizer, in a checkpoint and finds the newest checkpoint."""
+"""Stores the training state (except the weights and the optimizer) in a checkpoint, and finds the newest checkpoint."""
 
 from __future__ import annotations
 

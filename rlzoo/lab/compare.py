@@ -61,7 +61,7 @@ class ComparedRule:
 
     @property
     def errors(self) -> dict[int, float]:
-        """The length error of each seed at the matched clip fraction."""
+        """Each seed's length error at the matched clip fraction."""
         return {seed: profile.lre_max for seed, profile in self.matched.items() if profile.lre_max is not None}
 
     @property
@@ -283,7 +283,7 @@ def _short(value: object) -> str:
 
 
 def _varied(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return settings that differ between runs, with their values. A setting missing from an older run does not count."""
+    """Return the settings that differ between runs, with their values. A setting that an older run lacks does not count."""
     values: dict[str, dict[str, None]] = {}
     for key, value in (item for settings_of_run in settings for item in settings_of_run.items()):
         if not key.startswith(REPETITION):
@@ -292,7 +292,7 @@ def _varied(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 
 
 def other_differences(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return notes on the differences between runs other than their rules; see `resolved_settings`."""
+    """Return notes on how the runs differ, apart from their rules; see `resolved_settings`."""
     notes = []
     for key, values in _varied(settings).items():
         if key.removeprefix("clip.") in NAMED:

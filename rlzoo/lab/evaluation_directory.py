@@ -40,7 +40,7 @@ _ANSWERED = TypeAdapter(Answered)
 
 @dataclass(frozen=True, slots=True)
 class EvaluationDirectory:
-    """The files of an evaluation, from which rerunning the command resumes."""
+    """The files of an evaluation, from which the command resumes if it is rerun."""
 
     path: Path
 
@@ -107,7 +107,7 @@ class EvaluationDirectory:
         return answered
 
     def append(self, suite: str, start: int, answered: Sequence[Answered]) -> None:
-        """Append completely answered problems, starting at index ``start``. The data is on disk when the method returns."""
+        """Append fully answered problems, starting at index ``start``. The data is on disk when the method returns."""
         lines = "".join(item.to_line(start + place) for place, item in enumerate(answered))
         with self._file(suite).open("ab") as file:
             file.write(lines.encode())

@@ -1,4 +1,4 @@
-"""Trains the runs of a sweep on a Ray cluster, and meanwhile copies their directories back."""
+"""Trains the runs of a sweep on a Ray cluster, copying their directories back while they train."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ logger = logging.getLogger("rlzoo")
 
 
 class Runner:
-    """A Ray actor that trains one run, in a temporary folder on its node."""
+    """A Ray actor that trains one run in a temporary folder on its node."""
 
     def __init__(self, files: FILES, words: Sequence[str], variables: Mapping[str, str]) -> None:
         """Write the files into a new folder, and start the command in it."""
@@ -51,7 +51,7 @@ class Runner:
             )
 
     def poll(self, was_received: bool) -> tuple[int | None, FILES, list[str]]:
-        """Return the exit code, and the files that are new, changed or removed since the last call whose reply was received."""
+        """Return the exit code, and the files added, changed or removed since the last call whose reply was received."""
         self._known = self._sent if was_received else self._known
         code = self._process.poll()  # before the files are read, so that the last call includes all of them
         # checkpoints first: the metrics of every step up to a copied checkpoint are then copied too
@@ -140,7 +140,7 @@ class Cluster:
             )
 
     def check(self, children: Sequence[Child]) -> None:
-        """Raise UserError if a node lacks a model, or a file that is not sent with the runs."""
+        """Raise UserError if a node lacks a model or a file that is not sent with the runs."""
         here = Path.cwd().resolve()
         files = {file for child in children for file in user_files(child.config) if not file.resolve().is_relative_to(here)}
         models = {path for child in children for path in (child.config.model.path, child.config.model.reference) if path}
@@ -164,9 +164,9 @@ class Cluster:
         look: Callable[[Sequence[Child]], None],
         ended: Callable[[Child, int], None],
     ) -> list[Child]:
-        """Run every child that is not finished, and wait for all of them; see `rlzoo.lab.sweep.run_children`.
+        """Run every unfinished child, and wait for all of them; see `rlzoo.lab.sweep.run_children`.
 
-        A run whose node is lost is resumed on another one from the copy of its directory.
+        A run whose node is lost is resumed on another node from the copy of its directory.
         """
         ray = _ray()
         waiting = [child for child in children if not child.is_finished]
@@ -222,7 +222,7 @@ class Cluster:
 
 
 def package(child: Child, cpus: int, parent_run: str | None) -> tuple[FILES, list[str], dict[str, str]]:
-    """Return what is sent to the node of a run: the user's files and the run directory, the command, and environment variables.
+    """Return what is sent to a run's node: files (the user's and the run directory), the command, and environment variables.
 
     The files are plugins, configs, and the code and data that the settings name. They keep their paths relative to the current
     directory. Files that ``.gitignore`` excludes are sent too.
@@ -259,7 +259,7 @@ def _relative(path: Path, folder: Path) -> str:
 
 
 def store(child: Child, files: FILES, gone: Sequence[str]) -> None:
-    """Update the copy of a run directory, and its log; a checkpoint is renamed into place when it is complete."""
+    """Update the copy of a run directory and its log. A checkpoint is renamed into place when it is complete."""
     own = {name.removeprefix(f"{RUN}/"): content for name, content in files.items() if name.startswith(f"{RUN}/")}
     log = child.path.parent / "logs" / f"{child.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -283,7 +283,7 @@ def store(child: Child, files: FILES, gone: Sequence[str]) -> None:
 
 
 def write(folder: Path, files: FILES) -> None:
-    """Write files into a folder, each of them atomically."""
+    """Write files into a folder, each one atomically."""
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         with replacing(folder / name, "ray") as temporary:

@@ -89,7 +89,7 @@ def _check(steps: Mapping[Path, RolloutFile], output: Path, models: Sequence[str
 
 
 def _scores(name: str, steps: Mapping[Path, RolloutFile], progress: Progress) -> dict[Path, Scores]:
-    """Return one checkpoint's scores for the tokens of every step, computed in float32 in the same way as in the learner."""
+    """Return one checkpoint's scores for the tokens of every step, computed in float32, just as in the learner."""
     check_model(name)
     model, _ = load_named(ModelConfig.model_validate({"path": name, "dtype": "float32"}))
     accelerator, learner = make_accelerator(LaunchConfig(), LearnerConfig()), LearnerConfig()

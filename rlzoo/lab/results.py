@@ -67,7 +67,7 @@ class Record(Settings):
 
 
 class Evenness(Settings):
-    """The evenness with which a rule clips the track's common recording at widths that clip the track's share of each sign."""
+    """How evenly a rule clips the track's common recording at widths that clip the track's share of each sign."""
 
     clip_fraction: float | None = None
     length_error: float | None = None  # largest length reweighting error for a given sign of the advantage
@@ -112,7 +112,7 @@ class Result(Settings):
         return result
 
     def summary(self) -> dict[str, float | int | None]:
-        """Return the numbers in the table that follow from the records of this rule alone."""
+        """Return the numbers in the table that follow from this rule's records alone."""
         runs, ended = self.runs, [run for run in self.runs if not run.failure]
         solved = [np.mean([digit != "0" for digit in run.right]) if run.right else 0.0 for run in runs]
         rates = sorted({record.learning_rate for record in self.tuning})
@@ -145,7 +145,7 @@ class Result(Settings):
         return "{\n" + ",\n".join(lines) + "\n}\n"
 
     def check(self, track: Track) -> None:
-        """Raise `UserError` if the result is for another version of the track or runs are missing."""
+        """Raise `UserError` if the result is for another version of the track or if runs are missing."""
         if self.track_digest != track.digest:
             raise UserError(f"{self.rule}: the track {track.name} has changed since this result was made; race the rule again")
         if missing := {*track.seeds} ^ {run.seed for run in self.runs}:
@@ -161,7 +161,7 @@ class Result(Settings):
 
 
 def best_rate(records: Sequence[Record]) -> float:
-    """Return the learning rate with the best mean score, or the lowest such rate if several have this score."""
+    """Return the learning rate with the best mean score, or the lowest of them if several tie."""
     rates = sorted({record.learning_rate for record in records})
     return max(rates, key=lambda rate: fmean(record.score for record in records if record.learning_rate == rate))
 
@@ -200,7 +200,7 @@ class Standings:
 
     @classmethod
     def of(cls, track: Track, folders: Iterable[Path]) -> Standings:
-        """Read and check all results in ``FOLDER/TRACK/*.json``. For the same rule, a later folder takes precedence."""
+        """Read and check all results in ``FOLDER/TRACK/*.json``. If a rule is in several folders, the last one counts."""
         results = {}
         for file in (file for folder in folders for file in sorted((folder / track.name).glob("*.json"))):
             result = Result.read(file)
@@ -219,7 +219,7 @@ class Standings:
         return against(self.track.reference, self.scores) if self.track.reference in self.scores else {}
 
     def line(self, rule: str) -> str | None:
-        """Return the result of one rule in words, or None if there is no result."""
+        """Return one rule's result in words, or None if there is no result."""
         one = next((result.summary() for result in self.results if result.rule == rule), None)
         if one is None:
             return None

@@ -108,7 +108,7 @@ def list_runs(folder: Path) -> list[dict[str, Any]]:
 
 
 def _folders_with(name: str, path: Path) -> list[Path]:
-    """Return the folders, at any depth, that contain a file with this name, skipping folders that are removed meanwhile."""
+    """Return the folders, at any depth, that contain a file with this name, skipping any that are removed in the meantime."""
     if not os.path.isdir(path := user_path(path)):  # noqa: PTH112 - Path.is_dir raises an error for a name that is too long
         raise UserError(f"{shown(str(path))} is not a folder; pass run directories, or folders that contain them")
     return sorted(Path(parent) for parent, _, names in os.walk(path) if name in names)
@@ -164,7 +164,7 @@ def changed_settings(before: Mapping[str, Any], asked: Mapping[str, Any]) -> lis
 
 
 def resolved_settings(config: Mapping[str, Any], zoo: Zoo) -> dict[str, Any]:
-    """Return a run's settings with dotted keys. Where the rule or another setting determines a null value, it is filled in.
+    """Return a run's settings with dotted keys. A null value that the rule or another setting determines is filled in.
 
     A setting that depends on an unknown rule is omitted. A field that takes a name or a mapping, such as ``correction``,
     remains a single value, so that every run has the same keys.

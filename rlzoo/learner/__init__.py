@@ -1,1 +1,1 @@
-"""Trains on a batch, which includes scoring, rule evaluation, gradients and optimizer steps."""
+"""Trains on a batch: scores it, evaluates the rule, computes gradients and takes optimizer steps."""

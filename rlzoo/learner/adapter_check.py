@@ -1,4 +1,4 @@
-"""Checks before the first step that the merged weights of a model with an adapter reproduce the model that is trained."""
+"""Checks, before the first step, that the merged weights of a model with an adapter reproduce the model being trained."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _refuse_tied(model: PreTrainedModel) -> None:
 
 
 def _logits(model: PreTrainedModel) -> Tensor:
-    """Return the logits ``(16, V)`` of 16 tokens, with 0 in place of logits that are not finite."""
+    """Return the logits ``(16, V)`` of 16 tokens, with 0 in place of non-finite logits."""
     ids = torch.arange(3, 19, device=model.device)[None] % model.config.get_text_config().vocab_size
     logits: Tensor = model(input_ids=ids, use_cache=False).logits
     return logits[0].float().nan_to_num(0.0, 0.0, 0.0)

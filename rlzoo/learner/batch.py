@@ -113,7 +113,7 @@ class AdvantageBatch(Batch):
         return self.ref_log_probs[rows].to(device)
 
     def weights_of(self, rows: Tensor) -> Tensor | None:
-        """Return the correction's factors of the objective for the given rows, or None without a correction."""
+        """Return the factors that the correction applies to the objective of the given rows, or None without a correction."""
         return None if self.correction_weights is None else self.correction_weights[rows]
 
 

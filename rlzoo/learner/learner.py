@@ -235,7 +235,7 @@ class Learner:
         )
 
     def _estimates(self, batch: Batch, **signals: Any) -> dict[str, Tensor]:
-        """Estimate ``advantages``, ``(B, 1)`` or, with per-token credit, ``(B, T)``, and ``value_targets``, ``(B, T)``.
+        """Estimate the ``advantages``, ``(B, 1)`` (with per-token credit, ``(B, T)``), and the ``value_targets``, ``(B, T)``.
 
         Advantages of filtered responses are 0. Responses without a grade are left out of baselines and have advantage 0. If
         this makes a group too small, its other responses have advantage 0 too.
@@ -288,7 +288,7 @@ class Learner:
 
         Later epochs have the same minibatches in another order, so that a row is always in the same micro-batch. With
         ``learner.minibatch_by=prompts``, whole groups are drawn instead of individual rows. With
-        ``learner.ignore_equal_groups``, the rows of groups with equal rewards are in no minibatch.
+        ``learner.ignore_equal_groups``, the rows of groups with equal rewards are left out of all minibatches.
         """
         rng = torch.Generator().manual_seed(seed)
         by_prompts, rows = minibatches_by_prompts(self.config, self.policy), torch.arange(len(batch))
@@ -500,7 +500,7 @@ class Learner:
         return ungraded + self.micro_batches.of(batch, silent) + self.micro_batches.of(batch, acting, learns=True)
 
     def _with_old_log_probs(self, batch: AdvantageBatch, minibatch: Minibatch, others: Sequence[Tensor]) -> ScoredBatch:
-        """Add the old log-probs. Those of the first minibatch come from its training pass, and all others from another pass."""
+        """Add the old log-probs. Those of the first minibatch come from its training pass, all others from a separate pass."""
         cuts = [cut for rows in others for cut in self._cut(batch, rows, batch.advantages)]
         old_log_probs, old_entropy = self.micro_batches.log_probs(self.model, batch, cuts)
         old_log_probs[minibatch.rows], old_entropy[minibatch.rows] = minibatch.log_probs, minibatch.entropy

@@ -30,7 +30,7 @@ PaddingSide = Literal["left", "right"]
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """Inputs of one forward pass, which are R rows padded to S tokens or several rows packed into one row of S tokens.
+    """Inputs to one forward pass: R rows padded to S tokens, or several rows packed into one row of S tokens.
 
     For a prompt (5, 6) with the response (7, 1), right-padded to 5 tokens, the row of ``input_ids`` is 5, 6, 7, 1, 0. The row
     of ``predicts`` is False, True, True, False, False, because positions 1 and 2 predict the response.
@@ -157,9 +157,9 @@ class MicroBatches:
     def log_probs(
         self, model: nn.Module, batch: Batch, micro_batches: Sequence[MicroBatch] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Compute log-probs and entropies, ``(B, T)`` each, on the CPU for the given micro-batches, or for all rows.
+        """Compute log-probs and entropies, ``(B, T)`` each and on the CPU, for the given micro-batches or for all rows.
 
-        The result contains the rows of all processes. It is 0 for rows that are in no micro-batch.
+        The result contains the rows of all processes. It is 0 for rows that are not in any micro-batch.
         """
         scores = torch.zeros(2, *batch.response_mask.shape)
         for micro_batch in self.of(batch, torch.arange(len(batch))) if micro_batches is None else micro_batches:

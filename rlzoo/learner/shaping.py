@@ -36,7 +36,7 @@ def overlong_penalty(lengths: Tensor, max_length: int, settings: RewardConfig) -
 def without_truncated(advantages: Tensor, finished: Tensor, settings: RewardConfig) -> Tensor:
     """Set the advantages of truncated responses to 0 if overlong filtering is on (arXiv 2503.14476).
 
-    Truncated responses still count toward the group's statistics and the step's denominators.
+    Truncated responses still count towards the group's statistics and the step's denominators.
     """
     if not settings.overlong_filtering:
         return advantages

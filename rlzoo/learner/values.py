@@ -1,4 +1,4 @@
-"""A module that computes the values of response tokens from token IDs, and the loss of these values."""
+"""A module that computes the values of response tokens from token IDs, and the loss for these values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Assigns each rule a colour for the terminal, MLflow's charts and, unless two colours are similar, reports."""
+"""Assigns each rule a colour for the terminal and MLflow's charts, and for reports unless two colours are similar."""
 
 from __future__ import annotations
 

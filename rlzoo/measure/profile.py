@@ -154,7 +154,7 @@ def error_metrics(name: str, error: LengthError) -> dict[str, float]:
 
 
 def _moved(rows: ResponseTable) -> torch.Tensor:
-    """Return whether each row's log-ratios exceed rounding errors."""
+    """Return whether each row's log-ratios exceed rounding error."""
     return rows.token_log_ratio_squared > MOVED**2 * rows.length
 
 

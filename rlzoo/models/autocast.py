@@ -9,7 +9,7 @@ def uncached_autocast(device: str) -> torch.autocast:
     """Return a context manager under which autocast converts weights anew for every product.
 
     Otherwise, autocast keeps a converted copy of every weight until its outermost block ends, and sums the gradients of all
-    products with a weight in the data type of the copy.
+    products with a weight in the copy's data type.
 
     Args:
         device: type of the device, such as "cuda".

@@ -76,7 +76,7 @@ class Probe:
 
 
 def _check(model: PreTrainedModel, probe: Probe, *, changed: Sequence[int], cut: int, longest: int) -> None:
-    """Raise `UserError` if log-probs vary in plain passes. ``changed`` is the longest row with other tokens from ``cut`` on."""
+    """Raise `UserError` if log-probs vary in plain passes. ``changed`` is the longest row, altered from ``cut`` on."""
     rows, log_probs, name, switch = probe.rows, probe.log_probs, type(model).__name__, rotary_switch(model)
     again = "is not repeatable: the same row gets other log-probs", "choose a model that draws no random numbers"
     causal = (
@@ -130,7 +130,7 @@ def excess(actual: Tensor, expected: Tensor, eps: float, noise: Callable[[], Ten
 
 @torch.no_grad()
 def plain_log_probs(model: PreTrainedModel, row: Sequence[int], targets: Sequence[int] | None = None) -> Tensor:
-    """Return the log-probs ``(S - 1,)`` in a plain pass of a row's tokens except the first, or of ``targets`` instead.
+    """Return the log-probs ``(S - 1,)`` that a plain pass gives to a row's tokens (or to ``targets``) except the first.
 
     Raises:
         UserError: the model fails.
@@ -164,7 +164,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def rounding(eps: float) -> Iterator[None]:
-    """Perturb the outputs of modules without children inside the block, as rounding with relative precision ``eps`` does."""
+    """Inside the block, perturb the outputs of modules without children as rounding with relative precision ``eps`` would."""
     generators: dict[torch.device, torch.Generator] = {}
 
     def perturb(module: nn.Module, _: Any, output: Any) -> Any:
@@ -222,7 +222,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _usable_ids(model: PreTrainedModel) -> Tensor:
-    """Return the IDs, ``(N,)``, that are in the embedding and not configured as special tokens."""
+    """Return the IDs, ``(N,)``, that are in the embedding and are not configured as special tokens."""
     size = model.config.get_text_config().vocab_size
     settings = [config.to_dict() for config in (model.config, model.generation_config) if config]
     items = [item for section in settings for item in _flat(section).items() if re.search("token_(id|index)", item[0])]

@@ -1,4 +1,4 @@
-"""Watches the ranks of a run on several machines, so that no rank waits forever for one that was lost or has failed."""
+"""Watches the ranks of a run on several machines, so that no rank waits forever for one that has failed or been lost."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Watch(threading.Thread):
         store.set(f"{self._prefix}/{self.rank}", json.dumps(sign))
 
     def _look(self, store: Any, seen: dict[int, tuple[str, float]]) -> None:
-        """Read the reports of the other ranks. ``seen`` holds the last report of each rank and the time when it was new."""
+        """Read the reports of the other ranks. ``seen`` holds each rank's last report and the time when it was new."""
         seen[self.rank] = ("", 0.0)
         for rank in range(self.size):
             key = f"{self._prefix}/{rank}"

@@ -27,8 +27,8 @@ class Truncation:
 
     Top-k keeps every token whose logit is at least the k-th largest. Of these tokens, top-p keeps the most probable ones, up
     to and including the token at which their total probability reaches ``top_p``. It therefore keeps at least one token.
-    These are the conventions of transformers' ``TopKLogitsWarper`` and ``TopPLogitsWarper``. Among equal probabilities at the
-    edge of top-p, higher IDs are kept first.
+    These are the conventions of transformers' ``TopKLogitsWarper`` and ``TopPLogitsWarper``. Among tokens with equal
+    probabilities at the edge of top-p, those with higher IDs are kept first.
 
     Example:
         ``Truncation(top_p=0.9)(logits, temperature=1.0)`` keeps the most probable tokens, whose probabilities

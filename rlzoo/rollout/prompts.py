@@ -28,7 +28,7 @@ Message = Mapping[str, Any]
 
 
 class PromptError(UserError):
-    """A prompt cannot be encoded for the model. ``reason`` states the cause but does not quote the prompt or give advice."""
+    """Raised if a prompt cannot be encoded. ``reason`` states the cause but does not quote the prompt or give advice."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
@@ -51,10 +51,10 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, chat_template
 
 
 def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, *, bare: bool = False, follows: bool = False) -> tuple[int, ...]:
-    """Encode a text, in which `without_control_tokens` may have marked control tokens.
+    """Encode a text in which `without_control_tokens` may have marked control tokens.
 
-    A ``bare`` text starts a row without a template. Its encoding includes the tokens that the tokenizer adds before a text
-    but not those that it adds after a text. No space is added before a text that ``follows`` other text.
+    A ``bare`` text starts a row without a template. Its encoding includes the tokens that the tokenizer adds before a text but
+    not those that it adds after one. No space is added before a text that ``follows`` other text.
 
     Raises:
         PromptError: the tokenizer fails, or the start of a row has no tokens.

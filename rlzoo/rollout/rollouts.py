@@ -354,7 +354,7 @@ class Rollouts:
         return graded, [self.task.last_failure] * failed
 
     def _rewards(self, asked: list[Problem], rollouts: list[Rollout]) -> list[tuple[float | None, dict[str, float]]]:
-        """Return one reward per response with the named rewards. Raise RunError if a user's task fails."""
+        """Return one reward per response, together with the named rewards. Raise RunError if a user's task fails."""
         named = f"task {self.task.name!r}"
         try:
             answers = self.task.grade(asked, [rollout.text for rollout in rollouts])
@@ -381,7 +381,7 @@ class Rollouts:
         return sum(grader.num_failures for grader in self.task.graders)
 
     def _check_failed(self, reasons: list[str], number: int) -> None:
-        """Record the share of failures across all processes and end the run if there are too many.
+        """Record the share of failures across all processes and end the run if too many have failed.
 
         Args:
             reasons: one reason for each failure in this process.
@@ -405,7 +405,7 @@ class Rollouts:
 
 
 def sampled_mean(rewards: Sequence[Tensor] | Tensor) -> dict[str, float]:
-    """Return the mean over problems of their mean rewards, and its standard error due to sampling for fixed problems.
+    """Return the mean over problems of their mean rewards, and its standard error due to sampling, with the problems fixed.
 
     Args:
         rewards: the rewards of each problem, ``(samples,)``. If a problem has a single sample, its variance is unknown, so

@@ -181,7 +181,7 @@ class Sampler(ABC):
         return tuple(drawn.tokens[:end]), end is not None
 
     def text(self, ids: Sequence[int]) -> str:
-        """Decode tokens to text, without padding and the tokens that begin or end a text.
+        """Decode tokens to text, without padding or the tokens that begin or end a text.
 
         Other special tokens are kept, because rewards and tool calls depend on tokens such as ``<answer>`` and ``<tool_call>``.
         """

@@ -1,4 +1,4 @@
-"""A multi-turn game, learnable by a tiny model in minutes, whose aim is to find a number from "higher" and "lower"."""
+"""A multi-turn game, learnable by a tiny model in minutes, whose aim is to find a number from "higher" and "lower" hints."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def reaching_inputs(policy: ClipPolicy) -> list[ClipInputs]:
 
 
 def passed_branches(policy: ClipPolicy) -> list[Branch]:
-    """Return the rule's branches with how often the examples of the laws take them."""
+    """Return the rule's branches, with how often the laws' examples take each one."""
     passed = branches(partial(answer, policy), [off_policy_inputs(policy), *reaching_inputs(policy)])
     return [branch for branch in passed if not branch.masks]  # omit branches that only reproduce the mask
 
@@ -188,7 +188,7 @@ def optional_fields(inputs: ClipInputs) -> dict[str, Any]:
 
 
 def clip_fraction(policy: ClipPolicy, inputs: ClipInputs, sign: int | None = None) -> float:
-    """Return the clipped share of the responses with A != 0, or with A of one sign.
+    """Return the clipped share of the responses with A != 0, or of those with one sign of A.
 
     Each response contributes its share of clipped tokens.
     """

@@ -44,7 +44,7 @@ class Law:
     everywhere: bool = False  # whether the law must also hold on `data.reaching_inputs`
 
     def examples(self, policy: Any) -> Iterator[Any]:
-        """Yield the inputs on which to check a policy. The first ones may be created without calling the policy."""
+        """Yield the inputs on which to check a policy. The first may be created without calling the policy."""
         yield self.example(policy)
         if self.everywhere:
             yield from data.reaching_inputs(policy)
@@ -648,7 +648,7 @@ def clipped_means_no_gradient(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 
 def _faded(policy: ClipPolicy, inputs: ClipInputs) -> Tensor:
-    """Mark the positions whose gradient decays to 0. As all log-ratios shrink, it reappears there with a small value."""
+    """Mark the positions whose gradient decays to 0. As all log-ratios shrink, the gradient reappears there but is small."""
     gradients = [evaluate(policy, data.moved(inputs, 0.85**step))[1].abs() for step in range(30)]
     first = torch.stack([gradient > 0 for gradient in gradients]).int().argmax(dim=0, keepdim=True)
     reappeared = torch.stack(gradients).gather(0, first)[0]
@@ -761,7 +761,7 @@ def _cuts(policy: ClipPolicy, log_ratios: list[float], length: int, advantage: f
 
 @law()
 def band_is_the_one_used(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """Positions beyond the band's edge for the sign of A are clipped, and no others if all tokens share a log-ratio."""
+    """Positions beyond the band's edge for the sign of A are clipped; if all tokens share a log-ratio, no others are."""
     for number, example in enumerate([inputs, *_swept(policy)]):
         result = answer(policy, example)
         band, judged = result.band, result.log_ratio

@@ -92,7 +92,7 @@ def _edge(policy: ClipPolicy, length: int, advantage: int, way: int) -> float | 
 
 
 def _weight(policy: ClipPolicy, ratio: float, advantage: int) -> float | None:
-    """Return the gradient at a judged ratio as a share of the gradient at ratio 1. It is negative if it is reversed."""
+    """Return the gradient at a judged ratio as a share of that at ratio 1. It is negative if the gradient is reversed."""
     at_one, slope = _measured(policy, 0.0, WEIGHED, advantage)[1], _slope(policy, WEIGHED, advantage)
     if at_one == 0 or slope <= 0:
         return None

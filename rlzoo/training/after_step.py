@@ -1,4 +1,4 @@
-"""Does the work between training steps, which is evaluation, logging, checkpoints and stopping."""
+"""Does the work between training steps: evaluation, logging, checkpoints and stopping."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 
 
 def reward_metrics(batch: AdvantageBatch, settings: RewardConfig) -> dict[str, float]:
-    """Compute one step's metrics of shaped rewards and of the KL to the reference model, where the run uses them."""
+    """Compute one step's metrics for shaped rewards and for the KL to the reference model, where the run uses them."""
     metrics: dict[str, float] = {}
     if settings.overlong_buffer > 0:
         metrics |= {"reward/shaped_mean": float(batch.rewards.double().nanmean())} if batch.graded.any() else {}

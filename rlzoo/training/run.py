@@ -231,7 +231,7 @@ class Run:
         self.done, self.is_clean = step, True
 
     def leave(self) -> None:
-        """End the run. Save it if the failed step made no update, because the state is then that of the step before."""
+        """End the run. Save it if the failed step made no update, because the state is then still that of the previous step."""
         try:
             # saving is collective, and other processes may have failed elsewhere
             is_alone = self.accelerator.num_processes == 1 and not self.config.launch.is_sharded

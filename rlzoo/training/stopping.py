@@ -22,7 +22,7 @@ logger = logging.getLogger("rlzoo")
 
 @dataclass(slots=True)
 class StopRequest:
-    """Records whether a signal has asked the run to stop, and which signal."""
+    """Records whether a signal has asked the run to stop, and which one."""
 
     signal: int | None = None
     since: float = 0.0  # time of the request, from `time.monotonic`

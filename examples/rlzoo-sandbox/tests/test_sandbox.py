@@ -1,4 +1,4 @@
-"""Checks that programs that attack the sandbox fail and that the next program runs."""
+"""Checks that programs that attack the sandbox fail, and that the next program still runs."""
 
 import os
 import sys
@@ -107,7 +107,7 @@ def test_an_endless_loop_is_stopped_and_its_output_kept():
 
 @pytest.fixture
 def few_steps(monkeypatch):
-    """Allow only a tenth of the work, for programs that would use up any amount."""
+    """Allow only a tenth of the work, for programs that would use up any allowance."""
     monkeypatch.setattr(sandbox, "WORK", sandbox.WORK // 10)
 
 

@@ -1,4 +1,4 @@
-"""Sends the rows of metrics that a run appends to a file, in order and exactly once."""
+"""Sends the metric rows that a run appends to a file, in order and exactly once."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Lines:
 class Points:
     """Sends the rows that a store does not have yet.
 
-    The last step of a metric in the store determines which rows are missing. After an error, the rows that have arrived are
-    unknown. In that case, create a new object, which queries the store again.
+    The last step of a metric in the store determines which rows are missing. After an error, it is not known which rows have
+    arrived. In that case, create a new object, which queries the store again.
     """
 
     def __init__(self, client: Any, run_id: str, kind: Curves) -> None:

@@ -99,7 +99,7 @@ class Uploaded:
         return uploaded if uploaded is not None and uploaded.id == own_id else cls(own_id)
 
     def write(self, directory: Path, uri: str) -> None:
-        """Save this object in the directory for the process that sends the remaining data."""
+        """Save this object in the directory, for use by the process that sends the remaining data."""
         stores = uploaded_to(directory) | {without_password(uri): self}
         _write(directory / FOLDER / "sent.json", {store: asdict(sent) for store, sent in stores.items()}, self.id)
 
@@ -138,7 +138,7 @@ def git_commit() -> str:
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "", section: Any = None) -> dict[str, Any]:
-    """Flatten nested settings to dotted keys, as in ``--set``. If the class ``section`` is given, flatten only its sections."""
+    """Flatten nested settings to dotted keys, as in ``--set``. Given a class ``section``, flatten only its sections."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         inner = getattr(section.model_fields.get(key), "annotation", None) if section else None

@@ -54,7 +54,7 @@ def keep_freed_memory() -> None:
 
 @functools.cache
 def is_slow_with_mkl() -> bool:
-    """Return whether torch uses MKL on an AMD CPU with AVX-512 while oneDNN is available."""
+    """Return whether torch uses MKL on an AMD CPU with AVX-512 even though oneDNN is available."""
     if not _has_avx512() or not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
         return False
     processor = Path("/proc/cpuinfo")
