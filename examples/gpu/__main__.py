@@ -66,7 +66,7 @@ def make_findable(folder: Path) -> None:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """Return the machine's properties that affect the numbers."""
+    """Return the properties of the machine that affect the numbers."""
     import torch
 
     from examples.bench.roofline import processor
