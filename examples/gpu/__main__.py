@@ -45,7 +45,7 @@ PACKAGES = (
 
 
 def make_findable(folder: Path) -> None:
-    """Make the plugins discoverable if there is only this checkout and rlzoo is not installed.
+    """Make the plugins discoverable when rlzoo is not installed and there is only this checkout.
 
     The entry points of pyproject.toml are written to the metadata of a distribution in ``folder``, which is added to
     PYTHONPATH.

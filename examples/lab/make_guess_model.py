@@ -154,7 +154,7 @@ def replayed(task: GuessTask, problem: Problem, segments: Segments) -> float:
 def card(
     parameters: int, task: GuessTask, rollouts: list[Rollout], problems: list[Problem], options: argparse.Namespace
 ) -> str:
-    """Return the model's README, which describes the model, how it was made, and how it was measured to play."""
+    """Return the model's README, which describes the model, how it was made, and how well it plays."""
     rewards = [rollout.reward for rollout in rollouts]
     lengths = quantiles((rollout.length for rollout in rollouts), n=20)
     turns = quantiles((len(rollout.turns) for rollout in rollouts), n=20)
