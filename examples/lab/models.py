@@ -127,7 +127,7 @@ class Plain:
         return worst
 
     def changes(self) -> Iterator[tuple[str, float | str]]:
-        """Yield, for each input that should not affect a row's log-probs, the change in nats or why it cannot be tested."""
+        """Yield, for each input that should not affect a row's log-probs, the change in nats, or why it is untested."""
         random = torch.Generator().manual_seed(1)
         short, long = (torch.randint(3, 98, (size,), generator=random).tolist() for size in (21, 84))
         alone, whole, size, gap = self.log_probs(short)[0], self.log_probs(long)[0], len(short), len(long) - len(short)

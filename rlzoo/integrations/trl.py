@@ -209,7 +209,7 @@ def _stacked(tensors: Sequence[Tensor]) -> Tensor:
 
 
 class RecordingTrainer(GRPOTrainer):  # type: ignore[misc]  # untyped
-    """A `GRPOTrainer` that writes its rollouts and log-probs to a folder. It changes nothing else, including TRL's loss."""
+    """A `GRPOTrainer` that writes its rollouts and log-probs to a folder. All else, including TRL's loss, stays the same."""
 
     policy: ClipPolicy | None = None
     recorder: RolloutRecorder | None = None
