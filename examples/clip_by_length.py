@@ -3,8 +3,8 @@
     rlzoo train --clip gspo --output runs/gspo
     python examples/clip_by_length.py runs/gspo clip-by-length.svg
 
-Instead of a run directory, you can pass a folder with rollout files from another trainer. A third argument selects other rules,
-separated by commas.
+Instead of a run directory, you can pass a folder with rollout files from another trainer. A third argument, a comma-separated
+list, selects other rules.
 
 Every rule is applied to the same recorded log-probs, as in `rlzoo replay`. A rule's widths are scaled until it clips a tenth of
 all responses with a non-zero advantage (for grpo, a tenth of their tokens). Bars show 95% intervals over prompts. ``lre_max``

@@ -34,7 +34,7 @@ def sums(model: str) -> Dataset:
 
 
 def right(completions: list, answer: list[str], **_: object) -> list[float]:
-    """Return 1 for each response whose last number is the answer, and 0 for the others."""
+    """Return 1 for each response whose last number is the answer, and 0 for the rest."""
     texts = [text if isinstance(text, str) else text[0]["content"] for text in completions]
     return [float(re.findall(r"\d+", text)[-1:] == [given]) for text, given in zip(texts, answer, strict=True)]
 

@@ -25,7 +25,7 @@ class Response:
 
 
 def write(file: str, step: int, responses: list[Response], minibatches: list[tuple[list[int], list[np.ndarray]]]) -> None:
-    """Write one rollout batch. A minibatch has the indices of its responses and their log-probs before its optimizer step."""
+    """Write one rollout batch. A minibatch holds its responses' indices and their log-probs before its optimizer step."""
     masks = [[False] * len(each.prompt) + [True] * len(each.completion) for each in responses]
     tensors = {
         "token_ids": joined(each.prompt + each.completion for each in responses),

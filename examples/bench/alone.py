@@ -1,4 +1,4 @@
-"""Compares rlzoo's sampling methods and micro-batch sizes on one case, in alternation.
+"""Compares rlzoo's sampling methods and micro-batch sizes on one case, alternating between them.
 
 python -m examples.bench.alone long-tail
 python -m examples.bench.alone equal --profile          # the CPU time of a step, by operation

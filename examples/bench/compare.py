@@ -1,4 +1,4 @@
-"""Runs cases with both libraries in alternation and writes the measurements.
+"""Runs each case with both libraries, alternating between them, and writes the measurements.
 
 python -m examples.bench.compare --json bench.json
 python -m examples.bench.compare --quick --json bench.json
@@ -72,7 +72,7 @@ class Worker:
 
 
 def compare(case: Case, folder: Path, pairs: int) -> list[dict[str, Any]]:
-    """Return one row per phase of a case. The machine's rate is measured before every pair."""
+    """Return one row per phase of a case. The machine's rate is measured before every pair of steps."""
     dtype = torch.bfloat16 if case.autocast == "bfloat16" else torch.float32
     rates: list[float] = []
     seen: dict[str, list[dict[str, Any]]] = {"rlzoo": [], "trl": []}
@@ -118,7 +118,7 @@ def row(case: Case, phase: str, seen: dict[str, list[dict[str, Any]]], flops: fl
 
 
 def lengths_of(case: Case, folder: Path, tokens: int) -> tuple[list[int], list[int]]:
-    """Return the numbers of tokens in each prompt and response. Except in ``long-tail``, responses have the mean length."""
+    """Return the number of tokens in each prompt and response. Except in ``long-tail``, responses have the mean length."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(case.model(folder))

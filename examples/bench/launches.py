@@ -4,7 +4,8 @@
     python -m examples.bench.launches qwen3-0.6b    # needs 4 GB of memory
 
 A CPU has no launches, but a GPU launches about one kernel for each operator that computes something. A read makes the host wait
-for the device. For "graph", a CUDA graph replays a step as one launch. Operators and reads outside it are counted separately.
+for the device. For "graph", a CUDA graph replays a step as one launch. Operators and reads outside the graph are counted
+separately.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def is_replayed(event: Any) -> bool:
 
 
 def counted(model: Any, limit: int, way: dict[str, bool]) -> Counter[str]:
-    """Decode ``limit`` tokens and return the numbers of operators that compute something, of reads, and of replays."""
+    """Decode ``limit`` tokens and return counts of the operators that compute something, the reads, and the replays."""
     prompts = [tuple(range(2, SIZE + 2 - row % 2)) for row in range(ROWS)]  # prompts of different lengths
     uniforms = row_uniforms(0, range(ROWS), limit)
     with profile(activities=[ProfilerActivity.CPU]) as recorded:

@@ -1,4 +1,4 @@
-"""Measures the time that a step of the default run spends outside sampling and learning, and the time that a start takes."""
+"""Measures how long a step of the default run spends outside sampling and learning, and how long the run takes to start."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS = 12
 
 
 def timed() -> dict[str, list[tuple[Any, str]]]:
-    """Return the functions to time for each share, as pairs of a module or class and the function's name."""
+    """Return the functions to time for each share, as pairs of a module or class and a function name."""
     from rlzoo.journal.run_directory import RunDirectory
     from rlzoo.journal.tracking.tracker import Tracker
     from rlzoo.learner import learner
@@ -38,7 +38,7 @@ def timed() -> dict[str, list[tuple[Any, str]]]:
 def beside_the_model(case: str | None = None) -> dict[str, float]:
     """Return the median shares of a step's time that the rule, the measurements, the journal and MLflow take.
 
-    A separate process sends metrics to MLflow. MLflow's share is the time that the run spends on checking this process.
+    A separate process sends metrics to MLflow. MLflow's share is the time that the run spends checking this process.
 
     Args:
         case: one of `CASES`; None for the default run.
@@ -82,7 +82,7 @@ def beside_the_model(case: str | None = None) -> dict[str, float]:
 
 
 def seconds_to_the_first_step(repeats: int = 3) -> list[float]:
-    """Return the seconds from the command to the start of the first step, including the creation of the MLflow store."""
+    """Return the seconds from the command to the start of the first step, including the time to create the MLflow store."""
     found = []
     for _ in range(repeats):
         folder = Path(tempfile.mkdtemp(prefix="rlzoo-bench-"))

@@ -1,4 +1,4 @@
-"""Compares rlzoo's decoding with vLLM's on the same prompts and weights, in alternation.
+"""Compares rlzoo's decoding with vLLM's on the same prompts and weights, alternating between them.
 
 The script needs an environment with both libraries, such as that of `nox -s vllm`.
 

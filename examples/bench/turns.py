@@ -33,13 +33,13 @@ def report(**measured: Any) -> None:
 
 
 def settle() -> None:
-    """Wait until the GPU, if there is one, has finished its work, so that times are correct."""
+    """If there is a GPU, wait for it to finish its work so that times are correct."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def forget_peak() -> None:
-    """Reset the peak of this process's memory, or the peak of its GPU memory if there is a GPU."""
+    """Reset this process's peak memory, or its peak GPU memory if there is a GPU."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         return
@@ -47,7 +47,7 @@ def forget_peak() -> None:
 
 
 def peak_bytes() -> int:
-    """Return the peak of resident memory since `forget_peak` or, on a GPU, the peak of torch's allocated memory."""
+    """Return the peak resident memory since `forget_peak` or, on a GPU, torch's peak allocated memory."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     line = next(line for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines() if line.startswith("VmHWM"))
@@ -65,7 +65,7 @@ class Clock:
         self.seconds = 0.0
 
     def around(self, function: Any, after: Any = None) -> Any:
-        """Wrap a function so that its time is added up."""
+        """Wrap a function so that the time spent in it is added up."""
 
         @functools.wraps(function)
         def timed(*args: Any, **kwargs: Any) -> Any:

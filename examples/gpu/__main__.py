@@ -45,7 +45,7 @@ PACKAGES = (
 
 
 def make_findable(folder: Path) -> None:
-    """Make the plugins discoverable if there is only this checkout and rlzoo is not installed.
+    """Make the plugins discoverable when rlzoo is not installed and there is only this checkout.
 
     The entry points of pyproject.toml are written to the metadata of a distribution in ``folder``, which is added to
     PYTHONPATH.
@@ -66,7 +66,7 @@ def make_findable(folder: Path) -> None:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """Return the machine's properties that affect the numbers."""
+    """Return the properties of the machine that affect the numbers."""
     import torch
 
     from examples.bench.roofline import processor

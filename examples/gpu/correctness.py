@@ -90,7 +90,7 @@ def log_probs(setting: Setting, engine: str, dtype: str) -> Outcome:
 
 
 def resume(setting: Setting) -> Outcome:
-    """Compare the weights and metrics of two runs of 4 steps and one run of 2 steps plus 2 more after resuming."""
+    """Compare the weights and metrics of two 4-step runs and of a run that is resumed after 2 steps for 2 more."""
     folder = Path(tempfile.mkdtemp(prefix="rlzoo-gpu-resume-"))
     whole, again = _trained(folder / "whole", 4), _trained(folder / "again", 4)
     _trained(folder / "parts", 2)
@@ -106,7 +106,7 @@ def resume(setting: Setting) -> Outcome:
 
 
 def _trained(folder: Path, steps: int, *, resumed: bool = False) -> tuple[dict[str, Any], list[dict[str, float]]]:
-    """Train the embedded model. Return its weights and the run's metrics other than times."""
+    """Train the embedded model. Return its weights and all metrics of the run except times."""
     from safetensors.torch import load_file
 
     import rlzoo

@@ -141,7 +141,7 @@ def make_learner(rule: str, model: Any, clip: dict[str, Any] | None = None, **se
 def off_policy(learner: Learner, data: Data) -> ScoredBatch:
     """Return the batch with old log-probs that differ from the learner's log-probs by the given log-ratios.
 
-    The learner's log-probs come from the same forward passes as in learning, so that the log-ratios are exact in any type.
+    The learner's log-probs come from the same forward passes as in learning, so the log-ratios are exact in any data type.
     """
     current = torch.zeros(data.batch.response_mask.shape)
     rows = torch.arange(len(data.batch))

@@ -37,12 +37,12 @@ def shape(setting: Setting) -> BenchCase:
 
 @cache
 def rate(dtype: torch.dtype) -> float:
-    """Return the FLOP/s of a large matrix product in the given type, measured once."""
+    """Return the FLOP/s of a large matrix product in the given data type, measured once."""
     return roofline.product_rate(dtype)
 
 
 def products(setting: Setting) -> Outcome:
-    """Measure the rate of matrix products, relative to which utilisation is computed."""
+    """Measure the rate of matrix products, which utilisation is relative to."""
     rates = {str(dtype)[6:]: rate(dtype) / 1e12 for dtype in (torch.float32, torch.bfloat16)}
     values: dict[str, Any] = {f"{name}_teraflops": value for name, value in rates.items()}
     values["tf32"] = torch.backends.cuda.matmul.allow_tf32
@@ -66,7 +66,7 @@ def utilisation(model: Path, batch: Any, seconds: float, autocast: str) -> float
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:
-    """Do the work. Return its result and the time that it took in seconds."""
+    """Do the work. Return its result and the time it took, in seconds."""
     turns.settle()
     started = time.perf_counter()
     result = work()

@@ -56,7 +56,7 @@ def tokens(run: Path, step: int, index: int) -> list[tuple[str, bool]]:
 
 
 def drawn(found: list[tuple[str, bool]], top: float) -> tuple[list[str], float]:
-    """Return the tokens as SVG elements below ``top`` and the y coordinate of their end. Lines break only between speakers."""
+    """Return the tokens as SVG elements below ``top``, and the y coordinate below them. Lines break only between speakers."""
     parts, column = [], 0
     for chosen, run in itertools.groupby(found, key=lambda token: token[1]):
         texts = [text.replace("<eos>", END) for text, _ in run]

@@ -1,9 +1,10 @@
 """Measures how evenly rules clip across lengths in recorded runs and prints the parts of the length reweighting error as CSV.
 
 ``python -m examples.lab.evenness FOLDER [FOLDER ...] > evenness.csv`` replays every run under the folders with every rule. All
-widths of a rule are scaled to clip a tenth of the responses, once by one factor (``overall``) and once by a factor for each
-sign of the advantage (``by sign``). Each row is for one rule on one run. Rows with ``seed`` "all" pool the runs of one training
-rule. ``--by-update`` adds a row for each update of a batch. Update 2, for example, learns from responses one update old.
+widths of a rule are scaled to clip a tenth of the responses, once by a single factor (``overall``) and once by a separate
+factor for each sign of the advantage (``by sign``). Each row covers one rule on one run. Rows with ``seed`` "all" pool the runs
+of one training rule. ``--by-update`` adds a row for each update of a batch. Update 2, for example, learns from responses one
+update old.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Windows:
         return np.unique(self.length)
 
     def resampled(self, rng: np.random.Generator) -> Windows:
-        """Return a bootstrap resample, which has the windows of as many documents, drawn with replacement."""
+        """Return a bootstrap resample: the windows of the same number of documents, drawn with replacement."""
         names = np.unique(self.document)
         drawn = rng.choice(names, len(names))
         index = np.concatenate([np.flatnonzero(self.document == name) for name in drawn])
@@ -118,7 +118,7 @@ def predicted_clip(windows: Windows, fit: Fit, fitted: Array, edge: float, power
 
 
 def error(predicted: Array, measured: Array) -> float:
-    """Return the RMS log-ratio of the variances as a relative error, so that 0.1 means about 10% too high or too low."""
+    """Return the RMS log-ratio of the variances as a relative error, so 0.1 means about 10% too high or too low."""
     return float(np.expm1(np.sqrt(np.square(np.log(predicted / measured)).mean())))
 
 

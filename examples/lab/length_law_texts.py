@@ -6,7 +6,7 @@ SmolLM2-135M-Instruct writes texts of 16 to 2,048 tokens to 2,000 different prom
 `examples.lab.length_law` describes. Two models of the variance of S, the summed log-ratio of a text, are fitted to the texts of
 every other length and tested on the texts of the lengths in between:
 
-- ``a L + b L^2``: all tokens have the same variance, and the tokens of a text have a component in common.
+- ``a L + b L^2``: all tokens have the same variance, and the tokens of a text share a component.
 - ``tokens``: the sum over the first L positions of the variance of the token log-ratio at that position. This model has no
   common component but lets the variance depend on the position.
 
@@ -71,7 +71,7 @@ class Batch:
 
 
 def prompts(options: Settings, number: int) -> list[str]:
-    """Return different prompts, none of which is about a topic of the responses that give the gradients."""
+    """Return different prompts, none of them on a topic of the responses that the gradients come from."""
     topics = options.topics[TRAINING_TOPICS:]
     if options is QUICK:
         return [options.prompt.format(topic=topics[index % len(topics)]) for index in range(number)]

@@ -1,4 +1,4 @@
-"""Creates the tiny language model that ships with rlzoo for a guessing game, which knows the game but plays badly.
+"""Creates the tiny guessing-game language model that ships with rlzoo, which knows the game but plays badly.
 
     python examples/lab/make_guess_model.py [--output DIR] [--seed 0] [--steps 3000]
 
@@ -44,7 +44,7 @@ Segments = list[tuple[str, bool]]
 
 
 def mediocre_game(game: Guess, problem: Problem, generator: random.Random) -> Segments:
-    """Play one game as the player from which the model learns. The module's docstring describes the player's mistakes.
+    """Play one game as the player that the model learns from. The module's docstring describes the player's mistakes.
 
     If no number is left between its bounds, the player starts again with the initial bounds.
     """
@@ -70,7 +70,7 @@ def mediocre_game(game: Guess, problem: Problem, generator: random.Random) -> Se
 
 
 def batches(task: GuessTask, generator: random.Random) -> Iterator[list[Segments]]:
-    """Yield batches of games with similar lengths, so that little computation is spent on padding."""
+    """Yield batches of games of similar length so that little computation is spent on padding."""
     start = FIRST_PROBLEM
     while True:
         problems = task.train_problems(start, POOL)
@@ -154,7 +154,7 @@ def replayed(task: GuessTask, problem: Problem, segments: Segments) -> float:
 def card(
     parameters: int, task: GuessTask, rollouts: list[Rollout], problems: list[Problem], options: argparse.Namespace
 ) -> str:
-    """Return the README of the model, which describes the model, how it was made, and its measurements."""
+    """Return the model's README, which describes the model, how it was made, and how well it plays."""
     rewards = [rollout.reward for rollout in rollouts]
     lengths = quantiles((rollout.length for rollout in rollouts), n=20)
     turns = quantiles((len(rollout.turns) for rollout in rollouts), n=20)

@@ -1,4 +1,4 @@
-"""Creates a language model with 1.1 million parameters for a long-tail task, with solutions of 7 to 1,750 tokens.
+"""Creates a language model with 1.1 million parameters for a long-tail task whose solutions have 7 to 1,750 tokens.
 
     python examples/lab/make_long_model.py --output FOLDER [--seed 0] [--steps 1600] [--ratio 0.6] [--slip 0.02]
 
@@ -98,7 +98,7 @@ def texts(task: Task, ratio: float, slip: float, generator: random.Random) -> It
 
 
 def batches(ratio: float, slip: float, seed: int) -> Iterator[tuple[list[tuple[str, int]], int]]:
-    """Yield batches of three kinds with about the same number of tokens and the length at which each batch is cut off."""
+    """Yield batches of three kinds with about the same number of tokens, each with the length at which it is cut off."""
     generator = random.Random(seed)
     short, long = (
         texts(build_task({"name": "recurrence", "seed": seed, **limits}), ratio, slip, generator)

@@ -2,8 +2,8 @@
 
 python examples/lab/measure_display.py runs/mine
 
-The script draws to a separate terminal with 80 columns at the pace of the run and does nothing else. The cost is the CPU time
-of the whole process minus the CPU time of the same loop without a display.
+The script draws to a separate 80-column terminal at the pace of the run and does nothing else. The cost is the CPU time of the
+whole process minus the CPU time of the same loop without a display.
 """
 
 import contextlib

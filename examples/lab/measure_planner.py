@@ -5,7 +5,7 @@ python examples/lab/measure_planner.py --quick    three small ones, as JSON line
 
 The measurement uses torch's profiler, which records every allocation and release by torch's CPU allocator, including those
 inside operators and in the backward pass. The peak of the running sum of these sizes is exact to the byte. The size of the
-process would be less precise, because it changes in units of pages and includes the interpreter, its libraries, and memory
+process would be less precise, because it changes by whole pages and includes the interpreter, its libraries, and memory
 that the allocator has not returned. On a GPU, torch's caching allocator counts the bytes itself.
 """
 
@@ -111,7 +111,7 @@ def _checkpoint(model: Any) -> None:
 
 
 def _batch(prompt: int, response: int, vocab_size: int, rows: int = 32) -> Any:
-    """Return a batch of rows with different lengths, so that padding is needed."""
+    """Return a batch of rows of different lengths so that padding is needed."""
     import torch
 
     from rlzoo.learner.batch import Batch

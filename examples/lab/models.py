@@ -2,8 +2,8 @@
 
 ``python -m examples.lab.models [TYPE ...]`` builds a small random model of each type, samples and scores with it as ``rlzoo
 train`` does, and compares all log-probs with plain passes of a second copy, which only transformers loads. A plain pass
-computes one row in evaluation mode, without padding and without a cache. Plain passes also confirm each refusal by rlzoo.
-``--write`` updates docs/reference/models.md. All types together take minutes on two cores.
+computes one row in evaluation mode, without padding and without a cache. Plain passes also confirm each of rlzoo's refusals.
+``--write`` updates docs/reference/models.md. Testing all types takes minutes on two cores.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Plain:
         return worst
 
     def changes(self) -> Iterator[tuple[str, float | str]]:
-        """Yield, for each input that should not affect a row's log-probs, the change in nats or why it cannot be tested."""
+        """Yield, for each input that should not affect a row's log-probs, the change in nats, or why it is untested."""
         random = torch.Generator().manual_seed(1)
         short, long = (torch.randint(3, 98, (size,), generator=random).tolist() for size in (21, 84))
         alone, whole, size, gap = self.log_probs(short)[0], self.log_probs(long)[0], len(short), len(long) - len(short)
@@ -186,7 +186,7 @@ CONFIRMED_BY = {
 
 
 def confirmed(message: str, changes: Mapping[str, float | str]) -> str:
-    """Return how plain passes show the property that a refusal names."""
+    """Return how plain passes show the property that a refusal names, or that they do not."""
     names = next((names for words, names in CONFIRMED_BY.items() if re.search(words, message)), ())
     for change in (changes[name] for name in names):
         if isinstance(change, str) or not change <= TOLERANCE:
@@ -279,7 +279,7 @@ def heard() -> Iterator[list[str]]:
 
 
 def one_line(error: Exception) -> str:
-    """Return an error as one line with the place that raised it."""
+    """Return an error as one line that includes where it was raised."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {' '.join(str(error).split())[:120]} at {Path(place.filename).name}:{place.lineno}"
 
@@ -295,7 +295,7 @@ def _alone(kind: str, folder: Path, seconds: int) -> Row:
 
 
 def sweep(kinds: Sequence[str], *, jobs: int = 2, seconds: int = 60) -> Iterator[Row]:
-    """Test types in ``jobs`` processes. A type that takes more than ``seconds`` or whose process crashes has failed."""
+    """Test types in ``jobs`` processes. A type fails if it takes more than ``seconds`` or its process crashes."""
     import_module("transformers.models.llama.modeling_llama")  # import once, before the processes are forked
     import_module("accelerate")
     configured(Path(), Path())

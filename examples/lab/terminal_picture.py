@@ -1,4 +1,4 @@
-"""Trains with the default settings and draws the final output of `rlzoo train` on a terminal with 80 columns.
+"""Trains with the default settings and draws the final output of `rlzoo train` on an 80-column terminal.
 
 python examples/lab/terminal_picture.py docs/images/train-terminal.svg
 """

@@ -1,4 +1,4 @@
-"""Draws the rewards and calls over the steps of a run, which show how a model learns to use a tool.
+"""Draws the rewards and calls over the steps of a run to show how a model learns to use a tool.
 
 ``python examples/lab/tool_curve.py RUN picture.svg`` reads ``metrics.jsonl`` and ``rollouts`` in the run directory. It draws
 the held-out accuracy, the mean reward of the sampled episodes, and the number of answered calls per episode, and prints the

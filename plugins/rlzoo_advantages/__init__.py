@@ -78,7 +78,7 @@ class GDPO(AdvantageEstimator):
         the batch is 0, because it is 0 over each group.
 
     Reference:
-        GDPO, arXiv 2601.05242. The standard deviation of S is taken over responses, as in TRL. In verl, it is over tokens.
+        GDPO, arXiv 2601.05242. The standard deviation of S is taken over responses, as in TRL (verl takes it over tokens).
     """
 
     name, paper, takes_one = "gdpo", "arXiv 2601.05242", True
@@ -247,7 +247,7 @@ class GiGPO(AdvantageEstimator):
 
     Reference:
         GiGPO, arXiv 2505.10978, with a discount of 0.95, a weight of 1 and no division by the standard deviation, as in the
-        authors' code. As in the paper, the mean of R counts each response once. The authors' code counts it once per turn.
+        authors' code. As in the paper, the mean of R counts each response once, not once per turn as in the code.
     """
 
     name, paper = "gigpo", "arXiv 2505.10978"

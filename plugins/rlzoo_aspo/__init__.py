@@ -1,4 +1,4 @@
-"""ASPO: inverts the ratio of tokens with A > 0, so that tokens that have become less likely get more weight."""
+"""ASPO: inverts the ratio of tokens with A > 0 so that tokens that have become less likely get more weight."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class LengthFair(Correction):
         w = 1 where |sum of the log-ratios| <= width * sqrt(L), else 0
 
     Reference:
-        This correction originates in rlzoo. The spread of a sum of independent log-ratios grows with the square root of the
+        This correction originated in rlzoo. The spread of a sum of independent log-ratios grows with the square root of the
         length. Fixed bounds therefore drop long responses more often than short ones, while this band drops responses of
         every length equally often.
     """

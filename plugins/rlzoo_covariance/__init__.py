@@ -125,7 +125,7 @@ class KLCov(ClipPolicy):
 def covariance(inputs: ClipInputs) -> Tensor:
     """Compute detached ``(A - mean A) (log pi - mean log pi)``, ``(B, T)``, with means over the step's response tokens.
 
-    The result is in float64, so that equal advantages differ from their mean by exactly 0.
+    The result is in float64 so that equal advantages differ from their mean by exactly 0.
     """
     log_probs, mask = ops.log_probs(inputs).detach().double(), inputs.response_mask
     advantages = inputs.advantages.detach().double().expand_as(log_probs)

@@ -73,7 +73,7 @@ class FIPO(ClipPolicy):
 def discounted_future(values: Tensor, response_mask: Tensor, half_life: float) -> Tensor:
     """Compute ``sum_{k >= t} 2^(-(k - t) / half_life) values_k`` over a response's tokens, ``(B, T)``, with 0 where masked.
 
-    The sum is built up from windows of 1, 2, 4, ... tokens, so that it cannot overflow for long responses.
+    The sum is built up from windows of 1, 2, 4, ... tokens so that it cannot overflow for long responses.
     """
     order = (~response_mask).long().argsort(dim=-1, stable=True)  # move the response's tokens to the front, keeping their order
     summed = torch.where(response_mask, values, 0.0).gather(-1, order)

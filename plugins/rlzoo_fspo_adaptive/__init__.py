@@ -49,7 +49,7 @@ class FSPOAdaptive(ClipPolicy):
         instead of the width of the band.
 
     Reference:
-        This rule originates in rlzoo. It is based on Fair Sequence Policy Optimization, arXiv 2509.09177, and starts
+        This rule originated in rlzoo. It is based on Fair Sequence Policy Optimization, arXiv 2509.09177, and starts
         with that paper's band, which grows with the square root of the length. This growth assumes that token log-ratios are
         independent.
     """

@@ -24,12 +24,12 @@ class FSPOTurn(ClipPolicy):
         advantage. Under the old policy, S_k is approximately normal with mean mu L_k and variance sigma^2 L_k.
 
     Differences from GRPO:
-        The importance ratio is the product of a turn's token ratios, so that the turn is clipped as a unit, while the
-        response's other turns still contribute to the gradient. On a single-turn response, the clip and the gradient are the
-        same as in FSPO.
+        The importance ratio is the product of a turn's token ratios, so the turn is clipped as a unit, while the response's
+        other turns still contribute to the gradient. On a single-turn response, the clip and the gradient are the same as in
+        FSPO.
 
     Reference:
-        This rule originates in rlzoo. It applies the band of Fair Sequence Policy Optimization, arXiv 2509.09177, to
+        This rule originated in rlzoo. It applies the band of Fair Sequence Policy Optimization, arXiv 2509.09177, to
         each turn.
     """
 

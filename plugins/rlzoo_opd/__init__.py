@@ -38,7 +38,7 @@ class OPD(ClipPolicy):
     reduction: Reduction = Field("token_mean", description="how the objective is reduced to a scalar")
 
     def __call__(self, inputs: ClipInputs) -> ClipResult:
-        """Weight each token's advantage with its ratio and return a ``(B, T)`` objective."""
+        """Weight each token's advantage by its ratio and return a ``(B, T)`` objective."""
         return ops.clipped_surrogate(ops.log_ratio(inputs), inputs.advantages, band=None)
 
 

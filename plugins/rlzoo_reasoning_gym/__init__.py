@@ -44,7 +44,7 @@ class ReasoningGymTask(Task):
     )
 
     def model_post_init(self, context: Any) -> None:
-        """Generate one problem, so that an invalid option is reported before a run starts."""
+        """Generate one problem so that an invalid option is reported before a run starts."""
         super().model_post_init(context)
         require_extra("reasoning-gym", "reasoning_gym")
         _check_options(self.dataset, self.options)

@@ -21,7 +21,7 @@ class SAO(ClipPolicy):
         pi_rollout is the sampler's probability, or pi_old if the sampler reported none.
 
     Differences from GRPO:
-        The ratio is relative to the sampler, so that no correction is needed for stale responses. A token outside the band is
+        The ratio is relative to the sampler, so no correction is needed for stale responses. A token outside the band is
         dropped even if its advantage would bring it back. The band is wide, and the mean is over all tokens.
 
     Reference:

@@ -17,8 +17,8 @@ from rlzoo.tasks.problem import Problem
 class TextArena:
     """A game from TextArena, with a single reward at the end.
 
-    The games draw from Python's global random generator. Each episode therefore keeps its own state of this generator, so
-    that the game depends only on the seed and the moves.
+    The games draw from Python's global random generator. Each episode therefore keeps its own generator state so that
+    the game depends only on the seed and the moves.
     """
 
     def __init__(self, game: str = "", **options: Any) -> None:
@@ -75,13 +75,13 @@ class TextArena:
         return "\n".join(text for text in (seen, reason) if text), float((rewards or {}).get(0, 0.0)), True, numbers
 
     def _seen(self) -> str:
-        """Return what the game has written since the last call, without the model's own moves."""
+        """Return what the game has written since the last call, excluding the model's own moves."""
         player, observation = self._inner.get_observation()
         return "\n".join(text.strip("\n") for sender, text, _ in observation if sender != player)
 
 
 def _imported(game: str) -> None:
-    """Import the game's module, so that the import does not count against a step's time limit."""
+    """Import the game's module so that the import does not count against a step's time limit."""
     import importlib
 
     from textarena.envs.registration import ENV_REGISTRY

@@ -102,7 +102,7 @@ def _print(console: Plain, result: Comparison) -> None:
 
 
 def _scores(result: Comparison, names: Mapping[str, str], console: Plain) -> Table:
-    """Return the table of rules; ``names`` maps each label to the name to print."""
+    """Return the table of rules, with each label printed as its name in ``names``."""
     numbers = ("seeds", "mean", "gain", "IQM", "95 %", "clip", _matched(result), "noise", "len", "s")
     rows = table("<rule", *(f">{column}" for column in numbers))
     for rule in result.rules:

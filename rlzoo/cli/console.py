@@ -27,7 +27,7 @@ THEME = Theme(
 
 
 class Plain(Console):
-    """A console without markup, highlighting or wrapping. The terminal wraps lines, so a copied command stays on one line."""
+    """A console without markup or highlighting. It leaves wrapping to the terminal, so a copied command stays on one line."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, theme=THEME, **options)

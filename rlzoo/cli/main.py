@@ -23,7 +23,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE)
 
 
 class Terminated(SystemExit):
-    """Raised on SIGTERM or SIGHUP. It unwinds the stack as Ctrl-C does, so that a run saves a checkpoint."""
+    """Raised on SIGTERM or SIGHUP. It unwinds the stack as Ctrl-C does, so a run saves a checkpoint."""
 
 
 def entry() -> NoReturn:
@@ -44,7 +44,7 @@ def _end_at_once(signum: int, frame: FrameType | None) -> NoReturn:
 
 
 def main() -> NoReturn:
-    """Run the command line and exit with 0 on success, 2 for a user error, 1 for any other error, 130 or 143 after a signal."""
+    """Run the command line and exit with 0 on success, 2 for user errors, 1 for other errors, and 130 or 143 after a signal."""
     os.environ["PYTHONSAFEPATH"] = "1"  # child processes must not import from the working directory first
     # Accelerate imports DeepSpeed if it is installed, and DeepSpeed then prints the device that it detects to stdout
     logging.getLogger("DeepSpeed").addFilter(lambda record: record.module != "real_accelerator")

@@ -93,7 +93,7 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _devices(plan: Plan) -> str:
-    """Describe the devices, such as ``8 x H100, 80.0 GB each``."""
+    """Describe the devices, as in ``8 x H100, 80.0 GB each``."""
     number, memory = plan.sharding.processes, shown(plan.device_memory)
     if plan.devices.is_cpu and number == 1:
         return f"{plan.devices.name}, {memory} of memory, one process"

@@ -80,7 +80,7 @@ def redacted_keys(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str
 
 
 def with_secrets_of(settings: Mapping[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings ``written``, replacing redacted values with those in ``settings``."""
+    """Return the ``written`` settings, replacing redacted values with those in ``settings``."""
     return {key: settings[key] if key in settings and REDACTED in str(value) else value for key, value in written.items()}
 
 

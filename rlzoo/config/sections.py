@@ -37,7 +37,7 @@ class ModelConfig(Settings):
 
 
 class VLLMConfig(Settings):
-    """Settings of vLLM when it is the sampler."""
+    """Settings for vLLM when it is the sampler."""
 
     server: str | None = Field(
         None,

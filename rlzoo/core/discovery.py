@@ -69,7 +69,7 @@ def distinct(paths: Sequence[str | Path]) -> tuple[str, ...]:
 
 
 def named_plugins(paths: Sequence[str | Path]) -> list[Plugin]:
-    """Return the plugins in the files and folders that the user named. A file that is named several times is included once.
+    """Return the plugins in the files and folders that the user named. A file that is named repeatedly is included once.
 
     Raises:
         UserError: a path contains no plugin.
@@ -139,7 +139,7 @@ def _file_plugin(path: Path) -> Plugin:
 
 @functools.cache
 def _import_file(file: Path, modified: int) -> ModuleType:
-    """Import a file as a module. An unchanged file is not imported again, so that its classes keep their identity."""
+    """Import a file as a module. An unchanged file is not imported again, so its classes keep their identity."""
     name = f"rlzoo_plugin_{file.parent.name if file.stem == '__init__' else file.stem}_{abs(hash((file, modified))):x}"
     folders = [str(file.parent)] if file.stem == "__init__" else None
     spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders)

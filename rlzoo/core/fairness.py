@@ -32,7 +32,7 @@ def bin_index(lengths: Tensor, edges: Tensor) -> Tensor:
 
 
 def bin_sums(index: Tensor, values: Tensor, num_bins: int = NUM_BINS) -> Tensor:
-    """Return the sum of the ``(n,)`` values in each bin as float64 ``(num_bins,)``; ``index`` comes from `bin_index`."""
+    """Return the sum of the ``(n,)`` values in each bin as float64 ``(num_bins,)``, given ``index`` from `bin_index`."""
     return torch.zeros(num_bins, dtype=torch.float64).index_add_(0, index, values.double())
 
 
@@ -90,6 +90,6 @@ class LengthWeights:
 
 
 def effective_sample_size(weights: Tensor) -> float:
-    """Compute Kish's effective sample size as a share of n, ``(sum w)^2 / (n sum w^2)``; 0 if all weights are 0."""
+    """Compute Kish's effective sample size as a share of n, ``(sum w)^2 / (n sum w^2)``, or 0 if all weights are 0."""
     square = float(weights.double().square().sum())
     return float(weights.double().sum()) ** 2 / (len(weights) * square) if square > 0 else 0.0

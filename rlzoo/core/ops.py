@@ -26,7 +26,7 @@ def log_probs(inputs: ClipInputs) -> Tensor:
 def log_ratio(inputs: ClipInputs, against: Literal["old", "rollout", "ref"] = "old") -> Tensor:
     """Compute the per-token log-ratio, float32 ``(B, T)``: ``log pi - log pi_old`` on response tokens, exactly 0 elsewhere.
 
-    Masked positions are replaced before the subtraction, so that NaN or infinity there affects neither the value nor the
+    Masked positions are replaced before the subtraction so that NaN or infinity there affects neither the value nor the
     gradient.
 
     Args:
@@ -57,12 +57,12 @@ def masked(values: Tensor, response_mask: Tensor) -> Tensor:
 
 
 def limited_exp(log_ratio: Tensor) -> Tensor:
-    """Compute ``exp`` of a log-ratio clamped to +-`LOG_RATIO_LIMIT`; it is finite, with zero gradient beyond the limit."""
+    """Compute the finite ``exp`` of a log-ratio clamped to +-`LOG_RATIO_LIMIT`, with zero gradient beyond the limit."""
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
 def lengths(response_mask: Tensor) -> Tensor:
-    """Count the response tokens per row, as float32 ``(B, 1)``. A row without tokens counts as 1, so that division is safe."""
+    """Count the response tokens per row, as float32 ``(B, 1)``. A row without tokens counts as 1 so that division is safe."""
     return response_mask.sum(dim=-1, keepdim=True).clamp(min=1).float()
 
 
@@ -77,7 +77,7 @@ def sequence_mean(values: Tensor, response_mask: Tensor) -> Tensor:
 
 
 def per_response(values: Tensor, response_mask: Tensor) -> Tensor:
-    """Average per-token values ``(B, T)`` over each response, to ``(B, 1)``. Return per-response values unchanged."""
+    """Average per-token values over each response, ``(B, T) -> (B, 1)``. Return per-response values unchanged."""
     return values if values.shape[-1] == 1 else sequence_mean(values, response_mask)
 
 

@@ -27,7 +27,7 @@ Scope = Literal["token", "sequence", "batch"]
 
 
 class Width:
-    """Marks a field as a clip width, so that `ClipPolicy.scaled` scales it: ``Annotated[float, Width(), Field(...)]``."""
+    """Marks a field as a clip width so that `ClipPolicy.scaled` scales it: ``Annotated[float, Width(), Field(...)]``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class ClipPolicy(Settings, ABC):
     def scaled(self, factor: float) -> Self:
         """Return the rule with every width multiplied by ``factor`` (> 0), for example to match a clip fraction by bisection.
 
-        Widths are clamped to the bounds of their fields, so that ``1 - clip_low`` stays above 0.
+        Widths are clamped to the bounds of their fields so that ``1 - clip_low`` stays above 0.
 
         Raises:
             ValueError: the rule has no width.

@@ -126,7 +126,7 @@ def kl_estimate(
     are unbiased for KL(pi || pi_ref) under any sampling policy.
 
     All log-ratios are clamped to +-`rlzoo.ops.LOG_RATIO_LIMIT`. A token whose log-ratio to the reference is beyond the
-    limit has a finite estimate and zero gradient, so that the update comes from the other tokens.
+    limit has a finite estimate and zero gradient, so the update comes from the other tokens.
 
     Args:
         log_probs: log-probs of the current model.

@@ -1,4 +1,4 @@
-"""The fingerprint of a run, which holds the facts that determine its results, so that a resumed run can report changes."""
+"""The fingerprint of a run, which holds the facts that determine its results and lets a resumed run report changes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def user_files(config: RunConfig) -> dict[Path, str]:
 
 
 def model_facts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, role: str = "") -> dict[str, str]:
-    """Return the facts about a model as it was loaded, before training. ``role`` distinguishes it from other models."""
+    """Return the facts about a model as it was loaded, before training. ``role`` distinguishes the model from others."""
     configs = [config.to_diff_dict() for config in (model.config, model.generation_config) if config is not None]
     where_from = {"_name_or_path", "transformers_version", "_from_model_config"}
     backend = getattr(tokenizer, "backend_tokenizer", None)

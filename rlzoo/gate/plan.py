@@ -51,7 +51,7 @@ class Plan:
 
     @cached_property
     def sharding(self) -> Sharding:
-        """The way in which the model's states are sharded across processes."""
+        """How the model's states are sharded across processes."""
         return Sharding.of(self.config.launch, self.processes)
 
     @cached_property

@@ -46,7 +46,7 @@ class Start:
 
     @classmethod
     def of(cls, config: RunConfig, *, resume: bool = False, devices: Devices | None = None) -> Start:
-        """Return how a run would start on this machine, or on other ``devices``, one process each.
+        """Return how a run would start on this machine, or on other ``devices`` with one process per device.
 
         Raises:
             UserError: there are more processes than devices.
@@ -123,7 +123,7 @@ def _check_recording(config: RunConfig, recording: Recording) -> None:
 
 
 def remarks(config: RunConfig) -> Iterator[tuple[int, str]]:
-    """Yield remarks that the user of a valid run should know, with their logging levels."""
+    """Yield remarks that the user should see even if a run is valid, with their logging levels."""
     learner, steps, correction = config.learner, config.rollout.max_staleness, config.correction
     if learner.num_minibatches * learner.num_epochs == 1:
         yield (

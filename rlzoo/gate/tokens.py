@@ -233,7 +233,7 @@ def _letters(text: str) -> str:
 
 
 def check_length(prompts: Prompts, rollout: RolloutConfig, *, limit: int | None, path: str) -> None:
-    """Raise UserError if a prompt and its response exceed ``limit`` (of the model at ``path``) or the engine's limit."""
+    """Raise UserError if a prompt and its response exceed the ``limit`` of the model at ``path`` or the engine's limit."""
     new, engine = rollout.max_new_tokens, engine_of(rollout)
     about = "" if prompts.counted else "about "
     needed = f"with prompts of up to {about}{prompts.longest} tokens, a sequence length of {prompts.longest + new} is needed"
@@ -253,7 +253,7 @@ def _room(limit: int | None, rollout: RolloutConfig) -> float:
 
 
 def local_tokenizer(path: str) -> PreTrainedTokenizerBase | None:
-    """Return the tokenizer of a model if the tokenizer's files are on this machine."""
+    """Return a model's tokenizer if its files are on this machine."""
     from transformers import AutoTokenizer
 
     file = model_file(path, "tokenizer.json", download=False)
@@ -263,7 +263,7 @@ def local_tokenizer(path: str) -> PreTrainedTokenizerBase | None:
 
 
 def question_counts(task: Task, wanted: int) -> list[tuple[int, str]]:
-    """Return messages to log: the number of a run's questions, and a warning if fewer than ``wanted`` are held out."""
+    """Return messages to log: the run's number of questions, and a warning if fewer than ``wanted`` are held out."""
     size, held_out = (task.num_problems(held_out=side) for side in (False, True))
     held_out = len(task.held_out_problems(wanted)) if held_out is None else held_out
     counts = f"task {task.name}: {'endless' if size is None else f'{size:,}'} training questions, {held_out:,} held out"

@@ -1,4 +1,4 @@
-"""Makes every rule a loss for TRL's `GRPOTrainer` and records rollout files: `ClipPolicyTrainer`, `use_policy`, `record`.
+"""Turns every rule into a loss for TRL's `GRPOTrainer`, and records rollouts: `ClipPolicyTrainer`, `use_policy`, `record`.
 
 This module targets TRL 1.16 and overrides methods that TRL may change. docs/how-to/trl.md shows how to use it.
 """
@@ -146,7 +146,7 @@ class RolloutRecorder:
         self._passes.append([])
 
     def write(self, trainer: RecordingTrainer) -> None:
-        """Gather the data of all processes and write the file. Do nothing if nothing was sampled since the last file."""
+        """Gather the data of all processes and write the file. Do nothing if nothing has been sampled since the last file."""
         if not self._tensors:
             return
         passes = [tuple(map(torch.cat, zip(*update, strict=True))) for update in self._passes if update]
@@ -209,7 +209,7 @@ def _stacked(tensors: Sequence[Tensor]) -> Tensor:
 
 
 class RecordingTrainer(GRPOTrainer):  # type: ignore[misc]  # untyped
-    """A `GRPOTrainer` that writes its rollouts and log-probs to a folder. It changes nothing else, including TRL's loss."""
+    """A `GRPOTrainer` that writes its rollouts and log-probs to a folder. All else, including TRL's loss, stays the same."""
 
     policy: ClipPolicy | None = None
     recorder: RolloutRecorder | None = None
@@ -429,7 +429,7 @@ class ClipPolicyTrainer(RecordingTrainer):
         return others + loss
 
     def _without_advantages(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return inputs with advantages of 0, which remove only the term of TRL's own rule from the loss."""
+        """Return inputs with advantages of 0, which remove from the loss only the term of TRL's own rule."""
         without = {**inputs, "advantages": torch.zeros_like(inputs["advantages"])}
         if not (self.beta and self.args.use_bias_correction_kl):  # nothing else needs the ratio, and it may overflow
             without.pop("old_per_token_logps", None)
@@ -483,7 +483,7 @@ class ClipPolicyTrainer(RecordingTrainer):
 
     @property
     def _progress(self) -> float:
-        """The share of the run's optimizer steps that is complete."""
+        """The completed share of the run's optimizer steps."""
         return min(float(self.state.global_step / max(self.state.max_steps, 1)), 1.0)
 
     @torch.no_grad()

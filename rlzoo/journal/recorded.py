@@ -1,4 +1,4 @@
-"""The engine ``recorded``, which takes a run's batches from rollout files and samples only for evaluations."""
+"""The ``recorded`` engine, which takes a run's batches from rollout files and samples only for evaluations."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class RunDirectory:
             self._lock = Lock(path) if is_writer else None
 
     def close(self) -> None:
-        """Release the lock, so that another process can write."""
+        """Release the lock so that another process can write."""
         if self._lock is not None:
             self._lock.release()
 
@@ -184,7 +184,7 @@ class RunDirectory:
         self._replace(self.path / "summary.json", json.dumps(facts, indent=2) + "\n")
 
     def allow_change(self, fingerprint: Mapping[str, Any]) -> None:
-        """Write the fingerprint of a run that was allowed to resume with changes, which MLflow then tracks as another run."""
+        """Write the fingerprint of a run that was allowed to resume with changes and that MLflow then tracks as a new run."""
         if self.is_writer:
             self._replace(self.path / IDENTITY, _run_facts(self.identity, fingerprint))
             (self.path / "tracking" / "record.json").unlink(missing_ok=True)

@@ -124,7 +124,7 @@ class EvaluationConfig(Settings):
 
 
 def default_output(config: EvaluationConfig) -> Path:
-    """Return a path named after the model and the seed, so that rerunning the command finds the same directory."""
+    """Return a path named after the model and the seed so that rerunning the command finds the same directory."""
     return Path("evals") / f"{re.sub(r'[^A-Za-z0-9]+', '-', config.model.path).strip('-')}-{config.seed}"
 
 
@@ -156,7 +156,7 @@ class SuiteResult:
 
     @classmethod
     def of(cls, suite: str, answered: Sequence[Answered], votes: bool) -> Self:
-        """Compute the results from all completions of a suite. ``votes`` says whether equal answers are known."""
+        """Compute the results from all completions of a suite. ``votes`` says whether it is known which answers are equal."""
         problems = [item.completions for item in answered]
         completions = [completion for item in answered for completion in item.completions]
         return cls(
@@ -305,7 +305,7 @@ class Questions:
 
 
 def _of_suites(config: EvaluationConfig, stack: ExitStack) -> list[Questions]:
-    """Return the questions of the suites. Their graders are closed with the stack."""
+    """Return the questions of the suites. Their graders are closed when the stack is."""
     suites, k = [find_suite(name, config.data) for name in dict.fromkeys(config.suites)], config.rollout.group_size
     graders = {make: make() for make in dict.fromkeys(suite.make_grader for suite in suites)}
     for grader in graders.values():

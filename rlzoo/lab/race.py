@@ -1,4 +1,4 @@
-"""Races a rule on a track: calibrates its widths, tunes its learning rate, and trains it with the reported seeds."""
+"""Races a rule on a track: calibrates its widths, tunes its learning rate, and trains it for each reported seed."""
 
 from __future__ import annotations
 
@@ -41,8 +41,7 @@ def race(
 ) -> Result:
     """Race a rule, write the result to ``folder/RULE.json``, and return it. An existing result is returned unchanged.
 
-    To resume an interrupted race, repeat the call. A run that fails, for example because its gradients are not finite, is
-    scored as 0.
+    To resume an interrupted race, repeat the call. A run that fails, for example because of non-finite gradients, scores 0.
 
     Args:
         track: the track.
@@ -110,7 +109,7 @@ def _compose(track: Track, rule: str, plugins: Sequence[str | Path], configs: Se
 
 
 def _widths(track: Track, base: RunConfig, file: Path, say: Callable[[str], None]) -> list[str]:
-    """Calibrate the rule's widths unless this was done before. Return the config file with them, or [] if there are none."""
+    """Calibrate the rule's widths unless this is already done. Return the config file, or [] without calibrated widths."""
     if not base.clip.width_fields() and base.clip.targeting(track.clip_fraction) is None:
         return []
     if not file.is_file():
@@ -205,7 +204,7 @@ def _evenness(track: Track, policy: ClipPolicy, folder: Path, plugins: Sequence[
 
 
 def _timed(config: RunConfig, reference: RunConfig) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Train with both rules in turn in this process. Return each run's mean seconds per step, excluding the first step."""
+    """Train with both rules alternately in this process. Return each run's mean seconds per step, excluding the first step."""
     ours, theirs = list[float](), list[float]()
     for _ in range(TIMED_RUNS):
         for run, seconds in ((reference, theirs), (config, ours)):
@@ -220,7 +219,7 @@ def _timed(config: RunConfig, reference: RunConfig) -> tuple[tuple[float, ...], 
 
 
 def admit(result: Result, track: Track, plugins: Sequence[str | Path], others: Sequence[Result]) -> None:
-    """Check the runs, settings, data and rule of a submitted result, and that its model is the same as in other results.
+    """Check the runs, settings, data and rule of a submitted result, and check that its model matches that of other results.
 
     Raises:
         UserError: the result cannot be added to the table of this track.
@@ -250,6 +249,6 @@ def _unchanged(result: Result, track: Track, policy: ClipPolicy) -> Result:
 
 
 def refuse_broken_laws(policy: ClipPolicy) -> None:
-    """Raise `UserError` if a rule breaks a law that it does not opt out of."""
+    """Raise `UserError` if a rule breaks a law that it has not opted out of."""
     if broken := [outcome.law for outcome in check(policy) if outcome.status == "fail"]:
         raise UserError(f"{policy.name} breaks the law {broken[0]}; see `rlzoo clips check`")

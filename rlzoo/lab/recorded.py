@@ -47,7 +47,7 @@ class RecordedUpdate:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """The updates of one run, of rlzoo or another trainer, in order."""
+    """The updates of one run by rlzoo or another trainer, in order."""
 
     path: Path  # the run directory, or the first path given
     steps: tuple[RolloutFile, ...]

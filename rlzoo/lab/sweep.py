@@ -82,7 +82,7 @@ class Sweep:
     children: tuple[Child, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Compose and check every child, so that any mistake raises a `UserError` before the first child starts."""
+        """Compose and check every child so that any mistake raises a `UserError` before the first child starts."""
         object.__setattr__(self, "children", tuple(self._children()))
         if len({child.name for child in self.children}) < len(self.children):
             raise UserError("--grid: two runs would have the same name; use distinct values of distinct settings")

@@ -1,4 +1,4 @@
-"""Tracks of `rlzoo race`, which fix the task, data, budget and evaluation for tuning and evaluating all rules alike."""
+"""Tracks of `rlzoo race`, which fix the task, data, budget and evaluation so that all rules are tuned and evaluated alike."""
 
 from __future__ import annotations
 

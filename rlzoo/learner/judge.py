@@ -1,4 +1,4 @@
-"""Evaluates a rule and checks its result, so that a faulty plugin stops the run before the weights change."""
+"""Evaluates a rule and checks its result so that a faulty plugin stops the run before the weights change."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def gradient_of(policy: ClipPolicy, total: Tensor, inputs: ClipInputs, result: C
     """Compute ``d total / d log_probs``, ``(B, T)``, and check that it is finite for finite inputs.
 
     A policy must not return NaN or infinity for finite log-probabilities. If the model's log-probabilities are not finite,
-    the returned gradient is not finite either, so that the step is skipped.
+    the returned gradient is not finite either, so the step is skipped.
 
     Raises:
         PolicyError: the objective does not depend on log_probs, or the objective or its gradient is not finite.

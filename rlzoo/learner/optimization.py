@@ -41,7 +41,7 @@ class PlainOptimization:
     module and sums the gradients across processes. ``optimizer`` is the optimizer whose learning rate a scheduler sets.
     ``rounded_to`` is the data type to which weights are rounded when they are read, or None if no rounding is needed.
 
-    After every step, a weight that has a float32 master is set to the master's rounded value, so that small steps accumulate.
+    After every step, a weight that has a float32 master is set to the master's rounded value, so small steps accumulate.
     A single process also accumulates the gradients of its micro-batches in float32. With several processes, DDP accumulates
     them in the weights' data type.
     """
@@ -65,7 +65,7 @@ class PlainOptimization:
                 hooked.register_post_accumulate_grad_hook(partial(_hand_over, master))
 
     def micro_batch(self, is_last: bool) -> AbstractContextManager[Any]:
-        """Wrap a micro-batch's forward and backward pass. Processes exchange gradients at the end of the last micro-batch."""
+        """Wrap a micro-batch's forward and backward passes. Processes exchange gradients at the end of the last micro-batch."""
         return nullcontext() if is_last else self.accelerator.no_sync(self.model)
 
     def backward(self, loss: Tensor) -> None:
@@ -309,7 +309,7 @@ def make_scheduler(optimizer: torch.optim.Optimizer, config: LearnerConfig, num_
 
 
 def _lr_factor(update: int, config: LearnerConfig, num_updates: int) -> float:
-    """Return the factor on the learning rate for an update, counted from 0. The factor is 1 at the end of the warm-up."""
+    """Return the learning-rate factor for an update, counted from 0. The factor is 1 at the end of the warm-up."""
     if update < config.warmup_updates:
         return (update + 1) / config.warmup_updates
     left = max(0, num_updates - update) / max(1, num_updates - config.warmup_updates)
@@ -453,7 +453,7 @@ def _gathered(tensor: Tensor) -> Tensor:
 
 
 def _unsharded(parameters: list[nn.Parameter]) -> AbstractContextManager[Any]:
-    """Gather parameters that ZeRO-3 has sharded, inside the block."""
+    """Inside the block, gather the parameters that ZeRO-3 has sharded."""
     if not any(hasattr(parameter, "ds_id") for parameter in parameters):
         return nullcontext()
     import deepspeed

@@ -1,4 +1,4 @@
-"""Checks before the first step that the learner computes the same log-probs for a probe's rows as plain passes."""
+"""Checks before the first step that the learner computes the same log-probs for a probe's rows as plain passes do."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_rows(
 ) -> None:
     """Compute a probe's rows as the run does, with its padding or packing, training mode, data type and shards.
 
-    If the check passes only for rows of equal length, ``micro_batches`` then puts each length in separate micro-batches.
+    If the check passes only for rows of equal length, ``micro_batches`` then keeps different lengths in separate micro-batches.
 
     Every process computes all rows, because collective operations wait for all processes.
 

@@ -1,4 +1,4 @@
-"""Compares policies based on one score per seed, with intervals, tests and verdicts."""
+"""Compares policies by one score per seed, with intervals, tests and verdicts."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def estimate(scores: Sequence[float]) -> Estimate:
 
 
 def t_interval(values: Array, level: float = 1 - CONFIDENCE) -> Interval | None:
-    """Compute Student's interval for a mean, by default at 95%, or None if there are no two different values."""
+    """Compute Student's interval for a mean, by default at 95%, or return None unless at least two values differ."""
     if len(values) < 2 or np.ptp(values) == 0:
         return None
     half = float(stats.t.ppf(1 - level / 2, len(values) - 1) * stats.sem(values))
@@ -151,9 +151,9 @@ def against(control: str, scores: Mapping[str, Mapping[int, float]]) -> dict[str
 
 
 def best_rules(scores: Mapping[str, Mapping[int, float]]) -> list[str]:
-    """Return the rules that cannot be distinguished from the best, which include it with a probability of at least 95%.
+    """Return the rules that cannot be told apart from the best, a set that contains it with a probability of at least 95%.
 
-    A policy is left out if another one beats it in a one-sided paired t-test at 5% divided by the number of other policies.
+    A policy is left out if another one beats it in a one-sided paired t-test at a level of 5% divided by the number of others.
     """
 
     def beaten(name: str, other: str) -> bool:
@@ -184,7 +184,7 @@ def _verdict(first: str, second: str, gap: Array, adjusted: float | None) -> str
 
 
 def _paired_t(gap: Array) -> float | None:
-    """Compute the p-value of a paired t-test, or return None with fewer than `MIN_SEEDS` differences."""
+    """Compute the p-value of a paired t-test, or return None for fewer than `MIN_SEEDS` differences."""
     if len(gap) < MIN_SEEDS:
         return None
     if np.ptp(gap) == 0:

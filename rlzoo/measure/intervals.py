@@ -125,8 +125,8 @@ class Clusters:
         """Compute the length reweighting errors with a correction for noise, or return None if everything is clipped.
 
         A weight w_k corresponds to the clip fraction ``1 - w_k a`` of bin k, where ``a`` is the overall acceptance rate. The
-        influence of a prompt on this fraction is twice the change that results if the prompt counts half. It lies between the
-        influence in the infinitesimal jackknife, which is too small with few prompts, and that in the delete-one jackknife,
+        influence of a prompt on this fraction is twice the change that results if the prompt counts only half. It lies between
+        the influence in the infinitesimal jackknife, which is too small with few prompts, and that in the delete-one jackknife,
         which is too large. It is close to the CR2 estimator of Bell and McCaffrey (Survey Methodology 28 (2002), 169).
         """
         count, clipped = self.count.sum(0), self.clipped.sum(0)
@@ -220,7 +220,7 @@ def _reweighting(
     shape = deviation[:, None] / (value or 1.0)
 
     def at(chance: float, noise: Array) -> float:
-        """Return the true error for which the measured error is at most ``value`` with this probability, or 0 without one."""
+        """Return the true error for which the measured error is at most ``value`` with this probability, or else 0."""
         true, step = 0.0, value
         for _ in range(14 if np.mean(error(noise) <= value) > chance else 0):
             step /= 2
@@ -234,7 +234,7 @@ def _reweighting(
 def _influence(count: Array, total: Array) -> Array:
     """Compute each prompt's influence on ``total / count``, ``(m, K)``. The squares sum to the variance of the quotient.
 
-    Deviations are scaled up according to the prompt's leverage, so that the variance is not too small with few prompts. This
+    Deviations are scaled up according to the prompt's leverage so that the variance is not too small with few prompts. This
     is the CR2 estimator of Bell and McCaffrey (Survey Methodology 28 (2002), 169).
     """
     number = np.where(count.sum(0) > 0, count.sum(0), 1.0)

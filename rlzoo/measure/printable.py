@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def printable(text: str, keep: str = "") -> str:
-    r"""Escape control characters, so that untrusted text cannot move the cursor, hide other text or reverse it.
+    r"""Escape control characters so that untrusted text cannot move the cursor, hide other text or reverse it.
 
     Example:
         >>> print(printable("a\x1b[2Jb"))

@@ -65,7 +65,7 @@ class ShownResponse:
 
 
 def render(title: str, facts: Mapping[str, str], responses: Sequence[ShownResponse]) -> str:
-    """Render a self-contained HTML page with ``facts`` at the top. All input is escaped, and only its own script can run."""
+    """Render a self-contained HTML page with ``facts`` at the top. All input is escaped, and only the page's script can run."""
     values = [token.value for response in responses for token in response.tokens if token.value is not None]
     span = (min(values), max(values)) if values else (0.0, 0.0)
     pages = environment(token=partial(_token, span=span), plain=lambda text: printable(text, keep="\n"))
@@ -99,7 +99,7 @@ def shade(log_ratio: float | None) -> str:
 
 
 def _token(token: Token, span: tuple[float, float]) -> Markup:
-    """Render a token, with its value within the page's ``span``. A newline gets a symbol, so that its colours are visible."""
+    """Render a token, with its value relative to the page's ``span``. Newlines get a symbol to make their colours visible."""
     share = 0.0 if token.value is None or span[0] == span[1] else (token.value - span[0]) / (span[1] - span[0])
     level = "" if token.value is None else f"v{min(4, int(5 * share))}"
     colour = shade(token.log_ratio if token.weight is None else math.log(max(token.weight, 1e-9)))

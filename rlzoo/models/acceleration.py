@@ -1,4 +1,4 @@
-"""Interface to the optional CPU optimizations in `rlzoo.models.fast_cpu`. rlzoo also runs if that package is deleted."""
+"""Interface to the optional CPU optimizations in `rlzoo.models.fast_cpu`. rlzoo also runs without that package."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def collect(accelerator: Accelerator, folder: Path) -> None:
     """Move the files in the other ranks' copies of a folder to the main rank's copy, one rank at a time.
 
-    Nothing happens if all ranks share the folder. Every rank needs memory for the files of one rank.
+    Nothing happens if all ranks share the folder. Every rank needs enough memory for one rank's files.
     """
     accelerator.wait_for_everyone()
     names = gather(accelerator, [_files(folder)])

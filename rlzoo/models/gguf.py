@@ -1,4 +1,4 @@
-"""Checks that transformers computes the model that a GGUF file describes, and converts the file once."""
+"""Checks that transformers implements the model that a GGUF file describes, and converts the file once."""
 
 from __future__ import annotations
 

@@ -24,12 +24,12 @@ def cores(root: Path = ROOT) -> int:
 
 
 def total_memory(root: Path = ROOT) -> int:
-    """Return the memory that this process could use if no other process used any, in bytes."""
+    """Return the memory, in bytes, that this process could use if no other process used any."""
     return min([int(psutil.virtual_memory().total), *(limit for limit, _, _ in _limits("memory", MEMORY, root))])
 
 
 def available_memory(root: Path = ROOT) -> int:
-    """Return the memory that this process could still allocate, in bytes."""
+    """Return the memory, in bytes, that this process could still allocate."""
     free = (limit - used + cache for limit, used, cache in _limits("memory", MEMORY, root))
     return min([int(psutil.virtual_memory().available), *free])
 

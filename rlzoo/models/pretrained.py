@@ -111,7 +111,7 @@ def load_named(settings: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeni
 
 @contextmanager
 def naming(setting: str) -> Iterator[None]:
-    """Make errors about the model inside the block refer to another setting instead of ``model.path``."""
+    """Inside the block, make errors about the model refer to another setting instead of ``model.path``."""
     try:
         yield
     except UserError as error:
@@ -136,7 +136,7 @@ def load_alike(settings: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> Pre
 
 
 def save_model(folder: Path, model: PreTrainedModel, weights: Mapping[str, Tensor], tokenizer: PreTrainedTokenizerBase) -> None:
-    """Write the model with the given weights and its tokenizer, so that ``from_pretrained`` can load them."""
+    """Write the model with the given weights and its tokenizer so that ``from_pretrained`` can load them."""
     import torch
 
     with torch.device("meta"):
@@ -148,7 +148,7 @@ def save_model(folder: Path, model: PreTrainedModel, weights: Mapping[str, Tenso
 
 
 def embedding_rows(model: PreTrainedModel) -> int:
-    """Return the number of tokens that the model can read."""
+    """Return the number of token IDs that the model can read."""
     return int(model.get_input_embeddings().weight.shape[0])
 
 
@@ -216,7 +216,7 @@ def _from_pretrained(source: str, settings: ModelConfig, trust_remote_code: bool
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence the warnings and progress bars of transformers and the hub inside the block."""
+    """Inside the block, silence the warnings and progress bars of transformers and the hub."""
     from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging as transformers_logging
 

@@ -92,7 +92,7 @@ def make_accelerator(launch: LaunchConfig, learner: LearnerConfig, *, dtype: str
 
 
 def _clean_environment() -> None:
-    """Remove the variables that would change how Accelerate trains, which only the run's settings should determine."""
+    """Remove the variables that would change how Accelerate trains, because only the run's settings should do so."""
     removed = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("ACCELERATE_")}
     removed.pop("ACCELERATE_USE_DEEPSPEED", None)  # launch.deepspeed agrees with it
     if removed.pop("ACCELERATE_USE_CPU", "").lower() not in NO:
@@ -108,7 +108,7 @@ def _clean_environment() -> None:
 def leave_process_group() -> None:
     """Wait for the other processes and destroy the process group, if there is one.
 
-    Otherwise, a thread of the group may abort this process while Python exits, and the launcher then kills the others.
+    Otherwise, a thread of the group may abort this process while Python exits, and the launcher would then kill the others.
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         gc.collect()  # sharded parameters are in reference cycles and keep the group alive
@@ -260,7 +260,7 @@ def deal(rows: Tensor, lengths: Sequence[int], num_shares: int) -> list[Tensor]:
 
 
 def peak_memory() -> int:
-    """Return the peak memory in bytes so far of this process or, with a GPU, of torch's allocations on the GPU."""
+    """Return the peak memory so far, in bytes, of this process or, with a GPU, of torch's allocations on the GPU."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     unit = 1 if sys.platform == "darwin" else 1024

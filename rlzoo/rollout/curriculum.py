@@ -12,7 +12,7 @@ Measured = dict[str, tuple[float, int]]
 
 
 def choose(problems: Sequence[Problem], measured: Measured, step: int, rollout: RolloutConfig) -> list[int]:
-    """Return the indices of ``rollout.num_prompts`` different problems, first those in the band, then the nearest others.
+    """Return the indices of ``rollout.num_prompts`` different problems, first those in the band, then those nearest to it.
 
     A problem that was not measured in the last ``rollout.measure_every`` steps counts as being in the band.
 

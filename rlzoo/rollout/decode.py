@@ -1,7 +1,7 @@
 """Decodes with a transformers model, computing each prompt once for all its responses and skipping finished responses.
 
-Transformers runs the forward passes, except that `fused` computes the tokens after the prompt in the models that it supports.
-This module provides the loop, and `graphs` provides one for CUDA graphs. `HFSampler` compares each way with the model.
+Transformers runs the forward passes, except that `fused` computes the tokens after the prompt for the models that it supports.
+This module provides the loop, and `graphs` provides one for CUDA graphs. `HFSampler` checks each way against the model.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ together, so that none is padded: "equal" with `generate`, and "plain" with a pa
 
 
 def possible_ways(model: PreTrainedModel, graphs: Literal["auto", "on", "off"] = "auto") -> tuple[Way, ...]:
-    """Return the ways in which the model may be decoded, fastest first. Each must be compared with the model before use.
+    """Return the possible ways of decoding with the model, fastest first. Each must be checked against the model before use.
 
     Args:
         model: the model.

@@ -74,7 +74,7 @@ class Dialogue:
         return ids[self._written(ids, last) :] if self.chat_template else ids
 
     def _written(self, ids: Sequence[int], last: int | None) -> int:
-        """Return the number of leading tokens to drop, which close the turn up to the end token that the model generated."""
+        """Return the number of leading tokens to drop: those that close the turn, up to the model's own end token."""
         is_text = (token not in self._special and self.tokenizer.decode([token]).strip() != "" for token in ids)
         closing = list(ids[: next((place for place, is_one in enumerate(is_text) if is_one), len(ids))])
         ends = [last] if last in closing else [token for token in closing if token in self.end_ids]

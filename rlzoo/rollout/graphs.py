@@ -1,4 +1,4 @@
-"""Decodes in steps of constant shapes that copy nothing to the host, so that a CUDA graph can replay them."""
+"""Decodes in steps that have constant shapes and copy nothing to the host, so a CUDA graph can replay them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class StaticSteps:
 
     Responses that have ended are still computed until they are removed, but their tokens, log-probs and positions no longer
     change. They are removed when at most half of the rows are open. Within a call of `decode`, the number of rows never grows
-    and the number of columns never shrinks, so each combination is captured at most once. A new graph replaces the last one.
+    and the number of columns never shrinks, so each combination is captured at most once. A new graph replaces the old one.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class StaticSteps:
 
 
 class Replayed:
-    """Calls a function without arguments or result. On a CUDA device, later calls replay a CUDA graph of the function."""
+    """Calls a function that has no arguments or result. On a CUDA device, later calls replay a CUDA graph of the function."""
 
     def __init__(self, function: Callable[[], None], device: torch.device) -> None:
         """Store a function whose operations have constant shapes and use the same tensors in every call."""

@@ -44,7 +44,7 @@ class Caches:
 class OpenResponses:
     """Responses that have not ended, stored in the first rows of the cache.
 
-    Prompts are padded on the left, so that all responses write to the same column of the cache.
+    Prompts are padded on the left so that all responses write to the same column of the cache.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class OpenResponses:
     def close(self, ended: Tensor, tokens: Tensor) -> Tensor:
         """Remove the responses where ``ended`` ``(B,)`` is True and return the tokens ``(B, ...)`` of the other responses.
 
-        The last responses move into the freed rows, so that at most one response is copied for each response that ends.
+        The last responses move into the freed rows, so at most one response is copied for each response that ends.
         """
         num_open = len(ended) - int(ended.sum())
         if num_open == len(ended):
@@ -168,7 +168,7 @@ class OpenResponses:
 class ResumedResponses(OpenResponses):
     """Responses that continue from cached earlier turns. One pass computes the new tokens.
 
-    The tokens of all rows end in the same column, so that all rows write to the same column of the cache.
+    The tokens of all rows end in the same column, so all rows write to the same column of the cache.
     """
 
     def __init__(

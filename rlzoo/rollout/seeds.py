@@ -1,4 +1,4 @@
-"""Derives a separate seed for every step and purpose, so that random draws are independent of earlier draws."""
+"""Derives a separate seed for every step and purpose so that random draws are independent of earlier draws."""
 
 from __future__ import annotations
 

@@ -111,10 +111,10 @@ class ServerSampler(AnyVLLMSampler):
     """Samples with the server at ``settings.server``, which serves the model under the name ``served``.
 
     vLLM reports no version of its weights. Therefore, the sampler sends a fixed request after loading weights, before and
-    after every batch, and before loading weights in flight. While the answer stays the same, nobody else has changed them.
+    after every batch, and before loading weights in flight. As long as the answer stays the same, nobody else has changed them.
 
     With ``settings.in_flight``, the server's weights change while it samples. Responses in progress are aborted and then
-    continued from their existing tokens with the new weights, so that the version of the weights is known for every token.
+    continued from their existing tokens with the new weights, so the version of the weights is known for every token.
     """
 
     def __init__(
@@ -263,7 +263,7 @@ class ServerSampler(AnyVLLMSampler):
     def _served(self, file: Path) -> Iterator[str]:
         """Serve the folder of the weights over HTTP until the block ends, and yield the file's address for the server.
 
-        The name of the file's folder is random, and folders are not listed, so that only the server knows the address.
+        The name of the file's folder is random, and folders are not listed, so only the server knows the address.
         """
         address = urlsplit(self.settings.server or "")
         port = address.port or (443 if address.scheme == "https" else 80)

@@ -1,4 +1,4 @@
-"""Writes files and folders under a temporary name first, so that each of them is either complete or absent."""
+"""Writes files and folders under a temporary name first so that each is either complete or absent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class UnwritableError(OSError):
 
 @contextmanager
 def writing(file: Path, size: int = 0) -> Iterator[None]:
-    """Re-raise errors from writing files inside the block as `UnwritableError`.
+    """Inside the block, re-raise errors from writing files as `UnwritableError`.
 
     Args:
         file: the file or folder that is being written.
@@ -67,7 +67,7 @@ def replacing(file: Path, key: str) -> Iterator[Path]:
 
 
 def write_text(file: Path, text: str, key: str) -> None:
-    """Replace a text file atomically and wait until it is on the disk."""
+    """Replace a text file atomically and wait until it is on disk."""
     with replacing(file, key) as temporary:
         temporary.write_text(text, encoding="utf-8")
         sync(temporary)
@@ -122,7 +122,7 @@ def remove_files(folder: Path, is_own: Callable[[str], object]) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or a folder's list of names is on the disk."""
+    """Wait until a file or a folder's list of names is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -11,7 +11,7 @@ def remedy(error: Exception, for_damage: str) -> str:
 
 
 def read_text(path: str | Path) -> str:
-    r"""Return the text of a UTF-8 file without a byte-order mark and with ``\n`` as line ends.
+    r"""Return the text of a UTF-8 file without a byte-order mark and with ``\n`` as its line endings.
 
     Raises:
         OSError: the file cannot be read.

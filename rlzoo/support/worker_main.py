@@ -52,7 +52,7 @@ def _place(error: BaseException) -> str:
 
 
 def die_with(life: int) -> None:
-    """Let the kernel kill this process, without running any Python code, when the other end of a pipe closes."""
+    """Have the kernel kill this process, without running any Python code, when the other end of a pipe closes."""
     if sys.platform == "linux":  # on other systems, the signal is SIGIO, which also kills a process without a handler
         fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())

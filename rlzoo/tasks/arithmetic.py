@@ -70,6 +70,6 @@ class ArithmeticTask(Drawn, Task):
         return int(text)
 
     def answer_groups(self, responses: Sequence[str], rewards: Sequence[float]) -> list[int | None]:
-        """Return, for each response, the index of the first response with the same answer, or None without an answer."""
+        """Return, for each response, the index of the first response with the same answer, or None if it has no answer."""
         answers = [self.answer(response) for response in responses]
         return [None if answer is None else answers.index(answer) for answer in answers]

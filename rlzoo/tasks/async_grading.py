@@ -27,10 +27,10 @@ Outcome = tuple[Grade | None, str, bool]
 
 
 class AsyncGrader(Worker):
-    """A worker process in which up to ``concurrency`` calls of a coroutine function run at once.
+    """A worker process in which up to ``concurrency`` calls to a coroutine function run at once.
 
     A call that fails because a server is unreachable or busy is retried until its time limit is reached. If a call times out,
-    the process is replaced after the batch, so that no task, thread or connection is left behind.
+    the process is replaced after the batch so that no task, thread or connection is left behind.
     """
 
     def __init__(self, load: Callable[[], AsyncFunction], timeout: float, concurrency: int) -> None:
@@ -85,7 +85,7 @@ def _grade_all(
 
 @cache
 def _event_loop(num_threads: int) -> asyncio.AbstractEventLoop:
-    """Return the worker's event loop. The same loop serves all calls, so that a reward function can keep its connections."""
+    """Return the worker's event loop. The same loop serves all calls so that a reward function can keep its connections."""
     loop = asyncio.new_event_loop()
     loop.set_default_executor(ThreadPoolExecutor(num_threads))  # for asyncio.to_thread; the default is 6 threads on 2 cores
     return loop

@@ -36,7 +36,7 @@ class MathFileTask(Task):
     template: str = Field(default=ASK_FOR_A_BOX, description="prompt template; {question} is replaced by the question")
 
     def model_post_init(self, context: Any) -> None:
-        """Read the data, so that an error in the data is reported before a run starts."""
+        """Read the data so that an error in the data is reported before a run starts."""
         super().model_post_init(context)
         if self.reward is None:
             _ = self._mathematics

@@ -107,7 +107,7 @@ def _compared(response: str, answer: str | None, cleaned: Callable[[str], str]) 
 
 
 def _bare(answer: str) -> str:
-    r"""Remove a final full stop and a font command around a number, which math-verify cannot handle.
+    r"""Remove a final full stop and a font command around a number, neither of which math-verify can handle.
 
     Example:
         >>> _bare("$104$."), _bare(r"\textbf{(073)}"), _bare(r"\text{Evelyn}")
@@ -142,7 +142,7 @@ def without_thousands_separators(answer: str) -> str:
 
 
 def start() -> None:
-    """Compare one answer before the first call, so that math-verify's setup does not count against an answer's time limit."""
+    """Compare one answer before the first call so that math-verify's setup does not count against an answer's time limit."""
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # math-verify warns that its SIGALRM timeouts are off
     score("[1, 2)", r"so it is $[\frac{1}{2}, \sqrt{3})$", False)  # triggers lazy compilation
 

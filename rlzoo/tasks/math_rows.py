@@ -43,7 +43,7 @@ _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # name or owner/name
 
 
 def is_file_name(path: str) -> bool:
-    """Return whether a path names a file rather than a dataset, because the file exists or the name is no dataset name."""
+    """Return whether a path names a file rather than a dataset, because the file exists or the name cannot be a dataset's."""
     with suppress(OSError):  # the path is longer than any valid file name
         if Path(path).exists():
             return not Path(path).is_dir()  # the datasets library reads a folder as a dataset

@@ -74,7 +74,7 @@ class Task(Settings, ABC):
         return template
 
     def model_post_init(self, context: Any) -> None:
-        """Import the user's reward function, so that an import error is reported before a run starts."""
+        """Import the user's reward function so that an import error is reported before a run starts."""
         if self.reward is not None:
             import_reward(self.reward)
 
@@ -110,7 +110,7 @@ class Task(Settings, ABC):
 
         A reward is a number or a mapping from names to numbers, whose weighted sum is then the reward. A response whose
         grading fails is left out of baselines and has advantage 0. However, an answer that exhausts a built-in grader's time
-        or memory is wrong.
+        or memory counts as wrong.
 
         Args:
             problems: the problem of each response.

@@ -34,7 +34,7 @@ class ToolTask(EpisodeTask):
     )
 
     def model_post_init(self, context: Any) -> None:
-        """Build the other task and import the tools, so that their errors are reported before a run starts."""
+        """Build the other task and import the tools so that their errors are reported before a run starts."""
         super().model_post_init(context)
         if self.task.host is not None:
             raise UserError(f"task.problems: task {self.task.name!r} is already a multi-turn task; choose a single-turn task")

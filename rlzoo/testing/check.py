@@ -49,7 +49,7 @@ def check(policy: Checked) -> list[Outcome]:
 
 
 def reached(component: Checked) -> list[Branch]:
-    """Return the branches of a rule, an estimator or a correction, with how often the examples of its laws take them."""
+    """Return the branches of a rule, an estimator or a correction, and how often the examples of its laws take them."""
     if isinstance(component, ClipPolicy):
         return passed_branches(component)
     return [branch for branch in branches(component, component_examples(component)) if not branch.masks]
@@ -112,7 +112,7 @@ def _describe(error: Exception, policy: Checked) -> str:
 
 
 def _kind(error: Exception | None) -> str | None:
-    """Return a failure's message without its numbers, so that the same failure can be recognised on smaller inputs."""
+    """Return a failure's message without its numbers so that the same failure can be recognised on smaller inputs."""
     return None if error is None else type(error).__name__ + re.sub(r"\d+", "", first_line(error).partition(":")[0])
 
 

@@ -1,1 +1,1 @@
-"""The training loop, with evaluation, logging and checkpoints after a step, and with stopping and resuming."""
+"""The training loop, including what follows a step (evaluation, logging and checkpoints), stopping and resuming."""

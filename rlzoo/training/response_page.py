@@ -38,7 +38,7 @@ def response_page(
 ) -> str:
     """Render the graded responses to the ``tracking.completions`` prompts whose responses were clipped most.
 
-    If these responses exceed `MOST_TOKENS`, only those that were clipped most are shown.
+    If these responses have more than `MOST_TOKENS` tokens, only those that were clipped most are shown.
     """
     rows_of = torch.split(torch.arange(len(batch)), [len(group.rollouts) for group in groups])
     shares = torch.tensor(clipped_shares(batch, updates))
@@ -78,7 +78,7 @@ def _shown_response(
     batch: ScoredBatch,
     updates: Sequence[Update],
 ) -> ShownResponse:
-    """Collect what the page shows of a row, with ``size`` tokens. ``number`` has the indices of its prompt and response."""
+    """Collect what the page shows about a row of ``size`` tokens. ``number`` holds the indices of its prompt and response."""
     prompt, place = number
     problem, rollout = groups[prompt].problem, groups[prompt].rollouts[place]
     index, update = max((index, update) for index, update in enumerate(updates) if row in update.minibatch.table_rows)

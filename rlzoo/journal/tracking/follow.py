@@ -1,7 +1,7 @@
 """The follower process, which sends a run to MLflow during training: ``python -m rlzoo.journal.tracking.follow``.
 
-It reads the path of the run directory from stdin, which closes when the training process ends for any reason. The follower
-then has `LONGEST_END` seconds to send the remaining data.
+It reads the path of the run directory from stdin, which closes when the training process ends, whatever the reason. The
+follower then has `LONGEST_END` seconds to send the remaining data.
 """
 
 from __future__ import annotations

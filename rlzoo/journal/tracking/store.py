@@ -119,7 +119,7 @@ def find_run(client: Any, run_id: str) -> Any:
 
 @contextmanager
 def connected(otherwise: str = "") -> Iterator[Any]:
-    """Yield a client for the current store. An error is logged with ``otherwise`` or, if that is empty, raised in one line."""
+    """Yield a client for the current store. An error is logged with ``otherwise`` or, if that is empty, raised as one line."""
     uri = tracking_uri()
     try:
         yield connect(uri)

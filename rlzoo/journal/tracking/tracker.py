@@ -43,7 +43,7 @@ class Tracker:
             )
 
     def begin(self, directory: Path, upload: Upload) -> None:
-        """Start tracking a directory. A directory that was already tracked keeps its run in MLflow."""
+        """Start tracking a directory. A directory that was already tracked keeps its MLflow run."""
         if self._process is None:
             return
         former = Upload.read(directory)
@@ -103,7 +103,7 @@ class Tracker:
                 self._process.wait()
 
     def _wait(self, process: subprocess.Popen[str], directory: Path) -> None:
-        """Wait until the remaining data is sent, for at most `LONGEST_END` seconds."""
+        """Wait for at most `LONGEST_END` seconds for the remaining data to be sent."""
         how = f"rlzoo sync {shlex.quote(str(directory))}"
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(QUIET_END)

@@ -33,7 +33,7 @@ _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DO
 
 
 class ToolError(Exception):
-    """A call failed. The model reads the error's text."""
+    """A call failed. The model reads the error message."""
 
 
 class ToolEnvironment:
