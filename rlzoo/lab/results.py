@@ -242,7 +242,8 @@ class Standings:
         )
         return [
             f"{len(best)} of {number} rules cannot be distinguished from the best one: {', '.join(best)}.",
-            f"Compared with {control}, shown to be better: {above}; shown to be worse: {below} (paired t-tests, Holm's correction).",
+            f"Compared with {control}, shown to be better: {above}; shown to be worse: {below} (paired t-tests, Holm's "
+            "correction).",
             f"Such a table detects a difference from {control} of "
             f"{detectable(spread, len(self.track.seeds), len(pairs)):.3f} with a probability of 80%.",
         ]

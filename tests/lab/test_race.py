@@ -124,7 +124,7 @@ def test_the_table_says_what_can_and_cannot_be_told(track, tmp_path):
     assert [result.rule for result in standings.results] == ["fspo", "gspo", "grpo"]
     best, verdicts, _ = standings.sentences()
     assert best.startswith("2 of 3 rules cannot be distinguished from the best one: fspo, gspo")
-    assert verdicts.startswith("1 rules are shown to be better than grpo, 0 to be worse")
+    assert verdicts.startswith("Compared with grpo, shown to be better: 1; shown to be worse: 0")
     assert standings.line("gspo").startswith("small: mean reward 0.600 with learning rate 0.0003; minus grpo: +0.100 [-0.")
     assert standings.line("grpo") == "small: mean reward 0.500 with learning rate 0.0003"
     assert standings.line("rloo") is None

@@ -122,7 +122,7 @@ def test_differences_and_what_they_show(track):
     said = lines[0]
     number = f"{len(leaders)} of {len(scores)}"
     assert said.startswith(f"{number} rules cannot be distinguished from the best one: {', '.join(leaders)}.")
-    assert f" {len(better)} rules are shown to be better than {CONTROL}, {len(worse)} to be worse," in said
+    assert f" Compared with {CONTROL}, shown to be better: {len(better)}; shown to be worse: {len(worse)} (" in said
     # the difference that is said to be detectable is detected with a probability of 80%
     degrees = len(scores[CONTROL]) - 1
     printed = numbers(said.partition("detects a difference")[2])[0]
