@@ -30,11 +30,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         config = rlzoo.RunConfig.compose(clip="fspo", overrides=["tracking.mlflow=false"], output=Path(folder) / "run")
         result = rlzoo.train(config, lambda step, metrics: curves.add(metrics))
+        accuracies = [row["eval/accuracy"] for row in result.metrics if "eval/accuracy" in row]
     console.print(f"{config.clip.name} on {config.task.name}, model {config.model.path}, seed {config.seed}", style="bold")
     console.print(f"{config.steps} of {config.steps} steps in {timedelta(seconds=int(time.monotonic() - started))}")
     for line in curves.lines(console):
         console.print(line)
-    accuracies = [row["eval/accuracy"] for row in result.metrics if "eval/accuracy" in row]
     console.print(f"held-out accuracy {accuracies[0]:.3f} -> {accuracies[-1]:.3f}")
     assert result.profile is not None, "a run that clips has a profile"
     console.print(clip_by_length(result.profile, console))

@@ -1,4 +1,4 @@
-"""Environments that use version 1 of the verifiers interface, with a taskset and an Env that plays it with one agent."""
+"""Environments that use version 1 of the verifiers interface: a taskset, and an Env that runs each task with a single agent."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class StepCounts:
 
     @classmethod
     def of(cls, response_mask: Tensor, group_ids: Tensor | None = None) -> StepCounts:
-        """Count the responses and tokens of a whole optimizer step, given its mask ``(B, T)``.
+        """Count the responses and tokens in a whole optimizer step, given its mask ``(B, T)``.
 
         With ``group_ids``, ``(B, 1)``, also count the prompts and the tokens of each prompt's responses.
         """

@@ -193,7 +193,7 @@ def load_zoo(plugins: Sequence[str | Path] = ()) -> Zoo:
     """Load all installed plugins (entry-point group ``rlzoo``) and the plugins in the files and folders named in ``plugins``.
 
     An installed plugin that cannot be used is skipped with a warning, and looking up its names raises an error. The
-    environment variable ``RLZOO_PLUGINS`` restricts which installed plugins are loaded. An entry of ``plugins`` replaces an
+    environment variable ``RLZOO_PLUGINS`` restricts which installed plugins are loaded. An entry in ``plugins`` replaces an
     installed plugin whose module has the same name.
 
     Raises:

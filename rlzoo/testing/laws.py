@@ -542,7 +542,7 @@ def penalties_are_declared(policy: ClipPolicy, inputs: ClipInputs) -> None:
 
 @law()
 def advantages_scale_the_gradient(policy: ClipPolicy, inputs: ClipInputs) -> None:
-    """The gradient scales with A: for a factor of 4 at any ratio, and for factors of 1000 and -1 at ratio 1."""
+    """Multiplying A by a factor multiplies the gradient by the same factor: by 4 at any ratio, and by 1000 or -1 at ratio 1."""
     if "rewards" in policy.needs or ratio_one_is_reinforce.name in policy.exempt:
         return
     at_one = data.at_ratio_1(inputs)

@@ -237,7 +237,9 @@ def test_a_changed_run_resumes_only_if_allowed(tmp_path):
     first = rlzoo.train(quick(tmp_path / "run", steps=1, overrides=["tracking.mlflow=false", f"model.path={folder}"]))
     (folder / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
     config = RunConfig.compose([first.path / "config.yaml"], steps=2, overrides=["learner.lr=5e-5", "clip.width_high=0.4"])
-    with pytest.raises(UserError, match=r"clip\.width_high was .*; learner\.lr was .*; model chat template has changed"):
+    with pytest.raises(
+        UserError, match=r"clip\.width_high changed .*; learner\.lr changed .*; model chat template has changed"
+    ):
         rlzoo.train(config, resume=True)
     with resumes_after(1, first.path):
         rlzoo.train(config, resume=True, allow_changed=True)
