@@ -57,8 +57,8 @@ def rotate(run: Path, newest: int, keep: int, scores: Mapping[int, float]) -> No
 def discard(folder: Path, run: Path) -> None:
     """Remove the files that rlzoo wrote into a checkpoint. If the folder is then empty, remove it too.
 
-    The folder is renamed first so that, if the process is killed, no partial checkpoint is left under the original name. In that case, `tidy`
-    removes the remaining files.
+    The folder is renamed first so that, if the process is killed, no partial checkpoint is left under the original name. In
+    that case, `tidy` removes the remaining files.
     """
     doomed = temporary_path(folder.with_name(folder.name + DISCARDED), identity(run))
     folder.rename(doomed)
