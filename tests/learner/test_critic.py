@@ -140,14 +140,14 @@ def test_values_targets_and_both_gradients_equal_the_oracle(model, gae, is_doubl
     advantages, targets = torch.zeros(mask.shape, dtype=torch.float64), torch.zeros(mask.shape, dtype=torch.float64)
     expected = gae_oracle.gae(*(array.numpy()[graded] for array in arrays), **{"whiten": True, **gae})
     advantages[batch.graded], targets[batch.graded] = map(torch.from_numpy, expected)
-    torch.testing.assert_close(got.advantages.double(), advantages, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(got.value_targets.double(), targets, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(got.advantages.double(), advantages, rtol=accuracy, atol=accuracy)
+    torch.testing.assert_close(got.value_targets.double(), targets, rtol=accuracy, atol=accuracy)
 
     moved = moved_from(got)
     loss, derivative = gae_oracle.value_loss(*(t.numpy() for t in (values, moved.values, targets, mask)), clip=0.2)
     assert 0.1 < (derivative[mask.numpy()] == 0).mean() < 0.6
     gradient, got_loss = critic_gradient(learner, moved)
-    assert got_loss == pytest.approx(loss, rel=1e-5)
+    assert got_loss == pytest.approx(loss, rel=accuracy)
     assert relative_error(gradient.double(), plain_critic_gradient(model, batch, torch.from_numpy(derivative))) < accuracy
 
     learner.accumulate(got, torch.arange(len(batch)))
