@@ -6,7 +6,7 @@ import torch
 
 
 def uncached_autocast(device: str) -> torch.autocast:
-    """Return a context manager under which autocast converts weights anew for every product.
+    """Return a context manager under which autocast converts weights again for every product.
 
     Otherwise, autocast keeps a converted copy of every weight until its outermost block ends, and sums the gradients of all
     products with a weight in the copy's data type.

@@ -104,6 +104,8 @@ def test_a_critic_is_counted_worked_by_hand():
     assert plan(*frozen, architecture=TINY, devices="2xH100", processes=2).memory.states["critic"] == 172 * 4 + 124 * 12
     sharded = plan(*frozen, "launch.fsdp=true", architecture=TINY, devices="2xH100", processes=2)
     assert sharded.memory.states["critic"] == (172 * 4 + 124 * 8) / 2
+    zero2 = plan(*frozen, "launch.deepspeed=zero2", architecture=TINY, devices="2xH100", processes=2)
+    assert zero2.memory.states["critic"] == 172 * 4 + 124 * 12 / 2
     # its gradients are never held together with the model's, which may be those of a small adapter
     assert held.step == plan(architecture=TINY, devices=CPU).memory.step
     low_rank = plan(*critic, "learner.lora.rank=1", architecture=TINY, devices=CPU).memory
