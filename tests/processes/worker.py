@@ -64,7 +64,7 @@ def three_updates(rule, launch, num_responses=18, unused=False, teacher=False, c
     if teacher:
         others["teacher"] = Teacher(make_model(seed=5).eval(), accelerator, RunConfig(clip=rule, learner=config), None)
     if critic:
-        batch, own = with_targets(batch), CriticConfig(lr=1e-3, updates=2, max_grad_norm=0.3, frozen=("attn",))
+        batch, own = with_targets(batch), CriticConfig(lr=1e-3, updates=2, max_grad_norm=0.75, frozen=("attn",))
         others["critic"] = Critic(copy.deepcopy(model), own, config, accelerator, pad_id=PAD, fsdp=launch.fsdp)
     learner = Learner(model, policy, config, pad_id=PAD, max_length=30, num_updates=10, **others)
     if learner.has_reference:
