@@ -82,10 +82,8 @@ def evaluate(
     if as_json:
         print(json.dumps(result.as_dict(), indent=2))
     else:
-        side_by_side = range(0, len(result.results), SIDE_BY_SIDE)
-        _, *by_length = result.tables()
-        for content in (*(table_of(result.results[start : start + SIDE_BY_SIDE]) for start in side_by_side), *by_length):
-            console.print(report_table(content))
+        for start in range(0, len(result.results), SIDE_BY_SIDE):
+            console.print(report_table(table_of(result.results[start : start + SIDE_BY_SIDE])))
     save_tables(result.tables(), csv, latex)
     if quiet:
         return

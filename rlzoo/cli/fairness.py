@@ -39,7 +39,7 @@ def fairness(
         from rlzoo.lab.study import plain, replay
         from rlzoo.measure.drift import Drift
     run = RecordedRun.read(recording, plugin or [])
-    drift = Drift.of([update.inputs for update in run.updates])
+    drift = Drift.of(update.inputs for update in run.updates)
     if drift is None:
         raise UserError(
             f"{str(run.path)!r} has no response with a nonzero advantage whose log-probs had moved before an "

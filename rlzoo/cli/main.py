@@ -16,7 +16,7 @@ from typing import NoReturn
 from rlzoo.cli.exits import DONE, FAILED, INTERRUPTED, TERMINATED, USERS_MISTAKE
 from rlzoo.config.redaction import redact
 from rlzoo.core.errors import PolicyError, RunError, UserError
-from rlzoo.support.distribution import damage, leftovers
+from rlzoo.support.distribution import damage
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE)
 """Errors that are clear without a file name: the disk is full, or the program that reads the output has ended."""
@@ -54,8 +54,6 @@ def main() -> NoReturn:
     try:
         if problem := damage():
             raise UserError(problem)
-        if problem := leftovers():
-            _complain(problem)
         gc.set_threshold(50_000, 10, 10)  # most objects that imports create stay alive, so frequent collections would be wasted
         from rlzoo.cli.app import app
         from rlzoo.cli.usage import with_home

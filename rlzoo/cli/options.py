@@ -95,9 +95,11 @@ class Lasting:
                 logger.warning("output cannot be written (%s): continuing without it", error.strerror)
 
 
-On = Annotated[str, typer.Option("--on", metavar="local|ray", help="Where to run: on this machine, or on a Ray cluster.")]
-Cpus = Annotated[int, typer.Option(min=1, help="With --on ray: number of CPUs and threads for each run.")]
-Gpus = Annotated[int, typer.Option(min=0, help="With --on ray: number of GPUs for each run.")]
+On = Annotated[
+    str, typer.Option("--on", metavar="local|ray|slurm", help="Where to run: on this machine, on a Ray cluster, or with Slurm.")
+]
+Cpus = Annotated[int, typer.Option(min=1, help="With --on ray or slurm: number of CPUs and threads for each run.")]
+Gpus = Annotated[int, typer.Option(min=0, help="With --on ray or slurm: number of GPUs for each run.")]
 
 
 @contextmanager

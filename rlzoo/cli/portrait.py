@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rlzoo.cli.console import Plain
-from rlzoo.cli.options import AsJson, Plugins, loading, refuse_config
+from rlzoo.cli.options import Plugins, loading, refuse_config
 from rlzoo.cli.tables import table
 
 if TYPE_CHECKING:
@@ -22,7 +21,6 @@ COMPARED = "grpo"  # the rule that `clips check` prints for comparison
 def clips_portrait(
     names: Annotated[list[str], typer.Argument(metavar="NAME", help="Rules to show.")],
     plugin: Plugins = None,
-    as_json: AsJson = False,
 ) -> None:
     """Show where rules clip, and how they weight gradients. Edges are listed by length, weights by ratio."""
     with loading():
@@ -32,25 +30,16 @@ def clips_portrait(
     for name in names:
         if name not in zoo:
             refuse_config(name)
-    portraits = {name: portrait(zoo[name]()) for name in dict.fromkeys(names)}
-    if as_json:
-        print(json.dumps({name: as_dict(drawn) for name, drawn in portraits.items()}, indent=2))
-    else:
-        print_portraits(Plain(), list(portraits.values()))
+    print_portraits(Plain(), [portrait(zoo[name]()) for name in dict.fromkeys(names)])
 
 
 def print_portraits(console: Plain, portraits: Sequence[Portrait]) -> None:
     """Print two tables, with one block per rule: cutoff log-ratios by length, and gradient weights by ratio."""
-    rows = table("<", ">L", ">A>0 above", ">A<0 below", ">A<0 above")
+    rows = table("<", ">L", ">A>0 above", ">A>0 below", ">A<0 below", ">A<0 above")
     for drawn in portraits:
-        has_inward = [
-            f"{length} tokens at {edge.inward:.3g}" for length, edge in drawn.edges.items() if edge.inward is not None
-        ]
         for length, edge in drawn.edges.items():
             name = drawn.name if length == next(iter(drawn.edges)) else ""
-            rows.add_row(name, str(length), *(_cell(end, "+.3g") for end in (edge.high, edge.low, edge.ceiling)))
-        if has_inward:
-            rows.add_row("", "", f"cut below ratio 1 where A > 0: {', '.join(has_inward)}")
+            rows.add_row(name, str(length), *(_cell(end, "+.3g") for end in (edge.high, edge.inward, edge.low, edge.ceiling)))
     console.print("log-ratio at which the gradient ends, by response length L", style="bold")
     console.print("(of a token, or the sum or mean over a response, depending on the rule)", style="dim")
     console.print(rows)

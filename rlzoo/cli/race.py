@@ -13,7 +13,7 @@ from rich.table import Table
 from rlzoo.cli.console import Plain
 from rlzoo.cli.kinds import CLIPS
 from rlzoo.cli.options import AsJson, Cpus, Gpus, On, Quiet, lasting_output, loading, names_in
-from rlzoo.cli.sweep import cluster_of, finish
+from rlzoo.cli.sweep import executor, finish
 from rlzoo.cli.tables import report_table, table
 from rlzoo.core.errors import RunError, UserError
 
@@ -48,7 +48,7 @@ def run(
         from rlzoo.lab.race import race
         from rlzoo.lab.track import Track
     course, console, failed = Track.read(track), Plain(), list[str]()
-    folder, cluster = output / course.name, cluster_of(on, cpus, gpus)
+    folder, execute = output / course.name, executor(on, jobs, cpus, gpus)
     entrants = [
         (entry.kind.name, [spec] if is_path else [])
         for spec in specs
@@ -57,7 +57,7 @@ def run(
     ]
 
     def run_all(sweep: Sweep) -> None:
-        finish(sweep, jobs, console, is_quiet=quiet, cluster=cluster)
+        finish(sweep, execute, console, is_quiet=quiet)
 
     for rule, plugins in entrants:
         try:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,11 +25,10 @@ from rlzoo.cli.options import (
     loading,
     names_in,
 )
-from rlzoo.core.errors import RunError, UserError
+from rlzoo.core.errors import UserError
 
 if TYPE_CHECKING:
-    from rlzoo.lab.on_ray import Cluster
-    from rlzoo.lab.sweep import Child, Sweep
+    from rlzoo.lab.sweep import Child, Executor, Sweep
 
 
 @lasting_output()
@@ -71,7 +70,7 @@ def sweep(
             console.print(f"{child.name}{'  (finished)' if child.is_finished else ''}")
         _print_differences(sweep, console)
         return
-    failed = finish(sweep, jobs, console, is_quiet=quiet, cluster=cluster_of(on, cpus, gpus))
+    failed = finish(sweep, executor(on, jobs, cpus, gpus), console, is_quiet=quiet)
     if len(sweep.children) > len(failed):
         compare([folder], plugin=[*sweep.children[0].config.plugins], quiet=quiet)
     for child in failed:
@@ -92,31 +91,35 @@ def _print_differences(sweep: Sweep, console: Plain) -> None:
         console.print(note)
 
 
-def settings_on(executor: str) -> tuple[str, ...]:
+def settings_on(on: str) -> tuple[str, ...]:
     """Return the overrides that runs need on an executor."""
     from rlzoo.journal.tracking.uploads import tracking_uri
 
-    # a file-based MLflow store exists only on this machine
-    return ("tracking.mlflow=false",) if executor == "ray" and not tracking_uri().startswith("http") else ()
+    # a file cannot be an MLflow store for several machines
+    return ("tracking.mlflow=false",) if on != "local" and not tracking_uri().startswith("http") else ()
 
 
-def cluster_of(executor: str, cpus: int, gpus: int) -> Cluster | None:
-    """Connect to the cluster that will run a sweep. Return None if the sweep runs on this machine."""
-    if executor not in ("local", "ray"):
-        raise UserError(f"--on {executor!r}: unknown (allowed: local, ray)")
-    if executor == "local":
-        return None
-    from rlzoo.lab.on_ray import Cluster
+def executor(on: str, jobs: int | None, cpus: int, gpus: int) -> Executor:
+    """Return a function that starts the runs of a sweep on this machine, on a Ray cluster or with Slurm."""
+    if on == "ray":
+        from rlzoo.lab.on_ray import Cluster
 
-    return Cluster(cpus, gpus)
+        return Cluster(cpus, gpus).run
+    if on == "slurm":
+        from rlzoo.lab.on_slurm import Slurm
+
+        return Slurm(cpus, gpus, jobs).run
+    if on != "local":
+        raise UserError(f"--on {on!r}: unknown (allowed: local, ray, slurm)")
+    from rlzoo.lab.sweep import run_children
+
+    return partial(run_children, jobs=jobs)
 
 
-def finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool, cluster: Cluster | None = None) -> list[Child]:
-    """Start or resume all unfinished runs under one MLflow run, and return the runs that failed."""
+def finish(sweep: Sweep, execute: Executor, console: Plain, *, is_quiet: bool) -> list[Child]:
+    """Start or resume all unfinished runs, and return the runs that failed."""
     from rlzoo.cli.bars import TOTAL, Bars
     from rlzoo.cli.progress import metrics_shown
-    from rlzoo.journal.tracking.store import connected
-    from rlzoo.lab.sweep import run_children
 
     bars = Bars(console, is_quiet=is_quiet)
 
@@ -149,46 +152,9 @@ def finish(sweep: Sweep, jobs: int | None, console: Plain, *, is_quiet: bool, cl
         already = f", {finished} of them already finished" if finished else ""
         console.print(f"{len(sweep.children)} runs in {sweep.folder}{already}")
         _print_differences(sweep, console)
-    parent = parent_of(sweep)
-    status = "FAILED"
     try:
         with bars:
-            if cluster is None:
-                failed = run_children(sweep.children, jobs, parent, look, ended)
-            else:
-                failed = cluster.run(sweep.children, parent, look, ended)
-        status = "FAILED" if failed else "FINISHED"
+            return execute(sweep.children, look, ended)
     except (KeyboardInterrupt, SystemExit):
-        status = "KILLED"
         console.print(f"stopped; the sweep is in {sweep.folder}; rerun the same command to resume it")
         raise
-    finally:
-        if parent:
-            with connected("the status of the sweep was not logged") as client:
-                client.set_terminated(parent, status)
-    return failed
-
-
-def parent_of(sweep: Sweep) -> str | None:
-    """Return the ID of a new or resumed sweep's MLflow run, or None if runs are not tracked or the store cannot be used."""
-    from rlzoo.journal.tracking.store import open_parent
-    from rlzoo.lab.runs import read_mapping
-
-    tracking = sweep.children[0].config.tracking
-    if not tracking.mlflow:
-        return None
-    file = sweep.folder / "sweep.json"
-    former = read_mapping(file).get("mlflow_run_id")
-    if file.exists() and not isinstance(former, str):
-        raise UserError(f"{str(file)!r} contains no MLflow run ID; remove it to start a new run")
-    tags = {"kind": "sweep", "rules": ",".join(sweep.clips), "seeds": ",".join(map(str, sweep.seeds))}
-    try:
-        run_id = open_parent(tracking.experiment, f"sweep {sweep.folder.name}", tags, former)
-    except RunError as error:
-        Plain(stderr=True).print(f"{error}; the runs continue without a new common run in MLflow")
-        return former
-    if former not in (None, run_id):
-        Plain(stderr=True).print(f"MLflow has no active run {former} of this sweep; the remaining runs belong to a new one")
-    sweep.folder.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"mlflow_run_id": run_id}) + "\n", encoding="utf-8")
-    return run_id

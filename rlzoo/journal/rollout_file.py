@@ -353,7 +353,7 @@ def _check(step: RolloutFile) -> None:
     if step.turn_ids is not None:
         in_order = all(bool((ids.diff() >= 0).all()) for ids in torch.split(step.turn_ids, step.lengths.tolist()))
         _require(in_order, "turn_ids decreases within a response; number the turns of a response 0, 1, ... in order")
-        largest = max(step.turn_ids.tolist(), default=0)
+        largest = int(step.turn_ids.max()) if num_chosen else 0
         _require(largest < MOST_TURNS, f"turn_ids contains {largest}, but a response must have fewer than {MOST_TURNS:,} turns")
     for index, update in enumerate(step.updates):
         _check_update(step, index, update)

@@ -36,7 +36,7 @@ from rlzoo.lab.evaluation_directory import Answered, EvaluationDirectory
 from rlzoo.lab.runs import read_mapping
 from rlzoo.lab.study import plain
 from rlzoo.learner.optimization import named_weights
-from rlzoo.measure.at_k import AtK, Completion, LengthBin, by_length, estimates, means
+from rlzoo.measure.at_k import AtK, Completion, estimates, means
 from rlzoo.measure.report import Cell, Row, Table, Tabular
 from rlzoo.models.pretrained import load_named
 from rlzoo.models.processes import make_accelerator
@@ -148,7 +148,6 @@ class SuiteResult:
     suite: str
     num_problems: int
     estimates: dict[str, AtK]
-    by_length: tuple[LengthBin, ...]  # shortest first
     response_length_mean: float  # in tokens
     truncated: float  # share of the responses that reached the length limit
     failed: float  # share of responses without a grade
@@ -163,7 +162,6 @@ class SuiteResult:
             suite,
             len(answered),
             estimates(problems, votes=votes),
-            tuple(by_length(problems, votes=votes)),
             response_length_mean=fmean(completion.length for completion in completions),
             truncated=fmean(not completion.finished for completion in completions),
             failed=fmean(completion.reward is None for completion in completions),
@@ -174,11 +172,7 @@ class SuiteResult:
         """Return the metrics, keyed by their MLflow names, which cannot contain an @."""
         shares = ("response_length_mean", "truncated", "failed", "no_answer")
         values = {key: value for key in shares if (value := getattr(self, key)) is not None}
-        named = list(self.estimates.items())
-        for place, length_bin in enumerate(self.by_length):
-            values[f"length_bin_{place}_edge"] = length_bin.longest
-            named += [(f"{name}_length_bin_{place}", estimate) for name, estimate in length_bin.estimates.items()]
-        for name, estimate in named:
+        for name, estimate in self.estimates.items():
             values[name], (values[f"{name}_ci_low"], values[f"{name}_ci_high"]) = estimate.value, estimate.interval
         return {f"eval/{self.suite}/{name.replace('@', '_at_')}": float(value) for name, value in values.items()}
 
@@ -199,18 +193,6 @@ def table_of(results: Sequence[SuiteResult]) -> Table:
     return Table("", ["measure", *(column for result in results for column in (result.suite, "95 %"))], rows)
 
 
-def _by_length(result: SuiteResult) -> Table:
-    """Return a table with one row per length bin."""
-    mean = next(iter(result.estimates))
-    of_problems = [name for name in (mean.replace("mean", "pass"), mean.replace("mean", "maj")) if name in result.estimates]
-    columns = ["up to", "resp", mean, "95 %", "prob", *(word for name in of_problems for word in (name, "95 %"))]
-    rows: list[Row] = []
-    for row in (row for row in result.by_length if row.num_responses or row.num_problems):
-        by_problem = [cell for name in of_problems for cell in _cells(row.estimates.get(name))]
-        rows.append([row.longest, row.num_responses, *_cells(row.estimates.get(mean)), row.num_problems, *by_problem])
-    return Table(f"{result.suite} by response length in tokens", columns, rows)
-
-
 def _cells(estimate: AtK | None) -> tuple[Cell, Cell]:
     return (None, None) if estimate is None else (estimate.value, estimate.interval)
 
@@ -225,8 +207,8 @@ class Evaluation(Tabular):
     mlflow_run_id: str | None
 
     def tables(self) -> list[Table]:
-        """Return a table of the measures of all suites, and a table of the measures by response length for each suite."""
-        return [table_of(self.results), *(_by_length(one) for one in self.results if one.estimates)]
+        """Return a table of the measures of all suites."""
+        return [table_of(self.results)]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the content of ``results.json`` as JSON-serialisable data."""

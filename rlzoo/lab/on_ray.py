@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +21,8 @@ from rlzoo.core.plugin_files import plugin_files
 from rlzoo.gate.fingerprint import user_files
 from rlzoo.journal.checkpoints import discard, own_state
 from rlzoo.journal.state import identity
-from rlzoo.journal.tracking.uploads import PARENT_RUN, tracking_uri
-from rlzoo.lab.sweep import POLL, Child
+from rlzoo.journal.tracking.uploads import SWEEP, tracking_uri
+from rlzoo.lab.sweep import POLL, Child, Ended, Look, log_of
 from rlzoo.models.machine import LAUNCHER
 from rlzoo.support.atomic import replacing, temporary_path
 from rlzoo.support.extras import require_extra
@@ -157,13 +157,7 @@ class Cluster:
                     "outside the current directory, need an absolute path that all nodes can read"
                 )
 
-    def run(
-        self,
-        children: Sequence[Child],
-        parent_run: str | None,
-        look: Callable[[Sequence[Child]], None],
-        ended: Callable[[Child, int], None],
-    ) -> list[Child]:
+    def run(self, children: Sequence[Child], look: Look, ended: Ended) -> list[Child]:
         """Run every unfinished child, and wait for all of them; see `rlzoo.lab.sweep.run_children`.
 
         A run whose node is lost is resumed on another node from the copy of its directory.
@@ -206,7 +200,7 @@ class Cluster:
                     tries[child.name] += 1
                     if tries[child.name] > TRIES:
                         raise RunError(f"{child.name} was lost {TRIES} times; rerun the command to resume it")
-                    runner = actor.remote(*package(child, self.cpus, parent_run))
+                    runner = actor.remote(*package(child, self.cpus))
                     runners[child.name] = child, runner
                     polls[runner.poll.remote(True)] = child.name
                 time.sleep(POLL)
@@ -221,7 +215,7 @@ class Cluster:
         return [child for child in children if not child.is_finished]
 
 
-def package(child: Child, cpus: int, parent_run: str | None) -> tuple[FILES, list[str], dict[str, str]]:
+def package(child: Child, cpus: int) -> tuple[FILES, list[str], dict[str, str]]:
     """Return what is sent to a run's node: files (the user's and the run directory), the command, and environment variables.
 
     The files are plugins, configs, and the code and data that the settings name. They keep their paths relative to the current
@@ -244,8 +238,7 @@ def package(child: Child, cpus: int, parent_run: str | None) -> tuple[FILES, lis
         copies = (path for path in child.path.rglob("*") if path.is_file() and not path.name.startswith("."))
         files |= {f"{RUN}/{path.relative_to(child.path).as_posix()}": path.read_bytes() for path in copies}
         words.append("--resume")
-    variables = {"OMP_NUM_THREADS": str(cpus), "MLFLOW_TRACKING_URI": tracking_uri()}
-    return files, words, variables | ({PARENT_RUN: parent_run} if parent_run else {})
+    return files, words, {"OMP_NUM_THREADS": str(cpus), "MLFLOW_TRACKING_URI": tracking_uri(), SWEEP: str(child.path.parent)}
 
 
 def _relative(path: Path, folder: Path) -> str:
@@ -261,10 +254,8 @@ def _relative(path: Path, folder: Path) -> str:
 def store(child: Child, files: FILES, gone: Sequence[str]) -> None:
     """Update the copy of a run directory and its log. A checkpoint is renamed into place when it is complete."""
     own = {name.removeprefix(f"{RUN}/"): content for name, content in files.items() if name.startswith(f"{RUN}/")}
-    log = child.path.parent / "logs" / f"{child.name}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
     if "log" in files:
-        log.write_bytes(files["log"])
+        log_of(child).write_bytes(files["log"])
     write(child.path, {name: content for name, content in own.items() if name in ("run.json", "config.yaml")})
     if not child.is_begun:
         return

@@ -21,7 +21,7 @@ from rlzoo.lab.recorded import RecordedRun
 from rlzoo.lab.replay import replay_matched
 from rlzoo.lab.results import Evenness, Record, Result, best_rate, processor, right_or_rewards, rule_hash
 from rlzoo.lab.runs import read_mapping
-from rlzoo.lab.sweep import Child, Sweep
+from rlzoo.lab.sweep import Child, Sweep, log_of
 from rlzoo.lab.track import Track
 from rlzoo.support.atomic import write_text
 from rlzoo.support.parsing import dump_yaml, parse_yaml
@@ -178,7 +178,7 @@ def record_of(child: Child) -> Record:
 
 def _failure(child: Child) -> str:
     """Return the error that ended a run; raise `RunError` if the run was killed or the error may not recur."""
-    log = child.path.parent / "logs" / f"{child.name}.log"
+    log = log_of(child)
     lines = read_text(log).splitlines() if log.is_file() else []
     if not lines or not lines[-1].startswith("rlzoo: ") or lines[-1].endswith("run the same command again"):
         raise RunError(f"{child.name} did not finish: see {log}; rerun the command to resume it")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,8 @@ from rlzoo.core.zoo import load_zoo
 from rlzoo.journal.recorded import batch_of, rollout_files
 from rlzoo.journal.rollout_file import RolloutFile
 from rlzoo.learner.batch import Batch
+
+KEPT = 2**27  # maximum size in bytes of a recording that stays in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +51,14 @@ class RecordedRun:
     """The updates of one run by rlzoo or another trainer, in order."""
 
     path: Path  # the run directory, or the first path given
-    steps: tuple[RolloutFile, ...]
-    updates: tuple[RecordedUpdate, ...]
+    updates: Iterable[RecordedUpdate]  # if the files are larger than `KEPT` in total, every iteration reads them again
+    num_responses: int  # across all updates; a response in two updates counts twice
     max_length: int  # maximum response length in tokens; if not recorded, the length of the longest response
     splits_prompts: bool  # whether an update contained only some of a prompt's responses
     rule: ClipPolicy | None  # the rule of the training run; None if rlzoo cannot build it
     problem: str  # reason why there is no rule
+    trained_with: str  # name of the rule of the training run, or of the program that wrote the recording
+    model: str  # name or path of the trained model, if it was recorded
     is_run_directory: bool
     config: RunConfig | None = None  # only for a run directory that was read with its own code
 
@@ -75,28 +78,43 @@ class RecordedRun:
         path, config = paths[0], None
         if is_run_directory := (path / "config.yaml").is_file():
             config = _config(path, plugins) if own_code else None
-        steps = sorted((RolloutFile.load(file) for file in rollout_files(paths)), key=lambda step: step.step)
-        for before, after in itertools.pairwise(steps):
-            if before.step == after.step:
-                raise UserError(f"two rollout files are for step {after.step}; pass the files of a single run")
-        learned = [step for step in steps if step.updates]
+        files, learned, numbers = rollout_files(paths), dict[int, Path](), set[int]()
+        longest, max_length, num_responses, splits_prompts, has_log_probs = 0, 0, 0, False, False
+        for file in files:
+            step = RolloutFile.load(file)
+            if step.step in numbers:
+                raise UserError(f"two rollout files are for step {step.step}; pass the files of a single run")
+            numbers.add(step.step)
+            has_log_probs |= step.rollout_log_probs is not None or step.old_log_probs is not None
+            if not step.updates:
+                continue
+            if step.old_log_probs is None:
+                raise UserError(f"step {step.step} in {str(path)!r} has no old_log_probs; `rlzoo rescore` computes them")
+            learned[step.step] = file
+            longest, max_length = max(longest, int(step.lengths.max())), max(max_length, step.max_length or 0)
+            graded = torch.ones(len(step)) if step.rewards is None else ~step.rewards.isnan()
+            num_responses += sum(int(graded[update.rows].sum()) for update in step.updates)
+            splits_prompts |= _splits_prompts(step)
         if not learned:
-            has_log_probs = any(step.rollout_log_probs is not None or step.old_log_probs is not None for step in steps)
             advice = "; `rlzoo rescore` computes the log-probs under a later checkpoint, so that rules can be compared on them"
             raise UserError(f"{str(path)!r} has no recorded updates to replay{advice if has_log_probs else ''}")
-        if unscored := next((step for step in learned if step.old_log_probs is None), None):
-            raise UserError(f"step {unscored.step} in {str(path)!r} has no old_log_probs; `rlzoo rescore` computes them")
-        longest = max(int(step.lengths.max()) for step in learned)
-        max_length = max((step.max_length for step in learned if step.max_length), default=longest)
-        rule, correction, problem = (config.clip, config.correction, "") if config else _plugins_of(path, learned[0], plugins)
-        updates = tuple(update for step in learned for update in _updates(path, step, max_length, correction))
-        splits = any(_splits_prompts(step) for step in learned)
-        return cls(path, tuple(steps), updates, max_length, splits, rule, problem, is_run_directory, config)
-
-    @property
-    def num_responses(self) -> int:
-        """The number of responses across all updates. A response in two updates counts twice."""
-        return sum(len(update.rows) for update in self.updates)
+        in_order = tuple(learned[number] for number in sorted(learned))
+        first = RolloutFile.load(in_order[0])
+        rule, correction, problem = (config.clip, config.correction, "") if config else _plugins_of(path, first.rule, plugins)
+        updates: Iterable[RecordedUpdate] = _Updates(path, in_order, max_length or longest, correction)
+        return cls(
+            path=path,
+            updates=tuple(updates) if sum(file.stat().st_size for file in files) <= KEPT else updates,
+            num_responses=num_responses,
+            max_length=max_length or longest,
+            splits_prompts=splits_prompts,
+            rule=rule,
+            problem=problem,
+            trained_with=str(first.rule.get("name", f"a rule of {first.writer or 'an unknown trainer'}")),
+            model=first.model,
+            is_run_directory=is_run_directory,
+            config=config,
+        )
 
     @property
     def own_rule(self) -> ClipPolicy:
@@ -105,11 +123,19 @@ class RecordedRun:
             raise UserError(self.problem)
         return self.rule
 
-    @property
-    def trained_with(self) -> str:
-        """The name of the training run's rule, or of the program that wrote the recording."""
-        first = self.steps[0]
-        return str(first.rule["name"]) if first.rule else f"a rule of {first.writer or 'an unknown trainer'}"
+
+@dataclass(frozen=True, slots=True)
+class _Updates:
+    """The updates in some rollout files, which every iteration reads one by one."""
+
+    path: Path
+    files: tuple[Path, ...]
+    max_length: int
+    correction: Correction | None
+
+    def __iter__(self) -> Iterator[RecordedUpdate]:
+        for file in self.files:
+            yield from _updates(self.path, RolloutFile.load(file), self.max_length, self.correction)
 
 
 def _config(run: Path, plugins: Sequence[str | Path]) -> RunConfig:
@@ -120,11 +146,11 @@ def _config(run: Path, plugins: Sequence[str | Path]) -> RunConfig:
 
 
 def _plugins_of(
-    path: Path, step: RolloutFile, plugins: Sequence[str | Path]
+    path: Path, recorded_rule: Mapping[str, Any], plugins: Sequence[str | Path]
 ) -> tuple[ClipPolicy | None, Correction | None, str]:
     """Return a recording's rule and correction, without running the recording's code, and the reason if there is no rule."""
     file, zoo = path / "config.yaml", load_zoo(plugins)
-    settings = read_config(file) if file.is_file() else {"clip": step.rule, "correction": None}
+    settings = read_config(file) if file.is_file() else {"clip": recorded_rule, "correction": None}
     correction, advice = settings.get("correction", "auto"), "to use a plugin that you trust, add --plugin FILE"
     try:
         built = None if correction in (None, "none") else zoo.corrections.build("correction", correction)

@@ -58,7 +58,7 @@ def replay(run: RecordedRun, policy: ClipPolicy, skip_steps: int = 0) -> Replaye
     Raises:
         UserError: the rule does not support the recorded advantages or weights, or no advantage differs from 0.
     """
-    if policy.scope == "sequence" and run.updates[0].inputs.advantages.shape[-1] != 1:
+    if policy.scope == "sequence" and next(iter(run.updates)).inputs.advantages.shape[-1] != 1:
         raise UserError(f"{str(run.path)!r} has per-token advantages, but {policy.name} needs one per response")
     refuse_missing(run, policy)
     tables, states = [], [policy]
@@ -121,7 +121,8 @@ def refuse_missing(run: RecordedRun, policy: ClipPolicy) -> None:
     Raises:
         UserError: an input is missing; the message names the input and says how to record it.
     """
-    missing = sorted(name for name in policy.needs if getattr(run.updates[0].inputs, name) is None)
+    inputs = next(iter(run.updates)).inputs
+    missing = sorted(name for name in policy.needs if getattr(inputs, name) is None)
     if missing:
         is_run = run.is_run_directory
         how = "replay a run whose rule also needs it" if is_run else "record it (see docs/reference/rollout-files.md)"

@@ -97,7 +97,7 @@ def study_report(study: Study) -> str:
         "run": str(run.path),
         "trained with": run.trained_with,
         **({"task": run.config.task.name} if run.config else {}),
-        "model": run.steps[0].model or "not recorded",
+        "model": run.model or "not recorded",
         "responses": str(run.num_responses),
         "clip fraction": "as configured" if study.match is None else f"matched at {study.goal}",
         "steps excluded": str(study.skip_steps),

@@ -1,4 +1,4 @@
-"""Runs all combinations of rules, settings and seeds in separate processes, nested under one MLflow run."""
+"""Runs all combinations of rules, settings and seeds in separate processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlzoo.core.settings import user_path
 from rlzoo.gate.fingerprint import file_facts
 from rlzoo.gate.settings import Start, check_settings
 from rlzoo.journal.state import read_fingerprint
-from rlzoo.journal.tracking.uploads import PARENT_RUN
+from rlzoo.journal.tracking.uploads import SWEEP
 from rlzoo.lab.runs import REPETITION, changed_settings, read_mapping, resolved_settings
 from rlzoo.models.machine import LAUNCHED, available_memory, cores
 from rlzoo.support.parsing import parse_json, parse_yaml
@@ -65,6 +65,12 @@ class Child:
             return dict(parse_json(lines[-1])) if lines else {}
         except (OSError, ValueError, TypeError):
             return {}
+
+
+Look = Callable[[Sequence[Child]], None]
+Ended = Callable[[Child, int], None]
+Executor = Callable[[Sequence[Child], Look, Ended], list[Child]]
+"""A function that runs the unfinished children, as `run_children` does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +179,7 @@ class SweepProcess:
 
     child: Child
     environment: dict[str, str]
-    process: mp.process.BaseProcess
+    process: Any  # a `multiprocessing.Process`, or one with its attributes
     started: float
 
     def memory(self) -> int:
@@ -186,19 +192,19 @@ class SweepProcess:
 
 def run_children(
     children: Sequence[Child],
-    jobs: int | None,
-    parent_run: str | None,
-    look: Callable[[Sequence[Child]], None],
-    ended: Callable[[Child, int], None],
+    look: Look,
+    ended: Ended,
+    jobs: int | None = None,
+    start: Callable[[Child, dict[str, str]], SweepProcess] | None = None,
 ) -> list[Child]:
     """Run every child that is not finished and wait for all of them.
 
     Args:
         children: the runs, in the order in which to start them.
-        jobs: number of children to run at once; None for one per GPU or, without GPUs, one per core if memory allows.
-        parent_run: ID of the MLflow run to which the children belong.
         look: called every half second with the children that are running.
         ended: called when a child ends, with the child and its exit code.
+        jobs: number of children to run at once; None for one per GPU or, without GPUs, one per core if memory allows.
+        start: starts a child with environment variables for its share of the machine; by default in a process forked here.
 
     Returns:
         The children that are not finished at the end because they failed or were deleted meanwhile. On Ctrl-C or SIGTERM, the
@@ -211,7 +217,7 @@ def run_children(
     try:
         while waiting or running:
             if waiting and free and (jobs is not None or _has_room(running, largest)):
-                running.append(_start(waiting.pop(0), free.pop(0), parent_run))
+                running.append((start or _start)(waiting.pop(0), free.pop(0)))
                 continue
             look([worker.child for worker in running])
             time.sleep(POLL)
@@ -243,18 +249,23 @@ def slots(jobs: int | None) -> list[dict[str, str]]:
     return [threads | {"CUDA_VISIBLE_DEVICES": names[index % gpus]} for index in range(number)]
 
 
-def _start(child: Child, environment: dict[str, str], parent_run: str | None) -> SweepProcess:
-    """Start or resume a child, whose output goes to ``logs/``."""
+def log_of(child: Child) -> Path:
+    """Return the file for the output of a child, in a folder that is created if needed."""
     log = child.path.parent / "logs" / f"{child.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
+    return log
+
+
+def _start(child: Child, environment: dict[str, str]) -> SweepProcess:
+    """Start or resume a child, whose output goes to ``logs/``."""
     # some imports query the GPUs, and CUDA cannot be used in a process forked after such a query
     context: Any = mp.get_context("spawn" if "CUDA_VISIBLE_DEVICES" in environment else "forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     words = ["rlzoo", "train", *child.arguments, *(["--resume"] if child.is_begun else [])]
     # pass all variables, because the fork server keeps those with which it was started
-    variables = {name: value for name, value in os.environ.items() if name not in LAUNCHED} | environment
-    variables |= {PARENT_RUN: parent_run} if parent_run else {}
-    process = context.Process(target=_run, args=(words, variables, log))
+    variables = {name: value for name, value in os.environ.items() if name not in LAUNCHED}
+    variables |= {**environment, SWEEP: str(child.path.parent)}
+    process = context.Process(target=_run, args=(words, variables, log_of(child)))
     process.start()
     return SweepProcess(child, environment, process, time.monotonic())
 

@@ -1,4 +1,4 @@
-"""Computes mean@k, pass@j and maj@k with intervals, over all problems and by response length."""
+"""Computes mean@k, pass@j and maj@k with intervals."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from math import comb
 from typing import Annotated
 
 import numpy as np
-import torch
 from pydantic import Field
 from scipy.special import stdtrit
 
-from rlzoo.core.fairness import NUM_BINS, bin_edges, bin_index
 from rlzoo.measure.intervals import TAIL, Array, Interval, mean_interval
 
 
@@ -37,16 +35,6 @@ class AtK:
 
     value: float
     interval: Interval
-
-
-@dataclass(frozen=True, slots=True)
-class LengthBin:
-    """The measures in one bin of response length."""
-
-    longest: int  # upper edge in tokens
-    num_responses: int  # number of responses whose length is in the bin
-    num_problems: int  # number of problems whose mean response length is in the bin
-    estimates: dict[str, AtK]  # measures without observations are omitted
 
 
 def pass_at(num_samples: int, num_right: int, j: int) -> float:
@@ -93,30 +81,6 @@ def estimates(problems: Sequence[Completions], *, votes: bool = True) -> dict[st
 def means(problems: Sequence[Completions], *, votes: bool = True) -> dict[str, float]:
     """Compute the same measures as `estimates`, but without intervals, which are slow to compute."""
     return {name: float(sums.sum() / counts.sum()) for name, (sums, counts) in _measures(problems, votes).items()}
-
-
-def by_length(problems: Sequence[Completions], *, votes: bool = True) -> list[LengthBin]:
-    """Estimate ``mean@k``, ``pass@k`` and ``maj@k`` in six quantile bins of response length, shortest first.
-
-    For mean@k, each response counts in its own bin. pass@k and maj@k are computed for whole problems, and a problem counts in
-    the bin that contains the mean length of its responses. The outer bins may therefore have few problems or none.
-    """
-    k = len(problems[0])
-    lengths = torch.tensor([[completion.length for completion in completions] for completions in problems])
-    edges = bin_edges(lengths.flatten())
-    response_bin = bin_index(lengths.flatten(), edges).reshape(lengths.shape).numpy()
-    problem_bin = bin_index(lengths.float().mean(dim=1), edges).numpy()
-    rewards = np.array([[completion.reward for completion in completions] for completions in problems], dtype=float)
-    graded, measures = ~np.isnan(rewards), _measures(problems, votes)
-    bins = []
-    for place in range(NUM_BINS):
-        in_bin, problems_in_bin = response_bin == place, (problem_bin == place).astype(float)
-        sums_and_counts = {f"mean@{k}": (np.where(in_bin & graded, rewards, 0.0).sum(axis=1), (in_bin & graded).sum(axis=1))}
-        of_problems = {name: measures[name] for name in (f"pass@{k}", f"maj@{k}") if name in measures}
-        sums_and_counts |= {name: (sums * problems_in_bin, problems_in_bin) for name, (sums, _) in of_problems.items()}
-        estimates_of_bin = {name: _estimate(sums, counts) for name, (sums, counts) in sums_and_counts.items() if counts.any()}
-        bins.append(LengthBin(int(edges[place + 1]), int(in_bin.sum()), int(problems_in_bin.sum()), estimates_of_bin))
-    return bins
 
 
 def _estimate(sums: Array, counts: Array) -> AtK:

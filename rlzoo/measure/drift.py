@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,16 +40,16 @@ class Drift:
     moved: float  # among the responses with a nonzero advantage, the share that earlier optimizer steps had moved
 
     @classmethod
-    def of(cls, updates: Sequence[ClipInputs]) -> Drift | None:
+    def of(cls, updates: Iterable[ClipInputs]) -> Drift | None:
         """Compute the drift over all updates, or return None if no response with a nonzero advantage has moved.
 
         Args:
             updates: inputs of each update, with the log-probs before its optimizer step.
         """
-        if not updates:
+        columns = [torch.cat(column) for column in zip(*map(_rows, updates), strict=True)]
+        if not columns:
             return None
-        columns = zip(*map(_rows, updates), strict=True)
-        length, total, negative, mismatch, has_moved = (torch.cat(column) for column in columns)
+        length, total, negative, mismatch, has_moved = columns
         if not bool(has_moved.any()):
             return None
         share = float(has_moved.double().mean())

@@ -27,14 +27,6 @@ def damage() -> str | None:
     return None
 
 
-def leftovers() -> str | None:
-    """Return where the other project's files are mixed with rlzoo's, or None. Uninstalling it would then damage rlzoo."""
-    for folder in sys.modules["rlzoo"].__path__:
-        if Path(folder, "algorithms", "__init__.py").is_file():
-            return f"{folder} also contains files of another project, 'rlzoo' on the package index: {_repair()}"
-    return None
-
-
 def _repair() -> str:
     from rlzoo.support.extras import how_to_install  # its imports would delay the start of every command
 

@@ -25,7 +25,7 @@ class Edges:
     high: float | None  # A > 0, upward
     low: float | None  # A < 0, downward
     ceiling: float | None  # A < 0, upward, as with a dual clip
-    inward: float | None  # A > 0, downward; no correct rule has this edge
+    inward: float | None  # A > 0, downward, as with a mask that has no sign
 
 
 @dataclass(frozen=True, slots=True)

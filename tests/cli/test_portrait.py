@@ -1,13 +1,9 @@
 """`rlzoo clips portrait`: tables."""
 
-import json
-
 
 def test_the_portrait_is_printed(rlzoo):
     code, out, err = rlzoo("clips", "portrait", "grpo", "fspo")
     assert (code, err) == (0, "")
     lines = [line.split() for line in out.splitlines()]
-    assert ["grpo", "1", "+0.182", "-0.223", "-"] in lines
-    assert ["4096", "+1.92", "-1.92", "+5.76"] in lines
-    _, out, _ = rlzoo("clips", "portrait", "grpo", "--json")
-    assert json.loads(out)["grpo"]["weights"]["A > 0"] == {"0.5": 0.5, "0.8": 0.8, "1.0": 1.0, "1.25": 0.0, "2.0": 0.0}
+    assert ["grpo", "1", "+0.182", "-", "-0.223", "-"] in lines
+    assert ["4096", "+1.92", "-", "-1.92", "+5.76"] in lines

@@ -37,6 +37,17 @@ def test_replaying_the_runs_own_rule_gives_the_metrics_it_logged(trained, record
             assert again[name] == pytest.approx(logged[name], rel=2e-4, abs=1e-6), name
 
 
+def test_a_recording_that_is_too_large_for_memory_has_the_same_results(trained, monkeypatch):
+    whole = RecordedRun.read(trained.path)
+    monkeypatch.setattr("rlzoo.lab.recorded.KEPT", 0)
+    large = RecordedRun.read(trained.path)
+    assert isinstance(whole.updates, tuple) > isinstance(large.updates, tuple)
+    for policy in (load_zoo()["fspo"](), load_zoo()["fspo-adaptive"]()):  # the second adapts from update to update
+        expected, found = (replay_matched(run, policy, 0.1, by_sign=True) for run in (whole, large))
+        assert found.profile == expected.profile
+        assert found.widths == expected.widths
+
+
 @pytest.fixture(scope="module")
 def four_epochs(tmp_path_factory):
     """A run that trains on every response four times, in eight updates per step."""

@@ -11,7 +11,6 @@ from pathlib import Path
 import mlflow
 import pytest
 
-from rlzoo.cli.sweep import parent_of
 from rlzoo.core.errors import UserError
 from rlzoo.gate.fingerprint import run_facts
 from rlzoo.journal.run_directory import RunDirectory
@@ -63,12 +62,10 @@ def test_every_policy_starts_from_the_same_model_and_the_same_responses(swept):
 
 
 @pytest.mark.long
-def test_children_are_nested_under_one_run_with_names_and_tags(swept):
+def test_the_runs_of_a_sweep_have_names_and_tags(swept):
     folder, store, _ = swept
     client = mlflow.MlflowClient(store)
-    parent = client.get_run(json.loads((folder / "sweep.json").read_text())["mlflow_run_id"])
-    assert (parent.info.run_name, parent.info.status) == ("sweep race", "FINISHED")
-    runs = client.search_runs([parent.info.experiment_id], f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'")
+    runs = client.search_runs(["1"], f"tags.sweep = '{folder.name}'")
     assert sorted(run.info.run_name for run in runs) == ["fspo-0", "grpo-0"]
     assert (folder / "compare.html").is_file()
     for child in runs:
@@ -95,13 +92,11 @@ def test_the_comparison_is_printed_and_two_runs_have_no_winner(swept):
 def test_a_restarted_sweep_keeps_finished_runs_and_accepts_more(run, swept):
     folder, store, _ = swept
     before = (folder / "fspo-0" / "summary.json").stat().st_mtime_ns
-    parent = (folder / "sweep.json").read_text()
     answer = run(command("race", clip="fspo,grpo,gspo"), folder.parent, store)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert answer.stdout.startswith(f"3 runs in {folder.name}, 2 of them already finished\n")
     assert (folder / "fspo-0" / "summary.json").stat().st_mtime_ns == before
     assert (folder / "gspo-0" / "summary.json").exists()
-    assert (folder / "sweep.json").read_text() == parent
 
 
 @pytest.mark.long
@@ -181,7 +176,7 @@ def test_a_signalled_sweep_stops_its_children_and_resumes_later(run, zygote, tmp
     assert [row["step"] for row in rows] == list(range(31))
     assert "stopped after step" in (tmp_path / "race" / "logs" / "grpo-0.log").read_text()
     client = mlflow.MlflowClient(store)
-    shown = client.search_runs(["1"], "tags.rl_rule = 'grpo' and tags.`mlflow.parentRunId` != ''")
+    shown = client.search_runs(["1"], "tags.rl_rule = 'grpo' and tags.sweep = 'race'")
     assert [child.info.status for child in shown] == ["FINISHED"]  # one run that was resumed
 
 
@@ -281,42 +276,6 @@ def test_a_run_with_an_edited_reward_is_not_reused(tmp_path, monkeypatch):
         Sweep(tmp_path / "race", ("fspo",), (0,), overrides=overrides)
 
 
-@pytest.mark.parametrize("lost", ["unknown", "deleted"])
-def test_a_sweep_whose_parent_run_was_deleted_gets_a_new_one(tmp_path, capsys, lost):
-    client = mlflow.MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
-    former = "f" * 32
-    if lost == "deleted":
-        former = parent_of(small_sweep(tmp_path))
-        client.delete_run(former)
-    (tmp_path / "sweep.json").write_text(json.dumps({"mlflow_run_id": former}))
-    parent = parent_of(small_sweep(tmp_path))
-    assert client.get_run(parent).info.lifecycle_stage == "active"
-    assert json.loads((tmp_path / "sweep.json").read_text()) == {"mlflow_run_id": parent}
-    assert f"MLflow has no active run {former} of this sweep" in capsys.readouterr().err
-    assert parent_of(small_sweep(tmp_path)) == parent
-
-
-@pytest.mark.parametrize("former", [None, "f" * 32])
-def test_a_sweep_does_not_wait_for_a_store_that_is_down(tmp_path, monkeypatch, capsys, former):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:hunter2@127.0.0.1:9")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    if former is not None:
-        (tmp_path / "sweep.json").write_text(json.dumps({"mlflow_run_id": former}))
-    assert parent_of(small_sweep(tmp_path)) == former
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("MLflow at http://127.0.0.1:9 cannot be used (")
-    assert line.endswith("; the runs continue without a new common run in MLflow")
-    assert "hunter2" not in line
-
-
-@pytest.mark.parametrize("content", ["", "[]", '{"mlflow_run_id": 3}'])
-def test_a_sweep_file_without_a_parent_run_id_is_not_overwritten(tmp_path, content):
-    (tmp_path / "sweep.json").write_text(content)
-    with pytest.raises(UserError, match=r"sweep.json' contains no MLflow run ID; remove it"):
-        parent_of(small_sweep(tmp_path))
-    assert (tmp_path / "sweep.json").read_text() == content
-
-
 REWARD = """
 import os
 def reward(problem, response):
@@ -335,7 +294,7 @@ def test_a_forked_run_has_the_present_variables_and_equals_one_that_was_not_fork
     for name in "ab":  # the fork server still has the variables of the first sweep
         monkeypatch.setenv("OF_THE_TEST", name)
         sweep = Sweep(tmp_path / name, ("fspo",), (0,), overrides=overrides, steps=2)
-        assert run_children(sweep.children, 1, None, lambda running: None, lambda child, code: None) == []
+        assert run_children(sweep.children, lambda running: None, lambda child, code: None, jobs=1) == []
     assert set((tmp_path / "variable.txt").read_text()) == {"a", "b"}
     threads = slots(1)[0]
     words = ["train", "--clip", "fspo", "--steps", "2", "--output", "alone", *(f"--set={setting}" for setting in overrides)]

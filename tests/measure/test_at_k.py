@@ -6,7 +6,7 @@ from math import comb
 import numpy as np
 import pytest
 
-from rlzoo.measure.at_k import Completion, by_length, estimates, majority, means, pass_at, passes
+from rlzoo.measure.at_k import Completion, estimates, majority, means, pass_at, passes
 from rlzoo.measure.intervals import mean_interval
 
 
@@ -71,28 +71,6 @@ def test_estimates_by_hand():
     assert means([outcome([1, 0, 0])]) == pytest.approx(
         {"mean@3": 1 / 3, "pass@1": 1 / 3, "pass@2": 2 / 3, "pass@3": 1, "maj@3": 1 / 3}
     )
-
-
-def test_a_response_counts_in_its_own_bin_and_a_problem_at_its_mean_length():
-    # lengths 1 to 12: edges at 1 + 11/6 k: 2.83, 4.67, 6.5, 8.33, 10.17; two responses in each bin
-    lengths = [(1, 2), (3, 4), (5, 6), (7, 8), (9, 12), (10, 11)]
-    rewards = [(1, 1), (1, 0), (0, 0), (1, 0), (1, 0), (0, 0)]
-    bins = by_length([outcome(reward, [0, 1], length) for reward, length in zip(rewards, lengths, strict=True)])
-    assert [row.longest for row in bins] == [2, 4, 6, 8, 10, 12]
-    assert [row.num_responses for row in bins] == [2] * 6
-    # bin 4 has the responses of length 9, right, and 10, wrong; bin 5 has those of 11 and 12, both wrong
-    assert [row.estimates["mean@2"].value for row in bins] == [1, 0.5, 0, 0.5, 0.5, 0]
-    # both problems with mean length 10.5 are in bin 5, and pass@2 is 1 for one of them
-    assert [row.num_problems for row in bins] == [1, 1, 1, 1, 0, 2]
-    assert [row.estimates["pass@2"].value for row in bins if row.num_problems] == [1, 1, 0, 1, 0.5]
-    assert [row.estimates["maj@2"].value for row in bins if row.num_problems] == [1, 0.5, 0, 0.5, 0.25]
-    assert set(bins[4].estimates) == {"mean@2"}
-
-
-def test_equal_lengths_share_one_bin():
-    bins = by_length([outcome([1, 0]), outcome([0, 0])])
-    assert [row.num_responses for row in bins] == [4, 0, 0, 0, 0, 0]
-    assert bins[1].estimates == {}
 
 
 def test_problems_without_a_value_are_left_out_of_an_interval():

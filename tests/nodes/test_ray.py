@@ -5,9 +5,11 @@ import os
 import signal
 import time
 
+import pandas as pd
 import pytest
 
-from tests.nodes.machines import ADDRESSES, FOLDER, Machines, ip, wait, why_not
+import rlzoo
+from tests.nodes.machines import ADDRESSES, FOLDER, ROOT, Machines, ip, wait, why_not
 from tests.training.short import QUICK, lines, without_times
 
 pytest.importorskip("ray", reason="needs the extra ray")
@@ -89,6 +91,11 @@ def run(machines, *words, folder=".", code=0):
     return machines.log(0)
 
 
+def run_program(machines, *words):
+    assert machines.start(0, "python", *words, environment=ENVIRONMENT).wait(300) == 0, machines.log(0)[-3000:]
+    return machines.log(0)
+
+
 def sweep(*words, settings=SETTINGS):
     sets = [word for setting in settings for word in ("--set", setting)]
     return ["sweep", "--clip", "grpo,fspo,flat", "--plugin", "flat.py", "--seeds", "2", "--steps", "3", *sets, *words]
@@ -163,6 +170,15 @@ def test_a_race_on_two_machines_equals_a_local_one(local, cluster, is_lost):
     assert ours == theirs
 
 
+def test_a_replay_in_tasks_equals_one_process(local, cluster):
+    """Both machines see the recordings, because they are outside the folder that each machine has to itself."""
+    recordings = [str(local / "local-sweep" / name) for name in ("fspo-0", "grpo-0")]
+    program = str(ROOT / "examples" / "replay_on_ray.py")
+    log = run_program(cluster, program, "fspo,grpo", *recordings)
+    expected = [{"recording": path, **rlzoo.replay(path, [rule]).rows[0]} for path in recordings for rule in ("fspo", "grpo")]
+    assert log.endswith(pd.DataFrame(expected).to_csv(index=False))
+
+
 def test_sigterm_saves_the_runs(cluster):
     process = start(cluster, *sweep("--steps", "200", "--output", "far", "--on", "ray"))
     far = cluster.folders[0] / "far"
@@ -177,7 +193,7 @@ def test_sigterm_saves_the_runs(cluster):
 QUESTIONS = f"{FOLDER}/questions.jsonl"  # outside the current directory, so it does not travel
 OTHER_DATA = ["task.name=math_file", f"task.path={QUESTIONS}", "task.reward=grade:grade", "tracking.mlflow=false"]
 MISTAKES = {
-    "--on 'slurm': unknown (allowed: local, ray)": sweep("--on", "slurm"),
+    "--on 'pbs': unknown (allowed: local, ray, slurm)": sweep("--on", "pbs"),
     "a run needs 3 CPUs and 0 GPUs, and no node has them": sweep("--on", "ray", "--cpus", "3"),
     f"{QUESTIONS!r} does not exist on the node machine-1": sweep("--on", "ray", settings=OTHER_DATA),
 }

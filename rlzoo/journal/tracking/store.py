@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -93,16 +93,6 @@ def is_missing(uri: str) -> bool:
 def _sqlite_file(uri: str) -> Path | None:
     name = uri.removeprefix("sqlite:///").partition("?")[0]
     return None if name == uri or name.startswith((":", "file:")) or not name else Path(name).resolve()
-
-
-def open_parent(experiment: str, run_name: str, tags: Mapping[str, str], former: str | None = None) -> str:
-    """Return the ID of the MLflow run that contains other runs, which is ``former`` if the store has it, or else a new run."""
-    with connected() as client:
-        if former and (run := find_run(client, former)) and run.info.lifecycle_stage == "active":
-            return former
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment
-        entry = experiment_id(client, name, os.environ.get(EXPERIMENT_ID))
-        return str(client.create_run(entry, run_name=run_name, tags=dict(tags)).info.run_id)
 
 
 def find_run(client: Any, run_id: str) -> Any:

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 DEFAULT_STORE = "sqlite:///mlflow.db"
 EXPERIMENT_ID = "MLFLOW_EXPERIMENT_ID"  # MLflow's environment variable
-PARENT_RUN = "RLZOO_MLFLOW_PARENT_RUN"  # environment variable with the ID of the parent run, which a sweep sets for its runs
+SWEEP = "RLZOO_SWEEP"  # environment variable with the folder of the sweep that a run belongs to
 FOLDER = "tracking"
 LONGEST_PARAM = 6000  # maximum number of characters, which is MLflow's own limit
 
@@ -54,12 +54,11 @@ class Upload:
     @classmethod
     def new(cls, experiment: str, name: str, *, tags: Mapping[str, str], params: Mapping[str, Any], **others: Any) -> Self:
         """Create an upload that starts at the current time. ``others`` sets further fields by name."""
-        parent = os.environ.get(PARENT_RUN)
         ours = {
             "mlflow.user": psutil.Process().username(),
             "mlflow.source.type": "LOCAL",
             **({"mlflow.source.git.commit": tags["git_commit"]} if tags.get("git_commit") else {}),
-            **({"mlflow.parentRunId": parent} if parent else {}),
+            **({"sweep": sweep} if (sweep := os.environ.get(SWEEP)) else {}),
         }
         return cls(
             id=uuid.uuid4().hex,

@@ -1,15 +1,17 @@
-"""The scripts of docs/how-to/cluster.md train on two machines."""
+"""Slurm and SkyPilot train on two machines: the scripts of docs/how-to/cluster.md, and a sweep with ``--on slurm``."""
 
+import os
 import re
 import shutil
+import signal
 import subprocess
 import time
 
 import pytest
 
 from rlzoo.support.parsing import parse_yaml
-from tests.nodes.machines import ADDRESSES, FOLDER, ROOT, Machines, wait, why_not
-from tests.training.short import QUICK, lines
+from tests.nodes.machines import ADDRESSES, FOLDER, ROOT, Machines, ip, wait, why_not
+from tests.training.short import QUICK, lines, without_times
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
@@ -27,6 +29,7 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 MpiDefault=none
 ReturnToService=2
+SlurmdTimeout=20
 SelectType=select/linear
 NodeName=machine-0 NodeAddr={ADDRESSES[0]} CPUs=2
 NodeName=machine-1 NodeAddr={ADDRESSES[1]} CPUs=2
@@ -76,13 +79,17 @@ def cluster(tmp_path):
     subprocess.run(["munged", "--stop"], check=True)
 
 
-def submit(machines, script):
-    """Submit a script on machine 0 as soon as the controller answers, and wait for its end; returns what it printed."""
-    (machines.folders[0] / "job.sh").write_text(script)
+def wait_for_the_controller(machines):
     for _ in range(30):
         if machines.start(0, "sinfo", environment=ENVIRONMENT).wait(60) == 0:
             break
         time.sleep(1)
+
+
+def submit(machines, script):
+    """Submit a script on machine 0, and wait for its end; returns what it printed."""
+    (machines.folders[0] / "job.sh").write_text(script)
+    wait_for_the_controller(machines)
     # every machine has its own interface, but Slurm gives the job the variables of machine 0
     words = ["env", "-u", "GLOO_SOCKET_IFNAME", "sbatch", "--wait", "--output=job.log", "job.sh"]
     machines.start(0, *words, environment=ENVIRONMENT).wait(400)
@@ -104,6 +111,51 @@ def test_the_run_is_saved_before_the_time_limit_of_slurm(cluster):
     done = len(lines(run / "metrics.jsonl")) - 1
     assert done > 0, log
     assert (run / "checkpoints" / f"step-{done:06d}").is_dir(), log
+
+
+def sweep(machines, folder, *words):
+    """Start a sweep of four runs on machine 0, with the runs on both machines."""
+    sets = [word for setting in (*QUICK, "checkpoint.every=1", "tracking.mlflow=false") for word in ("--set", setting)]
+    command = ["python", "-m", "rlzoo", "sweep", "--clip", "fspo,grpo", "--seeds", "2", *sets, *words]
+    return machines.start(0, "env", "-C", str(folder), *command, environment=ENVIRONMENT)
+
+
+def rows(folder):
+    return {path.parent.name: without_times(lines(path)) for path in sorted(folder.glob("*/metrics.jsonl"))}
+
+
+@needs_slurm
+@pytest.mark.parametrize("fault", [None, "machine lost", "stopped"])
+def test_a_sweep_with_slurm_has_the_numbers_of_a_local_one(cluster, tmp_path, fault):
+    wait_for_the_controller(cluster)
+    steps = ("--steps", "3" if fault is None else "100")
+    local = sweep(cluster, tmp_path, "--output", "local", "--jobs", "2", *steps)
+    assert wait([local], limit=600)[0] == [0], cluster.log(0)
+    words = ("--output", "slurm", "--on", "slurm", *steps)
+    process = sweep(cluster, tmp_path, *words)
+    while fault and len(list((tmp_path / "slurm").glob("*/checkpoints/step-*"))) < 2:
+        assert process.poll() is None, cluster.log(0)
+        time.sleep(0.1)
+    if fault == "machine lost":
+        for id_ in ip("netns", "pids", cluster.names[1]).split():
+            os.kill(int(id_), signal.SIGKILL)
+    if fault == "stopped":
+        process.terminate()
+        assert wait([process])[0] == [143], cluster.log(0)
+        assert not subprocess.run(["pgrep", "-f", "rlzoo train"], check=False, capture_output=True).stdout
+        process = sweep(cluster, tmp_path, *words)
+    assert wait([process], limit=600)[0] == [0], cluster.log(0)
+    assert rows(tmp_path / "slurm") == rows(tmp_path / "local")
+
+
+@needs_slurm
+def test_slurm_runs_nothing_without_the_resources_or_a_shared_file_system(cluster):
+    wait_for_the_controller(cluster)
+    assert sweep(cluster, cluster.folders[0], "--on", "slurm", "--cpus", "64").wait(60) == 2
+    assert cluster.log(0).startswith("rlzoo: --on slurm: ")
+    assert sweep(cluster, FOLDER, "--on", "slurm", "--output", "s", "--jobs", "2").wait(120) == 1
+    logs = [path.read_text() for path in (cluster.folders[0] / "s" / "logs").iterdir()]
+    assert any("does not exist on machine-1; --on slurm needs a shared file system" in log for log in logs), logs
 
 
 def test_the_script_of_skypilot_trains_on_two_machines(tmp_path):
