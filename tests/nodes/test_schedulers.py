@@ -29,7 +29,7 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 MpiDefault=none
 ReturnToService=2
-SlurmdTimeout=20
+SlurmdTimeout=10
 SelectType=select/linear
 NodeName=machine-0 NodeAddr={ADDRESSES[0]} CPUs=2
 NodeName=machine-1 NodeAddr={ADDRESSES[1]} CPUs=2
@@ -116,7 +116,7 @@ def test_the_run_is_saved_before_the_time_limit_of_slurm(cluster):
 def sweep(machines, folder, *words):
     """Start a sweep of four runs on machine 0, with the runs on both machines."""
     sets = [word for setting in (*QUICK, "checkpoint.every=1", "tracking.mlflow=false") for word in ("--set", setting)]
-    command = ["python", "-m", "rlzoo", "sweep", "--clip", "fspo,grpo", "--seeds", "2", *sets, *words]
+    command = ["python", "-m", "rlzoo", "sweep", "--clip", "fspo,grpo", "--seeds", "2", "--steps", "30", *sets, *words]
     return machines.start(0, "env", "-C", str(folder), *command, environment=ENVIRONMENT)
 
 
@@ -124,14 +124,21 @@ def rows(folder):
     return {path.parent.name: without_times(lines(path)) for path in sorted(folder.glob("*/metrics.jsonl"))}
 
 
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    """The metrics of a sweep on one machine."""
+    machines = Machines(tmp_path_factory.mktemp("alone"))
+    code = sweep(machines, machines.folders[0], "--output", "local", "--jobs", "2").wait(600)
+    assert code == 0, machines.log(0)
+    machines.close()
+    return rows(machines.folders[0] / "local")
+
+
 @needs_slurm
 @pytest.mark.parametrize("fault", [None, "machine lost", "stopped"])
-def test_a_sweep_with_slurm_has_the_numbers_of_a_local_one(cluster, tmp_path, fault):
+def test_a_sweep_with_slurm_has_the_numbers_of_a_local_one(local, cluster, tmp_path, fault):
     wait_for_the_controller(cluster)
-    steps = ("--steps", "3" if fault is None else "100")
-    local = sweep(cluster, tmp_path, "--output", "local", "--jobs", "2", *steps)
-    assert wait([local], limit=600)[0] == [0], cluster.log(0)
-    words = ("--output", "slurm", "--on", "slurm", *steps)
+    words = ("--output", "slurm", "--on", "slurm")
     process = sweep(cluster, tmp_path, *words)
     while fault and len(list((tmp_path / "slurm").glob("*/checkpoints/step-*"))) < 2:
         assert process.poll() is None, cluster.log(0)
@@ -145,7 +152,7 @@ def test_a_sweep_with_slurm_has_the_numbers_of_a_local_one(cluster, tmp_path, fa
         assert not subprocess.run(["pgrep", "-f", "rlzoo train"], check=False, capture_output=True).stdout
         process = sweep(cluster, tmp_path, *words)
     assert wait([process], limit=600)[0] == [0], cluster.log(0)
-    assert rows(tmp_path / "slurm") == rows(tmp_path / "local")
+    assert rows(tmp_path / "slurm") == local
 
 
 @needs_slurm
