@@ -40,12 +40,11 @@ def check(kind: Kind, plugins: Sequence[Any], *, as_json: bool) -> list[dict[str
             passed = reached(plugin)
             portrait = testing.portrait(plugin) if kind is CLIPS else None
         laws, number = [_as_dict(outcome) for outcome in outcomes], min((branch.reached for branch in passed), default=NONE)
-        reports.append({"name": plugin.name, "laws": laws, "reached": number})
+        drawn = {"portrait": portrait and as_dict(portrait)} if kind is CLIPS else {}
+        reports.append({"name": plugin.name, "laws": laws, "reached": number, **drawn})
         if not as_json:
             _print(console, plugin, outcomes, {law.name: law.statement for law in laws_for(plugin)})
             console.print(f"{_reach(passed)}\n")
-        if kind is CLIPS:
-            reports[-1]["portrait"] = portrait and as_dict(portrait)
         if portrait and not as_json:
             beside = [] if plugin.name == COMPARED else [testing.portrait(load_zoo()[COMPARED]())]
             print_portraits(console, [portrait, *beside])
@@ -53,12 +52,13 @@ def check(kind: Kind, plugins: Sequence[Any], *, as_json: bool) -> list[dict[str
 
 
 def _print(console: Plain, plugin: Any, outcomes: list[Outcome], statements: dict[str, str]) -> None:
-    rows = table("<", "<law", "<", "<")
+    rows, first = table("<", "<law", "<", "<"), {outcome.detail: outcome for outcome in reversed(outcomes)}
     for number, outcome in enumerate(outcomes, start=1):
-        rows.add_row(str(number), outcome.law, Text(outcome.status, style=STYLES[outcome.status]), Text(outcome.detail))
+        detail = outcome.detail if first[outcome.detail] is outcome else bool(outcome.detail) * "the same"
+        rows.add_row(str(number), outcome.law, Text(outcome.status, style=STYLES[outcome.status]), Text(detail))
     console.print(Text.assemble((plugin.name, "bold"), f"  {plugin.paper}"))  # `Text`, so that brackets are not read as markup
     console.print(rows)
-    for outcome in outcomes:
+    for outcome in (one for one in outcomes if first[one.detail] is one):
         if outcome.status == "fail":
             console.print(f"\n{outcome.law}: {statements[outcome.law]}", style="bold")
         if outcome.inputs is not None:

@@ -63,8 +63,7 @@ def compare(
         print(json.dumps(result.as_dict(), indent=2))
     else:
         _print(Plain(), result)
-    if csv or latex:
-        save_tables(result.tables(), csv, latex)
+    save_tables(result.tables(), csv, latex)
     if page:
         write_page(page, comparison_report(result))
         Plain(stderr=as_json).print(f"report {os.path.relpath(page)}")

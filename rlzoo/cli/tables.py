@@ -84,7 +84,8 @@ def save_tables(tables: Sequence[ReportTable], csv_file: Path | None, latex: Pat
 
 def _as_csv(content: ReportTable) -> str:
     stream, (heads, rows) = io.StringIO(), content.flat()
-    csv.writer(stream, lineterminator="\n").writerows([heads, *rows])
+    cells = ([float(f"{cell:.12g}") if isinstance(cell, float) else cell for cell in row] for row in rows)
+    csv.writer(stream, lineterminator="\n").writerows([heads, *cells])
     return stream.getvalue()
 
 

@@ -138,7 +138,7 @@ def _train(run: RunConfig, resume: bool, allow_changed: bool, is_quiet: bool, as
             console.print(f"resume with: rlzoo train --resume --output {shlex.quote(str(path))}")
         raise
     if is_main:
-        _print_result(console, result, held_out, is_quiet=is_quiet, as_json=as_json)
+        _print_result(console, result, run, is_quiet=is_quiet, as_json=as_json)
     leave_process_group()
 
 
@@ -148,7 +148,7 @@ def announce_plugins(run: RunConfig) -> None:
         logger.info("plugin loaded: %s (%s)", source, ", ".join(policies))
 
 
-def _print_result(console: Plain, result: RunResult, held_out: str, *, is_quiet: bool, as_json: bool) -> None:
+def _print_result(console: Plain, result: RunResult, run: RunConfig, *, is_quiet: bool, as_json: bool) -> None:
     accuracies = [metrics["eval/accuracy"] for metrics in result.metrics if "eval/accuracy" in metrics]
     if as_json:
         first, last = (accuracies[0], accuracies[-1]) if accuracies else (None, None)
@@ -156,7 +156,7 @@ def _print_result(console: Plain, result: RunResult, held_out: str, *, is_quiet:
         console.out(json.dumps({"result": summary}), highlight=False)
         return
     if accuracies:
-        console.print(f"held-out {held_out} {accuracies[0]:.3f} -> {accuracies[-1]:.3f}")
+        console.print(f"held-out {run.held_out_score} {accuracies[0]:.3f} -> {accuracies[-1]:.3f}")
     if result.profile is not None and not is_quiet:
         console.print(clip_by_length(result.profile, console))
     if not any("learner/grad_norm" in metrics for metrics in result.metrics):
@@ -168,6 +168,7 @@ def _print_result(console: Plain, result: RunResult, held_out: str, *, is_quiet:
     if page.is_file():
         console.print(f"clip decisions in individual responses: {page}")
     if len(list(folder.glob("*/summary.json"))) > 1:
-        console.print(f"compare the finished runs in {folder}: rlzoo compare {shlex.quote(str(folder))}")
+        plugins = "".join(f" --plugin {shlex.quote(os.path.relpath(path))}" for path in run.plugins)
+        console.print(f"compare the finished runs in {folder}: rlzoo compare {shlex.quote(str(folder))}{plugins}")
     if result.mlflow_run_id:
         console.print("view the runs in MLflow: rlzoo ui")

@@ -119,8 +119,9 @@ def test_a_custom_reward_is_not_called_accuracy_and_comparable_runs_are_listed(r
     assert re.search(r"^held-out reward -0\.\d{3} -> -0\.\d{3}$", out, re.M)
     assert "accuracy" not in out
     assert "rlzoo compare" not in out  # there is nothing to compare with
-    out = rlzoo("train", "--output", "runs/other", "--clip", "gspo", *more)[1]
-    assert out.splitlines()[-1] == "compare the finished runs in runs: rlzoo compare runs"
+    (folder / "my rule.py").write_text("import rlzoo\n\n@rlzoo.hookimpl\ndef rlzoo_clip_policies():\n    return []\n")
+    out = rlzoo("train", "--output", "runs/other", "--clip", "gspo", "--plugin", "my rule.py", *more)[1]
+    assert out.splitlines()[-1] == "compare the finished runs in runs: rlzoo compare runs --plugin 'my rule.py'"
     out = rlzoo("compare", "runs", "--csv", "table.csv")[1]
     assert "score: held-out reward at the end" in out
     assert "accuracy" not in out + (folder / "table.csv").read_text() + (folder / "runs" / "compare.html").read_text()
