@@ -1,4 +1,4 @@
-"""Counts the operators and host reads per decoded token for each way of sampling with fewer calls than `generate`.
+"""Counts the operators and host reads per decoded token for each sampling method that makes fewer calls than `generate`.
 
     python -m examples.bench.launches               # the tiny shape, a minute on a CPU
     python -m examples.bench.launches qwen3-0.6b    # needs 4 GB of memory

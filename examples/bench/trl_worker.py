@@ -15,7 +15,7 @@ from examples.bench.cases import GROUP, Case, find
 
 
 def main(name: str, folder: str) -> None:
-    """Run a step in each turn, which consists of one generation and the case's number of optimizer steps."""
+    """In each turn, run one step, which consists of one generation and the case's number of optimizer steps."""
     from datasets import Dataset
     from transformers import TrainerCallback
     from trl import GRPOTrainer

@@ -90,7 +90,7 @@ def log_probs(setting: Setting, engine: str, dtype: str) -> Outcome:
 
 
 def resume(setting: Setting) -> Outcome:
-    """Compare the weights and metrics of two 4-step runs and of a run that is resumed after 2 steps for 2 more."""
+    """Compare the weights and metrics of two 4-step runs and of a run that stops after 2 steps and is resumed for 2 more."""
     folder = Path(tempfile.mkdtemp(prefix="rlzoo-gpu-resume-"))
     whole, again = _trained(folder / "whole", 4), _trained(folder / "again", 4)
     _trained(folder / "parts", 2)

@@ -152,7 +152,7 @@ def off_policy(learner: Learner, data: Data) -> ScoredBatch:
 
 
 def gradient_of(learner: Learner, batch: ScoredBatch) -> dict[str, Tensor]:
-    """Return each weight's gradient for one step on the whole batch, on the CPU in float64."""
+    """Return each weight's gradient for one step on the whole batch, as a float64 tensor on the CPU."""
     learner.accumulate(batch, torch.arange(len(batch)))
     found = {
         name: torch.zeros_like(each) if each.grad is None else each.grad

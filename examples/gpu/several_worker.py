@@ -24,7 +24,7 @@ def start(quick: bool) -> dict[str, Tensor]:
 
 
 def three_updates(launch: dict[str, Any], quick: bool) -> dict[str, Tensor]:
-    """Return the weights after three updates, on the CPU."""
+    """Return the weights after three updates, moved to the CPU."""
     data = make_data("fspo", quick)
     config = LearnerConfig(lr=1e-3, max_grad_norm=0.5, max_tokens_per_micro_batch=96)
     accelerator = make_accelerator(LaunchConfig(**launch), config)

@@ -42,7 +42,7 @@ def rate(dtype: torch.dtype) -> float:
 
 
 def products(setting: Setting) -> Outcome:
-    """Measure the rate of matrix products, which utilisation is relative to."""
+    """Measure the rate of matrix products, to which utilisation is relative."""
     rates = {str(dtype)[6:]: rate(dtype) / 1e12 for dtype in (torch.float32, torch.bfloat16)}
     values: dict[str, Any] = {f"{name}_teraflops": value for name, value in rates.items()}
     values["tf32"] = torch.backends.cuda.matmul.allow_tf32
@@ -90,7 +90,7 @@ def outcome_of(values: dict[str, Any]) -> Outcome:
 
 
 def steps(run: Any) -> Outcome:
-    """Measure whole steps of a run by phase. Scoring is a forward pass on all responses."""
+    """Measure whole steps of a run, phase by phase. Scoring is a forward pass on all responses."""
     from rlzoo.training import loop
 
     clocks = {phase: turns.Clock() for phase in ("sampling", "learning")}
@@ -132,7 +132,7 @@ def steps(run: Any) -> Outcome:
 
 
 def whole(setting: Setting, name: str) -> Outcome:
-    """Measure whole steps of the default run, SmolLM2 on sums, or the Qwen3 shape."""
+    """Measure whole steps of the default run, of SmolLM2 on sums, or of the Qwen3 shape."""
     from examples.bench.rlzoo_worker import make_run
     from rlzoo import RunConfig
     from rlzoo.gate.enter import enter

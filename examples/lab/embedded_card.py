@@ -53,7 +53,7 @@ def accuracy_table(samples: list[Sample]) -> str:
 def model_card(
     parameters: int, solutions: int, samples: list[Sample], numbers: dict[str, float], options: argparse.Namespace
 ) -> str:
-    """Return the model's README, which describes the model, how it was made, and its measurements."""
+    """Return the model's README, which describes the model and how it was made, and lists its measurements."""
     percentiles = quantiles((sample.length for sample in samples), n=20)
     command = f"python examples/lab/make_embedded_model.py --seed {options.seed} --steps {options.steps} --slip {options.slip}"
     measured = "\n".join(f"| {what} | {number:.3f} |" for what, number in numbers.items())

@@ -3,8 +3,8 @@
     rlzoo train --config guess --clip fspo --output runs/guess
     python examples/lab/episode_picture.py runs/guess docs/images/episodes.svg
 
-The first game in the picture is the first loss in the first step. The second game, from the last step, is the first win that
-took more than four turns and began with at least as wide a range as the first game.
+The first game in the picture is the first game lost in the first step. The second game, from the last step, is the first win
+that took more than four turns and began with at least as wide a range as the first game.
 """
 
 from __future__ import annotations

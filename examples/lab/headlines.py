@@ -81,7 +81,7 @@ def evenness(rows: Sequence[Row]) -> list[Headline]:
 
 
 def flat(rows: Sequence[Row]) -> dict[str, tuple[int, int]]:
-    """Return, for each rule, how many runs matched by sign have an error indistinguishable from 0, and the total."""
+    """Count, for each rule, the runs matched by sign: those with an error indistinguishable from 0, and all of them."""
     found: dict[str, tuple[int, int]] = {}
     for row in rows:
         if row["seed"] != "all" and row["part"] == "all" and row["matched"] == "by sign":

@@ -7,8 +7,8 @@ SmolLM2-135M-Instruct writes texts of 16 to 2,048 tokens to 2,000 different prom
 every other length and tested on the texts of the lengths in between:
 
 - ``a L + b L^2``: all tokens have the same variance, and the tokens of a text share a component.
-- ``tokens``: the sum over the first L positions of the variance of the token log-ratio at that position. This model has no
-  common component but lets the variance depend on the position.
+- ``tokens``: the sum of the variances of the token log-ratio at the first L positions. This model has no common component
+  but lets the variance depend on the position.
 
 The command writes ``length-law-texts.csv``, with a row for each text, and ``length-law-texts-fit.csv``, with a row for each
 kind of step and model. Results are kept in FOLDER. To resume, repeat the command.
@@ -170,7 +170,7 @@ def sums(log_ratios: Mapping[str, Mapping[str, Array]], batches: Sequence[Batch]
 
 
 def summed_token_variances(rows: Sequence[Array], lengths: Array) -> Array:
-    """Return, for each length L, the sum over the first L positions of the variance of the token log-ratio at that position."""
+    """Return, for each length L, the sum of the variances of the token log-ratio at the first L positions."""
     longest = max(len(row) for row in rows)
     padded = np.full((len(rows), longest), np.nan)
     for target, row in zip(padded, rows, strict=True):

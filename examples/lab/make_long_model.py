@@ -88,7 +88,7 @@ def solution_with_slips(question: str, slip: float, generator: random.Random) ->
 
 
 def texts(task: Task, ratio: float, slip: float, generator: random.Random) -> Iterator[tuple[str, int]]:
-    """Yield questions with solutions and the questions' lengths, keeping multiplier k with probability ``ratio ** (k - 1)``."""
+    """Yield each question and solution, and the question's length. Keep multiplier k with probability ``ratio ** (k - 1)``."""
     start = FIRST_PROBLEM
     while True:
         for problem in task.train_problems(start, POOL):
@@ -98,7 +98,7 @@ def texts(task: Task, ratio: float, slip: float, generator: random.Random) -> It
 
 
 def batches(ratio: float, slip: float, seed: int) -> Iterator[tuple[list[tuple[str, int]], int]]:
-    """Yield batches of three kinds with about the same number of tokens, each with the length at which it is cut off."""
+    """Yield batches of three kinds with about the same number of tokens, each paired with the length at which it is cut off."""
     generator = random.Random(seed)
     short, long = (
         texts(build_task({"name": "recurrence", "seed": seed, **limits}), ratio, slip, generator)

@@ -1,4 +1,4 @@
-"""Measures the shares of a learner step that the plugin interface spends calling the policy and checking its result.
+"""Measures the shares of a learner step's time that the plugin interface takes to call the policy and check its result.
 
 ``python examples/lab/measure_boundary.py [NAME ...]`` times optimizer steps with the model and batch of the default run. For
 each step, it also times the policy call alone and everything that depends on the policy: the call, the checks, the

@@ -1,4 +1,4 @@
-"""Measures how much peak memory and time chunking the log-probs saves. Each variant runs in a separate process.
+"""Measures the peak memory and the time saved by chunking the log-probs. Each variant runs in a separate process.
 
 python examples/lab/measure_log_probs.py --model smollm2 --rows 8 --tokens 512
 """

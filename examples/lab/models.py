@@ -107,7 +107,7 @@ class Prompts(Task):
 
 
 class Plain:
-    """A copy of a model that only transformers loads, for passes that involve no code of rlzoo."""
+    """A copy of a model, loaded by transformers alone, for passes that involve no rlzoo code."""
 
     def __init__(self, folder: Path) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -186,7 +186,7 @@ CONFIRMED_BY = {
 
 
 def confirmed(message: str, changes: Mapping[str, float | str]) -> str:
-    """Return how plain passes show the property that a refusal names, or that they do not."""
+    """Return how plain passes confirm the property that a refusal names, or state that they do not."""
     names = next((names for words, names in CONFIRMED_BY.items() if re.search(words, message)), ())
     for change in (changes[name] for name in names):
         if isinstance(change, str) or not change <= TOLERANCE:

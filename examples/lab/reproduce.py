@@ -225,7 +225,7 @@ MASKS = {
 
 
 def masks(lab: Lab) -> None:
-    """Experiment 5, second part: the share of responses 16 to 31 updates old that each correction keeps at each length."""
+    """Experiment 5, second part: the share that each correction keeps, by length, of responses 16 to 31 updates old."""
     settings = (*NO_WEIGHTS, "eval.num_problems=0", "rollout.num_prompts=64", "learner.num_minibatches=16")
     words = [] if lab.quick else ["--steps", "20"]
     rows = []

@@ -1,4 +1,4 @@
-"""Prints, for each run directory, the held-out accuracy before and after training and the clip fraction, also by length.
+"""Prints, for each run directory, the held-out accuracy before and after training and the clip fraction, overall and by length.
 
 python examples/lab/summarise_runs.py runs/*
 """

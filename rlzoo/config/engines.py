@@ -1,4 +1,4 @@
-"""Describes the sampling engines, one of which ``rollout.engine`` selects."""
+"""Describes the sampling engines that ``rollout.engine`` can select."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def without_userinfo(uri: str) -> str:
 
 
 def environment_secrets() -> list[str]:
-    """Return the secrets in environment variables, longest first: values of secret-like names, and passwords in URLs."""
+    """Return the secrets in environment variables, longest first: values under secret-like names, and passwords in URLs."""
     secrets: set[str] = set()
     for name, value in os.environ.items():
         if is_secret_name(name) and not _IS_A_PATH.fullmatch(name):

@@ -75,7 +75,7 @@ def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
 
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
-    """Format as one line the first mistake that a pydantic error reports: the key, what was given and what is allowed.
+    """Format the first mistake in a pydantic error as one line: the key, what was given and what is allowed.
 
     Args:
         error: an error raised by ``model``.

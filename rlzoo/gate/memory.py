@@ -1,4 +1,4 @@
-"""Estimates one device's peak memory usage by the learner, the reference model and the sampler."""
+"""Estimates the peak memory that the learner, the reference model and the sampler use on one device."""
 
 from __future__ import annotations
 

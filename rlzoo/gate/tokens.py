@@ -185,7 +185,7 @@ def _check_recorded(
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase, end_ids: frozenset[int]) -> int | None:
-    """Return the control token that ends a turn in the chat template, or None if there is none or an end token ends turns."""
+    """Return the control token that ends turns in the chat template, or None if there is none or if an end token ends turns."""
     turn = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": ANSWER}]
     try:
         text = rendered(tokenizer, turn, closed=True).rpartition(ANSWER)[2].lstrip()
@@ -228,7 +228,7 @@ def _check_contents(
 
 
 def _letters(text: str) -> str:
-    """Return the letters and digits of a text, normalized to remove differences that tokenizers may drop."""
+    """Return the letters and digits of a text, normalized to remove distinctions that tokenizers may drop."""
     return "".join(filter(str.isalnum, unicodedata.normalize("NFKC", text).casefold()))
 
 
@@ -263,7 +263,7 @@ def local_tokenizer(path: str) -> PreTrainedTokenizerBase | None:
 
 
 def question_counts(task: Task, wanted: int) -> list[tuple[int, str]]:
-    """Return messages to log: the run's number of questions, and a warning if fewer than ``wanted`` are held out."""
+    """Return messages to log: the number of questions in the run, and a warning if fewer than ``wanted`` are held out."""
     size, held_out = (task.num_problems(held_out=side) for side in (False, True))
     held_out = len(task.held_out_problems(wanted)) if held_out is None else held_out
     counts = f"task {task.name}: {'endless' if size is None else f'{size:,}'} training questions, {held_out:,} held out"

@@ -209,7 +209,7 @@ def _stacked(tensors: Sequence[Tensor]) -> Tensor:
 
 
 class RecordingTrainer(GRPOTrainer):  # type: ignore[misc]  # untyped
-    """A `GRPOTrainer` that writes its rollouts and log-probs to a folder. All else, including TRL's loss, stays the same."""
+    """A `GRPOTrainer` that writes its rollouts and log-probs to a folder. The rest, including TRL's loss, stays the same."""
 
     policy: ClipPolicy | None = None
     recorder: RolloutRecorder | None = None
@@ -429,7 +429,7 @@ class ClipPolicyTrainer(RecordingTrainer):
         return others + loss
 
     def _without_advantages(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return inputs with advantages of 0, which remove from the loss only the term of TRL's own rule."""
+        """Return inputs with advantages of 0, so that only the term of TRL's own rule is removed from the loss."""
         without = {**inputs, "advantages": torch.zeros_like(inputs["advantages"])}
         if not (self.beta and self.args.use_bias_correction_kl):  # nothing else needs the ratio, and it may overflow
             without.pop("old_per_token_logps", None)

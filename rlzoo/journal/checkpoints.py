@@ -1,7 +1,7 @@
 """Rotates checkpoints and cleans up after a process that was killed while writing or removing one.
 
 `RunDirectory.checkpoint` writes a checkpoint under a temporary name and renames it when it is complete. Only checkpoints
-with the ID of this run are removed. Of these, only the sealed files are removed, so that files that a user added are kept.
+with the ID of this run are removed. Of these, only the sealed files are removed, so files added by a user are kept.
 """
 
 from __future__ import annotations

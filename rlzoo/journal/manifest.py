@@ -39,7 +39,7 @@ def check_model(path: str) -> None:
 def damage(folder: Path, is_checked: Callable[[str], bool] = lambda name: True) -> str | None:
     """Describe the damage to a sealed folder, such as ``"model.safetensors was changed"``, or return None if it is intact.
 
-    Files that were added later are not checked. ``is_checked`` selects the sealed files to check by their relative paths.
+    Files that were added later are not checked. ``is_checked`` selects, by relative path, the sealed files to check.
 
     Raises:
         UserError: there is no permission to read a file, so its content is unknown.

@@ -82,7 +82,7 @@ def differences_page(study: Study) -> str:
 
 
 def _differences(study: Study) -> Iterator[tuple[float, float, int, int, bool]]:
-    """Yield the responses that the study counts, which have a nonzero advantage, once for each update that contains them.
+    """Yield the responses that the study counts (those with a nonzero advantage), once for each update that contains them.
 
     An item holds the negated share of tokens that only one rule clips, the negated mean difference of the tokens' gradient
     weights, the index of the update, the row in the update, and whether the advantage is positive.
@@ -98,7 +98,7 @@ def _differences(study: Study) -> Iterator[tuple[float, float, int, int, bool]]:
 
 
 def _treatments(study: Study, number: int, update: RecordedUpdate, is_above: bool) -> Iterator[Treatment]:
-    """Yield each rule's table, clip decisions and gradient weights for an update, with its widths for one sign of A."""
+    """For an update, yield each rule's table, clip decisions and gradient weights at the rule's widths for one sign of A."""
     for rule in study.rules:
         side = rule.above if is_above and rule.above else rule
         judged, on_policy, table = applied(study.run, update, side.states[number])

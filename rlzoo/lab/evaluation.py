@@ -129,7 +129,7 @@ def default_output(config: EvaluationConfig) -> Path:
 
 
 def _run_of(path: str, overrides: Sequence[str]) -> RunConfig:
-    """Return the configuration of a run, given its directory or one of its checkpoints, for sampling in this process."""
+    """Return a run's configuration for sampling in this process, given the run's directory or one of its checkpoints."""
     folder = user_path(path).absolute()
     file = next((parent / "config.yaml" for parent in (folder, *folder.parents[1:2]) if (parent / "run.json").is_file()), None)
     if file is None:

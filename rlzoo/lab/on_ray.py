@@ -216,7 +216,7 @@ class Cluster:
 
 
 def package(child: Child, cpus: int) -> tuple[FILES, list[str], dict[str, str]]:
-    """Return what is sent to a run's node: files (the user's and the run directory), the command, and environment variables.
+    """Return what is sent to a run's node: files (the user's and the run directory's), the command, and environment variables.
 
     The files are plugins, configs, and the code and data that the settings name. They keep their paths relative to the current
     directory. Files that ``.gitignore`` excludes are sent too.

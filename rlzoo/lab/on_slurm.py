@@ -30,10 +30,10 @@ class Slurm:
     """The resources of each run, and the maximum number of runs at once. Other options are set by srun's variables."""
 
     def __init__(self, cpus: int = 1, gpus: int = 0, jobs: int | None = None) -> None:
-        """Check that Slurm can be reached and has the resources.
+        """Check that Slurm can be reached and has the required resources.
 
         Raises:
-            UserError: it cannot or has not; the message is Slurm's.
+            UserError: Slurm cannot be reached or lacks the resources; the message is Slurm's.
         """
         if shutil.which("srun") is None:
             raise UserError("--on slurm: srun is not installed here; start the command on a machine of the cluster")
@@ -46,7 +46,7 @@ class Slurm:
                 raise UserError(f"--on slurm: {'; '.join(tested.stderr.splitlines()).replace('srun: error: ', '')}")
 
     def run(self, children: Sequence[Child], look: Look, ended: Ended) -> list[Child]:
-        """Run every unfinished child, and then again those that Slurm ended; see `rlzoo.lab.sweep.run_children`."""
+        """Run every unfinished child, and then rerun those that Slurm ended; see `rlzoo.lab.sweep.run_children`."""
         codes: dict[str, int] = {}
 
         def note(child: Child, code: int) -> None:
@@ -72,7 +72,7 @@ class Slurm:
 
 
 class _Srun(subprocess.Popen[bytes]):
-    """A process with the names of `multiprocessing.Process`. srun passes SIGTERM on to the run, which saves and exits."""
+    """A process with the interface of `multiprocessing.Process`. srun passes SIGTERM on to the run, which saves and exits."""
 
     @property
     def exitcode(self) -> int | None:

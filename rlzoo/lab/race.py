@@ -186,7 +186,7 @@ def _failure(child: Child) -> str:
 
 
 def _evenness(track: Track, policy: ClipPolicy, folder: Path, plugins: Sequence[str | Path]) -> Evenness:
-    """Replay the rule on a run of the reference rule, clipping the track's share of each sign. Train the run if needed."""
+    """Replay the rule on a run of the reference rule, clipping the track's share for each sign. Train the run if needed."""
     config = _compose(track, track.reference, (), [folder.parent / "track.yaml"])
     if not read_mapping(folder / "summary.json").get("finished"):
         train(config.model_copy(update={"output": folder}), resume=(folder / "config.yaml").is_file())

@@ -126,7 +126,7 @@ class RecordedRun:
 
 @dataclass(frozen=True, slots=True)
 class _Updates:
-    """The updates in some rollout files, which every iteration reads one by one."""
+    """The updates in some rollout files; every iteration reads the files again, one by one."""
 
     path: Path
     files: tuple[Path, ...]
@@ -148,7 +148,7 @@ def _config(run: Path, plugins: Sequence[str | Path]) -> RunConfig:
 def _plugins_of(
     path: Path, recorded_rule: Mapping[str, Any], plugins: Sequence[str | Path]
 ) -> tuple[ClipPolicy | None, Correction | None, str]:
-    """Return a recording's rule and correction, without running the recording's code, and the reason if there is no rule."""
+    """Without running a recording's code, return its rule and correction, and the reason if there is no rule."""
     file, zoo = path / "config.yaml", load_zoo(plugins)
     settings = read_config(file) if file.is_file() else {"clip": recorded_rule, "correction": None}
     correction, advice = settings.get("correction", "auto"), "to use a plugin that you trust, add --plugin FILE"

@@ -67,7 +67,7 @@ class Record(Settings):
 
 
 class Evenness(Settings):
-    """How evenly a rule clips the track's common recording at widths that clip the track's share of each sign."""
+    """How evenly a rule clips the track's common recording at widths that clip the track's share for each sign of A."""
 
     clip_fraction: float | None = None
     length_error: float | None = None  # largest length reweighting error for a given sign of the advantage
@@ -215,7 +215,7 @@ class Standings:
 
     @cached_property
     def pairs(self) -> dict[str, Difference]:
-        """The difference of each other rule from the reference rule. Empty if the reference rule has no result."""
+        """The differences of the other rules from the reference rule. Empty if the reference rule has no result."""
         return against(self.track.reference, self.scores) if self.track.reference in self.scores else {}
 
     def line(self, rule: str) -> str | None:

@@ -164,7 +164,7 @@ def changed_settings(before: Mapping[str, Any], asked: Mapping[str, Any]) -> lis
 
 
 def resolved_settings(config: Mapping[str, Any], zoo: Zoo) -> dict[str, Any]:
-    """Return a run's settings with dotted keys. A null value that the rule or another setting determines is filled in.
+    """Return a run's settings with dotted keys. If the rule or another setting determines a null setting, fill in its value.
 
     A setting that depends on an unknown rule is omitted. A field that takes a name or a mapping, such as ``correction``,
     remains a single value, so that every run has the same keys.

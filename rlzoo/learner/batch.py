@@ -50,7 +50,7 @@ class Batch:
 
     @property
     def graded(self) -> Tensor:
-        """Whether each response has a grade, ``(B,)``. Without one, its advantage is 0, and the rule does not receive it."""
+        """Whether each response has a grade, ``(B,)``. A response without one has advantage 0 and is not passed to the rule."""
         return ~self.rewards.isnan()
 
     @property

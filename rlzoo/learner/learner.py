@@ -142,7 +142,7 @@ class Learner:
 
     @property
     def position(self) -> tuple[int, int]:
-        """Numbers of updates of the model (including skipped ones) and critic. If neither grows, no weights have changed."""
+        """Numbers of model updates (including skipped ones) and critic updates. If neither grows, no weights have changed."""
         return self.scheduler.last_epoch, self.critic.num_updates if self.critic is not None else 0
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -468,7 +468,7 @@ class Learner:
         return StepCounts.of(torch.zeros_like(batch.response_mask).index_copy(0, rows, mask), batch.group_ids[:, None])
 
     def _ignored(self, batch: Batch) -> list[Tensor]:
-        """Return the rows to ignore, if any. In their groups, the rewards (or all named rewards with a weight) are equal."""
+        """Return the rows to ignore, if any: those of groups whose rewards (or all named rewards with a weight) are equal."""
         if not self.config.ignore_equal_groups:
             return []
         rewards, ids, graded = {"": batch.rewards}, batch.group_ids[:, None], batch.graded

@@ -74,7 +74,7 @@ def check_rows(
 def _problem(
     micro_batches: MicroBatches, model: torch.nn.Module, module: ResponseLogProbs, probe: Probe, rows: Sequence[tuple[int, ...]]
 ) -> str:
-    """Describe the problem if ``rows``, which are prefixes of a probe's last rows, are computed in one micro-batch."""
+    """Describe any problem that arises when ``rows``, prefixes of a probe's last rows, are computed in one micro-batch."""
     rollouts = (Rollout(row[:1], row[1:], (0.0,) * (len(row) - 1), "", finished=True, policy_version=0) for row in rows)
     batch, number = collate([RolloutGroup(Problem("", ""), tuple(rollouts))]), torch.arange(len(rows))
     eps = max(probe.precision, torch.finfo(torch.bfloat16).eps if micro_batches.autocasts else 0.0)

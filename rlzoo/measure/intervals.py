@@ -220,7 +220,7 @@ def _reweighting(
     shape = deviation[:, None] / (value or 1.0)
 
     def at(chance: float, noise: Array) -> float:
-        """Return the true error for which the measured error is at most ``value`` with this probability, or else 0."""
+        """Return the true error for which the measured error is at most ``value`` with probability ``chance``, or else 0."""
         true, step = 0.0, value
         for _ in range(14 if np.mean(error(noise) <= value) > chance else 0):
             step /= 2

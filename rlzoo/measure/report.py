@@ -100,7 +100,7 @@ def environment(**filters: Callable[..., str]) -> Environment:
 
 
 def number(value: Cell) -> str:
-    """Format a table cell, using three significant digits for numbers, a dash for unknown values, and text unchanged."""
+    """Format a table cell: numbers with three significant digits, unknown values as a dash, and text unchanged."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "\u2013"
     if isinstance(value, tuple):

@@ -41,7 +41,7 @@ class TurnProfile:
 
     @classmethod
     def of(cls, table: ResponseTable) -> TurnProfile | None:
-        """Compute the profile of pooled rows, or None if all responses have one turn or none has a nonzero advantage."""
+        """Compute the profile of pooled rows, or return None if all responses have one turn or all advantages are 0."""
         rows = table.judged()
         if len(rows.turns) == 0 or int(rows.turns.max()) == 1:
             return None

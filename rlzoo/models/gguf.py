@@ -67,7 +67,7 @@ def _hash(file: Path, size: int, modified: int) -> str:
 
 
 def convert(path: str) -> Path:
-    """Return the folder with a GGUF file's float32 weights, tokenizer and chat template, which is written on first use.
+    """Return the folder with a GGUF file's float32 weights, tokenizer and chat template; write it on first use.
 
     Raises:
         UserError: `examine` fails, a package is missing, or the folder cannot be written.
@@ -139,7 +139,7 @@ def examine(file: Path) -> PreTrainedConfig:
 
 
 def _stated(config: PreTrainedConfig, name: str) -> Any:
-    """Return a configuration's value for a key of a file, or None if there is no such value."""
+    """Return a configuration's value for a key in a GGUF file, or None if there is no such value."""
     from transformers.integrations import GGUF_CONFIG_MAPPING
 
     rope = getattr(config, "rope_parameters", None) or {}

@@ -35,7 +35,7 @@ def available_memory(root: Path = ROOT) -> int:
 
 
 def _limits(controller: str, files: tuple[tuple[str, ...], ...], root: Path) -> Iterator[tuple[int, int, int]]:
-    """Yield the two numbers of each limit on this process's cgroup and its parents, with the size of the group's file cache."""
+    """For each limit on this process's cgroup and its parents, yield its two numbers and the size of the group's file cache."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):

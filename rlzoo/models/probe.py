@@ -191,7 +191,7 @@ def rotary_switch(model: PreTrainedModel) -> int | None:
 
 
 def _reach(model: PreTrainedModel, longest: int | None) -> int:
-    """Return the length of a probe's longest row: the run's maximum or, if that is too expensive, one beyond every border."""
+    """Return the length of a probe's longest row: the run's maximum or, if too expensive, a length beyond every border."""
     config, switch = model.config.get_text_config(), rotary_switch(model)
     borders = _borders(config)
     if longest is None:

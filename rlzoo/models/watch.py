@@ -63,7 +63,7 @@ class Watch(threading.Thread):
         store.set(f"{self._prefix}/{self.rank}", json.dumps(sign))
 
     def _look(self, store: Any, seen: dict[int, tuple[str, float]]) -> None:
-        """Read the reports of the other ranks. ``seen`` holds each rank's last report and the time when it was new."""
+        """Read the reports of the other ranks. ``seen`` holds each rank's last report and when it first appeared."""
         seen[self.rank] = ("", 0.0)
         for rank in range(self.size):
             key = f"{self._prefix}/{rank}"

@@ -1,4 +1,4 @@
-"""The open responses of a batch, with their keys and values, from which rows can be removed."""
+"""The open responses of a batch with their keys and values, stored in rows that can be removed."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
         return self.keys[:rows, :, : self.length], self.values[:rows, :, : self.length]
 
     def write_at(self, column: Tensor) -> None:
-        """Make updates write the column whose index the tensor ``(1,)`` holds and return the first `width` columns.
+        """Make updates write the column whose index is in the tensor ``column`` ``(1,)`` and return the first `width` columns.
 
         The caller changes `width` and `length` and masks the unused columns. This method sets the unused columns to 0, because
         a NaN in them would spread even with an attention weight of 0.

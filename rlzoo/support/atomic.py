@@ -122,7 +122,7 @@ def remove_files(folder: Path, is_own: Callable[[str], object]) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or a folder's list of names is on disk."""
+    """Wait until a file, or a folder's list of names, is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -15,7 +15,7 @@ def version() -> str:
 
 
 def damage() -> str | None:
-    """Return why rlzoo cannot work, or None. The other project may have replaced or removed rlzoo's ``__init__.py``."""
+    """Return the reason rlzoo cannot work, or None. The other project may have replaced or removed rlzoo's ``__init__.py``."""
     try:
         Path.cwd()
     except FileNotFoundError:  # importing torch would end the program

@@ -13,7 +13,7 @@ from rlzoo.core.errors import UserError
 
 
 def how_to_install(extra: str | None = None, options: str = "") -> str:
-    """Return the command that installs rlzoo from the folder from which it was installed, or else from PyPI or a clone."""
+    """Return the command that reinstalls rlzoo from its original folder or, if there is none, from PyPI or a clone."""
     origin = json.loads(metadata.distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
     folder = url2pathname(urlsplit(origin["url"]).path) if "dir_info" in origin else None
     editable = "-e " if folder and origin["dir_info"].get("editable") else ""

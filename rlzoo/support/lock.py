@@ -19,7 +19,7 @@ logger = logging.getLogger("rlzoo")
 class Lock:
     """An exclusive lock on a directory, held from construction until `release` or the end of the process.
 
-    The lock is on the file ``.lock`` in the directory, which contains the ID of the process that holds the lock.
+    The locked file is ``.lock`` in the directory. It contains the ID of the process that holds the lock.
     """
 
     def __init__(self, folder: Path, seconds: float = 0.0) -> None:
@@ -64,7 +64,7 @@ def is_locked(folder: Path) -> bool:
 
 
 def _take(descriptor: int, folder: Path) -> bool:
-    """Try to lock a file, and return whether no other process holds the lock."""
+    """Try to lock a file, and return False if another process holds the lock."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

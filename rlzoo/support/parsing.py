@@ -20,7 +20,7 @@ TOO_DEEP = f"lists or mappings nested deeper than {DEEPEST}"
 
 
 class UnreadableError(ValueError):
-    """Raised if a text is not valid YAML or JSON or exceeds a limit. The message quotes at most a key of the text."""
+    """Raised if a text is not valid YAML or JSON or exceeds a limit. The message quotes at most one key of the text."""
 
 
 TAG = "tag:yaml.org,2002:"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def remedy(error: Exception, for_damage: str) -> str:
-    """Return advice about a file that cannot be read, which is ``for_damage`` unless the operating system denied access."""
+    """Return advice about a file that cannot be read: ``for_damage`` unless the operating system denied access."""
     return "check the permissions of the file and its folders" if isinstance(error, OSError) else for_damage
 
 

@@ -43,7 +43,7 @@ _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # name or owner/name
 
 
 def is_file_name(path: str) -> bool:
-    """Return whether a path names a file rather than a dataset, because the file exists or the name cannot be a dataset's."""
+    """Return whether a path names a file rather than a dataset: the file exists, or the name cannot be a dataset's."""
     with suppress(OSError):  # the path is longer than any valid file name
         if Path(path).exists():
             return not Path(path).is_dir()  # the datasets library reads a folder as a dataset
@@ -150,7 +150,7 @@ def _numbered(place: str, rows: Iterable[Any], schema: Any) -> Iterator[tuple[st
 
 
 def _shortest_floats(value: Any, kind: Any) -> Any:
-    """Return a value of an Arrow type. 16- and 32-bit floats, even in structs, become 0.1 instead of 0.10000000149."""
+    """Return a value of an Arrow type. Shorten 16- and 32-bit floats, even in structs, such as 0.10000000149 to 0.1."""
     from pyarrow import types
 
     if types.is_struct(kind) and isinstance(value, dict):

@@ -224,7 +224,7 @@ def build_task(settings: Mapping[str, Any], tasks: Mapping[str, str] | None = No
 
 
 def _task_class(name: object, tasks: Mapping[str, str], fields: dict[str, Any]) -> type[Task]:
-    """Return the task's class. A setting in its name, such as the dataset in ``reasoning_gym:gcd``, is added to ``fields``."""
+    """Return the task's class. A setting in the name, such as the dataset in ``reasoning_gym:gcd``, is added to ``fields``."""
     kind, _, value = str(name).partition(":")
     served = next((known for known in tasks if value and known.startswith(f"{kind}:<")), str(name))
     if served in tasks:
@@ -273,7 +273,7 @@ def is_held_out(question: str) -> bool:
 
 
 def question_key(question: str) -> str:
-    """Return the question with every run of white space replaced by one space. Questions with the same key are the same."""
+    """Return the question with every run of white space replaced by one space. Questions with equal keys count as one."""
     return " ".join(question.split())
 
 

@@ -1,4 +1,4 @@
-"""Creates example inputs for the laws, which are ragged and off-policy and include responses with zero advantage."""
+"""Creates example inputs for the laws: ragged, off-policy data that includes responses with zero advantage."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def uniform_inputs(policy: ClipPolicy, log_ratios: Sequence[float], length: int,
 
 
 def wild_inputs(policy: ClipPolicy, seed: int, num_responses: int = 24, max_length: int = 40) -> ClipInputs:
-    """Return ragged inputs with gaps in which all values that a rule may read vary widely. Some ranges depend on the seed.
+    """Return ragged inputs with gaps; all values that a rule may read vary widely. Some ranges depend on the seed.
 
     Token log-ratios have a spread of 0.03 to 3 nats. Token probabilities reach 0 and 1. Sampler and trainer differ by up to a
     nat. Groups have 1 to about 8 rows, turns have 1 to about 16 tokens, entropies are 0 to about 10 nats, and rewards are -1
@@ -158,7 +158,7 @@ def reaching_inputs(policy: ClipPolicy) -> list[ClipInputs]:
 
 
 def passed_branches(policy: ClipPolicy) -> list[Branch]:
-    """Return the rule's branches, with how often the laws' examples take each one."""
+    """Return the rule's branches, and how often the laws' examples take each one."""
     passed = branches(partial(answer, policy), [off_policy_inputs(policy), *reaching_inputs(policy)])
     return [branch for branch in passed if not branch.masks]  # omit branches that only reproduce the mask
 

@@ -64,7 +64,7 @@ class Law:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of a failure's message, preceded by its type unless it is an AssertionError."""
+    """Return the first line of an error's message, preceded by the error's type unless that is AssertionError."""
     text = str(error).strip().partition("\n")[0]
     return text if isinstance(error, AssertionError) else f"{type(error).__name__}: {text}"
 

@@ -25,7 +25,7 @@ SIZE = 32
 
 
 def with_rewards(inputs: AdvantageInputs, rewards: Tensor) -> AdvantageInputs:
-    """Return the inputs with new rewards. Each is the sum of two named rewards that increase with rewards up to 1."""
+    """Return the inputs with new rewards. Each reward r is the sum of two named rewards that increase with r up to 1."""
     second = 0.1 * rewards**3
     return replace(inputs, rewards=rewards, reward_parts={"first": rewards - second, "second": second})
 

@@ -26,7 +26,7 @@ def log_mismatch(batch: ScoredBatch) -> Tensor:
 
 
 def refuse_mismatch(config: RunConfig, batch: ScoredBatch) -> None:
-    """Raise RunError if the sampler's log-probs differ from the learner's, at equal weights, by more than rounding."""
+    """Raise RunError if, at equal weights, the sampler's log-probs differ from the learner's by more than rounding error."""
     is_exact = config.model.dtype == "float32" and config.learner.autocast == "none" and not config.learner.tf32
     limit = (EXACT if is_exact else COARSE) / min(1.0, config.rollout.temperature)  # the temperature divides the logits
     size = mismatch_metrics(batch)["mismatch/log_ratio_abs_mean"]

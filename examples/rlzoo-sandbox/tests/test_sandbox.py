@@ -1,4 +1,4 @@
-"""Checks that programs that attack the sandbox fail, and that the next program still runs."""
+"""Checks that attacks on the sandbox fail, and that the next program still runs."""
 
 import os
 import sys

@@ -69,7 +69,7 @@ class Points:
 
 
 def curves(row: Mapping[str, float], kind: Curves) -> dict[str, float]:
-    """Return the metrics in a row that should be sent."""
+    """From a row, return the metrics that should be sent."""
     others = ("step", "time/clock")
     return {key: row[key] for key in row if key not in others and (kind == "all" or is_curated(key))}
 

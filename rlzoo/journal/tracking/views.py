@@ -1,8 +1,8 @@
 """The saved view that compares rules side by side on MLflow's runs page.
 
 MLflow stores a saved view in an experiment tag, lists it in the *Views* menu of the runs page, and opens it if its key is
-in the URL. The tag's format is undocumented. This module writes the format of the pinned MLflow version, which browser tests
-check.
+in the URL. The tag's format is undocumented. This module writes the format that the pinned MLflow version uses; browser tests
+check it.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def _times(states: Tensor, matrices: tuple[Product, ...]) -> Tensor:
 
 
 def can_fuse(model: PreTrainedModel) -> bool:
-    """Return whether `FusedStep` supports the model, which needs linear layers without hooks and fixed rotary angles."""
+    """Return whether `FusedStep` supports the model, which needs fixed rotary angles and linear layers without hooks."""
     if type(model).__name__ not in MODELS:
         return False
     rope = getattr(model.config, "rope_parameters", None) or {}
