@@ -2,7 +2,7 @@
 
     python -m examples.lab.length_law_texts --output FOLDER [--results FOLDER] [--texts 2000] [--quick]
 
-SmolLM2-135M-Instruct writes texts of 16 to 2,048 tokens to 2,000 different prompts. Its weights take the steps that
+SmolLM2-135M-Instruct generates texts of 16 to 2,048 tokens from 2,000 different prompts. Its weights take the steps that
 `examples.lab.length_law` describes. Two models of the variance of S, the summed log-ratio of a text, are fitted to the texts of
 every other length and tested on the texts of the lengths in between:
 

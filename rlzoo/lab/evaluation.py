@@ -155,7 +155,7 @@ class SuiteResult:
 
     @classmethod
     def of(cls, suite: str, answered: Sequence[Answered], votes: bool) -> Self:
-        """Compute the results from all completions of a suite. ``votes`` says whether it is known which answers are equal."""
+        """Compute the results from all completions of a suite. ``votes`` says whether equal answers are known."""
         problems = [item.completions for item in answered]
         completions = [completion for item in answered for completion in item.completions]
         return cls(

@@ -29,7 +29,7 @@ class Proportions:
     """Proportions that are estimated from the same prompts.
 
     The effective number of rows ``n`` of a proportion ``p`` is the size of an independent sample with the same variance,
-    ``p (1 - p) / n``, where prompts are the observations (Korn and Graubard, Survey Methodology 24 (1998), 193). The design
+    ``p (1 - p) / n``, if each prompt is one observation (Korn and Graubard, Survey Methodology 24 (1998), 193). The design
     effect is the number of rows divided by ``n``. It is shrunk towards the design effect of all bins together, which in turn is
     shrunk towards that of an assumed correlation (Smyth, Statistical Applications in Genetics 3 (2004), 3). The assumption is
     taken to be exact, so the degrees of freedom are those of the prompts divided by the weight of the data.

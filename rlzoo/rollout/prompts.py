@@ -54,7 +54,7 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, *, bare: bool = F
     """Encode a text in which `without_control_tokens` may have marked control tokens.
 
     A ``bare`` text starts a row without a template. Its encoding includes the tokens that the tokenizer adds before a text but
-    not those that it adds after one. No space is added before a text that ``follows`` other text.
+    not those that it adds after one. If the text ``follows`` other text, no space is added before it.
 
     Raises:
         PromptError: the tokenizer fails, or the start of a row has no tokens.
