@@ -58,11 +58,14 @@ def sweep(
     check_rule_names(names)
     with loading(is_quiet=quiet):
         from rlzoo.core.discovery import distinct
+        from rlzoo.journal.tracking.uploads import tracking_uri
         from rlzoo.lab.sweep import Sweep, parse_seeds
     folder = output or Path("sweeps") / "-".join([*names[:4], *(["etc"] if len(names) > 4 else [])])
     if (folder / "config.yaml").exists():
         raise UserError(f"--output {str(folder)!r} is a run directory; choose a separate folder for the sweep")
-    settings = (tuple(config or []), (*(set_ or []), *settings_on(on)), tuple(grid or []))
+    # a file cannot be an MLflow store for several machines
+    untracked = ["tracking.mlflow=false"] if on != "local" and not tracking_uri().startswith("http") else []
+    settings = (tuple(config or []), (*(set_ or []), *untracked), tuple(grid or []))
     sweep = Sweep(folder, names, parse_seeds(seeds), *settings, distinct(plugin or []), steps)
     console = Plain()
     if dry_run:
@@ -89,14 +92,6 @@ def _print_differences(sweep: Sweep, console: Plain) -> None:
     configs = [child.config for child in first_of_each_rule]
     for note in other_differences([resolved_settings(one.model_dump(mode="json"), one.plugins.zoo) for one in configs]):
         console.print(note)
-
-
-def settings_on(on: str) -> tuple[str, ...]:
-    """Return the overrides that runs need on an executor."""
-    from rlzoo.journal.tracking.uploads import tracking_uri
-
-    # a file cannot be an MLflow store for several machines
-    return ("tracking.mlflow=false",) if on != "local" and not tracking_uri().startswith("http") else ()
 
 
 def executor(on: str, jobs: int | None, cpus: int, gpus: int) -> Executor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,7 @@ from rlzoo.journal.recorded import batch_of, rollout_files
 from rlzoo.journal.rollout_file import RolloutFile
 from rlzoo.learner.batch import Batch
 
+M_MMAP_THRESHOLD = -3  # from malloc.h
 KEPT = 2**27  # maximum size in bytes of a recording that stays in memory
 
 
@@ -78,30 +81,29 @@ class RecordedRun:
         path, config = paths[0], None
         if is_run_directory := (path / "config.yaml").is_file():
             config = _config(path, plugins) if own_code else None
-        files, learned, numbers = rollout_files(paths), dict[int, Path](), set[int]()
+        files, found = rollout_files(paths), dict[int, Path | None]()  # by step; None for a file without updates
         longest, max_length, num_responses, splits_prompts, has_log_probs = 0, 0, 0, False, False
         for file in files:
             step = RolloutFile.load(file)
-            if step.step in numbers:
+            if step.step in found:
                 raise UserError(f"two rollout files are for step {step.step}; pass the files of a single run")
-            numbers.add(step.step)
+            found[step.step] = file if step.updates else None
             has_log_probs |= step.rollout_log_probs is not None or step.old_log_probs is not None
             if not step.updates:
                 continue
             if step.old_log_probs is None:
                 raise UserError(f"step {step.step} in {str(path)!r} has no old_log_probs; `rlzoo rescore` computes them")
-            learned[step.step] = file
             longest, max_length = max(longest, int(step.lengths.max())), max(max_length, step.max_length or 0)
             graded = torch.ones(len(step)) if step.rewards is None else ~step.rewards.isnan()
             num_responses += sum(int(graded[update.rows].sum()) for update in step.updates)
             splits_prompts |= _splits_prompts(step)
+        learned = tuple(file for _, file in sorted(found.items()) if file)
         if not learned:
             advice = "; `rlzoo rescore` computes the log-probs under a later checkpoint, so that rules can be compared on them"
             raise UserError(f"{str(path)!r} has no recorded updates to replay{advice if has_log_probs else ''}")
-        in_order = tuple(learned[number] for number in sorted(learned))
-        first = RolloutFile.load(in_order[0])
+        first = RolloutFile.load(learned[0])
         rule, correction, problem = (config.clip, config.correction, "") if config else _plugins_of(path, first.rule, plugins)
-        updates: Iterable[RecordedUpdate] = _Updates(path, in_order, max_length or longest, correction)
+        updates: Iterable[RecordedUpdate] = _Updates(path, learned, max_length or longest, correction)
         return cls(
             path=path,
             updates=tuple(updates) if sum(file.stat().st_size for file in files) <= KEPT else updates,
@@ -134,6 +136,8 @@ class _Updates:
     correction: Correction | None
 
     def __iter__(self) -> Iterator[RecordedUpdate]:
+        if platform.libc_ver()[0] == "glibc":  # otherwise, freed tensors would leave gaps that it does not reuse
+            ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**20)
         for file in self.files:
             yield from _updates(self.path, RolloutFile.load(file), self.max_length, self.correction)
 
