@@ -161,6 +161,7 @@ def record_of(child: Child) -> Record:
         return Record(seed=seed, learning_rate=rate, start=start, curve=curve, tokens=tokens, failure=_failure(child))
     evaluation = json.loads(read_text(child.path / "evaluations" / f"{child.config.steps:06d}.json"))
     last = steps[-max(1, len(steps) // 4) :]
+    entropies = [row["learner/entropy"] for row in steps if "learner/entropy" in row]  # absent if all advantages are 0
     return Record(
         seed=seed,
         learning_rate=rate,
@@ -169,7 +170,7 @@ def record_of(child: Child) -> Record:
         curve=curve,
         tokens=tokens,
         clip_fraction=round(fmean(row.get("clip/fraction", 0.0) for row in steps), 5),
-        entropy=round(fmean(row["learner/entropy"] for row in last), 5),
+        entropy=round(fmean(entropies[-len(last) :] or [0.0]), 5),
         length=round(fmean(row["response/length_mean"] for row in last), 2),
         truncated=round(fmean(row["response/truncated"] for row in last), 4),
         seconds=round(float(read_mapping(child.path / "summary.json").get("seconds", 0.0)), 1),

@@ -143,6 +143,22 @@ def test_only_an_error_of_the_run_counts_as_its_failure(track, tmp_path):
             record_of(child)
 
 
+def test_a_run_with_steps_in_which_every_advantage_was_0_has_a_record(tmp_path):
+    config = RunConfig.compose(clip="grpo", seed=200, steps=4, overrides=["tracking.mlflow=false"])
+    child = Child("grpo-200", tmp_path, config, ())
+    rows = [{"step": step, "reward/mean": 0.5, "response/length_mean": 9.0, "response/truncated": 0.0} for step in range(5)]
+    rows[2]["learner/entropy"] = 0.25
+    for name, text in {
+        "config.yaml": "",
+        "summary.json": '{"finished": true}',
+        "metrics.jsonl": "".join(json.dumps(row) + "\n" for row in rows),
+        "evaluations/000004.json": '{"rewards": [[1.0, 0.0]]}',
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert record_of(child).entropy == 0.25
+
+
 def test_shipped_tracks_can_be_read_and_have_disjoint_seeds():
     tracks = [Track.read(name) for name in track_names()]
     assert tracks
