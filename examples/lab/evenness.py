@@ -59,7 +59,8 @@ def parts(run: RecordedRun, *, by_update: bool) -> Iterator[tuple[str, RecordedR
     for index in sorted({update.index for update in run.updates}) if by_update else ():
         if index > 0:
             chosen = tuple(update for update in run.updates if update.index == index)
-            yield f"update {index + 1}", dataclasses.replace(run, updates=chosen)
+            number = sum(len(update.rows) for update in chosen)
+            yield f"update {index + 1}", dataclasses.replace(run, updates=chosen, num_responses=number)
 
 
 def row(cell: Cell, seed: object, table: ResponseTable) -> dict[str, Any]:

@@ -52,13 +52,13 @@ def check(kind: Kind, plugins: Sequence[Any], *, as_json: bool) -> list[dict[str
 
 
 def _print(console: Plain, plugin: Any, outcomes: list[Outcome], statements: dict[str, str]) -> None:
-    rows, first = table("<", "<law", "<", "<"), {outcome.detail: outcome for outcome in reversed(outcomes)}
+    rows, first = table("<", "<law", "<", "<"), {one.detail or one.law: one for one in reversed(outcomes)}
     for number, outcome in enumerate(outcomes, start=1):
-        detail = outcome.detail if first[outcome.detail] is outcome else bool(outcome.detail) * "the same"
+        detail = outcome.detail if first[outcome.detail or outcome.law] is outcome else "the same"
         rows.add_row(str(number), outcome.law, Text(outcome.status, style=STYLES[outcome.status]), Text(detail))
     console.print(Text.assemble((plugin.name, "bold"), f"  {plugin.paper}"))  # `Text`, so that brackets are not read as markup
     console.print(rows)
-    for outcome in (one for one in outcomes if first[one.detail] is one):
+    for outcome in (one for one in outcomes if first[one.detail or one.law] is one):
         if outcome.status == "fail":
             console.print(f"\n{outcome.law}: {statements[outcome.law]}", style="bold")
         if outcome.inputs is not None:

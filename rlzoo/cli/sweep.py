@@ -44,7 +44,7 @@ def sweep(
     steps: Annotated[int | None, typer.Option(help="Number of rollout batches to learn from in each run.")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder of the sweep; finished runs in it are not repeated.")] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, max=256, help="Number of runs at once; by default, as many as fit on the machine.")
+        int | None, typer.Option(min=1, max=256, help="Number of runs at once; by default, as many as fit, or 64 with Slurm.")
     ] = None,
     plugin: Plugins = None,
     on: On = "local",

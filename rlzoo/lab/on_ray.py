@@ -238,7 +238,8 @@ def package(child: Child, cpus: int) -> tuple[FILES, list[str], dict[str, str]]:
         copies = (path for path in child.path.rglob("*") if path.is_file() and not path.name.startswith("."))
         files |= {f"{RUN}/{path.relative_to(child.path).as_posix()}": path.read_bytes() for path in copies}
         words.append("--resume")
-    return files, words, {"OMP_NUM_THREADS": str(cpus), "MLFLOW_TRACKING_URI": tracking_uri(), SWEEP: str(child.path.parent)}
+    sweep = str(child.path.parent.resolve())
+    return files, words, {"OMP_NUM_THREADS": str(cpus), "MLFLOW_TRACKING_URI": tracking_uri(), SWEEP: sweep}
 
 
 def _relative(path: Path, folder: Path) -> str:

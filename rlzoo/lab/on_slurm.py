@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rlzoo.core.errors import UserError
@@ -15,9 +18,8 @@ from rlzoo.journal.tracking.uploads import SWEEP
 from rlzoo.lab.sweep import Child, Ended, Look, SweepProcess, log_of, run_children
 from rlzoo.models.machine import LAUNCHED
 
-TRIES = 3  # maximum number of times that a run is started; it is resumed if Slurm ended it or its node was lost
 MOST_JOBS = 64  # default maximum number of runs at once, including those that wait in Slurm's queue
-ERRORS = (1, 2)  # exit codes of `rlzoo train` that a rerun does not change; if a node is lost, srun exits with 0
+PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 
 # starts a command in a folder, unless the file system is not shared; arguments: the run's log file, the folder, the command
 SHARED = """
@@ -27,7 +29,7 @@ cd "$1" && shift && exec "$@"
 
 
 class Slurm:
-    """The resources of each run, and the maximum number of runs at once. Other options are set by srun's variables."""
+    """The resources of each run, and the maximum number of runs at once. Every run is a job of its own."""
 
     def __init__(self, cpus: int = 1, gpus: int = 0, jobs: int | None = None) -> None:
         """Check that Slurm can be reached and has the required resources.
@@ -35,48 +37,43 @@ class Slurm:
         Raises:
             UserError: Slurm cannot be reached or lacks the resources; the message is Slurm's.
         """
-        if shutil.which("srun") is None:
-            raise UserError("--on slurm: srun is not installed here; start the command on a machine of the cluster")
+        if shutil.which("srun") is None or "SLURM_JOB_ID" in os.environ:
+            raise UserError("--on slurm: start the command on a machine with Slurm's srun, outside of any job")
         self.jobs, self.cpus = jobs or MOST_JOBS, cpus
-        self.srun = ["srun", "--ntasks=1", f"--cpus-per-task={cpus}", "--exact", "--mpi=none"]
+        self.srun = ["srun", "--nodes=1", "--ntasks=1", f"--cpus-per-task={cpus}", "--mpi=none", "--disable-status"]
         self.srun += [f"--gpus={gpus}"] if gpus else []
-        if "SLURM_JOB_ID" not in os.environ:  # in an allocation, runs are steps of its job
-            tested = subprocess.run([*self.srun, "--test-only", "true"], check=False, capture_output=True, text=True)
-            if tested.returncode:
-                raise UserError(f"--on slurm: {'; '.join(tested.stderr.splitlines()).replace('srun: error: ', '')}")
+        tested = subprocess.run([*self.srun, "--test-only", "true"], check=False, capture_output=True, text=True)
+        if tested.returncode:
+            raise UserError(f"--on slurm: {'; '.join(tested.stderr.splitlines()).replace('srun: error: ', '')}")
 
     def run(self, children: Sequence[Child], look: Look, ended: Ended) -> list[Child]:
-        """Run every unfinished child, and then rerun those that Slurm ended; see `rlzoo.lab.sweep.run_children`."""
-        codes: dict[str, int] = {}
-
-        def note(child: Child, code: int) -> None:
-            codes[child.name] = code
-            ended(child, code)
-
-        rest = children
-        for _ in range(TRIES):
-            failed = run_children(rest, look, note, self.jobs, self._start)
-            rest = [child for child in failed if codes.get(child.name) not in ERRORS]
-        return [child for child in children if not child.is_finished]
+        """Run every unfinished child, and wait for all of them; see `rlzoo.lab.sweep.run_children`."""
+        return run_children(children, look, ended, self.jobs, self._start)
 
     def _start(self, child: Child, environment: dict[str, str]) -> SweepProcess:
-        """Start or resume a child, whose output goes to ``logs/``."""
+        """Start or resume a child, whose output goes to ``logs/``. If the sweep is killed, the run saves and exits."""
         log = log_of(child).resolve()
         words = [sys.executable, "-P", "-m", "rlzoo", "train", *child.arguments, *(["--resume"] if child.is_begun else [])]
-        variables = {name: value for name, value in os.environ.items() if name not in LAUNCHED}
-        variables |= {"OMP_NUM_THREADS": str(self.cpus), SWEEP: str(child.path.parent)}
         command = [*self.srun, f"--job-name={child.name}", "sh", "-c", SHARED, str(log), str(Path.cwd()), *words]
+        variables = {name: value for name, value in os.environ.items() if name not in LAUNCHED}
+        variables |= {"OMP_NUM_THREADS": str(self.cpus), SWEEP: str(child.path.parent.resolve())}
+        ends = partial(ctypes.CDLL(None).prctl, PR_SET_PDEATHSIG, signal.SIGINT)
         with log.open("ab") as file:
-            process = _Srun(command, env=variables, stdout=file, stderr=file, start_new_session=True)
+            srun = partial(_Srun, env=variables, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+            process = srun(command, start_new_session=True, preexec_fn=ends)
         return SweepProcess(child, environment, process, time.monotonic())
 
 
 class _Srun(subprocess.Popen[bytes]):
-    """A process with the interface of `multiprocessing.Process`. srun passes SIGTERM on to the run, which saves and exits."""
+    """A process with the interface of `multiprocessing.Process`."""
 
     @property
     def exitcode(self) -> int | None:
         return self.poll()
+
+    def terminate(self) -> None:
+        """Ask the run to save and exit. srun passes on only SIGINT; SIGTERM would kill the run."""
+        self.send_signal(signal.SIGINT)
 
     def join(self) -> None:
         self.wait()

@@ -180,7 +180,7 @@ def record_of(child: Child) -> Record:
 def _failure(child: Child) -> str:
     """Return the error that ended a run; raise `RunError` if the run was killed or the error may not recur."""
     log = log_of(child)
-    lines = read_text(log).splitlines() if log.is_file() else []
+    lines = [line for line in read_text(log).splitlines() if not line.startswith("srun: ")] if log.is_file() else []
     if not lines or not lines[-1].startswith("rlzoo: ") or lines[-1].endswith("run the same command again"):
         raise RunError(f"{child.name} did not finish: see {log}; rerun the command to resume it")
     return lines[-1].removeprefix("rlzoo: ")

@@ -26,9 +26,10 @@ from rlzoo.core.zoo import load_zoo
 from rlzoo.journal.recorded import batch_of, rollout_files
 from rlzoo.journal.rollout_file import RolloutFile
 from rlzoo.learner.batch import Batch
+from rlzoo.models.machine import available_memory
 
 M_MMAP_THRESHOLD = -3  # from malloc.h
-KEPT = 2**27  # maximum size in bytes of a recording that stays in memory
+KEPT = 2**27  # a recording of at most this size in bytes stays in memory, or a larger one if there is plenty of memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +99,18 @@ class RecordedRun:
             num_responses += sum(int(graded[update.rows].sum()) for update in step.updates)
             splits_prompts |= _splits_prompts(step)
         learned = tuple(file for _, file in sorted(found.items()) if file)
-        if not learned:
+        if not num_responses:
             advice = "; `rlzoo rescore` computes the log-probs under a later checkpoint, so that rules can be compared on them"
             raise UserError(f"{str(path)!r} has no recorded updates to replay{advice if has_log_probs else ''}")
         first = RolloutFile.load(learned[0])
         rule, correction, problem = (config.clip, config.correction, "") if config else _plugins_of(path, first.rule, plugins)
+        is_large = sum(file.stat().st_size for file in files) > max(KEPT, available_memory() // 32)
+        if is_large and platform.libc_ver()[0] == "glibc":  # otherwise, freed tensors leave gaps that it does not reuse
+            ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**20)
         updates: Iterable[RecordedUpdate] = _Updates(path, learned, max_length or longest, correction)
         return cls(
             path=path,
-            updates=tuple(updates) if sum(file.stat().st_size for file in files) <= KEPT else updates,
+            updates=updates if is_large else tuple(updates),
             num_responses=num_responses,
             max_length=max_length or longest,
             splits_prompts=splits_prompts,
@@ -136,8 +140,6 @@ class _Updates:
     correction: Correction | None
 
     def __iter__(self) -> Iterator[RecordedUpdate]:
-        if platform.libc_ver()[0] == "glibc":  # otherwise, freed tensors would leave gaps that it does not reuse
-            ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**20)
         for file in self.files:
             yield from _updates(self.path, RolloutFile.load(file), self.max_length, self.correction)
 

@@ -164,7 +164,7 @@ def _check_same(child: Child) -> None:
     if not before:
         raise UserError(f"{str(child.path)!r} is a run whose config.yaml cannot be read; choose another --output")
     asked = parse_yaml(child.config.to_yaml())
-    if changed := changed_settings(before, asked | {"output": before.get("output")}):
+    if changed := changed_settings(before, asked | {key: before.get(key) for key in ("output", "tracking")}):
         raise UserError(
             f"{str(child.path)!r} has different settings: {', '.join(changed[:3])}; remove it or choose another --output"
         )
@@ -264,7 +264,7 @@ def _start(child: Child, environment: dict[str, str]) -> SweepProcess:
     words = ["rlzoo", "train", *child.arguments, *(["--resume"] if child.is_begun else [])]
     # pass all variables, because the fork server keeps those with which it was started
     variables = {name: value for name, value in os.environ.items() if name not in LAUNCHED}
-    variables |= {**environment, SWEEP: str(child.path.parent)}
+    variables |= {**environment, SWEEP: str(child.path.parent.resolve())}
     process = context.Process(target=_run, args=(words, variables, log_of(child)))
     process.start()
     return SweepProcess(child, environment, process, time.monotonic())

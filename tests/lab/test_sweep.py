@@ -262,6 +262,13 @@ def small_sweep(folder):
     return Sweep(folder, ("fspo",), (0,), overrides=QUICK)
 
 
+def test_a_sweep_is_continued_where_runs_cannot_be_tracked(tmp_path):
+    (child,) = Sweep(tmp_path / "race", ("fspo",), (0,), overrides=QUICK).children
+    RunDirectory.create(child.path, child.config.to_yaml(), (), run_facts(child.config)).close()
+    (again,) = Sweep(tmp_path / "race", ("fspo",), (0,), overrides=(*QUICK, "tracking.mlflow=false")).children
+    assert again.is_begun
+
+
 def test_a_run_with_an_edited_reward_is_not_reused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -109,6 +109,10 @@ class Machines:
         environment = {**kind, **dict(environment)}
         return self.start(number, *(launcher or torchrun), "-m", "rlzoo", "train", *words, environment=environment)
 
+    def command(self, id_):
+        """Return the command line of a process, or "" if it has ended."""
+        return _command(id_)
+
     def signal(self, number, what):
         """Send a signal to the training process on a machine, or SIGTERM to its launcher, as a scheduler does."""
         commands = {int(id_): _command(id_) for id_ in ip("netns", "pids", self.names[number]).split()}

@@ -134,8 +134,12 @@ def local(tmp_path_factory):
     return rows(machines.folders[0] / "local")
 
 
+def is_training(machines):
+    return any("rlzoo train" in machines.command(id_) for name in machines.names for id_ in ip("netns", "pids", name).split())
+
+
 @needs_slurm
-@pytest.mark.parametrize("fault", [None, "machine lost", "stopped"])
+@pytest.mark.parametrize("fault", [None, "machine lost", "stopped", "killed"])
 def test_a_sweep_with_slurm_has_the_numbers_of_a_local_one(local, cluster, tmp_path, fault):
     wait_for_the_controller(cluster)
     words = ("--output", "slurm", "--on", "slurm")
@@ -146,10 +150,16 @@ def test_a_sweep_with_slurm_has_the_numbers_of_a_local_one(local, cluster, tmp_p
     if fault == "machine lost":
         for id_ in ip("netns", "pids", cluster.names[1]).split():
             os.kill(int(id_), signal.SIGKILL)
-    if fault == "stopped":
-        process.terminate()
-        assert wait([process])[0] == [143], cluster.log(0)
-        assert not subprocess.run(["pgrep", "-f", "rlzoo train"], check=False, capture_output=True).stdout
+        assert wait([process], limit=600)[0] == [1], cluster.log(0)
+    if fault in ("stopped", "killed"):
+        process.send_signal(signal.SIGTERM if fault == "stopped" else signal.SIGKILL)
+        assert wait([process])[0] == [143 if fault == "stopped" else -signal.SIGKILL], cluster.log(0)
+        while is_training(cluster):
+            assert fault == "killed"
+            time.sleep(0.1)
+        logs = [path.read_text() for path in (tmp_path / "slurm" / "logs").iterdir()]
+        assert sum("stopped after step" in log for log in logs) == 2, logs  # two more runs were waiting
+    if fault:
         process = sweep(cluster, tmp_path, *words)
     assert wait([process], limit=600)[0] == [0], cluster.log(0)
     assert rows(tmp_path / "slurm") == local
