@@ -66,7 +66,7 @@ def check_files(csv_file: Path | None, latex: Path | None, report: Path | None =
 
 
 def save_tables(tables: Sequence[ReportTable], csv_file: Path | None, latex: Path | None) -> None:
-    """Write rounded tables to one LaTeX file, and write each table with 12 digits to a separate CSV file.
+    """Write rounded tables to one LaTeX file, and write each table at full precision to a separate CSV file.
 
     The first table goes to ``csv_file``. Other tables with rows go to files named after their captions. In CSV, an interval
     takes two columns, and an unknown number is an empty cell. An existing CSV file is replaced only if it has the same columns.
@@ -84,8 +84,7 @@ def save_tables(tables: Sequence[ReportTable], csv_file: Path | None, latex: Pat
 
 def _as_csv(content: ReportTable) -> str:
     stream, (heads, rows) = io.StringIO(), content.flat()
-    cells = ([float(f"{cell:.12g}") if isinstance(cell, float) else cell for cell in row] for row in rows)
-    csv.writer(stream, lineterminator="\n").writerows([heads, *cells])
+    csv.writer(stream, lineterminator="\n").writerows([heads, *rows])
     return stream.getvalue()
 
 
