@@ -23,7 +23,7 @@ from rlzoo.measure.colours import rule_colour
 
 FLAGS = ["--no-sandbox", "--disable-quic", "--disable-background-networking"]
 SLOW = 90_000  # milliseconds; the pages are large and the machine may be busy
-STEPS = 40  # enough time for a sample of the machine
+STEPS = 100  # enough time for a sample of the machine
 CURVES = ("reward/mean", "clip/fraction", "fairness/lre_max")
 GLANCE = ("accuracy", "clip/fraction")  # the first of many charts; the page only draws the visible ones
 

@@ -87,7 +87,8 @@ def test_weights_that_a_server_fails_to_load(server, tmp_path, wrong, times):
 
     if times > 2:
         with pytest.raises(
-            RunError, match=r"rollout.vllm.server='http://127.0.0.1:\d+': the server (returned|responded|did not respond|failed)"
+            RunError,
+            match=r"rollout.vllm.server='http://127.0.0.1:\d+': the server (returned|responded|did not respond|failed)",
         ):
             rlzoo.train(run(server, tmp_path / "run"), spoil)
         assert [path.name for path in (tmp_path / "run/checkpoints").glob("*/state/state.json")] == ["state.json"]
