@@ -12,11 +12,11 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 
 from rlzoo.journal.rollout_file import RolloutFile, UpdateLogProbs
-from rlzoo.lab import recorded
 from rlzoo.lab.study import replay
 
 PROMPT, LONGEST, UPDATES = 64, 2000, 4  # tokens, tokens, optimizer steps on each batch
@@ -53,9 +53,9 @@ def write(file: Path, step: int, num_responses: int) -> None:
 
 def measure(folder: Path, rules: list[str]) -> None:
     """Replay the recording in this process, and print the peak memory and the time."""
-    recorded.available_memory = lambda: 0  # as on a small machine, which does not keep the recording in memory
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
-    replay(folder, rules)
+    with patch("rlzoo.lab.recorded.available_memory", return_value=0):  # as on a small machine, which keeps no recording
+        replay(folder, rules)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(json.dumps({"before_GB": before / 1e6, "peak_GB": peak / 1e6, "seconds": round(time.perf_counter() - start)}))
 
