@@ -96,6 +96,26 @@ def check_supported(policy: ClipPolicy, trainer: str, provided: Iterable[str] = 
         raise UserError(f"{policy.name} needs {', '.join(missing)}, which {trainer} does not pass to a loss")
 
 
+def check_estimator(policy: ClipPolicy, trainer: str, provided: Iterable[str] = ()) -> None:
+    """Reject a rule whose advantages come from more than rewards, for a trainer that computes advantages from rewards.
+
+    Args:
+        policy: the rule.
+        trainer: name of the trainer, for error messages.
+        provided: fields of `AdvantageInputs` that the trainer's own estimators may read besides rewards.
+
+    Raises:
+        UserError: the rule's estimator needs something else, such as the log-probs of a teacher.
+    """
+    estimators, wanted = installed().advantages, policy.advantage
+    name = wanted if isinstance(wanted, str) else str(wanted.get("name"))
+    if name in estimators and (missing := sorted(estimators[name].needs - set(provided))):
+        raise UserError(
+            f"{policy.name} is meant for {name} advantages, which need {', '.join(missing)}, but {trainer} computes advantages "
+            f"from rewards alone; use rlzoo train --clip {policy.name}"
+        )
+
+
 def one_per_response(values: Tensor, response_mask: Tensor, what: str) -> Tensor:
     """Reduce a ``(B, T)`` tensor with one value per response to a ``(B, 1)`` column.
 

@@ -29,6 +29,7 @@ from rlzoo.core.reductions import Reduction, StepCounts
 from rlzoo.core.settings import user_path
 from rlzoo.core.types import ClipInputs
 from rlzoo.core.zoo import load_zoo
+from rlzoo.integrations.rules import check_estimator
 from rlzoo.journal.rollout_file import RolloutFile, turns
 from rlzoo.learner.judge import Judgement, judgement, updated
 from rlzoo.learner.on_policy import on_policy_gradient
@@ -51,12 +52,16 @@ LOSS_TYPES: dict[Reduction, str] = {
     "sequence_mean_token_sum": "luspo",
 }
 """TRL's name for each reduction, which also determines how the KL is reduced."""
-REPLACED = (
-    "delta", "epsilon", "epsilon_high", "importance_sampling_level", "loss_type", "off_policy_mask_threshold",
-    "sapo_temperature_neg", "sapo_temperature_pos", "top_entropy_quantile", "vespo_k_neg", "vespo_k_pos", "vespo_lambda_neg",
-    "vespo_lambda_pos",
-)  # fmt: skip
-"""Settings of TRL's own rules. They would be ignored, so only their defaults are accepted."""
+REPLACED = {
+    "delta": "dual_clip", "epsilon": "{limits}", "epsilon_high": "{limits}", "loss_type": "reduction",
+    "importance_sampling_level": "a rule of that scope", "off_policy_mask_threshold": "the rule opsm",
+    "top_entropy_quantile": "the rule top-entropy", "sapo_temperature_neg": "the rule sapo",
+    "sapo_temperature_pos": "the rule sapo", "vespo_k_neg": "the rule vespo", "vespo_k_pos": "the rule vespo",
+    "vespo_lambda_neg": "the rule vespo", "vespo_lambda_pos": "the rule vespo",
+}  # fmt: skip
+"""Settings of TRL's own rules, and what replaces them. They would be ignored, so only their defaults are accepted."""
+ESTIMATORS = {"group": "group_norm", "none": "group_mean"}
+"""The estimator that corresponds to each value of ``scale_rewards``."""
 STATE = "clip_policy.json"  # file in a checkpoint with the current state of an adaptive rule
 ROWS, GROUPS, REWARDS, FINISHED, ENTROPY = (
     "rlzoo_rows", "rlzoo_group_ids", "rlzoo_rewards", "rlzoo_finished", "rlzoo_old_entropy",
@@ -350,8 +355,8 @@ class ClipPolicyTrainer(RecordingTrainer):
     - The KL is reduced as in TRL with the ``loss_type`` that corresponds to that reduction: sequence_mean "grpo", token_mean
       "dapo", constant_length "dr_grpo", sequence_mean_token_sum "luspo".
     - The entropy bonus is averaged over the tokens of a micro-batch, and then over micro-batches, regardless of the reduction.
-    - The advantages are TRL's. They follow ``scale_rewards``, not ``policy.advantage``. "group" corresponds to group_norm,
-      but TRL adds 1e-4 to the standard deviation where rlzoo adds 1e-6. "none" corresponds to group_mean.
+    - The advantages are TRL's. They follow ``scale_rewards``, and ``policy.advantage`` is set accordingly: "group" corresponds
+      to group_norm, but TRL adds 1e-4 to the standard deviation where rlzoo adds 1e-6. "none" corresponds to group_mean.
     - TRL's correction for vLLM's log-probs multiplies the rule's objective, unless the rule's ratio is relative to the sampler
       and already corrects for it.
     - An adaptive rule is updated after every optimizer step, from the step's micro-batches on all processes. Checkpoints
@@ -569,6 +574,7 @@ def use_policy(trainer: GRPOTrainer, policy: str | ClipPolicy, **settings: Any) 
             f"{', '.join(settings)}: settings can be passed only with the name of a rule; use policy.replace() for an instance"
         )
     refuse_unfit(trainer, policy)
+    policy = _with_advantages_of(trainer, policy)
     _become(trainer, ClipPolicyTrainer)
     rule_trainer: ClipPolicyTrainer = trainer
     rule_trainer.loss_type = LOSS_TYPES[policy.reduction]
@@ -634,15 +640,14 @@ def refuse_unfit(trainer: GRPOTrainer, policy: ClipPolicy) -> None:
     _refuse_generations(trainer)
     args, name = trainer.args, policy.name
     defaults = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
-    changed = [f"{key}={getattr(args, key)!r}" for key in REPLACED if key in defaults and getattr(args, key) != defaults[key]]
+    limits = ", ".join(policy.width_fields()) or "the rule's own settings"
+    changed = [
+        f"{key}={getattr(args, key)!r} (instead: {instead.format(limits=limits)})"
+        for key, instead in REPLACED.items()
+        if key in defaults and getattr(args, key) != defaults[key]
+    ]
     if changed:
-        raise UserError(
-            f"{', '.join(changed)}: only TRL's own rule uses such a setting, and {name} replaces that rule; keep the default "
-            "and set fields of the rule, such as reduction"
-        )
-    estimator = type(policy).model_fields["advantage"].default
-    if policy.advantage != estimator:
-        raise UserError(f"advantage={policy.advantage!r}: TRL computes the advantages; set scale_rewards instead")
+        raise UserError(f"{', '.join(changed)}: {name} replaces TRL's own rule, which reads such settings; keep their defaults")
     if policy.reduction not in LOSS_TYPES:
         raise UserError(f"reduction={policy.reduction!r}: TRL has no such mean (allowed: {', '.join(LOSS_TYPES)})")
     if "ref_log_probs" in policy.needs and not args.beta:
@@ -659,3 +664,27 @@ def refuse_unfit(trainer: GRPOTrainer, policy: ClipPolicy) -> None:
             f"{args.steps_per_generation} micro-batches; use steps_per_generation=1, and "
             "num_iterations above 1 for several optimizer steps"
         )
+
+
+def _with_advantages_of(trainer: GRPOTrainer, policy: ClipPolicy) -> ClipPolicy:
+    """Return the rule with the estimator that corresponds to TRL's settings, and warn if the rule is meant for another one.
+
+    Raises:
+        UserError: the rule's estimator needs more than rewards, or differs from TRL's although it is not the rule's default.
+    """
+    args, wanted = trainer.args, policy.advantage
+    is_sum = args.multi_objective_aggregation == "sum_then_normalize"
+    given = ESTIMATORS.get(args.scale_rewards) if is_sum else "gdpo"
+    if wanted == given:
+        return policy
+    check_estimator(policy, "TRL")
+    setting = f"scale_rewards={args.scale_rewards!r}" if is_sum else "multi_objective_aggregation='normalize_then_sum'"
+    computed = f"TRL computes the advantages, and {setting} gives {given or 'no estimator of rlzoo'}"
+    instead = next((f"; set scale_rewards={value!r}" for value, name in ESTIMATORS.items() if name == wanted), "")
+    if wanted != type(policy).model_fields["advantage"].default:
+        raise UserError(f"advantage={wanted!r}: {computed}{instead}")
+    if is_sum and args.scale_rewards == "group":  # TRL's default; another value was chosen by the user
+        if wanted == "leave_one_out":
+            instead = "; scale_rewards='none' gives these advantages times 1 - 1 / num_generations"
+        logger.warning("%s is meant for %s advantages, but %s%s", policy.name, wanted, computed, instead)
+    return policy if given is None else policy.replace(advantage=given)

@@ -20,7 +20,16 @@ from rlzoo.core.errors import UserError
 from rlzoo.core.policy import ClipPolicy
 from rlzoo.core.reductions import Reduction, StepCounts, is_per_response, reduce_objective
 from rlzoo.core.types import ClipInputs
-from rlzoo.integrations.rules import PREFIX, check_supported, clipped_by_length, installed, one_per_response, parse, rule
+from rlzoo.integrations.rules import (
+    PREFIX,
+    check_estimator,
+    check_supported,
+    clipped_by_length,
+    installed,
+    one_per_response,
+    parse,
+    rule,
+)
 from rlzoo.journal.rollout_file import turns
 from rlzoo.learner.judge import judge
 
@@ -32,6 +41,8 @@ REDUCTIONS: dict[str, Reduction] = {
     "seq-mean-token-sum-norm": "constant_length",
 }
 """Maps verl's ``loss_agg_mode`` to rlzoo's reduction."""
+TO_ESTIMATOR = frozenset({"turn_ids", "token_rewards"})
+"""Fields of `AdvantageInputs`, besides rewards and groups, that can be filled from what verl passes to an estimator."""
 INSTEAD = {"reduction": "actor.loss_agg_mode", "advantage": "algorithm.adv_estimator"}
 
 
@@ -66,9 +77,10 @@ def policy_loss(policy: ClipPolicy) -> Callable[..., tuple[Tensor, dict[str, Any
         A function with the signature that verl's registry expects, which returns the micro-batch's loss and metrics.
 
     Raises:
-        UserError: the rule is adaptive, or needs something that verl does not pass to a loss.
+        UserError: the rule is adaptive, or it or its estimator needs something that verl does not provide.
     """
     check_supported(policy, "verl", ("turn_ids",))
+    check_estimator(policy, "verl", TO_ESTIMATOR)
 
     def loss(
         old_log_prob: Tensor,
@@ -150,7 +162,7 @@ def advantage_estimator(estimator: AdvantageEstimator) -> Callable[..., tuple[Te
     Raises:
         UserError: the estimator needs something that verl does not pass to an estimator.
     """
-    if missing := sorted(estimator.needs - {"turn_ids", "token_rewards"}):
+    if missing := sorted(estimator.needs - TO_ESTIMATOR):
         raise UserError(f"advantage {estimator.name!r} needs {', '.join(missing)}, which verl does not pass to an estimator")
 
     def estimate(

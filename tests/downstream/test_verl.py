@@ -36,7 +36,7 @@ from tests.published.test_verl_losses import MODES, config_of, theirs
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
 ZOO = load_zoo()
-TAKEN = supported(ZOO, ["turn_ids"])
+TAKEN = [name for name in supported(ZOO, ["turn_ids"]) if name != "opd"]
 DRAWS = ("clip-cov",)  # random: verl does not pass the step
 
 
@@ -126,6 +126,7 @@ def test_rollout_weights_multiply_the_objective():
      ("grpo", "token-mean", {"dp_size": 2}, "are needed when dp_size > 1"),
      ("fspo-adaptive", "token-mean", {}, "fspo-adaptive adapts its band after every update, but verl keeps no state"),
      ("gvpo", "token-mean", {}, "gvpo needs group_ids, rewards, which verl does not pass to a loss"),
+     ("opd", "token-mean", {}, "opd is meant for reverse_kl advantages, which need .*, but verl computes advantages from rew"),
      ("top-entropy", "token-mean", {}, "top-entropy needs old_entropy"),
      ("grpo/reduction:token_mean", "token-mean", {}, r"reduction:token_mean would be ignored; set actor\.loss_agg_mode"),
      ("grpo/advantage:raw", "token-mean", {}, r"advantage:raw would be ignored; set algorithm\.adv_estimator"),
