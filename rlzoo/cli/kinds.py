@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlzoo.cli.options import check_rule_names, loading, refuse_config
+from rlzoo.cli.options import check_rule_names, loading
 
 if TYPE_CHECKING:
     from rlzoo.core.zoo import Entry, Shelf
@@ -38,6 +38,8 @@ class Kind:
             return shelf, shelf.asked_for(), True
         if self is CLIPS and name not in shelf:
             check_rule_names([name])
+            from rlzoo.config.composition import refuse_config
+
             refuse_config(name)
         return shelf, [shelf.entries[shelf[known].name]], False  # shelf[known] raises an error if the part cannot be used
 

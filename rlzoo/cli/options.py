@@ -56,14 +56,6 @@ def names_in(option: str, text: str, wanted: str) -> tuple[str, ...]:
     return names
 
 
-def refuse_config(name: str) -> None:
-    """Raise `UserError` if a name belongs to a shipped config."""
-    from rlzoo.config.composition import config_names
-
-    if name in config_names():
-        raise UserError(f"{name!r} is a config, not a rule: use --config {name}")
-
-
 class Lasting:
     """A text stream that switches to /dev/null when the pipe's reader is gone or the disk is full."""
 

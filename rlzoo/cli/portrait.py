@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlzoo.cli.console import Plain
-from rlzoo.cli.options import Plugins, loading, refuse_config
+from rlzoo.cli.options import Plugins, loading
 from rlzoo.cli.tables import table
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ def clips_portrait(
     zoo = load_zoo(plugin or [])
     for name in names:
         if name not in zoo:
+            from rlzoo.config.composition import refuse_config
+
             refuse_config(name)
     print_portraits(Plain(), [portrait(zoo[name]()) for name in dict.fromkeys(names)])
 

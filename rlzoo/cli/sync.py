@@ -17,29 +17,39 @@ from rlzoo.support.lock import Lock, is_locked
 
 def sync(runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories, such as runs/*.")]) -> None:
     """Upload run data that has not reached MLflow. Nothing is sent twice."""
-    from rlzoo.journal.tracking.uploads import Upload, tracking_uri, uploaded_to, without_password
-
-    for directory in runs:
-        if Upload.read(directory) is None:
-            raise UserError(f"{str(directory)!r} is not the directory of a tracked run; pass run directories, such as runs/*")
-        known = list(uploaded_to(directory))
-        if known and without_password(tracking_uri()) not in known and not os.environ.get("MLFLOW_TRACKING_URI"):
-            raise UserError(  # a directory from someone else could name any server, which would then receive the credentials
-                f"{str(directory)!r} was sent to {known[-1]!r}; to confirm this address, which receives your credentials, set "
-                f"MLFLOW_TRACKING_URI={shlex.quote(known[-1])}"
-            )
+    tracked = [directory for directory in runs if _is_tracked(directory)]
+    if not tracked:
+        raise UserError(f"{str(runs[0])!r} is not the directory of a tracked run; pass run directories, such as runs/*")
     console = Plain()
-    sent = [_sync(directory, console) for directory in runs]  # sync all of them, even if one fails
+    for directory in runs:
+        if directory not in tracked:
+            console.print(f"{directory}: skipped, because it is not the directory of a tracked run")
+    sent = [_sync(directory, console) for directory in tracked]  # sync all of them, even if one fails
     if not all(sent):
         raise typer.Exit(FAILED)
+
+
+def _is_tracked(directory: Path) -> bool:
+    from rlzoo.journal.tracking.uploads import Upload
+
+    try:
+        return directory.is_dir() and Upload.read(directory) is not None
+    except UserError:
+        return True  # `_sync` describes the damaged file
 
 
 def _sync(directory: Path, console: Plain) -> bool:
     from rlzoo.journal.tracking.store import describe
     from rlzoo.journal.tracking.sync import Sync
-    from rlzoo.journal.tracking.uploads import FOLDER, tracking_uri, without_password
+    from rlzoo.journal.tracking.uploads import FOLDER, tracking_uri, uploaded_to, without_password
 
-    uri = tracking_uri()
+    uri, known = tracking_uri(), list(uploaded_to(directory))
+    if known and without_password(uri) not in known and not os.environ.get("MLFLOW_TRACKING_URI"):
+        console.print(  # a directory from someone else could name any server, which would then receive the credentials
+            f"{directory}: not sent, because its store is {known[-1]!r}; to confirm this address, which receives your "
+            f"credentials, set MLFLOW_TRACKING_URI={shlex.quote(known[-1])}"
+        )
+        return False
     lock = Lock(directory / FOLDER)
     try:
         outbox = Sync(directory, uri)

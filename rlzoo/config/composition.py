@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from rlzoo.core.errors import UserError, did_you_mean, shown
+from rlzoo.core.policy import ClipPolicy
 from rlzoo.core.settings import user_path
+from rlzoo.core.zoo import Zoo
 from rlzoo.support.parsing import DEEPEST, UnreadableError, parse_yaml
 from rlzoo.support.reading import read_text
 
@@ -23,6 +25,19 @@ def config_names() -> list[str]:
     """Return the names of the shipped configs. A name includes the subfolder, as in ``paper/qwen3-1.7b``."""
     files = [(folder, file) for folder in config_folders() for file in folder.rglob("*.yaml")]
     return sorted({file.relative_to(folder).as_posix().removesuffix(".yaml") for folder, file in files})
+
+
+def refuse_config(name: str) -> None:
+    """Raise `UserError` if a name belongs to a shipped config."""
+    if name in config_names():
+        raise UserError(f"{name!r} is a config, not a rule: use --config {name}")
+
+
+def build_rule(zoo: Zoo, settings: Mapping[str, Any]) -> ClipPolicy:
+    """Build a rule from its ``clip`` settings, which include its name; raise `UserError` if a name or a setting is invalid."""
+    if settings["name"] not in zoo:
+        refuse_config(settings["name"])
+    return zoo.build("clip", settings)
 
 
 def read_config(config: str | Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from pydantic import (
 
 from rlzoo.config.composition import (
     clip_name,
-    config_names,
+    build_rule,
     for_clip,
     listed,
     merge,
@@ -90,10 +90,7 @@ def _build_clip(value: object, info: ValidationInfo) -> ClipPolicy:
     settings = named_settings("clip", value)
     if "name" not in settings:
         raise UserError(f"clip={shown(value)}: expected the name of a rule, or settings that include a name")
-    zoo, name = _zoo(info), settings["name"]
-    if name not in zoo and name in config_names():
-        raise UserError(f"clip={name!r} is a config, not a rule: use --config {name}")
-    return zoo.build("clip", settings)
+    return build_rule(_zoo(info), settings)
 
 
 def _build_task(value: object, info: ValidationInfo) -> Task:

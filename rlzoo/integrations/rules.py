@@ -10,6 +10,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from rlzoo.config.composition import config_names, read_config
 from rlzoo.core import ops
 from rlzoo.core.errors import UserError, explain, shown
 from rlzoo.core.fairness import bin_index, bin_sums
@@ -72,6 +73,8 @@ def rule(name: str, /, instead: Mapping[str, str] | None = None, **settings: Any
     for field, setting in (instead or {}).items():
         if field in values:
             raise UserError(f"{PREFIX}{bare}/{field}:{values[field]} would be ignored; set {setting}")
+    if bare not in installed() and bare in config_names():
+        raise UserError(f"{bare!r} is a config, not a rule; its settings of the rule: clip={read_config(bare).get('clip', {})}")
     kind = installed()[bare]
     try:
         return kind.model_validate(values)

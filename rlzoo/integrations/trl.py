@@ -28,8 +28,7 @@ from rlzoo.core.policy import ClipPolicy
 from rlzoo.core.reductions import Reduction, StepCounts
 from rlzoo.core.settings import user_path
 from rlzoo.core.types import ClipInputs
-from rlzoo.core.zoo import load_zoo
-from rlzoo.integrations.rules import check_estimator
+from rlzoo.integrations.rules import check_estimator, rule
 from rlzoo.journal.rollout_file import RolloutFile, turns
 from rlzoo.learner.judge import Judgement, judgement, updated
 from rlzoo.learner.on_policy import on_policy_gradient
@@ -376,7 +375,7 @@ class ClipPolicyTrainer(RecordingTrainer):
 
         Args:
             *args: arguments of `GRPOTrainer`.
-            policy: the rule, or the name of an installed rule, which then has its default settings.
+            policy: the rule, or the name of an installed rule, optionally with settings, as in ``"my-rule/width_low:0.02"``.
             record_to: folder for one rollout file per generation batch; see `RolloutRecorder`.
             **kwargs: keyword arguments of `GRPOTrainer`.
 
@@ -566,7 +565,7 @@ def use_policy(trainer: GRPOTrainer, policy: str | ClipPolicy, **settings: Any) 
         UserError: there is no such rule, or it is not compatible with TRL's settings; the message says why.
     """
     if isinstance(policy, str):
-        policy = load_zoo().build("policy", {**settings, "name": policy})
+        policy = rule(policy, **settings)
     elif not isinstance(policy, ClipPolicy):
         raise UserError(f"policy={shown(policy)} is neither a rule nor the name of one; pass an instance, such as MyRule()")
     elif settings:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from rlzoo.config.composition import clip_name, for_clip, merge, named_settings, parse_overrides, read_config
+from rlzoo.config.composition import build_rule, clip_name, for_clip, merge, named_settings, parse_overrides, read_config
 from rlzoo.config.run_config import RunConfig
 from rlzoo.core.errors import UserError
 from rlzoo.core.fairness import NUM_BINS
@@ -121,7 +121,7 @@ def policy_for(
     settings: dict[str, Any] = {"clip": {"name": name, **run.rule.model_dump()}} if run.rule and is_own else {}
     for layer in (*map(read_config, configs), changed):
         settings = merge(settings, for_clip(layer, name))
-    return load_zoo(plugins).build("clip", {**named_settings("clip", settings.get("clip")), "name": name})
+    return build_rule(load_zoo(plugins), {**named_settings("clip", settings.get("clip")), "name": name})
 
 
 def replay(

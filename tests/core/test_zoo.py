@@ -259,7 +259,7 @@ def test_a_run_config_keeps_its_plugins(tmp_path):
 
 
 def test_a_config_given_as_a_policy_is_refused_with_a_hint():
-    with pytest.raises(UserError, match="clip='dapo' is a config, not a rule: use --config dapo"):
+    with pytest.raises(UserError, match="'dapo' is a config, not a rule: use --config dapo"):
         RunConfig.compose(clip="dapo")
 
 

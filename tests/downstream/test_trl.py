@@ -479,6 +479,7 @@ def test_one_step_per_generation_warns(tmp_path, caplog):
      ("real", {"gradient_accumulation_steps": 1, "steps_per_generation": 2}, "splits a generation batch into 2 micro-batches"),
      ("grpo", {"steps_per_generation": 1}, "steps_per_generation=1 must be a multiple of gradient_accumulation_steps=2"),
      ("grpo", {"top_entropy_quantile": 0.2}, r"top_entropy_quantile=0.2 \(instead: the rule top-entropy\): grpo"),
+     ("dapo", {}, "'dapo' is a config, not a rule; its settings of the rule: clip={'name': 'grpo', 'clip_high': 0.28"),
      ("grop", {}, "unknown rule 'grop'.*did you mean 'grpo'")],
     ids=str,
 )  # fmt: skip
@@ -505,7 +506,7 @@ def test_the_rule_has_the_estimator_that_trl_uses(rule, settings, used, warning,
 
 def test_an_unsuitable_trainer_or_policy_is_rejected(model, trainers, tmp_path):
     trainer = with_model(tmp_path, model)
-    with pytest.raises(UserError, match=r"unknown key 'policy\.width'"):
+    with pytest.raises(UserError, match=r"unknown key 'rlzoo:fspo/width'"):
         use_policy(trainer, "fspo", width=0.1)
     with pytest.raises(UserError, match="width_low: settings can be passed only with the name of a rule"):
         use_policy(trainer, ZOO["fspo"](), width_low=0.1)

@@ -1,12 +1,14 @@
 """Credentials go only to an address that the user configured, and a server's answer never becomes a path of this machine."""
 
 import json
+import shutil
 import threading
 from base64 import b64encode
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+import typer
 
 from rlzoo.cli.sync import sync
 from rlzoo.core.errors import RunError, UserError
@@ -59,11 +61,12 @@ def password(monkeypatch, tmp_path):
     return f"Basic {b64encode(b'ada:lovelace').decode()}"
 
 
-def test_credentials_are_not_sent_to_an_address_from_a_run_directory(directory, password, monkeypatch):
+def test_credentials_are_not_sent_to_an_address_from_a_run_directory(directory, password, monkeypatch, capsys):
     with tracking_server() as (address, received):
         Uploaded(Upload.read(directory).id, "a" * 32).write(directory, address)
-        with pytest.raises(UserError, match=rf"credentials, set MLFLOW_TRACKING_URI={address}$"):
+        with pytest.raises(typer.Exit):
             sync([directory])
+        assert capsys.readouterr().out.endswith(f"credentials, set MLFLOW_TRACKING_URI={address}\n")
         assert received == []
         monkeypatch.setenv("MLFLOW_TRACKING_URI", address)  # confirms the address
         sync([directory])
@@ -75,9 +78,31 @@ def test_credentials_are_not_sent_to_an_address_from_a_run_directory(directory, 
 def test_a_run_directory_does_not_choose_the_database(directory, password, tmp_path):
     theirs = tmp_path / "theirs" / "mlflow.db"
     Uploaded(Upload.read(directory).id, "a" * 32).write(directory, f"sqlite:///{theirs}")
-    with pytest.raises(UserError, match="to confirm this address"):
+    with pytest.raises(typer.Exit):
         sync([directory])
     assert not theirs.parent.exists()
+
+
+def test_sync_goes_on_after_entries_that_it_skips(directory, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    page, plain, theirs, damaged = (tmp_path / name for name in ("compare.html", "plain", "theirs", "damaged"))
+    page.touch()
+    plain.mkdir()
+    shutil.copytree(directory, theirs)
+    shutil.copytree(directory, damaged)
+    (damaged / "tracking" / "record.json").write_text("{")
+    Uploaded(Upload.read(theirs).id, "a" * 32).write(theirs, "http://elsewhere")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    with pytest.raises(typer.Exit):
+        sync([page, plain, theirs, damaged, directory])
+    skipped, also, refused, failed, sent = capsys.readouterr().out.splitlines()
+    assert skipped.startswith(f"{page}: skipped")
+    assert also.startswith(f"{plain}: skipped")
+    assert refused.startswith(f"{theirs}: not sent, because its store is 'http://elsewhere'")
+    assert "record.json' cannot be read: " in failed
+    assert " steps and " in sent
+    with pytest.raises(UserError, match="is not the directory of a tracked run"):
+        sync([page, plain])
 
 
 @pytest.mark.parametrize("form", ["{path}", "file://{path}", "file:{path}", "//host{path}", "runs:/../..{path}"])
