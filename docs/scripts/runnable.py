@@ -70,7 +70,10 @@ FENCE = re.compile(
     r"^(?: *<!-- (?P<marker>[^\n]*) -->\n)? *(?P<fence>```+)(?P<language>\w*)[^\n]*\n.*?^ *(?P=fence)$",
     re.MULTILINE | re.DOTALL,
 )
-REPEATABLE = re.compile(r"(?:\s*rlzoo (?:clips|advantages|corrections) (?:list|show|check|portrait) .*\n)+")
+REPEATABLE = re.compile(
+    r"(?:\s*rlzoo (?:clips|advantages|corrections) (?:list|show|check|portrait) .*\n)+"
+    r"|(?:\s*rlzoo train .*--dry-run.*--devices .*\n)+"
+)
 """Commands that print the same on every machine."""
 COMMANDS = ("", "bash", "console", "python", "sh")
 """Languages of blocks that a reader would run; other blocks contain output or data."""

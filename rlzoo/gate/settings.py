@@ -9,7 +9,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.filesize import decimal
@@ -201,15 +201,32 @@ def shown(size: float) -> str:
 
 
 def _remedy(plan: Plan) -> str:
-    config, memory = plan.config, plan.memory
+    """Return settings that reduce the memory enough, or else all that reduce it."""
+    config, memory, devices = plan.config, plan.memory, plan.devices
     if memory is not None and sum(memory.learning.values()) <= plan.device_memory:
         return f"lower {engine_of(config.rollout).memory_setting}"
+    learner, launch = config.learner, config.launch
+    is_whole = launch.deepspeed != "zero3" and not launch.fsdp
+    shards = is_whole and plan.processes > 1
     ways = {
-        "learner.gradient_checkpointing=true": not config.learner.gradient_checkpointing,
-        f"learner.max_tokens_per_micro_batch={plan.batch.length}": plan.batch.rows > 1,
-        "launch.deepspeed=zero3 on more processes": config.launch.deepspeed != "zero3" and not config.launch.fsdp,
-        "launch.offload=optimizer": config.launch.deepspeed is not None and config.launch.offload == "none",
-        "learner.lora.rank=32": not config.learner.lora.rank,
+        ("launch", "deepspeed", "zero3"): shards,
+        ("launch", "fsdp", True): shards and launch.deepspeed is None,
+        ("learner", "gradient_checkpointing", True): not learner.gradient_checkpointing,
+        ("learner", "max_tokens_per_micro_batch", plan.batch.length): plan.batch.rows > 1,
+        ("launch", "offload", "optimizer"): launch.deepspeed is not None and launch.offload == "none",
     }
-    helpful = ", ".join(way for way, helps in ways.items() if helps)
-    return f"{f'set {helpful}, or ' if helpful else ''}plan for more devices, such as --devices 8xH100"
+    helpful, enough = [], []
+    for (section, key, value), helps in ways.items():
+        if helps:
+            part = getattr(config, section).model_copy(update={key: value})
+            helpful.append(way := f"{section}.{key}={str(value).lower()}")
+            changed = replace(plan, config=config.model_copy(update={section: part})).memory
+            if changed is not None and changed.peak <= plan.device_memory:
+                enough.append(f"{way} ({shown(changed.peak)})")
+    if enough:
+        return f"set {' or '.join(enough)}"
+    helpful += [] if learner.lora.rank else ["learner.lora.rank=32"]
+    more = f"{max(8, 2 * devices.count)}x{'H100' if plan.is_here else devices.name}"
+    shard = " and shard the model with launch.deepspeed=zero3 or launch.fsdp=true" if is_whole and not shards else ""
+    first = f"set {', '.join(helpful)}, or " if helpful else ""
+    return f"{first}plan for more devices, such as --devices {more}{shard}"
