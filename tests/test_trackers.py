@@ -48,7 +48,7 @@ def from_trackio(folder):
 def test_a_script_sends_every_step(read, tmp_path):
     library = read.__name__.removeprefix("from_")
     pytest.importorskip(library)
-    (script,) = (text for text in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if f"{library}" in text)
+    script, *_ = (text for text in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if f"{library}" in text)
     run = tmp_path / "runs" / "first"
     run.mkdir(parents=True)
     (run / "config.yaml").write_text("clip: {name: mine}\n")

@@ -124,8 +124,9 @@ class EvaluationConfig(Settings):
 
 
 def default_output(config: EvaluationConfig) -> Path:
-    """Return a path named after the model and the seed so that rerunning the command finds the same directory."""
-    return Path("evals") / f"{re.sub(r'[^A-Za-z0-9]+', '-', config.model.path).strip('-')}-{config.seed}"
+    """Return a path that depends on the settings, so that rerunning the command finds the same directory."""
+    name = re.sub(r"[^A-Za-z0-9]+", "-", config.model.path).strip("-")
+    return Path("evals") / f"{name}-{zlib.crc32(repr(config.settings()).encode()):08x}"
 
 
 def _run_of(path: str, overrides: Sequence[str]) -> RunConfig:
