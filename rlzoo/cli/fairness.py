@@ -61,7 +61,8 @@ def fairness(
         f"sd S grows as the length to the power {number(drift.exponent)}; {number(drift.moved)} of the responses had moved"
     )
     if judged is None:
-        console.print(f"{run.problem}; or name rules with --clip, such as --clip fspo,gspo,grpo")
+        reason = f"{run.problem}; or" if run.problem else "to see which lengths a rule would have clipped,"
+        console.print(f"{reason} name rules with --clip, such as --clip fspo,gspo,grpo")
     for content in tables[1:]:
         console.print(report_table(content))
 

@@ -93,6 +93,8 @@ def replay(
     save_tables(list(result.tables()), csv, latex)
     if differences:
         write_page(differences, differences_page(result), option="--differences")
+        if not quiet:
+            Plain(stderr=as_json).print(f"differences {differences}")
     if page:
         from rlzoo.lab.reports import study_report
 

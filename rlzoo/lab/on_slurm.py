@@ -44,7 +44,8 @@ class Slurm:
         self.srun += [f"--gpus={gpus}"] if gpus else []
         tested = subprocess.run([*self.srun, "--test-only", "true"], check=False, capture_output=True, text=True)
         if tested.returncode:
-            raise UserError(f"--on slurm: {'; '.join(tested.stderr.splitlines()).replace('srun: error: ', '')}")
+            reason = "; ".join(tested.stderr.splitlines()).replace("srun: error: ", "")
+            raise UserError(f"--on slurm: srun cannot start a run with {cpus} CPUs and {gpus} GPUs: {reason}")
 
     def run(self, children: Sequence[Child], look: Look, ended: Ended) -> list[Child]:
         """Run every unfinished child, and wait for all of them; see `rlzoo.lab.sweep.run_children`."""

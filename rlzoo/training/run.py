@@ -118,6 +118,7 @@ class Run:
         for step, row in enumerate(rows):
             self.remember(step, row)
         self._newest()
+        logger.info("resuming from %s", folder.parent)
 
     def summary(self, *, finished: bool) -> dict[str, object]:
         """Return the contents of ``summary.json``."""

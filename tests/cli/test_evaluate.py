@@ -32,7 +32,8 @@ def test_eval_without_mlflow_and_without_an_output(rlzoo, monkeypatch, tmp_path)
     assert code == 0
     assert "MLflow" not in out
     assert not (tmp_path / "none.db").exists()
-    assert (tmp_path / "here" / "evals" / "embedded-0" / "results.json").is_file()
+    rlzoo("eval", "embedded", *QUICK, "--limit", "1", "--no-mlflow", "--temperature", "0.5")
+    assert len(list((tmp_path / "here" / "evals").glob("embedded-*/results.json"))) == 2
 
 
 @pytest.mark.long

@@ -156,6 +156,6 @@ def artifact_repository(location: str, uri: str) -> Any:
 
 def describe(error: Exception, uri: str) -> str:
     """Format an error from the store as one line, without passwords."""
-    text = one_line(" ".join(str(error).replace(uri, without_password(uri)).split()))
+    text = redact(one_line(" ".join(str(error).replace(uri, without_password(uri)).split())))
     kind = "" if isinstance(error, UserError | RunError) else f"{type(error).__name__}: "
-    return f"{kind}{redact(text)[:300]}".rstrip(": ")
+    return f"{kind}{text if len(text) <= 300 else f'{text[:296]} ...'}".rstrip(": ")
