@@ -112,6 +112,8 @@ class RunDirectory:
             raise UserError(f"output directory {shown(str(path))} cannot be used: {error}") from error
         if not all(re.fullmatch(BEGUN if IDENTITY in names else EMPTY, name) for name in names):
             how = "resume this run with --resume, " if IDENTITY in names else ""
+            if how and not any(any(path.glob(begun)) for begun in ("metrics.jsonl", "checkpoints/*")):
+                how = "its run has no steps yet: start it with --resume --allow-changed, "
             raise UserError(f"output directory {str(path)!r} is not empty; {how}choose another --output, or remove this one")
 
     @staticmethod

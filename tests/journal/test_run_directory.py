@@ -444,7 +444,10 @@ def test_a_creation_that_was_killed_is_completed_by_the_same_command(moment, tmp
     killed_at_a_write(tmp_path / "run", moment)
     RunDirectory.create(tmp_path / "run", "steps: 2\n").close()
     assert (tmp_path / "run" / "config.yaml").read_text() == "steps: 2\n"
-    with pytest.raises(UserError, match="is not empty"):
+    with pytest.raises(UserError, match="is not empty; its run has no steps yet: start it with --resume --allow-changed"):
+        RunDirectory.create(tmp_path / "run", "steps: 1\n")
+    (tmp_path / "run" / "metrics.jsonl").write_text("{}\n")
+    with pytest.raises(UserError, match="is not empty; resume this run with --resume, choose"):
         RunDirectory.create(tmp_path / "run", "steps: 1\n")
 
 
