@@ -52,7 +52,7 @@ config:
   tracking: {mlflow: false}
   steps: 3
 learning_rates: [1.0e-4, 3.0e-4, 9.0e-4]
-tuning_seeds: [100, 101]
+tuning_seeds: [100]
 seeds: [200, 201]
 clip_fraction: 0.1
 reference: grpo
@@ -139,7 +139,7 @@ def local(tmp_path_factory):
     machines = Machines(tmp_path_factory.mktemp("alone"))
     give_files(machines)
     for words in (sweep(), race()):
-        run(machines, *words, "--output", f"local-{words[0]}", "--jobs", "1")
+        run(machines, *words, "--output", f"local-{words[0]}", "--jobs", "2")
     machines.close()
     return machines.folders[0]
 
