@@ -41,7 +41,9 @@ PROBE = 6  # number of the first answers that set the size of a step
 LENGTHS = (16, 32, 64, 128, 181, 256, 362)
 
 
-def answers(folder: Path, path: str, task: Task, texts: int, max_tokens: int) -> tuple[list[Document], list[Document], list[float]]:
+def answers(
+    folder: Path, path: str, task: Task, texts: int, max_tokens: int
+) -> tuple[list[Document], list[Document], list[float]]:
     """Return the answers for the gradient, the answers to measure, and the advantages of the former."""
     model, tokenizer = load_pretrained(path)
     ends: Any = model.generation_config.eos_token_id
@@ -59,7 +61,10 @@ def answers(folder: Path, path: str, task: Task, texts: int, max_tokens: int) ->
     rewards = torch.tensor([float(grade or 0.0) for grade in grades]).view(-1, GROUP)
     advantages = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-6)
     cut = sum(len(response) >= max_tokens for _, response in measured)
-    print(f"{int(rewards.sum())} of {rewards.numel()} answers right; {cut} of {len(measured)} measured answers cut off", flush=True)
+    print(
+        f"{int(rewards.sum())} of {rewards.numel()} answers right; {cut} of {len(measured)} measured answers cut off",
+        flush=True,
+    )
     return training, measured, advantages.flatten().tolist()
 
 
@@ -131,7 +136,9 @@ def sums(found: dict[str, list[Array]], max_tokens: int) -> list[Row]:
         for length in [*(length for length in LENGTHS if length <= len(row)), len(row)]:
             totals = {kind: float(each[number][:length].sum()) for kind, each in found.items()}
             whole = length == len(row)
-            rows.append({"answer": number, "length": length, "whole": whole, "cut_off": whole and length >= max_tokens, **totals})
+            rows.append(
+                {"answer": number, "length": length, "whole": whole, "cut_off": whole and length >= max_tokens, **totals}
+            )
     return rows
 
 
@@ -155,7 +162,12 @@ def analysed(kind: str, rows: Sequence[Array]) -> dict[str, Any]:
     lengths = np.array([length for length in LENGTHS if sum(len(row) >= length for row in rows) >= 20])
 
     def windows(chosen: Sequence[int]) -> Windows:
-        each = [(number, length, rows[number][:length].sum()) for number in chosen for length in lengths if length <= len(rows[number])]
+        each = [
+            (number, length, rows[number][:length].sum())
+            for number in chosen
+            for length in lengths
+            if length <= len(rows[number])
+        ]
         return Windows(*np.array(each, dtype=float).T)
 
     def exponent(some: Windows) -> float:

@@ -112,6 +112,7 @@ def examine(file: Path) -> PreTrainedConfig:
     from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
     require_extra("gguf", "gguf")
+    _add_types()
     metadata, header = read_gguf_metadata(str(file))[0], GgufHeader.from_file(str(file))
     size, end = file.stat().st_size, header.data_start + max(tensor.offset + tensor.nbytes for tensor in header.tensors)
     if (count := metadata.get("split.count", 1)) > 1:
@@ -136,6 +137,21 @@ def examine(file: Path) -> PreTrainedConfig:
         for name in sorted(name for name in header.ggml_types if not {name, name.removesuffix(".weight")} & used.keys()):
             raise _refusal(file, f"transformers would ignore the tensor {name}")
     return config
+
+
+def _add_types() -> None:
+    """Have transformers read the common types that it cannot dequantise, but the package gguf can: Q5_0 and Q5_1."""
+    import torch
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+    from gguf.quants import dequantize
+    from transformers.integrations.gguf import dequant
+
+    for kind in (GGMLQuantizationType.Q5_0, GGMLQuantizationType.Q5_1):
+        if kind not in dequant.GGML_BLOCK:
+            dequant.GGML_BLOCK[int(kind)], dequant.GGML_NAME[int(kind)] = GGML_QUANT_SIZES[kind], kind.name
+            dequant._DEQUANT[int(kind)] = lambda blocks, dtype, kind=kind: torch.from_numpy(
+                dequantize(blocks.numpy(), kind)
+            ).to(dtype)
 
 
 def _stated(config: PreTrainedConfig, name: str) -> Any:

@@ -82,22 +82,37 @@ def random_model(architecture="llama", **settings):
     return model
 
 
-def q8_0(weights):
-    """The bytes of a matrix in blocks of 32 weights: a scale in float16 and 32 whole numbers; and the values that they mean."""
+def quantised(weights, kind):
+    """The bytes of a matrix in blocks of 32 weights, and the values that they mean.
+
+    A block has a scale in float16, in Q5_1 an offset, and 32 whole numbers: bytes, or five bits each in Q5_0 and Q5_1. Of these,
+    four bytes hold the highest bits, and 16 bytes hold the others, those of the second half in the upper half of each byte.
+    """
     blocks = weights.reshape(-1, 32).astype(np.float64)
-    scales = (np.abs(blocks).max(1, keepdims=True) / 127).astype(np.float16)
-    numbers = np.round(blocks / scales).clip(-127, 127).astype(np.int8)
-    data = np.concatenate([scales.view(np.uint8), numbers.view(np.uint8)], axis=1).reshape(len(weights), -1)
-    return data, (scales.astype(np.float64) * numbers).reshape(weights.shape)
+    most = 127 if kind == "Q8_0" else 15
+    offsets = blocks.min(1, keepdims=True).astype(np.float16) if kind == "Q5_1" else np.zeros((len(blocks), 0), np.float16)
+    scales = (np.ptp(blocks, 1, keepdims=True) / 31 if kind == "Q5_1" else np.abs(blocks).max(1, keepdims=True) / most).astype(
+        "f2"
+    )
+    shift = offsets.astype(np.float64).sum(1, keepdims=True)
+    low, high = (0, 31) if kind == "Q5_1" else (-most, most)
+    numbers = np.round((blocks - shift) / scales).clip(low, high).astype(np.int8)
+    parts = [scales.view(np.uint8), offsets.view(np.uint8), numbers.view(np.uint8)]
+    if kind != "Q8_0":
+        bits = (numbers + (16 if kind == "Q5_0" else 0)).astype(np.uint8)
+        highest = np.packbits(bits >> 4, axis=1, bitorder="little")
+        parts[2] = np.concatenate([highest, bits[:, :16] & 15 | (bits[:, 16:] & 15) << 4], axis=1)
+    data = np.concatenate(parts, axis=1).reshape(len(weights), -1)
+    return data, (scales.astype(np.float64) * numbers + shift).reshape(weights.shape)
 
 
-def write_gguf(file, model=None, *, is_quantised=False, pre="gpt-2", keys=(), tensors=(), without=(), tokenizer=None):
+def write_gguf(file, model=None, *, quantisation=None, pre="gpt-2", keys=(), tensors=(), without=(), tokenizer=None):
     """Write a model to a file, and set its weights, in float64, to what the file means.
 
     Args:
         file: the file to write.
         model: a model of `random_model`.
-        is_quantised: whether matrices are written as Q8_0 instead of F32.
+        quantisation: type of the matrices: Q8_0, Q5_0 or Q5_1; None for F32.
         pre: ``tokenizer.ggml.pre``.
         keys: more metadata, as pairs of a key and a value; ``None`` removes the tokenizer's key.
         tensors: more tensors, as pairs of a name and an array.
@@ -141,9 +156,9 @@ def write_gguf(file, model=None, *, is_quantised=False, pre="gpt-2", keys=(), te
         if (stored := f"{names.get_name(place)}.{kind}") in without:
             continue
         weights = interleaved(parameter.data, name, config).float().numpy()
-        if is_quantised and weights.ndim == 2:
-            data, meant = q8_0(weights)
-            writer.add_tensor(stored, data, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+        if quantisation and weights.ndim == 2:
+            data, meant = quantised(weights, quantisation)
+            writer.add_tensor(stored, data, raw_dtype=gguf.GGMLQuantizationType[quantisation])
             parameter.data = interleaved(torch.from_numpy(meant), name, config, is_inverse=True)
         else:
             writer.add_tensor(stored, weights)

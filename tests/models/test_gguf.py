@@ -25,11 +25,11 @@ def cache(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
-@pytest.mark.parametrize("is_quantised", [False, True])
-def test_logits_are_those_of_the_weights_in_the_file(tmp_path, architecture, is_quantised):
+@pytest.mark.parametrize("quantisation", [None, "Q8_0", "Q5_0", "Q5_1"])
+def test_logits_are_those_of_the_weights_in_the_file(tmp_path, architecture, quantisation):
     file = tmp_path / "tiny.gguf"
     expected = write_gguf(
-        file, random_model(architecture), is_quantised=is_quantised, pre="lfm2" if architecture == "lfm2" else "qwen2"
+        file, random_model(architecture), quantisation=quantisation, pre="lfm2" if architecture == "lfm2" else "qwen2"
     )
     model, _ = load_pretrained(str(file))
     ids = torch.randint(2, len(TOKENS), (3, 60), generator=torch.Generator().manual_seed(1))
@@ -41,7 +41,7 @@ def test_logits_are_those_of_the_weights_in_the_file(tmp_path, architecture, is_
 
 @pytest.mark.parametrize("architecture", few(sorted(KINDS.keys() - {"llama", "qwen2"}), 0))
 def test_logits_of_other_architectures_are_those_of_the_weights_in_the_file(tmp_path, architecture):
-    test_logits_are_those_of_the_weights_in_the_file(tmp_path, architecture, is_quantised=False)
+    test_logits_are_those_of_the_weights_in_the_file(tmp_path, architecture, quantisation=None)
 
 
 def ids_of(*tokens):
@@ -156,7 +156,7 @@ def test_damaged_files_are_refused_in_one_line(tmp_path):
 
 def test_a_plan_knows_the_size_of_a_model_that_has_not_been_converted(tmp_path, cache):
     file = tmp_path / "tiny.gguf"
-    model = write_gguf(file, is_quantised=True)
+    model = write_gguf(file, quantisation="Q8_0")
     overrides = [f"model.path={file}", "rollout.max_new_tokens=32", "tracking.mlflow=false"]
     config = RunConfig.compose(clip="grpo", overrides=overrides)
     numbers = sum(parameter.numel() for parameter in model.parameters())
