@@ -21,8 +21,8 @@ from pydantic import (
 )
 
 from rlzoo.config.composition import (
-    clip_name,
     build_rule,
+    clip_name,
     for_clip,
     listed,
     merge,

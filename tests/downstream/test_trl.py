@@ -469,12 +469,12 @@ def test_one_step_per_generation_warns(tmp_path, caplog):
 
 @pytest.mark.parametrize(
     ("policy", "settings", "message"),
-    [("grpo", {"epsilon": 0.1, "delta": 2.0}, r"delta=2.0 \(instead: dual_clip\), epsilon=0.1 \(instead: clip_low, clip_high\): grpo replaces"),
+    [("grpo", {"epsilon": 0.1, "delta": 2.0}, r"delta=2.0 \(instead: dual_clip\), epsilon=0.1 \(instead: clip_low, clip_h"),
      ("grpo", {"loss_type": "grpo"}, r"loss_type='grpo' \(instead: reduction\): "),
      ("grpo", {"importance_sampling_level": "sequence"}, r"importance_sampling_level='sequence' \("),
      (ZOO["grpo"](advantage="group_mean"), {}, "gives group_norm; set scale_rewards='none'"),
      (ZOO["grpo"](advantage="max_rl"), {}, "advantage='max_rl': TRL computes the advantages, and .*='group' gives group_norm$"),
-     ("opd", {}, "opd is meant for reverse_kl advantages, which need old_log_probs, ref_log_probs, but TRL computes advantages"),
+     ("opd", {}, "opd is meant for reverse_kl advantages, which need old_log_probs, ref_log_probs, but TRL computes"),
      ("m2po", {}, "m2po needs all responses of a step together, but a step has 2 micro-batches"),
      ("real", {"gradient_accumulation_steps": 1, "steps_per_generation": 2}, "splits a generation batch into 2 micro-batches"),
      ("grpo", {"steps_per_generation": 1}, "steps_per_generation=1 must be a multiple of gradient_accumulation_steps=2"),

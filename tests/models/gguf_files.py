@@ -85,7 +85,7 @@ def random_model(architecture="llama", **settings):
 def quantised(weights, kind):
     """The bytes of a matrix in blocks of 32 weights, and the values that they mean.
 
-    A block has a scale in float16, in Q5_1 an offset, and 32 whole numbers: bytes, or five bits each in Q5_0 and Q5_1. Of these,
+    A block has a scale in float16, in Q5_1 an offset, and 32 whole numbers: bytes, or five bits each in Q5_0 and Q5_1. Then
     four bytes hold the highest bits, and 16 bytes hold the others, those of the second half in the upper half of each byte.
     """
     blocks = weights.reshape(-1, 32).astype(np.float64)
