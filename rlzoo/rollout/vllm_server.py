@@ -40,6 +40,12 @@ T = TypeVar("T")
 
 CONNECT_SECONDS = 10
 PAUSES = (1, 2, 4, 8, 16, 32, 64)  # seconds between retries if the server does not respond or fails
+SOCKET_OPTIONS = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)] + [
+    (socket.IPPROTO_TCP, getattr(socket, name), value)
+    for name, value in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 60_000))
+    if hasattr(socket, name)
+]
+"""Options that end a connection about 60 seconds after the other machine is lost, even while a request takes long."""
 LARGEST_REPLY = 2**30  # in bytes; a token takes about 100 bytes, and each additional log-prob takes about 40 bytes
 PROBES = 3  # number of answers that must all differ from the known one before the server's weights count as changed
 
@@ -136,6 +142,7 @@ class ServerSampler(AnyVLLMSampler):
             maxsize=self.batch_size * (64 if settings.in_flight else 1),  # with in_flight, several batches are drawn at once
             timeout=urllib3.Timeout(connect=CONNECT_SECONDS, read=settings.timeout),
             retries=False,
+            socket_options=SOCKET_OPTIONS,
         )
         self.processes = PartialState()
         self.known: Answer = ()  # the server's answer with the weights that were sent last

@@ -83,16 +83,27 @@ def test_a_run_equals_one_with_a_server_on_its_own_machine(machines, beside, fau
     assert sizes > STEPS * 400_000  # the weights of each step
 
 
-def server_is_restarted(machines, server):
+def signal_the_server(machines, what):
     for id_ in ip("netns", "pids", machines.names[1]).split():
-        os.kill(int(id_), signal.SIGKILL)
+        os.kill(int(id_), what)
+
+
+def server_is_restarted(machines, server):
+    signal_the_server(machines, signal.SIGKILL)
     server.wait()
     serve(machines)
 
 
+def cable_is_cut_during_a_request(machines, _):
+    signal_the_server(machines, signal.SIGSTOP)
+    time.sleep(5)  # the trainer now waits for an answer
+    machines.connect(is_up=False)
+    signal_the_server(machines, signal.SIGCONT)
+
+
 ENDED = {
     "the server restarted": (server_is_restarted, "no longer has the weights that this run sent: it restarted", 60, {0, 1}),
-    "the cable was cut": (lambda machines, _: machines.connect(is_up=False), f"http://{ADDRESSES[1]}:{PORT}", 300, {1}),
+    "the cable was cut": (cable_is_cut_during_a_request, f"http://{ADDRESSES[1]}:{PORT}", 300, {1}),
 }
 
 
