@@ -99,13 +99,7 @@ def differences(scores: Mapping[str, Mapping[int, float]]) -> list[Difference]:
     a winner with normal scores, and 2.7% with log-normal scores. ``pytest tests/measure/test_comparison.py -k among_equals``
     repeats the simulation with 300 comparisons.
     """
-    pairs = list(itertools.combinations(scores, 2))
-    gaps = [_gap(scores[first], scores[second]) for first, second in pairs]
-    p_values = [_paired_t(gap) for gap in gaps]
-    return [
-        _difference(first, second, scores, t_interval(gap), p_value, adjusted)
-        for (first, second), gap, p_value, adjusted in zip(pairs, gaps, p_values, holm(p_values), strict=True)
-    ]
+    return _compared(list(itertools.combinations(scores, 2)), scores, 1 - CONFIDENCE)
 
 
 def _gap(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Array:
@@ -113,25 +107,23 @@ def _gap(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Array:
     return np.round([ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())], 12)
 
 
-def _difference(
-    first: str,
-    second: str,
-    scores: Mapping[str, Mapping[int, float]],
-    interval: Interval | None,
-    p_value: float | None,
-    adjusted: float | None,
-) -> Difference:
-    gap = _gap(scores[first], scores[second])
-    return Difference(
-        first,
-        second,
-        num_seeds=len(gap),
-        mean=float(gap.mean()) if len(gap) else None,
-        interval=interval,
-        p_value=p_value,
-        adjusted_p_value=adjusted,
-        verdict=_verdict(first, second, gap, adjusted),
-    )
+def _compared(pairs: Sequence[tuple[str, str]], scores: Mapping[str, Mapping[int, float]], level: float) -> list[Difference]:
+    """Compare pairs of policies with Holm's correction for all of them, and intervals at the given level."""
+    gaps = [_gap(scores[first], scores[second]) for first, second in pairs]
+    p_values = [_paired_t(gap) for gap in gaps]
+    return [
+        Difference(
+            first,
+            second,
+            num_seeds=len(gap),
+            mean=float(gap.mean()) if len(gap) else None,
+            interval=t_interval(gap, level),
+            p_value=p_value,
+            adjusted_p_value=adjusted,
+            verdict=_verdict(first, second, gap, adjusted),
+        )
+        for (first, second), gap, p_value, adjusted in zip(pairs, gaps, p_values, holm(p_values), strict=True)
+    ]
 
 
 def against(control: str, scores: Mapping[str, Mapping[int, float]]) -> dict[str, Difference]:
@@ -141,13 +133,8 @@ def against(control: str, scores: Mapping[str, Mapping[int, float]]) -> dict[str
     correction covers only the comparisons with the control. ``pytest tests/measure/test_comparison.py -k simultaneous``
     simulates both.
     """
-    others = {name: _gap(scores[name], scores[control]) for name in scores if name != control}
-    p_values = {name: _paired_t(gap) for name, gap in others.items()}
-    adjusted = dict(zip(p_values, holm(list(p_values.values())), strict=True))
-    return {
-        name: _difference(name, control, scores, t_interval(gap, LEVEL / len(others)), p_values[name], adjusted[name])
-        for name, gap in others.items()
-    }
+    pairs = [(name, control) for name in scores if name != control]
+    return {pair.first: pair for pair in _compared(pairs, scores, LEVEL / max(1, len(pairs)))}
 
 
 def best_rules(scores: Mapping[str, Mapping[int, float]]) -> list[str]:
