@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from markupsafe import Markup
 from rich.console import Console
@@ -19,10 +19,8 @@ from rlzoo.cli.pages import check_page, write_page
 from rlzoo.core.errors import UserError
 from rlzoo.measure.colours import rule_colour
 from rlzoo.measure.report import Cell, environment
+from rlzoo.measure.report import Table as ReportTable
 from rlzoo.measure.report import number as rounded
-
-if TYPE_CHECKING:
-    from rlzoo.measure.report import Table as ReportTable
 
 LATEX = b"% Written by rlzoo"  # first line of a LaTeX file
 LATEX_ESCAPES = str.maketrans(

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import torch
+from torch import Tensor
 
 from rlzoo.core import ops
 from rlzoo.core.errors import UserError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Reduction = Literal["token_mean", "prompt_mean", "sequence_mean", "sequence_mean_token_sum", "constant_length"]
 """How the objective becomes a scalar; see `reduce_objective`."""

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from rlzoo.config.sections import LearnerConfig
 from rlzoo.core import ops
 from rlzoo.core.errors import PolicyError
+from rlzoo.core.policy import ClipPolicy
 from rlzoo.core.reductions import StepCounts, kl_estimate
+from rlzoo.learner.batch import AdvantageBatch
 from rlzoo.learner.judge import Judgement
 from rlzoo.learner.on_policy import on_policy_gradient
 from rlzoo.measure.response_table import ResponseTable, group_keys
-
-if TYPE_CHECKING:
-    from rlzoo.config.sections import LearnerConfig
-    from rlzoo.core.policy import ClipPolicy
-    from rlzoo.learner.batch import AdvantageBatch
 
 
 @dataclass(frozen=True, slots=True)

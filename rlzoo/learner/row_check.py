@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from rlzoo.config.sections import LearnerConfig
 from rlzoo.core.errors import UserError
 from rlzoo.learner.batch import collate
+from rlzoo.learner.log_probs import ResponseLogProbs
+from rlzoo.learner.micro_batches import MicroBatches
 from rlzoo.models.probe import MODEL_ERRORS, Probe, evaluation_mode, excess, rounding
 from rlzoo.rollout.types import Rollout, RolloutGroup
 from rlzoo.tasks.problem import Problem
-
-if TYPE_CHECKING:
-    from rlzoo.config.sections import LearnerConfig
-    from rlzoo.learner.log_probs import ResponseLogProbs
-    from rlzoo.learner.micro_batches import MicroBatches
 
 logger = logging.getLogger("rlzoo")
 

@@ -5,22 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import torch
 
+from rlzoo.config.sections import RolloutConfig
 from rlzoo.core.errors import shown
 from rlzoo.rollout.dialogue import Dialogue
+from rlzoo.rollout.draws import Truncation
 from rlzoo.rollout.kept import KeptSets
 from rlzoo.rollout.prompts import PromptError
 from rlzoo.rollout.sampler import Drawn, Draws, Ids, Sampler
 from rlzoo.rollout.types import Rollout, Turn
 from rlzoo.tasks.environments import Host, Message, Observation
 from rlzoo.tasks.problem import Problem
-
-if TYPE_CHECKING:
-    from rlzoo.config.sections import RolloutConfig
-    from rlzoo.rollout.draws import Truncation
 
 logger = logging.getLogger("rlzoo")
 

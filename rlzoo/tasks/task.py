@@ -16,12 +16,10 @@ from rlzoo.core.errors import UserError, did_you_mean, explain, shown
 from rlzoo.core.settings import Settings
 from rlzoo.support.workers import Worker
 from rlzoo.tasks.async_grading import AsyncGrader
+from rlzoo.tasks.environments import Host
 from rlzoo.tasks.grading import Grade, Grader
 from rlzoo.tasks.problem import Problem
 from rlzoo.tasks.user_code import import_named, import_reward, reward_worker
-
-if TYPE_CHECKING:
-    from rlzoo.tasks.environments import Host
 
 _FINGERPRINTED = 2048  # number of problems of an endless task that are hashed
 _HELD_OUT_SHARE = 8  # one in eight questions is held out for evaluation

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,19 +12,16 @@ from rlzoo.config.sections import RewardConfig
 from rlzoo.core.fairness import NUM_BINS, bin_edges, bin_index
 from rlzoo.core.policy import ClipPolicy
 from rlzoo.core.reductions import kl_estimate
-from rlzoo.learner.batch import AdvantageBatch, ScoredBatch
+from rlzoo.learner.batch import AdvantageBatch, Batch, ScoredBatch
+from rlzoo.learner.critic import CriticUpdate
+from rlzoo.learner.learner import Update
 from rlzoo.measure.profile import LengthProfile
 from rlzoo.measure.response_table import ResponseTable
 from rlzoo.measure.turns import TurnProfile
+from rlzoo.rollout.rollouts import Sampled
 from rlzoo.rollout.types import RolloutGroup
 from rlzoo.training.mismatch import mismatch_metrics
-
-if TYPE_CHECKING:
-    from rlzoo.learner.batch import Batch
-    from rlzoo.learner.critic import CriticUpdate
-    from rlzoo.learner.learner import Update
-    from rlzoo.rollout.rollouts import Sampled
-    from rlzoo.training.run import Run
+from rlzoo.training.run import Run
 
 
 class Stopwatch:

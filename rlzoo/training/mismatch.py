@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
+from rlzoo.config.run_config import RunConfig
 from rlzoo.core import ops
 from rlzoo.core.errors import RunError
 from rlzoo.core.fairness import NUM_BINS, bin_edges, bin_index
-
-if TYPE_CHECKING:
-    from rlzoo.config.run_config import RunConfig
-    from rlzoo.learner.batch import ScoredBatch
+from rlzoo.learner.batch import ScoredBatch
 
 EXACT, COARSE = 0.005, 0.25
 """Limits on the mean difference in nats per token, in float32 and in lower precision. Rounding causes 1e-7 in float32, and
