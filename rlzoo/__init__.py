@@ -9,27 +9,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlzoo.config.run_config import RunConfig as RunConfig
-    from rlzoo.core import ops as ops
-    from rlzoo.core.advantages import Advantage as Advantage
-    from rlzoo.core.advantages import AdvantageEstimator as AdvantageEstimator
-    from rlzoo.core.advantages import AdvantageInputs as AdvantageInputs
-    from rlzoo.core.corrections import Correction as Correction
-    from rlzoo.core.corrections import CorrectionInputs as CorrectionInputs
-    from rlzoo.core.errors import UserError as UserError
-    from rlzoo.core.hookspecs import hookimpl as hookimpl
-    from rlzoo.core.policy import ClipPolicy as ClipPolicy
-    from rlzoo.core.policy import ClipStats as ClipStats
-    from rlzoo.core.policy import Width as Width
-    from rlzoo.core.reductions import Reduction as Reduction
-    from rlzoo.core.types import ClipBand as ClipBand
-    from rlzoo.core.types import ClipInputs as ClipInputs
-    from rlzoo.core.types import ClipResult as ClipResult
-    from rlzoo.core.zoo import load_zoo as load_zoo
-    from rlzoo.lab.compare import compare as compare
-    from rlzoo.lab.evaluation import evaluate as evaluate
-    from rlzoo.lab.study import replay as replay
-    from rlzoo.training.train import train as train
+    from rlzoo.config.run_config import RunConfig
+    from rlzoo.core import ops
+    from rlzoo.core.advantages import Advantage, AdvantageEstimator, AdvantageInputs
+    from rlzoo.core.corrections import Correction, CorrectionInputs
+    from rlzoo.core.errors import UserError
+    from rlzoo.core.hookspecs import hookimpl
+    from rlzoo.core.policy import ClipPolicy, ClipStats, Width
+    from rlzoo.core.reductions import Reduction
+    from rlzoo.core.types import ClipBand, ClipInputs, ClipResult
+    from rlzoo.core.zoo import load_zoo
+    from rlzoo.lab.compare import compare
+    from rlzoo.lab.evaluation import evaluate
+    from rlzoo.lab.study import replay
+    from rlzoo.training.train import train
 
 _NAMES = {
     "rlzoo.cli.progress": ("train",),
