@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
+
+from rlzoo.core.settings import flatten
 
 REDACTED = "<redacted>"  # replaces a secret
 SHORTEST = 6  # minimum length of a secret in the environment; shorter values may occur in ordinary words
@@ -70,13 +72,9 @@ def redact_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _redacted(value, str(key)) for key, value in settings.items()}
 
 
-def redacted_keys(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted keys of the values that were redacted when the settings were written."""
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from redacted_keys(value, f"{prefix}{key}.")
-        elif REDACTED in str(value):
-            yield f"{prefix}{key}"
+def redacted_keys(settings: Mapping[str, Any]) -> list[str]:
+    """Return the dotted keys of the values that were redacted when the settings were written."""
+    return [key for key, value in flatten(settings).items() if REDACTED in str(value)]
 
 
 def with_secrets_of(settings: Mapping[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:

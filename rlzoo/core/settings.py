@@ -19,6 +19,18 @@ def user_path(path: str | Path) -> Path:
         raise UserError(f"path {shown(str(path))}: no such user; for a file of this name, write its absolute path") from None
 
 
+def flatten(settings: Mapping[str, Any], prefix: str = "", section: Any = None) -> dict[str, Any]:
+    """Flatten nested settings to dotted keys, as in ``--set``. Given a class ``section``, flatten only its sections."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        inner = getattr(section.model_fields.get(key), "annotation", None) if section else None
+        if isinstance(value, Mapping) and (section is None or hasattr(inner, "model_fields")):
+            flat |= flatten(value, f"{prefix}{key}.", inner)
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
 NameOrPath = Annotated[str, AfterValidator(lambda text: str(user_path(text)) if text.startswith("~") else text)]
 """A setting that holds a path or a name, such as the name of a model on the hub."""
 

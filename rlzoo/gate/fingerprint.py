@@ -20,8 +20,8 @@ from rlzoo.config.run_config import RunConfig
 from rlzoo.core.discovery import DISTRIBUTION, installed_plugins
 from rlzoo.core.errors import UserError
 from rlzoo.core.plugin_files import OUTPUTS, copy_names, plugin_files
+from rlzoo.core.settings import flatten
 from rlzoo.journal.state import read_fingerprint
-from rlzoo.journal.tracking.uploads import flatten
 from rlzoo.tasks.task import fingerprint, seeded, train_fingerprint
 
 if TYPE_CHECKING:

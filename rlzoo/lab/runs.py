@@ -15,12 +15,11 @@ from typing import Any
 
 from rlzoo.config.run_config import RunConfig
 from rlzoo.core.errors import UserError, shown
-from rlzoo.core.settings import user_path
+from rlzoo.core.settings import flatten, user_path
 from rlzoo.core.zoo import Zoo, load_zoo
 from rlzoo.gate.fingerprint import SCORE
 from rlzoo.journal.run_directory import read_metrics
 from rlzoo.journal.state import IDENTITY
-from rlzoo.journal.tracking.uploads import flatten
 from rlzoo.support.lock import is_locked
 from rlzoo.support.parsing import parse_json, parse_yaml
 from rlzoo.support.reading import read_text

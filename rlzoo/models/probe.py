@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rlzoo.core.errors import UserError
+from rlzoo.core.settings import flatten
 from rlzoo.models.pretrained import context_length
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ def rounding(eps: float) -> Iterator[None]:
 def rotary_switch(model: PreTrainedModel) -> int | None:
     """Return the row length above which the rotary embedding of a whole pass changes, or None if it never changes."""
     config = model.config.get_text_config()
-    settings = _flat(config.to_dict())
+    settings = flatten(config.to_dict())
     kinds = [key.rpartition(".")[0] for key, value in settings.items() if key.endswith("type") and value in _SWITCHING]
     switches = (settings.get(f"{kind}.original_max_position_embeddings") or config.max_position_embeddings for kind in kinds)
     return min(switches, default=None)
@@ -206,26 +207,18 @@ def _reach(model: PreTrainedModel, longest: int | None) -> int:
 
 def _borders(config: PreTrainedConfig) -> set[int]:
     """Return the numbers of tokens, such as window or block sizes, at which the computation of a row changes."""
-    numbers = {key: value for key, value in _flat(config.to_dict()).items() if _BORDER.search(key) and type(value) is int}
+    numbers = {key: value for key, value in flatten(config.to_dict()).items() if _BORDER.search(key) and type(value) is int}
     rates = [value for key, value in numbers.items() if "compress" in key or "block" in key]
     # an index selects among compressed tokens or blocks
     products = {value * rate for key, value in numbers.items() if re.search("index.*top", key) for rate in rates}
     return {number for number in (*numbers.values(), *products) if number > 1}
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the settings of a configuration, joining nested keys with dots."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
-
-
 def _usable_ids(model: PreTrainedModel) -> Tensor:
     """Return the IDs, ``(N,)``, that are in the embedding and are not configured as special tokens."""
     size = model.config.get_text_config().vocab_size
     settings = [config.to_dict() for config in (model.config, model.generation_config) if config]
-    items = [item for section in settings for item in _flat(section).items() if re.search("token_(id|index)", item[0])]
+    items = [item for section in settings for item in flatten(section).items() if re.search("token_(id|index)", item[0])]
     special = {token for _, value in items for token in (value if isinstance(value, list) else [value])}
     size = min(size, getattr(model.get_input_embeddings(), "num_embeddings", size))
     return torch.tensor([token for token in range(size) if token not in special] or range(size))

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from rlzoo.config.redaction import redact, redact_settings, without_userinfo
 from rlzoo.core.errors import UserError, first_mistake
+from rlzoo.core.settings import flatten
 from rlzoo.journal.tracking.rows import Curves
 from rlzoo.support.atomic import write_text, writing
 from rlzoo.support.reading import remedy
@@ -134,18 +135,6 @@ def git_commit() -> str:
     except OSError:
         return ""
     return answer.stdout.strip() if answer.returncode == 0 else ""
-
-
-def flatten(settings: Mapping[str, Any], prefix: str = "", section: Any = None) -> dict[str, Any]:
-    """Flatten nested settings to dotted keys, as in ``--set``. Given a class ``section``, flatten only its sections."""
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        inner = getattr(section.model_fields.get(key), "annotation", None) if section else None
-        if isinstance(value, Mapping) and (section is None or hasattr(inner, "model_fields")):
-            flat |= flatten(value, f"{prefix}{key}.", inner)
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 _UPLOAD, _UPLOADED = TypeAdapter(Upload), TypeAdapter(dict[str, Uploaded])
