@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 from rich.theme import Theme
 
-from rlzoo.measure.printable import printable
+from rlzoo.core.errors import printable
 
 # rich's default colours suit only dark terminals, so use the terminal's own colours and leave text uncoloured
 THEME = Theme(

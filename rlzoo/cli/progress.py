@@ -17,7 +17,7 @@ from rich.text import Text
 
 from rlzoo.cli.bars import Bars
 from rlzoo.cli.console import Plain
-from rlzoo.measure.printable import printable
+from rlzoo.core.errors import printable
 
 if TYPE_CHECKING:
     from rlzoo.config.run_config import RunConfig

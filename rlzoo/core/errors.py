@@ -33,8 +33,18 @@ class UserError(ValueError):
 
 def one_line(message: str) -> str:
     """Escape control characters in a message, and leave out the middle of a message longer than `LONGEST_MESSAGE`."""
-    line = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in message)
+    line = printable(message)
     return line if len(line) <= LONGEST_MESSAGE else f"{line[: LONGEST_MESSAGE - 500]} ... {line[-400:]}"
+
+
+def printable(text: str, keep: str = "") -> str:
+    r"""Escape control characters so that untrusted text cannot move the cursor, hide other text or reverse it.
+
+    Example:
+        >>> print(printable("a\x1b[2Jb"))
+        a\x1b[2Jb
+    """
+    return "".join(char if char.isprintable() or char in keep else char.encode("unicode_escape").decode() for char in text)
 
 
 def shown(value: object) -> str:

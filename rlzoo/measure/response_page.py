@@ -13,7 +13,7 @@ from importlib.resources import files
 
 from markupsafe import Markup, escape
 
-from rlzoo.measure.printable import printable
+from rlzoo.core.errors import printable
 from rlzoo.measure.report import Cell, environment
 
 EDGES = (0.003, 0.01, 0.03, 0.1, 0.3)

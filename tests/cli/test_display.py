@@ -10,7 +10,7 @@ import pytest
 
 from rlzoo.cli.bars import TOTAL, Bars, TimeLeft
 from rlzoo.cli.console import Plain, show_log
-from rlzoo.measure.printable import printable
+from rlzoo.core.errors import printable
 
 LONG = "clip is inert: nothing was clipped for 10 steps; narrow clip.width_low, or find a width with `rlzoo calibrate`"
 STOPPED = "stopped after step 3 of 40; resume with: rlzoo train --resume --output runs/fspo-arithmetic-0-20261122-054750"
