@@ -17,8 +17,7 @@ BLOCK = 256  # number of probabilities per block; a draw finds its block first a
 
 def row_uniforms(seed: int, rows: Sequence[int], num_tokens: int, turn: int = 0) -> Tensor:
     """Return float64 random numbers ``(rows, num_tokens)`` in [0, 1) that depend only on the seed, the row and the turn."""
-    turns = [turn] if turn else []
-    return torch.from_numpy(np.stack([np.random.default_rng([seed, row, *turns]).random(num_tokens) for row in rows]))
+    return torch.from_numpy(np.stack([np.random.default_rng([seed, row, turn]).random(num_tokens) for row in rows]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,5 +9,4 @@ ROLLOUT, LEARNER, EVALUATION = 0, 1, 2  # streams of random numbers
 
 def step_seed(run_seed: int, stream: int, step: int, turn: int = 0) -> int:
     """Return the seed for one stream in one step. ``turn`` distinguishes repeated uses within a step."""
-    turns = [turn] if turn else []
-    return int(np.random.SeedSequence([run_seed, stream, step, *turns]).generate_state(1)[0])
+    return int(np.random.SeedSequence([run_seed, stream, step, turn]).generate_state(1)[0])

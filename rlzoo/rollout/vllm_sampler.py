@@ -245,5 +245,4 @@ def random_state_kept() -> Iterator[None]:
 
 def request_seed(seed: int, row: int, turn: int = 0) -> int:
     """Derive the 63-bit seed for a turn of a response from the batch's seed, the row number and the turn."""
-    turns = [turn] if turn else []
-    return int(np.random.SeedSequence([seed, row, *turns]).generate_state(1, np.uint64)[0]) >> 1
+    return int(np.random.SeedSequence([seed, row, turn]).generate_state(1, np.uint64)[0]) >> 1
