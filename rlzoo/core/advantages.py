@@ -148,10 +148,7 @@ class AdvantageEstimator(Settings, ABC):
         raise NotImplementedError
 
 
-NEEDS = (
-    *("turn_ids", "token_rewards", "state_ids", "old_log_probs", "ref_log_probs", "reward_parts"),
-    *("values", "last_values", "finished"),
-)
+NEEDS = tuple(column.name for column in fields(AdvantageInputs) if column.default is None)
 """The optional inputs to an estimator."""
 
 
