@@ -153,14 +153,10 @@ class TVGate(Correction):
 
     def weigh(self, inputs: CorrectionInputs) -> Tensor:
         """See `Correction.weigh`."""
-        distance = ops.sequence_mean((ops.limited_exp(inputs.log_ratio) - 1).abs(), inputs.response_mask)
-        return _gated(inputs, distance > self.threshold, self.high)
-
-
-def _gated(inputs: CorrectionInputs, is_far: Tensor, high: float) -> Tensor:
-    """Return 0 for tokens that are far from the sampler and would move further away, else the ratio up to ``high``."""
-    pushes = inputs.log_ratio.sign() * inputs.advantages > 0
-    return torch.where(is_far & pushes, 0.0, ops.limited_exp(inputs.log_ratio).clamp(max=high))
+        ratio = ops.limited_exp(inputs.log_ratio)
+        distance = ops.sequence_mean((ratio - 1).abs(), inputs.response_mask)
+        pushes = inputs.log_ratio.sign() * inputs.advantages > 0  # the token would move further away
+        return torch.where((distance > self.threshold) & pushes, 0.0, ratio.clamp(max=self.high))
 
 
 @hookimpl

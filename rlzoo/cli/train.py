@@ -118,7 +118,8 @@ def _train(run: RunConfig, resume: bool, allow_changed: bool, is_quiet: bool, as
 
     is_main = os.environ.get("RANK", "0") == "0"
     show_log((logging.WARNING if is_quiet or as_json else logging.INFO) if is_main else logging.ERROR)
-    announce_plugins(run)
+    for source, policies in run.plugins.zoo.outside().items():
+        logger.info("plugin loaded: %s (%s)", source, ", ".join(policies))
     path = run.output
     assert path is not None, "set by train"
     console = Plain()
@@ -140,12 +141,6 @@ def _train(run: RunConfig, resume: bool, allow_changed: bool, is_quiet: bool, as
     if is_main:
         _print_result(console, result, run, is_quiet=is_quiet, as_json=as_json)
     leave_process_group()
-
-
-def announce_plugins(run: RunConfig) -> None:
-    """Log the external plugins that are loaded for a run, with their versions and rules."""
-    for source, policies in run.plugins.zoo.outside().items():
-        logger.info("plugin loaded: %s (%s)", source, ", ".join(policies))
 
 
 def _print_result(console: Plain, result: RunResult, run: RunConfig, *, is_quiet: bool, as_json: bool) -> None:

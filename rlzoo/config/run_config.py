@@ -124,12 +124,8 @@ def _usual_correction(clip: ClipPolicy | None, rollout: RolloutConfig | None) ->
     return {"name": "tis", "pool": "token" if clip.scope == "token" else "sum"}
 
 
-def _dump_named(model: ClipPolicy | Task | Correction) -> dict[str, Any]:
-    return {"name": model.name, **model.model_dump()}
-
-
-def _dump_correction(correction: Correction | None) -> dict[str, Any] | None:
-    return None if correction is None else _dump_named(correction)
+def _dump_named(model: ClipPolicy | Task | Correction | None) -> dict[str, Any] | None:
+    return None if model is None else {"name": model.name, **model.model_dump()}
 
 
 class RunConfig(Settings):
@@ -158,7 +154,7 @@ class RunConfig(Settings):
     reward: Annotated[RewardConfig, BeforeValidator(_reward_section)] = Field(
         default_factory=RewardConfig, description="how responses are rewarded"
     )
-    correction: Annotated[Correction | None, BeforeValidator(_build_correction), PlainSerializer(_dump_correction)] = Field(
+    correction: Annotated[Correction | None, BeforeValidator(_build_correction), PlainSerializer(_dump_named)] = Field(
         "auto",
         validate_default=True,
         description="the correction for differences between sampler and trainer: its name, or its name and settings; none: no "

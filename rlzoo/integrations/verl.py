@@ -193,14 +193,10 @@ def _on_chosen_tokens(rewards: Tensor, mask: Tensor) -> Tensor:
     return torch.zeros_like(rewards).scatter_add(1, torch.where(last < 0, first, last), rewards)
 
 
-def _make_policy_loss(name: str) -> Callable[..., tuple[Tensor, dict[str, Any]]]:
-    return policy_loss(rule(name, INSTEAD))
-
-
 def _make_estimator(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
     bare, settings = parse(name)
     return advantage_estimator(installed().advantages.build(name, {"name": bare, **settings}))
 
 
-core_algos.POLICY_LOSS_REGISTRY = Registry(core_algos.POLICY_LOSS_REGISTRY, _make_policy_loss)
+core_algos.POLICY_LOSS_REGISTRY = Registry(core_algos.POLICY_LOSS_REGISTRY, lambda name: policy_loss(rule(name, INSTEAD)))
 core_algos.ADV_ESTIMATOR_REGISTRY = Registry(core_algos.ADV_ESTIMATOR_REGISTRY, _make_estimator)

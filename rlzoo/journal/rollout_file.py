@@ -126,7 +126,7 @@ class RolloutFile:
     @property
     def num_bytes(self) -> int:
         """Total size of the tensors in bytes."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors().values())
+        return sum(tensor.nbytes for tensor in self._tensors().values())
 
     @classmethod
     def from_padded(

@@ -227,7 +227,7 @@ class RunDirectory:
                 yield temporary
             return
         try:
-            with writing(folder, _num_bytes(weights.values())):
+            with writing(folder, sum(tensor.nbytes for tensor in weights.values())):
                 folder.parent.mkdir(exist_ok=True)
                 save_model(temporary, model, weights, tokenizer)
                 if has_adapter(model):
@@ -292,10 +292,6 @@ def _run_facts(identity: str, fingerprint: Mapping[str, Any]) -> str:
 
 def _as_lines(rows: Iterable[Mapping[str, float]]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
-
-
-def _num_bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def read_metrics(file: Path) -> list[dict[str, float]]:
