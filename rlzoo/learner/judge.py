@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
@@ -69,9 +68,7 @@ def judgement(
     """
     with torch.enable_grad():
         leaf = replace(inputs, log_probs=inputs.log_probs.detach().requires_grad_())
-        with watched(policy, leaf) as limited:
-            result = policy(limited)
-        check_result(policy, leaf, result)
+        result = judge(policy, leaf)
         weighted = _weighted(policy, result.objective, weights)
         objective = reduce_objective(weighted, inputs.response_mask, policy.reduction, counts, max_length)
         gradient = gradient_of(policy, objective, leaf, result)
@@ -122,25 +119,13 @@ def judge(policy: ClipPolicy, inputs: ClipInputs) -> ClipResult:
     """Evaluate a policy and check the shapes and types of its result.
 
     Raises:
-        PolicyError: the policy raised an exception, changed its inputs, or returned a result that breaks the contract.
-    """
-    with watched(policy, inputs) as limited:
-        result = policy(limited)
-    check_result(policy, inputs, result)
-    return result
-
-
-@contextmanager
-def watched(policy: ClipPolicy, inputs: ClipInputs) -> Iterator[ClipInputs]:
-    """Yield the inputs that the rule names in `needs`, and check what the rule does inside the block.
-
-    Raises:
-        PolicyError: the rule raised an exception, changed its inputs, or read an input that it does not name in `needs`.
+        PolicyError: the policy raised an exception, changed its inputs, read an input that it does not name in `needs`, or
+            returned a result that breaks the contract.
     """
     values = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
     before = {name: value._version for name, value in values.items() if isinstance(value, Tensor)}
     try:
-        yield limited_to_needs(policy, inputs)
+        result = policy(limited_to_needs(policy, inputs))
     except PolicyError:
         raise
     except Exception as error:
@@ -148,17 +133,9 @@ def watched(policy: ClipPolicy, inputs: ClipInputs) -> Iterator[ClipInputs]:
     changed = [name for name, version in before.items() if values[name]._version != version]
     if changed:
         raise PolicyError(policy.name, f"modified its input {changed[0]}; work on a copy")
-
-
-def check_result(policy: ClipPolicy, inputs: ClipInputs, result: ClipResult) -> None:
-    """Check the shapes and types of a rule's result.
-
-    Raises:
-        PolicyError: the result breaks the contract.
-    """
-    problem = _form_problem(policy, inputs, result)
-    if problem:
+    if problem := _form_problem(policy, inputs, result):
         raise PolicyError(policy.name, problem)
+    return result
 
 
 def gradient_of(policy: ClipPolicy, total: Tensor, inputs: ClipInputs, result: ClipResult) -> Tensor:
